@@ -1,0 +1,76 @@
+"""`batchai horovod`: the Horovod wheel for one's own TensorFlow or PyTorch."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+
+from mlflow_batchai import horovod_wheel
+from mlflow_batchai.errors import HorovodBuildError
+
+
+@click.group()
+def horovod() -> None:
+    """Build Horovod for today's TensorFlow or PyTorch."""
+
+
+@horovod.command()
+@click.option(
+    "--python",
+    metavar="PATH",
+    default=sys.executable,
+    help="Interpreter the wheel is for; it must have the framework.  [default: the one that runs batchai]",
+)
+@click.option(
+    "--framework",
+    type=click.Choice(["tensorflow", "torch"]),
+    default="tensorflow",
+    show_default=True,
+    help="What Horovod is built for.",
+)
+@click.option("--out", metavar="DIR", help="Folder to copy the wheel to; the printed path is then the copy's.")
+def build(python: str, framework: str, out: str | None) -> None:
+    """Build a Horovod wheel and print its path.
+
+    A build takes minutes; the wheel is kept in ~/.cache/mlflow-batchai/horovod (or $BATCHAI_HOROVOD_CACHE),
+    and the next call with the same interpreter and framework prints its path at once. Nothing is installed
+    into the interpreter. Horovod's build variables (HOROVOD_GPU_OPERATIONS, ...) are honoured.
+    """
+    line = ProgressLine()
+    try:
+        path = horovod_wheel.build(python, framework, out=out, progress=line.show)
+    except horovod_wheel.HorovodBuildError as error:
+        raise HorovodBuildError(str(error)) from error
+    finally:
+        line.end()
+    click.echo(path)
+
+
+class ProgressLine:
+    """One line on standard error that changes in place; if that is no terminal, a line for each step."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._start = time.monotonic()
+        self._width = 0
+        self._step = ""
+
+    def show(self, text: str) -> None:
+        """Show a few words of progress, with the minutes and seconds since the start."""
+        if not self._terminal:
+            step = text.rstrip("% 0123456789") if text.endswith("%") else text
+            if step != self._step:
+                click.echo(f"Horovod: {step}", err=True)
+            self._step = step
+            return
+        minutes, seconds = divmod(int(time.monotonic() - self._start), 60)
+        line = f"Horovod: {text} ({minutes}:{seconds:02d})"
+        click.echo("\r" + line.ljust(self._width), nl=False, err=True)
+        self._width = len(line)
+
+    def end(self) -> None:
+        """Leave the line, so that what is printed next starts on its own."""
+        if self._width:
+            click.echo(err=True)

@@ -1,0 +1,112 @@
+"""What a person sees while a job runs: the ranks' output as it comes, and one line of progress.
+
+On a terminal the progress line stays at the bottom and is redrawn (rich); elsewhere each epoch is one plain line.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TextIO
+
+from mlflow_batchai.node.protocol import Record
+
+if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
+    from rich.status import Status
+
+SHOWN_METRICS = 6
+
+
+class JobConsole:
+    """Shows one job.
+
+    Args:
+        ranks: number of ranks; with more than one, each line says whose it is.
+        out: for the ranks' standard output.
+        err: for their standard error, progress and our own words.
+    """
+
+    def __init__(self, ranks: int, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self._ranks = ranks
+        self._out = out or sys.stdout
+        self._err = err or sys.stderr
+        self._rich: RichConsole | None = None
+        self._status: Status | None = None
+        self._epoch: dict[str, float] = {}
+        self._step = -1
+        if self._err.isatty():
+            from rich.console import Console
+
+            self._rich = Console(file=self._err, highlight=False, soft_wrap=True)
+
+    def say(self, sentence: str) -> None:
+        """One line of our own."""
+        self._plain(self._err, f"batchai: {sentence}\n")
+
+    def state(self, text: str) -> None:
+        """What the job is doing: the line at the bottom on a terminal, a line of its own elsewhere."""
+        if self._rich is None:
+            self.say(text)
+            return
+        if self._status is None:
+            self._status = self._rich.status("", spinner="dots")
+            self._status.start()
+        from rich.text import Text
+
+        self._status.update(Text(text))
+
+    def close(self) -> None:
+        """Take the line at the bottom away."""
+        self._tell_epoch()
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def records(self, records: Iterable[Record]) -> None:
+        """Show what ranks wrote and reported."""
+        for record in records:
+            kind = record["k"]
+            if kind == "log":
+                self._log(record)
+            elif kind == "report" and record["body"].get("type") == "metric" and not record["body"].get("rank"):
+                self._metric(record["body"])
+            elif kind == "phase" and record["phase"] != "running":
+                self.state(f"{record['phase']} on node-{record['node']}")
+            elif kind == "dropped":
+                self.say(f"{record['lines']} lines were dropped: the share did not take them in time")
+
+    def _log(self, record: Record) -> None:
+        stream = self._out if record["s"] == "out" else self._err
+        rank = record["r"]
+        prefix = "[prep] " if rank is None else f"[{rank}] " if self._ranks > 1 else ""
+        self._plain(stream, "".join(f"{prefix}{line}\n" for line in record["x"].split("\n")[:-1]))
+
+    def _plain(self, stream: TextIO, text: str) -> None:
+        if self._status is not None:
+            self._status.stop()
+        encoding = stream.encoding or "utf-8"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+        if self._status is not None:
+            self._status.start()
+
+    def _metric(self, body: dict[str, Any]) -> None:
+        step = int(body.get("step") or 0)
+        if step != self._step:
+            self._tell_epoch()
+            self._step = step
+        for name, value in (body.get("values") or {}).items():
+            if isinstance(value, (int, float)):
+                self._epoch[str(name)] = float(value)
+        if self._rich is not None:
+            self.state(self._line())
+
+    def _line(self) -> str:
+        values = "  ".join(f"{name} {value:.4g}" for name, value in list(self._epoch.items())[:SHOWN_METRICS])
+        return f"step {self._step}: {values}"
+
+    def _tell_epoch(self) -> None:
+        if self._epoch and self._rich is None:
+            self.say(self._line())
+        self._epoch = {}

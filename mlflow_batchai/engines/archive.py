@@ -1,0 +1,44 @@
+"""``agent.pyz``: the part of this package that travels to nodes, as one deterministic file."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import zipfile
+from importlib.resources import files
+from pathlib import Path
+
+# The rooms that need nothing but a Python: the agent, what scripts import, the wheel builder.
+ROOMS = ("node", "training", "horovod_wheel")
+_MAIN = "import sys\nfrom mlflow_batchai.node.__main__ import main\n\nsys.exit(main(sys.argv[1:]))\n"
+
+
+def build() -> bytes:
+    """The archive's bytes: the same sources give the same bytes on any machine."""
+    package = files("mlflow_batchai")
+    contents = {"__main__.py": _MAIN.encode(), "mlflow_batchai/__init__.py": package.joinpath("__init__.py").read_bytes()}
+    for room in ROOMS:
+        for entry in package.joinpath(room).iterdir():
+            if entry.name.endswith(".py"):
+                contents[f"mlflow_batchai/{room}/{entry.name}"] = entry.read_bytes()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(contents):
+            info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, contents[name])
+    return buffer.getvalue()
+
+
+def stored(folder: Path) -> Path:
+    """The archive as a file in this folder, named by its hash; written if it isn't there."""
+    data = build()
+    target = folder / f"agent-{hashlib.sha256(data).hexdigest()[:16]}.pyz"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_suffix(f".{os.getpid()}.new")
+        temporary.write_bytes(data)
+        temporary.replace(target)
+    return target

@@ -1,0 +1,129 @@
+"""The engine for machines without a scheduler: this one, cut into N nodes (over SSH: issue 3).
+
+On the local cluster a node is one folder and the process tree of its agent. Which job has which node stands in the ticket book
+(``node/tickets.py``); agents start at submit and wait for their turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlflow_batchai import shell
+from mlflow_batchai.engines import archive
+from mlflow_batchai.engines.base import Handle, NodeCommand, Poll, PollState, StartRequest
+from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.node import processes
+from mlflow_batchai.node.environment import allowed
+
+CANCEL_SECONDS = 40.0
+
+
+class LocalHosts:
+    """N nodes on this machine.
+
+    Args:
+        home: the client's folder (``$BATCHAI_HOME``).
+        cluster: the cluster's name.
+        nodes: how many.
+        share: the control share's directory.
+    """
+
+    def __init__(self, home: Path, cluster: str, nodes: int, share: Path) -> None:
+        self._folder = home / "nodes" / cluster
+        self._book = self._folder / "book"
+        self._roots = [self._folder / str(index) for index in range(nodes)]
+        self._agents = home / "agents"
+        self._share = share
+
+    @property
+    def node_limit(self) -> int:
+        return len(self._roots)
+
+    def render(self, request: StartRequest) -> Sequence[NodeCommand]:
+        ticket = {"number": 0, "after": [], "taken": 0}
+        return [
+            NodeCommand(node, self._argv(request, node, self._roots[node], ticket), allowed(os.environ))
+            for node in range(request.node_count)
+        ]
+
+    def submit(self, request: StartRequest) -> Handle:
+        if request.node_count > self.node_limit:
+            raise ClusterError(f"the job wants {request.node_count} nodes and the cluster has {self.node_limit}")
+        roots = [str(root) for root in self._roots]
+        result = shell.run(
+            [*self._agent(), "ticket", "take", str(self._book), request.job, str(request.node_count), *roots],
+            allowed(os.environ),
+        )
+        if result.code != 0:
+            raise ClusterError(f"no ticket could be taken in {self._book}: {result.err.strip().splitlines()[-1:]}")
+        ticket = json.loads(result.out)
+        secrets = json.dumps(dict(request.secrets)).encode()
+        nodes: list[dict[str, object]] = []
+        handle = {"engine": "local", "ticket": ticket["number"], "mark": request.mark, "nodes": nodes}
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.cancel, handle)
+            for node, index in enumerate(ticket["nodes"]):
+                root = self._roots[index]
+                own = {"number": ticket["number"], "taken": ticket["taken"], "after": ticket["after"][str(index)]}
+                log = root / "logs" / f"{request.job}-{request.attempt}.log"
+                pid = shell.spawn(self._argv(request, node, root, own), allowed(os.environ), log, secrets)
+                nodes.append({"index": index, "pid": pid, "started": processes.start_time(pid), "log": str(log)})
+            undo.pop_all()
+        return handle
+
+    def poll(self, handle: Handle) -> Poll:
+        gone = tuple(node for node, entry in enumerate(handle["nodes"]) if not _alive(entry))
+        if gone:
+            return Poll(PollState.GONE, self._why(handle, gone), gone)
+        states = [self._state(handle, entry["index"]) for entry in handle["nodes"]]
+        if "waiting" in states:
+            return Poll(PollState.QUEUED, f"{states.count('waiting')} of {len(states)} nodes are taken by other jobs")
+        return Poll(PollState.ALIVE)
+
+    def cancel(self, handle: Handle) -> None:
+        # Agents first: they would otherwise see their ranks die and tell a story of their own.
+        agents = {entry["pid"] for entry in handle["nodes"] if _alive(entry)}
+        processes.sweep(lambda: {pid for pid in agents if processes.start_time(pid)}, grace=0.0)
+        left = processes.sweep(lambda: processes.marked(handle["mark"]), grace=3.0, give_up=CANCEL_SECONDS)
+        shell.run([*self._agent(), "ticket", "drop", str(self._book), str(handle["ticket"])], allowed(os.environ))
+        if left:
+            raise ClusterError(f"processes {sorted(left)} of the job would not end; end them by hand")
+
+    def _agent(self) -> list[str]:
+        # -I: the submitter's PYTHON* variables and user site don't leak in; -S: no site-packages, a tenth of the start.
+        return [sys.executable, "-I", "-S", str(archive.stored(self._agents))]
+
+    def _argv(self, request: StartRequest, node: int, root: Path, ticket: dict[str, object]) -> tuple[str, ...]:
+        return (
+            *self._agent(),
+            "agent",
+            f"--share={self._share}",
+            f"--folder={request.folder}",
+            f"--attempt={request.attempt}",
+            f"--node={node}",
+            f"--root={root}",
+            f"--ticket={json.dumps(ticket)}",
+        )
+
+    def _state(self, handle: Handle, index: int) -> str:
+        try:
+            text = (self._roots[index] / "tickets" / f"{handle['ticket']}.state").read_text(encoding="utf-8")
+            return str(json.loads(text)["state"])
+        except (OSError, ValueError, KeyError):
+            return "waiting"
+
+    def _why(self, handle: Handle, gone: tuple[int, ...]) -> str:
+        """What the first agent that went said last, before it had the share to say it on."""
+        log = Path(handle["nodes"][gone[0]]["log"])
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+        last = f": {lines[-1]}" if lines else ""
+        return f"the agent of node-{gone[0]} is gone{last}"
+
+
+def _alive(entry: Handle) -> bool:
+    return entry["started"] is not None and processes.is_alive(entry["pid"], entry["started"])

@@ -1,0 +1,100 @@
+"""Every error this package raises on purpose.
+
+A message is one sentence (or a sentence and the last lines of a log): what was wrong, where, and what to do.
+
+    BatchAIError
+    ├── UsageError               the command line or a backend option can't be used as given
+    ├── DocumentError            a job, cluster or batchai.yaml document is wrong (file and key path in the message)
+    ├── ProjectError             the MLproject or its entry point is wrong
+    │   └── ParameterError       a parameter is unknown, missing, or not of its declared type
+    ├── NotSupportedError        understood, but not built yet or not possible on this cluster
+    ├── MissingDependencyError   a program or package has to be installed first (the message says how)
+    ├── ClusterError             unknown cluster, too few nodes, engine can't be reached
+    ├── ShareError               the control share can't be read or written
+    │   ├── ShareNotFoundError   no such file on the share
+    │   └── ShareCorruptError    a file on the share is cut short or its checksum is wrong
+    ├── HorovodBuildError        the Horovod wheel could not be built
+    ├── ModelError               a saved model can't become an MLflow model
+    └── JobError                 something about one job
+        ├── JobNotFoundError     no job of that name or run id
+        ├── JobFailedError       the job has ended and did not succeed
+        └── JobDetachedError     we stopped watching; the job goes on
+"""
+
+from __future__ import annotations
+
+
+class BatchAIError(Exception):
+    """Base of all errors raised on purpose; ``str(error)`` is fit to show to a person."""
+
+
+class UsageError(BatchAIError):
+    """The command line or a backend option can't be used as given."""
+
+
+class DocumentError(BatchAIError):
+    """A job, cluster or batchai.yaml document is wrong."""
+
+
+class ProjectError(BatchAIError):
+    """The MLproject or its entry point is wrong."""
+
+
+class ParameterError(ProjectError):
+    """A parameter is unknown, missing, or not of its declared type."""
+
+
+class NotSupportedError(BatchAIError):
+    """Understood, but not built yet or not possible on this cluster."""
+
+
+class MissingDependencyError(BatchAIError):
+    """A program or package has to be installed first."""
+
+
+class ClusterError(BatchAIError):
+    """Unknown cluster, too few nodes, or an engine that can't be reached."""
+
+
+class ShareError(BatchAIError):
+    """The control share can't be read or written."""
+
+
+class ShareNotFoundError(ShareError):
+    """No such file on the share."""
+
+
+class ShareCorruptError(ShareError):
+    """A file on the share is cut short or its checksum is wrong."""
+
+
+class HorovodBuildError(BatchAIError):
+    """The Horovod wheel could not be built."""
+
+
+class ModelError(BatchAIError):
+    """A saved model can't become an MLflow model."""
+
+
+class JobError(BatchAIError):
+    """Something about one job."""
+
+
+class JobNotFoundError(JobError):
+    """No job of that name or run id."""
+
+
+class JobFailedError(JobError):
+    """The job has ended and did not succeed.
+
+    Attributes:
+        exit_code: the job's own exit code, or None if it has none (terminated, node lost).
+    """
+
+    def __init__(self, message: str, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class JobDetachedError(JobError):
+    """We stopped watching; the job goes on."""

@@ -1,0 +1,176 @@
+"""The follower: a detached process that relays one job into MLflow until its verdict, whatever becomes of its submitter.
+
+``python -m mlflow_batchai.follower SHARE FOLDER TRACKING_URI``; it shares nothing with the process that started it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+from mlflow_batchai import clusters, runs
+from mlflow_batchai.engines.base import Engine, PollState
+from mlflow_batchai.errors import BatchAIError, ClusterError
+from mlflow_batchai.jobs import Job, JobState, failed_verdict
+from mlflow_batchai.lease import Lease, LeaseLostError
+from mlflow_batchai.node import protocol
+from mlflow_batchai.node.layout import node_id
+from mlflow_batchai.relay import Relay
+from mlflow_batchai.shares.base import open_share
+
+STEP_SECONDS = 0.5
+POLL_SECONDS = 1.0
+TAG_SECONDS = 5.0
+CANCEL_PATIENCE_SECONDS = 30.0
+LEAVE_SECONDS = 10.0
+WRITER = "follower"
+
+
+class Watch:
+    """Sees that a job ends even when its agents can't say so.
+
+    Args:
+        job: the job.
+        engine: what it runs on.
+        clock: seconds.
+    """
+
+    def __init__(self, job: Job, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        self._job = job
+        self._engine = engine
+        self._clock = clock
+        self._handle = job.handle()
+        self._next_poll = 0.0
+        self._cancel_since: float | None = None
+
+    def check(self) -> None:
+        """Give the verdict if agents are gone for certain, or if they don't heed a cancel request."""
+        now = self._clock()
+        if now < self._next_poll or self._handle is None:
+            return
+        self._next_poll = now + POLL_SECONDS
+        poll = self._engine.poll(self._handle)
+        snapshot = self._job.snapshot()
+        if snapshot.verdict is not None:
+            return
+        lost = [node for node in poll.gone if node not in snapshot.exits]
+        if poll.state is PollState.GONE and (lost or 0 in poll.gone):
+            node = (lost or [0])[0]
+            if snapshot.requests:
+                self._terminate(bool(snapshot.announces))
+                return
+            code = protocol.NODE_LOST if node in snapshot.announces else protocol.NODE_SETUP_FAILED
+            self._claim(code, f"{node_id(node)} was lost: {poll.detail}")
+            return
+        if snapshot.requests:
+            self._cancel_since = self._cancel_since or now
+            if now - self._cancel_since > CANCEL_PATIENCE_SECONDS:
+                self._engine.cancel(self._handle)
+                self._terminate(bool(snapshot.announces))
+
+    def _terminate(self, running: bool) -> None:
+        code = protocol.JOB_TERMINATE if running else protocol.JOB_TERMINATED
+        self._job_claim(failed_verdict(code, "terminated", WRITER, terminated=True))
+
+    def _claim(self, code: str, sentence: str) -> None:
+        self._job_claim(failed_verdict(code, sentence, WRITER))
+
+    def _job_claim(self, verdict: protocol.Record) -> None:
+        if not self._job.claim_verdict(verdict) and self._all_gone():
+            # Its claimer died between the claim and the file; nobody is left who could still write it.
+            self._job.finish_claim(verdict)
+
+    def _all_gone(self) -> bool:
+        assert self._handle is not None
+        return len(self._engine.poll(self._handle).gone) == self._job.node_count
+
+    def clean_up(self) -> None:
+        """After the verdict: agents get a moment to leave by themselves, then nothing of the job stays on its nodes."""
+        if self._handle is None:
+            return
+        until = self._clock() + LEAVE_SECONDS
+        while self._clock() < until and not self._all_gone():
+            time.sleep(0.05)
+        self._engine.cancel(self._handle)
+
+
+def follow(job: Job, tracking: runs.Tracking) -> JobState | None:
+    """Relay a job until its run is finished.
+
+    Returns:
+        The state it ended in, or None if another process has taken over.
+    """
+    lease = Lease(job)
+    if not lease.acquire():
+        return None
+    mlflow = runs.client(tracking)
+    cluster, _ = clusters.load(job.plan["cluster"])
+    watch = Watch(job, cluster.engine)
+    relay = Relay(job, mlflow, lease)
+    next_tag = time.monotonic() + TAG_SECONDS
+    asked = False
+    trouble = 0.0
+    while True:
+        try:
+            watch.check()
+            state = job.state()
+            if state.ended:
+                break
+            relay.show_state(state)
+            relay.step()
+            relay.logs_when_due()
+            if not asked and time.monotonic() >= next_tag:
+                next_tag = time.monotonic() + TAG_SECONDS
+                if relay.cancel_wanted():
+                    job.request_cancel("the run's tag batchai.cancel", "")
+                    asked = True
+            trouble = 0.0
+        except LeaseLostError:
+            return None
+        except Exception as error:  # a store that is down must not end the following: wait and try again
+            trouble = min(trouble * 2 or 1.0, 60.0)
+            _complain(error, trouble)
+        time.sleep(trouble or STEP_SECONDS)
+    _finish(watch, relay, state)
+    return state
+
+
+def _finish(watch: Watch, relay: Relay, state: JobState) -> None:
+    """End the run; a tracking server that is down is waited for, since nobody else will do it."""
+    try:
+        watch.clean_up()
+    except ClusterError as error:
+        relay.notes.append(str(error))
+    trouble = 1.0
+    while True:
+        try:
+            relay.finish(state)
+            return
+        except LeaseLostError:
+            return
+        except Exception as error:
+            _complain(error, trouble)
+            time.sleep(trouble)
+            trouble = min(trouble * 2, 60.0)
+
+
+def _complain(error: Exception, wait: float) -> None:
+    text = str(error) if isinstance(error, BatchAIError) else "".join(traceback.format_exception(error)).rstrip()
+    print(f"{time.strftime('%H:%M:%S')} {text}\ntrying again in {wait:.0f} s", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Entry point of the detached process."""
+    share, folder, uri = sys.argv[1:4]
+    try:
+        follow(Job(open_share(share), folder), runs.Tracking(uri, {}))
+    except BatchAIError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""The environment of a build, and the name under which its result is cached: pure functions."""
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Dict, Mapping, Optional
+
+from .interpreter import Interpreter
+from .source import HOROVOD_VERSION, PATCHES, SDIST_SHA256
+
+# Those that Horovod's build reads; others (HOROVOD_RANK, HOROVOD_TIMELINE, ...) are read when training.
+_BUILD_VARIABLE = re.compile(
+    r"HOROVOD_(WITH|WITHOUT|GPU|NCCL|CUDA|ROCM|NVTX|BUILD)(_\w+)?$"
+    r"|HOROVOD_(ALLOW_MIXED_GPU_IMPL|CPU_OPERATIONS|DEBUG|CMAKE|LOCAL_VERSION|SKIP_COMPILE)$"
+)
+_COMPILER_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "CUDACXX", "CUDAFLAGS", "LDFLAGS")
+
+# gcc 13 and newer no longer include these by way of others, and Horovod and its Gloo rely on that.
+_INCLUDES = " ".join(
+    "-include " + header
+    for header in (
+        "string",
+        "cstdint",
+        "optional",
+        "stdexcept",
+        "memory",
+        "functional",
+        "algorithm",
+        "limits",
+    )
+)
+_STRIP = "-Wl,-s"  # 2 MB instead of 51 MB for the library
+
+_FEATURE = {"tensorflow": "TENSORFLOW", "torch": "PYTORCH"}  # Horovod's words in HOROVOD_WITH_...
+
+_GIB = 1024**3
+
+
+def cache_root(cache: Optional[str], environ: Mapping[str, str]) -> Path:
+    """Where wheels are kept: ``cache``, $BATCHAI_HOROVOD_CACHE, or below $XDG_CACHE_HOME or ~/.cache."""
+    if cache or environ.get("BATCHAI_HOROVOD_CACHE"):
+        return Path(cache or environ["BATCHAI_HOROVOD_CACHE"]).expanduser().absolute()
+    base = Path(environ.get("XDG_CACHE_HOME", ""))
+    # The XDG rule: a relative path there is to be ignored.
+    root = base if base.is_absolute() else Path("~/.cache").expanduser()
+    return root / "mlflow-batchai" / "horovod"
+
+
+def cache_key(interpreter: Interpreter, environ: Mapping[str, str]) -> str:
+    """One folder name for everything that makes one wheel differ from another.
+
+    That is the interpreter, the platform, the C library, the framework's version, Horovod's source with our
+    changes, and the flags; for example ``cp311-linux_x86_64-tensorflow-2.21.0-1f2e3d4c``.
+    """
+    made_of = [
+        SDIST_SHA256,
+        PATCHES[interpreter.framework],
+        sorted(flags(interpreter.framework, environ).items()),
+        interpreter.libc,
+    ]
+    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:8]
+    version = re.sub(r"[^A-Za-z0-9.+]", "_", interpreter.framework_version)
+    return f"{interpreter.tag}-{interpreter.framework}-{version}-{digest}"
+
+
+def flags(framework: str, environ: Mapping[str, str]) -> Dict[str, str]:
+    """The variables that decide what is built.
+
+    The user's HOROVOD_* build variables win over ours (HOROVOD_WITH_MPI=1 over our HOROVOD_WITHOUT_MPI=1),
+    and our flags for the compiler follow theirs. The framework asked for is built in any case.
+    """
+    result = {name: value for name, value in environ.items() if _BUILD_VARIABLE.match(name)}
+    defaults = {"TENSORFLOW": False, "PYTORCH": False, "MXNET": False, "GLOO": True, "MPI": False}
+    defaults[_FEATURE[framework]] = True
+    for feature, on in defaults.items():
+        with_it, without_it = "HOROVOD_WITH_" + feature, "HOROVOD_WITHOUT_" + feature
+        if with_it not in result and without_it not in result:
+            result[with_it if on else without_it] = "1"
+    result.pop("HOROVOD_WITHOUT_" + _FEATURE[framework], None)
+    result["HOROVOD_WITH_" + _FEATURE[framework]] = "1"
+    result.update((name, environ[name]) for name in _COMPILER_VARIABLES if environ.get(name))
+    result["CXXFLAGS"] = (environ.get("CXXFLAGS", "") + " " + _INCLUDES).strip()
+    result["LDFLAGS"] = (environ.get("LDFLAGS", "") + " " + _STRIP).strip()
+    return result
+
+
+def build_environment(interpreter: Interpreter, environ: Mapping[str, str], overlay: str, jobs: int) -> Dict[str, str]:
+    """The whole environment of the build: the user's (so pip's configuration holds) and ours on top.
+
+    ``overlay`` is the folder of build tools that goes before the interpreter's own packages; ``jobs`` is how
+    many compilers run at once.
+    """
+    result = dict(environ)
+    # A generator other than make prints no percentage, and a make above us would hand down its own flags.
+    for name in ("CMAKE_GENERATOR", "MAKELEVEL", "MFLAGS"):
+        result.pop(name, None)
+    result.update(flags(interpreter.framework, environ))
+    result.update(
+        PATH=search_path(interpreter.path, environ),
+        PYTHONPATH=os.pathsep.join(filter(None, [overlay, environ.get("PYTHONPATH", "")])),
+        MAKEFLAGS=f"-j{jobs}",
+        CMAKE_POLICY_VERSION_MINIMUM="3.5",  # Gloo asks for less than CMake 4 still accepts
+        LANGUAGE="en",  # the log is searched for the word "error"
+        # The user's defaults for installing into an environment: --target can't be combined with them.
+        PIP_USER="0",
+        PIP_REQUIRE_VIRTUALENV="0",
+    )
+    return result
+
+
+def search_path(python: str, environ: Mapping[str, str]) -> str:
+    """PATH of the build: the interpreter's folder first, so that a CMake that pip put there is found."""
+    return os.pathsep.join(filter(None, [str(Path(python).parent), environ.get("PATH", "")]))
+
+
+def parallel_jobs(cores: int, memory: int) -> int:
+    """How many compilers to run on so many cores and bytes of memory; one takes up to 2 GiB."""
+    return max(1, min(cores, memory // (2 * _GIB)))
+
+
+def wheel_pattern() -> str:
+    """Glob pattern of the wheel's file name (a local version may follow the version)."""
+    return f"horovod-{HOROVOD_VERSION}*.whl"

@@ -1,0 +1,140 @@
+"""Horovod's last release and the changes that make it build and work today, as exact replacements."""
+
+import hashlib
+import tarfile
+from pathlib import Path
+from typing import List, NamedTuple, Tuple
+
+from .errors import HorovodBuildError
+
+HOROVOD_VERSION = "0.28.1"
+SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+
+
+class Patch(NamedTuple):
+    """Replace ``old``, which stands exactly once in ``file`` (relative to the source's root), by ``new``."""
+
+    file: str
+    old: str
+    new: str
+
+
+_COMMON = (
+    # Contexts of process sets ignore HOROVOD_GLOO_IFACE and use the host name's address: on Debian 127.0.1.1.
+    Patch(
+        "horovod/common/gloo/gloo_context.cc",
+        "  assert(global_context.IsEnabled());\n",
+        "  assert(global_context.IsEnabled());\n  gloo_iface_ = global_context.gloo_iface_;\n",
+    ),
+    # Python 3.12 has no distutils, and importing anything of horovod.runner imports this file.
+    Patch(
+        "horovod/runner/js_run.py",
+        "from distutils.spawn import find_executable\n",
+        "from shutil import which as find_executable\n",
+    ),
+)
+
+_TENSORFLOW = (
+    # The block is all GPU code, and includes headers that TensorFlow 2.19 and newer no longer ship.
+    Patch(
+        "horovod/tensorflow/xla_mpi_ops.cc",
+        "#if TENSORFLOW_VERSION >= 2006000000\n",
+        "#if TENSORFLOW_VERSION >= 2006000000 && HAVE_GPU\n",
+    ),
+    # With TF_USE_LEGACY_KERAS=1 the package `keras` is not the Keras that TensorFlow uses.
+    Patch(
+        "horovod/tensorflow/keras/__init__.py",
+        "    from keras import backend as K\n",
+        "    K = keras.backend\n",
+    ),
+    Patch(
+        "horovod/tensorflow/keras/callbacks.py",
+        "    from keras import backend as K\n",
+        "    K = keras.backend\n",
+    ),
+)
+
+_TORCH = (
+    # PyTorch's headers need C++17.
+    Patch("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)\n", "set(CMAKE_CXX_STANDARD 17)\n"),
+    Patch("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)\n", "set(CMAKE_CXX_STANDARD 17)\n"),
+    Patch(
+        "horovod/common/ops/cuda/CMakeLists.txt",
+        "set(CMAKE_CUDA_STANDARD 11)\n",
+        "set(CMAKE_CUDA_STANDARD 17)\n",
+    ),
+    # Python 3.12 has no distutils.
+    Patch(
+        "horovod/torch/CMakeLists.txt",
+        "from distutils.sysconfig import get_python_inc; print(get_python_inc())",
+        "import sysconfig; print(sysconfig.get_path('include'))",
+    ),
+)
+
+PATCHES = {"tensorflow": _COMMON + _TENSORFLOW, "torch": _COMMON + _TORCH}
+
+
+def patched(text: str, patch: Patch) -> str:
+    """``text`` with the replacement made.
+
+    Raises:
+        HorovodBuildError: the old text doesn't stand exactly once in it; names the file.
+    """
+    count = text.count(patch.old)
+    if count != 1:
+        raise HorovodBuildError(
+            f"Horovod's source is not the one expected: the text to change in {patch.file} occurs {count} "
+            f"times instead of once; let pip fetch horovod {HOROVOD_VERSION} from PyPI."
+        )
+    return text.replace(patch.old, patch.new)
+
+
+def apply_patches(root: Path, patches: Tuple[Patch, ...]) -> None:
+    """Change the source tree at ``root`` in place.
+
+    Raises:
+        HorovodBuildError: a file is missing, or a text doesn't stand exactly once in it; names the file.
+    """
+    for patch in patches:
+        path = root / patch.file
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise HorovodBuildError(
+                f"Horovod's source is not the one expected: {patch.file} can't be read; "
+                f"let pip fetch horovod {HOROVOD_VERSION} from PyPI."
+            ) from error
+        path.write_bytes(patched(text, patch).encode("utf-8"))
+
+
+def unpack(sdist: Path, folder: Path) -> Path:
+    """Unpack the source archive below ``folder`` and return the source's root.
+
+    Raises:
+        HorovodBuildError: the archive isn't PyPI's (by SHA-256), or a member would leave ``folder``.
+    """
+    digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
+    if digest != SDIST_SHA256:
+        raise HorovodBuildError(
+            f"{sdist.name} is not the horovod {HOROVOD_VERSION} of PyPI (its SHA-256 is {digest}): remove it "
+            "from the index or cache that pip took it from."
+        )
+    with tarfile.open(str(sdist), "r:gz") as archive:
+        members = archive.getmembers()
+        refuse_unsafe(members, sdist.name)
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(str(folder), members=members, filter="data")
+        else:
+            archive.extractall(str(folder), members=members)
+    return folder / f"horovod-{HOROVOD_VERSION}"
+
+
+def refuse_unsafe(members: List[tarfile.TarInfo], archive: str) -> None:
+    """Raise HorovodBuildError for a link, a device or a path that leaves the folder it is unpacked to."""
+    for member in members:
+        parts = member.name.split("/")
+        if not (member.isfile() or member.isdir()) or member.name.startswith("/") or ".." in parts:
+            raise HorovodBuildError(
+                f"{archive} holds {member.name!r}, which is not a plain file inside the archive's folder: "
+                "don't use this archive."
+            )

@@ -1,0 +1,237 @@
+"""A job as it lies on a share, and the pure fold from what lies there to the job's state."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlflow_batchai.errors import JobNotFoundError, ShareNotFoundError
+from mlflow_batchai.node import protocol
+from mlflow_batchai.node.protocol import JobPaths, Record, TornFileError
+from mlflow_batchai.shares.base import Share
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the job folder holds of one attempt, as far as its state goes.
+
+    Attributes:
+        node_count: nodes of the job.
+        announces: node -> announce.json.
+        exits: node -> exit.json.
+        requests: cancel requests.
+        verdict: the verdict, or None.
+    """
+
+    node_count: int
+    announces: Mapping[int, Record] = field(default_factory=dict)
+    exits: Mapping[int, Record] = field(default_factory=dict)
+    requests: Sequence[Record] = ()
+    verdict: Record | None = None
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job's state in Batch AI's words (reference: its REST API 2018-05-01, ``executionState`` and ``executionInfo``).
+
+    Attributes:
+        execution_state: queued, running, terminating, succeeded or failed.
+        exit_code: the job's; None while it runs, and for one that was terminated or lost a node.
+        errors: Batch AI's errors: code, message, details.
+        reason: one sentence, and the last lines of the rank that failed.
+        terminated: whether a person ended it.
+        end_time: milliseconds since the epoch, None while it runs.
+    """
+
+    execution_state: str
+    exit_code: int | None = None
+    errors: tuple[Mapping[str, Any], ...] = ()
+    reason: str = ""
+    terminated: bool = False
+    end_time: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the verdict has been given."""
+        return self.execution_state in protocol.ENDED_STATES
+
+    @property
+    def run_status(self) -> str:
+        """The MLflow run status that this state is."""
+        if self.terminated:
+            return "KILLED"
+        return RUN_STATUS[self.execution_state]
+
+    @property
+    def error_code(self) -> str:
+        """The first error's code, or an empty string."""
+        return str(self.errors[0]["code"]) if self.errors else ""
+
+
+RUN_STATUS = {
+    protocol.QUEUED: "SCHEDULED",
+    protocol.RUNNING: "RUNNING",
+    protocol.TERMINATING: "RUNNING",
+    protocol.SUCCEEDED: "FINISHED",
+    protocol.FAILED: "FAILED",
+}
+
+
+def fold(snapshot: Snapshot) -> JobState:
+    """The state that a snapshot says: verdict, then exits, then cancel request, then announcements.
+
+    The order in which files were seen plays no part.
+    """
+    verdict = snapshot.verdict
+    if verdict is not None:
+        return JobState(
+            verdict["executionState"],
+            verdict["exitCode"],
+            tuple(verdict["errors"]),
+            verdict["reason"],
+            bool(verdict["terminated"]),
+            verdict["endTime"],
+        )
+    if any(record.get("failure") or record.get("stopped") for record in snapshot.exits.values()):
+        return JobState(protocol.TERMINATING)
+    if snapshot.exits:
+        return JobState(protocol.RUNNING)
+    if snapshot.requests:
+        return JobState(protocol.TERMINATING)
+    if len(snapshot.announces) >= snapshot.node_count:
+        return JobState(protocol.RUNNING)
+    return JobState(protocol.QUEUED)
+
+
+class Job:
+    """One job on a share: everything that clients read of it and write to it.
+
+    Args:
+        share: the control share.
+        folder: the job folder on it.
+
+    Raises:
+        JobNotFoundError: there is no plan in that folder.
+    """
+
+    def __init__(self, share: Share, folder: str, attempt: int = 1) -> None:
+        self.share = share
+        self.folder = folder
+        self.paths = JobPaths(folder, attempt)
+        plan = self._closed(self.paths.plan)
+        if plan is None:
+            raise JobNotFoundError(f"there is no job at {folder} on {share.url}")
+        self.plan: Record = plan
+        self._announces: dict[int, Record] = {}
+        self._exits: dict[int, Record] = {}
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return str(self.plan["name"])
+
+    @property
+    def node_count(self) -> int:
+        """Nodes of the job."""
+        return int(self.plan["nodeCount"])
+
+    def _closed(self, path: str) -> Record | None:
+        try:
+            return protocol.decode_one(self.share.read(path))
+        except (ShareNotFoundError, TornFileError):
+            return None
+
+    def handle(self) -> Record | None:
+        """The engine's handle (``submitted.json``), or None."""
+        return self._closed(self.paths.submitted)
+
+    def snapshot(self) -> Snapshot:
+        """What lies there now. Files that never change are read once."""
+        verdict = self._closed(self.paths.verdict_file)
+        if verdict is None:
+            for node in range(self.node_count):
+                for known, path in ((self._announces, self.paths.announce(node)), (self._exits, self.paths.exit(node))):
+                    if node not in known and (record := self._closed(path)) is not None:
+                        known[node] = record
+        return Snapshot(self.node_count, dict(self._announces), dict(self._exits), self.requests(), verdict)
+
+    def state(self) -> JobState:
+        """The job's state now."""
+        return fold(self.snapshot())
+
+    def requests(self) -> list[Record]:
+        """Cancel requests."""
+        names = [entry.name for entry in self.share.list(self.paths.requests)]
+        found = [self._closed(f"{self.paths.requests}/{name}") for name in names]
+        return [record for record in found if record is not None]
+
+    def request_cancel(self, who: str, why: str) -> None:
+        """Ask for the job's end; agents see it within a second."""
+        record = {"kind": "cancel", "who": who, "why": why, "time": protocol.now_ms()}
+        self.share.write(self.paths.request(uuid.uuid4().hex), protocol.encode([record]))
+
+    def claim_verdict(self, verdict: Record) -> bool:
+        """Give the attempt its one verdict; False if it has one, or another is just being given."""
+        if not self.share.claim(self.paths.verdict):
+            return False
+        self.share.write(self.paths.verdict_file, protocol.encode([verdict]))
+        return True
+
+    def finish_claim(self, verdict: Record) -> None:
+        """Write the verdict of a claimer that is certainly dead between its claim and its file."""
+        if self._closed(self.paths.verdict_file) is None:
+            self.share.write(self.paths.verdict_file, protocol.encode([verdict]))
+
+
+def failed_verdict(code: str, sentence: str, by: str, terminated: bool = False) -> Record:
+    """A verdict that a client gives when no agent can."""
+    return {
+        "executionState": protocol.FAILED,
+        "exitCode": None,
+        "errors": [{"code": code, "message": protocol.MESSAGES[code], "details": [{"name": "message", "value": sentence}]}],
+        "reason": sentence,
+        "terminated": terminated,
+        "by": by,
+        "endTime": protocol.now_ms(),
+    }
+
+
+Cursor = dict[str, int]
+
+
+class EventReader:
+    """Reads an attempt's segments, each writer's in order, each once.
+
+    Args:
+        job: the job.
+        cursor: writer -> next sequence; kept up to date, and enough to go on from in another process.
+    """
+
+    def __init__(self, job: Job, cursor: Cursor | None = None) -> None:
+        self._share = job.share
+        self._paths = job.paths
+        self.cursor: Cursor = dict(cursor or {})
+
+    def read(self) -> Iterator[tuple[str, int, list[Record]]]:
+        """(writer, sequence, records) of each segment that was closed since the last call.
+
+        The cursor moves on when the consumer takes the next one, so a segment that it fails on comes again.
+        """
+        # A new writer starts in folder 0; each known one is in the folder of its next segment.
+        sequences = {0} | {sequence // protocol.SEGMENTS_PER_FOLDER for sequence in self.cursor.values()}
+        waiting: dict[str, set[int]] = {}
+        for number in sorted(sequences):
+            for entry in self._share.list(self._paths.event_folder(number * protocol.SEGMENTS_PER_FOLDER)):
+                parsed = protocol.parse_segment(entry.name)
+                if parsed and parsed[1] >= self.cursor.get(parsed[0], 0):
+                    waiting.setdefault(parsed[0], set()).add(parsed[1])
+        for writer in sorted(waiting):
+            while (sequence := self.cursor.get(writer, 0)) in waiting[writer]:
+                try:
+                    records = protocol.decode(self._share.read(self._paths.segment(writer, sequence)))
+                except (ShareNotFoundError, TornFileError):
+                    break
+                yield writer, sequence, records
+                self.cursor[writer] = sequence + 1

@@ -1,0 +1,112 @@
+"""The right to write a job's MLflow run: a numbered lease in the job folder, held by one process at a time.
+
+The next one, on any machine, takes the next number when the holder's counter stands still by its own clock, and the holder stops
+when it sees that. The cursor of the relay lies in the same file: whoever comes next goes on from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mlflow_batchai.errors import JobError, ShareNotFoundError
+from mlflow_batchai.jobs import Job
+from mlflow_batchai.node import protocol
+from mlflow_batchai.node.protocol import Record, TornFileError
+
+LEASE_GRACE_SECONDS = 20.0
+BEAT_SECONDS = 5.0
+
+
+class LeaseLostError(JobError):
+    """Another relay has taken over; this one must write nothing more."""
+
+
+class Lease:
+    """The right to write the run, as a numbered directory that only one process can create.
+
+    Args:
+        job: the job.
+        clock: seconds, for the grace time.
+        sleep: waits that long.
+    """
+
+    def __init__(
+        self, job: Job, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._job = job
+        self._clock = clock
+        self._sleep = sleep
+        self.number = 0
+        self._counter = 0
+        self._last_beat = -BEAT_SECONDS
+        self.memory: Record = {}
+
+    def _newest(self) -> int:
+        return max(
+            (int(entry.name) for entry in self._job.share.list(self._job.paths.relay) if entry.name.isdigit()), default=0
+        )
+
+    def _cursor(self, number: int) -> Record | None:
+        try:
+            return protocol.decode_one(self._job.share.read(self._job.paths.cursor(number)))
+        except (ShareNotFoundError, TornFileError):
+            return None
+
+    def finished(self) -> bool:
+        """Whether a relay has finished the run."""
+        newest = self._newest()
+        return bool(newest and (self._cursor(newest) or {}).get("finished"))
+
+    def acquire(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Take the lease, waiting until its holder has let go or stood still for the grace time.
+
+        Returns:
+            False if the run is finished, or ``stop`` said so, in the meantime.
+        """
+        watched: tuple[int, Any] | None = None
+        since = self._clock()
+        while not stop():
+            newest = self._newest()
+            cursor = self._cursor(newest) or {}
+            if cursor.get("finished"):
+                return False
+            seen = (newest, cursor.get("counter"))
+            if seen != watched:
+                watched, since = seen, self._clock()
+            stale = self._clock() - since > LEASE_GRACE_SECONDS
+            if (newest == 0 or cursor.get("released") or stale) and self._job.share.claim(self._job.paths.lease(newest + 1)):
+                self.number = newest + 1
+                self.memory = self._last_memory(newest)
+                self.save({})
+                return True
+            self._sleep(0.5)
+        return False
+
+    def _last_memory(self, newest: int) -> Record:
+        """What the last holder that got to write anything knew."""
+        for number in range(newest, 0, -1):
+            cursor = self._cursor(number)
+            if cursor is not None:
+                return dict(cursor.get("memory") or {})
+        return {}
+
+    def check(self) -> None:
+        """Raise LeaseLostError if another has taken over."""
+        if self._newest() > self.number:
+            raise LeaseLostError("another process follows this job now")
+
+    def save(self, memory: Record, finished: bool = False, released: bool = False) -> None:
+        """Write the cursor and raise the counter."""
+        self.memory = memory or self.memory
+        self._counter += 1
+        record = {"counter": self._counter, "memory": self.memory, "finished": finished, "released": released}
+        self._job.share.write(self._job.paths.cursor(self.number), protocol.encode([record]))
+        self._last_beat = self._clock()
+
+    def beat(self) -> None:
+        """Show that we live, if it is time to."""
+        if self._clock() - self._last_beat >= BEAT_SECONDS:
+            self.check()
+            self.save({})

@@ -1,0 +1,175 @@
+"""Which numbers a job reports, from all that its ranks say: pure, so that a replay gives the same points.
+
+Sources in order of precedence per key: ``report`` calls, ``metrics:`` rules of batchai.yaml, Keras' own progress lines of rank 0
+(used only for keys that no other source has spoken of). The first value of (key, step) stands.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mlflow_batchai.node.protocol import Record
+
+REPORT, RULE, KERAS = 0, 1, 2
+
+_EPOCH = re.compile(r"^Epoch (?P<epoch>\d+)/(?P<epochs>\d+)\s*$")
+_PROGRESS = re.compile(r"^\s*(?P<done>\d+)/(?P<steps>\d+)\s.*?- (?P<values>\w+: [-\d.einfa+]+(?: - \w+: [-\d.einfa+]+)*)\s*$")
+_VALUE = re.compile(r"(?P<key>\w+): (?P<value>[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|inf|nan))")
+_BAD_KEY = re.compile(r"[^\w\-. :/]")
+LONGEST_KEY = 250
+
+
+class Point(NamedTuple):
+    """One value to store; ``timestamp`` in milliseconds since the epoch."""
+
+    key: str
+    value: float
+    timestamp: int
+    step: int
+
+
+def metric_key(name: str) -> str:
+    """A name that MLflow stores: other characters become ``_`` (one bad name would fail a whole batch)."""
+    return _BAD_KEY.sub("_", name)[:LONGEST_KEY]
+
+
+class MetricFold:
+    """Turns records into points, each (key, step) once.
+
+    Args:
+        rules: the plan's ``metrics``: name, regex and, optionally, the name of the group that holds the step.
+        memory: what ``remember`` returned in an earlier process.
+    """
+
+    def __init__(self, rules: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None = None) -> None:
+        self._rules = [(str(rule["name"]), re.compile(rule["regex"]), rule.get("step")) for rule in rules]
+        memory = memory or {}
+        self._source: dict[str, int] = dict(memory.get("source", {}))
+        self._steps: dict[str, list[list[int]]] = {
+            key: [list(span) for span in spans] for key, spans in memory.get("steps", {}).items()
+        }
+        self._counts: dict[str, int] = dict(memory.get("counts", {}))
+        self._epoch: int | None = memory.get("epoch")
+        # Keras prints an epoch's line before a callback can report it: its points wait for the next epoch.
+        self._held: list[Point] = [Point(*point) for point in memory.get("held", [])]
+        self.repeated = int(memory.get("repeated", 0))
+
+    def remember(self) -> dict[str, Any]:
+        """All that another process needs to go on, as JSON."""
+        return {
+            "source": dict(self._source),
+            "steps": {key: [list(span) for span in spans] for key, spans in self._steps.items()},
+            "counts": dict(self._counts),
+            "epoch": self._epoch,
+            "held": [list(point) for point in self._held],
+            "repeated": self.repeated,
+        }
+
+    def feed(self, records: Iterable[Record]) -> list[Point]:
+        """The new points of some records, in their order."""
+        points: list[Point] = []
+        for record in records:
+            if record["k"] == "report" and record["body"].get("type") == "metric":
+                points += self._report(record["body"])
+            elif record["k"] == "log" and record["r"] is not None:
+                points += self._log(record)
+        return points
+
+    def finish(self) -> list[Point]:
+        """The points that were still held back when the job ended."""
+        return self._release()
+
+    def _release(self) -> list[Point]:
+        held, self._held = self._held, []
+        points = [self._point(KERAS, point.key, point.value, point.timestamp, point.step) for point in held]
+        return [point for point in points if point]
+
+    def _report(self, body: Mapping[str, Any]) -> list[Point]:
+        rank = int(body.get("rank") or 0)
+        prefix = f"rank_{rank}/" if rank else ""
+        values: Mapping[str, Any] = body.get("values") or {}
+        found = [
+            self._point(REPORT, metric_key(prefix + name), number, int(body.get("ts") or 0), int(body.get("step") or 0))
+            for name, value in values.items()
+            if (number := _number(value)) is not None
+        ]
+        return [point for point in found if point]
+
+    def _log(self, record: Record) -> list[Point]:
+        points: list[Point | None] = []
+        for line in record["x"].splitlines():
+            for name, pattern, step_group in self._rules if record["r"] == 0 else ():
+                match = pattern.search(line)
+                if match:
+                    points.append(self._rule(name, match, step_group, record["t"]))
+            if record["r"] == 0 and record["s"] == "out":
+                points += self._keras(line, record["t"])
+        return [point for point in points if point]
+
+    def _rule(self, name: str, match: re.Match[str], step_group: str | None, timestamp: int) -> Point | None:
+        groups = match.groupdict()
+        text = (
+            groups.get("value") if "value" in groups else next((group for group in match.groups() if group is not None), None)
+        )
+        number = _number(text)
+        if number is None:
+            return None
+        key = metric_key(name)
+        step_text = groups.get(step_group or "step")
+        told = step_text is not None and re.fullmatch(r"\d+", step_text)
+        step = int(step_text) if told and step_text else self._counts.get(key, 0)
+        self._counts[key] = self._counts.get(key, 0) + 1
+        return self._point(RULE, key, number, timestamp, step)
+
+    def _keras(self, line: str, timestamp: int) -> list[Point]:
+        epoch = _EPOCH.match(line)
+        if epoch:
+            self._epoch = int(epoch.group("epoch")) - 1
+            return self._release()
+        progress = _PROGRESS.match(line) if self._epoch is not None and " - " in line else None
+        if not progress or progress.group("done") != progress.group("steps"):
+            return []
+        assert self._epoch is not None
+        self._held += [
+            Point(metric_key(match.group("key")), float(match.group("value")), timestamp, self._epoch)
+            for match in _VALUE.finditer(progress.group("values"))
+        ]
+        return []
+
+    def _point(self, source: int, key: str, value: float, timestamp: int, step: int) -> Point | None:
+        best = self._source.get(key, source)
+        if source > best:
+            return None
+        self._source[key] = source
+        if not self._first(key, step):
+            if source == REPORT:
+                self.repeated += 1
+            return None
+        return Point(key, value, timestamp, step)
+
+    def _first(self, key: str, step: int) -> bool:
+        """Note (key, step); False if it was there. Steps are kept as spans: a run of a million costs one pair."""
+        spans = self._steps.setdefault(key, [])
+        if spans and spans[-1][1] + 1 == step:
+            spans[-1][1] = step
+            return True
+        if any(low <= step <= high for low, high in spans):
+            return False
+        spans.append([step, step])
+        return True
+
+
+def _number(value: object) -> float | None:
+    """A value as a number; "nan" and "inf" come as text, since JSON has no word for them."""
+    if isinstance(value, bool):
+        return float(value)
+    if isinstance(value, (int, float, str)):
+        try:
+            number = float(value)
+        except ValueError:
+            return None
+        return math.copysign(1.797e308, number) if math.isinf(number) else number
+    return None

@@ -1,0 +1,40 @@
+"""``python agent.pyz VERB ...``: the one file that a node is sent."""
+
+import json
+import sys
+from typing import List
+
+
+def main(arguments: List[str]) -> int:
+    """Run a verb; 2 for an unknown one."""
+    verb, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if verb == "agent":
+        from mlflow_batchai.node import agent
+
+        return agent.main(rest)
+    if verb == "ticket":
+        from mlflow_batchai.node import tickets
+
+        return tickets.main(rest)
+    if verb == "sweep":
+        from mlflow_batchai.node import processes
+
+        return processes.main(rest)
+    if verb == "rendezvous":
+        from mlflow_batchai.node import rendezvous
+
+        return rendezvous.main(rest)
+    if verb == "describe":
+        from mlflow_batchai.node import describe
+
+        return describe.main(rest)
+    if verb == "horovod-build":
+        from mlflow_batchai import horovod_wheel
+
+        return horovod_wheel.main(rest)
+    sys.stderr.write("agent.pyz: unknown verb %s\n" % json.dumps(verb))
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,259 @@
+"""The agent: one per node and attempt; from waiting for its turn to the verdict.
+
+It runs in its own session, is told its secrets on standard input, and talks to its peers only through the job folder. Node
+0's agent joins the logs and claims the verdict; every other agent follows node 0.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from typing import Any, Dict, List, Mapping, Optional, Set
+
+from mlflow_batchai.node import processes, protocol, staging, tickets
+from mlflow_batchai.node.layout import NodeLayout, node_id
+from mlflow_batchai.node.outcome import Failure, Stop, first_cause
+from mlflow_batchai.node.phases import Phases
+from mlflow_batchai.node.runtime import Runtime
+from mlflow_batchai.node.shipper import Shipper
+
+TURN_POLL_SECONDS = 0.2
+DRAIN_SECONDS = 60.0
+
+
+class Agent:
+    """One node's part in one attempt of a job.
+
+    Args:
+        share: the control share's path on this node.
+        folder: the job folder on the share.
+        attempt: its number, from 1.
+        node: index of this node in the job.
+        root: the node's own folder.
+        ticket: what ``tickets.take`` returned, for this node.
+        secrets: variables for the ranks that are never written anywhere.
+    """
+
+    def __init__(
+        self,
+        share: str,
+        folder: str,
+        attempt: int,
+        node: int,
+        root: str,
+        ticket: Mapping[str, Any],
+        secrets: Mapping[str, str],
+    ) -> None:
+        plan_path = os.path.join(share, *protocol.JobPaths(folder, attempt).plan.split("/"))
+        plan = protocol.read_closed(plan_path)
+        if plan is None:
+            raise staging.SetupError("there is no plan at %s" % plan_path)
+        plan["attempt"] = attempt
+        self.root = root
+        self.ticket = ticket
+        self.layout = NodeLayout(root, plan, node, share)
+        self.node = node
+        peers = list(range(1, plan["nodeCount"])) if node == 0 else [0]
+        self.shipper = Shipper(self.layout, peers)
+        self.runtime = Runtime(self.layout, self.shipper, secrets)
+        self.phases = Phases(self.layout, self.shipper, self.runtime)
+        self.mark = protocol.job_mark(plan["job"], attempt)
+
+    def run(self) -> int:
+        """Take part in the attempt until its end; 0 unless this node could not do its part."""
+        held = tickets.claim(self.root, self.ticket["number"])
+        processes.become_subreaper()
+        self.local_state("waiting")
+        self.shipper.start()
+        failure: Optional[Failure] = None
+        stop: Optional[Stop] = None
+        try:
+            self._take_node()
+            self.local_state("held")
+            self.phases.run()
+        except Stop as reason:
+            stop = reason
+        except Failure as reason:
+            failure = reason
+        except staging.SetupError as error:
+            failure = Failure(protocol.NODE_SETUP_FAILED, str(error), node=self.node)
+        except Exception as error:
+            # A bug in the agent must still end the job with its words, not leave it running for ever.
+            self.shipper.note("".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip())
+            failure = Failure(
+                protocol.NODE_SETUP_FAILED,
+                "the agent of %s failed: %s: %s" % (self.layout.node_id, type(error).__name__, error),
+                node=self.node,
+            )
+        self._end(failure, stop)
+        held.close()
+        return 1 if failure else 0
+
+    def local_state(self, state: str) -> None:
+        """What the engine's poll can say of this node without the share."""
+        path = os.path.join(self.root, "tickets", "%d.state" % self.ticket["number"])
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"state": state, "job": self.layout.plan["job"]}, file)
+
+    # Waiting for the node.
+
+    def _take_node(self) -> None:
+        """Wait for our turn and take the node; what a dead job left there is ended first."""
+        self.runtime.node_lock = tickets.open_node_lock(self.root)
+        before = list(self.ticket["after"])
+        said: List[int] = []
+        while before:
+            self._check_while_waiting()
+            before = tickets.predecessors(self.root, before, self.ticket["taken"], time.time())
+            if before and before != said:
+                self.shipper.note("waiting for %d job(s) before us on this node" % len(before))
+                said = before
+            if before:
+                time.sleep(TURN_POLL_SECONDS)
+        while not tickets.try_node_lock(self.runtime.node_lock):
+            self._check_while_waiting()
+            # The agent before us is gone (its ticket is free), its processes are not.
+            self.shipper.note("ending what the job before us left on this node")
+            left = processes.sweep(self._left_behind, grace=5.0)
+            if left:
+                self.shipper.note("still there: pids %s" % sorted(left))
+            time.sleep(TURN_POLL_SECONDS)
+        self.runtime.node_lock_held = True
+        tickets.set_owner(self.root, self.mark, self.node)
+        tickets.forget_ended(self.root, time.time())
+
+    def _check_while_waiting(self) -> None:
+        if self.shipper.verdict is not None:
+            raise Stop("verdict", "the attempt has ended", queued=True)
+        requests = self.shipper.requests()
+        if requests:
+            raise Stop("cancel", requests[0].get("why", ""), queued=True, by=requests[0].get("who"))
+        self.phases.check_peers(starting=True)
+
+    # The end.
+
+    def _end(self, failure: Optional[Failure], stop: Optional[Stop]) -> None:
+        if failure:
+            self.shipper.record("failed", urgent=True, **failure.as_record())
+            self.shipper.note("failed: %s" % failure)
+        elif stop:
+            self.shipper.note("stopping: %s" % stop)
+        if self.node == 0 and (failure or stop):
+            self.shipper.record("stop", urgent=True, why=str(failure or stop))
+        left = self.runtime.end_everything(kill_first=bool(failure or stop))
+        if left:
+            self.shipper.note("could not end pids %s" % sorted(left))
+        exit_record: Dict[str, Any] = {
+            "node": self.node,
+            "failure": failure.as_record() if failure else None,
+            "stopped": str(stop) if stop else None,
+            "ranks": self.runtime.rank_results(),
+            "left": sorted(left),
+        }
+        if self.node == 0:
+            self._end_as_node_zero(failure, stop, exit_record)
+        else:
+            self.shipper.note("done")
+            self.shipper.finish(DRAIN_SECONDS)
+            exit_record["segments"] = self.shipper.sequence
+            protocol.write_closed(self.layout.on_share(self.layout.paths.exit(self.node)), [exit_record])
+        if self.runtime.node_lock_held:
+            staging.unmount(self.layout)
+            staging.remove_job_folder(self.layout.job)
+        self.local_state("ended")
+
+    def _end_as_node_zero(self, failure: Optional[Failure], stop: Optional[Stop], exit_record: Dict[str, Any]) -> None:
+        if (failure or stop) and not (stop and (stop.queued or stop.kind == "verdict")):
+            self.phases.await_exits(self.layout.plan["lossSeconds"] + 10.0)
+        for node, record in sorted(self.phases.exits.items()):
+            if record.get("left"):
+                self.shipper.note("%s could not end pids %s" % (node_id(node), record["left"]))
+        failures = ([failure] if failure else []) + self.phases.peer_failures()
+        cause = first_cause(failures)
+        verdict = self._verdict(cause, stop)
+        if verdict["executionState"] == protocol.SUCCEEDED:
+            self.phases.describe_models()
+        self.runtime.stop_helpers()
+        self.shipper.note("verdict: %s %s" % (verdict["executionState"], verdict["reason"] or ""))
+        self.shipper.finish(DRAIN_SECONDS)
+        if self.runtime.node_lock_held:
+            staging.copy_logs(self.layout)
+        exit_record["segments"] = verdict["segments"] = self.shipper.sequence
+        protocol.write_closed(self.layout.on_share(self.layout.paths.exit(0)), [exit_record])
+        self._claim_verdict(verdict)
+
+    def _verdict(self, cause: Optional[Failure], stop: Optional[Stop]) -> Dict[str, Any]:
+        verdict: Dict[str, Any] = {
+            "executionState": protocol.SUCCEEDED,
+            "exitCode": 0,
+            "errors": [],
+            "reason": "",
+            "terminated": False,
+            "by": protocol.agent_writer(0),
+            "endTime": protocol.now_ms(),
+        }
+        if stop and stop.kind == "cancel":
+            code = protocol.JOB_TERMINATED if stop.queued else protocol.JOB_TERMINATE
+            verdict.update(
+                executionState=protocol.FAILED,
+                exitCode=None,
+                terminated=True,
+                reason="terminated%s%s" % (" by %s" % stop.by if stop.by else "", ": %s" % stop if str(stop) else ""),
+                errors=[{"code": code, "message": protocol.MESSAGES[code], "details": []}],
+            )
+        elif cause:
+            verdict.update(
+                executionState=protocol.FAILED,
+                exitCode=cause.exit_code,
+                reason=cause.reason(),
+                errors=[cause.as_error()],
+            )
+        elif stop:
+            verdict.update(executionState=protocol.FAILED, exitCode=None, reason=str(stop), errors=[])
+        return verdict
+
+    def _claim_verdict(self, verdict: Dict[str, Any]) -> None:
+        folder = self.layout.on_share(self.layout.paths.verdict)
+        try:
+            os.makedirs(os.path.dirname(folder), exist_ok=True)
+            os.mkdir(folder)
+        except FileExistsError:
+            return  # a client was first; the one verdict stands
+        protocol.write_closed(self.layout.on_share(self.layout.paths.verdict_file), [verdict])
+
+    def _left_behind(self) -> Set[int]:
+        """Processes of the job that had this node before: those with its mark, and those that hold the node's lock."""
+        found = processes.lock_holders(tickets.lock_path(self.root))
+        owner = tickets.owner(self.root)
+        if owner:
+            found |= processes.marked(*owner)
+        return found
+
+
+def main(arguments: List[str]) -> int:
+    """``agent --share S --folder F --attempt A --node K --root R --ticket JSON``; secrets as JSON on standard input."""
+    parser = argparse.ArgumentParser(prog="agent")
+    parser.add_argument("--share", required=True)
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--node", type=int, required=True)
+    parser.add_argument("--root", required=True)
+    parser.add_argument("--ticket", required=True)
+    options = parser.parse_args(arguments)
+    secrets = json.loads(sys.stdin.read() or "{}")
+    try:
+        agent = Agent(
+            options.share,
+            options.folder,
+            options.attempt,
+            options.node,
+            options.root,
+            json.loads(options.ticket),
+            secrets,
+        )
+    except staging.SetupError as error:
+        sys.stderr.write("%s\n" % error)
+        return 1
+    return agent.run()

@@ -1,0 +1,106 @@
+"""The environment of a rank: one pure function, the same on every engine.
+
+The submitter's environment does not leak, nor does the node's: a short allow-list of it, then what the document says.
+"""
+
+import os
+from typing import Any, Dict, Mapping, Optional, Sequence
+
+from mlflow_batchai.node.layout import NodeLayout, expand
+from mlflow_batchai.node.protocol import MARK_VARIABLE, NODE_VARIABLE, job_mark
+
+ALLOWED_NAMES = frozenset(
+    [
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "LD_LIBRARY_PATH",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "all_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "ALL_PROXY",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+    ]
+)
+ALLOWED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_")
+
+# MLflow in a rank finds no server: nodes have no route to one, and no credentials. The address says what to do instead.
+NO_TRACKING_URI = "batchai://no-tracking-server-on-a-node.use-mlflow_batchai.training.report"
+
+
+def allowed(environment: Mapping[str, str]) -> Dict[str, str]:
+    """The part of a node's own environment that processes of a job may see."""
+    return {name: value for name, value in environment.items() if name in ALLOWED_NAMES or name.startswith(ALLOWED_PREFIXES)}
+
+
+def thread_variables(threads: int) -> Dict[str, str]:
+    """CPU threads of one rank, in the words of the libraries that ask."""
+    count = str(max(1, threads))
+    return {
+        "OMP_NUM_THREADS": count,
+        "MKL_NUM_THREADS": count,
+        "OPENBLAS_NUM_THREADS": count,
+        "TF_NUM_INTRAOP_THREADS": count,
+        "TF_NUM_INTEROP_THREADS": count,
+    }
+
+
+def job_environment(
+    layout: NodeLayout,
+    node_environment: Mapping[str, str],
+    addresses: Sequence[str],
+    gpus: int,
+    secrets: Mapping[str, str],
+    python: str,
+    extra: Optional[Mapping[str, str]] = None,
+) -> Dict[str, str]:
+    """Environment of job preparation and, with ``extra``, of a rank.
+
+    Later ones win: the allow-list, the service's variables, parameters, the document's variables (expanded in order, each
+    may refer to earlier ones), secrets, then ``extra`` for names that the document left alone and the job's mark.
+
+    Args:
+        python: the training interpreter; its folder comes first on PATH.
+        extra: what the launcher adds. Names that end in ``!`` are never overridden by the document (a rank's number).
+    """
+    plan: Dict[str, Any] = layout.plan
+    environment = allowed(node_environment)
+    folder = os.path.dirname(python)
+    if folder:
+        environment["PATH"] = folder + os.pathsep + environment.get("PATH", os.defpath)
+    service = layout.service_variables(addresses, gpus)
+    environment.update(service)
+    environment.update(plan["parameters"])
+    for staged in plan["inputs"]:
+        environment[staged["variable"]] = layout.input_path(staged)
+    environment["MLFLOW_TRACKING_URI"] = NO_TRACKING_URI
+    environment["MLFLOW_RUN_ID"] = plan["runId"]
+    environment["BATCHAI_SPOOL"] = layout.spool
+    environment["PYTHONUNBUFFERED"] = "1"
+    environment["GIT_PYTHON_REFRESH"] = "quiet"
+    for name, value in (extra or {}).items():
+        if not name.endswith("!"):
+            environment[name] = value
+    own_path = environment.get("PYTHONPATH", "")
+    for entry in plan["environmentVariables"]:
+        environment[entry["name"]] = expand(entry["value"], environment)
+    environment.update(secrets)
+    if own_path and environment.get("PYTHONPATH", own_path) != own_path:
+        environment["PYTHONPATH"] = own_path + os.pathsep + environment["PYTHONPATH"]
+    for name, value in (extra or {}).items():
+        if name.endswith("!"):
+            environment[name[:-1]] = value
+    environment[MARK_VARIABLE] = job_mark(plan["job"], plan["attempt"])
+    environment[NODE_VARIABLE] = str(layout.node)
+    return environment

@@ -1,0 +1,131 @@
+"""Where things lie on a node, and the variables that name those places: pure functions of the plan.
+
+The names are Batch AI's (reference: its documentation "using-batchai-environment-variables"). Only the roots differ: Batch AI
+had ``/mnt/batch/tasks/shared/LS_root``, we have one folder per node.
+"""
+
+import os
+import re
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from mlflow_batchai.node.protocol import JobPaths
+
+Plan = Dict[str, Any]
+
+_REFERENCE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)\}|(?P<plain>[A-Za-z_][A-Za-z0-9_]*))")
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """``$NAME`` and ``${NAME}`` of known variables replaced; unknown ones stay (the shell may know them)."""
+    return _REFERENCE.sub(lambda match: variables.get(match.group("braced") or match.group("plain"), match.group(0)), text)
+
+
+def undefined(text: str, variables: Mapping[str, str]) -> List[str]:
+    """The ``AZ_BATCHAI_*`` names that a text refers to and that do not exist, each once, in order."""
+    names = [match.group("braced") or match.group("plain") for match in _REFERENCE.finditer(text)]
+    return [name for name in dict.fromkeys(names) if name.startswith("AZ_BATCHAI_") and name not in variables]
+
+
+class NodeLayout:
+    """Paths of one job on one node.
+
+    Args:
+        root: the node's folder on its own disk.
+        plan: the job's plan (``batchai/plan.json``).
+        node: index of this node in the job, from 0.
+        share: where the control share is on this node before it is mounted for the job; default: its mount point.
+    """
+
+    def __init__(self, root: str, plan: Plan, node: int, share: Optional[str] = None) -> None:
+        self.root = root
+        self.plan = plan
+        self.node = node
+        self.node_id = node_id(node)
+        self.cluster_mounts = os.path.join(root, "mounts")
+        self.job = os.path.join(root, "jobs", plan["job"])
+        self.job_mounts = os.path.join(self.job, "mounts")
+        self.temp = os.path.join(self.job, "temp")
+        self.code = os.path.join(self.temp, "code")
+        self.inputs = os.path.join(self.temp, "inputs")
+        self.spool = os.path.join(self.job, "spool")
+        self.site = os.path.join(self.job, "site")
+        self.hostfile = os.path.join(self.job, "hostfile")
+        self.share = share or os.path.join(self.cluster_mounts, plan["controlMount"])
+        self.paths = JobPaths(plan["folder"], plan["attempt"])
+        self.stdouterr = self.on_share(self.paths.stdouterr)
+        self.shared_temp = self.on_share(self.paths.folder + "/shared")
+
+    def on_share(self, path: str) -> str:
+        """Absolute path on this node of a path on the control share."""
+        return os.path.join(self.share, *path.split("/"))
+
+    def input_path(self, staged: Mapping[str, Any]) -> str:
+        """Where a staged parameter's file or folder lies on this node."""
+        return os.path.join(self.inputs, staged["variable"], staged["name"])
+
+    def mount_path(self, volume: Mapping[str, Any]) -> str:
+        """Where a volume of the plan is mounted."""
+        base = self.job_mounts if volume["scope"] == "job" else self.cluster_mounts
+        return os.path.join(base, *volume["path"].split("/"))
+
+    def roots(self) -> Dict[str, str]:
+        """The variables that other paths start from."""
+        return {
+            "AZ_BATCHAI_MOUNT_ROOT": self.cluster_mounts,
+            "AZ_BATCHAI_JOB_MOUNT_ROOT": self.job_mounts,
+            "AZ_BATCHAI_JOB_TEMP": self.temp,
+            "AZ_BATCHAI_JOB_TEMP_DIR": self.temp,
+            "AZ_BATCHAI_SHARED_JOB_TEMP": self.shared_temp,
+        }
+
+    def directories(self) -> Dict[str, str]:
+        """AZ_BATCHAI_INPUT_<ID>, AZ_BATCHAI_OUTPUT_<ID> and AZ_BATCHAI_STDOUTERR_DIR, absolute."""
+        roots = self.roots()
+        found = {"AZ_BATCHAI_STDOUTERR_DIR": self.stdouterr}
+        for entry in self.plan["inputDirectories"]:
+            found["AZ_BATCHAI_INPUT_" + entry["id"]] = expand(entry["path"], roots)
+        for entry in self.plan["outputDirectories"]:
+            parts = [expand(entry["pathPrefix"], roots), self.plan["segment"], "outputs"]
+            suffix = (entry.get("pathSuffix") or "").strip("/")
+            found["AZ_BATCHAI_OUTPUT_" + entry["id"]] = (
+                os.path.join(*parts, *suffix.split("/")) if suffix else os.path.join(*parts)
+            )
+        return found
+
+    def service_variables(self, addresses: Sequence[str], gpus: int) -> Dict[str, str]:
+        """Every variable that the service sets for the job's processes, whatever the framework.
+
+        Args:
+            addresses: the nodes' addresses, by index.
+            gpus: GPUs of this node.
+        """
+        found = self.roots()
+        found.update(self.directories())
+        found.update(
+            AZ_BATCHAI_NUM_GPUS=str(gpus),
+            AZ_BATCHAI_MPI_HOST_FILE=self.hostfile,
+            AZ_BATCH_HOST_LIST=",".join(addresses),
+        )
+        return found
+
+    def log_name(self, kind: str) -> str:
+        """Batch AI's name of a log file: ``stdout-job_prep.txt`` on one node, with the node's id in it on several.
+
+        Args:
+            kind: ``execution``, ``stdout-job_prep`` or ``stderr-job_prep``.
+        """
+        ending = ".log" if kind == "execution" else ".txt"
+        return kind + ("" if self.plan["nodeCount"] == 1 else "-" + self.node_id) + ending
+
+
+def node_id(node: int) -> str:
+    """The id of a node in file names and for Horovod (Batch AI's were ``tvm-<pool>-<n>``)."""
+    return "node-%d" % node
+
+
+def archive_path() -> str:
+    """The archive (or, run from source, the folder) that this module came from: what ranks import our helpers from."""
+    location = os.path.abspath(__file__)
+    for _ in range(3):
+        location = os.path.dirname(location)
+    return location

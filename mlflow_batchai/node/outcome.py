@@ -1,0 +1,116 @@
+"""How a node's part of an attempt ends otherwise than well: a failure with its cause, or a stop from outside."""
+
+from typing import Any, Dict, List, Optional, Sequence
+
+from mlflow_batchai.node import protocol
+
+# What a rank prints when another rank went away: its own end is a consequence, not the cause.
+_CONSEQUENCES = (
+    "HorovodInternalError",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "gloo::IoException",
+    "Gloo all-reduce failed",
+)
+
+
+class Stop(Exception):
+    """The attempt ends here for a reason that isn't this node's failure.
+
+    Attributes:
+        kind: ``cancel`` (a person asked), ``verdict`` (it has been given), ``node0`` (node 0 said so).
+        queued: whether the node wasn't taken yet.
+        by: who asked.
+    """
+
+    def __init__(self, kind: str, why: str, queued: bool = False, by: Optional[str] = None) -> None:
+        super().__init__(why)
+        self.kind = kind
+        self.queued = queued
+        self.by = by
+
+
+class Failure(Exception):
+    """This node's part has failed; the message is one sentence.
+
+    Attributes:
+        code: an error code of ``protocol``.
+        exit_code: the failed command's, where there is one.
+        tail: last lines that the failed process wrote.
+        time: milliseconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        node: int,
+        rank: Optional[int] = None,
+        exit_code: Optional[int] = None,
+        tail: Sequence[str] = (),
+        signalled: bool = False,
+        time: Optional[int] = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.node = node
+        self.rank = rank
+        self.exit_code = exit_code
+        self.tail = list(tail)
+        self.signalled = signalled
+        self.time = protocol.now_ms() if time is None else time
+
+    def as_record(self) -> Dict[str, Any]:
+        """Fields of a ``failed`` record."""
+        return {
+            "code": self.code,
+            "message": str(self),
+            "node": self.node,
+            "rank": self.rank,
+            "exitCode": self.exit_code,
+            "tail": self.tail,
+            "signalled": self.signalled,
+            "time": self.time,
+        }
+
+    @classmethod
+    def from_record(cls, record: Dict[str, Any]) -> "Failure":
+        """The failure that a peer told of."""
+        return cls(
+            record["code"],
+            record["message"],
+            record["node"],
+            record["rank"],
+            record["exitCode"],
+            record["tail"],
+            record["signalled"],
+            record["time"],
+        )
+
+    def as_error(self) -> Dict[str, Any]:
+        """Batch AI's error: code, message, details of names and values."""
+        details = [{"name": "node", "value": str(self.node)}, {"name": "message", "value": str(self)}]
+        if self.rank is not None:
+            details.insert(1, {"name": "rank", "value": str(self.rank)})
+        return {"code": self.code, "message": protocol.MESSAGES[self.code], "details": details}
+
+    def reason(self, lines: int = 20) -> str:
+        """The sentence, and the last lines of what failed."""
+        tail = "\n".join(self.tail[-lines:])
+        return "%s\n%s" % (self, tail) if tail else str(self)
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether this rank only noticed that another had gone."""
+        return any(mark in line for line in self.tail for mark in _CONSEQUENCES)
+
+
+def first_cause(failures: List[Failure]) -> Optional[Failure]:
+    """The failure that brought the others about.
+
+    A rank that was killed or that failed by itself comes before one whose last lines say that a peer went away; then the
+    earlier one (clocks of nodes differ, so this is the weakest sign).
+    """
+    if not failures:
+        return None
+    return min(failures, key=lambda failure: (failure.is_consequence and not failure.signalled, failure.time))

@@ -1,0 +1,169 @@
+"""The processes of a job on one node: finding them, ending them, and being their last parent.
+
+Linux only. A process belongs to a job if its environment carries the job's mark, or if it descends from the agent: the agent
+makes itself a child subreaper, so a process that called setsid, or whose parent died, comes back to it.
+"""
+
+import ctypes
+import os
+import signal
+import time
+from typing import Callable, Dict, List, Optional, Set
+
+from mlflow_batchai.node.protocol import MARK_VARIABLE, NODE_VARIABLE
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> bool:
+    try:
+        return bool(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0)
+    except (AttributeError, OSError):
+        return False
+
+
+def become_subreaper() -> bool:
+    """Make orphans among our descendants our children, so that none can slip away; False where the kernel can't."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> Callable[[], None]:
+    """A ``preexec_fn`` that has the child killed when the agent dies; the library is loaded before the fork."""
+    try:
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+    except (AttributeError, OSError):
+        return lambda: None
+    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def start_time(pid: int) -> Optional[int]:
+    """Start time of a process in clock ticks since boot, None when it is gone or a zombie: with the pid it is unique."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def is_alive(pid: int, started: int) -> bool:
+    """Whether this very process still runs (a reused pid has another start time)."""
+    return start_time(pid) == started
+
+
+def _pids() -> List[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def marked(mark: str, node: Optional[int] = None) -> Set[int]:
+    """Pids whose environment carries the job's mark (and the node's index, where one machine stands for several nodes)."""
+    wanted = [("%s=%s" % (MARK_VARIABLE, mark)).encode()]
+    if node is not None:
+        wanted.append(("%s=%d" % (NODE_VARIABLE, node)).encode())
+    found = set()
+    for pid in _pids():
+        try:
+            with open("/proc/%d/environ" % pid, "rb") as file:
+                variables = file.read().split(b"\0")
+        except OSError:  # gone, or another user's
+            continue
+        if all(variable in variables for variable in wanted) and start_time(pid) is not None:
+            found.add(pid)
+    found.discard(os.getpid())
+    return found
+
+
+def lock_holders(path: str) -> Set[int]:
+    """Pids that hold a flock on this file, inherited ones too (Linux shows it in ``/proc/PID/fdinfo``)."""
+    real = os.path.realpath(path)
+    found = set()
+    for pid in _pids():
+        try:
+            for name in os.listdir("/proc/%d/fd" % pid):
+                if os.readlink("/proc/%d/fd/%s" % (pid, name)) != real:
+                    continue
+                with open("/proc/%d/fdinfo/%s" % (pid, name)) as file:
+                    if "FLOCK" in file.read():
+                        found.add(pid)
+        except OSError:  # gone, or another user's
+            continue
+    found.discard(os.getpid())
+    return found
+
+
+def descendants(ancestor: int) -> Set[int]:
+    """All live processes below this one."""
+    children: Dict[int, List[int]] = {}
+    for pid in _pids():
+        try:
+            with open("/proc/%d/stat" % pid, "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in (b"Z", b"X"):
+            children.setdefault(int(fields[1]), []).append(pid)
+    found: Set[int] = set()
+    todo = [ancestor]
+    while todo:
+        for pid in children.get(todo.pop(), []):
+            if pid not in found:
+                found.add(pid)
+                todo.append(pid)
+    return found
+
+
+def reap() -> Dict[int, int]:
+    """Collect all ended children that nobody else waits for: {pid: wait status}."""
+    ended: Dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status
+
+
+def send(pids: Set[int], number: int) -> None:
+    """Send a signal to each; those already gone are fine."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def sweep(
+    find: Callable[[], Set[int]],
+    grace: float,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    give_up: float = 30.0,
+) -> Set[int]:
+    """End all that ``find`` finds: SIGTERM, after ``grace`` seconds SIGKILL, until nothing is left.
+
+    Returns:
+        What is still there after ``grace + give_up`` seconds (a process in uninterruptible sleep), usually nothing.
+    """
+    begun = clock()
+    terminated: Set[int] = set()
+    while True:
+        left = find()
+        if not left or clock() - begun > grace + give_up:
+            return left
+        if clock() - begun < grace:
+            send(left - terminated, signal.SIGTERM)
+            terminated |= left
+        else:
+            send(left, signal.SIGKILL)
+        sleep(0.05)
+
+
+def main(arguments: List[str]) -> int:
+    """``sweep MARK [NODE]``: end all that carries the mark; prints what would not go, exit code 1 if anything is left."""
+    node = int(arguments[1]) if len(arguments) > 1 else None
+    left = sweep(lambda: marked(arguments[0], node), grace=3.0)
+    print(" ".join(str(pid) for pid in sorted(left)))
+    return 1 if left else 0

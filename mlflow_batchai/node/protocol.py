@@ -1,0 +1,195 @@
+"""The job folder: where each file lies, how a record is written, and the words both sides use.
+
+This module is the contract between agents (on nodes) and clients (where people are). Both import it; it imports nothing of
+ours. The files, their single writers and their precedence are described in ``docs/architecture.md``.
+"""
+
+import json
+import os
+import re
+import time
+import zlib
+from typing import Any, Dict, Iterable, List, Optional, Tuple
+
+Record = Dict[str, Any]
+
+PROTOCOL_VERSION = 1
+SEGMENTS_PER_FOLDER = 1000
+
+# Execution states of a job, as Batch AI named them.
+QUEUED = "queued"
+RUNNING = "running"
+TERMINATING = "terminating"
+SUCCEEDED = "succeeded"
+FAILED = "failed"
+ENDED_STATES = (SUCCEEDED, FAILED)
+
+# Error codes. The first four are Batch AI's (recorded answers of the service); the others are ours.
+JOB_FAILED = "JobFailed"
+JOB_PREPARATION_FAILED = "JobPreparationFailed"
+JOB_TERMINATED = "JobTerminated"  # terminated while queued
+JOB_TERMINATE = "JobTerminate"  # terminated while running (sic)
+NODE_LOST = "NodeLost"
+NODE_SETUP_FAILED = "NodeSetupFailed"
+ENVIRONMENT_FAILED = "EnvironmentFailed"
+RENDEZVOUS_FAILED = "RendezvousFailed"
+WALL_CLOCK_EXCEEDED = "MaxWallClockTimeExceeded"
+
+MESSAGES = {
+    JOB_FAILED: "Job failed with non-zero exit code",
+    JOB_PREPARATION_FAILED: "Job preparation task failed with non-zero exit code",
+    JOB_TERMINATED: "The specified job has been terminated by the user",
+    JOB_TERMINATE: "The specified job has been terminated by the user",
+    NODE_LOST: "A node of the job was lost",
+    NODE_SETUP_FAILED: "A node could not be made ready for the job",
+    ENVIRONMENT_FAILED: "The training environment could not be built",
+    RENDEZVOUS_FAILED: "Horovod's rendezvous server could not be started",
+    WALL_CLOCK_EXCEEDED: "The job ran longer than constraints.maxWallClockTime",
+}
+
+# Every process of a job carries this variable; ending a job sweeps by it.
+MARK_VARIABLE = "BATCHAI_JOB"
+NODE_VARIABLE = "BATCHAI_NODE"
+
+
+class TornFileError(Exception):
+    """The file isn't closed yet (no valid terminator): to a reader it does not exist."""
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch, for display only: clocks of nodes differ."""
+    return int(time.time() * 1000)
+
+
+def encode(records: Iterable[Record]) -> bytes:
+    """Records as a closed file: one JSON line each, and a terminator with their count and CRC-32."""
+    lines = [json.dumps(record, separators=(",", ":"), ensure_ascii=False) for record in records]
+    # Lone surrogates (bytes that are not UTF-8 in a path or an argument) must not stop a record from being written.
+    body = "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace")
+    end = {"end": len(lines), "crc32": "%08x" % zlib.crc32(body)}
+    return body + json.dumps(end, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def decode(data: bytes) -> List[Record]:
+    """The records of a closed file.
+
+    Raises:
+        TornFileError: the terminator is missing or doesn't fit: the file is still being written, or was cut.
+    """
+    if not data.endswith(b"}\n"):
+        raise TornFileError("no terminator")
+    cut = data.rfind(b"\n", 0, len(data) - 1) + 1
+    body, last = data[:cut], data[cut:]
+    try:
+        end = json.loads(last.decode("ascii"))
+        count, checksum = end["end"], end["crc32"]
+    except (ValueError, KeyError, TypeError):
+        raise TornFileError("no terminator") from None
+    if checksum != "%08x" % zlib.crc32(body):
+        raise TornFileError("checksum does not fit")
+    lines = body.decode("utf-8").split("\n")[:-1]
+    if len(lines) != count:
+        raise TornFileError("record count does not fit")
+    return [json.loads(line) for line in lines]
+
+
+def decode_one(data: bytes) -> Record:
+    """The single record of a closed file such as ``exit.json``; raises TornFileError like decode."""
+    records = decode(data)
+    if len(records) != 1:
+        raise TornFileError("one record expected, %d found" % len(records))
+    return records[0]
+
+
+class JobPaths:
+    """All file names of one job folder, as paths relative to the share's root, with ``/``."""
+
+    def __init__(self, folder: str, attempt: int = 1) -> None:
+        self.folder = folder.strip("/")
+        self.attempt = attempt
+        self.stdouterr = self._in("stdouterr")
+        self.outputs = self._in("outputs")
+        self.spec = self._in("batchai/spec.json")
+        self.plan = self._in("batchai/plan.json")
+        self.attempts = self._in("batchai/attempts")
+        self.requests = self._in("batchai/requests")
+        self.relay = self._in("batchai/relay")
+        base = "batchai/attempts/%d" % attempt
+        self.submitted = self._in(base + "/submitted.json")
+        self.nodes = self._in(base + "/nodes")
+        self.events = self._in(base + "/events")
+        self.rendezvous = self._in(base + "/rendezvous.json")
+        self.verdict = self._in(base + "/verdict")
+        self.verdict_file = self._in(base + "/verdict/verdict.json")
+
+    def _in(self, name: str) -> str:
+        return self.folder + "/" + name
+
+    def announce(self, node: int) -> str:
+        return "%s/%d/announce.json" % (self.nodes, node)
+
+    def exit(self, node: int) -> str:
+        return "%s/%d/exit.json" % (self.nodes, node)
+
+    def event_folder(self, sequence: int) -> str:
+        return "%s/%04d" % (self.events, sequence // SEGMENTS_PER_FOLDER)
+
+    def segment(self, writer: str, sequence: int) -> str:
+        return "%s/%s-%08d.jsonl" % (self.event_folder(sequence), writer, sequence)
+
+    def request(self, identity: str) -> str:
+        return "%s/%s.json" % (self.requests, identity)
+
+    def lease(self, number: int) -> str:
+        return "%s/%d" % (self.relay, number)
+
+    def cursor(self, number: int) -> str:
+        return "%s/%d/cursor.json" % (self.relay, number)
+
+
+OBJECTS = ".batchai/objects"
+
+
+def object_path(sha256: str) -> str:
+    """Where a content-addressed file lies on the share."""
+    return "%s/%s/%s" % (OBJECTS, sha256[:2], sha256)
+
+
+_SEGMENT = re.compile(r"^(?P<writer>.+)-(?P<sequence>\d{8,})\.jsonl$")
+
+
+def parse_segment(name: str) -> Optional[Tuple[str, int]]:
+    """(writer, sequence) of a segment's file name, or None for any other name."""
+    match = _SEGMENT.match(name)
+    return (match.group("writer"), int(match.group("sequence"))) if match else None
+
+
+def agent_writer(node: int) -> str:
+    """The writer name of a node's agent."""
+    return "agent-%d" % node
+
+
+def job_mark(job: str, attempt: int) -> str:
+    """The value of MARK_VARIABLE in every process of this attempt."""
+    return "%s/%d" % (job, attempt)
+
+
+def read_closed(path: str) -> Optional[Record]:
+    """The record of a closed file on a mounted share; None while it isn't there or isn't closed."""
+    try:
+        with open(path, "rb") as file:
+            return decode_one(file.read())
+    except (FileNotFoundError, NotADirectoryError, TornFileError):
+        return None
+
+
+def write_closed(path: str, records: Iterable[Record]) -> None:
+    """Write a closed file once under its final name, making its folder (no rename: some mounts lose the data)."""
+    data = encode(records)
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(data)

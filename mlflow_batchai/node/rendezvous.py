@@ -1,0 +1,56 @@
+"""Horovod's own rendezvous server, in the training interpreter: started by node 0's agent, ended when its input closes."""
+
+import json
+import socketserver
+import sys
+from typing import List
+
+
+def main(arguments: List[str]) -> int:
+    """``rendezvous ADDRESS HOSTS SIZE``: serve, and say the port as one JSON line on standard output.
+
+    Args:
+        arguments: the address to listen on, hosts as ``node-0:2,node-1:2``, and the number of ranks.
+
+    Returns:
+        0 when standard input was closed; 3 with a sentence on standard error where Horovod can't be imported.
+    """
+    address, hosts, size = arguments
+    try:
+        from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer, RendezvousServer
+    except ImportError as error:
+        sys.stderr.write(
+            "Horovod can't be imported by %s (%s); build a wheel for it with `batchai horovod build --python %s` and install"
+            " that.\n" % (sys.executable, error, sys.executable)
+        )
+        return 3
+
+    class Http(RendezvousHTTPServer):  # type: ignore[misc]
+        # HTTPServer's server_bind asks the name server for the address's name: seconds, where there is none.
+        def server_bind(self) -> None:
+            socketserver.TCPServer.server_bind(self)
+            self.server_name, self.server_port = self.server_address[0], self.server_address[1]
+
+    class Server(RendezvousServer):  # type: ignore[misc]
+        # Horovod's start() listens on every address of the machine; ranks need just one.
+        def start(self, handler_cls: type = RendezvousHandler) -> int:
+            self._httpd = Http((address, 0), handler_cls, 0)
+            self._listen_thread = _thread(self._httpd.serve_forever)
+            return int(self._httpd.server_address[1])
+
+    server = Server()
+    port = server.start()
+    server.init(get_host_assignments(parse_hosts(hosts), int(size)))
+    sys.stdout.write(json.dumps({"port": port}) + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    return 0
+
+
+def _thread(target: object) -> object:
+    import threading
+
+    thread = threading.Thread(target=target, daemon=True)  # type: ignore[arg-type]
+    thread.start()
+    return thread

@@ -1,0 +1,178 @@
+"""Making a node ready for a job: folders, mounts, the code, staged inputs, and taking all of it away again."""
+
+import hashlib
+import os
+import shutil
+from typing import List, Optional, Tuple
+
+from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.protocol import OBJECTS, object_path
+
+# What ranks import before a script's first line: the weight check for scripts that use stock Horovod with Keras 3.
+SITECUSTOMIZE = "sitecustomize.py"
+
+
+class SetupError(Exception):
+    """The node can't be made ready; the message is one sentence."""
+
+
+def prepare_folders(layout: NodeLayout) -> None:
+    """Fresh folders of this job on the node's own disk; what earlier jobs left is wiped, as Batch AI did."""
+    jobs = os.path.dirname(layout.job)
+    if os.path.isdir(jobs):
+        for name in os.listdir(jobs):
+            remove_job_folder(os.path.join(jobs, name))
+    for folder in (layout.job_mounts, layout.temp, layout.inputs, layout.spool, layout.site):
+        os.makedirs(folder, exist_ok=True)
+
+
+def remove_job_folder(folder: str) -> None:
+    """Remove a job's folder; mounts are links, so that nothing behind them is touched."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def mount(layout: NodeLayout) -> None:
+    """Mount every volume of the plan; on this machine a mount is a link to a directory.
+
+    Raises:
+        SetupError: a volume's directory isn't there, or the mount point is taken.
+    """
+    for volume in layout.plan["volumes"]:
+        target, source = layout.mount_path(volume), volume["source"]
+        if not os.path.isdir(source):
+            raise SetupError(
+                "volume '%s': %s is not a directory on %s; create it or name another" % (volume["path"], source, layout.node_id)
+            )
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if os.path.islink(target):
+            if os.readlink(target) == source:
+                continue
+            os.unlink(target)
+        try:
+            os.symlink(source, target, target_is_directory=True)
+        except FileExistsError:
+            raise SetupError(
+                "volume '%s': %s on %s is taken by something that is not a mount of ours"
+                % (volume["path"], target, layout.node_id)
+            ) from None
+
+
+def unmount(layout: NodeLayout) -> None:
+    """Undo the job's own mounts; those of the cluster stay (as on Batch AI)."""
+    for volume in layout.plan["volumes"]:
+        if volume["scope"] == "job":
+            target = layout.mount_path(volume)
+            if os.path.islink(target):
+                os.unlink(target)
+
+
+def fetch_code(layout: NodeLayout) -> None:
+    """Copy the project's files from the share's objects to the node, each checked against its hash.
+
+    Raises:
+        SetupError: an object is missing or not what its name says.
+    """
+    os.makedirs(layout.code, exist_ok=True)
+    for entry in layout.plan["code"]:
+        target = os.path.join(layout.code, *entry["path"].split("/"))
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if "link" in entry:
+            os.symlink(entry["link"], target)
+            continue
+        _copy_checked(layout.on_share(object_path(entry["sha256"])), target, entry["sha256"], entry["path"])
+        os.chmod(target, entry["mode"])
+
+
+def _copy_checked(source: str, target: str, sha256: str, name: str) -> None:
+    digest = hashlib.sha256()
+    try:
+        with open(source, "rb") as incoming, open(target, "wb") as outgoing:
+            while True:
+                block = incoming.read(1 << 20)
+                if not block:
+                    break
+                digest.update(block)
+                outgoing.write(block)
+    except FileNotFoundError:
+        raise SetupError("'%s' of the project is missing on the share (%s)" % (name, OBJECTS)) from None
+    if digest.hexdigest() != sha256:
+        raise SetupError(
+            "'%s' of the project is damaged on the share (%s): delete the object and submit again" % (name, source)
+        )
+
+
+def link_inputs(layout: NodeLayout) -> None:
+    """Put staged parameters under ``$AZ_BATCHAI_JOB_TEMP/inputs/<parameter>/``, as links into the share: no second copy."""
+    for staged in layout.plan["inputs"]:
+        for entry in staged["files"]:
+            target = os.path.join(layout.inputs, staged["variable"], *entry["path"].split("/"))
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            source = layout.on_share(object_path(entry["sha256"]))
+            if not os.path.isfile(source):
+                raise SetupError("'%s' of parameter '%s' is missing on the share" % (entry["path"], staged["parameter"]))
+            os.symlink(source, target)
+
+
+def make_directories(layout: NodeLayout) -> None:
+    """Create the output directories and the log folder (idempotent; every node does it)."""
+    for path in layout.directories().values():
+        if path.startswith((layout.cluster_mounts, layout.job_mounts)):
+            os.makedirs(path, exist_ok=True)
+    os.makedirs(layout.shared_temp, exist_ok=True)
+
+
+def write_site(layout: NodeLayout, text: str) -> None:
+    """Write the ``sitecustomize`` that ranks start with."""
+    with open(os.path.join(layout.site, SITECUSTOMIZE), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def locate(layout: NodeLayout, path: str) -> Optional[Tuple[int, str]]:
+    """(index of the volume, path in it) of a file on the node, or None if it lies on no volume of the plan."""
+    for candidate in (os.path.abspath(path), os.path.realpath(path)):
+        for index, volume in enumerate(layout.plan["volumes"]):
+            for root in (layout.mount_path(volume), os.path.realpath(volume["source"])):
+                if candidate.startswith(root + os.sep):
+                    return index, os.path.relpath(candidate, root).replace(os.sep, "/")
+    return None
+
+
+def copy_logs(layout: NodeLayout) -> None:
+    """Where stdOutErrPathPrefix lies on another volume than the job folder: copy the logs there at the end."""
+    prefix = layout.plan.get("logCopyPrefix")
+    if not prefix:
+        return
+    index, path = prefix["volume"], prefix["path"]
+    target = os.path.join(
+        layout.mount_path(layout.plan["volumes"][index]),
+        *path.split("/"),
+        layout.plan["segment"],
+        "stdouterr",
+    )
+    shutil.copytree(layout.stdouterr, target, dirs_exist_ok=True)
+
+
+def model_files(layout: NodeLayout, reported: List[str]) -> List[str]:
+    """Saved models worth describing: the configured one, else every ``.h5`` or ``.keras`` that isn't a checkpoint (at most 5).
+
+    Args:
+        reported: absolute paths that the ranks' own ``report.model`` has described already.
+    """
+    configured = (layout.plan.get("model") or {}).get("path")
+    outputs = [path for name, path in sorted(layout.directories().items()) if name.startswith("AZ_BATCHAI_OUTPUT_")]
+    known = {os.path.realpath(path) for path in reported}
+    found: List[str] = []
+    for folder in outputs:
+        if configured:
+            path = os.path.join(folder, configured)
+            if os.path.isfile(path):
+                found.append(path)
+            continue
+        for parent, folders, names in os.walk(folder):
+            folders[:] = [name for name in folders if "checkpoint" not in name.lower()]
+            found.extend(
+                os.path.join(parent, name)
+                for name in sorted(names)
+                if name.endswith((".h5", ".keras")) and not name.endswith(".weights.h5")
+            )
+    return [path for path in dict.fromkeys(found) if os.path.realpath(path) not in known][:5]

@@ -1,0 +1,174 @@
+"""One process that the agent started (a rank, job preparation, a helper), and its output as whole lines."""
+
+import collections
+import os
+import re
+import signal
+import subprocess
+import time
+from typing import Callable, Deque, Dict, List, Mapping, Optional, Sequence
+
+from mlflow_batchai.node import processes
+
+# A line longer than this is passed on in pieces.
+LONGEST_LINE = 65536
+TAIL_LINES = 30
+
+_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
+
+
+def readable(text: str) -> str:
+    """What a terminal would show in the end: of a progress bar that redraws itself with carriage returns, the last state."""
+    return _OVERWRITTEN.sub("", text.replace("\r\n", "\n")) if "\r" in text else text
+
+
+class LineBuffer:
+    """Bytes in, whole lines out; a multibyte character cut between two reads is put together again."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """All whole lines so far; the rest waits."""
+        data = self._rest + data
+        cut = data.rfind(b"\n") + 1
+        if not cut and len(data) > LONGEST_LINE:
+            cut = LONGEST_LINE
+            while cut > LONGEST_LINE - 4 and data[cut] & 0xC0 == 0x80:  # not inside a UTF-8 character
+                cut -= 1
+            self._rest = data[cut:]
+            return data[:cut] + b"\n"
+        self._rest = data[cut:]
+        return data[:cut]
+
+    def close(self) -> bytes:
+        """What is left, ended with a newline."""
+        rest, self._rest = self._rest, b""
+        return rest + b"\n" if rest else b""
+
+
+Output = Callable[["Task", str, bytes], None]
+
+
+class Task:
+    """A process in its own session, its output read without blocking.
+
+    Attributes:
+        name: for people (``rank 3``).
+        rank: the rank's number, or None.
+        status: wait status once it was reaped, else None.
+        tail: its last lines, of both streams, as text.
+    """
+
+    def __init__(self, name: str, rank: Optional[int], output: Output) -> None:
+        self.name = name
+        self.rank = rank
+        self.status: Optional[int] = None
+        self.tail: Deque[str] = collections.deque(maxlen=TAIL_LINES)
+        self.started = time.monotonic()
+        self.ended: Optional[float] = None
+        self._output = output
+        self._buffers: Dict[str, LineBuffer] = {"out": LineBuffer(), "err": LineBuffer()}
+        self._streams: Dict[int, str] = {}
+        self._process: Optional[subprocess.Popen[bytes]] = None
+
+    def start(
+        self,
+        argv: Sequence[str],
+        cwd: str,
+        environment: Mapping[str, str],
+        keep: Sequence[int] = (),
+        stdin: bool = False,
+    ) -> None:
+        """Start it.
+
+        Args:
+            keep: file descriptors that it inherits (the node's lock).
+            stdin: whether it gets a pipe as standard input (closed when the agent goes) instead of nothing.
+
+        Raises:
+            OSError: the program can't be started.
+        """
+        self._process = subprocess.Popen(
+            list(argv),
+            cwd=cwd,
+            env=dict(environment),
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=tuple(keep),
+            preexec_fn=processes.die_with_parent(),
+        )
+        assert self._process.stdout and self._process.stderr
+        for stream, name in ((self._process.stdout, "out"), (self._process.stderr, "err")):
+            os.set_blocking(stream.fileno(), False)
+            self._streams[stream.fileno()] = name
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
+    @property
+    def descriptors(self) -> List[int]:
+        """Pipes that may still bring output."""
+        return list(self._streams)
+
+    def read(self, descriptor: int) -> None:
+        """Take what a readable pipe holds, at most 1 MiB a call so that no rank starves the others."""
+        try:
+            data = os.read(descriptor, 1 << 20)
+        except BlockingIOError:
+            return
+        stream = self._streams[descriptor]
+        self._emit(stream, self._buffers[stream].feed(data) if data else self._buffers[stream].close())
+        if not data:
+            del self._streams[descriptor]
+
+    def close(self) -> None:
+        """No more output is wanted: what is buffered goes out, the pipes are left alone (nobody may be stopped by SIGPIPE)."""
+        for descriptor in list(self._streams):
+            self.read(descriptor)
+        for stream, buffer in self._buffers.items():
+            self._emit(stream, buffer.close())
+        self._streams.clear()
+
+    def _emit(self, stream: str, lines: bytes) -> None:
+        if lines:
+            text = readable(lines[-16384:].decode("utf-8", "backslashreplace"))
+            self.tail.extend(text.splitlines()[-TAIL_LINES:])
+            self._output(self, stream, lines)
+
+    def reaped(self, status: int) -> None:
+        """The agent has collected this process."""
+        assert self._process
+        self.status = status
+        self.ended = time.monotonic()
+        self._process.returncode = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+    @property
+    def signal(self) -> Optional[int]:
+        """The signal that ended it, or None."""
+        return os.WTERMSIG(self.status) if self.status is not None and os.WIFSIGNALED(self.status) else None
+
+    @property
+    def exit_code(self) -> Optional[int]:
+        """Its exit code as a shell says it (128 + n for a signal), or None while it runs."""
+        if self.status is None:
+            return None
+        return 128 + os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else os.WEXITSTATUS(self.status)
+
+    @property
+    def verdict(self) -> str:
+        """How it ended, for a sentence: ``exited with code 1`` or ``was killed by SIGKILL``."""
+        number = self.signal
+        if number is None and self.exit_code is not None and 128 < self.exit_code < 128 + 65:
+            # bash says a killed command this way
+            number = self.exit_code - 128
+        if number is None:
+            return "exited with code %s" % self.exit_code
+        try:
+            return "was killed by %s" % signal.Signals(number).name
+        except ValueError:
+            return "was killed by signal %d" % number

@@ -1,0 +1,176 @@
+"""The ticket book: which job has which nodes of a cluster, in one order for all.
+
+A cluster run by ``hosts`` has no daemon. A job takes its N tickets in one step under one lock, with one number that only
+rises, so all nodes serve jobs in the same order and two gangs can't wait for each other. A node's ticket is a file that the
+node's agent keeps locked while it lives: the kernel lets go of it however the agent ends. Node roots are folders on the
+node's own disk (never on a share: flock is not to be trusted there).
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from typing import IO, Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+# A ticket whose agent hasn't come within this many seconds is given up: its submitter died between two steps.
+ARRIVAL_SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "book.lock"), "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _load(folder: str) -> Dict[str, Any]:
+    try:
+        with open(os.path.join(folder, "book.json"), encoding="utf-8") as file:
+            book: Dict[str, Any] = json.load(file)
+            return book
+    except FileNotFoundError:
+        return {"next": 1, "tickets": []}
+
+
+def _store(folder: str, book: Dict[str, Any]) -> None:
+    path = os.path.join(folder, "book.json")
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        json.dump(book, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".new", path)
+
+
+def ticket_path(root: str, number: int) -> str:
+    """The file that the agent with this ticket keeps locked on its node."""
+    return os.path.join(root, "tickets", str(number))
+
+
+def take(folder: str, roots: Sequence[str], job: str, count: int, now: Optional[float] = None) -> Dict[str, Any]:
+    """Take ``count`` nodes for a job, in one step.
+
+    The nodes with the fewest jobs before them are chosen, lower index first.
+
+    Args:
+        folder: the book's folder, on the first node's disk.
+        roots: node roots by index, as this machine sees them; used to forget tickets that have ended.
+        job: the job's id, for people who read the book.
+        count: nodes wanted, at most ``len(roots)``.
+
+    Returns:
+        ``{"number": int, "nodes": [index...], "after": {"<index>": [earlier numbers...]}, "taken": seconds}``.
+    """
+    moment = time.time() if now is None else now
+    with _locked(folder):
+        book = _load(folder)
+        live = [entry for entry in book["tickets"] if not _ended(entry, roots, moment)]
+        waiting: Dict[int, List[int]] = {index: [] for index in range(len(roots))}
+        for entry in live:
+            for index in entry["nodes"]:
+                waiting.setdefault(index, []).append(entry["number"])
+        nodes = sorted(sorted(range(len(roots)), key=lambda index: (len(waiting[index]), index))[:count])
+        number = book["next"]
+        entry = {"number": number, "job": job, "nodes": nodes, "taken": moment}
+        _store(folder, {"next": number + 1, "tickets": [*live, entry]})
+    return dict(entry, after={str(index): waiting[index] for index in nodes})
+
+
+def drop(folder: str, number: int) -> None:
+    """Forget a ticket; unknown numbers are fine."""
+    with _locked(folder):
+        book = _load(folder)
+        book["tickets"] = [entry for entry in book["tickets"] if entry["number"] != number]
+        _store(folder, book)
+
+
+def _ended(entry: Dict[str, Any], roots: Sequence[str], moment: float) -> bool:
+    return all(
+        index >= len(roots) or state(roots[index], entry["number"], entry["taken"], moment) == "ended"
+        for index in entry["nodes"]
+    )
+
+
+def state(root: str, number: int, taken: float, now: float) -> str:
+    """``waiting`` (its agent hasn't come), ``held`` (its agent lives) or ``ended``, as seen on that node."""
+    try:
+        with open(ticket_path(root, number)) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return "held"
+            return "ended"
+    except FileNotFoundError:
+        return "waiting" if 0 <= now - taken < ARRIVAL_SECONDS else "ended"
+
+
+def claim(root: str, number: int) -> IO[str]:
+    """Called by the agent at its start: its ticket file, open and locked; it must stay open."""
+    os.makedirs(os.path.join(root, "tickets"), exist_ok=True)
+    file = open(ticket_path(root, number), "a")  # noqa: SIM115 (it lives as long as the agent)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def predecessors(root: str, after: Sequence[int], taken: float, now: float) -> List[int]:
+    """Those of the earlier tickets that still stand before us on this node."""
+    return [number for number in after if state(root, number, taken, now) != "ended"]
+
+
+def lock_path(root: str) -> str:
+    """The file whose lock means: this node is taken."""
+    return os.path.join(root, "lock")
+
+
+def open_node_lock(root: str) -> int:
+    """The node's own lock, as a file descriptor that ranks inherit: free only when the last of them is gone."""
+    os.makedirs(root, exist_ok=True)
+    descriptor = os.open(lock_path(root), os.O_RDWR | os.O_CREAT, 0o644)
+    os.set_inheritable(descriptor, True)
+    return descriptor
+
+
+def try_node_lock(descriptor: int) -> bool:
+    """Take the node's lock if nobody has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def owner(root: str) -> Optional[Tuple[str, int]]:
+    """(mark, index of the node in that job) of the job that last had the node."""
+    try:
+        with open(os.path.join(root, "owner"), encoding="utf-8") as file:
+            mark, _, node = file.read().strip().rpartition(" ")
+    except FileNotFoundError:
+        return None
+    return (mark, int(node)) if mark and node.isdigit() else None
+
+
+def set_owner(root: str, mark: str, node: int) -> None:
+    """Write which job has the node now."""
+    with open(os.path.join(root, "owner"), "w", encoding="utf-8") as file:
+        file.write("%s %d\n" % (mark, node))
+
+
+def forget_ended(root: str, now: float) -> None:
+    """Remove ticket files of jobs that have ended (called by an agent that holds the node)."""
+    folder = os.path.join(root, "tickets")
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        # A day: a waiting agent may still look for a file that has just become free, and finding it gone reads as ended too.
+        if name.isdigit() and now - os.stat(path).st_mtime > 86400 and state(root, int(name), 0, now) == "ended":
+            os.unlink(path)
+
+
+def main(arguments: List[str]) -> int:
+    """``ticket take BOOK JOB COUNT ROOT...`` prints the ticket as JSON; ``ticket drop BOOK NUMBER``."""
+    verb, folder = arguments[0], arguments[1]
+    if verb == "take":
+        print(json.dumps(take(folder, arguments[4:], arguments[2], int(arguments[3]))))
+    else:
+        drop(folder, int(arguments[2]))
+    return 0

@@ -1,0 +1,349 @@
+"""From documents to a plan: what ``batchai/plan.json`` will say, worked out before anything exists."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import yaml
+
+from mlflow_batchai.clusters import Cluster, home
+from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError, ParameterError, ProjectError
+from mlflow_batchai.node.layout import undefined
+from mlflow_batchai.places import locate, mount_points
+from mlflow_batchai.shares.objects import StagedFile, scan, scan_input
+from mlflow_batchai.spec.batchai import BatchaiFile
+from mlflow_batchai.spec.command import translate, variable_names
+from mlflow_batchai.spec.job import JobProperties, forbid_program
+from mlflow_batchai.spec.masking import masked
+from mlflow_batchai.spec.mlproject import EntryPoint, MLProject, Value
+
+CONTROL_MOUNT = "share"
+DEFAULT_PREFIX = f"$AZ_BATCHAI_MOUNT_ROOT/{CONTROL_MOUNT}"
+LOSS_SECONDS = 60.0
+# Linux: the longest single string that a new process can be given (MAX_ARG_STRLEN).
+LONGEST_VARIABLE = 131071
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that is ready to be submitted, and nothing of it exists yet.
+
+    Attributes:
+        plan: the plan without what is only known at submit (run id, segment).
+        document: the job document as submitted, secrets masked.
+        parameters: parameter -> value as the user typed it, for MLflow.
+        secrets: variable -> value; never written.
+        warnings: sentences to print.
+    """
+
+    name: str
+    job_id: str
+    project: str
+    plan: dict[str, Any]
+    document: dict[str, Any]
+    parameters: dict[str, str]
+    secrets: dict[str, str]
+    code: Sequence[StagedFile]
+    inputs: Sequence[StagedFile]
+    warnings: list[str]
+
+
+def slug(text: str, longest: int = 40) -> str:
+    """A name that Batch AI would take (``[-\\w_]``), short enough for paths."""
+    return (re.sub(r"[^-A-Za-z0-9_]+", "-", text).strip("-") or "job")[:longest]
+
+
+def prepare(
+    project: MLProject,
+    entry: EntryPoint,
+    values: Sequence[Value],
+    config: BatchaiFile,
+    cluster: Cluster,
+    cwd: Path,
+    env_manager: str | None,
+    source: str,
+) -> Prepared:
+    """Work out the whole job.
+
+    Args:
+        config: batchai.yaml with ``--backend-config`` merged over it.
+        cwd: where relative ``path`` parameters start from.
+        env_manager: MLflow's ``--env-manager``.
+        source: the document's name in messages.
+
+    Raises:
+        BatchAIError: anything that would keep the job from running and can be seen from here.
+    """
+    properties = config.properties
+    forbid_program(properties, source)
+    if project.docker_env or properties.container_settings:
+        raise NotSupportedError(f"{source}: containers (containerSettings, docker_env) are not supported yet; remove them")
+    framework, process_count, node_count = _framework(properties, source)
+    if node_count > cluster.engine.node_limit:
+        raise ClusterError(
+            f"{source}: properties.nodeCount is {node_count} and cluster '{cluster.name}' has {cluster.engine.node_limit} node(s)"
+        )
+    job_id = uuid.uuid4().hex[:10]
+    variables = variable_names(value.parameter.name for value in values)
+    command = translate(
+        entry.command, {value.parameter.name: variables[value.parameter.name] for value in values if not value.extra}, source
+    )
+    command += "".join(f' --{shlex.quote(v.parameter.name)} "${{{variables[v.parameter.name]}}}"' for v in values if v.extra)
+    _check_script(project, entry.command, source)
+    inputs, staged, given = _inputs(values, variables, config, cwd)
+    _check_lengths({variables[value.parameter.name]: value for value in values})
+    volumes, prefixes, warnings = _volumes(properties, cluster, source)
+    folder_prefix, log_copy = _place_logs(properties, prefixes, source)
+    plan = {
+        "protocol": 1,
+        "job": job_id,
+        "framework": framework,
+        "nodeCount": node_count,
+        "processCount": process_count,
+        "ranks": process_count if framework == "horovod" else 1,
+        "command": command,
+        "preparation": properties.job_preparation.command_line if properties.job_preparation else None,
+        "parameters": given,
+        "inputs": staged,
+        "environmentVariables": [{"name": entry.name, "value": entry.value} for entry in properties.environment_variables],
+        "secretNames": [secret.name for secret in properties.secrets],
+        "inputDirectories": [{"id": entry.id, "path": entry.path} for entry in properties.input_directories],
+        "outputDirectories": [
+            {"id": entry.id, "pathPrefix": entry.path_prefix, "pathSuffix": entry.path_suffix}
+            for entry in properties.output_directories
+        ],
+        "volumes": volumes,
+        "controlMount": CONTROL_MOUNT,
+        "folderPrefix": folder_prefix,
+        "logCopyPrefix": log_copy,
+        "maxWallClockSeconds": _seconds(properties),
+        "lossSeconds": LOSS_SECONDS,
+        "python": cluster.python,
+        "environment": _environment(project, env_manager, cluster, source),
+        "gpusPerNode": cluster.document.gpus_per_node or 0,
+        "coresPerNode": cluster.cores_per_node,
+        "address": cluster.address,
+        "networkInterface": cluster.network_interface,
+        "metrics": [{"name": rule.name, "regex": rule.regex, "step": rule.step} for rule in config.metrics],
+        "model": {"path": config.model.path, "register": config.model.register_as, "name": config.model.name}
+        if config.model
+        else None,
+    }
+    warnings += _undefined(properties, command, source)
+    code = scan(project.directory)
+    plan["code"] = [file.entry() for file in code]
+    return Prepared(
+        config.name or f"{slug(project.name)}-{job_id[:6]}",
+        job_id,
+        project.name,
+        plan,
+        masked(config),
+        {value.parameter.name: value.text for value in values},
+        {secret.name: _secret(secret, source) for secret in properties.secrets},
+        code,
+        inputs,
+        warnings,
+    )
+
+
+def _framework(properties: JobProperties, source: str) -> tuple[str, int, int]:
+    """(launcher, processCount, nodeCount) of the properties."""
+    block = properties.framework
+    nodes = properties.node_count or 1
+    if block is None or block[0] == "customToolkitSettings":
+        return "custom", 1, nodes
+    if block[0] != "horovodSettings":
+        raise NotSupportedError(
+            f"{source}: properties.{block[0]} is not supported yet; horovodSettings and customToolkitSettings are, and so is a"
+            " project without a framework block"
+        )
+    processes = getattr(block[1], "process_count", None) or nodes
+    if processes < nodes:
+        raise DocumentError(
+            f"{source}: properties.horovodSettings.processCount is {processes}, less than nodeCount ({nodes});"
+            " give at least one process a node, or fewer nodes"
+        )
+    return "horovod", processes, nodes
+
+
+_SCRIPT = re.compile(r"(?:^|[\s;&|])(?:python[\d.]*|bash|sh)\s+(?:-u\s+)?(?P<script>[\w./-]+\.(?:py|sh))(?=\s|$)")
+
+
+def _check_script(project: MLProject, command: str, source: str) -> None:
+    """A script that the command plainly names and that isn't in the project fails here, not minutes later on a node."""
+    for match in _SCRIPT.finditer(command):
+        script = match.group("script")
+        if not script.startswith("/") and "cd " not in command and not (project.directory / script).exists():
+            raise ProjectError(f"{source}: the command runs '{script}', which is not in the project ({project.directory})")
+
+
+def _inputs(
+    values: Sequence[Value], variables: Mapping[str, str], config: BatchaiFile, cwd: Path
+) -> tuple[list[StagedFile], list[dict[str, Any]], dict[str, str]]:
+    """(files to send, staged entries of the plan, variable -> value for the others)."""
+    unknown = [name for name in config.stage if name not in {value.parameter.name for value in values}]
+    if unknown:
+        raise DocumentError(f"batchai.yaml: stage names '{unknown[0]}', which is no parameter of this entry point")
+    files: list[StagedFile] = []
+    staged: list[dict[str, Any]] = []
+    given: dict[str, str] = {}
+    for value in values:
+        name, variable = value.parameter.name, variables[value.parameter.name]
+        path = _local_path(value, config, cwd)
+        if path is None:
+            given[variable] = value.text
+            continue
+        found = scan_input(path)
+        files += found
+        entries = [{"path": file.path, "sha256": file.sha256} for file in found]
+        staged.append({"parameter": name, "variable": variable, "name": path.name, "files": entries})
+    return files, staged, given
+
+
+def _local_path(value: Value, config: BatchaiFile, cwd: Path) -> Path | None:
+    """The local file or folder that a value names and that has to travel with the job, or None."""
+    text, name = value.text, value.parameter.name
+    if text.startswith("file:"):
+        path = Path(unquote(urlsplit(text).path))
+    elif value.parameter.type == "path" and "://" in text:
+        raise NotSupportedError(
+            f"parameter '{name}': {text.split('://')[0]}:// can't be fetched yet; download it and give the local path"
+        )
+    elif value.parameter.type == "path" or name in config.stage:
+        path = Path(text).expanduser()
+    else:
+        return None
+    path = (cwd / path).absolute()
+    if not path.exists():
+        if value.parameter.type == "path" or text.startswith("file:"):
+            raise ParameterError(f"parameter '{name}': there is no file or folder {path}")
+        return None
+    if not path.name:
+        raise ParameterError(f"parameter '{name}': {path} can't be sent to the nodes as a whole")
+    return path
+
+
+def _check_lengths(values: Mapping[str, Value]) -> None:
+    for variable, value in values.items():
+        length = len(f"{variable}={value.text}".encode(errors="surrogateescape"))
+        if length > LONGEST_VARIABLE:
+            raise ParameterError(
+                f"parameter '{value.parameter.name}' is {length} bytes long; no program can be given more than {LONGEST_VARIABLE}:"
+                " put it in a file and declare the parameter as type path"
+            )
+
+
+def _volumes(
+    properties: JobProperties, cluster: Cluster, source: str
+) -> tuple[list[dict[str, Any]], dict[str, int], list[str]]:
+    """(volumes of the plan, mount point -> index, warnings). The control share is volume 0."""
+    control = unquote(urlsplit(cluster.share.url).path)
+    volumes: list[dict[str, Any]] = [{"scope": "cluster", "path": CONTROL_MOUNT, "source": control, "share": cluster.share.url}]
+    warnings: list[str] = []
+    mounts = properties.mount_volumes
+    for key, entries in (
+        ("azureBlobFileSystems", mounts.azure_blob_file_systems),
+        ("fileServers", mounts.file_servers),
+        ("unmanagedFileSystems", mounts.unmanaged_file_systems),
+    ):
+        if entries:
+            raise NotSupportedError(f"{source}: mountVolumes.{key} is not supported yet on the local cluster; remove it")
+    for entry in mounts.azure_file_shares:
+        parts = urlsplit(entry.azure_file_url)
+        account = entry.account_name or (parts.hostname or "").split(".")[0]
+        name = parts.path.strip("/")
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name) or ".." in name.split("/") or not re.fullmatch(r"[\w.-]+", account):
+            raise DocumentError(f"{source}: mountVolumes.azureFileShares: '{entry.azure_file_url}' names no account and share")
+        folder = home() / "shares" / account / name
+        folder.mkdir(parents=True, exist_ok=True)
+        volumes.append(
+            {"scope": "job", "path": entry.relative_mount_path.strip("/"), "source": str(folder), "share": folder.as_uri()}
+        )
+        warnings.append(f"on the local cluster the file share {account}/{name} is the directory {folder}")
+    return volumes, mount_points(volumes), warnings
+
+
+def _place_logs(properties: JobProperties, prefixes: Mapping[str, int], source: str) -> tuple[str, dict[str, Any] | None]:
+    """(path on the control share under which the job folder goes, where else logs are copied at the end)."""
+    text = properties.std_out_err_path_prefix or DEFAULT_PREFIX
+    volume, path = locate(text, prefixes, f"{source}: properties.stdOutErrPathPrefix")
+    for entry in properties.output_directories:
+        locate(entry.path_prefix, prefixes, f"{source}: outputDirectories {entry.id}: pathPrefix")
+    return (path, None) if volume == 0 else ("", {"volume": volume, "path": path})
+
+
+def _seconds(properties: JobProperties) -> float | None:
+    limit = properties.constraints.max_wall_clock_time
+    # Batch AI's default, and its hard limit, was a week.
+    return limit.total_seconds() if limit else 7 * 86400.0
+
+
+def _environment(project: MLProject, manager: str | None, cluster: Cluster, source: str) -> dict[str, Any] | None:
+    if manager in (None, "local"):
+        return None
+    if manager not in ("virtualenv", "uv"):
+        raise NotSupportedError(f"--env-manager {manager} is not supported; use local, virtualenv or uv")
+    if project.python_env is None:
+        raise ProjectError(f"{project.source}: --env-manager {manager} needs a python_env.yaml in the project")
+    try:
+        data = yaml.safe_load(project.python_env.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise DocumentError(f"{project.python_env}: {' '.join(str(error).split())}") from error
+    lists = [data.get(key) or [] for key in ("build_dependencies", "dependencies")]
+    if not all(isinstance(entries, list) and all(isinstance(entry, str) for entry in entries) for entries in lists):
+        raise DocumentError(f"{project.python_env}: dependencies should be a list of requirements")
+    python = data.get("python")
+    requirements = [
+        (project.directory / line.split(maxsplit=1)[1]).read_text(encoding="utf-8")
+        for line in lists[1]
+        if line.startswith("-r ") and (project.directory / line.split(maxsplit=1)[1]).is_file()
+    ]
+    content = [manager, python, lists, requirements, cluster.python]
+    return {
+        "manager": manager,
+        "python": None if python is None else str(python),
+        "dependencies": lists[1],
+        "hash": hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16],
+        "folder": cluster.environments,
+    }
+
+
+def _secret(secret: Any, source: str) -> str:
+    if secret.value is None:
+        raise NotSupportedError(
+            f"{source}: secrets '{secret.name}': valueSecretReference (Azure Key Vault) is not supported yet; give value"
+        )
+    return str(secret.value.get_secret_value())
+
+
+def _undefined(properties: JobProperties, command: str, source: str) -> list[str]:
+    known = {f"AZ_BATCHAI_INPUT_{entry.id}" for entry in properties.input_directories}
+    known |= {f"AZ_BATCHAI_OUTPUT_{entry.id}" for entry in properties.output_directories}
+    known |= {f"AZ_BATCHAI_{name}" for name in SERVICE_NAMES}
+    table = dict.fromkeys(known, "")
+    texts = [command, *(entry.value for entry in properties.environment_variables)]
+    if properties.job_preparation:
+        texts.append(properties.job_preparation.command_line)
+    found = dict.fromkeys(name for text in texts for name in undefined(text, table))
+    return [f"{source}: ${name} is used and nothing defines it" for name in found]
+
+
+SERVICE_NAMES = (
+    "MOUNT_ROOT",
+    "JOB_MOUNT_ROOT",
+    "JOB_TEMP",
+    "JOB_TEMP_DIR",
+    "SHARED_JOB_TEMP",
+    "STDOUTERR_DIR",
+    "NUM_GPUS",
+    "MPI_HOST_FILE",
+)

@@ -1,0 +1,307 @@
+"""The only orchestrator: submit a job, watch it, attach to it, cancel it."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflow_batchai import clusters, runs, shell
+from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.console import JobConsole
+from mlflow_batchai.engines.base import StartRequest
+from mlflow_batchai.errors import BatchAIError, JobDetachedError, JobError, JobFailedError
+from mlflow_batchai.jobs import EventReader, Job, JobState, failed_verdict
+from mlflow_batchai.lease import Lease
+from mlflow_batchai.node import protocol
+from mlflow_batchai.planning import Prepared, slug
+from mlflow_batchai.runs import Tracking
+from mlflow_batchai.shares.base import open_share
+from mlflow_batchai.shares.objects import upload
+
+WATCH_SECONDS = 0.1
+FOLLOWER_STARTS = 3
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What a job's MLflow run is to be.
+
+    Attributes:
+        tags: MLflow's own tags of the run.
+        run_id: an existing run to use, or None.
+    """
+
+    tracking: Tracking
+    experiment_id: str
+    experiment_name: str
+    workspace: str
+    tags: Mapping[str, str]
+    run_name: str | None = None
+    run_id: str | None = None
+
+
+@dataclass
+class Submitted:
+    """A job on its way.
+
+    Attributes:
+        follower: process id of the detached follower, and its start time; None if another machine has it.
+    """
+
+    job: Job
+    run_id: str
+    tracking: Tracking
+    follower: int | None = None
+    starts: int = 0
+
+
+def submit(prepared: Prepared, cluster: Cluster, request: RunRequest) -> Submitted:
+    """Send the code, make the run, write the job folder, start the agents, start the follower.
+
+    A submit that fails half-way is undone: what was started is ended, and a run that was made is FAILED with the reason.
+
+    Raises:
+        BatchAIError: it could not be submitted.
+    """
+    share = cluster.share
+    upload(share, prepared.code)
+    upload(share, prepared.inputs)
+    mlflow = runs.client(request.tracking)
+    with contextlib.ExitStack() as undo:
+        run = runs.create(
+            mlflow,
+            request.experiment_id,
+            {**request.tags, **_tags(prepared, cluster, request)},
+            prepared.parameters,
+            request.run_name,
+            request.run_id,
+        )
+        run_id = run.info.run_id
+        undo.push(lambda kind, error, trace: _failed_submit(mlflow, run_id, error))
+        segment = "/".join(
+            (
+                "workspaces",
+                slug(request.workspace),
+                "experiments",
+                slug(request.experiment_name),
+                "jobs",
+                prepared.name,
+                prepared.job_id,
+            )
+        )
+        folder = "/".join(part for part in (prepared.plan["folderPrefix"], segment) if part)
+        plan = {
+            **prepared.plan,
+            "name": prepared.name,
+            "cluster": cluster.name,
+            "workspace": request.workspace,
+            "experiment": request.experiment_name,
+            "experimentId": request.experiment_id,
+            "runId": run_id,
+            "segment": segment,
+            "folder": folder,
+        }
+        paths = protocol.JobPaths(folder)
+        undo.callback(_end_half_done, share, folder)
+        share.write(paths.spec, protocol.encode([prepared.document]))
+        share.write(paths.plan, protocol.encode([plan]))
+        mark = protocol.job_mark(prepared.job_id, 1)
+        start = StartRequest(prepared.job_id, mark, folder, 1, plan["nodeCount"], prepared.secrets)
+        handle = cluster.engine.submit(start)
+        undo.callback(cluster.engine.cancel, handle)
+        share.write(paths.submitted, protocol.encode([dict(handle)]))
+        mlflow.set_tag(run_id, runs.TAG_FOLDER, folder)
+        submitted = Submitted(Job(share, folder), run_id, request.tracking)
+        start_follower(submitted)
+        undo.pop_all()
+    return submitted
+
+
+def _tags(prepared: Prepared, cluster: Cluster, request: RunRequest) -> dict[str, str]:
+    return {
+        runs.TAG_JOB: prepared.name,
+        runs.TAG_CLUSTER: cluster.name,
+        runs.TAG_WORKSPACE: request.workspace,
+        runs.TAG_SHARE: cluster.share.url,
+        runs.TAG_STATE: protocol.QUEUED,
+        "batchai.attempt": "1",
+    }
+
+
+def _failed_submit(mlflow: Any, run_id: str, error: BaseException | None) -> None:
+    reason = str(error) if isinstance(error, BatchAIError) else f"submitting failed: {type(error).__name__}: {error}"
+    runs.fail(mlflow, run_id, reason)
+
+
+def _end_half_done(share: Any, folder: str) -> None:
+    """A job folder whose submit failed has its verdict, so that nobody waits for it."""
+    with contextlib.suppress(BatchAIError):
+        Job(share, folder).claim_verdict(
+            failed_verdict(protocol.NODE_SETUP_FAILED, "the job could not be submitted", "submitter")
+        )
+
+
+def start_follower(submitted: Submitted) -> None:
+    """Start the detached process that relays the job into its run."""
+    job, tracking = submitted.job, submitted.tracking
+    log = clusters.home() / "followers" / f"{job.plan['job']}.log"
+    # -P: what lies in the user's folder must not be imported in place of a library.
+    argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "mlflow_batchai.follower"]
+    environment = {**os.environ, **{name: os.environ.get(name, value) for name, value in tracking.environment.items()}}
+    environment["BATCHAI_HOME"] = str(clusters.home())
+    submitted.follower = shell.spawn([*argv, job.share.url, job.folder, tracking.uri], environment, log)
+    submitted.starts += 1
+
+
+def find(name: str, tracking: Tracking) -> Submitted:
+    """A job that was submitted earlier, by its name or run id.
+
+    Raises:
+        JobNotFoundError: there is none, or its folder is gone.
+    """
+    run = runs.find(runs.client(tracking), name)
+    tags = run.data.tags
+    if runs.TAG_FOLDER not in tags:
+        raise JobError(f"job {tags[runs.TAG_JOB]} was never submitted: {tags.get('batchai.reason', 'its submitter died')}")
+    return Submitted(Job(open_share(tags[runs.TAG_SHARE]), tags[runs.TAG_FOLDER]), run.info.run_id, tracking)
+
+
+def cancel(submitted: Submitted, why: str = "") -> None:
+    """Ask for the job's end; returns at once."""
+    submitted.job.request_cancel(user(), why)
+
+
+def user() -> str:
+    """Who asks: the login name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+class Signals:
+    """Ctrl-C cancels the job (a second one leaves it); SIGTERM and SIGHUP leave it running.
+
+    Installed only in the main thread: elsewhere Python has no signals.
+    """
+
+    def __init__(self, on_cancel: Callable[[], None]) -> None:
+        self._on_cancel = on_cancel
+        self.cancelled = False
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handlers for the time of the block."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            signal.signal(signal.SIGINT, self._interrupt)
+            signal.signal(signal.SIGTERM, self._leave)
+            signal.signal(signal.SIGHUP, self._leave)
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        if self.cancelled:
+            raise JobDetachedError("left while it ends")
+        self.cancelled = True
+        self._on_cancel()
+
+    def _leave(self, number: int, frame: object) -> None:
+        raise JobDetachedError(f"{signal.Signals(number).name} received")
+
+
+def watch(submitted: Submitted, console: JobConsole, from_start: bool = True) -> JobState:
+    """Show a job until its run is finished in MLflow.
+
+    Raises:
+        JobDetachedError: told to leave; the job goes on, and the message has the line that attaches to it.
+        JobError: the follower can't be kept running.
+    """
+    job = submitted.job
+    signals = Signals(lambda: _cancel_here(submitted, console))
+    reader = EventReader(job)
+    if not from_start:
+        for _ in reader.read():
+            pass
+    try:
+        with signals.installed():
+            return _watch(submitted, console, reader)
+    except JobDetachedError as error:
+        raise JobDetachedError(
+            f"{error}; job {job.name} goes on: batchai job attach {job.name} | batchai job terminate {job.name}"
+        ) from None
+    finally:
+        console.close()
+
+
+def _cancel_here(submitted: Submitted, console: JobConsole) -> None:
+    console.say(f"ending job {submitted.job.name}; press Ctrl-C again to leave it to end by itself")
+    cancel(submitted, "Ctrl-C")
+
+
+def _watch(submitted: Submitted, console: JobConsole, reader: EventReader) -> JobState:
+    job = submitted.job
+    shown = ""
+    while True:
+        for _, _, records in reader.read():
+            console.records(records)
+        state = job.state()
+        if state.ended:
+            for _, _, records in reader.read():
+                console.records(records)
+            break
+        if state.execution_state != shown:
+            shown = state.execution_state
+            console.state({protocol.QUEUED: "queued: waiting for nodes", protocol.RUNNING: "running"}.get(shown, shown))
+        _keep_follower(submitted)
+        time.sleep(WATCH_SECONDS)
+    lease = Lease(job)
+    while not lease.finished():
+        _keep_follower(submitted)
+        time.sleep(WATCH_SECONDS / 2)
+    return state
+
+
+def _keep_follower(submitted: Submitted) -> None:
+    """Start another follower if ours has died before its time."""
+    pid = submitted.follower
+    if pid is None or _child_alive(pid) or Lease(submitted.job).finished():
+        return
+    if submitted.starts >= FOLLOWER_STARTS:
+        log = clusters.home() / "followers" / f"{submitted.job.plan['job']}.log"
+        raise JobError(f"the process that relays job {submitted.job.name} into MLflow keeps ending; see {log}")
+    start_follower(submitted)
+
+
+def _child_alive(pid: int) -> bool:
+    """Whether our child still runs; it is reaped when it doesn't."""
+    try:
+        ended, _ = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return Path(f"/proc/{pid}").exists()
+    return ended == 0
+
+
+def outcome(submitted: Submitted, state: JobState) -> None:
+    """Raise JobFailedError, with the reason, unless the job has succeeded."""
+    if state.execution_state == protocol.SUCCEEDED:
+        return
+    if state.terminated:
+        raise JobFailedError(
+            f"job {submitted.job.name} was {state.reason or 'terminated'} (run {submitted.run_id} is KILLED)", None
+        )
+    raise JobFailedError(f"job {submitted.job.name} failed: {state.reason}", state.exit_code)

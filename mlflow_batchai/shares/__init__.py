@@ -1,0 +1,5 @@
+"""File shares: one interface of six methods, and functions over it."""
+
+from mlflow_batchai.shares.base import Entry, Share, open_share
+
+__all__ = ["Entry", "Share", "open_share"]

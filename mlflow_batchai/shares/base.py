@@ -1,0 +1,74 @@
+"""What every share can do, as promises that the conformance suite (``tests/shares``) holds each implementation to."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import BinaryIO, NamedTuple, Protocol
+from urllib.parse import unquote, urlsplit
+
+from mlflow_batchai.errors import NotSupportedError
+
+
+class Entry(NamedTuple):
+    """One name in a directory of a share.
+
+    Attributes:
+        name: without its path.
+        size: bytes; 0 for a directory.
+        is_directory: whether it is one.
+    """
+
+    name: str
+    size: int
+    is_directory: bool
+
+
+class Share(Protocol):
+    """A file share as the submitting machine sees it; paths are relative to its root, with ``/``.
+
+    Promises:
+        1. ``read`` of a file that ``write`` or a closed ``open_write`` has made returns all of it; a reader never sees half.
+        2. ``write`` replaces a file whole; parents are made.
+        3. ``claim`` succeeds for exactly one of any number of callers, on any machines.
+        4. ``list`` and ``read`` see what this process wrote, at once.
+        5. ``delete`` of what isn't there is no error; a directory goes with all that is in it.
+        6. Other failures of the share are ShareError, with the share's address and the path in it.
+    """
+
+    @property
+    def url(self) -> str:
+        """The address that ``open_share`` takes; it holds no secret."""
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes of a file from ``start``; ShareNotFoundError if it isn't there."""
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a whole file, atomically."""
+
+    def claim(self, path: str) -> bool:
+        """Create a directory; False if it was there. Parents are made."""
+
+    def list(self, path: str) -> list[Entry]:
+        """What lies directly in a directory, by name; empty if there is no such directory."""
+
+    def delete(self, path: str) -> None:
+        """Remove a file or a directory."""
+
+    def open_write(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """A stream to a new file, which appears under its name when the block ends without an error."""
+
+
+def open_share(url: str) -> Share:
+    """The share at an address (``file:///path`` for a directory).
+
+    Raises:
+        NotSupportedError: no kind of share has this form of address.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        from mlflow_batchai.shares.directory import DirectoryShare
+
+        return DirectoryShare(unquote(parts.path))
+    raise NotSupportedError(
+        f"share address {parts.scheme}://{parts.hostname or ''}: only a directory (file:///path) works so far"
+    )

@@ -1,0 +1,98 @@
+"""A share that is a directory: on this machine, or one that is mounted here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from mlflow_batchai.errors import ShareError, ShareNotFoundError
+from mlflow_batchai.shares.base import Entry
+
+
+class DirectoryShare:
+    """See ``Share`` for the promises.
+
+    Args:
+        root: an absolute path; made if it isn't there.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).absolute()
+        with self._errors(""):
+            self.root.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def url(self) -> str:
+        return self.root.as_uri()
+
+    def local(self, path: str) -> Path:
+        """The file itself, for tools that want a path (uploading artifacts without a copy)."""
+        return self.root.joinpath(*path.split("/"))
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        with self._errors(path), self.local(path).open("rb") as file:
+            if start:
+                file.seek(start)
+            return file.read() if length is None else file.read(length)
+
+    def write(self, path: str, data: bytes) -> None:
+        with self.open_write(path) as file:
+            file.write(data)
+
+    def claim(self, path: str) -> bool:
+        target = self.local(path)
+        with self._errors(path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                target.mkdir()
+            except FileExistsError:
+                return False
+            return True
+
+    def list(self, path: str) -> list[Entry]:
+        try:
+            with self._errors(path), os.scandir(self.local(path)) as found:
+                entries = [
+                    Entry(entry.name, 0 if entry.is_dir() else entry.stat().st_size, entry.is_dir())
+                    for entry in found
+                    if not entry.name.startswith(".new-")
+                ]
+        except ShareNotFoundError:
+            return []
+        return sorted(entries)
+
+    def delete(self, path: str) -> None:
+        target = self.local(path)
+        with contextlib.suppress(ShareNotFoundError), self._errors(path):
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)
+            else:
+                target.unlink()
+
+    @contextlib.contextmanager
+    def open_write(self, path: str) -> Iterator[BinaryIO]:
+        target = self.local(path)
+        temporary = target.with_name(f".new-{uuid.uuid4().hex}")
+        with self._errors(path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with temporary.open("xb") as file:
+                    yield file
+                temporary.replace(target)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+
+    @contextlib.contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise ShareNotFoundError(f"there is no '{path}' on the share {self.root}") from error
+        except OSError as error:
+            raise ShareError(f"share {self.root}: '{path}': {error.strerror or error}") from error

@@ -1,0 +1,125 @@
+"""Content-addressed files on a share: an unchanged project sends nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlflow_batchai.errors import ProjectError
+from mlflow_batchai.node.protocol import object_path
+from mlflow_batchai.shares.base import Share
+
+# Never part of a project: results of earlier runs, environments, caches.
+IGNORED_NAMES = frozenset(
+    {".git", ".hg", ".svn", "__pycache__", ".venv", "venv", ".ipynb_checkpoints", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+    | {"mlruns", "mlartifacts", "mlflow.db", "mlflow.db-journal", "mlflow.db-wal", "mlflow.db-shm", ".DS_Store"}
+)
+
+
+class StagedFile(NamedTuple):
+    """One file of a tree.
+
+    Attributes:
+        path: relative, with ``/``.
+        source: where it lies here.
+        sha256: of its content.
+        mode: permission bits that a copy gets (0644 or 0755).
+        link: the target, if it is a symbolic link inside the tree.
+    """
+
+    path: str
+    source: Path
+    sha256: str
+    mode: int
+    link: str | None = None
+
+    def entry(self) -> dict[str, Any]:
+        """As it stands in the plan."""
+        if self.link is not None:
+            return {"path": self.path, "link": self.link}
+        return {"path": self.path, "sha256": self.sha256, "mode": self.mode}
+
+
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+
+
+def _digest(file: Any) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def scan(root: Path) -> list[StagedFile]:
+    """Every file of a project folder, sorted by path, without what IGNORED_NAMES lists.
+
+    Raises:
+        ProjectError: a symbolic link leads out of the folder, or a file can't be read.
+    """
+    return [_staged(root, path) for path in sorted(_walk(root))]
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    for folder, names, files in os.walk(root):
+        for name in [name for name in names if (Path(folder) / name).is_symlink()]:
+            names.remove(name)
+            files.append(name)
+        names[:] = [name for name in names if name not in IGNORED_NAMES]
+        yield from (Path(folder) / name for name in files if name not in IGNORED_NAMES)
+
+
+def _staged(root: Path, path: Path) -> StagedFile:
+    relative = path.relative_to(root).as_posix()
+    if path.is_symlink():
+        target = path.readlink()
+        inside = Path(os.path.normpath(path.parent / target))
+        if target.is_absolute() or not inside.is_relative_to(root):
+            raise ProjectError(f"'{relative}' is a link out of the project ({target}); replace it with the file itself")
+        return StagedFile(relative, path, "", 0o777, str(target))
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise ProjectError(f"'{relative}' of the project is neither a file nor a folder; remove it")
+        return StagedFile(relative, path, hash_file(path), 0o755 if mode & 0o100 else 0o644)
+    except OSError as error:
+        raise ProjectError(f"'{relative}' of the project can't be read: {error.strerror}") from error
+
+
+def scan_input(path: Path) -> list[StagedFile]:
+    """A parameter's file or folder, under its own name (links are followed)."""
+    if path.is_file():
+        return [StagedFile(path.name, path, hash_file(path), 0o644)]
+    found = [file for file in sorted(path.rglob("*")) if file.is_file()]
+    return [StagedFile(f"{path.name}/{file.relative_to(path).as_posix()}", file, hash_file(file), 0o644) for file in found]
+
+
+def upload(share: Share, files: Sequence[StagedFile]) -> int:
+    """Send what the share doesn't hold yet.
+
+    Returns:
+        Bytes sent.
+    """
+    sent = 0
+    known: dict[str, set[str]] = {}
+    for file in files:
+        if file.link is not None:
+            continue
+        target = object_path(file.sha256)
+        folder, _, name = target.rpartition("/")
+        if folder not in known:
+            known[folder] = {entry.name for entry in share.list(folder)}
+        if name in known[folder]:
+            continue
+        with file.source.open("rb") as incoming, share.open_write(target) as outgoing:
+            shutil.copyfileobj(incoming, outgoing, 1 << 20)
+        known[folder].add(name)
+        sent += file.source.stat().st_size
+    return sent

@@ -1,0 +1,122 @@
+"""batchai.yaml: what an MLflow project says about its job, and how --backend-config overrides it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from mlflow_batchai.spec.base import Name, NonEmpty, SpecModel, Whole, refuse_repeats, wrong
+from mlflow_batchai.spec.frameworks import FRAMEWORKS
+from mlflow_batchai.spec.job import JobProperties
+
+
+class MetricRule(SpecModel):
+    """A metric read from lines of output.
+
+    The group named ``value`` is the value, else the first group that isn't the step. The step is the group
+    that ``step`` names, by default one named ``step``, if the regex has it.
+    """
+
+    name: NonEmpty
+    regex: NonEmpty
+    step: NonEmpty | None = None
+
+    @model_validator(mode="after")
+    def _usable(self) -> MetricRule:
+        try:
+            pattern = re.compile(self.regex)
+        except re.error as error:
+            raise wrong(f"has a regex that does not compile: {error}") from None
+        if self.step and self.step not in pattern.groupindex:
+            raise wrong(f"has the step {self.step!r}, but its regex has no group of that name")
+        if self._value_group(pattern) is None:
+            raise wrong("has a regex without a group for the value; put parentheses around the number")
+        return self
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """The compiled regex, to be searched for in a line."""
+        return re.compile(self.regex)
+
+    @property
+    def value_group(self) -> int:
+        """Number of the group that holds the value."""
+        group = self._value_group(self.pattern)
+        assert group is not None, "checked when the rule was read"
+        return group
+
+    @property
+    def step_group(self) -> int | None:
+        """Number of the group that holds the step; None if steps are to be counted."""
+        return self.pattern.groupindex.get(self.step or "step")
+
+    def _value_group(self, pattern: re.Pattern[str]) -> int | None:
+        step = pattern.groupindex.get(self.step or "step")
+        if "value" in pattern.groupindex and pattern.groupindex["value"] != step:
+            return pattern.groupindex["value"]
+        return next((number for number in range(1, pattern.groups + 1) if number != step), None)
+
+
+class ModelSettings(SpecModel):
+    """The model that a job leaves: its path, the registered model to make of it, its artifact's name."""
+
+    path: NonEmpty | None = None
+    register_as: NonEmpty | None = Field(default=None, alias="register")
+    name: NonEmpty = "model"
+
+
+class BatchaiFile(SpecModel):
+    """A whole batchai.yaml, or the ``batchai:`` block of an MLproject; every key is optional.
+
+    ``stage`` lists parameters whose value, if it names an existing file or folder, is staged to the share.
+    ``model`` absent means that no model is looked for.
+    """
+
+    cluster: NonEmpty | None = None
+    experiment: NonEmpty | None = None
+    workspace: Name = "default"
+    name: Name | None = None
+    properties: JobProperties = JobProperties()
+    metrics: tuple[MetricRule, ...] = ()
+    model: ModelSettings | None = None
+    retries: Whole = 0
+    wait: bool = True
+    stage: tuple[NonEmpty, ...] = ()
+
+    @model_validator(mode="after")
+    def _distinct_stage(self) -> BatchaiFile:
+        refuse_repeats(self.stage, "staged parameter")
+        return self
+
+
+def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` overridden key by key, both left as they are.
+
+    Mappings merge, scalars and lists replace, null removes the key. A framework block in the override's
+    ``properties`` takes the place of another one in the base's.
+    """
+    base_properties, new_properties = base.get("properties"), override.get("properties")
+    if isinstance(base_properties, Mapping) and isinstance(new_properties, Mapping):
+        chosen = {key for key in FRAMEWORKS if new_properties.get(key) is not None}
+        if chosen:
+            kept = {
+                key: value for key, value in base_properties.items() if key not in FRAMEWORKS or key in chosen
+            }
+            base = {**base, "properties": kept}
+    return _merged(base, override)
+
+
+def _merged(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in override.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, Mapping):
+            below = result.get(key)
+            result[key] = _merged(below if isinstance(below, Mapping) else {}, value)
+        else:
+            result[key] = value
+    return result

@@ -1,0 +1,166 @@
+"""The cluster document: Batch AI's cluster properties, and which engine provides the nodes."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from mlflow_batchai.spec.base import Count, NonEmpty, SecretText, SpecModel, Whole, any_case, exactly_one
+from mlflow_batchai.spec.environment import (
+    EnvironmentVariable,
+    ResourceId,
+    Secret,
+    SecretReference,
+    check_names,
+)
+from mlflow_batchai.spec.volumes import MountVolumes
+
+DEFAULT_NODES = 2
+Nodes = Annotated[Count, Field(le=100)]
+NodesOrNone = Annotated[Whole, Field(le=100)]
+
+
+class Engine(str, Enum):
+    """What starts a job's command on the nodes."""
+
+    LOCAL = "local"
+    SSH = "ssh"
+    SLURM = "slurm"
+    AZURE_BATCH = "azureBatch"
+
+
+class ManualScale(SpecModel):
+    """A fixed number of nodes."""
+
+    target_node_count: NodesOrNone = 0
+    node_deallocation_option: Annotated[
+        Literal["requeue", "terminate", "waitforjobcompletion"],
+        any_case("requeue", "terminate", "waitforjobcompletion"),
+    ] = "requeue"
+
+
+class AutoScale(SpecModel):
+    """A number of nodes that follows the queue."""
+
+    minimum_node_count: NodesOrNone
+    maximum_node_count: NodesOrNone
+    initial_node_count: NodesOrNone = 0
+
+
+class ScaleSettings(SpecModel):
+    """Exactly one of the two ways to scale."""
+
+    manual: ManualScale | None = None
+    auto_scale: AutoScale | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> ScaleSettings:
+        exactly_one(self, "manual", "auto_scale")
+        return self
+
+
+class ImageReference(SpecModel):
+    """A marketplace image, or a custom one by its id."""
+
+    publisher: NonEmpty
+    offer: NonEmpty
+    sku: NonEmpty
+    version: str | None = None
+    virtual_machine_image_id: str | None = None
+
+
+class VirtualMachineConfiguration(SpecModel):
+    """The image of the nodes."""
+
+    image_reference: ImageReference | None = None
+
+
+class SetupTask(SpecModel):
+    """A command that prepares each node after the mounts; it may run again and must be idempotent."""
+
+    command_line: NonEmpty
+    std_out_err_path_prefix: NonEmpty
+    environment_variables: tuple[EnvironmentVariable, ...] = ()
+    secrets: tuple[Secret, ...] = ()
+
+    @model_validator(mode="after")
+    def _distinct_names(self) -> SetupTask:
+        check_names(self.environment_variables, self.secrets)
+        return self
+
+
+class AppInsightsReference(SpecModel):
+    """Where performance counters went."""
+
+    component: ResourceId
+    instrumentation_key: SecretText | None = None
+    instrumentation_key_secret_reference: SecretReference | None = None
+
+
+class PerformanceCountersSettings(SpecModel):
+    """Performance counters of the nodes."""
+
+    app_insights_reference: AppInsightsReference
+
+
+class NodeSetup(SpecModel):
+    """What each node does before it takes jobs: mounts, then the setup task."""
+
+    mount_volumes: MountVolumes = MountVolumes()
+    setup_task: SetupTask | None = None
+    performance_counters_settings: PerformanceCountersSettings | None = None
+
+
+class UserAccountSettings(SpecModel):
+    """The administrator of the nodes."""
+
+    admin_user_name: NonEmpty
+    admin_user_ssh_public_key: str | None = None
+    admin_user_password: SecretText | None = None
+
+
+def _nodes(earlier: dict[str, Any]) -> int:
+    """Nodes where the document doesn't say: its manual target, its automatic maximum, else two."""
+    scale: ScaleSettings | None = earlier.get("scale_settings")
+    if scale and scale.manual:
+        return scale.manual.target_node_count or DEFAULT_NODES
+    if scale and scale.auto_scale:
+        return scale.auto_scale.maximum_node_count or DEFAULT_NODES
+    return DEFAULT_NODES
+
+
+class ClusterDocument(SpecModel):
+    """A named set of nodes. Nothing is required: an empty document is a local cluster of two nodes.
+
+    Batch AI's keys may stand under ``properties`` or beside our own; both read the same
+    (`loading.parse_cluster`). ``nodes`` (1 to 100) follows scaleSettings if absent, where a target of 0 is
+    taken as not given. ``python`` is the nodes' training interpreter and ``share`` the directory of the
+    control share, both as written.
+    """
+
+    meaningless: ClassVar[frozenset[str]] = frozenset({"location", "type", "name", "id", "tags"})
+
+    vm_size: str | None = None
+    vm_priority: Annotated[Literal["dedicated", "lowpriority"], any_case("dedicated", "lowpriority")] = (
+        "dedicated"
+    )
+    scale_settings: ScaleSettings | None = None
+    virtual_machine_configuration: VirtualMachineConfiguration | None = None
+    node_setup: NodeSetup = NodeSetup()
+    user_account_settings: UserAccountSettings | None = None
+    subnet: ResourceId | None = None
+
+    engine: Annotated[Engine, any_case(*(engine.value for engine in Engine))] = Engine.LOCAL
+    nodes: Nodes = Field(default_factory=_nodes)
+    python: NonEmpty | None = None
+    share: NonEmpty | None = None
+    gpus_per_node: Whole | None = None
+    oversubscribe: bool = False
+    network_interface: NonEmpty | None = None
+
+    @classmethod
+    def local(cls, nodes: int = DEFAULT_NODES) -> ClusterDocument:
+        """The cluster that is used when nobody described one: this machine, as ``nodes`` nodes."""
+        return cls(engine=Engine.LOCAL, nodes=nodes)

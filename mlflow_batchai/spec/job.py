@@ -1,0 +1,211 @@
+"""The job document of Batch AI, API 2018-05-01: ``{"$schema": ..., "properties": {...}}``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, model_validator
+
+from mlflow_batchai.errors import DocumentError
+from mlflow_batchai.spec.base import (
+    Count,
+    NonEmpty,
+    SpecModel,
+    any_case,
+    key_of,
+    matching,
+    refuse_repeats,
+    wrong,
+)
+from mlflow_batchai.spec.containers import ContainerSettings
+from mlflow_batchai.spec.durations import Duration
+from mlflow_batchai.spec.environment import EnvironmentVariable, ResourceId, Secret, check_names
+from mlflow_batchai.spec.frameworks import (
+    FRAMEWORKS,
+    Caffe2Settings,
+    CaffeSettings,
+    ChainerSettings,
+    CntkSettings,
+    CustomMpiSettings,
+    CustomToolkitSettings,
+    FrameworkSettings,
+    HorovodSettings,
+    PyTorchSettings,
+    TensorFlowSettings,
+)
+from mlflow_batchai.spec.volumes import MountVolumes
+
+
+def _not_the_logs(value: str) -> str:
+    if value == "stdouterr":
+        raise wrong("is 'stdouterr', the id of the job's own log directory; choose another")
+    return value
+
+
+DirectoryId = Annotated[
+    str, matching(r"[A-Za-z0-9_]+", "have only letters, digits and '_', as it becomes a variable")
+]
+
+
+class JobPreparation(SpecModel):
+    """A shell command line that runs on every node before the job, in the job's container if there is one."""
+
+    command_line: NonEmpty
+
+
+class InputDirectory(SpecModel):
+    """A path that the job sees as AZ_BATCHAI_INPUT_<id>."""
+
+    id: DirectoryId
+    path: NonEmpty
+
+
+class OutputDirectory(SpecModel):
+    """A directory made for the job below ``path_prefix``, which it sees as AZ_BATCHAI_OUTPUT_<id>."""
+
+    meaningless: ClassVar[frozenset[str]] = frozenset({"type", "createNew"})
+    id: Annotated[DirectoryId, AfterValidator(_not_the_logs)]
+    path_prefix: NonEmpty
+    path_suffix: str | None = None
+
+
+class JobConstraints(SpecModel):
+    """Limits of a job; Batch AI's own limit was 7 days."""
+
+    max_wall_clock_time: Duration | None = None
+
+
+class JobProperties(SpecModel):
+    """All of a job. Nothing is required here: see `require_complete` and `forbid_program`."""
+
+    meaningless: ClassVar[frozenset[str]] = frozenset(
+        {"location", "type", "toolType", "experimentName", "name", "id"}
+    )
+
+    cluster: ResourceId | None = None
+    node_count: Count | None = None
+    std_out_err_path_prefix: NonEmpty | None = None
+    scheduling_priority: Annotated[Literal["low", "normal", "high"], any_case("low", "normal", "high")] = (
+        "normal"
+    )
+    mount_volumes: MountVolumes = MountVolumes()
+    container_settings: ContainerSettings | None = None
+    horovod_settings: HorovodSettings | None = None
+    custom_mpi_settings: CustomMpiSettings | None = None
+    custom_toolkit_settings: CustomToolkitSettings | None = None
+    tensor_flow_settings: TensorFlowSettings | None = None
+    py_torch_settings: PyTorchSettings | None = None
+    cntk_settings: CntkSettings | None = None
+    caffe_settings: CaffeSettings | None = None
+    caffe2_settings: Caffe2Settings | None = None
+    chainer_settings: ChainerSettings | None = None
+    job_preparation: JobPreparation | None = None
+    input_directories: tuple[InputDirectory, ...] = ()
+    output_directories: tuple[OutputDirectory, ...] = ()
+    environment_variables: tuple[EnvironmentVariable, ...] = ()
+    secrets: tuple[Secret, ...] = ()
+    constraints: JobConstraints = JobConstraints()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_empty_block(cls, data: Any) -> Any:
+        """A lone ``horovodSettings:`` in YAML is meant as a block; a null beside a block is an absent one."""
+        if isinstance(data, Mapping):
+            blocks = [key for key in FRAMEWORKS if key in data]
+            if len(blocks) == 1 and data[blocks[0]] is None:
+                raise wrong(
+                    f"has an empty {blocks[0]}; write '{blocks[0]}: {{}}' for a block without settings"
+                )
+        return data
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> JobProperties:
+        blocks = [key for key, name in FRAMEWORKS.items() if getattr(self, name) is not None]
+        if len(blocks) > 1:
+            raise wrong(f"has {' and '.join(blocks)}; a job has one framework block")
+        refuse_repeats((entry.id for entry in self.input_directories), "inputDirectories id")
+        refuse_repeats((entry.id for entry in self.output_directories), "outputDirectories id")
+        check_names(self.environment_variables, self.secrets)
+        return self
+
+    @property
+    def framework(self) -> tuple[str, FrameworkSettings] | None:
+        """The framework block as (key, settings), the key as in `FRAMEWORKS`; None if there is none."""
+        for key, name in FRAMEWORKS.items():
+            settings: FrameworkSettings | None = getattr(self, name)
+            if settings is not None:
+                return key, settings
+        return None
+
+
+class JobDocument(SpecModel):
+    """A whole job file."""
+
+    meaningless: ClassVar[frozenset[str]] = JobProperties.meaningless
+    properties: JobProperties
+
+
+def require_complete(properties: JobProperties, source: str) -> None:
+    """Raise DocumentError unless the job can run as it stands: nodeCount, log prefix, and one framework block
+    with its program. ``source`` names the file in the message."""
+    lacking = [
+        key_of(JobProperties, name)
+        for name in ("node_count", "std_out_err_path_prefix")
+        if getattr(properties, name) is None
+    ]
+    if properties.framework is None:
+        lacking.append(f"a framework block ({', '.join(FRAMEWORKS)})")
+    else:
+        key, settings = properties.framework
+        if not any(getattr(settings, name) for name in settings.programs):
+            lacking.append(f"{key}.{' or '.join(key_of(type(settings), name) for name in settings.programs)}")
+    if lacking:
+        raise DocumentError(
+            f"{source}: properties lacks {_listed(lacking)}; a job that stands alone needs it"
+        )
+
+
+def forbid_program(properties: JobProperties, source: str) -> None:
+    """Raise DocumentError if the framework block names a program, arguments or an interpreter of its own.
+
+    For runs of an MLflow project, where the entry point's command is the program. Numbers of processes, the
+    communication backend and jobPreparation are fine.
+    """
+    if properties.framework is None:
+        return
+    key, settings = properties.framework
+    model = type(settings)
+    given = [
+        key_of(model, name)
+        for name in model.model_fields
+        if name not in model.counts and getattr(settings, name) is not None
+    ]
+    if given:
+        raise DocumentError(
+            f"{source}: properties.{key} names {_listed(given)}, but the program of this run is the "
+            f"MLproject's command; drop {'it' if len(given) == 1 else 'them'} from {key}, "
+            "or run the document by itself with 'batchai job create -f'"
+        )
+
+
+def shared_outputs(properties: JobProperties) -> list[str]:
+    """One sentence for each output directory that is the same folder as an earlier one.
+
+    The path holds prefix and suffix but not the id, so equal ones meet.
+    """
+    first: dict[tuple[str, str], str] = {}
+    notes = []
+    for entry in properties.output_directories:
+        place = (entry.path_prefix.rstrip("/"), (entry.path_suffix or "").strip("/"))
+        if place in first:
+            notes.append(
+                f"outputDirectories {first[place]} and {entry.id} are the same folder; "
+                "give them different values of pathSuffix"
+            )
+        first.setdefault(place, entry.id)
+    return notes
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,212 @@
+"""MLflow's MLproject file, read with our own sentences: MLflow's reader checks little and fails with tracebacks.
+
+The meaning is MLflow's (``mlflow/projects/_project_spec.py`` of 3.17): names of entry points, parameter defaults, environment
+files, and scripts as entry points.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlflow_batchai.errors import ParameterError, ProjectError
+from mlflow_batchai.spec.loading import read
+
+SCRIPTS = {".py": "python", ".sh": "bash"}
+TYPES = ("string", "float", "int", "bool", "path", "uri")
+_WORDS = {"str": "string", "integer": "int", "boolean": "bool", "number": "float", "double": "float"}
+TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One declared parameter; ``type`` is one of TYPES."""
+
+    name: str
+    type: str
+    default: str | None
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """A command and its parameters; ``declared`` is False for a script that was named instead."""
+
+    name: str
+    command: str
+    parameters: Mapping[str, Parameter]
+    declared: bool = True
+
+
+@dataclass(frozen=True)
+class MLProject:
+    """A project folder and what its MLproject says; ``source`` names the file in messages."""
+
+    directory: Path
+    source: str
+    name: str
+    entry_points: Mapping[str, EntryPoint]
+    python_env: Path | None = None
+    conda_env: Path | None = None
+    docker_env: bool = False
+    batchai: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Value:
+    """A parameter's value: ``text`` is what the user gave or the default, as it will be told to MLflow."""
+
+    parameter: Parameter
+    text: str
+    given: bool
+    extra: bool = field(default=False)
+
+
+def load_project(directory: Path) -> MLProject:
+    """The project in a folder; one without an MLproject file has no entry points but its scripts.
+
+    Raises:
+        ProjectError: a key isn't what it should be, or an environment file that it names is missing.
+        DocumentError: the file is no YAML.
+    """
+    path = next((entry for entry in sorted(directory.iterdir()) if entry.name.lower() == "mlproject"), None)
+    data = read(path) if path else {}
+    source = str(path or directory)
+    environments = [key for key in ("python_env", "conda_env", "docker_env") if data.get(key)]
+    if len(environments) > 1:
+        raise ProjectError(f"{source}: {' and '.join(environments)} are given; a project has one environment")
+    entries = data.get("entry_points") or {}
+    if not isinstance(entries, Mapping):
+        raise ProjectError(f"{source}: entry_points should map names to entry points")
+    return MLProject(
+        directory,
+        source,
+        str(data.get("name") or directory.resolve().name),
+        {str(name): _entry_point(source, str(name), entry) for name, entry in entries.items()},
+        _environment_file(directory, source, data, "python_env", "python_env.yaml"),
+        _environment_file(directory, source, data, "conda_env", None),
+        bool(data.get("docker_env")),
+        _block(source, data.get("batchai")),
+    )
+
+
+def _block(source: str, value: object) -> Mapping[str, Any] | None:
+    if value is not None and not isinstance(value, Mapping):
+        raise ProjectError(f"{source}: batchai should be a mapping, as in batchai.yaml")
+    return value
+
+
+def _environment_file(directory: Path, source: str, data: Mapping[str, Any], key: str, default: str | None) -> Path | None:
+    named = data.get(key)
+    if named:
+        path = directory / str(named)
+        if not path.is_file():
+            raise ProjectError(f"{source}: {key} names '{named}', which is not in the project")
+        return path
+    if default and (directory / default).is_file():
+        return directory / default
+    return None
+
+
+def _entry_point(source: str, name: str, entry: object) -> EntryPoint:
+    where = f"{source}: entry_points.{name}"
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("command"), str) or not entry["command"].strip():
+        raise ProjectError(f"{where} has no command")
+    declared = entry.get("parameters") or {}
+    if not isinstance(declared, Mapping):
+        raise ProjectError(f"{where}.parameters should map names to types")
+    parameters = {str(key): _parameter(f"{where}.parameters", str(key), value) for key, value in declared.items()}
+    return EntryPoint(name, entry["command"], parameters)
+
+
+def _parameter(where: str, name: str, value: object) -> Parameter:
+    if isinstance(value, str):
+        kind, default = value, None
+    elif isinstance(value, Mapping):
+        kind, default = str(value.get("type", "string")), value.get("default")
+    else:
+        raise ProjectError(f"{where}.{name} should be a type, or a mapping of type and default")
+    kind = _WORDS.get(kind.lower(), kind.lower())
+    if kind not in TYPES:
+        raise ProjectError(f"{where}.{name} has the unknown type '{kind}'; the types are {', '.join(TYPES)}")
+    return Parameter(name, kind, None if default is None else str(default))
+
+
+def find_entry_point(project: MLProject, name: str) -> EntryPoint:
+    """The entry point of that name, or the script of that name, as MLflow has it.
+
+    Raises:
+        ProjectError: there is neither.
+    """
+    if name in project.entry_points:
+        return project.entry_points[name]
+    program = SCRIPTS.get(Path(name).suffix)
+    if program and (project.directory / name).is_file():
+        return EntryPoint(name, f"{program} {shlex.quote(name).replace('{', '{{').replace('}', '}}')}", {}, declared=False)
+    if program:
+        raise ProjectError(f"{project.source}: there is no entry point '{name}', and no script of that name in the project")
+    known = ", ".join(sorted(project.entry_points)) or "none"
+    raise ProjectError(f"{project.source}: there is no entry point '{name}'; the project has: {known}")
+
+
+def bind(entry: EntryPoint, given: Mapping[str, object], source: str) -> list[Value]:
+    """The value of every parameter, checked against its type, declared ones first.
+
+    A script that was named as an entry point declares nothing, so whatever is given is passed on as ``--name value``.
+
+    Raises:
+        ParameterError: unknown, missing or ill-typed; all of them in one message, a line each.
+    """
+    faults: list[str] = []
+    values: list[Value] = []
+    for parameter in entry.parameters.values():
+        if parameter.name not in given and parameter.default is None:
+            faults.append(
+                f"parameter '{parameter.name}' ({parameter.type}) has no default and was not given; add -P {parameter.name}=..."
+            )
+            continue
+        text = str(given[parameter.name]) if parameter.name in given else str(parameter.default)
+        fault = type_fault(parameter, text)
+        if fault:
+            faults.append(fault)
+        values.append(Value(parameter, text, parameter.name in given))
+    for name, value in given.items():
+        if name in entry.parameters:
+            continue
+        if entry.declared:
+            near = difflib.get_close_matches(name, entry.parameters, 1)
+            hint = f"did you mean '{near[0]}'?" if near else f"it has: {', '.join(entry.parameters) or 'none'}"
+            faults.append(f"entry point '{entry.name}' has no parameter '{name}'; {hint}")
+        else:
+            values.append(Value(Parameter(name, "string", None), str(value), True, extra=True))
+    faults += [
+        f"parameter '{value.parameter.name}' holds a NUL byte, which no program can be given"
+        for value in values
+        if "\0" in value.text
+    ]
+    if faults:
+        raise ParameterError("\n".join(f"{source}: {fault}" for fault in faults))
+    return values
+
+
+def type_fault(parameter: Parameter, text: str) -> str | None:
+    """What is wrong with a value for this parameter's type, or None."""
+    wanted = None
+    if parameter.type == "int":
+        try:
+            int(text)
+        except ValueError:
+            wanted = "a whole number"
+    elif parameter.type == "float":
+        try:
+            float(text)
+        except ValueError:
+            wanted = "a number"
+    elif parameter.type == "bool" and text.lower() not in TRUE + FALSE:
+        wanted = "true or false"
+    elif parameter.type == "uri" and ":" not in text:
+        wanted = "a URI"
+    return f"parameter '{parameter.name}' should be {wanted}, not '{text}'" if wanted else None

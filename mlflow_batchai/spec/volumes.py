@@ -1,0 +1,97 @@
+"""mountVolumes: the four kinds of file systems that a job or a cluster mounts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import model_validator
+
+from mlflow_batchai.spec.base import (
+    NonEmpty,
+    RelativePath,
+    SecretText,
+    SpecModel,
+    exactly_one,
+    matching,
+    refuse_repeats,
+)
+from mlflow_batchai.spec.environment import ResourceId, SecretReference
+
+FileMode = Annotated[str, matching(r"[0-7]{3,4}", "be an octal mode in quotes, such as '0777'")]
+
+
+class StorageCredentials(SpecModel):
+    """The key of a storage account, or a Key Vault reference to it."""
+
+    account_key: SecretText | None = None
+    account_key_secret_reference: SecretReference | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> StorageCredentials:
+        exactly_one(self, "account_key", "account_key_secret_reference")
+        return self
+
+
+class AzureFileShare(SpecModel):
+    """An Azure file share, or a folder of one, mounted over SMB.
+
+    ``account_name`` and ``credentials`` may be absent: `az batchai` filled them in, and its placeholders
+    ``<AZURE_BATCHAI_STORAGE_ACCOUNT>`` (also inside the URL) and ``<AZURE_BATCHAI_STORAGE_KEY>``.
+    """
+
+    account_name: NonEmpty | None = None
+    azure_file_url: NonEmpty
+    credentials: StorageCredentials | None = None
+    relative_mount_path: RelativePath
+    file_mode: FileMode = "0777"
+    directory_mode: FileMode = "0777"
+
+
+class AzureBlobFileSystem(SpecModel):
+    """A blob container, mounted by blobfuse; account and credentials may be absent as for file shares."""
+
+    account_name: NonEmpty | None = None
+    container_name: NonEmpty
+    credentials: StorageCredentials | None = None
+    relative_mount_path: RelativePath
+    mount_options: str | None = None
+
+
+class FileServer(SpecModel):
+    """An NFS server; without a ``source_directory`` all of it is mounted."""
+
+    file_server: ResourceId
+    relative_mount_path: RelativePath
+    source_directory: str | None = None
+    mount_options: str | None = None
+
+
+class UnmanagedFileSystem(SpecModel):
+    """Anything else: a mount command to which the mount path is appended."""
+
+    mount_command: NonEmpty
+    relative_mount_path: RelativePath
+
+
+class MountVolumes(SpecModel):
+    """File systems to mount below one root, each at a path of its own."""
+
+    azure_file_shares: tuple[AzureFileShare, ...] = ()
+    azure_blob_file_systems: tuple[AzureBlobFileSystem, ...] = ()
+    file_servers: tuple[FileServer, ...] = ()
+    unmanaged_file_systems: tuple[UnmanagedFileSystem, ...] = ()
+
+    @model_validator(mode="after")
+    def _distinct_paths(self) -> MountVolumes:
+        refuse_repeats((volume.relative_mount_path.strip("/") for volume in self.all), "relativeMountPath")
+        return self
+
+    @property
+    def all(self) -> tuple[AzureFileShare | AzureBlobFileSystem | FileServer | UnmanagedFileSystem, ...]:
+        """Every volume: file shares, blob containers, file servers, then unmanaged ones."""
+        return (
+            *self.azure_file_shares,
+            *self.azure_blob_file_systems,
+            *self.file_servers,
+            *self.unmanaged_file_systems,
+        )

@@ -1,0 +1,170 @@
+"""Finds Horovod's binding for the Keras backend in use, and moves small plain data between the ranks."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any, Iterable, Sequence
+
+BINDINGS = {"tensorflow": "horovod.tensorflow", "torch": "horovod.torch"}
+_CHUNK = 256 * 1024 * 1024
+
+
+def binding() -> Any:
+    """Return ``horovod.tensorflow`` or ``horovod.torch``, whichever the Keras backend needs; imports both.
+
+    Raises RuntimeError for Keras 2 and for backends Horovod has no binding for, ImportError if the installed
+    Horovod was built without the binding.
+    """
+    keras = importlib.import_module("keras")
+    if major_version(keras) < 3:
+        raise RuntimeError(
+            f"mlflow_batchai.training.horovod is for Keras 3 and this is Keras {keras.__version__}: "
+            "use horovod.tensorflow.keras, which is right there."
+        )
+    backend = keras.backend.backend()
+    if backend not in BINDINGS:
+        raise RuntimeError(
+            "Horovod has no binding for the Keras backend '{}': set KERAS_BACKEND to one of {}.".format(
+                backend, ", ".join(sorted(BINDINGS))
+            )
+        )
+    try:
+        return importlib.import_module(BINDINGS[backend])
+    except ImportError as error:
+        raise ImportError(
+            f"The Keras backend is '{backend}' but {BINDINGS[backend]} can't be imported ({error}): "
+            f"install a Horovod that was built for {backend}, for example with `batchai horovod build`."
+        ) from error
+
+
+def active() -> Any:
+    """Return the binding if Horovod is initialised in this process with more than one rank, else None.
+
+    Imports nothing: a script that never used Horovod pays two dictionary look-ups.
+    """
+    keras = sys.modules.get("keras")
+    if keras is None or not any(name in sys.modules for name in BINDINGS.values()):
+        return None
+    hvd = sys.modules.get(BINDINGS.get(keras.backend.backend(), ""))
+    if hvd is None or not hvd.is_initialized() or hvd.size() < 2:
+        return None
+    return hvd
+
+
+def major_version(module: Any) -> int:
+    """Return the first number of a module's ``__version__``."""
+    return int(str(module.__version__).split(".")[0])
+
+
+def to_tensor(hvd: Any, array: Any) -> Any:
+    """Return a NumPy array as a tensor of the binding's framework, in the main memory."""
+    if hvd.__name__ == "horovod.torch":
+        import numpy
+        import torch
+
+        return torch.from_numpy(numpy.ascontiguousarray(array).copy())
+    import tensorflow
+
+    with tensorflow.device("/CPU:0"):
+        return tensorflow.constant(array)
+
+
+def gather(hvd: Any, array: Any, name: str) -> Any:
+    """Return the ranks' NumPy arrays joined along the first axis, in rank order."""
+    return hvd.allgather(to_tensor(hvd, array), name="batchai." + name).numpy()
+
+
+def gather_json(hvd: Any, value: Any, name: str) -> list[Any]:
+    """Return the ranks' JSON values as a list in rank order; every rank must call it at the same point."""
+    import numpy
+
+    data = numpy.frombuffer(json.dumps(value).encode("utf-8"), dtype=numpy.uint8)
+    sizes = gather(hvd, numpy.array([len(data)], dtype=numpy.int64), name + ".size").tolist()
+    text = gather(hvd, data, name).tobytes()
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [json.loads(text[end - size : end].decode("utf-8")) for size, end in zip(sizes, ends)]
+
+
+def broadcast_bytes(hvd: Any, data: bytes, root_rank: int, name: str) -> bytes:
+    """Return the root's bytes; every rank must pass as many bytes as the root."""
+    import numpy
+
+    mine = numpy.frombuffer(data, dtype=numpy.uint8)
+    parts = []
+    for start in range(0, len(mine), _CHUNK):
+        tensor = to_tensor(hvd, mine[start : start + _CHUNK])
+        parts.append(hvd.broadcast(tensor, root_rank, name="batchai." + name).numpy().tobytes())
+    return b"".join(parts)
+
+
+def arrays(variables: Iterable[Any]) -> list[Any]:
+    """Return Keras variables (or backend tensors) as NumPy arrays."""
+    import keras
+
+    return [keras.ops.convert_to_numpy(variable) for variable in variables]
+
+
+def root_arrays(hvd: Any, mine: Sequence[Any], root_rank: int, name: str, what: str) -> list[Any]:
+    """Return the root's values of a list of arrays, which must have the same shapes and types on all ranks.
+
+    All values travel as the bytes of one message, so any type can be sent and no name has to match.
+    Raises ValueError on every rank if the sizes differ.
+    """
+    import numpy
+
+    sizes = gather_json(hvd, [len(mine), sum(a.nbytes for a in mine)], name + ".shape")
+    if any(size != sizes[0] for size in sizes):
+        raise ValueError(
+            "The ranks hold different {}, so they can't be sent from rank {}: {}.".format(
+                what,
+                root_rank,
+                ", ".join(f"rank {r} has {n} of {b} bytes" for r, (n, b) in enumerate(sizes)),
+            )
+        )
+    data = broadcast_bytes(hvd, b"".join(a.tobytes() for a in mine), root_rank, name)
+    values, start = [], 0
+    for array in mine:
+        part = data[start : start + array.nbytes]
+        values.append(numpy.frombuffer(part, dtype=array.dtype).reshape(array.shape))
+        start += array.nbytes
+    return values
+
+
+def broadcast_variables(hvd: Any, variables: Sequence[Any], root_rank: int, what: str = "variables") -> None:
+    """Give all ranks the root's values of ``variables``, a list in the same order on all ranks."""
+    values = root_arrays(hvd, arrays(variables), root_rank, "broadcast", what)
+    if hvd.rank() != root_rank:
+        for variable, value in zip(variables, values):
+            variable.assign(value)
+
+
+def average_variables(hvd: Any, variables: Sequence[Any]) -> None:
+    """Give all ranks the plain mean over the ranks of floating point ``variables``; others take rank 0's."""
+    import numpy
+
+    mine = arrays(variables)
+    floats = [i for i, a in enumerate(mine) if numpy.issubdtype(a.dtype, numpy.floating)]
+    others = [variables[i] for i in range(len(mine)) if i not in set(floats)]
+    if floats:
+        flat = numpy.concatenate([mine[i].astype(numpy.float64).reshape(-1) for i in floats])
+        total = hvd.allreduce(to_tensor(hvd, flat), op=hvd.Sum, name="batchai.statistics").numpy()
+        start = 0
+        for i in floats:
+            part = total[start : start + mine[i].size] / hvd.size()
+            variables[i].assign(part.reshape(mine[i].shape).astype(mine[i].dtype))
+            start += mine[i].size
+    if others:
+        broadcast_variables(hvd, others, 0)
+
+
+def notice(hvd: Any, text: str) -> None:
+    """Say something once a job: on rank 0's standard error."""
+    if hvd.rank() == 0:
+        print("mlflow-batchai: " + text, file=sys.stderr, flush=True)
+
+
+def optimizer_core(optimizer: Any) -> Any:
+    """Return the optimizer that holds the learning rate: the inner one of a LossScaleOptimizer."""
+    return getattr(optimizer, "inner_optimizer", optimizer)

@@ -1,0 +1,141 @@
+"""Watches Keras 3 training on several Horovod ranks, also in scripts that never import our wrapper.
+
+Stock ``hvd.DistributedOptimizer`` on a Keras 3 optimizer trains every rank on its own and says nothing. The
+launcher puts a ``sitecustomize.py`` (the text ``SITECUSTOMIZE``) first on the ranks' PYTHONPATH; it calls
+``install``, which waits for the import of Keras and then adds the check of ``_watch`` to ``Model.fit``.
+Standard library only; it imports neither Keras nor a framework, and a ``fit`` without Horovod, with one rank,
+or of a model that isn't meant to be trained together goes through untouched.
+
+Environment:
+    BATCHAI_WEIGHT_CHECK: ``0`` or ``off`` switches the comparison off (ranks that are meant to differ); a
+    number such
+        as ``1e-3`` is the difference allowed, relative to each variable's largest weight (default 1e-5:
+        rounding only).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import inspect
+import os
+import sys
+from typing import Any, Sequence
+
+SITECUSTOMIZE = '''\
+"""Put here by mlflow-batchai: watches Keras training on several ranks, then runs this environment's own sitecustomize."""
+
+import os
+import sys
+from importlib.machinery import PathFinder
+
+try:
+    from mlflow_batchai.training import guard
+
+    guard.install()
+except Exception as error:
+    print("mlflow-batchai: the check of the ranks' weights is off: {!r}".format(error), file=sys.stderr)
+
+
+def _run_the_one_we_hide():
+    here = os.path.dirname(os.path.abspath(__file__))
+    spec = PathFinder.find_spec("sitecustomize", [p for p in sys.path if os.path.abspath(p) != here])
+    if spec is not None and spec.loader is not None:
+        module = type(sys)("sitecustomize")
+        module.__spec__, module.__loader__, module.__file__ = spec, spec.loader, spec.origin
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+_run_the_one_we_hide()
+'''
+
+DEFAULT_TOLERANCE = 1e-5
+
+
+def tolerance() -> float | None:
+    """Return the difference of weights that is allowed, None if the check is switched off.
+
+    Raises ValueError if BATCHAI_WEIGHT_CHECK is neither a number nor off.
+    """
+    text = os.environ.get("BATCHAI_WEIGHT_CHECK", "").strip().lower()
+    if text in ("", "1", "on", "true"):
+        return DEFAULT_TOLERANCE
+    if text in ("0", "off", "false", "no"):
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(
+            f"BATCHAI_WEIGHT_CHECK={text} is neither 0 nor a number: set it to 0 to switch the check off, "
+            "or to the difference allowed, such as 1e-3."
+        ) from None
+
+
+def install() -> None:
+    """Watch ``keras.Model.fit`` from now on, or as soon as Keras is imported; calling it again changes nothing."""
+    keras = sys.modules.get("keras")
+    if keras is not None and hasattr(keras, "Model"):
+        patch_fit(keras)
+    elif not any(isinstance(finder, _AfterKeras) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterKeras())
+
+
+class _AfterKeras:
+    """A finder that finds nothing but ``keras``, once, and calls ``patch_fit`` when it has been executed."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
+        if name != "keras":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        for finder in sys.meta_path:
+            if spec is None and finder is not self:
+                spec = finder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]
+        return spec
+
+
+class _Loader:
+    """The real loader of ``keras``, which it gives back to the module's spec after use."""
+
+    def __init__(self, loader: Any, finder: _AfterKeras) -> None:
+        self._loader = loader
+        self._finder = finder
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__.loader = module.__loader__ = self._loader
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)  # type: ignore[arg-type]
+        self._loader.exec_module(module)
+        patch_fit(module)
+
+
+def patch_fit(keras: Any) -> None:
+    """Make ``keras.Model.fit`` add the callbacks of ``_watch`` where a model trains on several ranks together.
+
+    Does nothing for Keras 2, where stock Horovod is right, and nothing the second time.
+    """
+    original = getattr(getattr(keras, "Model", None), "fit", None)
+    if original is None or getattr(original, "batchai", False) or not str(keras.__version__).startswith("3."):
+        return
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(name in sys.modules for name in ("horovod.tensorflow", "horovod.torch")):
+            return original(self, *args, **kwargs)
+        from mlflow_batchai.training import _watch
+
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError:
+            return original(self, *args, **kwargs)
+        bound.arguments["callbacks"] = _watch.with_watch(self, bound.arguments.get("callbacks"))
+        return original(*bound.args, **bound.kwargs)
+
+    fit.batchai = True  # type: ignore[attr-defined]
+    keras.Model.fit = fit

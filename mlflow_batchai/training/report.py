@@ -1,0 +1,220 @@
+"""Reports metrics and saved models from a training script; outside a job it does nothing.
+
+    from mlflow_batchai.training import report
+
+    report.log(step=epoch, loss=0.31, val_loss=0.4)
+    model.fit(..., callbacks=[report.keras_callback()])
+    report.model("outputs/model.h5", model)
+
+A record is one JSON line, appended in one write to ``report-<rank>-<pid>.jsonl`` in the node-local folder
+that the agent names in BATCHAI_SPOOL. An I/O error costs records, never the training: it is logged once.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import platform
+import re
+import sys
+import threading
+import time
+from typing import Any, Mapping
+
+_log = logging.getLogger(__name__)
+_RANK_VARIABLES = ("BATCHAI_RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK")
+_BAD_CHARACTER = re.compile(r"[^\w\-. :/]")
+_MAX_NAME = 250
+
+
+def log(metrics: Mapping[str, Any] | None = None, step: int = 0, all_ranks: bool = False, **values: Any) -> None:
+    """Report metrics of one step (usually the epoch, from 0), as keywords or as a mapping, or both.
+
+    Values are anything ``float()`` takes but text: numbers, NumPy scalars, tensors of one element. Only rank
+    0's are kept, unless ``all_ranks``: then each rank's are stored as ``rank_<n>/<name>``. A name that MLflow
+    would refuse is changed (``_`` for other characters than letters, digits and ``_-. :/``, at most 250).
+
+    Raises TypeError if ``step`` is not a whole number or a value not a number, on every rank, job or not.
+    """
+    if isinstance(step, bool) or not hasattr(type(step), "__index__"):
+        raise TypeError(f"report.log: step must be a whole number, not {step!r}.")
+    numbers = {}
+    for name, value in dict(metrics or {}, **values).items():
+        numbers[name] = _number(name, value)
+    rank = _rank()
+    if not numbers or (rank != 0 and not all_ranks):
+        return
+    prefix = f"rank_{rank}/" if all_ranks else ""
+    _write(
+        {
+            "type": "metric",
+            "ts": int(time.time() * 1000),
+            "rank": rank,
+            "step": step.__index__(),
+            "values": {metric_name(prefix + name): value for name, value in numbers.items()},
+        }
+    )
+
+
+def model(path: Any, model: Any = None) -> None:
+    """Report a saved model file, with what is known only here: versions, and with ``model`` its inputs and outputs.
+
+    Relative paths are taken from the working directory. Only rank 0's reports are kept.
+    Raises TypeError if ``path`` is not a path.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"report.model: path must be a path, not {path!r}.")
+    if _rank() != 0:
+        return
+    where = os.path.abspath(os.fspath(path))
+    try:
+        meta = model_meta(where, model)
+    except Exception as error:  # facts are a help to the submitter, not worth a training run
+        _log.warning("report.model: %s is reported without its facts: %r", where, error)
+        meta = {}
+    _write({"type": "model", "path": where, "ts": int(time.time() * 1000), "meta": meta})
+
+
+def keras_callback(images_per_epoch: int | None = None) -> Any:
+    """Return a Keras callback that reports every epoch's logs and the learning rate, with step = epoch from 0.
+
+    With ``images_per_epoch`` (of all ranks together) it reports ``images_per_second`` too, over the whole epoch with
+    its validation. Put it after MetricAverageCallback, so that the averages are reported.
+    """
+    import keras
+
+    class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
+        """Reports the logs of every epoch."""
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self._began = time.monotonic()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            values = dict(logs or {})
+            rate = getattr(self.model.optimizer, "learning_rate", None)
+            if rate is not None and "learning_rate" not in values:
+                values["learning_rate"] = keras.ops.convert_to_numpy(rate)
+            if images_per_epoch is not None:
+                values["images_per_second"] = images_per_epoch / max(time.monotonic() - self._began, 1e-9)
+            log(values, step=epoch)
+
+    return ReportCallback()
+
+
+def metric_name(name: str) -> str:
+    """Return ``name`` as MLflow accepts it: other characters become ``_``, empty and dotted path parts go."""
+    parts = [p for p in _BAD_CHARACTER.sub("_", str(name)).split("/") if p not in ("", ".", "..")]
+    return "/".join(parts)[:_MAX_NAME].rstrip("/") or "_"
+
+
+def model_meta(path: str, model: Any = None) -> dict[str, Any]:
+    """Return the facts about a saved model that the submitting machine can't know without loading it.
+
+    ``keras``, ``backend``, the framework's and NumPy's versions (of what is imported now), ``python``, ``format``
+    ("h5", "keras" or the suffix), ``requirements`` (pins of the installed distributions), and with ``model`` ``inputs``
+    and ``outputs``: lists of name, shape (-1 where it varies) and dtype.
+    """
+    suffix = os.path.splitext(path)[1].lower().lstrip(".")
+    meta: dict[str, Any] = {
+        "python": platform.python_version(),
+        "format": {"hdf5": "h5"}.get(suffix, suffix),
+    }
+    keras = sys.modules.get("keras")
+    if keras is not None:
+        meta["backend"] = keras.backend.backend()
+    for name in ("keras", "tensorflow", "torch", "numpy", "h5py"):
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is not None and (name in ("keras", "numpy", "h5py") or name == meta.get("backend")):
+            meta[name] = str(version)
+    meta["requirements"] = _requirements(meta)
+    if model is not None:
+        for key in ("inputs", "outputs"):
+            tensors = getattr(model, key, None)
+            if tensors:
+                meta[key] = [_tensor_facts(tensor) for tensor in tensors]
+        names = getattr(model, "output_names", None)
+        if names and len(names) == len(meta.get("outputs", [])):
+            for fact, name in zip(meta["outputs"], names):
+                fact["name"] = name
+    return meta
+
+
+def _requirements(meta: Mapping[str, Any]) -> list[str]:
+    from importlib import metadata
+
+    backend = meta.get("backend", "")
+    frameworks = {"tensorflow": ("tensorflow", "tensorflow-cpu")}.get(backend, (backend,))
+    pins = []
+    for candidates in (frameworks, ("keras",), ("numpy",), ("h5py",)):
+        for name in candidates:
+            try:
+                pins.append("{}=={}".format(name, metadata.version(name).split("+")[0]))
+                break
+            except (metadata.PackageNotFoundError, ValueError):
+                continue
+    return pins
+
+
+def _tensor_facts(tensor: Any) -> dict[str, Any]:
+    shape = [-1 if length is None else int(length) for length in tensor.shape]
+    return {"name": str(tensor.name), "shape": shape, "dtype": str(tensor.dtype)}
+
+
+def _number(name: Any, value: Any) -> Any:
+    """Return a float, or "nan", "inf", "-inf" as JSON has no word for them."""
+    try:
+        if isinstance(value, (str, bytes, bytearray)):
+            raise TypeError("text")
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise TypeError(f"report.log: the value of {name!r} must be one number, not {value!r}.") from None
+    return number if math.isfinite(number) else str(number)
+
+
+def _rank() -> int:
+    for variable in _RANK_VARIABLES:
+        text = os.environ.get(variable, "")
+        if text.isdigit():
+            return int(text)
+    return 0
+
+
+class _Spool:
+    """The file this process appends to; opened at the first record, and anew in a child process."""
+
+    lock = threading.Lock()
+    fd: int | None = None
+    path = ""
+    torn = False
+    complained = False
+
+
+def _write(record: Mapping[str, Any]) -> None:
+    folder = os.environ.get("BATCHAI_SPOOL")
+    if not folder:
+        _log.debug("not in a job (BATCHAI_SPOOL is not set), not reported: %s", record)
+        return
+    path = os.path.join(folder, f"report-{_rank()}-{os.getpid()}.jsonl")
+    line = (json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n").encode("ascii")
+    with _Spool.lock:
+        try:
+            if _Spool.fd is None or _Spool.path != path:
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                _Spool.fd, _Spool.path, _Spool.torn = os.open(path, flags, 0o644), path, False
+            if _Spool.torn:
+                line = b"\n" + line
+            _Spool.torn = os.write(_Spool.fd, line) < len(line) or False
+        except OSError as error:
+            _complain(path, error)
+        else:
+            if _Spool.torn:
+                _complain(path, "the disk is full")
+
+
+def _complain(path: str, why: Any) -> None:
+    if not _Spool.complained:
+        _Spool.complained = True
+        _log.warning("records are lost, as %s can't be written: %s", path, why)

@@ -1,0 +1,70 @@
+"""A build's log becomes a few words of progress, or the lines that say why it failed."""
+
+import pytest
+
+from mlflow_batchai.horovod_wheel.progress import error_lines, progress_text, progress_texts
+
+
+@pytest.mark.parametrize(
+    "line, text",
+    [
+        (
+            "  [ 42%] Building CXX object third_party/gloo/gloo/CMakeFiles/gloo.dir/allgather.cc.o",
+            "compiling 42 %",
+        ),
+        ("[100%] Built target tensorflow", "compiling 100 %"),
+        ("  Running CMake in build/temp.linux-x86_64-cpython-311/RelWithDebInfo:", "configuring"),
+        ("  installing to build/bdist.linux-x86_64/wheel", "packing the wheel"),
+        ("  copying horovod/runner/launch.py -> build/lib/horovod/runner", None),
+        ("  Downloading x-1.0.tar.gz [50% done]", None),
+        ("", None),
+    ],
+)
+def test_one_line(line, text):
+    assert progress_text(line) == text
+
+
+def test_percentages_only_rise_and_nothing_is_said_twice():
+    lines = [
+        "Running CMake in x:",
+        "[ 1%] a",
+        "[ 1%] b",
+        "noise",
+        "[ 7%] c",
+        "[ 6%] d",
+        "[100%] e",
+        "installing to build/bdist.x",
+    ]
+    assert list(progress_texts(lines)) == [
+        "configuring",
+        "compiling 1 %",
+        "compiling 7 %",
+        "compiling 100 %",
+        "packing the wheel",
+    ]
+
+
+def test_the_lines_with_errors_are_picked():
+    log = """
+  copying horovod/error.py -> build/lib/horovod/error.py
+  [ 10%] Building CXX object gloo/CMakeFiles/gloo.dir/common/error.cc.o
+  /usr/bin/c++ -Werror -o x
+  /src/a.cc:23:10: fatal error: highwayhash/arch_specific.h: No such file or directory
+  compilation terminated.
+  make[2]: *** [a.o] Error 1
+"""
+    assert error_lines(log) == [
+        "/src/a.cc:23:10: fatal error: highwayhash/arch_specific.h: No such file or directory",
+        "make[2]: *** [a.o] Error 1",
+    ]
+
+
+def test_without_such_lines_the_end_of_the_log_is_picked():
+    assert error_lines("\n".join(f"line {n}" for n in range(40)), 3) == ["line 37", "line 38", "line 39"]
+
+
+def test_at_most_so_many_lines_and_none_endless():
+    lines = error_lines("\n".join(f"error {n} " + "x" * 5000 for n in range(40)))
+    assert len(lines) == 15
+    assert lines[-1].startswith("error 39 ")
+    assert max(map(len, lines)) == 300

@@ -1,0 +1,154 @@
+"""batchai.yaml: its keys, its metric rules, and how --backend-config overrides it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from mlflow_batchai.errors import DocumentError
+from mlflow_batchai.spec.batchai import BatchaiFile, MetricRule, ModelSettings, merge
+from mlflow_batchai.spec.frameworks import HorovodSettings
+from mlflow_batchai.spec.loading import load_text, parse_batchai
+
+WHOLE = """
+cluster: gpu
+experiment: Cifar ten (nightly)
+workspace: team-a
+name: run_1
+retries: 2
+wait: false
+stage: [data, weights]
+model: {path: $AZ_BATCHAI_OUTPUT_MODEL/model.h5, register: cifar}
+metrics:
+  - {name: loss, regex: 'loss: ([0-9.]+)'}
+properties:
+  horovodSettings: {processCount: 4}
+  jobPreparation: {commandLine: "pip list"}
+  constraints: {maxWallClockTime: 1:30:00}
+"""
+
+
+def test_a_whole_file() -> None:
+    document, warnings = parse_batchai(load_text(WHOLE, "batchai.yaml"), "batchai.yaml")
+    assert warnings == []
+    assert document.properties.framework == ("horovodSettings", HorovodSettings(process_count=4))
+    assert document.model == ModelSettings(path="$AZ_BATCHAI_OUTPUT_MODEL/model.h5", register="cifar")
+    assert document.model.register_as == "cifar" and document.model.name == "model"
+    assert (document.retries, document.wait, document.stage) == (2, False, ("data", "weights"))
+    assert str(document.properties.constraints.max_wall_clock_time) == "1:30:00"
+
+
+def test_every_key_is_optional() -> None:
+    assert parse_batchai({}, "batchai.yaml")[0] == BatchaiFile()
+    assert BatchaiFile().wait and BatchaiFile().workspace == "default" and BatchaiFile().model is None
+
+
+@pytest.mark.parametrize(
+    ("regex", "step", "line", "value", "at"),
+    [
+        (r"loss: ([\d.]+)", None, "loss: 0.5", "0.5", None),
+        (r"epoch (?P<step>\d+) loss ([\d.]+)", None, "epoch 3 loss 0.5", "0.5", "3"),
+        (r"(?P<name>\w+)=(?P<value>\S+)", None, "acc=0.9", "0.9", None),
+        (r"(?P<value>\S+) at (?P<epoch>\d+)", "epoch", "0.9 at 7", "0.9", "7"),
+    ],
+)
+def test_metric_rules(regex: str, step: str | None, line: str, value: str, at: str | None) -> None:
+    rule = MetricRule(name="m", regex=regex, step=step)
+    found = rule.pattern.search(line)
+    assert found is not None
+    assert found[rule.value_group] == value
+    assert (found[rule.step_group] if rule.step_group is not None else None) == at
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            {"metrics": [{"name": "a", "regex": "(b"}]},
+            "metrics[0] has a regex that does not compile: missing ), unterminated subpattern at position 0",
+        ),
+        (
+            {"metrics": [{"name": "a", "regex": "b"}]},
+            "metrics[0] has a regex without a group for the value; put parentheses around the number",
+        ),
+        (
+            {"metrics": [{"name": "a", "regex": r"(?P<step>\d+)"}]},
+            "metrics[0] has a regex without a group for the value; put parentheses around the number",
+        ),
+        (
+            {"metrics": [{"name": "a", "regex": "(b)", "step": "epoch"}]},
+            "metrics[0] has the step 'epoch', but its regex has no group of that name",
+        ),
+        ({"metrics": [{"name": "a"}]}, "metrics[0].regex is missing"),
+        ({"retries": -1}, "retries must be at least 0"),
+        ({"wait": "maybe"}, "wait must be true or false"),
+        ({"stage": "data"}, "stage must be a list"),
+        ({"stage": ["data", "data"]}, "gives the staged parameter 'data' twice"),
+        ({"name": "my job"}, "name is 'my job', but must have 1 to 64 letters, digits, '-' or '_'"),
+        (
+            {"workspace": "w" * 65},
+            f"workspace is '{'w' * 65}', but must have 1 to 64 letters, digits, '-' or '_'",
+        ),
+        ({"nodeCount": 2}, None),
+        ({"model": {"registr": "x"}}, "model.registr is not a known key; did you mean register?"),
+        (
+            {"properties": {"horovodSettings": {"proccessCount": 2}}},
+            "properties.horovodSettings.proccessCount is not a known key; did you mean processCount?",
+        ),
+    ],
+)
+def test_refusals(data: dict[str, Any], message: str | None) -> None:
+    with pytest.raises(DocumentError) as caught:
+        parse_batchai(data, "batchai.yaml")
+    if message is None:
+        assert str(caught.value).startswith(
+            "batchai.yaml: nodeCount is not a known key; known keys: cluster, "
+        )
+    else:
+        assert str(caught.value) == f"batchai.yaml: {message}"
+
+
+@pytest.mark.parametrize(
+    ("base", "override", "result"),
+    [
+        ({}, {}, {}),
+        ({"a": 1}, {"a": 2, "b": 3}, {"a": 2, "b": 3}),
+        ({"a": 1, "b": 2}, {"a": None}, {"b": 2}),
+        ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
+        ({"a": {"x": 1, "y": 2}}, {"a": {"y": None, "z": 3}}, {"a": {"x": 1, "z": 3}}),
+        ({"a": 1}, {"a": {"x": None, "y": 2}}, {"a": {"y": 2}}),
+        ({"a": {"x": 1}}, {"a": 2}, {"a": 2}),
+        (
+            {"properties": {"nodeCount": 2, "horovodSettings": {"processCount": 4}}},
+            {"properties": {"customMpiSettings": {"processCount": 2}}},
+            {"properties": {"nodeCount": 2, "customMpiSettings": {"processCount": 2}}},
+        ),
+        (
+            {"properties": {"horovodSettings": {"processCount": 4, "commandLineArgs": "x"}}},
+            {"properties": {"horovodSettings": {"processCount": 8}}},
+            {"properties": {"horovodSettings": {"processCount": 8, "commandLineArgs": "x"}}},
+        ),
+        (
+            {"properties": {"horovodSettings": {"processCount": 4}}},
+            {"properties": {"customMpiSettings": None, "nodeCount": 1}},
+            {"properties": {"horovodSettings": {"processCount": 4}, "nodeCount": 1}},
+        ),
+        (
+            {"properties": {"horovodSettings": {}}},
+            {"properties": {"horovodSettings": None}},
+            {"properties": {}},
+        ),
+        ({}, {"properties": {"horovodSettings": {}}}, {"properties": {"horovodSettings": {}}}),
+        (
+            {"properties": {"horovodSettings": {}}},
+            {"properties": {"horovodSettings": {}, "customMpiSettings": {}}},
+            {"properties": {"horovodSettings": {}, "customMpiSettings": {}}},
+        ),
+    ],
+)
+def test_merge(base: dict[str, Any], override: dict[str, Any], result: dict[str, Any]) -> None:
+    before = copy.deepcopy((base, override))
+    assert merge(base, override) == result
+    assert (base, override) == before

@@ -1,0 +1,146 @@
+"""Text to data: JSON and YAML, with place and name in every refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlflow_batchai.errors import DocumentError
+from mlflow_batchai.spec.loading import load_batchai, load_cluster, load_job, load_text, read
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "data"),
+    [
+        ('{"a": [1, "x", null, true]}', "job.json", {"a": [1, "x", None, True]}),
+        ('\ufeff{"a": 1}', "job.json", {"a": 1}),
+        ('{\n\t"a": 1\n}', "job.json", {"a": 1}),
+        ('{\n\t"a": 1\n}', "job.yaml", {"a": 1}),
+        ('{"a": 1.10}', "job.json", {"a": "1.10"}),
+        ("{a: 1}", "job.yaml", {"a": 1}),
+        ("{a: 1, b: [c]}", "batchai.yml", {"a": 1, "b": ["c"]}),
+        ('{"a": 1}', "standard input", {"a": 1}),
+        ("a: 1", "standard input", {"a": 1}),
+        ("a: 0777\nb: 1.10\nc: 1:30:00\nd: 2019-03-31\ne: -4\nf: 0", "x.yaml", None),
+        ("a: no\nb: on\nc: true\nd: ~\ne:\nf: 'true'", "x.yaml", None),
+        ("base: &b {x: 1}\nnext:\n  <<: *b\n  y: 2", "x.yaml", {"base": {"x": 1}, "next": {"x": 1, "y": 2}}),
+        ("base: &b {x: 1}\nnext:\n  <<: *b\n  x: 2", "x.yaml", {"base": {"x": 1}, "next": {"x": 2}}),
+        ("a: |\n  one\n  two\n", "x.yaml", {"a": "one\ntwo\n"}),
+    ],
+)
+def test_read(text: str, source: str, data: dict[str, Any] | None) -> None:
+    expected = {
+        "a: 0": {"a": "0777", "b": "1.10", "c": "1:30:00", "d": "2019-03-31", "e": -4, "f": 0},
+        "a: n": {"a": "no", "b": "on", "c": True, "d": None, "e": None, "f": "true"},
+    }
+    assert load_text(text, source) == (data if data is not None else expected[text[:4]])
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "message"),
+    [
+        ("", "job.json", "job.json: the file is empty"),
+        (" \n", "batchai.yaml", "batchai.yaml: the file is empty"),
+        ("# only a note\n", "batchai.yaml", "batchai.yaml: the file has no content"),
+        ("null", "job.json", "job.json: the file has no content"),
+        ("[1]", "job.json", "job.json: must hold a mapping of keys to values, not a list"),
+        ("just words", "x.yaml", "x.yaml: must hold a mapping of keys to values, not text"),
+        ('{"a": 1,\n "b": }', "job.json", "job.json, line 2, column 7: not valid JSON: Expecting value"),
+        ('{"a": 1 // one\n}', "job.json", None),
+        ('{\n  // note\n  "a": 1}', "job.json", None),
+        ('{"a": "say "hi""}', "job.json", None),
+        ('{"a": 1,}', "job.json", None),
+        ('{"a": NaN}', "job.json", "job.json: not valid JSON: NaN is not a JSON value"),
+        (
+            '{\n"nodeCount": 1,\n"nodeCount": 2}',
+            "job.json",
+            "job.json: the key 'nodeCount' is given twice in one mapping (lines 2 and 3); keep one",
+        ),
+        (
+            '{"x": {"id": 1}, "y": {"id": 1, "id": 2}}',
+            "job.json",
+            "job.json: the key 'id' is given twice in one mapping; keep one",
+        ),
+        (
+            "a: 1\nb:\n  c: 1\n  c: 2\n",
+            "b.yaml",
+            "b.yaml, line 4, column 3: not valid YAML: the key 'c' is given twice "
+            "(first on line 3); keep one",
+        ),
+        ("a:\n\t- b", "b.yaml", None),
+        (
+            "a: b: c",
+            "b.yaml",
+            "b.yaml, line 1, column 5: not valid YAML: mapping values are not allowed here",
+        ),
+        ("a: !!python/object/apply:os.system [ls]", "b.yaml", None),
+        ("? [a, b]\n: c", "b.yaml", "b.yaml, line 1, column 3: not valid YAML: a key must be text"),
+        ("a: &x [*x]", "b.yaml", None),
+        ("a: 1\n---\nb: 2", "b.yaml", None),
+        ("a: \x01", "b.yaml", "b.yaml, line 1: not valid YAML: a character that YAML does not allow"),
+        ("[" * 5_000, "b.yaml", "b.yaml: not valid YAML: nested too deeply"),
+        ("[" * 100_000, "job.json", "job.json: not valid JSON: nested too deeply"),
+    ],
+)
+def test_refused(text: str, source: str, message: str | None) -> None:
+    with pytest.raises(DocumentError) as caught:
+        load_text(text, source)
+    if message is None:
+        assert str(caught.value).startswith(f"{source}, line ")
+    else:
+        assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ('{\n  // note\n  "a": 1}', "JSON has no comments"),
+        ('{"a": 1 # one\n}', "JSON has no comments"),
+        ('{"a": "say "hi""}', 'a quote inside text is written \\"'),
+    ],
+)
+def test_hints(text: str, hint: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        load_text(text, "job.json")
+    assert str(caught.value).endswith(f"; {hint}")
+
+
+@pytest.fixture
+def nasty(tmp_path: Path) -> Path:
+    folder = tmp_path / "a b'é"
+    folder.mkdir()
+    return folder
+
+
+def test_files(nasty: Path) -> None:
+    job = nasty / "job.json"
+    job.write_bytes(b'\xef\xbb\xbf{"properties": {"nodeCount": 2}}')
+    assert load_job(job)[0].properties.node_count == 2
+    cluster = nasty / "c.yaml"
+    cluster.write_text("nodes: 3\n")
+    assert load_cluster(str(cluster))[0].nodes == 3
+    with pytest.raises(DocumentError, match=r"missing\.json: can't be read: No such file or directory$"):
+        read(nasty / "missing.json")
+    job.write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(DocumentError, match=r"job\.json: not UTF-8 text \(byte 7\); save it as UTF-8$"):
+        read(job)
+
+
+def test_batchai_yaml_or_a_block_of_the_mlproject(nasty: Path) -> None:
+    own = nasty / "batchai.yaml"
+    own.write_text("cluster: gpu\n")
+    project = nasty / "MLproject"
+    project.write_text("name: x\nbatchai:\n  cluster: gpu\n")
+    assert load_batchai(own)[0] == load_batchai(project)[0]
+    project.write_text("name: x\nbatchai:\n  clutser: gpu\n")
+    with pytest.raises(
+        DocumentError, match=r"MLproject \(batchai\): clutser is not a known key; did you mean cluster\?$"
+    ):
+        load_batchai(project)
+    project.write_text("name: x\n")
+    assert load_batchai(project)[0].cluster is None
+    project.write_text("name: x\nbatchai: [1]\n")
+    with pytest.raises(DocumentError, match="batchai must be a mapping, not a list"):
+        load_batchai(project)
