@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mlflow_batchai.metrics import numeric, whole
 from mlflow_batchai.node.protocol import Record
 
 if TYPE_CHECKING:
@@ -92,13 +93,14 @@ class JobConsole:
             self._status.start()
 
     def _metric(self, body: dict[str, Any]) -> None:
-        step = int(body.get("step") or 0)
+        step = whole(body.get("step"))
         if step != self._step:
             self._tell_epoch()
             self._step = step
-        for name, value in (body.get("values") or {}).items():
-            if isinstance(value, (int, float)):
-                self._epoch[str(name)] = float(value)
+        values = body.get("values")
+        for name, value in values.items() if isinstance(values, dict) else ():
+            if (number := numeric(value)) is not None:
+                self._epoch[str(name)] = number
         if self._rich is not None:
             self.state(self._line())
 

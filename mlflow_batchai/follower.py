@@ -1,14 +1,18 @@
 """The follower: a detached process that relays one job into MLflow until its verdict, whatever becomes of its submitter.
 
-``python -m mlflow_batchai.follower SHARE FOLDER TRACKING_URI``; it shares nothing with the process that started it.
+``python -m mlflow_batchai.follower SHARE FOLDER``, with the tracking store in MLFLOW_TRACKING_URI; it shares nothing with the
+process that started it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlflow_batchai import clusters, runs
 from mlflow_batchai.engines.base import Engine, PollState
@@ -19,6 +23,9 @@ from mlflow_batchai.node import protocol
 from mlflow_batchai.node.layout import node_id
 from mlflow_batchai.relay import Relay
 from mlflow_batchai.shares.base import open_share
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
 
 STEP_SECONDS = 0.5
 POLL_SECONDS = 1.0
@@ -43,7 +50,18 @@ class Watch:
         self._clock = clock
         self._handle = job.handle()
         self._next_poll = 0.0
+        self._complaint = ""
         self._cancel_since: float | None = None
+
+    def check_or_complain(self) -> None:
+        """``check``, but an engine that can't be asked holds up nothing else; each complaint is printed once."""
+        try:
+            self.check()
+            self._complaint = ""
+        except ClusterError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                print(f"{time.strftime('%H:%M:%S')} {error}", file=sys.stderr, flush=True)
 
     def check(self) -> None:
         """Give the verdict if agents are gone for certain, or if they don't heed a cancel request."""
@@ -65,7 +83,7 @@ class Watch:
             self._claim(code, f"{node_id(node)} was lost: {poll.detail}")
             return
         if snapshot.requests:
-            self._cancel_since = self._cancel_since or now
+            self._cancel_since = now if self._cancel_since is None else self._cancel_since
             if now - self._cancel_since > CANCEL_PATIENCE_SECONDS:
                 self._engine.cancel(self._handle)
                 self._terminate(bool(snapshot.announces))
@@ -105,39 +123,49 @@ def follow(job: Job, tracking: runs.Tracking) -> JobState | None:
     lease = Lease(job)
     if not lease.acquire():
         return None
-    mlflow = runs.client(tracking)
+    with lease.beating():
+        try:
+            return _follow(job, runs.client(tracking), lease)
+        except LeaseLostError:
+            return None
+
+
+def _follow(job: Job, mlflow: MlflowClient, lease: Lease) -> JobState:
     cluster, _ = clusters.load(job.plan["cluster"])
     watch = Watch(job, cluster.engine)
     relay = Relay(job, mlflow, lease)
     next_tag = time.monotonic() + TAG_SECONDS
     asked = False
     trouble = 0.0
+    relaying = True
     while True:
         try:
-            watch.check()
+            watch.check_or_complain()
             state = job.state()
             if state.ended:
                 break
-            relay.show_state(state)
-            relay.step()
-            relay.logs_when_due()
-            if not asked and time.monotonic() >= next_tag:
+            if relaying:
+                relay.show_state(state)
+                relay.step()
+                relay.logs_when_due()
+            if relaying and not asked and time.monotonic() >= next_tag:
                 next_tag = time.monotonic() + TAG_SECONDS
                 if relay.cancel_wanted():
                     job.request_cancel("the run's tag batchai.cancel", "")
                     asked = True
             trouble = 0.0
         except LeaseLostError:
-            return None
+            raise
         except Exception as error:  # a store that is down must not end the following: wait and try again
             trouble = min(trouble * 2 or 1.0, 60.0)
             _complain(error, trouble)
+            relaying = not relay.run_gone()
         time.sleep(trouble or STEP_SECONDS)
-    _finish(watch, relay, state)
+    _finish(watch, relay, state, lease)
     return state
 
 
-def _finish(watch: Watch, relay: Relay, state: JobState) -> None:
+def _finish(watch: Watch, relay: Relay, state: JobState, lease: Lease) -> None:
     """End the run; a tracking server that is down is waited for, since nobody else will do it."""
     try:
         watch.clean_up()
@@ -149,11 +177,14 @@ def _finish(watch: Watch, relay: Relay, state: JobState) -> None:
             relay.finish(state)
             return
         except LeaseLostError:
-            return
+            raise
         except Exception as error:
             _complain(error, trouble)
-            time.sleep(trouble)
-            trouble = min(trouble * 2, 60.0)
+        if relay.run_gone():
+            lease.save({}, finished=True)
+            return
+        time.sleep(trouble)
+        trouble = min(trouble * 2, 60.0)
 
 
 def _complain(error: Exception, wait: float) -> None:
@@ -163,9 +194,9 @@ def _complain(error: Exception, wait: float) -> None:
 
 def main() -> int:
     """Entry point of the detached process."""
-    share, folder, uri = sys.argv[1:4]
+    share, folder = sys.argv[1:3]
     try:
-        follow(Job(open_share(share), folder), runs.Tracking(uri, {}))
+        follow(Job(open_share(share), folder), runs.absolute(os.environ["MLFLOW_TRACKING_URI"], Path("/")))
     except BatchAIError as error:
         print(error, file=sys.stderr)
         return 1

@@ -126,6 +126,7 @@ class Job:
         self.plan: Record = plan
         self._announces: dict[int, Record] = {}
         self._exits: dict[int, Record] = {}
+        self._requests: dict[str, Record] = {}
 
     @property
     def name(self) -> str:
@@ -150,11 +151,10 @@ class Job:
     def snapshot(self) -> Snapshot:
         """What lies there now. Files that never change are read once."""
         verdict = self._closed(self.paths.verdict_file)
-        if verdict is None:
-            for node in range(self.node_count):
-                for known, path in ((self._announces, self.paths.announce(node)), (self._exits, self.paths.exit(node))):
-                    if node not in known and (record := self._closed(path)) is not None:
-                        known[node] = record
+        for node in range(self.node_count):
+            for known, path in ((self._announces, self.paths.announce(node)), (self._exits, self.paths.exit(node))):
+                if node not in known and (record := self._closed(path)) is not None:
+                    known[node] = record
         return Snapshot(self.node_count, dict(self._announces), dict(self._exits), self.requests(), verdict)
 
     def state(self) -> JobState:
@@ -163,9 +163,10 @@ class Job:
 
     def requests(self) -> list[Record]:
         """Cancel requests."""
-        names = [entry.name for entry in self.share.list(self.paths.requests)]
-        found = [self._closed(f"{self.paths.requests}/{name}") for name in names]
-        return [record for record in found if record is not None]
+        for entry in self.share.list(self.paths.requests):
+            if entry.name not in self._requests and (record := self._closed(f"{self.paths.requests}/{entry.name}")) is not None:
+                self._requests[entry.name] = record
+        return [record for _, record in sorted(self._requests.items())]
 
     def request_cancel(self, who: str, why: str) -> None:
         """Ask for the job's end; agents see it within a second."""
@@ -212,6 +213,7 @@ class EventReader:
     def __init__(self, job: Job, cursor: Cursor | None = None) -> None:
         self._share = job.share
         self._paths = job.paths
+        self._writers = [protocol.agent_writer(node) for node in range(job.node_count)]
         self.cursor: Cursor = dict(cursor or {})
 
     def read(self) -> Iterator[tuple[str, int, list[Record]]]:
@@ -219,16 +221,10 @@ class EventReader:
 
         The cursor moves on when the consumer takes the next one, so a segment that it fails on comes again.
         """
-        # A new writer starts in folder 0; each known one is in the folder of its next segment.
-        sequences = {0} | {sequence // protocol.SEGMENTS_PER_FOLDER for sequence in self.cursor.values()}
-        waiting: dict[str, set[int]] = {}
-        for number in sorted(sequences):
-            for entry in self._share.list(self._paths.event_folder(number * protocol.SEGMENTS_PER_FOLDER)):
-                parsed = protocol.parse_segment(entry.name)
-                if parsed and parsed[1] >= self.cursor.get(parsed[0], 0):
-                    waiting.setdefault(parsed[0], set()).add(parsed[1])
-        for writer in sorted(waiting):
-            while (sequence := self.cursor.get(writer, 0)) in waiting[writer]:
+        # Each writer's next file is asked for by name: listing folders of a thousand segments costs a hundred times as much.
+        for writer in self._writers:
+            while True:
+                sequence = self.cursor.get(writer, 0)
                 try:
                     records = protocol.decode(self._share.read(self._paths.segment(writer, sequence)))
                 except (ShareNotFoundError, TornFileError):

@@ -1,16 +1,18 @@
 """The right to write a job's MLflow run: a numbered lease in the job folder, held by one process at a time.
 
-The next one, on any machine, takes the next number when the holder's counter stands still by its own clock, and the holder stops
-when it sees that. The cursor of the relay lies in the same file: whoever comes next goes on from there.
+The next one, on any machine, takes the next number when the holder's counter stands still by its own clock, and the holder
+stops when it sees that. The cursor of the relay lies in the same file: whoever comes next goes on from there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from mlflow_batchai.errors import JobError, ShareNotFoundError
+from mlflow_batchai.errors import JobError, ShareError, ShareNotFoundError
 from mlflow_batchai.jobs import Job
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.protocol import Record, TornFileError
@@ -40,7 +42,8 @@ class Lease:
         self._sleep = sleep
         self.number = 0
         self._counter = 0
-        self._last_beat = -BEAT_SECONDS
+        self._finished = False
+        self._writing = threading.RLock()
         self.memory: Record = {}
 
     def _newest(self) -> int:
@@ -76,11 +79,13 @@ class Lease:
             if seen != watched:
                 watched, since = seen, self._clock()
             stale = self._clock() - since > LEASE_GRACE_SECONDS
-            if (newest == 0 or cursor.get("released") or stale) and self._job.share.claim(self._job.paths.lease(newest + 1)):
+            if (newest == 0 or stale) and self._job.share.claim(self._job.paths.lease(newest + 1)):
                 self.number = newest + 1
                 self.memory = self._last_memory(newest)
-                self.save({})
-                return True
+                # Its holder may have finished between our look and our claim.
+                finished = bool((self._cursor(newest) or {}).get("finished"))
+                self.save({}, finished)
+                return not finished
             self._sleep(0.5)
         return False
 
@@ -97,16 +102,30 @@ class Lease:
         if self._newest() > self.number:
             raise LeaseLostError("another process follows this job now")
 
-    def save(self, memory: Record, finished: bool = False, released: bool = False) -> None:
+    def save(self, memory: Record, finished: bool = False) -> None:
         """Write the cursor and raise the counter."""
-        self.memory = memory or self.memory
-        self._counter += 1
-        record = {"counter": self._counter, "memory": self.memory, "finished": finished, "released": released}
-        self._job.share.write(self._job.paths.cursor(self.number), protocol.encode([record]))
-        self._last_beat = self._clock()
+        with self._writing:
+            self.memory = memory or self.memory
+            self._finished = finished
+            self._counter += 1
+            record = {"counter": self._counter, "memory": self.memory, "finished": finished}
+            self._job.share.write(self._job.paths.cursor(self.number), protocol.encode([record]))
 
-    def beat(self) -> None:
-        """Show that we live, if it is time to."""
-        if self._clock() - self._last_beat >= BEAT_SECONDS:
-            self.check()
-            self.save({})
+    @contextlib.contextmanager
+    def beating(self) -> Iterator[None]:
+        """Show for the time of the block that we live, from a thread: uploads may take longer than the grace time."""
+        done = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(done,), name="lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _beat(self, done: threading.Event) -> None:
+        while not done.wait(BEAT_SECONDS):
+            with contextlib.suppress(ShareError), self._writing:
+                if self._finished or self._newest() > self.number:
+                    return
+                self.save({})

@@ -1,7 +1,7 @@
 """Which numbers a job reports, from all that its ranks say: pure, so that a replay gives the same points.
 
-Sources in order of precedence per key: ``report`` calls, ``metrics:`` rules of batchai.yaml, Keras' own progress lines of rank 0
-(used only for keys that no other source has spoken of). The first value of (key, step) stands.
+Sources in order of precedence per key: ``report`` calls, ``metrics:`` rules of batchai.yaml, Keras' own progress lines of rank
+0 (used only for keys that no other source has spoken of). The first value of (key, step) stands.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ _EPOCH = re.compile(r"^Epoch (?P<epoch>\d+)/(?P<epochs>\d+)\s*$")
 _PROGRESS = re.compile(r"^\s*(?P<done>\d+)/(?P<steps>\d+)\s.*?- (?P<values>\w+: [-\d.einfa+]+(?: - \w+: [-\d.einfa+]+)*)\s*$")
 _VALUE = re.compile(r"(?P<key>\w+): (?P<value>[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|inf|nan))")
 _BAD_KEY = re.compile(r"[^\w\-. :/]")
+# Keras colours its progress bar, even into a pipe, and redraws it with carriage returns.
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 LONGEST_KEY = 250
+LONGEST_LINE = 4096
+LARGEST_STEP = 2**63 - 1
 
 
 class Point(NamedTuple):
@@ -32,8 +36,22 @@ class Point(NamedTuple):
 
 
 def metric_key(name: str) -> str:
-    """A name that MLflow stores: other characters become ``_`` (one bad name would fail a whole batch)."""
-    return _BAD_KEY.sub("_", name)[:LONGEST_KEY]
+    """A name that MLflow stores (one bad name would fail a whole batch): other characters become ``_``, and so does ``..``.
+
+    MLflow takes a name only if it is a path in its shortest form: ``a//b`` and ``a/./b`` become ``a/b``, ``/a`` becomes ``a``.
+    """
+    parts = _BAD_KEY.sub("_", name)[:LONGEST_KEY].split("/")
+    path = "/".join("__" if part == ".." else part for part in parts if part not in ("", "."))
+    return "__" + path[2:] if path.startswith("..") else path or "_"
+
+
+def whole(value: object) -> int:
+    """A step or a time as MLflow can store it; 0 for anything else, since a rank may have written anything."""
+    try:
+        number = int(value) if isinstance(value, (int, float, str)) else 0
+    except (ValueError, OverflowError):
+        return 0
+    return number if abs(number) <= LARGEST_STEP else 0
 
 
 class MetricFold:
@@ -47,10 +65,12 @@ class MetricFold:
     def __init__(self, rules: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None = None) -> None:
         self._rules = [(str(rule["name"]), re.compile(rule["regex"]), rule.get("step")) for rule in rules]
         memory = memory or {}
+        # key -> [first, last, stride] of the steps that have a value: a run of a million costs one triple.
         self._source: dict[str, int] = dict(memory.get("source", {}))
         self._steps: dict[str, list[list[int]]] = {
             key: [list(span) for span in spans] for key, spans in memory.get("steps", {}).items()
         }
+        self._highest = {key: max(span[1] for span in spans) for key, spans in self._steps.items()}
         self._counts: dict[str, int] = dict(memory.get("counts", {}))
         self._epoch: int | None = memory.get("epoch")
         # Keras prints an epoch's line before a callback can report it: its points wait for the next epoch.
@@ -88,19 +108,19 @@ class MetricFold:
         return [point for point in points if point]
 
     def _report(self, body: Mapping[str, Any]) -> list[Point]:
-        rank = int(body.get("rank") or 0)
+        rank = whole(body.get("rank"))
         prefix = f"rank_{rank}/" if rank else ""
-        values: Mapping[str, Any] = body.get("values") or {}
+        values = body.get("values")
         found = [
-            self._point(REPORT, metric_key(prefix + name), number, int(body.get("ts") or 0), int(body.get("step") or 0))
-            for name, value in values.items()
-            if (number := _number(value)) is not None
+            self._point(REPORT, metric_key(prefix + name), number, whole(body.get("ts")), whole(body.get("step")))
+            for name, value in (values.items() if isinstance(values, Mapping) else ())
+            if (number := numeric(value)) is not None
         ]
         return [point for point in found if point]
 
     def _log(self, record: Record) -> list[Point]:
         points: list[Point | None] = []
-        for line in record["x"].splitlines():
+        for line in record["x"].split("\n"):
             for name, pattern, step_group in self._rules if record["r"] == 0 else ():
                 match = pattern.search(line)
                 if match:
@@ -114,17 +134,20 @@ class MetricFold:
         text = (
             groups.get("value") if "value" in groups else next((group for group in match.groups() if group is not None), None)
         )
-        number = _number(text)
+        number = numeric(text)
         if number is None:
             return None
         key = metric_key(name)
         step_text = groups.get(step_group or "step")
-        told = step_text is not None and re.fullmatch(r"\d+", step_text)
+        told = step_text is not None and re.fullmatch(r"\d{1,18}", step_text)
         step = int(step_text) if told and step_text else self._counts.get(key, 0)
         self._counts[key] = self._counts.get(key, 0) + 1
         return self._point(RULE, key, number, timestamp, step)
 
     def _keras(self, line: str, timestamp: int) -> list[Point]:
+        if len(line) > LONGEST_LINE:
+            return []
+        line = _COLOUR.sub("", line.rpartition("\r")[2])
         epoch = _EPOCH.match(line)
         if epoch:
             self._epoch = int(epoch.group("epoch")) - 1
@@ -134,8 +157,9 @@ class MetricFold:
             return []
         assert self._epoch is not None
         self._held += [
-            Point(metric_key(match.group("key")), float(match.group("value")), timestamp, self._epoch)
+            Point(metric_key(match.group("key")), number, timestamp, self._epoch)
             for match in _VALUE.finditer(progress.group("values"))
+            if (number := numeric(match.group("value"))) is not None
         ]
         return []
 
@@ -151,25 +175,29 @@ class MetricFold:
         return Point(key, value, timestamp, step)
 
     def _first(self, key: str, step: int) -> bool:
-        """Note (key, step); False if it was there. Steps are kept as spans: a run of a million costs one pair."""
+        """Note (key, step); False if it was there."""
         spans = self._steps.setdefault(key, [])
-        if spans and spans[-1][1] + 1 == step:
-            spans[-1][1] = step
-            return True
-        if any(low <= step <= high for low, high in spans):
+        highest = self._highest.get(key)
+        if highest is None or step > highest:
+            self._highest[key] = step
+        elif any(low <= step <= high and (step - low) % stride == 0 for low, high, stride in spans):
             return False
-        spans.append([step, step])
+        if spans and step > spans[-1][1] and (spans[-1][0] == spans[-1][1] or step == spans[-1][1] + spans[-1][2]):
+            spans[-1][2] = step - spans[-1][1]
+            spans[-1][1] = step
+        else:
+            spans.append([step, step, 1])
         return True
 
 
-def _number(value: object) -> float | None:
+def numeric(value: object) -> float | None:
     """A value as a number; "nan" and "inf" come as text, since JSON has no word for them."""
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, (int, float, str)):
         try:
             number = float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         return math.copysign(1.797e308, number) if math.isinf(number) else number
     return None

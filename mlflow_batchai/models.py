@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
     from mlflow.tracking import MlflowClient
 
+TAG_JOB = "batchai.job"
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w,-]+\])?([<>=!~]=?=?[\w.*+!-]+(,[<>=!~]=?=?[\w.*+!-]+)*)?")
 TENSORFLOW_NAMES = re.compile(r"tensorflow(-(cpu|gpu|intel|macos|rocm))?|intel-tensorflow|tf-nightly")
@@ -190,12 +191,13 @@ def log_model(
     facts: ModelFacts,
     name: str = "model",
     register: str | None = None,
+    job: str | None = None,
 ) -> LoggedModelRef:
     """Make ``file`` a READY logged model of the run, and a version of the registered model ``register``.
 
     It is an output of the run, so the run's page and the experiment's Models tab show it, with the run's
     parameters; ``runs:/<run_id>/<name>``, ``models:/<model_id>`` and ``models:/<register>/<version>`` all
-    load it. Every call makes a new one.
+    load it. Every call makes a new one; ``job``, the job's id, lets ``find_logged`` find it.
 
     Raises:
         ModelError: ``file`` is missing, is no Keras model, or not of the format that ``facts`` tell: nothing
@@ -207,7 +209,8 @@ def log_model(
     _check_file(file, facts)
     with _as_model_error(file), ExitStack() as undo, TemporaryDirectory(prefix="batchai-model-") as scratch:
         params = client.get_run(run_id).data.params
-        model = client.create_logged_model(experiment_id, name=name, source_run_id=run_id, params=params)
+        tags = {TAG_JOB: job} if job else {}
+        model = client.create_logged_model(experiment_id, name=name, source_run_id=run_id, params=params, tags=tags)
         undo.callback(_mark_failed, client, model.model_id)
         target = Path(scratch, "model")
         build_directory(file, facts, target, run_id=run_id, model_id=model.model_id)
@@ -216,6 +219,29 @@ def log_model(
         client.finalize_logged_model(model.model_id, "READY")
         version = _register(client, register, model, run_id) if register else None
         undo.pop_all()
+    return LoggedModelRef(model.model_id, f"models:/{model.model_id}", version, _notes(facts))
+
+
+def find_logged(
+    client: MlflowClient, *, experiment_id: str, run_id: str, job: str, facts: ModelFacts, register: str | None = None
+) -> LoggedModelRef | None:
+    """The READY model that an earlier ``log_model`` has made for the job, as a version of ``register``; None if there is none.
+
+    Who called it may have died at any point: models that it left unfinished are marked FAILED, a registration is made up for.
+    """
+    found = client.search_logged_models([experiment_id], filter_string=f"tags.`{TAG_JOB}` = '{job}'")
+    ready = [model for model in found if str(model.status) == "READY"]
+    for model in found:
+        if str(model.status) == "PENDING":
+            _mark_failed(client, model.model_id)
+    if not ready:
+        return None
+    model, version = ready[0], None
+    if register:
+        known = client.search_model_versions(f"run_id = '{run_id}'")
+        version = next((str(one.version) for one in known if one.name == register and one.model_id == model.model_id), None)
+        with _as_model_error(Path(model.name)):
+            version = version or _register(client, register, model, run_id)
     return LoggedModelRef(model.model_id, f"models:/{model.model_id}", version, _notes(facts))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shlex
 import uuid
@@ -87,10 +88,12 @@ def prepare(
     forbid_program(properties, source)
     if project.docker_env or properties.container_settings:
         raise NotSupportedError(f"{source}: containers (containerSettings, docker_env) are not supported yet; remove them")
+    if config.retries:
+        raise NotSupportedError(f"{source}: retries is not supported yet; remove it")
     framework, process_count, node_count = _framework(properties, source)
     if node_count > cluster.engine.node_limit:
         raise ClusterError(
-            f"{source}: properties.nodeCount is {node_count} and cluster '{cluster.name}' has {cluster.engine.node_limit} node(s)"
+            f"{source}: properties.nodeCount is {node_count}; cluster '{cluster.name}' has {cluster.engine.node_limit} node(s)"
         )
     job_id = uuid.uuid4().hex[:10]
     variables = variable_names(value.parameter.name for value in values)
@@ -98,7 +101,8 @@ def prepare(
         entry.command, {value.parameter.name: variables[value.parameter.name] for value in values if not value.extra}, source
     )
     command += "".join(f' --{shlex.quote(v.parameter.name)} "${{{variables[v.parameter.name]}}}"' for v in values if v.extra)
-    _check_script(project, entry.command, source)
+    if not properties.job_preparation:
+        _check_script(project, entry.command, source)
     inputs, staged, given = _inputs(values, variables, config, cwd)
     _check_lengths({variables[value.parameter.name]: value for value in values})
     volumes, prefixes, warnings = _volumes(properties, cluster, source)
@@ -139,7 +143,9 @@ def prepare(
         else None,
     }
     warnings += _undefined(properties, command, source)
-    code = scan(project.directory)
+    secrets = {secret.name: _secret(secret, source) for secret in properties.secrets}
+    code, withheld = _without_secrets(scan(project.directory), secrets)
+    warnings += [f"'{path}' is not sent to the nodes: it holds the value of secret {name}" for path, name in withheld]
     plan["code"] = [file.entry() for file in code]
     return Prepared(
         config.name or f"{slug(project.name)}-{job_id[:6]}",
@@ -148,7 +154,7 @@ def prepare(
         plan,
         masked(config),
         {value.parameter.name: value.text for value in values},
-        {secret.name: _secret(secret, source) for secret in properties.secrets},
+        secrets,
         code,
         inputs,
         warnings,
@@ -175,15 +181,17 @@ def _framework(properties: JobProperties, source: str) -> tuple[str, int, int]:
     return "horovod", processes, nodes
 
 
-_SCRIPT = re.compile(r"(?:^|[\s;&|])(?:python[\d.]*|bash|sh)\s+(?:-u\s+)?(?P<script>[\w./-]+\.(?:py|sh))(?=\s|$)")
+_SCRIPT = re.compile(r"\s*(?:python[\d.]*|bash|sh)\s+(?:-u\s+)?(?P<script>[\w.-][\w./-]*\.(?:py|sh))(?=\s|$)")
 
 
 def _check_script(project: MLProject, command: str, source: str) -> None:
-    """A script that the command plainly names and that isn't in the project fails here, not minutes later on a node."""
-    for match in _SCRIPT.finditer(command):
-        script = match.group("script")
-        if not script.startswith("/") and "cd " not in command and not (project.directory / script).exists():
-            raise ProjectError(f"{source}: the command runs '{script}', which is not in the project ({project.directory})")
+    """A script that the command begins with and that isn't in the project fails here, not minutes later on a node.
+
+    Later ones, and all if there is a job preparation, may have been made by what ran before.
+    """
+    match = _SCRIPT.match(command)
+    if match and not (project.directory / match["script"]).exists():
+        raise ProjectError(f"{source}: the command runs '{match['script']}', which is not in the project ({project.directory})")
 
 
 def _inputs(
@@ -203,6 +211,8 @@ def _inputs(
             given[variable] = value.text
             continue
         found = scan_input(path)
+        if not found:
+            raise ParameterError(f"parameter '{name}': the folder {path} holds no file")
         files += found
         entries = [{"path": file.path, "sha256": file.sha256} for file in found]
         staged.append({"parameter": name, "variable": variable, "name": path.name, "files": entries})
@@ -211,20 +221,23 @@ def _inputs(
 
 def _local_path(value: Value, config: BatchaiFile, cwd: Path) -> Path | None:
     """The local file or folder that a value names and that has to travel with the job, or None."""
-    text, name = value.text, value.parameter.name
-    if text.startswith("file:"):
-        path = Path(unquote(urlsplit(text).path))
-    elif value.parameter.type == "path" and "://" in text:
+    text, name, kind = value.text, value.parameter.name, value.parameter.type
+    is_path = kind == "path" or name in config.stage
+    if text.startswith("file:/") or (text.startswith("file:") and (is_path or kind == "uri")):
+        path, is_path = Path(unquote(urlsplit(text).path)), True
+    elif kind == "path" and "://" in text:
         raise NotSupportedError(
             f"parameter '{name}': {text.split('://')[0]}:// can't be fetched yet; download it and give the local path"
         )
-    elif value.parameter.type == "path" or name in config.stage:
-        path = Path(text).expanduser()
+    elif is_path and text:
+        path = Path(os.path.expanduser(text))  # noqa: PTH111 (Path's own raises for a ~name that is no user)
+        is_path = kind == "path"
     else:
         return None
-    path = (cwd / path).absolute()
-    if not path.exists():
-        if value.parameter.type == "path" or text.startswith("file:"):
+    # Without "..": the last part is the name that it gets on the node.
+    path = Path(os.path.abspath(cwd / path))  # noqa: PTH100
+    if not os.path.exists(path):  # noqa: PTH110 (Path's own raises for a text that is too long to be a name)
+        if is_path:
             raise ParameterError(f"parameter '{name}': there is no file or folder {path}")
         return None
     if not path.name:
@@ -237,8 +250,8 @@ def _check_lengths(values: Mapping[str, Value]) -> None:
         length = len(f"{variable}={value.text}".encode(errors="surrogateescape"))
         if length > LONGEST_VARIABLE:
             raise ParameterError(
-                f"parameter '{value.parameter.name}' is {length} bytes long; no program can be given more than {LONGEST_VARIABLE}:"
-                " put it in a file and declare the parameter as type path"
+                f"parameter '{value.parameter.name}' is {length} bytes long, and no program can be given more than"
+                f" {LONGEST_VARIABLE}: put it in a file and declare the parameter as type path"
             )
 
 
@@ -246,7 +259,7 @@ def _volumes(
     properties: JobProperties, cluster: Cluster, source: str
 ) -> tuple[list[dict[str, Any]], dict[str, int], list[str]]:
     """(volumes of the plan, mount point -> index, warnings). The control share is volume 0."""
-    control = unquote(urlsplit(cluster.share.url).path)
+    control = unquote(urlsplit(cluster.share.url).path, errors="surrogateescape")
     volumes: list[dict[str, Any]] = [{"scope": "cluster", "path": CONTROL_MOUNT, "source": control, "share": cluster.share.url}]
     warnings: list[str] = []
     mounts = properties.mount_volumes
@@ -281,6 +294,27 @@ def _place_logs(properties: JobProperties, prefixes: Mapping[str, int], source: 
     return (path, None) if volume == 0 else ("", {"volume": volume, "path": path})
 
 
+# The documents themselves: no rank reads them, and they are where secrets are written.
+DOCUMENTS = ("batchai.yaml",)
+
+
+def _without_secrets(files: Sequence[StagedFile], secrets: Mapping[str, str]) -> tuple[list[StagedFile], list[tuple[str, str]]]:
+    """(files that may go to the share, (path, secret) of those that may not): no secret is ever written there."""
+    kept: list[StagedFile] = []
+    withheld: list[tuple[str, str]] = []
+    values = {name: value.encode() for name, value in secrets.items() if value}
+    for file in files:
+        if file.path in DOCUMENTS:
+            continue
+        content = file.source.read_bytes() if values and file.link is None else b""
+        holds = next((name for name, value in values.items() if value in content), None)
+        if holds is None:
+            kept.append(file)
+        else:
+            withheld.append((file.path, holds))
+    return kept, withheld
+
+
 def _seconds(properties: JobProperties) -> float | None:
     limit = properties.constraints.max_wall_clock_time
     # Batch AI's default, and its hard limit, was a week.
@@ -298,6 +332,8 @@ def _environment(project: MLProject, manager: str | None, cluster: Cluster, sour
         data = yaml.safe_load(project.python_env.read_text(encoding="utf-8")) or {}
     except yaml.YAMLError as error:
         raise DocumentError(f"{project.python_env}: {' '.join(str(error).split())}") from error
+    if not isinstance(data, Mapping):
+        raise DocumentError(f"{project.python_env}: it should map keys to values")
     lists = [data.get(key) or [] for key in ("build_dependencies", "dependencies")]
     if not all(isinstance(entries, list) and all(isinstance(entry, str) for entry in entries) for entries in lists):
         raise DocumentError(f"{project.python_env}: dependencies should be a list of requirements")

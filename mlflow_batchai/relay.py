@@ -51,6 +51,9 @@ class Relay:
         self._models: list[Record] = list(memory.get("models", []))
         self._dropped = int(memory.get("dropped", 0))
         self._state = str(memory.get("state", protocol.QUEUED))
+        # Points that the store has not taken yet: they wait for it, and the cursor is not saved before them.
+        self._pending: list[Point] = []
+        self._unsaved = False
         self._logged_size = -1
         self._next_logs = time.monotonic() + FIRST_LOG_SECONDS
         self._log_interval = FIRST_LOG_SECONDS
@@ -58,26 +61,26 @@ class Relay:
 
     def step(self) -> int:
         """Relay what is new; the number of segments that were read."""
+        self._lease.check()
         count = 0
-        points: list[Point] = []
         for _, _, records in self._reader.read():
-            points += self._metrics.feed(records)
+            self._unsaved = True
+            self._pending += self._metrics.feed(records)
             for record in records:
                 self._take(record)
             count += 1
-        if count:
-            self._log(points)
-        if count or points:
+        self._send()
+        if self._unsaved:
             self._lease.check()
             self._lease.save(self._memory())
-        self._lease.beat()
+            self._unsaved = False
         return count
 
     def _memory(self) -> Record:
         return {
-            "cursor": self._reader.cursor,
+            "cursor": dict(self._reader.cursor),
             "metrics": self._metrics.remember(),
-            "models": self._models,
+            "models": list(self._models),
             "dropped": self._dropped,
             "state": self._state,
         }
@@ -88,17 +91,42 @@ class Relay:
         elif record["k"] == "dropped":
             self._dropped += int(record["lines"])
 
-    def _log(self, points: list[Point]) -> None:
-        from mlflow.entities import Metric
+    def _send(self) -> None:
+        while self._pending:
+            batch = self._pending[:BATCH]
+            self._log(batch)
+            del self._pending[: len(batch)]
 
-        for start in range(0, len(points), BATCH):
-            batch = [Metric(point.key, point.value, point.timestamp, point.step) for point in points[start : start + BATCH]]
-            self._client.log_batch(self._run_id, metrics=batch)
+    def _log(self, points: list[Point]) -> None:
+        """Store points; one that MLflow will never take is told of, so that it doesn't hold up the others for ever."""
+        from mlflow.entities import Metric
+        from mlflow.exceptions import MlflowException
+
+        try:
+            metrics = [Metric(point.key, point.value, point.timestamp, point.step) for point in points]
+            self._client.log_batch(self._run_id, metrics=metrics)
+        except MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE" or self.run_gone():
+                raise
+            if len(points) == 1:
+                self.notes.append(f"metric '{points[0].key}' at step {points[0].step} was refused: {error.message}")
+                return
+            middle = len(points) // 2
+            self._log(points[:middle])
+            self._log(points[middle:])
+
+    def run_gone(self) -> bool:
+        """Whether the run was deleted: then there is nothing left to relay into."""
+        try:
+            return bool(self._client.get_run(self._run_id).info.lifecycle_stage != "active")
+        except Exception as error:  # a store that can't be reached says nothing of the run
+            return getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST"
 
     def show_state(self, state: JobState) -> None:
         """Bring the run's status and tags to the job's state, when that has changed."""
         if state.execution_state == self._state or state.ended:
             return
+        self._lease.check()
         self._state = state.execution_state
         self._client.set_tag(self._run_id, "batchai.executionState", state.execution_state)
         self._client.update_run(self._run_id, status=state.run_status)
@@ -125,19 +153,22 @@ class Relay:
         What fails here is told in the run's tags; the run ends in any case, with the job's status.
         """
         self.step()
-        self._log(self._metrics.finish())
-        with self._noting("logs"):
+        self._pending += self._metrics.finish()
+        self._send()
+        # A store that fails below brings us here again: notes of that time are not kept.
+        notes = list(self.notes)
+        with self._noting("logs", notes):
             self._upload(self._job.share, self._job.paths.stdouterr, "stdouterr")
-        with self._noting("outputs"):
+        with self._noting("outputs", notes):
             self._upload_outputs()
         if state.execution_state == protocol.SUCCEEDED:
-            with self._noting("model"):
-                self._log_model()
-        self._end_run(state)
+            with self._noting("model", notes):
+                notes += self._log_model()
         self._lease.check()
+        self._end_run(state, notes)
         self._lease.save(self._memory(), finished=True)
 
-    def _end_run(self, state: JobState) -> None:
+    def _end_run(self, state: JobState, notes: list[str]) -> None:
         from mlflow.entities import RunTag
 
         tags = {
@@ -147,24 +178,25 @@ class Relay:
             "batchai.reason": state.reason[-LONGEST_TAG:] if len(state.reason) > LONGEST_TAG else state.reason,
         }
         if self._dropped:
-            self.notes.append(f"{self._dropped} log lines were dropped while the share stalled")
+            notes.append(f"{self._dropped} log lines were dropped while the share stalled")
         if self._metrics.repeated:
-            self.notes.append(f"{self._metrics.repeated} metric values came for a step that had one; the first stands")
-        if self.notes:
-            tags["batchai.notes"] = "\n".join(self.notes)[:LONGEST_TAG]
+            notes.append(f"{self._metrics.repeated} metric values came for a step that had one; the first stands")
+        if notes:
+            tags["batchai.notes"] = "\n".join(notes)[:LONGEST_TAG]
         self._client.log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items() if value])
         self._client.set_terminated(self._run_id, state.run_status, end_time=state.end_time)
 
     @contextlib.contextmanager
-    def _noting(self, what: str) -> Iterator[None]:
+    def _noting(self, what: str, notes: list[str]) -> Iterator[None]:
+        self._lease.check()
         try:
             yield
         except LeaseLostError:
             raise
         except BatchAIError as error:
-            self.notes.append(str(error))
+            notes.append(str(error))
         except Exception as error:  # MLflow raises whatever its store raises; the run must end all the same
-            self.notes.append(f"{what}: {type(error).__name__}: {error}")
+            notes.append(f"{what}: {type(error).__name__}: {error}")
 
     def _upload(self, share: Share, path: str, artifact: str) -> None:
         """Send a folder of a share to the run's artifacts, as it is now."""
@@ -189,10 +221,11 @@ class Relay:
             artifact = "outputs/" + place["suffix"] if place["suffix"] else "outputs"
             self._upload(open_share(place["share"]), place["path"], artifact)
 
-    def _log_model(self) -> None:
+    def _log_model(self) -> tuple[str, ...]:
+        """Make the model, unless a relay that was cut off after that has made it; sentences on what it lacks."""
         wanted = self._job.plan["model"]
         if wanted is None:
-            return
+            return ()
         chosen = self._choose_model(wanted.get("path"))
         if chosen is None:
             raise ModelError(
@@ -200,20 +233,29 @@ class Relay:
                 if wanted.get("path")
                 else "batchai.yaml asks for a model and no .h5 or .keras file was saved in an output directory"
             )
-        with self._local_file(chosen["path"]) as file:
-            reference = models.log_model(
-                self._client,
-                experiment_id=self._client.get_run(self._run_id).info.experiment_id,
-                run_id=self._run_id,
-                file=file,
-                facts=models.ModelFacts.from_record(chosen["meta"]),
-                name=wanted.get("name") or "model",
-                register=wanted.get("register"),
-            )
-        self.notes += reference.notes
+        facts = models.ModelFacts.from_record(chosen["meta"])
+        # A run that was named with --run-id may lie in another experiment than the command line's.
+        experiment_id = self._client.get_run(self._run_id).info.experiment_id
+        job, register = str(self._job.plan["job"]), wanted.get("register")
+        reference = models.find_logged(
+            self._client, experiment_id=experiment_id, run_id=self._run_id, job=job, facts=facts, register=register
+        )
+        if reference is None:
+            with self._local_file(chosen["path"]) as file:
+                reference = models.log_model(
+                    self._client,
+                    experiment_id=experiment_id,
+                    run_id=self._run_id,
+                    file=file,
+                    facts=facts,
+                    name=wanted.get("name") or "model",
+                    register=register,
+                    job=job,
+                )
         self._client.set_tag(self._run_id, "batchai.model", reference.model_uri)
         if reference.version:
-            self._client.set_tag(self._run_id, "batchai.modelVersion", f"models:/{wanted['register']}/{reference.version}")
+            self._client.set_tag(self._run_id, "batchai.modelVersion", f"models:/{register}/{reference.version}")
+        return reference.notes
 
     def _choose_model(self, path: str | None) -> Record | None:
         """The record of the configured file; without one the last that a rank reported, else the last that was found."""

@@ -133,13 +133,16 @@ def _tags(prepared: Prepared, cluster: Cluster, request: RunRequest) -> dict[str
         runs.TAG_WORKSPACE: request.workspace,
         runs.TAG_SHARE: cluster.share.url,
         runs.TAG_STATE: protocol.QUEUED,
+        "batchai.nodes": str(prepared.plan["nodeCount"]),
         "batchai.attempt": "1",
     }
 
 
 def _failed_submit(mlflow: Any, run_id: str, error: BaseException | None) -> None:
     reason = str(error) if isinstance(error, BatchAIError) else f"submitting failed: {type(error).__name__}: {error}"
-    runs.fail(mlflow, run_id, reason)
+    # What went wrong first is what a person has to see, even if the store has gone as well.
+    with contextlib.suppress(Exception):
+        runs.fail(mlflow, run_id, reason)
 
 
 def _end_half_done(share: Any, folder: str) -> None:
@@ -156,9 +159,9 @@ def start_follower(submitted: Submitted) -> None:
     log = clusters.home() / "followers" / f"{job.plan['job']}.log"
     # -P: what lies in the user's folder must not be imported in place of a library.
     argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "mlflow_batchai.follower"]
-    environment = {**os.environ, **{name: os.environ.get(name, value) for name, value in tracking.environment.items()}}
-    environment["BATCHAI_HOME"] = str(clusters.home())
-    submitted.follower = shell.spawn([*argv, job.share.url, job.folder, tracking.uri], environment, log)
+    # The store's address goes by MLflow's own variable: a database's holds a password, and `ps` shows everyone our arguments.
+    environment = {**os.environ, **tracking.environment, "BATCHAI_HOME": str(clusters.home())}
+    submitted.follower = shell.spawn([*argv, job.share.url, job.folder], environment, log)
     submitted.starts += 1
 
 
@@ -194,9 +197,10 @@ class Signals:
     Installed only in the main thread: elsewhere Python has no signals.
     """
 
-    def __init__(self, on_cancel: Callable[[], None]) -> None:
+    def __init__(self, on_cancel: Callable[[], None] | None) -> None:
         self._on_cancel = on_cancel
         self.cancelled = False
+        self._told = False
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -215,31 +219,57 @@ class Signals:
                 signal.signal(number, handler)
 
     def _interrupt(self, number: int, frame: object) -> None:
+        if self._on_cancel is None:
+            raise JobDetachedError("left")
         if self.cancelled:
             raise JobDetachedError("left while it ends")
         self.cancelled = True
-        self._on_cancel()
+
+    def cancel_if_asked(self) -> None:
+        """Cancel after Ctrl-C: not in the handler, which may have interrupted a write to the terminal."""
+        if self.cancelled and not self._told and self._on_cancel is not None:
+            self._told = True
+            self._on_cancel()
 
     def _leave(self, number: int, frame: object) -> None:
         raise JobDetachedError(f"{signal.Signals(number).name} received")
 
 
-def watch(submitted: Submitted, console: JobConsole, from_start: bool = True) -> JobState:
+def ensure_follower(submitted: Submitted) -> None:
+    """Start a follower for a job that was submitted elsewhere: it waits while another lives, and takes over when that stops."""
+    if not Lease(submitted.job).finished():
+        start_follower(submitted)
+
+
+def wait(submitted: Submitted) -> JobState:
+    """Wait, showing nothing, until the job's run is finished."""
+    lease = Lease(submitted.job)
+    while not lease.finished():
+        _keep_follower(submitted)
+        time.sleep(WATCH_SECONDS)
+    return submitted.job.state()
+
+
+def watch(submitted: Submitted, console: JobConsole, from_start: bool = True, cancel_on_interrupt: bool = True) -> JobState:
     """Show a job until its run is finished in MLflow.
+
+    Args:
+        from_start: whether output that came before is shown.
+        cancel_on_interrupt: whether Ctrl-C ends the job (for its submitter) or leaves it.
 
     Raises:
         JobDetachedError: told to leave; the job goes on, and the message has the line that attaches to it.
         JobError: the follower can't be kept running.
     """
     job = submitted.job
-    signals = Signals(lambda: _cancel_here(submitted, console))
+    signals = Signals((lambda: _cancel_here(submitted, console)) if cancel_on_interrupt else None)
     reader = EventReader(job)
     if not from_start:
         for _ in reader.read():
             pass
     try:
         with signals.installed():
-            return _watch(submitted, console, reader)
+            return _watch(submitted, console, reader, signals)
     except JobDetachedError as error:
         raise JobDetachedError(
             f"{error}; job {job.name} goes on: batchai job attach {job.name} | batchai job terminate {job.name}"
@@ -253,10 +283,11 @@ def _cancel_here(submitted: Submitted, console: JobConsole) -> None:
     cancel(submitted, "Ctrl-C")
 
 
-def _watch(submitted: Submitted, console: JobConsole, reader: EventReader) -> JobState:
+def _watch(submitted: Submitted, console: JobConsole, reader: EventReader, signals: Signals) -> JobState:
     job = submitted.job
     shown = ""
     while True:
+        signals.cancel_if_asked()
         for _, _, records in reader.read():
             console.records(records)
         state = job.state()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from mlflow_batchai import shell
 from mlflow_batchai.errors import ClusterError, JobNotFoundError, UsageError
@@ -23,6 +24,8 @@ TAG_SHARE = "batchai.share"
 TAG_FOLDER = "batchai.folder"
 TAG_STATE = "batchai.executionState"
 PAGE = 1000
+BATCH = 100
+LONGEST_TAG = 5000
 
 
 @dataclass(frozen=True)
@@ -30,46 +33,65 @@ class Tracking:
     """Where runs are kept.
 
     Attributes:
-        uri: absolute, without user info: fit for argv and for showing.
-        environment: what a process needs besides, to reach it (user and password of the address).
+        uri: absolute, without user and password: fit for showing, tags and messages.
+        environment: what a process needs to reach it, in MLflow's own variables; it may hold a password.
     """
 
     uri: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
+
+    @property
+    def address(self) -> str:
+        """What MLflow is to be told; a database's address holds its password."""
+        return self.environment["MLFLOW_TRACKING_URI"]
+
+
+_SQLITE = re.compile(r"(?P<scheme>sqlite(?:\+\w+)?:///)(?P<path>[^:].*)")
+_HIDDEN = re.compile(r"password|passwd|pwd|secret|token|credential|key$|^sig$", re.IGNORECASE)
 
 
 def absolute(uri: str, cwd: Path) -> Tracking:
-    """A tracking address that means the same from any folder, its user and password taken out of it."""
+    """A tracking address that means the same from any folder.
+
+    A server's user and password go into MLflow's variables for them, since MLflow's messages quote the address.
+    """
     environment: dict[str, str] = {}
-    if uri.startswith("sqlite:///"):
-        return Tracking(f"sqlite:///{cwd / uri.removeprefix('sqlite:///')}", {})
-    if uri.startswith("file:") and not uri.startswith("file:/"):
-        return Tracking((cwd / uri.removeprefix("file:")).as_uri(), {})
-    if ":" not in uri and uri not in ("databricks", "uc"):
-        return Tracking(str(cwd / uri), {})
-    parts = urlsplit(uri)
-    if parts.scheme in ("http", "https") and "@" in parts.netloc:
+    sqlite = _SQLITE.fullmatch(uri)
+    if sqlite:
+        uri = sqlite["scheme"] + str(cwd / sqlite["path"])
+    elif uri.startswith("file:") and not uri.startswith("file:/"):
+        uri = (cwd / unquote(uri.removeprefix("file:"))).as_uri()
+    elif ":" not in uri and uri not in ("databricks", "databricks-uc", "uc"):
+        uri = str(cwd / uri)
+    elif uri.startswith(("http://", "https://")):
+        parts = urlsplit(uri)
         if parts.username:
-            environment["MLFLOW_TRACKING_USERNAME"] = parts.username
+            environment["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username)
         if parts.password:
-            environment["MLFLOW_TRACKING_PASSWORD"] = parts.password
+            environment["MLFLOW_TRACKING_PASSWORD"] = unquote(parts.password)
         uri = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    return Tracking(uri, environment)
+    return Tracking(shown(uri), {**environment, "MLFLOW_TRACKING_URI": uri})
 
 
 def shown(uri: str) -> str:
-    """An address without what follows a user name, for messages."""
+    """An address without user and password, and without the values of options that are named like a secret, for messages."""
+    if "@" not in uri and "?" not in uri:
+        return uri
     parts = urlsplit(uri)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    query = parts.query
+    if any(_HIDDEN.search(name) for name, _ in options):
+        query = urlencode([(name, "***" if _HIDDEN.search(name) else value) for name, value in options], safe="*/:")
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=query))
 
 
 def client(tracking: Tracking) -> MlflowClient:
     """A client of that store."""
-    for name, value in tracking.environment.items():
-        os.environ.setdefault(name, value)
+    # MLflow reads a server's user and password nowhere else.
+    os.environ.update({name: value for name, value in tracking.environment.items() if name != "MLFLOW_TRACKING_URI"})
     from mlflow.tracking import MlflowClient
 
-    return MlflowClient(tracking_uri=tracking.uri)
+    return MlflowClient(tracking_uri=tracking.address)
 
 
 def create(
@@ -103,11 +125,11 @@ def create(
     else:
         run = mlflow.create_run(experiment_id, tags=dict(tags), run_name=run_name)
     try:
-        mlflow.log_batch(
-            run.info.run_id,
-            params=[Param(name, value) for name, value in parameters.items()],
-            tags=[RunTag(name, value) for name, value in tags.items()] if run_id else [],
-        )
+        values = [Param(name, value) for name, value in parameters.items()]
+        for start in range(0, len(values), BATCH):
+            mlflow.log_batch(run.info.run_id, params=values[start : start + BATCH])
+        if run_id:
+            mlflow.log_batch(run.info.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
         mlflow.update_run(run.info.run_id, status="SCHEDULED", name=run_name if run_id and run_name else None)
     except MlflowException:
         if not run_id:
@@ -118,7 +140,7 @@ def create(
 
 def fail(mlflow: MlflowClient, run_id: str, reason: str) -> None:
     """End the run of a job that could not be submitted."""
-    mlflow.set_tag(run_id, "batchai.reason", reason)
+    mlflow.set_tag(run_id, "batchai.reason", reason[:LONGEST_TAG])
     mlflow.set_tag(run_id, TAG_STATE, "failed")
     mlflow.set_terminated(run_id, "FAILED")
 

@@ -71,13 +71,13 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path, stdin:
             )
         except OSError as error:
             raise ClusterError(f"{argv[0]} can't be started: {error.strerror}") from error
+    # Nobody waits for it here: it is meant to go on without us.
+    process.returncode = 0
     if stdin is not None:
         assert process.stdin
         try:
-            process.stdin.write(stdin)
-            process.stdin.close()
+            with process.stdin as pipe:
+                pipe.write(stdin)
         except BrokenPipeError as error:
             raise ClusterError(f"{argv[0]} ended before it was told its secrets; its log is {log}") from error
-    # Nobody waits for it here: it is meant to go on without us.
-    process.returncode = 0
     return process.pid

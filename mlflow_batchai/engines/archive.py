@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
+import uuid
 import zipfile
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,7 @@ _MAIN = "import sys\nfrom mlflow_batchai.node.__main__ import main\n\nsys.exit(m
 
 
 def build() -> bytes:
-    """The archive's bytes: the same sources give the same bytes on any machine."""
+    """The archive's bytes: the same sources give the same bytes on any machine (so nothing is compressed: zlibs differ)."""
     package = files("mlflow_batchai")
     contents = {"__main__.py": _MAIN.encode(), "mlflow_batchai/__init__.py": package.joinpath("__init__.py").read_bytes()}
     for room in ROOMS:
@@ -23,10 +23,10 @@ def build() -> bytes:
             if entry.name.endswith(".py"):
                 contents[f"mlflow_batchai/{room}/{entry.name}"] = entry.read_bytes()
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(contents):
             info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-            info.compress_type = zipfile.ZIP_DEFLATED
+            info.create_system = 3
             info.external_attr = 0o644 << 16
             archive.writestr(info, contents[name])
     return buffer.getvalue()
@@ -38,7 +38,7 @@ def stored(folder: Path) -> Path:
     target = folder / f"agent-{hashlib.sha256(data).hexdigest()[:16]}.pyz"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_suffix(f".{os.getpid()}.new")
+        temporary = target.with_suffix(f".{uuid.uuid4().hex}.new")
         temporary.write_bytes(data)
         temporary.replace(target)
     return target

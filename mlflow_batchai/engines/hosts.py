@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,11 +61,17 @@ class LocalHosts:
             allowed(os.environ),
         )
         if result.code != 0:
-            raise ClusterError(f"no ticket could be taken in {self._book}: {result.err.strip().splitlines()[-1:]}")
+            raise ClusterError(f"no ticket could be taken in {self._book}: {(result.err.strip().splitlines() or ['?'])[-1]}")
         ticket = json.loads(result.out)
         secrets = json.dumps(dict(request.secrets)).encode()
         nodes: list[dict[str, object]] = []
-        handle = {"engine": "local", "ticket": ticket["number"], "mark": request.mark, "nodes": nodes}
+        handle = {
+            "engine": "local",
+            "host": socket.gethostname(),
+            "ticket": ticket["number"],
+            "mark": request.mark,
+            "nodes": nodes,
+        }
         with contextlib.ExitStack() as undo:
             undo.callback(self.cancel, handle)
             for node, index in enumerate(ticket["nodes"]):
@@ -77,6 +84,8 @@ class LocalHosts:
         return handle
 
     def poll(self, handle: Handle) -> Poll:
+        if handle["host"] != socket.gethostname():
+            return Poll(PollState.UNKNOWN, f"the job runs on {handle['host']}, whose processes can't be seen from here")
         gone = tuple(node for node, entry in enumerate(handle["nodes"]) if not _alive(entry))
         if gone:
             return Poll(PollState.GONE, self._why(handle, gone), gone)
@@ -86,10 +95,18 @@ class LocalHosts:
         return Poll(PollState.ALIVE)
 
     def cancel(self, handle: Handle) -> None:
-        # Agents first: they would otherwise see their ranks die and tell a story of their own.
+        if handle["host"] != socket.gethostname():
+            raise ClusterError(f"the job runs on {handle['host']}; end it there")
+        # Agents first: they would otherwise see their ranks die and tell a story of their own. Their descendants go with them,
+        # since one that has thrown away its environment can't be found later.
         agents = {entry["pid"] for entry in handle["nodes"] if _alive(entry)}
-        processes.sweep(lambda: {pid for pid in agents if processes.start_time(pid)}, grace=0.0)
-        left = processes.sweep(lambda: processes.marked(handle["mark"]), grace=3.0, give_up=CANCEL_SECONDS)
+        family = {pid: processes.start_time(pid) for agent in agents for pid in (agent, *processes.descendants(agent))}
+        left = processes.sweep(
+            lambda: {pid for pid, started in family.items() if started is not None and processes.is_alive(pid, started)},
+            grace=0.0,
+            give_up=CANCEL_SECONDS,
+        )
+        left |= processes.sweep(lambda: processes.marked(handle["mark"]), grace=3.0, give_up=CANCEL_SECONDS)
         shell.run([*self._agent(), "ticket", "drop", str(self._book), str(handle["ticket"])], allowed(os.environ))
         if left:
             raise ClusterError(f"processes {sorted(left)} of the job would not end; end them by hand")
@@ -112,7 +129,8 @@ class LocalHosts:
 
     def _state(self, handle: Handle, index: int) -> str:
         try:
-            text = (self._roots[index] / "tickets" / f"{handle['ticket']}.state").read_text(encoding="utf-8")
+            # The cluster's document may name fewer nodes by now: not self._roots.
+            text = (self._folder / str(index) / "tickets" / f"{handle['ticket']}.state").read_text(encoding="utf-8")
             return str(json.loads(text)["state"])
         except (OSError, ValueError, KeyError):
             return "waiting"

@@ -5,7 +5,11 @@ from typing import Iterable, Iterator, List, Optional
 
 _PERCENT = re.compile(r"\s*\[\s*(\d+)%\]")
 _ERROR = re.compile(r"\berror\b|\bfatal\b|undefined reference|no space left|cannot find|killed", re.IGNORECASE)
-_NOISE = re.compile(r"-Werror|\berror\.(cc|h|py)\b|^\s*(copying|adding|creating) |\bfound$", re.IGNORECASE)
+_NOISE = re.compile(
+    r"-Werror|\berror\.(cc|h|py)\b|^\s*(copying|adding|creating) |\bfound$"
+    r"|subprocess-exited-with-error|This error originates|with status 'error'|^\s*ERROR: Failed (building|to build) ",
+    re.IGNORECASE,
+)
 
 
 def progress_text(line: str) -> Optional[str]:
@@ -35,7 +39,18 @@ def progress_texts(lines: Iterable[str]) -> Iterator[str]:
 
 
 def error_lines(log: str, count: int = 15) -> List[str]:
-    """The last ``count`` lines that speak of an error; if none does, the last ``count`` lines."""
+    """The last ``count`` lines that speak of an error; if none does, the last ``count`` lines.
+
+    CMake says what is wrong in the lines after its "CMake Error at ...": two of them count as speaking of it.
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if _ERROR.search(line) and not _NOISE.search(line)]
+    errors = []
+    follow = 0
+    for line in lines:
+        if _ERROR.search(line) and not _NOISE.search(line):
+            errors.append(line)
+            follow = 2 if line.startswith("CMake Error") else 0
+        elif follow:
+            errors.append(line)
+            follow -= 1
     return [line[:300] for line in (errors or lines)[-count:]]

@@ -5,12 +5,13 @@ It runs in its own session, is told its secrets on standard input, and talks to 
 """
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import time
 import traceback
-from typing import Any, Dict, List, Mapping, Optional, Set
+from typing import IO, Any, Callable, Dict, Iterator, List, Mapping, Optional, Set
 
 from mlflow_batchai.node import processes, protocol, staging, tickets
 from mlflow_batchai.node.layout import NodeLayout, node_id
@@ -60,16 +61,19 @@ class Agent:
         self.runtime = Runtime(self.layout, self.shipper, secrets)
         self.phases = Phases(self.layout, self.shipper, self.runtime)
         self.mark = protocol.job_mark(plan["job"], attempt)
+        self._ticket_file: Optional[IO[str]] = None
+        self._trouble = False
 
     def run(self) -> int:
         """Take part in the attempt until its end; 0 unless this node could not do its part."""
-        held = tickets.claim(self.root, self.ticket["number"])
         processes.become_subreaper()
-        self.local_state("waiting")
         self.shipper.start()
         failure: Optional[Failure] = None
         stop: Optional[Stop] = None
         try:
+            # It stays open until this process ends.
+            self._ticket_file = tickets.claim(self.root, self.ticket["number"], self.ticket["taken"])
+            self.local_state("waiting")
             self._take_node()
             self.local_state("held")
             self.phases.run()
@@ -79,23 +83,27 @@ class Agent:
             failure = reason
         except staging.SetupError as error:
             failure = Failure(protocol.NODE_SETUP_FAILED, str(error), node=self.node)
+        except tickets.LateError as error:
+            failure = Failure(protocol.NODE_SETUP_FAILED, "%s: %s" % (self.layout.node_id, error), node=self.node)
         except Exception as error:
             # A bug in the agent must still end the job with its words, not leave it running for ever.
-            self.shipper.note("".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip())
+            self._tell(error)
             failure = Failure(
                 protocol.NODE_SETUP_FAILED,
                 "the agent of %s failed: %s: %s" % (self.layout.node_id, type(error).__name__, error),
                 node=self.node,
             )
-        self._end(failure, stop)
-        held.close()
-        return 1 if failure else 0
+        return 1 if self._end(failure, stop) or failure else 0
 
     def local_state(self, state: str) -> None:
         """What the engine's poll can say of this node without the share."""
-        path = os.path.join(self.root, "tickets", "%d.state" % self.ticket["number"])
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"state": state, "job": self.layout.plan["job"]}, file)
+        tickets.set_state(self.root, self.ticket["number"], json.dumps({"state": state, "job": self.layout.plan["job"]}))
+
+    def _tell(self, error: BaseException) -> None:
+        """Everything of an error that should not have happened: to the node's log, and to the agent's own."""
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        sys.stderr.write(text)
+        self.shipper.note(text.rstrip())
 
     # Waiting for the node.
 
@@ -112,7 +120,11 @@ class Agent:
                 said = before
             if before:
                 time.sleep(TURN_POLL_SECONDS)
-        while not tickets.try_node_lock(self.runtime.node_lock):
+        agent_lock = tickets.open_agent_lock(self.root)  # ours until this process ends
+        while not tickets.try_lock(agent_lock):
+            self._check_while_waiting()
+            time.sleep(TURN_POLL_SECONDS)
+        while not tickets.try_lock(self.runtime.node_lock):
             self._check_while_waiting()
             # The agent before us is gone (its ticket is free), its processes are not.
             self.shipper.note("ending what the job before us left on this node")
@@ -121,6 +133,9 @@ class Agent:
                 self.shipper.note("still there: pids %s" % sorted(left))
             time.sleep(TURN_POLL_SECONDS)
         self.runtime.node_lock_held = True
+        # Those that have closed the lock's descriptor (daemons do) carry the mark still.
+        if processes.sweep(self._left_behind, grace=5.0):
+            self.shipper.note("processes of the job before us would not end")
         tickets.set_owner(self.root, self.mark, self.node)
         tickets.forget_ended(self.root, time.time())
 
@@ -134,7 +149,12 @@ class Agent:
 
     # The end.
 
-    def _end(self, failure: Optional[Failure], stop: Optional[Stop]) -> None:
+    def _end(self, failure: Optional[Failure], stop: Optional[Stop]) -> bool:
+        """End what is ours and say how it ended; whatever goes wrong on the way, the last word is still written.
+
+        Returns:
+            Whether something went wrong.
+        """
         if failure:
             self.shipper.record("failed", urgent=True, **failure.as_record())
             self.shipper.note("failed: %s" % failure)
@@ -142,7 +162,9 @@ class Agent:
             self.shipper.note("stopping: %s" % stop)
         if self.node == 0 and (failure or stop):
             self.shipper.record("stop", urgent=True, why=str(failure or stop))
-        left = self.runtime.end_everything(kill_first=bool(failure or stop))
+        left: Set[int] = set()
+        with self._going_on():
+            left = self.runtime.end_everything(kill_first=bool(failure or stop))
         if left:
             self.shipper.note("could not end pids %s" % sorted(left))
         exit_record: Dict[str, Any] = {
@@ -152,36 +174,66 @@ class Agent:
             "ranks": self.runtime.rank_results(),
             "left": sorted(left),
         }
-        if self.node == 0:
-            self._end_as_node_zero(failure, stop, exit_record)
-        else:
-            self.shipper.note("done")
-            self.shipper.finish(DRAIN_SECONDS)
-            exit_record["segments"] = self.shipper.sequence
-            protocol.write_closed(self.layout.on_share(self.layout.paths.exit(self.node)), [exit_record])
-        if self.runtime.node_lock_held:
-            staging.unmount(self.layout)
-            staging.remove_job_folder(self.layout.job)
-        self.local_state("ended")
+        with self._going_on():
+            if self.node == 0:
+                self._end_as_node_zero(failure, stop, exit_record)
+            else:
+                self.shipper.note("done")
+                self._finish_shipping()
+                exit_record["segments"] = self.shipper.sequence
+                self._write_exit(exit_record)
+        with self._going_on():
+            if self.runtime.node_lock_held:
+                staging.unmount(self.layout)
+                staging.remove_job_folder(self.layout.job)
+        with self._going_on():
+            self.local_state("ended")
+        return self._trouble
+
+    @contextlib.contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """An error in this step of the end must not keep the next ones from being done."""
+        try:
+            yield
+        except Exception as error:
+            self._trouble = True
+            self._tell(error)
+
+    def _finish_shipping(self) -> None:
+        if not self.shipper.finish(DRAIN_SECONDS):
+            self._trouble = True
+            why = self.shipper.broken or self.shipper.error
+            sys.stderr.write("records could not all be written to the share: %r\n" % why)
+
+    def _write_exit(self, record: Dict[str, Any]) -> None:
+        path = self.layout.on_share(self.layout.paths.exit(self.node))
+        _patiently(lambda: protocol.write_closed(path, [record]))
 
     def _end_as_node_zero(self, failure: Optional[Failure], stop: Optional[Stop], exit_record: Dict[str, Any]) -> None:
-        if (failure or stop) and not (stop and (stop.queued or stop.kind == "verdict")):
-            self.phases.await_exits(self.layout.plan["lossSeconds"] + 10.0)
-        for node, record in sorted(self.phases.exits.items()):
-            if record.get("left"):
-                self.shipper.note("%s could not end pids %s" % (node_id(node), record["left"]))
-        failures = ([failure] if failure else []) + self.phases.peer_failures()
-        cause = first_cause(failures)
-        verdict = self._verdict(cause, stop)
-        if verdict["executionState"] == protocol.SUCCEEDED:
-            self.phases.describe_models()
-        self.runtime.stop_helpers()
+        failures = [failure] if failure else []
+        with self._going_on():
+            if (failure or stop) and not (stop and (stop.queued or stop.kind == "verdict")):
+                self.phases.await_exits(self.layout.plan["lossSeconds"] + 10.0)
+            for node, record in sorted(self.phases.exits.items()):
+                if record.get("left"):
+                    self.shipper.note("%s could not end pids %s" % (node_id(node), record["left"]))
+            failures += self.phases.peer_failures()
+            if not failures and not stop:
+                failures += self.phases.early_leavers()
+        verdict = self._verdict(first_cause(failures), stop)
+        with self._going_on():
+            if verdict["executionState"] == protocol.SUCCEEDED:
+                self.phases.describe_models()
+        with self._going_on():
+            self.runtime.stop_helpers()
         self.shipper.note("verdict: %s %s" % (verdict["executionState"], verdict["reason"] or ""))
-        self.shipper.finish(DRAIN_SECONDS)
-        if self.runtime.node_lock_held:
-            staging.copy_logs(self.layout)
+        self._finish_shipping()
+        with self._going_on():
+            if self.runtime.node_lock_held:
+                staging.copy_logs(self.layout)
         exit_record["segments"] = verdict["segments"] = self.shipper.sequence
-        protocol.write_closed(self.layout.on_share(self.layout.paths.exit(0)), [exit_record])
+        with self._going_on():
+            self._write_exit(exit_record)
         self._claim_verdict(verdict)
 
     def _verdict(self, cause: Optional[Failure], stop: Optional[Stop]) -> Dict[str, Any]:
@@ -216,12 +268,13 @@ class Agent:
 
     def _claim_verdict(self, verdict: Dict[str, Any]) -> None:
         folder = self.layout.on_share(self.layout.paths.verdict)
+        _patiently(lambda: os.makedirs(os.path.dirname(folder), exist_ok=True))
         try:
-            os.makedirs(os.path.dirname(folder), exist_ok=True)
-            os.mkdir(folder)
+            _patiently(lambda: os.mkdir(folder))
         except FileExistsError:
             return  # a client was first; the one verdict stands
-        protocol.write_closed(self.layout.on_share(self.layout.paths.verdict_file), [verdict])
+        path = self.layout.on_share(self.layout.paths.verdict_file)
+        _patiently(lambda: protocol.write_closed(path, [verdict]))
 
     def _left_behind(self) -> Set[int]:
         """Processes of the job that had this node before: those with its mark, and those that hold the node's lock."""
@@ -230,6 +283,24 @@ class Agent:
         if owner:
             found |= processes.marked(*owner)
         return found
+
+
+def _patiently(step: Callable[[], None]) -> None:
+    """Do something on a share that may be failing just now: the last word of a job is worth waiting for.
+
+    Raises:
+        OSError: it still failed after ``DRAIN_SECONDS``, or at once for a file that is there already.
+    """
+    until = time.monotonic() + DRAIN_SECONDS
+    while True:
+        try:
+            return step()
+        except FileExistsError:
+            raise
+        except OSError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.2)
 
 
 def main(arguments: List[str]) -> int:

@@ -96,8 +96,10 @@ def job_environment(
     for entry in plan["environmentVariables"]:
         environment[entry["name"]] = expand(entry["value"], environment)
     environment.update(secrets)
-    if own_path and environment.get("PYTHONPATH", own_path) != own_path:
-        environment["PYTHONPATH"] = own_path + os.pathsep + environment["PYTHONPATH"]
+    theirs = environment.get("PYTHONPATH", "")
+    if own_path and theirs != own_path:
+        # An empty entry would mean the working directory.
+        environment["PYTHONPATH"] = own_path + (os.pathsep + theirs if theirs else "")
     for name, value in (extra or {}).items():
         if name.endswith("!"):
             environment[name[:-1]] = value

@@ -53,7 +53,10 @@ class NodeLayout:
         self.share = share or os.path.join(self.cluster_mounts, plan["controlMount"])
         self.paths = JobPaths(plan["folder"], plan["attempt"])
         self.stdouterr = self.on_share(self.paths.stdouterr)
-        self.shared_temp = self.on_share(self.paths.folder + "/shared")
+        # As ranks see them: through the mount, wherever the agent itself reads the share.
+        mounted = os.path.join(self.cluster_mounts, plan["controlMount"], *self.paths.folder.split("/"))
+        self.mounted_stdouterr = os.path.join(mounted, "stdouterr")
+        self.shared_temp = os.path.join(mounted, "shared")
 
     def on_share(self, path: str) -> str:
         """Absolute path on this node of a path on the control share."""
@@ -81,7 +84,7 @@ class NodeLayout:
     def directories(self) -> Dict[str, str]:
         """AZ_BATCHAI_INPUT_<ID>, AZ_BATCHAI_OUTPUT_<ID> and AZ_BATCHAI_STDOUTERR_DIR, absolute."""
         roots = self.roots()
-        found = {"AZ_BATCHAI_STDOUTERR_DIR": self.stdouterr}
+        found = {"AZ_BATCHAI_STDOUTERR_DIR": self.mounted_stdouterr}
         for entry in self.plan["inputDirectories"]:
             found["AZ_BATCHAI_INPUT_" + entry["id"]] = expand(entry["path"], roots)
         for entry in self.plan["outputDirectories"]:

@@ -75,6 +75,7 @@ class Phases:
                     found = protocol.read_closed(self.layout.on_share(self.layout.paths.announce(node)))
                     if found:
                         self.announces[node] = found
+                        self.shipper.saw(node)
             if len(self.announces) == self.plan["nodeCount"]:
                 return
             self._wait_a_little(starting=True)
@@ -95,7 +96,7 @@ class Phases:
             file.write(launchers.hostfile(self._addresses(), sizes))
         if self.plan["environment"]:
             self._phase("building the training environment")
-            self.python = trainenv.build(self.layout, self.plan["environment"], self._run_setup)
+            self.python = trainenv.build(self.layout, self.plan["environment"], self._run_setup, self._wait_a_little)
         self.shipper.note("training interpreter: %s" % self.python)
 
     def _prepare(self) -> None:
@@ -231,10 +232,13 @@ class Phases:
 
     def _check(self, starting: bool = False) -> None:
         """Raise if the attempt is to end here."""
+        if self.shipper.broken is not None:
+            raise self.shipper.broken
         if self.shipper.verdict is not None:
             raise Stop("verdict", "the attempt has its verdict already")
         for request in self.shipper.requests():
-            raise Stop("cancel", request.get("why", ""), by=request.get("who"))
+            # Until every node is taken the job is queued, even if ours is taken already.
+            raise Stop("cancel", request.get("why", ""), queued=starting, by=request.get("who"))
         self.check_peers(starting)
         if self._deadline and self.layout.node == 0 and time.monotonic() > self._deadline:
             raise Failure(
@@ -259,7 +263,9 @@ class Phases:
         for node in range(1, self.plan["nodeCount"]) if self.layout.node == 0 else [0]:
             silent = self.shipper.silent_seconds(node)
             # A peer that waits for its node may not have begun to speak yet; one that has written its exit is done.
-            if silent <= self.plan["lossSeconds"] or node in self.exits or (starting and not self.shipper.heard(node)):
+            if silent <= self.plan["lossSeconds"] or (starting and not self.shipper.heard(node)):
+                continue
+            if self.layout.node == 0 and self._exit_of(node):
                 continue
             sentence = "%s has not been heard of for %d s" % (node_id(node), silent)
             if self.layout.node != 0:
@@ -280,13 +286,27 @@ class Phases:
         for node in range(1, self.plan["nodeCount"]):
             if node in lost:
                 continue
-            if node not in self.exits:
+            record = self._exit_of(node)
+            if record is None or self.shipper.heard(node) < record["segments"]:
+                return False
+        return True
+
+    def _exit_of(self, node: int) -> Optional[Dict[str, Any]]:
+        """A peer's exit.json once it is there; a share that can't be read just now has none."""
+        if node not in self.exits:
+            with contextlib.suppress(OSError):
                 record = protocol.read_closed(self.layout.on_share(self.layout.paths.exit(node)))
                 if record:
                     self.exits[node] = record
-            if node not in self.exits or self.shipper.heard(node) < self.exits[node]["segments"]:
-                return False
-        return True
+        return self.exits.get(node)
+
+    def early_leavers(self) -> List[Failure]:
+        """Peers that ended their ranks although nothing had failed and node 0 had not stopped: they had lost sight of it."""
+        return [
+            Failure(protocol.NODE_LOST, "%s ended its part: %s" % (node_id(node), record["stopped"]), node=node)
+            for node, record in sorted(self.exits.items())
+            if record.get("stopped")
+        ]
 
     def await_exits(self, seconds: float) -> None:
         """Node 0, after a stop: give the peers that long to end what they have and to say how it ended."""

@@ -21,15 +21,18 @@ class ReportReader:
         try:
             with os.scandir(self._folder) as entries:
                 files = [(entry.name, entry.stat().st_size) for entry in entries if entry.name.startswith("report-")]
-        except FileNotFoundError:
+        except FileNotFoundError:  # no folder yet, or a rank removed its file just now
             return found
         for name, size in sorted(files):
             offset = self._offsets.get(name, 0)
             if size <= offset:
                 continue
-            with open(os.path.join(self._folder, name), "rb") as file:
-                file.seek(offset)
-                data = file.read()
+            try:
+                with open(os.path.join(self._folder, name), "rb") as file:
+                    file.seek(offset)
+                    data = file.read()
+            except FileNotFoundError:
+                continue
             whole = data[: data.rfind(b"\n") + 1]
             self._offsets[name] = offset + len(whole)
             for line in whole.splitlines():

@@ -10,7 +10,7 @@ from mlflow_batchai.node import processes, protocol
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.reports import ReportReader
 from mlflow_batchai.node.shipper import Shipper
-from mlflow_batchai.node.tasks import Task
+from mlflow_batchai.node.tasks import FULL_READ, Task
 
 PUMP_SECONDS = 0.2
 LEAST_PUMP_SECONDS = 0.02
@@ -31,6 +31,7 @@ class Runtime:
         self.helpers: List[Task] = []
         self._started: List[Task] = []
         self._last_pump = 0.0
+        self._pipe_was_full = False
         self.reports = ReportReader(layout.spool)
         self.reported_models: List[str] = []
 
@@ -59,22 +60,20 @@ class Runtime:
         """
         by_descriptor = {descriptor: task for task in self._started for descriptor in task.descriptors}
         pause = self._last_pump + LEAST_PUMP_SECONDS - time.monotonic()
-        if pause > 0:
+        if pause > 0 and not self._pipe_was_full:
             # A rank that writes all the time must not wake us for every line; its pipe holds the rest.
             time.sleep(min(pause, timeout))
         if by_descriptor:
             poller = select.poll()
             for descriptor in by_descriptor:
                 poller.register(descriptor, select.POLLIN)
-            for descriptor, _ in poller.poll(max(0.0, timeout - max(0.0, pause)) * 1000):
-                by_descriptor[descriptor].read(descriptor)
+            ready = poller.poll(max(0.0, timeout - max(0.0, pause)) * 1000)
+            most = max((by_descriptor[descriptor].read(descriptor) for descriptor, _ in ready), default=0)
+            self._pipe_was_full = most >= FULL_READ
         else:
             time.sleep(timeout)
         self._last_pump = time.monotonic()
-        for record in self.reports.read():
-            if record.get("type") == "model":
-                self.reported_models.append(str(record.get("path")))
-            self.shipper.record("report", body=record)
+        self._take_reports()
         self._started = [task for task in self._started if task.status is None or task.descriptors]
         ended = []
         for pid, status in processes.reap().items():
@@ -83,6 +82,12 @@ class Runtime:
                 ended_task.reaped(status)
                 ended.append(ended_task)
         return ended
+
+    def _take_reports(self) -> None:
+        for record in self.reports.read():
+            if record.get("type") == "model":
+                self.reported_models.append(str(record.get("path")))
+            self.shipper.record("report", body=record)
 
     def run_to_end(self, task: Task, check: Any = None) -> None:
         """Pump until a started task has ended and its output is read."""
@@ -98,7 +103,7 @@ class Runtime:
         while any(task.descriptors for task in tasks) and time.monotonic() < until:
             self.pump(0.02)
         for task in tasks:
-            task.close()
+            task.flush()
 
     def _ours(self) -> Set[int]:
         helpers = {task.pid for task in self.helpers if task.status is None}
@@ -118,6 +123,8 @@ class Runtime:
         if self.node_lock_held or self.tasks:
             left = processes.sweep(self._ours, TERMINATE_SECONDS if kill_first else 1.0, sleep=lambda s: self._pump_for(s))
         self.drain(self.ranks)
+        # A rank may have reported between the last look at the spool and its end.
+        self._take_reports()
         return left
 
     def _pump_for(self, seconds: float) -> None:

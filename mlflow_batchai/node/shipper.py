@@ -6,44 +6,25 @@ counted, but never a metric. Node 0 reads its peers' segments and joins everyone
 """
 
 import collections
+import itertools
 import os
 import threading
 import time
-from typing import IO, Any, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.node.sharefiles import BEAT_SECONDS, MAX_PENDING_BYTES, Follower, LogFile
 from mlflow_batchai.node.tasks import readable
 
 TICK_SECONDS = 0.25
 FLUSH_SECONDS = 0.5
-BEAT_SECONDS = 5.0
-MAX_PENDING_BYTES = 16 << 20
 MAX_SEGMENT_BYTES = 1 << 20
+SEGMENTS_A_TURN = 8
+# How long an agent that ends waits for log files that can't be written (their text is in the segments already).
+LOG_FILE_SECONDS = 5.0
 EXECUTION = "execution"
-
-
-class Follower:
-    """Reads one writer's segments in order, each once."""
-
-    def __init__(self, writer: str) -> None:
-        self.writer = writer
-        self.sequence = 0
-        self.last_seen = time.monotonic()
-
-    def read(self, layout: NodeLayout) -> List[Record]:
-        """Records of the segments that have been closed since the last call."""
-        found: List[Record] = []
-        while True:
-            path = layout.on_share(layout.paths.segment(self.writer, self.sequence))
-            try:
-                with open(path, "rb") as file:
-                    found.extend(protocol.decode(file.read()))
-            except (FileNotFoundError, protocol.TornFileError):
-                return found
-            self.sequence += 1
-            self.last_seen = time.monotonic()
 
 
 class Shipper(threading.Thread):
@@ -52,6 +33,11 @@ class Shipper(threading.Thread):
     Args:
         layout: the job on this node.
         peers: nodes whose segments this agent reads (node 0: all others; others: node 0).
+
+    Attributes:
+        verdict: the attempt's, as soon as it lies there.
+        error: why the share can't be used now, or None.
+        broken: what ended this thread before its time (a bug), or None.
     """
 
     def __init__(self, layout: NodeLayout, peers: List[int]) -> None:
@@ -74,10 +60,11 @@ class Shipper(threading.Thread):
         self._last_written = 0.0
         self._inbox: Deque[Tuple[int, Record]] = collections.deque()
         self._requests: Dict[str, Record] = {}
-        self._files: Dict[str, IO[bytes]] = {}
+        self._files: Dict[str, LogFile] = {}
         self._closing = False
         self.verdict: Optional[Record] = None
         self.error: Optional[OSError] = None
+        self.broken: Optional[Exception] = None
 
     # Called by the main thread.
 
@@ -106,6 +93,8 @@ class Shipper(threading.Thread):
                 self._log_bytes -= len(oldest["b"])
                 self._dropped += oldest["b"].count(b"\n")
             self._mark_unsent(False)
+            if self._log_bytes >= MAX_SEGMENT_BYTES:
+                self._wake.set()
 
     def _mark_unsent(self, urgent: bool) -> None:
         if self._first_unsent is None:
@@ -127,8 +116,12 @@ class Shipper(threading.Thread):
             return list(self._requests.values())
 
     def silent_seconds(self, node: int) -> float:
-        """How long a peer's last segment is ago, by our own clock."""
-        return time.monotonic() - self._followers[node].last_seen
+        """For how long a peer has been silent, by our own clock, while the share could be read."""
+        return self._followers[node].silent
+
+    def saw(self, node: int) -> None:
+        """A peer gave another sign of life."""
+        self._followers[node].silent = 0.0
 
     def heard(self, node: int) -> int:
         """How many of a peer's segments were read."""
@@ -140,37 +133,55 @@ class Shipper(threading.Thread):
         return self._sequence
 
     def finish(self, timeout: float) -> bool:
-        """Send all that is left and stop; False if the share didn't take it in time."""
+        """Send all that is left and stop; False if the share didn't take it in time, or the thread had broken."""
         self._closing = True
         self._wake.set()
         self.join(timeout)
-        return not self.is_alive()
+        return not self.is_alive() and self.broken is None
 
     # The share thread.
 
     def run(self) -> None:
+        try:
+            self._run()
+        except Exception as error:
+            # A bug. The main thread sees it at its next check: without this thread it would wait for ever.
+            self.broken = error
+
+    def _run(self) -> None:
+        closing_since: Optional[float] = None
         while True:
             self._wake.wait(TICK_SECONDS)
             self._wake.clear()
-            closing = self._closing
-            try:
-                self._write(closing)
-                self._read()
-                self.error = None
-            except OSError as error:
-                self.error = error
-                time.sleep(TICK_SECONDS)
-                continue
-            if closing:
+            if self._closing and closing_since is None:
+                closing_since = time.monotonic()
+            # Each for itself: a share that is full still tells of a cancel request; a log file that can't grow stops nothing.
+            unsent = self._attempt(self._write if closing_since is None else self._write_all)
+            unread = self._attempt(self._read)
+            unwritten = self._attempt(self._flush)
+            patience = None if closing_since is None else closing_since + LOG_FILE_SECONDS - time.monotonic()
+            if patience is not None and not unsent and (not unwritten or patience < 0):
                 for file in self._files.values():
                     file.close()
                 return
+            self.error = unsent or unread or unwritten
+            if self.error:
+                time.sleep(TICK_SECONDS)
+
+    @staticmethod
+    def _attempt(step: Callable[[], None]) -> Optional[OSError]:
+        try:
+            step()
+        except OSError as error:
+            return error
+        return None
 
     def _take(self, everything: bool) -> Tuple[List[Record], List[Record]]:
         now = time.monotonic()
         with self._lock:
             due = self._first_unsent is not None and now - self._first_unsent >= FLUSH_SECONDS
-            if not (due or self._urgent or (everything and self._first_unsent is not None)):
+            due = due or self._urgent or self._log_bytes >= MAX_SEGMENT_BYTES
+            if not (due or (everything and self._first_unsent is not None)):
                 return [], []
             records, self._records = self._records, []
             logs: List[Record] = []
@@ -187,24 +198,29 @@ class Shipper(threading.Thread):
             self._first_unsent = now - FLUSH_SECONDS if self._logs else None
         return records, logs
 
-    def _write(self, everything: bool) -> None:
-        while True:
+    def _write_all(self) -> None:
+        self._write(everything=True)
+
+    def _write(self, everything: bool = False) -> None:
+        for _ in itertools.count() if everything else range(SEGMENTS_A_TURN):
             # What was taken stays in _outgoing until the share has it: an error in between loses nothing.
             if not self._outgoing and not self._taken_logs:
                 records, self._taken_logs = self._take(everything)
                 self._outgoing = records + [self._log_record(entry) for entry in self._taken_logs if entry["s"] != EXECUTION]
             if not self._outgoing and not self._taken_logs:
-                break
+                if time.monotonic() - self._last_written <= BEAT_SECONDS:
+                    return
+                # Through _outgoing too: a segment that was tried once must come again with the same content.
+                self._beat += 1
+                self._outgoing = [{"k": "beat", "n": self._beat, "t": protocol.now_ms()}]
             if self._outgoing:
                 self._send(self._outgoing)
             self._outgoing, logs, self._taken_logs = [], self._taken_logs, []
             for entry in logs:
                 self._append_log(entry)
-        if time.monotonic() - self._last_written > BEAT_SECONDS:
-            self._beat += 1
-            self._send([{"k": "beat", "n": self._beat, "t": protocol.now_ms()}])
-        for file in self._files.values():
-            file.flush()
+            self._attempt(self._flush)
+        # Ranks that write faster than the share takes it must not keep us from reading.
+        self._wake.set()
 
     def _send(self, records: List[Record]) -> None:
         path = self._layout.on_share(self._layout.paths.segment(self._writer, self._sequence))
@@ -230,15 +246,15 @@ class Shipper(threading.Thread):
                 self._join(self._log_record(entry))
 
     def _append(self, name: str, data: bytes) -> None:
-        try:
-            file = self._files.get(name)
-            if file is None:
-                os.makedirs(self._layout.stdouterr, exist_ok=True)
-                file = self._files[name] = open(os.path.join(self._layout.stdouterr, name), "ab")  # noqa: SIM115
-            file.write(data)
-        except OSError as error:
-            # The text is in the segments already; a log file that can't grow must not stop the job.
-            self.error = error
+        if name not in self._files:
+            self._files[name] = LogFile(os.path.join(self._layout.stdouterr, name))
+        self._files[name].append(data)
+
+    def _flush(self) -> None:
+        errors = [self._attempt(file.flush) for file in self._files.values()]
+        for error in errors:
+            if error:
+                raise error
 
     def _join(self, record: Record) -> None:
         """Node 0 joins the ranks' output; with more than one rank each line says whose it is."""
@@ -269,7 +285,7 @@ class Shipper(threading.Thread):
             except FileNotFoundError:
                 return
             for name in names:
-                if name not in self._requests:
+                if name.endswith(".json") and name not in self._requests:
                     request = protocol.read_closed(os.path.join(folder, name))
                     if request is not None:
                         with self._lock:

@@ -2,11 +2,10 @@
 
 import collections
 import os
-import re
 import signal
 import subprocess
 import time
-from typing import Callable, Deque, Dict, List, Mapping, Optional, Sequence
+from typing import IO, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from mlflow_batchai.node import processes
 
@@ -14,12 +13,15 @@ from mlflow_batchai.node import processes
 LONGEST_LINE = 65536
 TAIL_LINES = 30
 
-_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
+# A pipe holds 64 KiB: a read that brings this much found it (nearly) full.
+FULL_READ = 32768
 
 
 def readable(text: str) -> str:
     """What a terminal would show in the end: of a progress bar that redraws itself with carriage returns, the last state."""
-    return _OVERWRITTEN.sub("", text.replace("\r\n", "\n")) if "\r" in text else text
+    if "\r" not in text:
+        return text
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
 
 
 class LineBuffer:
@@ -32,14 +34,14 @@ class LineBuffer:
         """All whole lines so far; the rest waits."""
         data = self._rest + data
         cut = data.rfind(b"\n") + 1
-        if not cut and len(data) > LONGEST_LINE:
+        whole, rest = data[:cut], data[cut:]
+        while len(rest) > LONGEST_LINE:
             cut = LONGEST_LINE
-            while cut > LONGEST_LINE - 4 and data[cut] & 0xC0 == 0x80:  # not inside a UTF-8 character
+            while cut > LONGEST_LINE - 4 and rest[cut] & 0xC0 == 0x80:  # not inside a UTF-8 character
                 cut -= 1
-            self._rest = data[cut:]
-            return data[:cut] + b"\n"
-        self._rest = data[cut:]
-        return data[:cut]
+            whole, rest = whole + rest[:cut] + b"\n", rest[cut:]
+        self._rest = rest
+        return whole
 
     def close(self) -> bytes:
         """What is left, ended with a newline."""
@@ -69,7 +71,7 @@ class Task:
         self.ended: Optional[float] = None
         self._output = output
         self._buffers: Dict[str, LineBuffer] = {"out": LineBuffer(), "err": LineBuffer()}
-        self._streams: Dict[int, str] = {}
+        self._streams: Dict[int, Tuple[str, IO[bytes]]] = {}
         self._process: Optional[subprocess.Popen[bytes]] = None
 
     def start(
@@ -103,7 +105,7 @@ class Task:
         assert self._process.stdout and self._process.stderr
         for stream, name in ((self._process.stdout, "out"), (self._process.stderr, "err")):
             os.set_blocking(stream.fileno(), False)
-            self._streams[stream.fileno()] = name
+            self._streams[stream.fileno()] = (name, stream)
 
     @property
     def pid(self) -> int:
@@ -115,24 +117,26 @@ class Task:
         """Pipes that may still bring output."""
         return list(self._streams)
 
-    def read(self, descriptor: int) -> None:
-        """Take what a readable pipe holds, at most 1 MiB a call so that no rank starves the others."""
+    def read(self, descriptor: int) -> int:
+        """Take what a readable pipe holds, at most 1 MiB a call so that no rank starves the others; the number of bytes."""
         try:
             data = os.read(descriptor, 1 << 20)
         except BlockingIOError:
-            return
-        stream = self._streams[descriptor]
+            return 0
+        stream, pipe = self._streams[descriptor]
         self._emit(stream, self._buffers[stream].feed(data) if data else self._buffers[stream].close())
         if not data:
             del self._streams[descriptor]
+            pipe.close()
+        return len(data)
 
-    def close(self) -> None:
-        """No more output is wanted: what is buffered goes out, the pipes are left alone (nobody may be stopped by SIGPIPE)."""
+    def flush(self) -> None:
+        """Pass on the unfinished last line too. Pipes that a process still holds open stay open and are read on: a background
+        process of the task must neither be stopped by SIGPIPE nor wait for ever at a full pipe."""
         for descriptor in list(self._streams):
             self.read(descriptor)
         for stream, buffer in self._buffers.items():
             self._emit(stream, buffer.close())
-        self._streams.clear()
 
     def _emit(self, stream: str, lines: bytes) -> None:
         if lines:
@@ -145,6 +149,8 @@ class Task:
         assert self._process
         self.status = status
         self.ended = time.monotonic()
+        if self._process.stdin:
+            self._process.stdin.close()
         self._process.returncode = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
     @property

@@ -11,10 +11,14 @@ import fcntl
 import json
 import os
 import time
-from typing import IO, Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 # A ticket whose agent hasn't come within this many seconds is given up: its submitter died between two steps.
 ARRIVAL_SECONDS = 60.0
+
+
+class LateError(Exception):
+    """The agent came when its ticket had been given up: others may have the node before it, on this node but not on others."""
 
 
 @contextlib.contextmanager
@@ -69,7 +73,8 @@ def take(folder: str, roots: Sequence[str], job: str, count: int, now: Optional[
         waiting: Dict[int, List[int]] = {index: [] for index in range(len(roots))}
         for entry in live:
             for index in entry["nodes"]:
-                waiting.setdefault(index, []).append(entry["number"])
+                if index < len(roots) and state(roots[index], entry["number"], entry["taken"], moment) != "ended":
+                    waiting[index].append(entry["number"])
         nodes = sorted(sorted(range(len(roots)), key=lambda index: (len(waiting[index]), index))[:count])
         number = book["next"]
         entry = {"number": number, "job": job, "nodes": nodes, "taken": moment}
@@ -102,14 +107,26 @@ def state(root: str, number: int, taken: float, now: float) -> str:
                 return "held"
             return "ended"
     except FileNotFoundError:
-        return "waiting" if 0 <= now - taken < ARRIVAL_SECONDS else "ended"
+        # A clock that was set back a little since must not end it either.
+        return "waiting" if abs(now - taken) < ARRIVAL_SECONDS else "ended"
 
 
-def claim(root: str, number: int) -> IO[str]:
-    """Called by the agent at its start: its ticket file, open and locked; it must stay open."""
-    os.makedirs(os.path.join(root, "tickets"), exist_ok=True)
-    file = open(ticket_path(root, number), "a")  # noqa: SIM115 (it lives as long as the agent)
+def claim(root: str, number: int, taken: float, clock: Callable[[], float] = time.time) -> IO[str]:
+    """Called by the agent at its start: its ticket file, open and locked; it must stay open.
+
+    Raises:
+        LateError: the ticket has been given up (and gang order would be lost if we went on).
+    """
+    path = ticket_path(root, number)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    # Locked before it has its name: nobody may see it there and free.
+    file = open(path + ".new", "a")  # noqa: SIM115 (it lives as long as the agent)
     fcntl.flock(file, fcntl.LOCK_EX)
+    os.rename(path + ".new", path)
+    # Asked last: who looked in time saw the file, and who looks later sees it.
+    if abs(clock() - taken) >= ARRIVAL_SECONDS:
+        file.close()
+        raise LateError("its agent came more than %d s after its ticket was taken; submit again" % ARRIVAL_SECONDS)
     return file
 
 
@@ -125,14 +142,27 @@ def lock_path(root: str) -> str:
 
 def open_node_lock(root: str) -> int:
     """The node's own lock, as a file descriptor that ranks inherit: free only when the last of them is gone."""
-    os.makedirs(root, exist_ok=True)
-    descriptor = os.open(lock_path(root), os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = _open(lock_path(root))
     os.set_inheritable(descriptor, True)
     return descriptor
 
 
-def try_node_lock(descriptor: int) -> bool:
-    """Take the node's lock if nobody has it."""
+def open_agent_lock(root: str) -> int:
+    """The lock of the one agent that may take the node, as a file descriptor that nobody inherits.
+
+    Whoever has it knows that what still holds the node's lock was left by an agent that is gone, and may be ended. Tickets
+    alone don't say so: a book that was deleted begins anew.
+    """
+    return _open(os.path.join(root, "agent.lock"))
+
+
+def _open(path: str) -> int:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take a lock if nobody has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -152,8 +182,18 @@ def owner(root: str) -> Optional[Tuple[str, int]]:
 
 def set_owner(root: str, mark: str, node: int) -> None:
     """Write which job has the node now."""
-    with open(os.path.join(root, "owner"), "w", encoding="utf-8") as file:
-        file.write("%s %d\n" % (mark, node))
+    _replace(os.path.join(root, "owner"), "%s %d\n" % (mark, node))
+
+
+def set_state(root: str, number: int, text: str) -> None:
+    """Write what the engine's poll can say of this node without the share."""
+    _replace(ticket_path(root, number) + ".state", text)
+
+
+def _replace(path: str, text: str) -> None:
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(path + ".new", path)
 
 
 def forget_ended(root: str, now: float) -> None:
@@ -164,6 +204,8 @@ def forget_ended(root: str, now: float) -> None:
         # A day: a waiting agent may still look for a file that has just become free, and finding it gone reads as ended too.
         if name.isdigit() and now - os.stat(path).st_mtime > 86400 and state(root, int(name), 0, now) == "ended":
             os.unlink(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path + ".state")
 
 
 def main(arguments: List[str]) -> int:

@@ -18,7 +18,7 @@ HOROVOD_VERSION = "0.28.1"
 _NAME = re.compile(r"^\s*(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^\]]*\])?\s*(?P<version>[^;#]*)")
 
 
-def build(layout: NodeLayout, environment: Mapping[str, Any], run: Run) -> str:
+def build(layout: NodeLayout, environment: Mapping[str, Any], run: Run, wait: Callable[[], None]) -> str:
     """The interpreter of the environment, building it if it isn't there.
 
     Built under a lock, so that agents which share a disk build it once; complete only when its marker is written last, so
@@ -28,6 +28,7 @@ def build(layout: NodeLayout, environment: Mapping[str, Any], run: Run) -> str:
         environment: ``{"manager": "virtualenv" | "uv", "python": "3.11" or None, "dependencies": [...], "hash": ...}``, and
             ``folder`` where environments are kept elsewhere than under the node's root.
         run: runs one command to its end (its output goes to the preparation's log).
+        wait: waits a moment while another agent builds; it raises if the job is to end.
 
     Raises:
         Failure: no such Python on this node, or a command of the build failed.
@@ -40,7 +41,8 @@ def build(layout: NodeLayout, environment: Mapping[str, Any], run: Run) -> str:
         return python
     os.makedirs(root, exist_ok=True)
     with open(folder + ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while not _try_lock(lock.fileno()):
+            wait()
         if os.path.exists(marker):
             return python
         shutil.rmtree(folder, ignore_errors=True)
@@ -48,6 +50,14 @@ def build(layout: NodeLayout, environment: Mapping[str, Any], run: Run) -> str:
         with open(marker, "w") as file:
             file.write("built\n")
     return python
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _build(layout: NodeLayout, environment: Mapping[str, Any], run: Run, folder: str, python: str) -> None:

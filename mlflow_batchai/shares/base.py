@@ -68,7 +68,7 @@ def open_share(url: str) -> Share:
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         from mlflow_batchai.shares.directory import DirectoryShare
 
-        return DirectoryShare(unquote(parts.path))
+        return DirectoryShare(unquote(parts.path, errors="surrogateescape"))
     raise NotSupportedError(
         f"share address {parts.scheme}://{parts.hostname or ''}: only a directory (file:///path) works so far"
     )

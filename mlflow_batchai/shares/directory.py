@@ -13,6 +13,8 @@ from typing import BinaryIO
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
 from mlflow_batchai.shares.base import Entry
 
+TEMPORARY = ".new-"
+
 
 class DirectoryShare:
     """See ``Share`` for the promises.
@@ -31,8 +33,15 @@ class DirectoryShare:
         return self.root.as_uri()
 
     def local(self, path: str) -> Path:
-        """The file itself, for tools that want a path (uploading artifacts without a copy)."""
-        return self.root.joinpath(*path.split("/"))
+        """The file itself, for tools that want a path (uploading artifacts without a copy).
+
+        Raises:
+            ShareError: the path leads out of the share, or can't be one.
+        """
+        parts = path.split("/")
+        if ".." in parts or "\0" in path:
+            raise ShareError(f"share {self.root}: {path!r} is no path on it")
+        return self.root.joinpath(*parts)
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         with self._errors(path), self.local(path).open("rb") as file:
@@ -55,13 +64,15 @@ class DirectoryShare:
             return True
 
     def list(self, path: str) -> list[Entry]:
+        entries = []
         try:
             with self._errors(path), os.scandir(self.local(path)) as found:
-                entries = [
-                    Entry(entry.name, 0 if entry.is_dir() else entry.stat().st_size, entry.is_dir())
-                    for entry in found
-                    if not entry.name.startswith(".new-")
-                ]
+                for entry in found:
+                    # A name that is gone by now, or a link to nothing, must not hide the others.
+                    with contextlib.suppress(FileNotFoundError):
+                        if not entry.name.startswith(TEMPORARY):
+                            is_directory = entry.is_dir()
+                            entries.append(Entry(entry.name, 0 if is_directory else entry.stat().st_size, is_directory))
         except ShareNotFoundError:
             return []
         return sorted(entries)
@@ -77,7 +88,7 @@ class DirectoryShare:
     @contextlib.contextmanager
     def open_write(self, path: str) -> Iterator[BinaryIO]:
         target = self.local(path)
-        temporary = target.with_name(f".new-{uuid.uuid4().hex}")
+        temporary = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
         with self._errors(path):
             target.parent.mkdir(parents=True, exist_ok=True)
             try:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from mlflow_batchai.errors import ProjectError
 from mlflow_batchai.node.protocol import object_path
@@ -19,6 +18,7 @@ IGNORED_NAMES = frozenset(
     {".git", ".hg", ".svn", "__pycache__", ".venv", "venv", ".ipynb_checkpoints", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
     | {"mlruns", "mlartifacts", "mlflow.db", "mlflow.db-journal", "mlflow.db-wal", "mlflow.db-shm", ".DS_Store"}
 )
+BLOCK = 1 << 20
 
 
 class StagedFile(NamedTuple):
@@ -47,14 +47,10 @@ class StagedFile(NamedTuple):
 
 def hash_file(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
-
-
-def _digest(file: Any) -> str:
     digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
     return digest.hexdigest()
 
 
@@ -68,12 +64,16 @@ def scan(root: Path) -> list[StagedFile]:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    for folder, names, files in os.walk(root):
+    for folder, names, files in os.walk(root, onerror=_unreadable):
         for name in [name for name in names if (Path(folder) / name).is_symlink()]:
             names.remove(name)
             files.append(name)
         names[:] = [name for name in names if name not in IGNORED_NAMES]
         yield from (Path(folder) / name for name in files if name not in IGNORED_NAMES)
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise ProjectError(f"'{error.filename}' can't be read: {error.strerror}") from error
 
 
 def _staged(root: Path, path: Path) -> StagedFile:
@@ -94,11 +94,25 @@ def _staged(root: Path, path: Path) -> StagedFile:
 
 
 def scan_input(path: Path) -> list[StagedFile]:
-    """A parameter's file or folder, under its own name (links are followed)."""
-    if path.is_file():
-        return [StagedFile(path.name, path, hash_file(path), 0o644)]
-    found = [file for file in sorted(path.rglob("*")) if file.is_file()]
-    return [StagedFile(f"{path.name}/{file.relative_to(path).as_posix()}", file, hash_file(file), 0o644) for file in found]
+    """A parameter's file or folder, under its own name (links are followed, but not in circles).
+
+    Raises:
+        ProjectError: a file or folder of it can't be read.
+    """
+    try:
+        found = [path] if path.is_file() else sorted(_followed(path))
+        return [StagedFile(file.relative_to(path.parent).as_posix(), file, hash_file(file), 0o644) for file in found]
+    except OSError as error:
+        _unreadable(error)
+
+
+def _followed(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    real = folder.resolve()
+    for path in folder.iterdir() if real not in above else ():
+        if path.is_dir():
+            yield from _followed(path, (*above, real))
+        elif path.is_file():
+            yield path
 
 
 def upload(share: Share, files: Sequence[StagedFile]) -> int:
@@ -106,6 +120,9 @@ def upload(share: Share, files: Sequence[StagedFile]) -> int:
 
     Returns:
         Bytes sent.
+
+    Raises:
+        ProjectError: a file has changed or gone since it was hashed; nothing is kept under a hash that isn't its own.
     """
     sent = 0
     known: dict[str, set[str]] = {}
@@ -118,8 +135,22 @@ def upload(share: Share, files: Sequence[StagedFile]) -> int:
             known[folder] = {entry.name for entry in share.list(folder)}
         if name in known[folder]:
             continue
-        with file.source.open("rb") as incoming, share.open_write(target) as outgoing:
-            shutil.copyfileobj(incoming, outgoing, 1 << 20)
+        sent += _send(share, file, target)
         known[folder].add(name)
-        sent += file.source.stat().st_size
+    return sent
+
+
+def _send(share: Share, file: StagedFile, target: str) -> int:
+    try:
+        incoming = file.source.open("rb")
+    except OSError as error:
+        _unreadable(error)
+    digest, sent = hashlib.sha256(), 0
+    with incoming, share.open_write(target) as outgoing:
+        while block := incoming.read(BLOCK):
+            digest.update(block)
+            outgoing.write(block)
+            sent += len(block)
+        if digest.hexdigest() != file.sha256:
+            raise ProjectError(f"{file.source} changed while it was sent; submit again")
     return sent

@@ -74,9 +74,7 @@ def refuse_repeats(values: Iterable[str], what: str) -> None:
 def any_case(*allowed: str) -> BeforeValidator:
     """Words in any case become the spelling in ``allowed``; other values are left for the type to judge."""
     words = {word.casefold(): word for word in allowed}
-    return BeforeValidator(
-        lambda value: words.get(value.casefold(), value) if isinstance(value, str) else value
-    )
+    return BeforeValidator(lambda value: words.get(value.casefold(), value) if isinstance(value, str) else value)
 
 
 def matching(pattern: str, rule: str) -> AfterValidator:

@@ -102,9 +102,7 @@ def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any
     if isinstance(base_properties, Mapping) and isinstance(new_properties, Mapping):
         chosen = {key for key in FRAMEWORKS if new_properties.get(key) is not None}
         if chosen:
-            kept = {
-                key: value for key, value in base_properties.items() if key not in FRAMEWORKS or key in chosen
-            }
+            kept = {key: value for key, value in base_properties.items() if key not in FRAMEWORKS or key in chosen}
             base = {**base, "properties": kept}
     return _merged(base, override)
 

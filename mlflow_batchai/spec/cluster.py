@@ -143,9 +143,7 @@ class ClusterDocument(SpecModel):
     meaningless: ClassVar[frozenset[str]] = frozenset({"location", "type", "name", "id", "tags"})
 
     vm_size: str | None = None
-    vm_priority: Annotated[Literal["dedicated", "lowpriority"], any_case("dedicated", "lowpriority")] = (
-        "dedicated"
-    )
+    vm_priority: Annotated[Literal["dedicated", "lowpriority"], any_case("dedicated", "lowpriority")] = "dedicated"
     scale_settings: ScaleSettings | None = None
     virtual_machine_configuration: VirtualMachineConfiguration | None = None
     node_setup: NodeSetup = NodeSetup()

@@ -61,6 +61,8 @@ def translate(template: str, variables: Mapping[str, str], source: str) -> str:
             raise ProjectError(
                 f"{source}: command has the placeholder {{{name}}} in a here-document; use ${variables[name]} there"
             )
+        if fault := quoting.fault():
+            raise ProjectError(f"{source}: command has the placeholder {{{name}}} {fault}")
         parts.append(quoting.reference(variables[name]))
     return "".join(parts)
 
@@ -73,12 +75,16 @@ class _Quoting:
         self._escaped = False
         self._previous = ""
         self._angles = 0
+        self._escape_in_backquotes = False
         self.here_document = False
 
     def feed(self, text: str) -> None:
         for character in text:
+            special = not self._escaped
             self._one(character)
-            self._previous = character
+            # An escaped character, and the second of "$$", begins nothing: it stands there as a letter would.
+            pair = character == "$" == self._previous
+            self._previous = character if special and not pair else "x"
 
     def _one(self, character: str) -> None:
         state = self._stack[-1]
@@ -90,11 +96,14 @@ class _Quoting:
                 self._stack.pop()
             return
         if state == "comment":
-            if character == "\n":
+            if character == "\n" or (character == "`" and "backquote" in self._stack):
                 self._stack.pop()
-            return
+            if character == "\n" or self._stack[-1] == "comment":
+                return
+            state = self._stack[-1]
         if character == "\\":
             self._escaped = True
+            self._escape_in_backquotes |= "backquote" in self._stack
         elif state == "ansi":
             if character == "'":
                 self._stack.pop()
@@ -104,6 +113,7 @@ class _Quoting:
             if "backquote" in self._stack:
                 while self._stack.pop() != "backquote":
                     pass
+                self._escape_in_backquotes = False
             else:
                 self._stack.append("backquote")
         elif character == '"':
@@ -117,9 +127,9 @@ class _Quoting:
             self._stack.append("ansi" if self._previous == "$" else "single")
         elif character == "(":
             self._stack.append("plain")
-        elif character == ")" and len(self._stack) > 1:
+        elif character == ")" and state == "plain" and len(self._stack) > 1:
             self._stack.pop()
-        elif character == "#" and (not self._previous or self._previous in " \t\n;&|("):
+        elif character == "#" and (not self._previous or self._previous in " \t\n;&|(`"):
             self._stack.append("comment")
         elif character == "<":
             self._angles = self._angles + 1 if self._previous == "<" else 1
@@ -128,8 +138,19 @@ class _Quoting:
             elif self._angles == 3:  # <<< is a here-string: one word, quoted like any other
                 self.here_document = False
 
+    def fault(self) -> str | None:
+        """Why no value can be put at this place, or None."""
+        if self._escaped:
+            return "after a backslash; drop the backslash"
+        if self._previous == "$" and self._stack[-1] not in ("single", "ansi", "comment"):
+            return "after a $; write it without the $"
+        if self._escape_in_backquotes:
+            return "in backquotes that hold a backslash; write $(...) instead"
+        return None
+
     def reference(self, variable: str) -> str:
         """The text that gives the variable's value as one word, or part of one, at this place."""
+        self._previous = "x"
         state = self._stack[-1]
         if state == "double":
             return f"${{{variable}}}"

@@ -35,6 +35,4 @@ class ContainerSettings(SpecModel):
     """The job's container; ``shm_size`` is Docker's form (``16gb``)."""
 
     image_source_registry: ImageSourceRegistry
-    shm_size: (
-        Annotated[str, matching(r"\d+(?i:[bkmg]b?)?", "be a size as Docker writes it, such as '16gb'")] | None
-    ) = None
+    shm_size: Annotated[str, matching(r"\d+(?i:[bkmg]b?)?", "be a size as Docker writes it, such as '16gb'")] | None = None

@@ -63,6 +63,4 @@ def _read(value: Any) -> Any:
         raise wrong(str(error)) from None
 
 
-Duration = Annotated[
-    timedelta, BeforeValidator(_read), PlainSerializer(format_duration, return_type=str, when_used="json")
-]
+Duration = Annotated[timedelta, BeforeValidator(_read), PlainSerializer(format_duration, return_type=str, when_used="json")]

@@ -74,18 +74,14 @@ class PyTorchSettings(FrameworkSettings):
     python_interpreter_path: NonEmpty | None = None
     command_line_args: Text | None = None
     process_count: Count | None = None
-    communication_backend: Annotated[Literal["tcp", "gloo", "mpi"], any_case("tcp", "gloo", "mpi")] | None = (
-        None
-    )
+    communication_backend: Annotated[Literal["tcp", "gloo", "mpi"], any_case("tcp", "gloo", "mpi")] | None = None
 
 
 class CntkSettings(FrameworkSettings):
     """CNTK: a BrainScript ``config_file_path`` or a Python script, from which ``language_type`` follows."""
 
     programs: ClassVar[tuple[str, ...]] = ("config_file_path", "python_script_file_path")
-    language_type: Annotated[Literal["Python", "BrainScript"], any_case("Python", "BrainScript")] | None = (
-        None
-    )
+    language_type: Annotated[Literal["Python", "BrainScript"], any_case("Python", "BrainScript")] | None = None
     config_file_path: NonEmpty | None = None
     python_script_file_path: NonEmpty | None = None
     python_interpreter_path: NonEmpty | None = None

@@ -43,9 +43,7 @@ def _not_the_logs(value: str) -> str:
     return value
 
 
-DirectoryId = Annotated[
-    str, matching(r"[A-Za-z0-9_]+", "have only letters, digits and '_', as it becomes a variable")
-]
+DirectoryId = Annotated[str, matching(r"[A-Za-z0-9_]+", "have only letters, digits and '_', as it becomes a variable")]
 
 
 class JobPreparation(SpecModel):
@@ -79,16 +77,12 @@ class JobConstraints(SpecModel):
 class JobProperties(SpecModel):
     """All of a job. Nothing is required here: see `require_complete` and `forbid_program`."""
 
-    meaningless: ClassVar[frozenset[str]] = frozenset(
-        {"location", "type", "toolType", "experimentName", "name", "id"}
-    )
+    meaningless: ClassVar[frozenset[str]] = frozenset({"location", "type", "toolType", "experimentName", "name", "id"})
 
     cluster: ResourceId | None = None
     node_count: Count | None = None
     std_out_err_path_prefix: NonEmpty | None = None
-    scheduling_priority: Annotated[Literal["low", "normal", "high"], any_case("low", "normal", "high")] = (
-        "normal"
-    )
+    scheduling_priority: Annotated[Literal["low", "normal", "high"], any_case("low", "normal", "high")] = "normal"
     mount_volumes: MountVolumes = MountVolumes()
     container_settings: ContainerSettings | None = None
     horovod_settings: HorovodSettings | None = None
@@ -114,9 +108,7 @@ class JobProperties(SpecModel):
         if isinstance(data, Mapping):
             blocks = [key for key in FRAMEWORKS if key in data]
             if len(blocks) == 1 and data[blocks[0]] is None:
-                raise wrong(
-                    f"has an empty {blocks[0]}; write '{blocks[0]}: {{}}' for a block without settings"
-                )
+                raise wrong(f"has an empty {blocks[0]}; write '{blocks[0]}: {{}}' for a block without settings")
         return data
 
     @model_validator(mode="after")
@@ -150,9 +142,7 @@ def require_complete(properties: JobProperties, source: str) -> None:
     """Raise DocumentError unless the job can run as it stands: nodeCount, log prefix, and one framework block
     with its program. ``source`` names the file in the message."""
     lacking = [
-        key_of(JobProperties, name)
-        for name in ("node_count", "std_out_err_path_prefix")
-        if getattr(properties, name) is None
+        key_of(JobProperties, name) for name in ("node_count", "std_out_err_path_prefix") if getattr(properties, name) is None
     ]
     if properties.framework is None:
         lacking.append(f"a framework block ({', '.join(FRAMEWORKS)})")
@@ -161,9 +151,7 @@ def require_complete(properties: JobProperties, source: str) -> None:
         if not any(getattr(settings, name) for name in settings.programs):
             lacking.append(f"{key}.{' or '.join(key_of(type(settings), name) for name in settings.programs)}")
     if lacking:
-        raise DocumentError(
-            f"{source}: properties lacks {_listed(lacking)}; a job that stands alone needs it"
-        )
+        raise DocumentError(f"{source}: properties lacks {_listed(lacking)}; a job that stands alone needs it")
 
 
 def forbid_program(properties: JobProperties, source: str) -> None:
@@ -177,9 +165,7 @@ def forbid_program(properties: JobProperties, source: str) -> None:
     key, settings = properties.framework
     model = type(settings)
     given = [
-        key_of(model, name)
-        for name in model.model_fields
-        if name not in model.counts and getattr(settings, name) is not None
+        key_of(model, name) for name in model.model_fields if name not in model.counts and getattr(settings, name) is not None
     ]
     if given:
         raise DocumentError(
@@ -200,8 +186,7 @@ def shared_outputs(properties: JobProperties) -> list[str]:
         place = (entry.path_prefix.rstrip("/"), (entry.path_suffix or "").strip("/"))
         if place in first:
             notes.append(
-                f"outputDirectories {first[place]} and {entry.id} are the same folder; "
-                "give them different values of pathSuffix"
+                f"outputDirectories {first[place]} and {entry.id} are the same folder; give them different values of pathSuffix"
             )
         first.setdefault(place, entry.id)
     return notes

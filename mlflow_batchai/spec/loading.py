@@ -55,9 +55,7 @@ def parse_job(data: object, source: str) -> tuple[JobDocument, list[str]]:
     Job properties outside ``properties`` are refused: Batch AI ignored such a document without a word.
     """
     if isinstance(data, Mapping) and "properties" not in data and keys_of(JobProperties).keys() & data.keys():
-        raise DocumentError(
-            f"{source}: the job's keys must stand under 'properties': {{\"properties\": {{...}}}}"
-        )
+        raise DocumentError(f"{source}: the job's keys must stand under 'properties': {{\"properties\": {{...}}}}")
     document, warnings = parse(JobDocument, data, source)
     return document, warnings + [f"{source}: {note}" for note in shared_outputs(document.properties)]
 

@@ -144,7 +144,8 @@ def find_entry_point(project: MLProject, name: str) -> EntryPoint:
     if name in project.entry_points:
         return project.entry_points[name]
     program = SCRIPTS.get(Path(name).suffix)
-    if program and (project.directory / name).is_file():
+    inside = not Path(name).is_absolute() and ".." not in Path(name).parts
+    if program and inside and (project.directory / name).is_file():
         return EntryPoint(name, f"{program} {shlex.quote(name).replace('{', '{{').replace('}', '}}')}", {}, declared=False)
     if program:
         raise ProjectError(f"{project.source}: there is no entry point '{name}', and no script of that name in the project")

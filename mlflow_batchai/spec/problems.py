@@ -38,9 +38,7 @@ _TYPES = {
 }
 
 
-def parse(
-    model: type[M], data: object, source: str, under: Mapping[str, str] | None = None
-) -> tuple[M, list[str]]:
+def parse(model: type[M], data: object, source: str, under: Mapping[str, str] | None = None) -> tuple[M, list[str]]:
     """``data`` as a ``model``, and a warning for each key that was dropped because it never had a meaning.
 
     ``source`` names the file in every message; ``under`` maps a top-level key to the path it stood under, if
@@ -52,9 +50,7 @@ def parse(
     cleaned = _without_meaningless(model, data, (), warnings, under)
     faults: list[ErrorDetails] = []
     try:
-        return model.model_validate(cleaned, by_alias=True, by_name=False), [
-            f"{source}: {note}" for note in warnings
-        ]
+        return model.model_validate(cleaned, by_alias=True, by_name=False), [f"{source}: {note}" for note in warnings]
     except ValidationError as error:
         faults = error.errors(include_url=False)
     # Raised here, not in the handler: pydantic's error holds the input and would travel as the context.
@@ -73,10 +69,7 @@ def _without_meaningless(
         if key in fields:
             inner = _inner_model(model, fields[key])
             if inner and isinstance(value, (list, tuple)):
-                value = [
-                    _without_meaningless(inner, item, (*here, index), warnings, under)
-                    for index, item in enumerate(value)
-                ]
+                value = [_without_meaningless(inner, item, (*here, index), warnings, under) for index, item in enumerate(value)]
             elif inner:
                 value = _without_meaningless(inner, value, here, warnings, under)
             result[key] = value
@@ -153,9 +146,7 @@ def _sentence(fault: ErrorDetails) -> str:
     if name == "missing":
         return "is missing"
     if name in ("literal_error", "enum"):
-        given = (
-            f"is {value!r}; " if isinstance(value, str) and len(value) <= 40 else "is not an allowed value; "
-        )
+        given = f"is {value!r}; " if isinstance(value, str) and len(value) <= 40 else "is not an allowed value; "
         return f"{given}allowed: {str(context['expected']).replace(' or ', ', ')}"
     if name in _RULES:
         return _RULES[name].format(**context)

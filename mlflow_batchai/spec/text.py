@@ -63,9 +63,7 @@ def _unique(pairs: list[tuple[str, Any]], text: str, source: str) -> dict[str, A
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            found = [
-                text.count("\n", 0, hit.start()) + 1 for hit in re.finditer(f'"{re.escape(key)}"\\s*:', text)
-            ]
+            found = [text.count("\n", 0, hit.start()) + 1 for hit in re.finditer(f'"{re.escape(key)}"\\s*:', text)]
             where = f" (lines {found[0]} and {found[1]})" if len(found) == 2 else ""
             raise DocumentError(f"{source}: the key {key!r} is given twice in one mapping{where}; keep one")
         result[key] = value
@@ -100,9 +98,7 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be text", key.start_mark)
             name = (key.tag, key.value)
             if name in seen:
-                problem = (
-                    f"the key {key.value!r} is given twice (first on line {seen[name].line + 1}); keep one"
-                )
+                problem = f"the key {key.value!r} is given twice (first on line {seen[name].line + 1}); keep one"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen[name] = key.start_mark
         self.flatten_mapping(node)
@@ -112,15 +108,9 @@ class _Loader(yaml.SafeLoader):
         return self.construct_sequence(node, deep=True)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int", re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789")
-)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"(?:<<)$"), ["<"])
 _Loader.add_constructor("tag:yaml.org,2002:map", _Loader.mapping)
 _Loader.add_constructor("tag:yaml.org,2002:seq", _Loader.sequence)
@@ -135,8 +125,6 @@ def _parse_yaml(text: str, source: str) -> Any:
         raise DocumentError(f"{source}{where}: not valid YAML: {error.problem or error.context}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise DocumentError(
-            f"{source}, line {line}: not valid YAML: a character that YAML does not allow"
-        ) from None
+        raise DocumentError(f"{source}, line {line}: not valid YAML: a character that YAML does not allow") from None
     except RecursionError:
         raise DocumentError(f"{source}: not valid YAML: nested too deeply") from None

@@ -4,42 +4,98 @@ from __future__ import annotations
 
 from typing import Any
 
+# Gradients are sent times rows / (ROWS * ranks), so that they keep about their size, which matters for halves only.
+ROWS = 32
 
-def reduce(hvd: Any, settings: Any, grads: list[Any], share: Any) -> list[Any]:
-    """Return the sum over the ranks of ``share`` times each gradient, None where the gradient is None.
 
-    The name is made of counts only, so that it is the same on a rank that has built other models as well.
+def reduce(hvd: Any, settings: Any, grads: list[Any], rows: Any) -> tuple[list[Any], Any]:
+    """Return the mean over all ranks' rows of each gradient (None where it is None), and a number.
+
+    ``rows`` are those behind this rank's gradients; the number is above 0 as long as any rank has some. It travels
+    with the gradients, in the same exchange. With ``rows=None`` (not known, outside ``fit``) ranks count alike, and
+    the number is None. With ``op=hvd.Sum`` the gradients are added up.
+
+    Names are made of counts only, so that they are the same on a rank that has built other models as well.
     """
+    weighted = settings.op != hvd.Sum
+    unit = None if rows is None else rows / (ROWS * hvd.size())
+    weight = (1.0 / hvd.size() if unit is None else unit) if weighted else None
+    dense = {i: g for i, g in enumerate(grads) if g is not None and not is_sparse(g)}
+    packed = {i: settings.compression.compress(_scaled(g, weight)) for i, g in dense.items()}
+    tensors = {i: tensor for i, (tensor, _) in packed.items()}
+    if unit is not None:
+        tensors[-1] = _as_tensor(hvd, unit, next(iter(dense.values()), None))
+    sums = _sums(hvd, tensors)
+    total = sums.pop(-1, None)
+    divisor = total if weighted else None
     result = list(grads)
-    scoped = {} if hvd.__name__ == "horovod.torch" else {"ignore_name_scope": True}
-    dense = [i for i, g in enumerate(grads) if g is not None and not is_sparse(g)]
-    sparse = [i for i, g in enumerate(grads) if g is not None and is_sparse(g)]
-    if dense:
-        packed = [settings.compression.compress(_scaled(grads[i], share)) for i in dense]
-        name = f"batchai_grads_{len(dense)}_{sum(_elements(grads[i]) for i in dense)}"
-        sums = hvd.grouped_allreduce([tensor for tensor, _ in packed], op=hvd.Sum, name=name, **scoped)
-        for i, total, (_, context) in zip(dense, sums, packed):
-            result[i] = settings.compression.decompress(total, context)
-    if sparse:
-        import tensorflow as tf
-
-        name = f"batchai_rows_{len(sparse)}"
-        rows = [_scaled(grads[i].values, share) for i in sparse]
-        values = hvd.grouped_allgather(rows, name=name, **scoped)
-        indices = hvd.grouped_allgather([grads[i].indices for i in sparse], name=name + "_at", **scoped)
-        for i, value, index in zip(sparse, values, indices):
-            result[i] = tf.IndexedSlices(value, index, dense_shape=grads[i].dense_shape)
-    return result
+    for i, value in sums.items():
+        result[i] = _divided(settings.compression.decompress(value, packed[i][1]), divisor)
+    for i, value in _gathered(hvd, {i: g for i, g in enumerate(grads) if is_sparse(g)}, weight, divisor).items():
+        result[i] = value
+    return result, total
 
 
-def _scaled(tensor: Any, share: Any) -> Any:
-    if share is None:
-        return tensor
-    if isinstance(share, float):
-        return tensor * share
+def _sums(hvd: Any, tensors: dict[int, Any]) -> dict[int, Any]:
+    """Return the sums over the ranks; one group of tensors for each type, all under way at once."""
+    groups: dict[str, list[int]] = {}
+    for i, tensor in tensors.items():
+        kind = getattr(tensor.dtype, "name", None) or str(tensor.dtype).split(".")[-1]
+        groups.setdefault(kind, []).append(i)
+    result = {}
+    for kind, members in sorted(groups.items()):
+        values = [tensors[i] for i in members]
+        name = f"batchai_{kind}_{len(members)}_{sum(_elements(value) for value in values)}"
+        if hvd.__name__ == "horovod.torch":
+            result[tuple(members)] = hvd.grouped_allreduce_async(values, op=hvd.Sum, name=name)
+        else:
+            result[tuple(members)] = hvd.grouped_allreduce(values, op=hvd.Sum, name=name, ignore_name_scope=True)
+    if hvd.__name__ == "horovod.torch":
+        result = {members: hvd.synchronize(handle) for members, handle in result.items()}
+    return {i: value for members, values in result.items() for i, value in zip(members, values)}
+
+
+def _gathered(hvd: Any, slices: dict[int, Any], weight: Any, divisor: Any) -> dict[int, Any]:
+    """Return all ranks' rows of each table, as one process would have them."""
+    if not slices:
+        return {}
     import tensorflow as tf
 
-    return tensor * tf.cast(share, tensor.dtype)
+    name = f"batchai_slices_{len(slices)}"
+    sent = [_scaled(part.values, weight) for part in slices.values()]
+    values = hvd.grouped_allgather(sent, name=name, ignore_name_scope=True)
+    indices = hvd.grouped_allgather([part.indices for part in slices.values()], name=name + "_at", ignore_name_scope=True)
+    return {
+        i: tf.IndexedSlices(_divided(value, divisor), index, dense_shape=part.dense_shape)
+        for (i, part), value, index in zip(slices.items(), values, indices)
+    }
+
+
+def _scaled(tensor: Any, factor: Any) -> Any:
+    if factor is None:
+        return tensor
+    return tensor * (factor if isinstance(factor, float) else _cast(factor, tensor.dtype))
+
+
+def _divided(tensor: Any, divisor: Any) -> Any:
+    return tensor if divisor is None else tensor / _cast(divisor, tensor.dtype)
+
+
+def _cast(number: Any, dtype: Any) -> Any:
+    if hasattr(number, "to"):
+        return number.to(dtype)
+    import tensorflow as tf
+
+    return tf.cast(number, dtype)
+
+
+def _as_tensor(hvd: Any, number: Any, like: Any) -> Any:
+    """Return a number as a tensor that can go into one group with ``like``."""
+    if hvd.__name__ != "horovod.torch":
+        return number
+    import torch
+
+    return torch.tensor(number, dtype=torch.float32, device=None if like is None else like.device)
 
 
 def is_sparse(gradient: Any) -> bool:

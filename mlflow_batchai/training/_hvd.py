@@ -8,6 +8,7 @@ import sys
 from typing import Any, Iterable, Sequence
 
 BINDINGS = {"tensorflow": "horovod.tensorflow", "torch": "horovod.torch"}
+_said: set[str] = set()
 _CHUNK = 256 * 1024 * 1024
 
 
@@ -64,7 +65,7 @@ def to_tensor(hvd: Any, array: Any) -> Any:
         import numpy
         import torch
 
-        return torch.from_numpy(numpy.ascontiguousarray(array).copy())
+        return torch.from_numpy(numpy.array(array, order="C"))
     import tensorflow
 
     with tensorflow.device("/CPU:0"):
@@ -161,7 +162,8 @@ def average_variables(hvd: Any, variables: Sequence[Any]) -> None:
 
 def notice(hvd: Any, text: str) -> None:
     """Say something once a job: on rank 0's standard error."""
-    if hvd.rank() == 0:
+    if hvd.rank() == 0 and text not in _said:
+        _said.add(text)
         print("mlflow-batchai: " + text, file=sys.stderr, flush=True)
 
 

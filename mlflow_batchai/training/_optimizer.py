@@ -22,9 +22,9 @@ class Settings:
 
 
 class _Step:
-    """The train step that runs (or is traced) in this process: this rank's share of it, and what it applied."""
+    """The train step that runs (or is traced) in this process: the rows of its batch, and what it applied."""
 
-    share: Callable[[bool], Any] | None = None
+    rows: Any = None
     applied: list[tuple[Any, list[Any], Any]] | None = None
 
 
@@ -39,7 +39,7 @@ class _State:
 def distribute(optimizer: Any, settings: Settings) -> Any:
     """Wrap ``optimizer.apply`` on this instance and return the instance; its class stays Keras' own.
 
-    The wrapper is a bound method, which a deep copy or a pickle binds to the copy.
+    Keras copies an optimizer by its saved form, so a copy is not wrapped.
     """
     setattr(optimizer, _MARK, settings)
     optimizer.apply = types.MethodType(_apply, optimizer)
@@ -65,12 +65,8 @@ def _apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = [g if g is None or not _gradients.is_sparse(g) else _gradients.densify(g) for g in grads]
     if _Step.applied is not None:
         _Step.applied.append((self, [_gradients.spec(g) for g in grads], trainable_variables))
-    weighted = settings.op != hvd.Sum
-    if _Step.share is not None:
-        share = _Step.share(weighted)
-    else:
-        share = 1.0 / hvd.size() if weighted else None
-    return inner(self, _gradients.reduce(hvd, settings, grads, share), trainable_variables)
+    reduced, _ = _gradients.reduce(hvd, settings, grads, _Step.rows)
+    return inner(self, reduced, trainable_variables)
 
 
 # --- the train step -------------------------------------------------------------------------------------------------
@@ -137,10 +133,8 @@ def _shared_step(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
         hvd = _hvd.active()
         if hvd is None:
             return inner(data)
-        total, share = _share(hvd, _rows(data))
-        with _step(share) as applied:
+        with _step(_rows(data)) as applied:
             result = inner(data)
-        total()
         state.plan = applied
         return result
 
@@ -149,59 +143,35 @@ def _shared_step(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 @contextlib.contextmanager
-def _step(share: Callable[[bool], Any]) -> Iterator[list[tuple[Any, list[Any], Any]]]:
-    before = (_Step.share, _Step.applied)
+def _step(rows: Any) -> Iterator[list[tuple[Any, list[Any], Any]]]:
+    before = (_Step.rows, _Step.applied)
     applied: list[tuple[Any, list[Any], Any]] = []
-    _Step.share, _Step.applied = share, applied
+    _Step.rows, _Step.applied = rows, applied
     try:
         yield applied
     finally:
-        _Step.share, _Step.applied = before
+        _Step.rows, _Step.applied = before
 
 
 def _rows(data: Any) -> Any:
-    """Return the number of rows of this rank's batch (as a tensor with TensorFlow), 1 if it can't be known."""
+    """Return the number of rows of this rank's batch (with TensorFlow a float32 tensor), 1 if it can't be known."""
     import keras
 
     x = keras.utils.unpack_x_y_sample_weight(data)[0]
     first = next((leaf for leaf in keras.tree.flatten(x) if leaf is not None), None)
-    if first is None or len(first.shape) == 0:
-        return 1
     if keras.backend.backend() == "torch":
-        return first.shape[0]
+        return float(first.shape[0]) if first is not None and len(first.shape) else 1.0
     import tensorflow as tf
 
+    rows: Any = 1
     if isinstance(first, tf.RaggedTensor):
-        return tf.cast(first.nrows(), tf.int32)
-    if isinstance(first, tf.SparseTensor):
-        return tf.cast(first.dense_shape[0], tf.int32)
-    return tf.shape(first)[0]
-
-
-def _share(hvd: Any, rows: Any) -> tuple[Callable[[], Any], Callable[[bool], Any]]:
-    """Start adding up all ranks' rows; return functions for the sum, and for this rank's share of it.
-
-    Where rows don't count (``op=hvd.Sum``) the share is 1, but made from the sum: TensorFlow drops an exchange that
-    nothing depends on.
-    """
-    if hvd.__name__ == "horovod.torch":
-        import torch
-
-        handle = hvd.allreduce_async(torch.tensor(float(rows)), op=hvd.Sum, name="batchai_rows")
-        sums: list[float] = []
-
-        def total() -> float:
-            if not sums:
-                sums.append(float(hvd.synchronize(handle)))
-            return sums[0]
-
-        return total, lambda weighted: float(rows) / total() if weighted else 1.0
-    import tensorflow as tf
-
+        rows = first.nrows()
+    elif isinstance(first, tf.SparseTensor):
+        rows = first.dense_shape[0]
+    elif first is not None and len(first.shape):
+        rows = tf.shape(first)[0]
     with tf.device("/CPU:0"):
-        mine = tf.cast(rows + _gradients.none(), tf.float32)
-        joined = hvd.allreduce(mine, op=hvd.Sum, name="batchai_rows", ignore_name_scope=True)
-    return lambda: joined, lambda weighted: mine / joined if weighted else tf.minimum(joined, 1.0)
+        return tf.cast(rows, tf.float32) + tf.cast(_gradients.none(), tf.float32)
 
 
 # --- ranks with fewer batches ---------------------------------------------------------------------------------------
@@ -211,20 +181,22 @@ def finish_epoch(model: Any, hvd: Any) -> None:
     """Take part, with no rows, in the steps that other ranks still have in this epoch; return when none has.
 
     So ranks may have different numbers of batches: a step counts the rows of the ranks that have one, and every
-    rank makes every update. Costs two exchanges of a few numbers an epoch if all have the same.
+    rank makes every update. Costs one exchange of empty gradients an epoch if all have the same.
+    Raises RuntimeError if this rank had no batch at all, as it doesn't know the gradients then.
     """
     state = getattr(model.train_step, "batchai", None)
     if state is None:
         return
+    if state.plan is None:
+        raise RuntimeError(f"Rank {hvd.rank()} had no batch at all: give every rank some of the data.")
+    if not state.plan:
+        return
     if state.idle is None or state.idle_plan is not state.plan:
         state.idle_plan = state.plan
-        state.idle = _idle_step(hvd, state.plan or [], bool(model.run_eagerly))
+        state.idle = _idle_step(hvd, state.plan, bool(model.run_eagerly))
     while float(state.idle()) > 0:
-        if not state.plan:
-            raise RuntimeError(
-                f"Rank {hvd.rank()} had no batch at all while other ranks train: give every rank some of the data."
-            )
-    _agree_on_counters(hvd, [optimizer for optimizer, _, _ in state.plan or []])
+        pass
+    _agree_on_counters(hvd, [optimizer for optimizer, _, _ in state.plan])
 
 
 def _agree_on_counters(hvd: Any, optimizers: list[Any]) -> None:
@@ -241,33 +213,48 @@ def _agree_on_counters(hvd: Any, optimizers: list[Any]) -> None:
 
 
 def _idle_step(hvd: Any, plan: list[tuple[Any, list[Any], Any]], eager: bool) -> Callable[[], Any]:
-    def updates() -> None:
-        for optimizer, specs, variables in plan:
-            known = variables if variables is not None else optimizer._trainable_variables
-            grads = [_gradients.empty(spec, variable) for spec, variable in zip(specs, known)]
-            optimizer.apply(grads, variables)
+    """Return a function that makes one train step without rows, and returns 0 if no other rank had rows either."""
+
+    def empty(specs: list[Any], variables: Any) -> list[Any]:
+        return [_gradients.empty(spec, variable) for spec, variable in zip(specs, variables)]
+
+    def first(rows: Any) -> tuple[list[Any], Any]:
+        optimizer, specs, variables = plan[0]
+        return _gradients.reduce(hvd, getattr(optimizer, _MARK), empty(specs, _known(optimizer, variables)), rows)
+
+    def update(rows: Any, grads: list[Any]) -> None:
+        optimizer, _, variables = plan[0]
+        type(optimizer).apply(optimizer, grads, variables)
+        with _step(rows):
+            for optimizer, specs, variables in plan[1:]:
+                optimizer.apply(empty(specs, _known(optimizer, variables)), variables)
 
     if hvd.__name__ == "horovod.torch":
         import torch
 
         def torch_step() -> Any:
-            total, share = _share(hvd, 0)
-            if total() > 0:
-                with torch.no_grad(), _step(share):
-                    updates()
-            return total()
+            with torch.no_grad():
+                grads, total = first(0.0)
+                if total > 0:
+                    update(0.0, grads)
+            return total
 
         return torch_step
     import tensorflow as tf
 
     def step() -> Any:
-        total, share = _share(hvd, 0)
+        with tf.device("/CPU:0"):
+            rows = tf.cast(_gradients.none(), tf.float32)
+        grads, total = first(rows)
 
         def train() -> Any:
-            with _step(share):
-                updates()
-            return tf.identity(total())
+            update(rows, grads)
+            return tf.identity(total)
 
-        return tf.cond(total() > 0, train, lambda: tf.identity(total()))
+        return tf.cond(total > 0, train, lambda: tf.identity(total))
 
-    return step if eager else tf.function(step, autograph=False)  # type: ignore[no-any-return]
+    return step if eager else tf.function(step, autograph=False).get_concrete_function()
+
+
+def _known(optimizer: Any, variables: Any) -> Any:
+    return variables if variables is not None else optimizer._trainable_variables

@@ -9,11 +9,12 @@ import keras
 
 from mlflow_batchai.training import _hvd, _optimizer, guard
 
-_ADVICE = (
+_STOCK = (
     "With Keras 3 use mlflow_batchai.training.horovod in place of horovod.keras or horovod.tensorflow.keras, whose "
-    "DistributedOptimizer does not reduce gradients there, with its callbacks.BroadcastGlobalVariablesCallback(0). "
-    "(Ranks that are meant to differ: BATCHAI_WEIGHT_CHECK=0.)"
+    "DistributedOptimizer does not reduce gradients there, with its callbacks.BroadcastGlobalVariablesCallback(0)."
 )
+_OURS = "Pass callbacks.BroadcastGlobalVariablesCallback(0) to fit, and change weights on all ranks or on none."
+_OFF = "(Ranks that are meant to differ: BATCHAI_WEIGHT_CHECK=0.)"
 
 
 class RanksDivergedError(RuntimeError):
@@ -136,10 +137,11 @@ def check_weights(hvd: Any, model: Any, ours: bool, when: str) -> None:
         return
     difference, name = _largest_difference(hvd, variables, mine)
     if difference > allowed:
+        advice = f"{_OURS if ours else _STOCK} {_OFF}"
         shown = [f"rank {rank} {text}" for rank, text in enumerate(sums[:16])]
         raise RanksDivergedError(
             "The ranks hold different weights {}: checksums {}{}; most in {}, by {:.2g} of its largest weight. {}".format(
-                when, ", ".join(shown), ", ..." if len(sums) > 16 else "", name, difference, _ADVICE
+                when, ", ".join(shown), ", ..." if len(sums) > 16 else "", name, difference, advice
             )
         )
     if ours:
@@ -151,7 +153,7 @@ def _largest_difference(hvd: Any, variables: list[Any], mine: list[Any]) -> Any:
     """Return (difference, variable path): the largest over ranks and variables, relative to rank 0's largest weight."""
     import numpy
 
-    worst = [0.0, "no variable"]
+    worst: tuple[float, str] = (0.0, "no variable")
     for variable, own, root in zip(variables, mine, _hvd.root_arrays(hvd, mine, 0, "compare", "weights")):
         if own.size == 0 or own.tobytes() == root.tobytes():
             continue
@@ -160,5 +162,5 @@ def _largest_difference(hvd: Any, variables: list[Any], mine: list[Any]) -> Any:
             value = float(numpy.max(numpy.abs(a - b)) / max(float(numpy.max(numpy.abs(b))), 1e-12))
         value = value if numpy.isfinite(value) else float("inf")
         if value > worst[0]:
-            worst = [value, getattr(variable, "path", variable.name)]
+            worst = (value, getattr(variable, "path", variable.name))
     return max(_hvd.gather_json(hvd, worst, "difference"), key=lambda pair: pair[0])

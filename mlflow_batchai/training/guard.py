@@ -15,12 +15,13 @@ Environment:
 
 from __future__ import annotations
 
-import functools
 import importlib.machinery
-import inspect
 import os
 import sys
-from typing import Any, Sequence
+
+TYPE_CHECKING = False  # every Python process of a job runs this at its start: typing and inspect would cost 15 ms
+if TYPE_CHECKING:
+    from typing import Any, Sequence
 
 SITECUSTOMIZE = '''\
 """Put here by mlflow-batchai: watches Keras training on several ranks, then runs this environment's own sitecustomize."""
@@ -92,7 +93,8 @@ class _AfterKeras:
             if spec is None and finder is not self:
                 spec = finder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]
+            loader: Any = _Loader(spec.loader, self)
+            spec.loader = loader
         return spec
 
 
@@ -109,7 +111,7 @@ class _Loader:
     def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
         if self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)  # type: ignore[arg-type]
+            sys.meta_path.remove(self._finder)
         self._loader.exec_module(module)
         patch_fit(module)
 
@@ -122,6 +124,9 @@ def patch_fit(keras: Any) -> None:
     original = getattr(getattr(keras, "Model", None), "fit", None)
     if original is None or getattr(original, "batchai", False) or not str(keras.__version__).startswith("3."):
         return
+    import functools
+    import inspect
+
     signature = inspect.signature(original)
 
     @functools.wraps(original)

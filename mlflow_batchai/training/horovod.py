@@ -195,9 +195,7 @@ def DistributedOptimizer(
     if isinstance(optimizer, str):
         optimizer = keras.optimizers.get(optimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(
-            f"DistributedOptimizer wraps a keras.optimizers.Optimizer of Keras 3, not {type(optimizer).__module__}.{type(optimizer).__name__}."
-        )
+        raise TypeError(f"DistributedOptimizer wraps a keras.optimizers.Optimizer of Keras 3, not {optimizer!r}.")
     if unsupported:
         raise TypeError(
             "DistributedOptimizer for Keras 3 does not take {}: leave it out.".format(", ".join(sorted(unsupported)))
@@ -224,8 +222,37 @@ def load_model(filepath: Any, custom_optimizers: Any = None, custom_objects: Any
     objects.update(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=objects)
     if model.optimizer is not None:
+        _complete_optimizer(model, filepath)
         DistributedOptimizer(model.optimizer, compression=compression)
     return model
+
+
+def _complete_optimizer(model: Any, filepath: Any) -> None:
+    """Give a model from an ``.h5`` file the optimizer state that is in the file.
+
+    Keras 3.15 builds the loaded optimizer for no variables, so it has no state and training on ends in
+    "Unknown variable".
+    """
+    optimizer = model.optimizer
+    try:
+        optimizer._check_variables_are_known(model.trainable_variables)
+        return
+    except ValueError:
+        model.optimizer = optimizer = type(optimizer).from_config(optimizer.get_config())
+        optimizer.build(model.trainable_variables)
+    h5py = importlib.import_module("h5py")
+    with h5py.File(filepath, "r") as file:
+        group = file.get("optimizer_weights", {})
+        names = [n for key in sorted(getattr(group, "attrs", {}), key=_by_number) for n in group.attrs[key]]
+        values = [group[name][()] for name in names]
+    if [value.shape for value in values] == [tuple(variable.shape) for variable in optimizer.variables]:
+        for variable, value in zip(optimizer.variables, values):
+            variable.assign(value)
+
+
+def _by_number(key: str) -> int:
+    """Order the parts of a list of names that was too long for one attribute: weight_names0, weight_names1, ..."""
+    return int(key[len("weight_names") :] or 0)
 
 
 def _is_tensor(value: Any) -> bool:

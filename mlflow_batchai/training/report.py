@@ -206,7 +206,7 @@ def _write(record: Mapping[str, Any]) -> None:
                 _Spool.fd, _Spool.path, _Spool.torn = os.open(path, flags, 0o644), path, False
             if _Spool.torn:
                 line = b"\n" + line
-            _Spool.torn = os.write(_Spool.fd, line) < len(line) or False
+            _Spool.torn = os.write(_Spool.fd, line) < len(line)
         except OSError as error:
             _complain(path, error)
         else:

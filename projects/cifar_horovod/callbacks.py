@@ -22,13 +22,23 @@ class OwnDropout(keras.callbacks.Callback):
         super().__init__()
         self.seed = seed
         self.rank = rank
+        self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        rng = np.random.default_rng((self.seed, self.rank, epoch, 1))
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if batch != 0:
+            return
+        rng = np.random.default_rng((self.seed, self.rank, self._epoch, 1))
         for layer in self.model.layers:
             if isinstance(layer, keras.layers.Dropout):
                 state = layer.seed_generator.state
                 state.assign(rng.integers(2**31, size=state.shape).astype(state.dtype))
+        if keras.backend.backend() == "torch":  # dropout draws from torch's own generator, as does its data loader
+            import torch
+
+            torch.manual_seed(int(rng.integers(2**31)))
 
 
 class EpochNumbers(keras.callbacks.Callback):

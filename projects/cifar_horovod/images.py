@@ -58,7 +58,7 @@ def from_npz(path: Path) -> Images:
     if not path.is_file():
         raise DataError(f"--data {path} is not a file: give cifar10, digits or the path of an .npz file.")
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             missing = [name for name in LAYOUT if name not in arrays]
             if missing:
                 raise DataError(f"{path} has no array {', '.join(missing)}: it needs {', '.join(LAYOUT)}.")
@@ -73,13 +73,9 @@ def from_npz(path: Path) -> Images:
 
 def _checked(path: Path, split: str, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if x.shape[1:] != SHAPE or x.dtype != np.uint8:
-        raise DataError(
-            f"x_{split} in {path} is {x.dtype} of shape {x.shape}: it must be uint8 of shape (n, 32, 32, 3)."
-        )
+        raise DataError(f"x_{split} in {path} is {x.dtype} of shape {x.shape}: it must be uint8 of shape (n, 32, 32, 3).")
     if y.shape not in ((len(x),), (len(x), 1)) or not np.issubdtype(y.dtype, np.integer):
-        raise DataError(
-            f"y_{split} in {path} is {y.dtype} of shape {y.shape}: it must be integers, ({len(x)}, 1)."
-        )
+        raise DataError(f"y_{split} in {path} is {y.dtype} of shape {y.shape}: it must be integers, ({len(x)}, 1).")
     if len(x) == 0 or y.min() < 0 or y.max() >= CLASSES:
         raise DataError(f"{split} in {path} must hold at least one image, of classes 0 to {CLASSES - 1}.")
     return x, y.reshape(-1).astype(np.uint8)

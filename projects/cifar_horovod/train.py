@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import sys
+import time
 import zlib
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,13 +22,23 @@ from checkpoints import Checkpoints, read_aside, written_aside
 
 MODEL_NAME = Path("saved_models", "keras_cifar10_trained_model.h5")
 VALIDATION_BATCH = 256
+QUIET_EXIT_SECONDS = 2.0
 
 
 class OneSentenceParser(argparse.ArgumentParser):
-    """Says what is wrong with the arguments in one line, on one rank, and exits with 2."""
+    """Says what is wrong with the arguments in one line, on rank 0, and exits with 2."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n" if os.environ.get("HOROVOD_RANK", "0") == "0" else None)
+        if (rank := int(os.environ.get("HOROVOD_RANK", "0"))) == 0:
+            print(f"{self.prog}: {message}", file=sys.stderr, flush=True)
+        let_rank_0_end_first(rank)
+        sys.exit(2)
+
+
+def let_rank_0_end_first(rank: int) -> None:
+    """Wait a moment on the other ranks: the first one that fails is the one whose output gets shown."""
+    if rank != 0:
+        time.sleep(QUIET_EXIT_SECONDS)
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -40,18 +51,10 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         help="of one worker: each of n ranks trains ceil(epochs / n)",
     )
     parser.add_argument("--batch-size", type=positive_int, default=32, help="images a rank and step")
-    parser.add_argument(
-        "--learning-rate", type=positive_float, default=1e-4, help="times the number of ranks"
-    )
-    parser.add_argument(
-        "--data", default="cifar10", help="cifar10, digits, or the path of an .npz like Keras' CIFAR-10"
-    )
-    parser.add_argument(
-        "--augment", type=boolean, default=True, help="shift and mirror the images: true or false"
-    )
-    parser.add_argument(
-        "--seed", type=natural_int, default=1, help="of weights, order, augmentation and dropout"
-    )
+    parser.add_argument("--learning-rate", type=positive_float, default=1e-4, help="times the number of ranks")
+    parser.add_argument("--data", default="cifar10", help="cifar10, digits, or the path of an .npz like Keras' CIFAR-10")
+    parser.add_argument("--augment", type=boolean, default=True, help="shift and mirror the images: true or false")
+    parser.add_argument("--seed", type=natural_int, default=1, help="of weights, order, augmentation and dropout")
     parser.add_argument(
         "--output",
         type=Path,
@@ -113,18 +116,17 @@ def main(argv: list[str] | None = None) -> int:
     share_threads()
     try:
         import keras
-        import mlflow_batchai.training.horovod as hvd
 
+        import mlflow_batchai.training.horovod as hvd
         from mlflow_batchai.training import report
+
+        hvd.init()
     except ImportError as error:
-        print(
-            f"train.py needs Keras, Horovod and mlflow_batchai, and one is missing: {error}.", file=sys.stderr
-        )
+        print(f"train.py needs Keras, Horovod and mlflow_batchai: {error}", file=sys.stderr)
         return 1
     import callbacks as ours
     import network
 
-    hvd.init()
     pin_gpu(keras.backend.backend(), hvd.local_rank())
     speaks = hvd.rank() == 0
 
@@ -223,6 +225,7 @@ def load_on_rank_0(arguments: argparse.Namespace, hvd: Any) -> tuple[int, images
     header = np.array([status, *((len(data.x_train), len(data.x_test)) if data else (0, 0))], np.int64)
     status, train, test = (int(number) for number in hvd.broadcast(header, 0))
     if status:
+        let_rank_0_end_first(hvd.rank())
         return status, None
     if data is None:
         data = images.Images(*(np.zeros(shape, np.uint8) for shape in images.shapes(train, test)))

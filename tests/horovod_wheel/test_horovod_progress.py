@@ -59,6 +59,24 @@ def test_the_lines_with_errors_are_picked():
     ]
 
 
+def test_cmakes_message_follows_its_error():
+    log = """
+  CMake Error at FindPackageHandleStandardArgs.cmake:230 (message):
+    Could NOT find CUDA (missing: CUDA_TOOLKIT_ROOT_DIR)
+
+  Call Stack (most recent call first):
+  -- Configuring incomplete
+  error: subprocess-exited-with-error
+  note: This error originates from a subprocess, and is likely not a problem with pip.
+  ERROR: Failed building wheel for horovod
+"""
+    assert error_lines(log) == [
+        "CMake Error at FindPackageHandleStandardArgs.cmake:230 (message):",
+        "Could NOT find CUDA (missing: CUDA_TOOLKIT_ROOT_DIR)",
+        "Call Stack (most recent call first):",
+    ]
+
+
 def test_without_such_lines_the_end_of_the_log_is_picked():
     assert error_lines("\n".join(f"line {n}" for n in range(40)), 3) == ["line 37", "line 38", "line 39"]
 

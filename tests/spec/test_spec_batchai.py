@@ -103,9 +103,7 @@ def test_refusals(data: dict[str, Any], message: str | None) -> None:
     with pytest.raises(DocumentError) as caught:
         parse_batchai(data, "batchai.yaml")
     if message is None:
-        assert str(caught.value).startswith(
-            "batchai.yaml: nodeCount is not a known key; known keys: cluster, "
-        )
+        assert str(caught.value).startswith("batchai.yaml: nodeCount is not a known key; known keys: cluster, ")
     else:
         assert str(caught.value) == f"batchai.yaml: {message}"
 

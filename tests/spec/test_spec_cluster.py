@@ -24,9 +24,7 @@ AZURE: dict[str, Any] = {
             "stdOutErrPathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/afs",
             "environmentVariables": [{"name": "A", "value": "1"}],
         },
-        "mountVolumes": {
-            "unmanagedFileSystems": [{"mountCommand": "mount -t nfs 10.0.0.4:/v", "relativeMountPath": "v"}]
-        },
+        "mountVolumes": {"unmanagedFileSystems": [{"mountCommand": "mount -t nfs 10.0.0.4:/v", "relativeMountPath": "v"}]},
     },
 }
 

@@ -55,9 +55,7 @@ def test_forms(text: str, length: timedelta) -> None:
     ],
 )
 def test_not_a_duration(text: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"which is not a duration; write it as ISO 8601 \('PT2H', 'P7D'\) or as"
-    ):
+    with pytest.raises(ValueError, match=r"which is not a duration; write it as ISO 8601 \('PT2H', 'P7D'\) or as"):
         parse_duration(text)
 
 

@@ -28,9 +28,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "processCount": 2,
     },
     "customToolkitSettings": {
-        "commandLine": (
-            "mpirun --hostfile $AZ_BATCHAI_MPI_HOST_FILE python t.py | tee $AZ_BATCHAI_OUTPUT_O/r.txt"
-        )
+        "commandLine": ("mpirun --hostfile $AZ_BATCHAI_MPI_HOST_FILE python t.py | tee $AZ_BATCHAI_OUTPUT_O/r.txt")
     },
     "tensorFlowSettings": {
         "pythonScriptFilePath": SCRIPT,
@@ -43,9 +41,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
     },
     "pyTorchSettings": {
         "pythonScriptFilePath": SCRIPT,
-        "commandLineArgs": (
-            "--in $AZ_BATCHAI_JOB_MOUNT_ROOT/data/*/part*.tsv --url $AZ_BATCHAI_PYTORCH_INIT_METHOD"
-        ),
+        "commandLineArgs": ("--in $AZ_BATCHAI_JOB_MOUNT_ROOT/data/*/part*.tsv --url $AZ_BATCHAI_PYTORCH_INIT_METHOD"),
         "communicationBackend": "Gloo",
         "processCount": 4,
     },
@@ -60,9 +56,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
 
 
 def job(**properties: Any) -> dict[str, Any]:
-    return {
-        "properties": {"nodeCount": 2, "stdOutErrPathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/logs", **properties}
-    }
+    return {"properties": {"nodeCount": 2, "stdOutErrPathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/logs", **properties}}
 
 
 def read(**properties: Any) -> JobProperties:
@@ -114,9 +108,7 @@ def test_a_project_refuses_a_program(key: str) -> None:
 
 
 def test_a_project_may_prepare_its_nodes_and_count_processes() -> None:
-    properties = read(
-        horovodSettings={"processCount": 4}, jobPreparation={"commandLine": "apt update; pip list"}
-    )
+    properties = read(horovodSettings={"processCount": 4}, jobPreparation={"commandLine": "apt update; pip list"})
     forbid_program(properties, "batchai.yaml")
     assert properties.horovod_settings == HorovodSettings(process_count=4)
 
@@ -159,12 +151,8 @@ def test_a_whole_document() -> None:
             "azureBlobFileSystems": [
                 {"accountName": "a", "containerName": "c", "relativeMountPath": "data", "mountOptions": ""}
             ],
-            "fileServers": [
-                {"fileServer": {"id": "/x/nfs1"}, "relativeMountPath": "nfs", "sourceDirectory": "d"}
-            ],
-            "unmanagedFileSystems": [
-                {"mountCommand": "mount -t nfs4 10.0.0.4:/v", "relativeMountPath": "gv"}
-            ],
+            "fileServers": [{"fileServer": {"id": "/x/nfs1"}, "relativeMountPath": "nfs", "sourceDirectory": "d"}],
+            "unmanagedFileSystems": [{"mountCommand": "mount -t nfs4 10.0.0.4:/v", "relativeMountPath": "gv"}],
         },
         containerSettings={
             "shmSize": "16gb",
@@ -228,9 +216,7 @@ def test_keys_that_never_had_a_meaning_are_dropped_with_a_warning() -> None:
         toolType="custom",
         experimentName="e",
         customToolkitSettings={"commandLine": "true", "processCount": 8},
-        outputDirectories=[
-            {"id": "O", "pathPrefix": "/p", "type": "custom", "createNew": True, "$comment": 1}
-        ],
+        outputDirectories=[{"id": "O", "pathPrefix": "/p", "type": "custom", "createNew": True, "$comment": 1}],
     )
     data.update({"$schema": "https://example.com/schemas/2017-09-01-preview/job.json", "location": "eastus"})
     document, warnings = parse_job(data, "job.json")
@@ -276,15 +262,8 @@ def test_null_means_absent() -> None:
             "properties.customToolkitSettings.zzz is not a known key; known keys: commandLine",
         ),
         (
-            {
-                "mountVolumes": {
-                    "azureFileShares": [
-                        {"azureFileUrl": "u", "relativeMountPath": "r", "credentialsInfo": {}}
-                    ]
-                }
-            },
-            "properties.mountVolumes.azureFileShares[0].credentialsInfo is not a known "
-            "key; did you mean credentials?",
+            {"mountVolumes": {"azureFileShares": [{"azureFileUrl": "u", "relativeMountPath": "r", "credentialsInfo": {}}]}},
+            "properties.mountVolumes.azureFileShares[0].credentialsInfo is not a known key; did you mean credentials?",
         ),
         (
             {"outputDirectories": [{"id": "A", "pathPrefix": "p"}, {"id": "B", "pathPrefx": "p"}]},
@@ -318,15 +297,13 @@ def test_null_means_absent() -> None:
         ),
         (
             {"environmentVariables": [{"name": "A B", "value": ""}]},
-            "properties.environmentVariables[0].name is 'A B', but must be a variable's "
-            "name, without spaces or '='",
+            "properties.environmentVariables[0].name is 'A B', but must be a variable's name, without spaces or '='",
         ),
         ({"jobPreparation": "apt update"}, "properties.jobPreparation must be a mapping"),
         ({"jobPreparation": {"commandLine": ""}}, "properties.jobPreparation.commandLine must not be empty"),
         (
             {"horovodSettings": None},
-            "properties has an empty horovodSettings; write 'horovodSettings: {}' for a "
-            "block without settings",
+            "properties has an empty horovodSettings; write 'horovodSettings: {}' for a block without settings",
         ),
         (
             {"horovodSettings": {}, "customMpiSettings": {}},
@@ -342,8 +319,7 @@ def test_null_means_absent() -> None:
         ),
         (
             {"cntkSettings": {"languageType": "BrainScript", "pythonScriptFilePath": "a"}},
-            "properties.cntkSettings has a pythonScriptFilePath, which languageType "
-            "'BrainScript' doesn't read",
+            "properties.cntkSettings has a pythonScriptFilePath, which languageType 'BrainScript' doesn't read",
         ),
         (
             {"secrets": [{"name": "A"}]},
@@ -359,13 +335,11 @@ def test_null_means_absent() -> None:
         ),
         (
             {"outputDirectories": [{"id": "stdouterr", "pathPrefix": "p"}]},
-            "properties.outputDirectories[0].id is 'stdouterr', the id of the job's own "
-            "log directory; choose another",
+            "properties.outputDirectories[0].id is 'stdouterr', the id of the job's own log directory; choose another",
         ),
         (
             {"inputDirectories": [{"id": "A-B", "path": "p"}]},
-            "properties.inputDirectories[0].id is 'A-B', but must have only letters, "
-            "digits and '_', as it becomes a variable",
+            "properties.inputDirectories[0].id is 'A-B', but must have only letters, digits and '_', as it becomes a variable",
         ),
         (
             {"mountVolumes": {"unmanagedFileSystems": [{"mountCommand": "m", "relativeMountPath": "../x"}]}},
@@ -379,8 +353,7 @@ def test_null_means_absent() -> None:
         ),
         (
             {"containerSettings": {"imageSourceRegistry": {"image": "i"}, "shmSize": "lots"}},
-            "properties.containerSettings.shmSize is 'lots', but must be a size as "
-            "Docker writes it, such as '16gb'",
+            "properties.containerSettings.shmSize is 'lots', but must be a size as Docker writes it, such as '16gb'",
         ),
         (
             {"constraints": {"maxWallClockTime": "P0D"}},
@@ -413,9 +386,7 @@ def test_refusals_at_the_top(data: object, message: str) -> None:
 
 
 def test_a_flat_document_is_refused_since_batch_ai_ignored_all_of_it() -> None:
-    assert refusal(job()["properties"]) == (
-        "job.json: the job's keys must stand under 'properties': {\"properties\": {...}}"
-    )
+    assert refusal(job()["properties"]) == ("job.json: the job's keys must stand under 'properties': {\"properties\": {...}}")
 
 
 def test_several_faults_take_a_line_each_and_at_most_ten() -> None:

@@ -30,13 +30,9 @@ JOB: dict[str, Any] = {
                     "credentials": {"accountKey": HIDDEN},
                 }
             ],
-            "azureBlobFileSystems": [
-                {"containerName": "c", "relativeMountPath": "c", "credentials": {"accountKey": HIDDEN}}
-            ],
+            "azureBlobFileSystems": [{"containerName": "c", "relativeMountPath": "c", "credentials": {"accountKey": HIDDEN}}],
         },
-        "containerSettings": {
-            "imageSourceRegistry": {"image": "i", "credentials": {"username": "u", "password": HIDDEN}}
-        },
+        "containerSettings": {"imageSourceRegistry": {"image": "i", "credentials": {"username": "u", "password": HIDDEN}}},
     }
 }
 CLUSTER: dict[str, Any] = {
@@ -47,9 +43,7 @@ CLUSTER: dict[str, Any] = {
             "stdOutErrPathPrefix": "/p",
             "secrets": [{"name": "TOKEN", "value": HIDDEN}],
         },
-        "performanceCountersSettings": {
-            "appInsightsReference": {"component": {"id": "/c"}, "instrumentationKey": HIDDEN}
-        },
+        "performanceCountersSettings": {"appInsightsReference": {"component": {"id": "/c"}, "instrumentationKey": HIDDEN}},
     },
 }
 
@@ -138,9 +132,7 @@ JOBS = st.fixed_dictionaries(
         "stdOutErrPathPrefix": TEXT,
         "schedulingPriority": st.sampled_from(["low", "normal", "high"]),
         "jobPreparation": st.fixed_dictionaries({"commandLine": TEXT}),
-        "constraints": st.fixed_dictionaries(
-            {"maxWallClockTime": st.sampled_from(["P7D", "PT90S", "1.02:03:04"])}
-        ),
+        "constraints": st.fixed_dictionaries({"maxWallClockTime": st.sampled_from(["P7D", "PT90S", "1.02:03:04"])}),
         "inputDirectories": st.lists(
             st.fixed_dictionaries({"id": IDS, "path": TEXT}), max_size=3, unique_by=lambda entry: entry["id"]
         ),

@@ -66,8 +66,7 @@ def test_read(text: str, source: str, data: dict[str, Any] | None) -> None:
         (
             "a: 1\nb:\n  c: 1\n  c: 2\n",
             "b.yaml",
-            "b.yaml, line 4, column 3: not valid YAML: the key 'c' is given twice "
-            "(first on line 3); keep one",
+            "b.yaml, line 4, column 3: not valid YAML: the key 'c' is given twice (first on line 3); keep one",
         ),
         ("a:\n\t- b", "b.yaml", None),
         (
@@ -135,9 +134,7 @@ def test_batchai_yaml_or_a_block_of_the_mlproject(nasty: Path) -> None:
     project.write_text("name: x\nbatchai:\n  cluster: gpu\n")
     assert load_batchai(own)[0] == load_batchai(project)[0]
     project.write_text("name: x\nbatchai:\n  clutser: gpu\n")
-    with pytest.raises(
-        DocumentError, match=r"MLproject \(batchai\): clutser is not a known key; did you mean cluster\?$"
-    ):
+    with pytest.raises(DocumentError, match=r"MLproject \(batchai\): clutser is not a known key; did you mean cluster\?$"):
         load_batchai(project)
     project.write_text("name: x\n")
     assert load_batchai(project)[0].cluster is None

@@ -1,0 +1,59 @@
+# `make demo` and `make test` set up all they need in .venv; the rest is for those who change the code.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(not (3, 10) < sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_HOME := $(CURDIR)/.demo
+SOURCES := mlflow_batchai projects examples tests benchmarks scripts
+
+.PHONY: help demo test check setup setup-dev format lint types layers test-fast faults bench constraints clean
+
+help: ## Show this list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
+
+$(VENV)/.setup: pyproject.toml constraints.txt scripts/setup.sh
+	@PYTHON="$(PYTHON)" scripts/setup.sh $(VENV) training
+	@touch $@
+
+$(VENV)/.setup-dev: $(VENV)/.setup
+	@PYTHON="$(PYTHON)" scripts/setup.sh $(VENV) training,dev
+	@touch $@
+
+setup: $(VENV)/.setup ## Make .venv with the pinned packages and a Horovod wheel.
+setup-dev: $(VENV)/.setup-dev ## The same with what tests and checks need.
+
+demo: $(VENV)/.setup ## Train the CIFAR network on real digit images: two ranks on two nodes of this machine.
+	@BATCHAI_HOME=$(DEMO_HOME)/batchai MLFLOW_TRACKING_URI=sqlite:///$(DEMO_HOME)/mlflow.db scripts/demo.sh $(BIN) $(DEMO_HOME)
+
+test: $(VENV)/.setup-dev ## Every test (about 25 minutes on 2 cores).
+	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/.setup-dev ## The tests that train nothing and start no browser.
+	$(BIN)/python -m pytest -m "not training and not browser"
+
+faults: $(VENV)/.setup-dev ## The tests of failures, cancellation and killed processes, three times over.
+	for round in 1 2 3; do $(BIN)/python -m pytest tests/e2e/test_failures.py || exit 1; done
+
+bench: $(VENV)/.setup-dev ## All benchmarks: ratios measured side by side (minutes).
+	$(BIN)/python benchmarks/overhead.py
+
+format: $(VENV)/.setup-dev ## Format the code.
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+lint: $(VENV)/.setup-dev ## Formatting and lint, without changing anything.
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+
+types: $(VENV)/.setup-dev ## mypy, strict.
+	$(BIN)/mypy
+
+layers: $(VENV)/.setup-dev ## Which room may import which.
+	$(BIN)/lint-imports
+
+check: lint types layers test ## Everything that CI runs.
+
+constraints: $(VENV)/.setup-dev ## Write constraints.txt from what is installed now.
+	@(head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | grep -viE '^(horovod|mlflow-batchai)|@ file') > constraints.new && mv constraints.new constraints.txt
+
+clean: ## Remove .venv and what the demo left.
+	rm -rf $(VENV) $(DEMO_HOME)

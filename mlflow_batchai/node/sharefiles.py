@@ -1,0 +1,94 @@
+"""Files of the share that the agent follows or grows: a peer's segments, and log files."""
+
+import contextlib
+import os
+import time
+from typing import List, Optional
+
+from mlflow_batchai.node import protocol
+from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.protocol import Record
+
+BEAT_SECONDS = 5.0
+MAX_PENDING_BYTES = 16 << 20
+
+
+class Follower:
+    """Reads one writer's segments in order, each once.
+
+    Attributes:
+        sequence: number of segments read.
+        silent: for how many seconds we have looked and seen nothing new. Time in which the share let us see nothing at all
+            says nothing of the writer, so a look adds ``BEAT_SECONDS`` at most.
+    """
+
+    def __init__(self, writer: str) -> None:
+        self.writer = writer
+        self.sequence = 0
+        self.silent = 0.0
+        self._looked = time.monotonic()
+
+    def read(self, layout: NodeLayout) -> List[Record]:
+        """Records of the segments that have been closed since the last call.
+
+        Raises:
+            OSError: the share can't be read (what was read before that is returned first).
+        """
+        found: List[Record] = []
+        before = self.sequence
+        while True:
+            path = layout.on_share(layout.paths.segment(self.writer, self.sequence))
+            try:
+                with open(path, "rb") as file:
+                    found.extend(protocol.decode(file.read()))
+            except (FileNotFoundError, protocol.TornFileError):
+                break
+            except OSError:
+                if self.sequence == before:
+                    raise
+                break
+            self.sequence += 1
+        now = time.monotonic()
+        self.silent = 0.0 if self.sequence > before else self.silent + min(now - self._looked, BEAT_SECONDS)
+        self._looked = now
+        return found
+
+
+class LogFile:
+    """A log file on the share: what could not be written is kept and tried again, so nothing is lost or doubled."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._data = bytearray()
+        self._descriptor: Optional[int] = None
+
+    def append(self, data: bytes) -> None:
+        """Write at the next flush; past ``MAX_PENDING_BYTES`` the oldest is given up."""
+        self._data += data
+        if len(self._data) > MAX_PENDING_BYTES:
+            del self._data[: len(self._data) - MAX_PENDING_BYTES]
+
+    def flush(self) -> None:
+        """Write what is pending.
+
+        Raises:
+            OSError: the share didn't take it.
+        """
+        if not self._data:
+            return
+        try:
+            if self._descriptor is None:
+                os.makedirs(os.path.dirname(self._path), exist_ok=True)
+                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            while self._data:
+                del self._data[: os.write(self._descriptor, self._data)]
+        except OSError:
+            self.close()  # opened anew next time: the handle may be what is wrong
+            raise
+
+    def close(self) -> None:
+        """Close the file; what is pending stays."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

@@ -1,0 +1,83 @@
+"""A job folder as an agent and a submitter leave it, on a share in a temporary directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mlflow_batchai.jobs import Job
+from mlflow_batchai.node import protocol
+from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.shares.directory import DirectoryShare
+
+FOLDER = "workspaces/default/experiments/Default/jobs/toy/0123456789"
+
+
+class JobFolder:
+    """Writes what others write; ``job`` reads it."""
+
+    def __init__(self, root: Path, nodes: int = 1, **plan: Any) -> None:
+        self.share = DirectoryShare(root)
+        self.paths = protocol.JobPaths(FOLDER)
+        self.plan: Record = {
+            "name": "toy-0123",
+            "job": "0123456789",
+            "nodeCount": nodes,
+            "ranks": nodes,
+            "runId": "r" * 32,
+            "experimentId": "0",
+            "cluster": "local",
+            "segment": FOLDER,
+            "folder": FOLDER,
+            "metrics": [],
+            "model": None,
+            "volumes": [{"scope": "cluster", "path": "share", "source": str(root), "share": self.share.url}],
+            "outputDirectories": [],
+            **plan,
+        }
+        self.write(self.paths.plan, self.plan)
+
+    @property
+    def job(self) -> Job:
+        """The job, freshly opened: as another process sees it."""
+        return Job(self.share, FOLDER)
+
+    def write(self, path: str, record: Record) -> None:
+        self.share.write(path, protocol.encode([record]))
+
+    def announce(self, node: int) -> None:
+        self.write(self.paths.announce(node), {"node": node, "host": "h", "address": "127.0.0.1"})
+
+    def exit(self, node: int, **fields: Any) -> None:
+        self.write(self.paths.exit(node), {"node": node, "failure": None, "stopped": None, **fields})
+
+    def verdict(self, state: str = protocol.SUCCEEDED, **fields: Any) -> Record:
+        record = {
+            "executionState": state,
+            "exitCode": 0 if state == protocol.SUCCEEDED else 1,
+            "errors": [],
+            "reason": "",
+            "terminated": False,
+            "by": "agent-0",
+            "endTime": 1_700_000_000_000,
+            **fields,
+        }
+        self.share.claim(self.paths.verdict)
+        self.write(self.paths.verdict_file, record)
+        return record
+
+    def segment(self, sequence: int, *records: Record, writer: str = "agent-0") -> None:
+        self.share.write(self.paths.segment(writer, sequence), protocol.encode(records))
+
+    def handle(self, nodes: int = 1) -> None:
+        self.write(self.paths.submitted, {"engine": "fake", "nodes": list(range(nodes))})
+
+
+def report(step: int, rank: int = 0, ts: int = 5, **values: Any) -> Record:
+    """A ``report`` record of metrics."""
+    return {"k": "report", "t": ts, "body": {"type": "metric", "rank": rank, "ts": ts, "step": step, "values": values}}
+
+
+def line(text: str, rank: int | None = 0, stream: str = "out", t: int = 7) -> Record:
+    """A ``log`` record of whole lines."""
+    return {"k": "log", "t": t, "r": rank, "s": stream, "x": text if text.endswith("\n") else text + "\n"}

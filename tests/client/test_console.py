@@ -1,0 +1,78 @@
+"""What a person sees: ranks' output on the right stream, one plain line an epoch where there is no terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from job_folder import line, report
+
+from mlflow_batchai.console import JobConsole
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def shown(ranks, *records, out=None, err=None):
+    out, err = out or io.StringIO(), err or io.StringIO()
+    console = JobConsole(ranks, out, err)
+    console.records(records)
+    console.close()
+    return out.getvalue(), err.getvalue()
+
+
+def test_one_ranks_output_is_its_own():
+    assert shown(1, line("a\n b\n"), line("bad\n", stream="err")) == ("a\n b\n", "bad\n")
+
+
+def test_several_ranks_are_told_apart():
+    out, _ = shown(2, line("a\n\nb\n", rank=1), line("c\n"), line("setup\n", rank=None))
+    assert out == "[1] a\n[1] \n[1] b\n[0] c\n[prep] setup\n"
+
+
+def test_an_epoch_is_one_line_when_it_is_over():
+    out, err = shown(1, report(0, loss=1.25), report(0, val_loss="nan"), report(1, loss=1e-9), report(1, rank=1, loss=7))
+    assert (out, err) == ("", "batchai: step 0: loss 1.25  val_loss nan\nbatchai: step 1: loss 1e-09\n")
+
+
+def test_phases_and_lost_lines():
+    _, err = shown(
+        1,
+        {"k": "phase", "phase": "running", "node": 0},
+        {"k": "phase", "phase": "job preparation", "node": 1},
+        {"k": "dropped", "lines": 12},
+        {"k": "beat"},
+        {"k": "something new"},
+    )
+    assert err == "batchai: job preparation on node-1\nbatchai: 12 lines were dropped: the share did not take them in time\n"
+
+
+@pytest.mark.parametrize("body", [{"values": 3}, {"values": {"a": []}}, {"values": {"a": 10**400}, "step": "x"}, {}])
+def test_a_report_that_is_none_stops_nothing(body):
+    out, _ = shown(1, {"k": "report", "body": {"type": "metric", **body}}, line("after\n"))
+    assert out == "after\n"
+
+
+def test_what_the_stream_cant_say_is_escaped():
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii")
+    JobConsole(1, out, io.StringIO()).records([line("h\xe9 \udcff\n")])
+    assert raw.getvalue() == b"h\\xe9 \\udcff\n"
+
+
+def test_on_a_terminal_progress_stays_below_and_output_goes_through():
+    out, err = shown(1, report(0, loss=1), line("hello\n"), report(1, loss=2), err=Terminal())
+    assert out == "hello\n"
+    assert "batchai: step" not in err
+    assert "step 0: loss 1" in err
+    assert "step 1: loss 2" in err
+
+
+def test_markup_of_a_user_is_text():
+    err = Terminal()
+    console = JobConsole(1, io.StringIO(), err)
+    console.state("[bold]not markup[/bold] [/]")
+    console.close()
+    assert "[bold]not markup[/bold] [/]" in err.getvalue()

@@ -1,0 +1,141 @@
+"""The pure fold from what lies in a job folder to the job's state, and the job folder as clients read it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_batchai.errors import JobNotFoundError
+from mlflow_batchai.jobs import Job, JobState, Snapshot, failed_verdict, fold
+from mlflow_batchai.node import protocol
+
+ANNOUNCE = {"host": "h"}
+GOOD = {"failure": None, "stopped": None}
+BAD = {"failure": {"code": "JobFailed"}, "stopped": None}
+STOPPED = {"failure": None, "stopped": "node 0 said so"}
+REQUEST = {"kind": "cancel", "who": "me", "why": ""}
+
+
+def verdict(state: str = "succeeded", **fields):
+    base = {"executionState": state, "exitCode": 0, "errors": [], "reason": "", "terminated": False, "endTime": 12}
+    return {**base, **fields}
+
+
+CASES = [
+    ({}, "queued", "SCHEDULED"),
+    ({"announces": {0: ANNOUNCE}}, "queued", "SCHEDULED"),
+    ({"announces": {0: ANNOUNCE, 1: ANNOUNCE}}, "running", "RUNNING"),
+    ({"requests": [REQUEST]}, "terminating", "RUNNING"),
+    ({"announces": {0: ANNOUNCE, 1: ANNOUNCE}, "requests": [REQUEST]}, "terminating", "RUNNING"),
+    ({"announces": {0: ANNOUNCE, 1: ANNOUNCE}, "exits": {1: GOOD}}, "running", "RUNNING"),
+    ({"exits": {1: GOOD}, "requests": [REQUEST]}, "running", "RUNNING"),
+    ({"exits": {1: BAD}}, "terminating", "RUNNING"),
+    ({"exits": {0: GOOD, 1: STOPPED}}, "terminating", "RUNNING"),
+    ({"exits": {0: GOOD, 1: GOOD}}, "running", "RUNNING"),
+    ({"verdict": verdict()}, "succeeded", "FINISHED"),
+    ({"verdict": verdict("failed", exitCode=3)}, "failed", "FAILED"),
+    ({"verdict": verdict("failed", exitCode=None, terminated=True)}, "failed", "KILLED"),
+    ({"exits": {0: BAD, 1: BAD}, "requests": [REQUEST], "verdict": verdict()}, "succeeded", "FINISHED"),
+]
+
+
+@pytest.mark.parametrize(("seen", "state", "status"), CASES)
+def test_table(seen, state, status):
+    found = fold(Snapshot(2, **seen))
+    assert (found.execution_state, found.run_status) == (state, status)
+    assert found.ended == (seen.get("verdict") is not None)
+
+
+snapshots = st.builds(
+    Snapshot,
+    st.just(3),
+    st.dictionaries(st.integers(0, 2), st.just(ANNOUNCE)),
+    st.dictionaries(st.integers(0, 2), st.sampled_from([GOOD, BAD, STOPPED])),
+    st.lists(st.just(REQUEST), max_size=2),
+    st.none() | st.sampled_from([verdict(), verdict("failed", exitCode=1), verdict("failed", terminated=True)]),
+)
+
+
+@given(snapshots, st.randoms())
+def test_the_order_of_files_plays_no_part(snapshot: Snapshot, chance: random.Random):
+    def shuffled(mapping):
+        pairs = list(mapping.items())
+        chance.shuffle(pairs)
+        return dict(pairs)
+
+    again = Snapshot(3, shuffled(snapshot.announces), shuffled(snapshot.exits), snapshot.requests[::-1], snapshot.verdict)
+    assert fold(again) == fold(snapshot)
+
+
+@given(snapshots)
+def test_only_a_verdict_ends_a_job_and_it_overrides_all(snapshot: Snapshot):
+    state = fold(snapshot)
+    assert state.ended == (snapshot.verdict is not None)
+    if snapshot.verdict:
+        assert state == fold(Snapshot(3, verdict=snapshot.verdict))
+
+
+@given(snapshots)
+def test_exits_come_before_requests_and_requests_before_announcements(snapshot: Snapshot):
+    open_job = Snapshot(3, snapshot.announces, snapshot.exits, snapshot.requests)
+    if snapshot.exits:
+        assert fold(open_job) == fold(Snapshot(3, exits=snapshot.exits))
+    elif snapshot.requests:
+        assert fold(open_job).execution_state == protocol.TERMINATING
+
+
+def test_state_of_a_client_verdict():
+    state = fold(Snapshot(1, verdict=failed_verdict(protocol.NODE_LOST, "node-0 was lost", "follower")))
+    assert state.error_code == "NodeLost"
+    assert state.reason == "node-0 was lost"
+    assert state.exit_code is None
+    assert JobState("running").error_code == ""
+
+
+def test_a_folder_without_a_plan_is_no_job(folder):
+    made = folder()
+    with pytest.raises(JobNotFoundError, match="there is no job at nowhere"):
+        Job(made.share, "nowhere")
+    made.share.write(made.paths.plan, b'{"half":')
+    with pytest.raises(JobNotFoundError):
+        _ = made.job
+
+
+def test_a_job_grows_and_keeps_what_it_knew(folder):
+    made = folder(nodes=2)
+    job = made.job
+    assert job.state().execution_state == "queued"
+    made.announce(0)
+    made.share.write(made.paths.announce(1), b'{"node":1}\n{"end":1')  # not closed yet: it isn't there
+    assert job.state().execution_state == "queued"
+    made.announce(1)
+    assert job.state().execution_state == "running"
+    job.request_cancel("me", "why not")
+    assert [request["who"] for request in job.requests()] == ["me"]
+    assert job.state().execution_state == "terminating"
+    made.exit(1)
+    made.exit(0)
+    made.verdict()
+    assert job.state().execution_state == "succeeded"
+    # One that opens it after the end sees its nodes too.
+    assert set(made.job.snapshot().announces) == {0, 1}
+
+
+def test_the_first_verdict_stands(folder):
+    made = folder()
+    first, second = failed_verdict("NodeLost", "one", "a"), failed_verdict("NodeLost", "two", "b")
+    assert made.job.claim_verdict(first)
+    assert not made.job.claim_verdict(second)
+    made.job.finish_claim(second)
+    assert made.job.state().reason == "one"
+
+
+def test_a_claim_whose_claimer_died_can_be_finished(folder):
+    made = folder()
+    made.share.claim(made.paths.verdict)
+    assert not made.job.state().ended
+    made.job.finish_claim(failed_verdict("NodeLost", "late", "follower"))
+    assert made.job.state().reason == "late"

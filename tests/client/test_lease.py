@@ -1,0 +1,186 @@
+"""The lease: one holder at a time, taken over when its counter stands still by the reader's own clock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from mlflow_batchai import lease as lease_module
+from mlflow_batchai.lease import LEASE_GRACE_SECONDS, Lease, LeaseLostError
+from mlflow_batchai.node import protocol
+
+
+class Time:
+    """A clock that only sleeping moves; ``during`` runs at each sleep."""
+
+    def __init__(self, during=lambda: None):
+        self.now = 1000.0
+        self.during = during
+
+    def clock(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.during()
+
+
+def lease(made, time=None):
+    time = time or Time()
+    return Lease(made.job, time.clock, time.sleep)
+
+
+def test_the_first_takes_it_at_once(folder):
+    made = folder()
+    time = Time()
+    first = lease(made, time)
+    assert first.acquire()
+    assert (first.number, first.memory, time.now) == (1, {}, 1000.0)
+    assert not first.finished()
+
+
+def test_one_of_many_threads(folder):
+    made = folder()
+    barrier = threading.Barrier(8)
+    won = []
+
+    def go():
+        mine = lease(made)
+        barrier.wait()
+        if mine.acquire(stop=lambda: bool(won)):
+            won.append(mine.number)
+
+    threads = [threading.Thread(target=go) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 1 in won
+    assert len(won) == len(set(won))
+
+
+def test_one_of_many_processes(folder):
+    made = folder()
+    code = (
+        "import sys; from mlflow_batchai.jobs import Job; from mlflow_batchai.lease import Lease;"
+        "from mlflow_batchai.shares.base import open_share;"
+        "asked = iter([False, True]); print(Lease(Job(open_share(sys.argv[1]), sys.argv[2])).acquire(lambda: next(asked)))"
+    )
+    argv = [sys.executable, "-c", code, made.share.url, made.paths.folder]
+    processes = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert sorted(process.communicate(timeout=30)[0].strip() for process in processes) == ["False"] * 3 + ["True"]
+
+
+def test_a_holder_that_beats_is_never_pushed_out(folder):
+    made = folder()
+    holder = lease(made)
+    holder.acquire()
+    time = Time(during=lambda: holder.save({}))
+    assert not lease(made, time).acquire(stop=lambda: time.now > 1000 + 10 * LEASE_GRACE_SECONDS)
+    holder.check()
+
+
+def test_takeover_after_the_grace_time_and_the_holder_notices(folder):
+    made = folder()
+    holder = lease(made)
+    holder.acquire()
+    holder.save({"cursor": {"agent-0": 3}})
+    time = Time()
+    heir = lease(made, time)
+    assert heir.acquire()
+    assert LEASE_GRACE_SECONDS < time.now - 1000 < LEASE_GRACE_SECONDS + 2
+    assert (heir.number, heir.memory) == (2, {"cursor": {"agent-0": 3}})
+    with pytest.raises(LeaseLostError):
+        holder.check()
+    heir.check()
+    # What the old holder still writes, it writes into its own folder.
+    holder.save({"cursor": {}}, finished=True)
+    assert not heir.finished()
+    assert made.job.share.read(made.paths.cursor(2)) == protocol.encode(
+        [{"counter": 1, "memory": {"cursor": {"agent-0": 3}}, "finished": False}]
+    )
+
+
+def test_a_claimer_that_died_before_its_first_word_is_waited_for_too(folder):
+    made = folder()
+    first = lease(made)
+    first.acquire()
+    first.save({"state": "running"})
+    made.share.claim(made.paths.lease(2))
+    time = Time()
+    third = lease(made, time)
+    assert third.acquire()
+    assert (third.number, third.memory) == (3, {"state": "running"})
+    assert time.now - 1000 > LEASE_GRACE_SECONDS
+
+
+def test_a_slow_first_word_counts_as_life(folder):
+    made = folder()
+    made.share.claim(made.paths.lease(1))
+    steps = []
+
+    def during():
+        steps.append(1)
+        if len(steps) == 30:  # 15 s
+            made.write(made.paths.cursor(1), {"counter": 1, "memory": {}, "finished": False})
+
+    time = Time(during)
+    assert lease(made, time).acquire()
+    assert time.now - 1000 > 15 + LEASE_GRACE_SECONDS
+
+
+def test_nothing_is_taken_after_the_end(folder):
+    made = folder()
+    holder = lease(made)
+    holder.acquire()
+    holder.save({}, finished=True)
+    assert holder.finished()
+    assert not lease(made).acquire()
+    holder.check()
+
+
+def test_who_claims_in_the_moment_of_the_end_sees_it(folder):
+    made = folder()
+    holder = lease(made)
+    holder.acquire()
+    heir = lease(made)
+    claim = made.share.claim
+
+    class LateShare:
+        """Between the heir's look and its claim, the holder finishes."""
+
+        def __getattr__(self, name):
+            return getattr(made.share, name)
+
+        def claim(self, path):
+            holder.save({}, finished=True)
+            return claim(path)
+
+    heir._job.share = LateShare()
+    assert not heir.acquire()
+    assert lease(made).finished()
+
+
+def test_beating_keeps_it_and_stops_with_the_block(folder, monkeypatch):
+    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 0.01)
+    made = folder()
+    holder = lease(made)
+    holder.acquire()
+    beaten = threading.Event()
+    save = holder.save
+
+    def saved(*arguments, **named):
+        save(*arguments, **named)
+        beaten.set()
+
+    holder.save = saved
+    with holder.beating():
+        assert beaten.wait(10)
+        holder.save({"state": "running"}, finished=True)
+        written = made.share.read(made.paths.cursor(1))
+    assert threading.active_count() == 1 or all(thread.name != "lease" for thread in threading.enumerate())
+    assert made.share.read(made.paths.cursor(1)) == written
+    assert holder.finished()

@@ -1,0 +1,75 @@
+"""Where paths of a document lie on shares, as a client works it out."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlflow_batchai.errors import DocumentError
+from mlflow_batchai.places import locate, mount_points, output_places
+
+VOLUMES = [
+    {"scope": "cluster", "path": "share", "share": "file:///control"},
+    {"scope": "job", "path": "data", "share": "file:///data"},
+    {"scope": "job", "path": "data/inner", "share": "file:///inner"},
+    {"scope": "job", "path": "share", "share": "file:///other"},
+]
+PREFIXES = mount_points(VOLUMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("$AZ_BATCHAI_MOUNT_ROOT/share", (0, "")),
+        ("${AZ_BATCHAI_MOUNT_ROOT}/share/", (0, "")),
+        ("$AZ_BATCHAI_MOUNT_ROOT/share/logs/a b", (0, "logs/a b")),
+        ("$AZ_BATCHAI_JOB_MOUNT_ROOT/share/x", (3, "x")),
+        ("$AZ_BATCHAI_JOB_MOUNT_ROOT/data/x", (1, "x")),
+        ("$AZ_BATCHAI_JOB_MOUNT_ROOT/data/inner/x", (2, "x")),
+        ("$AZ_BATCHAI_JOB_MOUNT_ROOT/data/innermost", (1, "innermost")),
+        ("$AZ_BATCHAI_MOUNT_ROOT/share/..x/y..", (0, "..x/y..")),
+    ],
+)
+def test_located(text, place):
+    assert locate(text, PREFIXES, "here") == place
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/mnt/share",
+        "share/x",
+        "$AZ_BATCHAI_MOUNT_ROOT",
+        "$AZ_BATCHAI_MOUNT_ROOT/shared",
+        "$AZ_BATCHAI_MOUNT_ROOT/data",
+        "$AZ_BATCHAI_JOB_TEMP/x",
+        "$AZ_BATCHAI_MOUNT_ROOTS/share",
+        "",
+    ],
+)
+def test_elsewhere_is_refused_with_the_mounts(text):
+    with pytest.raises(DocumentError) as error:
+        locate(text, PREFIXES, "job.json: properties.stdOutErrPathPrefix")
+    assert str(error.value).startswith(f"job.json: properties.stdOutErrPathPrefix is '{text}', which lies on no mounted volume")
+    assert "$AZ_BATCHAI_MOUNT_ROOT/share, $AZ_BATCHAI_JOB_MOUNT_ROOT/data" in str(error.value)
+    assert "\0" not in str(error.value)
+
+
+@pytest.mark.parametrize("inside", ["..", "../x", "a/../../x", "a/.."])
+def test_up_and_out_is_refused(inside):
+    with pytest.raises(DocumentError, match="would lead out of the mount"):
+        locate(f"$AZ_BATCHAI_MOUNT_ROOT/share/{inside}", PREFIXES, "here")
+
+
+def test_output_places():
+    plan = {
+        "volumes": VOLUMES,
+        "segment": "workspaces/w/jobs/j/id",
+        "outputDirectories": [
+            {"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share/runs/", "pathSuffix": "/models/"},
+            {"id": "ALL", "pathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/data", "pathSuffix": None},
+        ],
+    }
+    assert output_places(plan) == [
+        {"id": "MODEL", "share": "file:///control", "path": "runs/workspaces/w/jobs/j/id/outputs/models", "suffix": "models"},
+        {"id": "ALL", "share": "file:///data", "path": "workspaces/w/jobs/j/id/outputs", "suffix": ""},
+    ]

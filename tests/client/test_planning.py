@@ -1,0 +1,399 @@
+"""From documents to a plan, and everything that is refused with one sentence before anything exists."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mlflow_batchai import planning
+from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.errors import (
+    BatchAIError,
+    ClusterError,
+    DocumentError,
+    NotSupportedError,
+    ParameterError,
+    ProjectError,
+)
+from mlflow_batchai.node import protocol
+from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.spec.loading import parse_batchai
+from mlflow_batchai.spec.mlproject import bind, find_entry_point, load_project
+
+SHARE = {"azureFileUrl": "https://acc.file.core.windows.net/data", "relativeMountPath": "afs"}
+
+
+class Desk:
+    """Where a person stands with a project and a cluster."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.project = root / "project"
+        self.project.mkdir()
+        (self.project / "train.py").write_text("print(1)\n", encoding="utf-8")
+        self.cwd = root / "cwd"
+        self.cwd.mkdir()
+        self.command = "python train.py"
+        self.parameters = ""
+
+    def prepare(self, config=None, given=None, entry="main", env_manager=None, nodes=2):
+        text = f"name: toy\nentry_points:\n  main:\n    command: {json.dumps(self.command)}\n"
+        if self.parameters:
+            text += f"    parameters: {self.parameters}\n"
+        (self.project / "MLproject").write_text(text, encoding="utf-8")
+        project = load_project(self.project)
+        point = find_entry_point(project, entry)
+        values = bind(point, given or {}, project.source)
+        document = SimpleNamespace(gpus_per_node=None)
+        engine = SimpleNamespace(node_limit=nodes)
+        cluster = Cluster("c", document, DirectoryShare(self.root / "share"), engine, "/py", "/envs", 2, "127.0.0.1", "lo")
+        file, _ = parse_batchai(config or {}, "batchai.yaml")
+        return planning.prepare(project, point, values, file, cluster, self.cwd, env_manager, "batchai.yaml")
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    monkeypatch.setenv("BATCHAI_HOME", str(tmp_path / "home"))
+    return Desk(tmp_path)
+
+
+def properties(**entries):
+    return {"properties": entries}
+
+
+def test_a_bare_project(desk):
+    prepared = desk.prepare()
+    plan = prepared.plan
+    assert (plan["framework"], plan["nodeCount"], plan["ranks"]) == ("custom", 1, 1)
+    assert plan["command"] == "python train.py"
+    assert plan["volumes"] == [
+        {"scope": "cluster", "path": "share", "source": str(desk.root / "share"), "share": (desk.root / "share").as_uri()}
+    ]
+    assert [entry["path"] for entry in plan["code"]] == ["MLproject", "train.py"]
+    assert prepared.name == f"toy-{prepared.job_id[:6]}"
+    assert plan["maxWallClockSeconds"] == 7 * 86400
+    assert (prepared.secrets, prepared.warnings, plan["model"]) == ({}, [], None)
+
+
+def test_a_plan_is_json_whatever_was_typed(desk):
+    desk.command, desk.parameters = "python train.py {note}", "{note: string}"
+    note = 'a "b" \\ \n é \udcff $(x)'
+    prepared = desk.prepare(given={"note": note})
+    assert prepared.plan["parameters"] == {"BATCHAI_PARAM_note": note}
+    assert prepared.parameters == {"note": note}
+    assert note not in prepared.plan["command"]
+    assert protocol.decode_one(protocol.encode([prepared.plan])) == prepared.plan
+
+
+@pytest.mark.parametrize(
+    ("block", "nodes", "expected"),
+    [
+        ({"horovodSettings": {}}, 1, ("horovod", 1, 1, 1)),
+        ({"horovodSettings": {}, "nodeCount": 2}, 2, ("horovod", 2, 2, 2)),
+        ({"horovodSettings": {"processCount": 5}, "nodeCount": 2}, 2, ("horovod", 5, 2, 5)),
+        ({"customToolkitSettings": {}, "nodeCount": 2}, 2, ("custom", 1, 2, 1)),
+    ],
+)
+def test_frameworks(desk, block, nodes, expected):
+    plan = desk.prepare(properties(**block), nodes=nodes).plan
+    assert (plan["framework"], plan["processCount"], plan["nodeCount"], plan["ranks"]) == expected
+
+
+REFUSED = {
+    "containers": (properties(containerSettings={"imageSourceRegistry": {"image": "x"}}), NotSupportedError, "containers"),
+    "too many nodes": (properties(nodeCount=3), ClusterError, "nodeCount is 3; cluster 'c' has 2 node(s)"),
+    "fewer processes than nodes": (
+        properties(nodeCount=2, horovodSettings={"processCount": 1}),
+        DocumentError,
+        "processCount is 1, less than nodeCount (2)",
+    ),
+    "a program of its own": (
+        properties(horovodSettings={"pythonScriptFilePath": "x.py"}),
+        DocumentError,
+        "drop it from horovodSettings",
+    ),
+    "another framework": (
+        properties(cntkSettings={"processCount": 1}),
+        NotSupportedError,
+        "properties.cntkSettings is not supported yet",
+    ),
+    "retries": ({"retries": 2}, NotSupportedError, "retries is not supported yet"),
+    "stage of no parameter": ({"stage": ["data"]}, DocumentError, "stage names 'data'"),
+    "a secret by reference": (
+        properties(secrets=[{"name": "K", "valueSecretReference": {"sourceVault": {"id": "/x"}, "secretUrl": "https://v/s"}}]),
+        NotSupportedError,
+        "secrets 'K': valueSecretReference",
+    ),
+    "a blob container": (
+        properties(mountVolumes={"azureBlobFileSystems": [{"containerName": "c", "relativeMountPath": "b"}]}),
+        NotSupportedError,
+        "mountVolumes.azureBlobFileSystems is not supported yet",
+    ),
+    "a mount command": (
+        properties(mountVolumes={"unmanagedFileSystems": [{"mountCommand": "mount x", "relativeMountPath": "b"}]}),
+        NotSupportedError,
+        "mountVolumes.unmanagedFileSystems",
+    ),
+    "a share without a name": (
+        properties(mountVolumes={"azureFileShares": [{**SHARE, "azureFileUrl": "https://acc.file.core.windows.net/"}]}),
+        DocumentError,
+        "names no account and share",
+    ),
+    "a share that climbs": (
+        properties(
+            mountVolumes={"azureFileShares": [{**SHARE, "azureFileUrl": "https://acc.file.core.windows.net/a/../../b"}]}
+        ),
+        DocumentError,
+        "names no account and share",
+    ),
+    "logs on no mount": (properties(stdOutErrPathPrefix="/tmp/x"), DocumentError, "properties.stdOutErrPathPrefix is '/tmp/x'"),
+    "logs outside": (
+        properties(stdOutErrPathPrefix="$AZ_BATCHAI_MOUNT_ROOT/share/../x"),
+        DocumentError,
+        "'..' would lead out of the mount",
+    ),
+    "outputs on no mount": (
+        properties(outputDirectories=[{"id": "M", "pathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/nope"}]),
+        DocumentError,
+        "outputDirectories M: pathPrefix is",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(desk, case):
+    config, kind, words = REFUSED[case]
+    with pytest.raises(kind) as error:
+        desk.prepare(config)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith("batchai.yaml: ")
+    assert not (desk.root / "share" / ".batchai").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "preparation", "refused"),
+    [
+        ("python nope.py --x 1", None, True),
+        ("  bash -u sub/run.sh", None, True),
+        ("python train.py", None, False),
+        ("python nope.py", "curl -o nope.py http://x", False),
+        ("cp train.py b.py && python b.py", None, False),
+        ("echo python nope.py", None, False),
+        ("cd sub && python nope.py", None, False),
+        ("python /opt/nope.py", None, False),
+        ("python -m nope", None, False),
+        ("python $HOME/nope.py", None, False),
+    ],
+)
+def test_a_script_that_isnt_there(desk, command, preparation, refused):
+    desk.command = command
+    config = properties(jobPreparation={"commandLine": preparation}) if preparation else {}
+    if not refused:
+        desk.prepare(config)
+        return
+    with pytest.raises(ProjectError, match="which is not in the project"):
+        desk.prepare(config)
+
+
+def test_a_docker_project_is_refused(desk):
+    (desk.project / "MLproject").write_text("docker_env: {image: x}\nentry_points: {main: {command: ls}}", encoding="utf-8")
+    project = load_project(desk.project)
+    with pytest.raises(NotSupportedError, match="docker_env"):
+        planning.prepare(project, find_entry_point(project, "main"), [], parse_batchai({}, "b")[0], None, desk.cwd, None, "b")
+
+
+# Values.
+
+
+def test_files_travel_and_mlflow_keeps_what_was_typed(desk):
+    desk.command, desk.parameters = "python train.py {a} {b} {c} {d}", "{a: path, b: uri, c: string, d: path}"
+    (desk.cwd / "a file.csv").write_text("1", encoding="utf-8")
+    folder = desk.root / "data set"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "x.txt").write_text("2", encoding="utf-8")
+    (desk.root / "elsewhere").mkdir()
+    (desk.root / "elsewhere" / "y.txt").write_text("3", encoding="utf-8")
+    (folder / "link").symlink_to(desk.root / "elsewhere")
+    (folder / "round").symlink_to(folder)
+    given = {"a": "a file.csv", "b": folder.as_uri(), "c": "file: not a path", "d": str(desk.cwd / ".." / "cwd" / "a file.csv")}
+    prepared = desk.prepare(given=given)
+    plan = prepared.plan
+    assert prepared.parameters == given
+    assert plan["parameters"] == {"BATCHAI_PARAM_c": "file: not a path"}
+    assert [(entry["parameter"], entry["name"], [file["path"] for file in entry["files"]]) for entry in plan["inputs"]] == [
+        ("a", "a file.csv", ["a file.csv"]),
+        ("b", "data set", ["data set/link/y.txt", "data set/sub/x.txt"]),
+        ("d", "a file.csv", ["a file.csv"]),
+    ]
+    assert len(prepared.inputs) == 4
+
+
+def test_stage_takes_what_exists_and_leaves_the_rest(desk):
+    desk.command, desk.parameters = "python train.py {a} {b}", "{a: string, b: string}"
+    (desk.cwd / "here").write_text("1", encoding="utf-8")
+    plan = desk.prepare({"stage": ["a", "b"]}, {"a": "here", "b": "x" * 5000}).plan
+    assert [entry["parameter"] for entry in plan["inputs"]] == ["a"]
+    assert plan["parameters"] == {"BATCHAI_PARAM_b": "x" * 5000}
+
+
+def test_an_empty_path_is_no_folder(desk):
+    desk.command, desk.parameters = "python train.py {a}", "{a: {type: path, default: ''}}"
+    assert desk.prepare().plan["inputs"] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "error", "words"),
+    [
+        ("path", "nope", ParameterError, "there is no file or folder"),
+        ("path", "~nobody-of-that-name/x", ParameterError, "there is no file or folder"),
+        ("path", "s3://bucket/x", NotSupportedError, "s3:// can't be fetched yet"),
+        ("uri", "file:///nope", ParameterError, "there is no file or folder /nope"),
+        ("string", "file:/nope", ParameterError, "there is no file or folder /nope"),
+        ("path", "/", ParameterError, "can't be sent to the nodes as a whole"),
+        ("path", "empty", ParameterError, "holds no file"),
+        ("string", "x" * 140_000, ParameterError, "bytes long, and no program can be given more than 131071"),
+    ],
+)
+def test_values_that_are_refused(desk, kind, text, error, words):
+    (desk.cwd / "empty").mkdir()
+    desk.command, desk.parameters = "python train.py {a}", f"{{a: {kind}}}"
+    with pytest.raises(error) as found:
+        desk.prepare(given={"a": text})
+    assert words in str(found.value)
+    assert "parameter 'a'" in str(found.value)
+    assert len(str(found.value)) < 500
+
+
+def test_an_unreadable_input_is_a_sentence(desk, monkeypatch):
+    desk.command, desk.parameters = "python train.py {a}", "{a: path}"
+    (desk.cwd / "x").write_text("", encoding="utf-8")
+    monkeypatch.setattr("mlflow_batchai.shares.objects.hash_file", lambda path: os.open(path / "nope", 0))
+    with pytest.raises(ProjectError, match="can't be read: Not a directory"):
+        desk.prepare(given={"a": "x"})
+
+
+def test_a_script_as_entry_point_gets_all_that_is_given(desk):
+    prepared = desk.prepare(given={"lr": "0.1", "a b": "x"}, entry="train.py")
+    assert prepared.plan["command"] == 'python train.py --lr "${BATCHAI_PARAM_lr}" --\'a b\' "${BATCHAI_PARAM_a_b}"'
+
+
+# Volumes.
+
+
+def test_file_shares_are_directories_here_and_logs_may_lie_there(desk):
+    config = properties(
+        mountVolumes={"azureFileShares": [SHARE]},
+        stdOutErrPathPrefix="$AZ_BATCHAI_JOB_MOUNT_ROOT/afs/logs",
+        outputDirectories=[{"id": "M", "pathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/afs", "pathSuffix": "m"}],
+    )
+    prepared = desk.prepare(config)
+    folder = desk.root / "home" / "shares" / "acc" / "data"
+    assert folder.is_dir()
+    assert prepared.plan["volumes"][1] == {"scope": "job", "path": "afs", "source": str(folder), "share": folder.as_uri()}
+    assert prepared.plan["folderPrefix"] == ""
+    assert prepared.plan["logCopyPrefix"] == {"volume": 1, "path": "logs"}
+    assert prepared.warnings == [f"on the local cluster the file share acc/data is the directory {folder}"]
+
+
+def test_a_prefix_on_the_control_share_holds_the_job_folder(desk):
+    plan = desk.prepare(properties(stdOutErrPathPrefix="$AZ_BATCHAI_MOUNT_ROOT/share/a/b/")).plan
+    assert (plan["folderPrefix"], plan["logCopyPrefix"]) == ("a/b", None)
+
+
+def test_variables_that_nothing_defines_are_told_of(desk):
+    desk.command = "python train.py $AZ_BATCHAI_OUTPUT_MODEL ${{AZ_BATCHAI_JOB_TEMP}} $AZ_BATCHAI_INPUT_NOPE"
+    config = properties(outputDirectories=[{"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share"}])
+    assert desk.prepare(config).warnings == ["batchai.yaml: $AZ_BATCHAI_INPUT_NOPE is used and nothing defines it"]
+
+
+# Secrets.
+
+
+def test_secrets_stay_out_of_all_that_is_written(desk):
+    config = properties(
+        secrets=[{"name": "TOKEN", "value": "hush-hush"}],
+        mountVolumes={"azureFileShares": [{**SHARE, "credentials": {"accountKey": "hush-hush"}}]},
+    )
+    prepared = desk.prepare(config)
+    assert prepared.secrets == {"TOKEN": "hush-hush"}
+    assert "hush-hush" not in json.dumps([prepared.plan, prepared.document, prepared.warnings])
+    assert prepared.plan["secretNames"] == ["TOKEN"]
+
+
+# The project's own files.
+
+
+def test_what_earlier_runs_left_is_no_code(desk):
+    for name in ("mlflow.db", "mlflow.db-wal", ".DS_Store"):
+        (desk.project / name).write_text("x", encoding="utf-8")
+    for name in (".git", "mlruns/0/x", "__pycache__", ".venv/lib", "pkg/__pycache__", "empty"):
+        (desk.project / name).mkdir(parents=True)
+        (desk.project / name / "file").write_text("x", encoding="utf-8") if name != "empty" else None
+    (desk.project / "pkg" / "a b\n\udcff.py").write_text("x", encoding="utf-8")
+    (desk.project / "run.sh").write_text("x", encoding="utf-8")
+    (desk.project / "run.sh").chmod(0o700)
+    (desk.project / "pkg" / "link.py").symlink_to("../train.py")
+    code = {entry["path"]: entry for entry in desk.prepare().plan["code"]}
+    assert sorted(code) == ["MLproject", "pkg/a b\n\udcff.py", "pkg/link.py", "run.sh", "train.py"]
+    assert code["run.sh"]["mode"] == 0o755
+    assert code["pkg/link.py"] == {"path": "pkg/link.py", "link": "../train.py"}
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../../x", "sub/../../../x"])
+def test_a_link_out_of_the_project_is_refused(desk, target):
+    (desk.project / "sneaky").symlink_to(target)
+    with pytest.raises(ProjectError, match="'sneaky' is a link out of the project"):
+        desk.prepare()
+
+
+def test_a_pipe_in_the_project_is_refused(desk):
+    os.mkfifo(desk.project / "pipe")
+    with pytest.raises(ProjectError, match="'pipe' of the project is neither a file nor a folder"):
+        desk.prepare()
+
+
+# Environments.
+
+
+@pytest.mark.parametrize(
+    ("manager", "text", "kind", "words"),
+    [
+        ("conda", "", NotSupportedError, "--env-manager conda is not supported"),
+        ("virtualenv", None, ProjectError, "needs a python_env.yaml"),
+        ("uv", "[1, 2]", BatchAIError, "python_env.yaml"),
+        ("uv", "dependencies: numpy", DocumentError, "dependencies should be a list of requirements"),
+        ("uv", "dependencies: [{a: 1}]", DocumentError, "dependencies should be a list of requirements"),
+        ("uv", "dependencies: [", DocumentError, "python_env.yaml: "),
+    ],
+)
+def test_environments_that_are_refused(desk, manager, text, kind, words):
+    if text is not None:
+        (desk.project / "python_env.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(kind) as error:
+        desk.prepare(env_manager=manager)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_hash_of_an_environment_changes_with_what_is_in_it(desk):
+    (desk.project / "python_env.yaml").write_text("python: 3.11\ndependencies: [numpy, -r r.txt]", encoding="utf-8")
+    (desk.project / "r.txt").write_text("scipy", encoding="utf-8")
+    first = desk.prepare(env_manager="uv").plan["environment"]
+    assert (first["manager"], first["python"], first["dependencies"]) == ("uv", "3.11", ["numpy", "-r r.txt"])
+    assert desk.prepare(env_manager="uv").plan["environment"] == first
+    (desk.project / "r.txt").write_text("scipy<2", encoding="utf-8")
+    assert desk.prepare(env_manager="uv").plan["environment"]["hash"] != first["hash"]
+    assert desk.prepare(env_manager="local").plan["environment"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("My Project!", "My-Project"), ("ümlaut/x", "mlaut-x"), ("", "job"), ("---", "job"), ("a" * 99, "a" * 40)],
+)
+def test_slug(text, name):
+    assert planning.slug(text) == name

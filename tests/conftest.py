@@ -1,0 +1,236 @@
+"""A world for tests: its own client folder, its own MLflow store, real ``mlflow run`` processes, and nothing left at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PYTHON = sys.executable
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture(scope="session")
+def store_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated, empty sqlite store: making one takes seconds, copying it none."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    code = f"from mlflow.tracking import MlflowClient; MlflowClient('sqlite:///{path}').search_experiments()"
+    subprocess.run([PYTHON, "-c", code], check=True, capture_output=True)
+    return path
+
+
+class World:
+    """One user's machine.
+
+    Attributes:
+        home: ``$BATCHAI_HOME``.
+        uri: the tracking store.
+        cwd: where commands are typed.
+    """
+
+    def __init__(self, root: Path, template: Path) -> None:
+        self.root = root
+        self.home = root / "home"
+        self.cwd = root / "here"
+        self.cwd.mkdir()
+        shutil.copy(template, root / "mlflow.db")
+        self.uri = f"sqlite:///{root}/mlflow.db"
+        self.environment = {
+            **os.environ,
+            "BATCHAI_HOME": str(self.home),
+            "MLFLOW_TRACKING_URI": self.uri,
+            "CANARY": "of-the-submitter",
+            "PYTHONUNBUFFERED": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+        for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"):
+            self.environment.pop(name, None)
+        self._started: list[subprocess.Popen[str]] = []
+        self._client: Any = None
+
+    def project(
+        self,
+        train: str = "print('hello')",
+        mlproject: str | None = None,
+        batchai: str | None = None,
+        name: str = "toy",
+        **files: str,
+    ) -> Path:
+        """Write a project whose ``train.py`` is the given code."""
+        folder = self.root / name
+        folder.mkdir(exist_ok=True)
+        (folder / "train.py").write_text(textwrap.dedent(train), encoding="utf-8")
+        default = f"name: {name}\nentry_points:\n  main:\n    command: python train.py\n"
+        (folder / "MLproject").write_text(default if mlproject is None else textwrap.dedent(mlproject), encoding="utf-8")
+        if batchai is not None:
+            (folder / "batchai.yaml").write_text(textwrap.dedent(batchai), encoding="utf-8")
+        for file, text in files.items():
+            (folder / file).write_text(text, encoding="utf-8")
+        return folder
+
+    def command(self, *arguments: str | Path) -> list[str]:
+        return [str(BIN / "mlflow"), "run", *(str(argument) for argument in arguments), "--backend", "batchai"]
+
+    def run(self, *arguments: str | Path, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+        """``mlflow run ... --backend batchai``, to its end."""
+        return self.call(self.command(*arguments), timeout=timeout, **environment)
+
+    def call(self, argv: list[str], timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Any command, to its end; its group is killed if it takes too long."""
+        process = self.start(argv, **environment)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            raise AssertionError(f"{argv} took longer than {timeout} s\n{out}\n{err}") from None
+        return subprocess.CompletedProcess(argv, process.returncode, out, err)
+
+    def start(self, argv: list[str], **environment: str) -> subprocess.Popen[str]:
+        """Start a command; it is ended with the test."""
+        process = subprocess.Popen(
+            argv,
+            cwd=self.cwd,
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def refused(self, *arguments: str | Path) -> str:
+        """What ``mlflow run`` prints when it fails: exit code 1, no traceback but a rank's own."""
+        result = self.run(*arguments)
+        assert not [line for line in result.stderr.splitlines() if "File " in line and "/nodes/" not in line], result.stderr
+        assert result.returncode == 1, (result.returncode, result.stdout, result.stderr)
+        return result.stderr
+
+    def batchai(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The command ``batchai``."""
+        return self.call([str(BIN / "batchai"), *arguments])
+
+    @property
+    def client(self) -> Any:
+        if self._client is None:
+            from mlflow.tracking import MlflowClient
+
+            self._client = MlflowClient(self.uri)
+        return self._client
+
+    def runs(self) -> list[Any]:
+        """All runs, newest first."""
+        return list(self.client.search_runs(["0"], order_by=["attributes.start_time DESC"]))
+
+    @property
+    def last(self) -> Any:
+        """The newest run."""
+        return self.runs()[0]
+
+    def folder(self, run: Any = None) -> Path:
+        """The job folder of a run."""
+        tags = (run or self.last).data.tags
+        return Path(tags["batchai.share"].removeprefix("file://")) / tags["batchai.folder"]
+
+    def log(self, name: str = "stdout.txt", run: Any = None) -> str:
+        """A log file of a run's job folder."""
+        return (self.folder(run) / "stdouterr" / name).read_text(encoding="utf-8")
+
+    def artifact(self, path: str, run: Any = None) -> str:
+        """An artifact's text."""
+        return Path(self.client.download_artifacts((run or self.last).info.run_id, path)).read_text(encoding="utf-8")
+
+    def processes(self) -> list[psutil.Process]:
+        """Every live process that belongs to this world: its paths stand in the argv or the environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if any(str(self.root) in text for text in [*process.cmdline(), *process.environ().values()]):
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def job_processes(self) -> list[psutil.Process]:
+        """Ranks and their children: what carries a job's mark."""
+        found = []
+        for process in self.processes():
+            try:
+                if "BATCHAI_JOB" in process.environ():
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def agents(self) -> list[psutil.Process]:
+        """Agents, by node."""
+        found = []
+        for process in self.processes():
+            try:
+                line = process.cmdline()
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            if "agent" in line and any(part.startswith("--node=") for part in line):
+                found.append((next(part for part in line if part.startswith("--node=")), process))
+        return [process for _, process in sorted(found, key=lambda pair: pair[0])]
+
+    def wait(self, condition: Callable[[], Any], seconds: float = 60, what: str = "") -> Any:
+        """Wait for a condition that a real process brings about."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            value = condition()
+            if value:
+                return value
+            time.sleep(0.1)
+        raise AssertionError(f"not within {seconds} s: {what or condition}")
+
+    def wait_gone(self, seconds: float = 30) -> None:
+        """Wait until nothing of this world runs."""
+        self.wait(lambda: not self.processes(), seconds, "processes are left")
+
+    def close(self) -> None:
+        """End what is left."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        for process in self.processes():
+            try:
+                os.kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+@pytest.fixture
+def world(tmp_path: Path, store_template: Path) -> Iterator[World]:
+    """A fresh World; what a test leaves running makes it fail, unless the test has failed already."""
+    made = World(tmp_path, store_template)
+    try:
+        yield made
+        until = time.monotonic() + 10
+        while (left := made.processes()) and time.monotonic() < until:
+            time.sleep(0.1)
+        lines = []
+        for process in left:
+            try:
+                lines.append(" ".join(process.cmdline()))
+            except psutil.NoSuchProcess:
+                continue
+        assert not lines, f"left running: {lines}"
+    finally:
+        made.close()

@@ -1,0 +1,142 @@
+"""Bad input gets one sentence, exit code 1, no run and nothing left running."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+TYPED = """
+    name: toy
+    entry_points:
+      main:
+        parameters:
+          epochs: {type: int, default: 2}
+          rate: {type: float, default: 0.1}
+          augment: {type: bool, default: true}
+          needed: string
+        command: python train.py {epochs}
+"""
+HOROVOD = "properties: {nodeCount: 2, horovodSettings: {}}"
+
+# name: (MLproject or None, batchai.yaml or None, arguments, what the sentence says)
+CASES: dict[str, tuple[str | None, str | None, list[str], str]] = {
+    "unknown parameter": (TYPED, None, ["-P", "needed=1", "-P", "epocs=3"], r"no parameter 'epocs'; did you mean 'epochs'\?"),
+    "wrong type": (TYPED, None, ["-P", "needed=1", "-P", "epochs=abc"], r"'epochs' should be a whole number, not 'abc'"),
+    "wrong number": (TYPED, None, ["-P", "needed=1", "-P", "rate=fast"], r"'rate' should be a number"),
+    "missing parameter": (TYPED, None, [], r"'needed' \(string\) has no default"),
+    "missing entry point": (None, None, ["-e", "trian"], r"no entry point 'trian'; the project has: main"),
+    "unreadable document": (None, "properties: [", [], r"batchai\.yaml.*line 1"),
+    "invalid document": (
+        None,
+        "properties: {nodeCont: 2}",
+        [],
+        r"properties\.nodeCont is not a known key; did you mean nodeCount\?",
+    ),
+    "invalid value": (None, "properties: {nodeCount: many}", [], r"properties\.nodeCount"),
+    "unknown cluster": (None, "cluster: nc6", [], r"no cluster 'nc6'.*clusters are: local"),
+    "too many nodes": (None, "properties: {nodeCount: 5}", [], r"nodeCount is 5 and cluster 'local' has 2"),
+    "no such script": (
+        "entry_points: {main: {command: python trane.py}}",
+        None,
+        [],
+        r"runs 'trane\.py', which is not in the project",
+    ),
+    "document names a program": (
+        None,
+        "properties: {horovodSettings: {pythonScriptFilePath: x.py}}",
+        [],
+        r"horovodSettings names pythonScriptFilePath.*drop it",
+    ),
+    "other framework": (None, "properties: {caffeSettings: {}}", [], r"caffeSettings is not supported yet"),
+    "fewer processes than nodes": (
+        None,
+        "properties: {nodeCount: 2, horovodSettings: {processCount: 1}}",
+        [],
+        r"processCount is 1, less than",
+    ),
+    "container": (
+        None,
+        "properties: {containerSettings: {imageSourceRegistry: {image: ubuntu}}}",
+        [],
+        r"containers .* not supported yet",
+    ),
+    "output nowhere": (
+        None,
+        "properties: {outputDirectories: [{id: A, pathPrefix: /tmp}]}",
+        [],
+        r"'/tmp', which lies on no mounted volume",
+    ),
+    "missing path": (
+        "entry_points: {main: {parameters: {data: path}, command: 'python train.py {data}'}}",
+        None,
+        ["-P", "data=no.npz"],
+        r"no file or folder .*no\.npz",
+    ),
+    "unknown placeholder": ("entry_points: {main: {command: 'python train.py {epocs}'}}", None, [], r"placeholder \{epocs\}"),
+    "broken MLproject": ("entry_points: [", None, [], r"MLproject.*line"),
+    "docker args": (None, None, ["-A", "gpus=all"], r"--docker-args"),
+    "conda": (None, None, ["--env-manager", "conda"], r"--env-manager conda is not supported"),
+    "backend config": (
+        None,
+        None,
+        ["--backend-config", '{"propertys": {}}'],
+        r"propertys is not a known key; did you mean properties\?",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refused(world: Any, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """MLflow's own command in this process: a process of its own for each would cost 5 s, and one test below makes sure of it."""
+    mlproject, batchai, arguments, sentence = CASES[name]
+    project = world.project(mlproject=mlproject, batchai=batchai)
+    code, err = in_process(world, monkeypatch, capsys, [str(project), *arguments])
+    assert code == 1, err
+    assert "Traceback" not in err
+    shown = re.search(r"=== (?P<text>.*?) ===\s*$", err, re.S)
+    assert shown, err
+    assert re.search(sentence, shown.group("text"), re.S), err
+    assert world.runs() == []
+    assert not (world.home / "nodes").exists()
+
+
+def in_process(
+    world: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> tuple[Any, str]:
+    """(exit code, standard error) of ``mlflow run``."""
+    import logging
+
+    import mlflow
+    from mlflow.cli import run
+
+    monkeypatch.setenv("BATCHAI_HOME", str(world.home))
+    monkeypatch.chdir(world.cwd)
+    mlflow.set_tracking_uri(world.uri)
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("mlflow.cli")
+    logger.addHandler(handler)
+    try:
+        run.main([*arguments, "--backend", "batchai"], prog_name="mlflow run", standalone_mode=False)
+        code: Any = 0
+    except SystemExit as error:
+        code = error.code
+    finally:
+        logger.removeHandler(handler)
+    return code, capsys.readouterr().err + "\n".join(lines)
+
+
+def test_refused_by_the_real_command(world: Any) -> None:
+    """One of them as its user meets it: a process, its exit code, its output."""
+    project = world.project(mlproject=TYPED)
+    err = world.refused(project, "-P", "needed=1", "-P", "epochs=abc")
+    assert "parameter 'epochs' should be a whole number, not 'abc'" in err
+    assert len([line for line in err.splitlines() if "ERROR" in line]) == 1
+    assert world.runs() == []
+
+
+def test_no_project(world: Any) -> None:
+    assert "there is no project at" in world.refused("nowhere")

@@ -1,0 +1,87 @@
+"""Plans, layouts, and a small cluster of real agents on a directory share, for the tests of the node's room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_world import Cluster, PlanMaker
+
+from mlflow_batchai.engines import archive
+from mlflow_batchai.node.layout import NodeLayout
+
+
+@pytest.fixture
+def make_plan() -> PlanMaker:
+    """A plan as ``planning.prepare`` and ``runner.submit`` write it, with changes."""
+
+    def make(share: Path, **changes: Any) -> dict[str, Any]:
+        ranks = changes.pop("ranks", 1)
+        job = changes.get("job", "abc1234567")
+        segment = f"workspaces/default/experiments/exp/jobs/toy/{job}"
+        return {
+            "protocol": 1,
+            "job": job,
+            "name": "toy",
+            "attempt": 1,
+            "framework": "horovod" if ranks > 1 else "custom",
+            "nodeCount": 1,
+            "processCount": ranks,
+            "ranks": ranks,
+            "command": "true",
+            "preparation": None,
+            "parameters": {},
+            "inputs": [],
+            "environmentVariables": [],
+            "secretNames": [],
+            "inputDirectories": [],
+            "outputDirectories": [],
+            "volumes": [{"scope": "cluster", "path": "share", "source": str(share), "share": share.as_uri()}],
+            "controlMount": "share",
+            "logCopyPrefix": None,
+            "maxWallClockSeconds": None,
+            "lossSeconds": 60.0,
+            "python": None,
+            "environment": None,
+            "gpusPerNode": 0,
+            "coresPerNode": 2,
+            "address": "127.0.0.1",
+            "networkInterface": "lo",
+            "metrics": [],
+            "model": None,
+            "code": [],
+            "runId": "0" * 32,
+            "segment": segment,
+            "folder": segment,
+            **changes,
+        }
+
+    return make
+
+
+@pytest.fixture
+def make_layout(tmp_path: Path, make_plan: PlanMaker) -> Callable[..., NodeLayout]:
+    """A node's layout on a directory share, for a plan with changes."""
+
+    def make(node: int = 0, **changes: Any) -> NodeLayout:
+        share = tmp_path / "share"
+        share.mkdir(exist_ok=True)
+        return NodeLayout(str(tmp_path / f"root-{node}"), make_plan(share, **changes), node, str(share))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def agent_pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The one file that nodes are sent."""
+    return archive.stored(tmp_path_factory.mktemp("agents"))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, make_plan: PlanMaker, agent_pyz: Path) -> Iterator[Cluster]:
+    """Two nodes; whatever is still running at the end of the test is ended."""
+    made = Cluster(tmp_path, make_plan, agent_pyz)
+    yield made
+    made.close()

@@ -1,0 +1,194 @@
+"""A small cluster of real agents on a directory share, and waiting for what real processes do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mlflow_batchai.node import processes, protocol, tickets
+from mlflow_batchai.node.environment import allowed
+
+PlanMaker = Callable[..., dict[str, Any]]
+
+# Stands for a training interpreter with Horovod: a rendezvous server that only says its port.
+FAKE_PYTHON = """#!/bin/bash
+if [ "$2" = rendezvous ]; then echo '{"port": 1}'; exec cat; fi
+exit 0
+"""
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 20.0, what: str = "") -> Any:
+    """The first true value of a condition that real processes bring about."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds} s: {what or condition}")
+
+
+class Job:
+    """One job with its real agents.
+
+    Attributes:
+        agents: their processes, by node.
+    """
+
+    def __init__(self, share: Path, plan: dict[str, Any], ticket: dict[str, Any]) -> None:
+        self.share = share
+        self.plan = plan
+        self.ticket = ticket
+        self.paths = protocol.JobPaths(plan["folder"])
+        self.agents: list[subprocess.Popen[bytes]] = []
+        self.logs: list[Path] = []
+        self.mark = protocol.job_mark(plan["job"], 1)
+
+    def verdict(self) -> dict[str, Any] | None:
+        return protocol.read_closed(str(self.share / self.paths.verdict_file))
+
+    def wait(self, seconds: float = 20.0) -> dict[str, Any]:
+        """The verdict, when all agents have gone."""
+        for agent in self.agents:
+            try:
+                agent.wait(seconds)
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"an agent still runs after {seconds} s\n{self.said()}") from None
+        verdict = self.verdict()
+        assert verdict is not None, self.said()
+        return verdict
+
+    def said(self) -> str:
+        """Logs of the agents, and the job's."""
+        files = [*self.logs, *sorted((self.share / self.paths.stdouterr).glob("*"))]
+        return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')}" for file in files if file.exists())
+
+    def log(self, name: str) -> str:
+        path = self.share / self.paths.stdouterr / name
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    def exit(self, node: int) -> dict[str, Any] | None:
+        return protocol.read_closed(str(self.share / self.paths.exit(node)))
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """All records of a kind that lie on the share, writer by writer."""
+        found = []
+        for file in sorted((self.share / self.paths.events).glob("*/*.jsonl")):
+            found += [record for record in protocol.decode(file.read_bytes()) if record["k"] == kind]
+        return found
+
+    def cancel(self, who: str, why: str) -> None:
+        path = self.share / self.paths.request("5f1d")
+        protocol.write_closed(str(path), [{"kind": "cancel", "who": who, "why": why, "time": 0}])
+
+    def processes(self) -> set[int]:
+        return processes.marked(self.mark)
+
+
+class Cluster:
+    """N node folders on this machine and a directory share; starts jobs the way ``engines/hosts.py`` does."""
+
+    def __init__(self, folder: Path, make_plan: PlanMaker, agent: Path, nodes: int = 2) -> None:
+        self.folder = folder
+        self.share = folder / "share"
+        self.share.mkdir()
+        self.roots = [folder / "nodes" / str(index) for index in range(nodes)]
+        self.book = folder / "book"
+        self._make_plan = make_plan
+        self._agent = agent
+        self._fake = folder / "bin" / "python"
+        self._fake.parent.mkdir()
+        self._fake.write_text(FAKE_PYTHON)
+        self._fake.chmod(0o755)
+        self._jobs: list[Job] = []
+
+    def submit(
+        self,
+        command: str,
+        nodes: int = 1,
+        python: str = sys.executable,
+        patch: str = "",
+        secrets: dict[str, str] | None = None,
+        environment: dict[str, str] | None = None,
+        **changes: Any,
+    ) -> Job:
+        """Start a job; one rank a node.
+
+        Args:
+            patch: Python code that each agent runs first (``agent`` and its modules are imported).
+            environment: more variables of the agents themselves.
+        """
+        number = len(self._jobs) + 1
+        plan = self._make_plan(
+            self.share,
+            **{
+                "job": f"job{number:07d}",
+                "command": command,
+                "nodeCount": nodes,
+                "ranks": nodes,
+                "python": str(self._fake) if nodes > 1 else None,
+                **changes,
+            },
+        )
+        paths = protocol.JobPaths(plan["folder"])
+        protocol.write_closed(str(self.share / paths.plan), [plan])
+        ticket = tickets.take(str(self.book), [str(root) for root in self.roots], plan["job"], nodes)
+        job = Job(self.share, plan, ticket)
+        self._jobs.append(job)
+        for node, index in enumerate(ticket["nodes"]):
+            root = self.roots[index]
+            root.mkdir(parents=True, exist_ok=True)
+            own = {"number": ticket["number"], "taken": ticket["taken"], "after": ticket["after"][str(index)]}
+            argv = [python, "-I", "-S", str(self._agent)]
+            if patch:
+                lines = [
+                    "import sys",
+                    f"sys.path.insert(0, {str(self._agent)!r})",
+                    "from mlflow_batchai.node import agent, phases, protocol, runtime, shipper, sharefiles, staging, tickets",
+                    patch,
+                    "sys.exit(agent.main(sys.argv[2:]))",
+                ]
+                argv = [python, "-I", "-S", "-c", "\n".join(lines)]
+            argv += [
+                "agent",
+                f"--share={self.share}",
+                f"--folder={plan['folder']}",
+                "--attempt=1",
+                f"--node={node}",
+                f"--root={root}",
+                f"--ticket={json.dumps(own)}",
+            ]
+            log = root / f"agent-{plan['job']}.log"
+            job.logs.append(log)
+            with log.open("wb") as file:
+                process = subprocess.Popen(
+                    argv,
+                    cwd="/",
+                    env={**allowed(os.environ), **(environment or {})},
+                    stdin=subprocess.PIPE,
+                    stdout=file,
+                    stderr=file,
+                    start_new_session=True,
+                )
+            assert process.stdin
+            process.stdin.write(json.dumps(secrets or {}).encode())
+            process.stdin.close()
+            job.agents.append(process)
+        return job
+
+    def close(self) -> None:
+        """End all that tests have started here."""
+        for job in self._jobs:
+            for agent in job.agents:
+                if agent.poll() is None:
+                    agent.kill()
+                agent.wait()
+            processes.sweep(job.processes, grace=0.0)
+        for root in self.roots:
+            processes.sweep(lambda root=root: processes.lock_holders(tickets.lock_path(str(root))), grace=0.0)

@@ -1,0 +1,373 @@
+"""Agents as real processes on a directory share, with toy ranks: however an attempt ends, it has its verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from node_world import Cluster, wait_for
+
+from mlflow_batchai.node import processes, tickets
+
+
+def python38() -> str | None:
+    """A Python 3.8 of this machine, or None."""
+    names = ["python3.8", *sorted(str(path) for path in Path("~/.pyenv/versions").expanduser().glob("3.8*/bin/python"))]
+    for name in names:
+        try:
+            done = subprocess.run([name, "-c", "import sys; print(sys.version_info[:2])"], capture_output=True, check=False)
+        except OSError:
+            continue
+        if done.stdout.strip() == b"(3, 8)":
+            return name
+    return None
+
+
+def assert_clean(cluster: Cluster, job) -> None:
+    """Nothing of the job runs or lies on the nodes any more, and the nodes are free."""
+    assert job.processes() == set()
+    for index in job.ticket["nodes"]:
+        root = str(cluster.roots[index])
+        assert tickets.state(root, job.ticket["number"], 0, time.time()) == "ended"
+        assert processes.lock_holders(tickets.lock_path(root)) == set()
+        assert os.listdir(os.path.join(root, "jobs")) == []
+        state = json.loads(Path(tickets.ticket_path(root, job.ticket["number"]) + ".state").read_text())
+        assert state == {"state": "ended", "job": job.plan["job"]}
+
+
+def release(job) -> None:
+    """End a job that waits for a file."""
+    (job.share / job.plan["folder"] / "shared" / "end").touch()
+    assert job.wait()["executionState"] == "succeeded", job.said()
+
+
+@pytest.mark.parametrize("version", ["this", "3.8"])
+def test_one_node_runs_a_command(cluster: Cluster, version: str) -> None:
+    python = sys.executable if version == "this" else python38()
+    if python is None:
+        pytest.skip("there is no Python 3.8 on this machine")
+    report = json.dumps({"type": "metric", "ts": 1, "rank": 0, "step": 0, "values": {"loss": 0.5}})
+    job = cluster.submit(
+        f"echo \"I am $BATCHAI_RANK of $BATCHAI_SIZE, $NAME, $SECRET, [$CANARY]\"; echo '{report}' > $BATCHAI_SPOOL/report-0-1.jsonl;"
+        " echo für >&2; pwd; printf 'no newline'",
+        python=python,
+        preparation="echo prepared; echo well >&2",
+        environmentVariables=[{"name": "NAME", "value": "job at $AZ_BATCHAI_JOB_TEMP"}],
+        secrets={"SECRET": "s3cret"},
+        environment={"CANARY": "leaked"},
+    )
+    verdict = job.wait()
+    assert verdict["executionState"] == "succeeded", job.said()
+    assert (verdict["exitCode"], verdict["errors"], verdict["reason"], verdict["terminated"]) == (0, [], "", False)
+    temp = cluster.roots[0] / "jobs" / job.plan["job"] / "temp"
+    assert job.log("stdout.txt") == f"I am 0 of 1, job at {temp}, s3cret, []\n{temp}/code\nno newline\n"
+    assert job.log("stderr.txt") == "für\n"
+    assert (job.log("stdout-job_prep.txt"), job.log("stderr-job_prep.txt")) == ("prepared\n", "well\n")
+    assert "verdict: succeeded" in job.log("execution.log")
+    assert [record["body"]["values"] for record in job.records("report")] == [{"loss": 0.5}]
+    assert job.agents[0].returncode == 0
+    exit_record = job.exit(0)
+    assert exit_record is not None
+    assert exit_record["segments"] == verdict["segments"] == len(list((job.share / job.paths.events).glob("*/*.jsonl")))
+    assert [(rank["rank"], rank["exitCode"], rank["signal"]) for rank in exit_record["ranks"]] == [(0, 0, None)]
+    assert_clean(cluster, job)
+    for file in cluster.folder.rglob("*"):
+        if file.is_file() and file.name not in ("stdout.txt",) and file.suffix != ".jsonl":
+            assert b"s3cret" not in file.read_bytes(), file
+
+
+def test_two_nodes_succeed(cluster: Cluster) -> None:
+    job = cluster.submit("echo rank $BATCHAI_RANK on $HOROVOD_HOSTNAME; echo e$HOROVOD_GLOO_RENDEZVOUS_PORT >&2", nodes=2)
+    verdict = job.wait()
+    assert verdict["executionState"] == "succeeded", job.said()
+    assert sorted(job.log("stdout.txt").splitlines()) == ["[0] rank 0 on node-0", "[1] rank 1 on node-1"]
+    assert sorted(job.log("stderr.txt").splitlines()) == ["[0] e1", "[1] e1"]
+    assert (job.log("stdout-0.txt"), job.log("stdout-1.txt")) == ("rank 0 on node-0\n", "rank 1 on node-1\n")
+    assert all(job.log(f"execution-node-{node}.log") for node in (0, 1))
+    assert [job.exit(node)["ranks"][0]["exitCode"] for node in (0, 1)] == [0, 0]
+    assert [agent.returncode for agent in job.agents] == [0, 0]
+    assert_clean(cluster, job)
+
+
+def test_the_first_cause_is_the_verdict(cluster: Cluster) -> None:
+    """Rank 0 fails first by the clock, but its last lines say that a peer went away."""
+    job = cluster.submit(
+        "if [ $BATCHAI_RANK = 0 ]; then sleep 0.2; echo 'HorovodInternalError: Connection closed by peer' >&2; exit 1; fi;"
+        " sleep 0.3; echo boom >&2; exit 3",
+        nodes=2,
+    )
+    verdict = job.wait()
+    assert (verdict["executionState"], verdict["exitCode"]) == ("failed", 3)
+    assert verdict["reason"] == "rank 1 on node-1 exited with code 3\nboom"
+    [error] = verdict["errors"]
+    assert (error["code"], error["message"]) == ("JobFailed", "Job failed with non-zero exit code")
+    assert {"name": "rank", "value": "1"} in error["details"]
+    assert_clean(cluster, job)
+
+
+def test_a_failing_rank_ends_those_that_would_run_on(cluster: Cluster) -> None:
+    job = cluster.submit("if [ $BATCHAI_RANK = 1 ]; then kill -SEGV $$; fi; (setsid sleep 600 &) ; sleep 600", nodes=2)
+    verdict = job.wait()
+    assert (verdict["exitCode"], verdict["reason"]) == (139, "rank 1 on node-1 was killed by SIGSEGV")
+    assert job.exit(0)["ranks"][0]["signal"] == signal.SIGTERM
+    assert_clean(cluster, job)
+
+
+def test_failing_preparation_stops_a_node_that_still_prepares(cluster: Cluster) -> None:
+    job = cluster.submit("echo never", nodes=2, preparation="[ $BATCHAI_NODE = 0 ] && exec sleep 600; echo no disk; exit 5")
+    verdict = job.wait()
+    assert (verdict["errors"][0]["code"], verdict["exitCode"]) == ("JobPreparationFailed", 5)
+    assert verdict["reason"] == "job preparation on node-1 exited with code 5\nno disk"
+    assert job.log("stdout.txt") == ""
+    assert_clean(cluster, job)
+
+
+def test_cancel_while_running(cluster: Cluster) -> None:
+    job = cluster.submit(
+        "trap '' TERM; echo started; while true; do sleep 0.1; done", nodes=2, patch="runtime.TERMINATE_SECONDS = 0.5"
+    )
+    wait_for(lambda: job.log("stdout.txt").count("started") == 2)
+    job.cancel("ann", "wrong data")
+    verdict = job.wait()
+    assert (verdict["executionState"], verdict["terminated"], verdict["exitCode"]) == ("failed", True, None)
+    assert verdict["reason"] == "terminated by ann: wrong data"
+    assert verdict["errors"][0]["code"] == "JobTerminate"
+    assert_clean(cluster, job)
+
+
+def test_cancel_while_queued_leaves_the_job_before_alone(cluster: Cluster) -> None:
+    first = cluster.submit("echo go; until [ -e $AZ_BATCHAI_SHARED_JOB_TEMP/end ]; do sleep 0.05; done")
+    wait_for(lambda: first.log("stdout.txt"))
+    # On both nodes: one is free and is taken, the other is waited for.
+    second = cluster.submit("echo never", nodes=2)
+    wait_for(lambda: "node taken" in second.log("execution-node-1.log") and "waiting" in second.log("execution-node-0.log"))
+    second.cancel("bob", "")
+    verdict = second.wait()
+    assert (verdict["errors"][0]["code"], verdict["reason"], verdict["terminated"]) == (
+        "JobTerminated",
+        "terminated by bob",
+        True,
+    )
+    assert second.log("stdout.txt") == ""
+    release(first)
+
+
+def test_cancel_when_only_a_peer_is_queued(cluster: Cluster) -> None:
+    wait = "echo go; until [ -e $AZ_BATCHAI_SHARED_JOB_TEMP/end ]; do sleep 0.05; done"
+    first, second = cluster.submit(wait), cluster.submit(wait)
+    wait_for(lambda: first.log("stdout.txt") and second.log("stdout.txt"))
+    release(first)
+    third = cluster.submit("echo never", nodes=2)
+    wait_for(lambda: "node taken" in third.log("execution-node-0.log") and "waiting" in third.log("execution-node-1.log"))
+    third.cancel("bob", "")
+    assert third.wait()["errors"][0]["code"] == "JobTerminated"
+    release(second)
+
+
+def test_a_deleted_ticket_book_kills_nobody(cluster: Cluster) -> None:
+    first = cluster.submit("echo go; until [ -e $AZ_BATCHAI_SHARED_JOB_TEMP/end ]; do sleep 0.05; done")
+    wait_for(lambda: first.log("stdout.txt"))
+    shutil.rmtree(cluster.book)
+    second = cluster.submit("echo go")
+    assert second.ticket["number"] == first.ticket["number"]
+    time.sleep(0.5)
+    assert second.log("stdout.txt") == ""
+    release(first)
+    assert second.wait()["executionState"] == "succeeded"
+
+
+def test_jobs_are_served_in_order(cluster: Cluster) -> None:
+    jobs = [cluster.submit("date +%s.%N; sleep 0.1; date +%s.%N", nodes=2) for _ in range(3)]
+    times = []
+    for job in jobs:
+        assert job.wait()["executionState"] == "succeeded", job.said()
+        found = sorted(float(line.split()[1]) for line in job.log("stdout.txt").splitlines())
+        times.append((found[0], found[-1]))
+    assert times == sorted(times)
+    assert all(before[1] <= after[0] for before, after in zip(times, times[1:], strict=False))
+
+
+def test_a_lost_node_fails_the_job_and_the_next_job_sweeps_it(cluster: Cluster) -> None:
+    patch = "shipper.BEAT_SECONDS = sharefiles.BEAT_SECONDS = 0.2"
+    job = cluster.submit(
+        "(setsid bash -c 'trap \"\" HUP; while true; do sleep 0.05; done' &); echo started; sleep 600",
+        nodes=2,
+        patch=patch,
+        lossSeconds=1.5,
+    )
+    wait_for(lambda: job.log("stdout.txt").count("started") == 2)
+    job.agents[1].kill()
+    job.agents[1].wait()
+    root = str(cluster.roots[job.ticket["nodes"][1]])
+    assert tickets.state(root, job.ticket["number"], 0, time.time()) == "ended"
+    stray = processes.lock_holders(tickets.lock_path(root))
+    assert stray, "the stray process holds the node"
+    # The next job takes the node from the stray process while the first is still ending on the other.
+    after = cluster.submit("echo mine", nodes=2)
+    verdict = job.wait()
+    assert (verdict["errors"][0]["code"], verdict["executionState"]) == ("NodeLost", "failed"), job.said()
+    assert re.fullmatch(r"node-1 has not been heard of for \d+ s", verdict["reason"])
+    assert after.wait()["executionState"] == "succeeded", after.said()
+    assert not any(processes.start_time(pid) for pid in stray)
+    assert job.processes() == set()
+
+
+def test_a_daemon_that_closed_the_lock_is_swept_too(cluster: Cluster) -> None:
+    daemon = "import os, time; os.closerange(0, 256); time.sleep(600)"
+    job = cluster.submit(f"(setsid {sys.executable} -S -c '{daemon}' &); sleep 0.3; echo started; sleep 600")
+    wait_for(lambda: job.log("stdout.txt"))
+    job.agents[0].kill()
+    job.agents[0].wait()
+    wait_for(lambda: not processes.lock_holders(tickets.lock_path(str(cluster.roots[0]))))
+    assert len(job.processes()) == 1
+    assert cluster.submit("true").wait()["executionState"] == "succeeded"
+    assert job.processes() == set()
+
+
+def test_a_peer_that_is_done_is_not_lost(cluster: Cluster) -> None:
+    """Rank 0 often saves and evaluates for minutes after the others have left."""
+    job = cluster.submit(
+        "[ $BATCHAI_RANK = 0 ] && sleep 2.5; true",
+        nodes=2,
+        patch="shipper.BEAT_SECONDS = sharefiles.BEAT_SECONDS = 0.2",
+        lossSeconds=1.0,
+    )
+    assert job.wait()["executionState"] == "succeeded", job.said()
+
+
+def test_a_node_that_lost_sight_of_node_zero_is_no_success(cluster: Cluster) -> None:
+    patch = """
+if "--node=1" in sys.argv:
+    def check(self, starting=False):
+        if len(self.runtime.ranks):
+            raise phases.Stop("node0", "node-0 has not been heard of for 60 s")
+    phases.Phases.check_peers = check
+"""
+    job = cluster.submit("[ $BATCHAI_RANK = 1 ] && sleep 600; true", nodes=2, patch=patch)
+    verdict = job.wait()
+    assert verdict["executionState"] == "failed"
+    assert verdict["reason"] == "node-1 ended its part: node-0 has not been heard of for 60 s"
+
+
+def test_wall_clock(cluster: Cluster) -> None:
+    job = cluster.submit("sleep 600", maxWallClockSeconds=0.5)
+    verdict = job.wait()
+    assert verdict["errors"][0]["code"] == "MaxWallClockTimeExceeded"
+    assert_clean(cluster, job)
+
+
+def test_a_verdict_by_a_client_ends_the_agents(cluster: Cluster) -> None:
+    job = cluster.submit("echo started; sleep 600", nodes=2)
+    wait_for(lambda: job.log("stdout.txt").count("started") == 2)
+    client = {"executionState": "failed", "exitCode": None, "errors": [], "reason": "mine", "terminated": False, "endTime": 1}
+    (job.share / job.paths.verdict).mkdir()
+    from mlflow_batchai.node import protocol
+
+    protocol.write_closed(str(job.share / job.paths.verdict_file), [client])
+    assert job.wait() == client
+    assert_clean(cluster, job)
+
+
+def test_setup_errors_are_sentences(cluster: Cluster, tmp_path: Path) -> None:
+    volume = {"scope": "job", "path": "data", "source": str(tmp_path / "nowhere"), "share": "file:///nowhere"}
+    share = {"scope": "cluster", "path": "share", "source": str(cluster.share), "share": cluster.share.as_uri()}
+    job = cluster.submit("echo never", volumes=[share, volume])
+    verdict = job.wait()
+    assert verdict["errors"][0]["code"] == "NodeSetupFailed"
+    assert verdict["reason"].startswith(f"volume 'data': {tmp_path}/nowhere is not a directory on node-0")
+    assert job.agents[0].returncode == 1
+
+
+def test_a_broken_share_thread_fails_the_job(cluster: Cluster) -> None:
+    """A bug there must not leave the main thread waiting for a cancel or a verdict that it can never see."""
+    patch = """
+def broken(self):
+    raise ZeroDivisionError("a bug")
+read = shipper.Shipper._read
+shipper.Shipper._read = lambda self: broken(self) if time.monotonic() > begun + 1 else read(self)
+import time
+begun = time.monotonic()
+"""
+    job = cluster.submit("echo started; sleep 600", patch=patch)
+    verdict = job.wait()
+    assert verdict["reason"] == "the agent of node-0 failed: ZeroDivisionError: a bug"
+    assert "ZeroDivisionError" in job.logs[0].read_text()
+    assert_clean(cluster, job)
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "phases.Phases.peer_failures = boom",
+        "phases.Phases.describe_models = boom",
+        "staging.copy_logs = boom",
+        "runtime.Runtime.stop_helpers = boom",
+        "runtime.Runtime.end_everything = boom",
+        "agent.Agent._write_exit = boom",
+    ],
+)
+def test_an_error_on_the_way_out_does_not_cost_the_verdict(cluster: Cluster, patch: str) -> None:
+    define = "def boom(*args, **kwargs):\n    raise ZeroDivisionError('a bug')\n"
+    job = cluster.submit("echo hello", patch=define + patch)
+    assert job.wait()["executionState"] == "succeeded"
+    assert job.log("stdout.txt") == "hello\n"
+    assert job.agents[0].returncode == 1
+    assert "ZeroDivisionError: a bug" in job.logs[0].read_text()
+
+
+def test_a_share_that_fails_at_the_end_is_waited_for(cluster: Cluster) -> None:
+    job = cluster.submit("echo started; until [ -e $AZ_BATCHAI_SHARED_JOB_TEMP/end ]; do sleep 0.05; done")
+    wait_for(lambda: job.log("stdout.txt"))
+    base = job.share / job.paths.nodes
+    base.rename(base.with_name("aside"))
+    base.write_text("not a folder")
+    (job.share / job.plan["folder"] / "shared" / "end").touch()
+    wait_for(lambda: "verdict" in job.log("execution.log"))
+    time.sleep(0.3)
+    assert job.verdict() is None
+    base.unlink()
+    base.with_name("aside").rename(base)
+    assert job.wait()["executionState"] == "succeeded"
+    assert job.exit(0) is not None
+
+
+def test_an_agent_that_comes_too_late_gives_up(cluster: Cluster) -> None:
+    job = cluster.submit("echo never", patch="tickets.ARRIVAL_SECONDS = 0.0001")
+    verdict = job.wait()
+    assert verdict["errors"][0]["code"] == "NodeSetupFailed"
+    assert "ticket" in verdict["reason"]
+
+
+def test_memory_of_a_running_agent(cluster: Cluster) -> None:
+    job = cluster.submit(
+        "yes 'a line of output that is long enough' | head -c 20000000; echo; echo ready; sleep 600", python=sys.executable
+    )
+    wait_for(lambda: job.log("stdout.txt").endswith("ready\n"), 30)
+    status = Path(f"/proc/{job.agents[0].pid}/status").read_text()
+    resident = int(re.search(r"VmRSS:\s+(\d+) kB", status).group(1)) / 1024
+    print(f"agent: {resident:.1f} MB")
+    assert resident < 40
+    assert job.records("dropped") == []
+    job.cancel("me", "")
+    job.wait()
+
+
+def test_an_agent_without_a_plan_says_so(agent_pyz: Path, tmp_path: Path) -> None:
+    argv = ["agent", f"--share={tmp_path}", "--folder=x", "--attempt=1", "--node=0", f"--root={tmp_path}/r", "--ticket={}"]
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(agent_pyz), *argv],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"there is no plan at {tmp_path}/x/batchai/plan.json\n"

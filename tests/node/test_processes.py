@@ -1,0 +1,196 @@
+"""Processes of a job are found whatever they did to hide, and ended; each test ends what it has started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from node_world import wait_for
+
+from mlflow_batchai.node import processes
+from mlflow_batchai.node.protocol import MARK_VARIABLE, NODE_VARIABLE
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Iterator[str]:
+    """A mark of this test alone; what carries it is ended."""
+    value = f"{tmp_path.name}-{os.getpid()}/1"
+    yield value
+    wait_for(lambda: not processes.sweep(lambda: processes.marked(value), grace=0.0, give_up=5.0), 10)
+
+
+@pytest.fixture
+def run(mark: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*argv: str, node: int = 0, **environment: str) -> subprocess.Popen[str]:
+        variables = {"PATH": os.environ["PATH"], MARK_VARIABLE: mark, NODE_VARIABLE: str(node), **environment}
+        started.append(subprocess.Popen(argv, env=variables, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout
+        process.stdout.close()
+
+
+def lines(process: subprocess.Popen[str], count: int) -> list[int]:
+    assert process.stdout
+    return [int(process.stdout.readline()) for _ in range(count)]
+
+
+# A child in a session of its own, a double-forked daemon whose parent is gone, and one with everything closed.
+HIDERS = """
+(setsid bash -c 'echo $$; exec sleep 600' &)
+( ( (bash -c 'echo $$; exec sleep 600' 0<&- 2>&-) & ) & )
+echo $$
+exec sleep 600
+"""
+
+
+def test_marked_finds_all_that_hide(run: Callable[..., subprocess.Popen[str]], mark: str) -> None:
+    process = run("bash", "-c", HIDERS)
+    pids = set(lines(process, 3))
+    wait_for(lambda: processes.marked(mark) == pids, 5)
+    assert process.pid in pids
+    assert processes.marked(mark, 0) == pids
+    assert processes.marked(mark, 1) == set()
+    assert processes.marked(mark[:-1]) == processes.marked(mark + "0") == set()
+
+
+def test_marked_tells_nodes_apart(run: Callable[..., subprocess.Popen[str]], mark: str) -> None:
+    found = [run("sleep", "600", node=node).pid for node in (1, 11)]
+    wait_for(lambda: processes.marked(mark) == set(found), 5)
+    assert processes.marked(mark, 1) == {found[0]}
+    assert processes.marked(mark, 11) == {found[1]}
+
+
+def test_we_ourselves_are_never_found(mark: str) -> None:
+    code = "import sys; from mlflow_batchai.node.processes import marked; print(marked(sys.argv[1]))"
+    environment = {**os.environ, MARK_VARIABLE: mark}
+    done = subprocess.run([sys.executable, "-c", code, mark], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_a_zombie_is_gone(run: Callable[..., subprocess.Popen[str]], mark: str) -> None:
+    process = run("true")
+    started = wait_for(lambda: processes.start_time(process.pid) is None, 5)
+    assert started
+    assert os.path.exists(f"/proc/{process.pid}")
+    assert process.pid not in processes.marked(mark) | processes.descendants(os.getpid())
+    process.wait()
+    assert processes.start_time(process.pid) is None
+
+
+def test_is_alive_knows_a_reused_pid() -> None:
+    started = processes.start_time(os.getpid())
+    assert started is not None
+    assert processes.is_alive(os.getpid(), started)
+    assert not processes.is_alive(os.getpid(), started - 1)
+
+
+def test_names_with_brackets_don_t_confuse_us(tmp_path: Path) -> None:
+    program = tmp_path / "a) Z (b"
+    program.symlink_to("/bin/sleep")
+    process = subprocess.Popen([str(program), "600"])
+    try:
+        wait_for(lambda: process.pid in processes.descendants(os.getpid()), 5)
+        assert processes.start_time(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+
+
+SUBREAPER = """
+import os, subprocess, sys, time
+from mlflow_batchai.node import processes
+assert processes.become_subreaper()
+subprocess.Popen(["bash", "-c", "(setsid env -i sleep 600 &) ; exit 3"])
+time.sleep(0.3)
+status = processes.reap()
+print([os.WEXITSTATUS(value) for value in status.values()], processes.reap())
+found = processes.descendants(os.getpid())
+print(len(found))
+print(processes.sweep(lambda: processes.descendants(os.getpid()), grace=1.0))
+print([os.WTERMSIG(value) for value in processes.reap().values()], os.path.exists("/proc/%d" % found.pop()))
+"""
+
+
+def test_orphans_come_back_to_the_subreaper() -> None:
+    """Even one with an empty environment, in a session of its own, whose parent is gone."""
+    done = subprocess.run([sys.executable, "-c", SUBREAPER], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[3] {}", "1", "set()", f"[{int(signal.SIGTERM)}] False"]
+
+
+def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys; from mlflow_batchai.node.processes import die_with_parent\n"
+        "child = subprocess.Popen(['sleep', '600'], preexec_fn=die_with_parent(), start_new_session=True)\n"
+        "print(child.pid, flush=True); child.wait()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout
+    child = int(parent.stdout.readline())
+    assert processes.start_time(child)
+    parent.kill()
+    parent.communicate()
+    wait_for(lambda: processes.start_time(child) is None, 5)
+
+
+def test_sweep_asks_first(run: Callable[..., subprocess.Popen[str]], mark: str, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    process = run("bash", "-c", f"trap 'echo bye >> {said}; exit 0' TERM; echo 1; while true; do sleep 0.05; done")
+    lines(process, 1)
+    assert processes.sweep(lambda: processes.marked(mark), grace=5.0) == set()
+    assert said.read_text() == "bye\n"
+    assert process.wait() == 0
+
+
+def test_sweep_kills_what_ignores_it(run: Callable[..., subprocess.Popen[str]], mark: str) -> None:
+    stubborn = run("bash", "-c", "trap '' TERM; echo 1; while true; do sleep 0.05; done")
+    stopped = run("bash", "-c", "echo 1; kill -STOP $$")
+    lines(stubborn, 1)
+    wait_for(lambda: b") T " in Path(f"/proc/{stopped.pid}/stat").read_bytes(), 5)
+    begun = time.monotonic()
+    assert processes.sweep(lambda: processes.marked(mark), grace=0.3) == set()
+    assert time.monotonic() - begun < 3
+    assert (stubborn.wait(), stopped.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
+
+
+def test_sweep_ends_what_forks_without_end(run: Callable[..., subprocess.Popen[str]], mark: str) -> None:
+    process = run("bash", "-c", "trap '' TERM; echo 1; while true; do (sleep 600 &); sleep 0.005; done")
+    lines(process, 1)
+    begun = time.monotonic()
+    assert processes.sweep(lambda: processes.marked(mark), grace=0.2, give_up=10.0) == set()
+    assert time.monotonic() - begun < 8
+
+
+def test_sweep_is_bounded() -> None:
+    """Against what can't be ended; the clock and the signals are the test's own."""
+    moment = [0.0]
+
+    def sleep(seconds: float) -> None:
+        moment[0] += seconds
+
+    gone = 2**22 + 1  # no pid is that high
+    left = processes.sweep(lambda: {gone}, grace=2.0, sleep=sleep, clock=lambda: moment[0], give_up=3.0)
+    assert left == {gone}
+    assert 5.0 <= moment[0] < 5.2
+
+
+def test_the_command_sweeps_one_node(run: Callable[..., subprocess.Popen[str]], mark: str, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = run("sleep", "600", node=0), run("sleep", "600", node=1)
+    wait_for(lambda: len(processes.marked(mark)) == 2, 5)
+    assert processes.main([mark, "1"]) == 0
+    assert second.wait() == -signal.SIGTERM
+    assert processes.marked(mark) == {first.pid}
+    assert processes.main([mark]) == 0
+    assert capsys.readouterr().out == "\n\n"

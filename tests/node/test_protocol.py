@@ -1,0 +1,126 @@
+"""A closed file is read whole or not at all, whatever text its records hold and wherever it was cut."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_batchai.node import protocol
+from mlflow_batchai.node.protocol import JobPaths, TornFileError, decode, decode_one, encode, parse_segment
+
+NASTY = [
+    {"k": "log", "x": "a\nb\r\n\x00\u2028\u2029\x85 für 🚂 \\ \" ' \ufffe"},
+    {"k": "log", "x": "lone \udc80 and \\\udcff at the end \ud800"},
+    {"end": 2, "crc32": "00000000"},
+    {},
+    {"n": [1, 1.5, None, True, math.inf, {"ü": "}\n"}]},
+]
+TEXT = st.text(st.characters(codec=None))  # surrogates too
+
+
+def test_records_come_back() -> None:
+    assert decode(encode(NASTY)) == NASTY
+    assert decode(encode([])) == []
+
+
+@given(st.lists(st.dictionaries(TEXT, st.one_of(TEXT, st.integers(), st.none())), max_size=4))
+def test_any_record_comes_back_but_for_split_pairs(records: list[dict[str, object]]) -> None:
+    """Two lone surrogates that stand side by side make one character: Python's JSON reads them so."""
+    assert decode(encode(records)) == json.loads(json.dumps(records))
+
+
+def test_a_file_cut_anywhere_is_no_file() -> None:
+    data = encode(NASTY)
+    for cut in range(len(data)):
+        with pytest.raises(TornFileError):
+            decode(data[:cut])
+
+
+def test_a_damaged_file_is_no_file() -> None:
+    data = encode([{"k": "a"}, {"k": "b"}])
+    for position in range(len(data)):
+        for byte in (0, data[position] ^ 1):
+            changed = data[:position] + bytes([byte]) + data[position + 1 :]
+            with pytest.raises(TornFileError):
+                decode(changed)
+
+
+def test_a_file_that_is_still_being_written_is_no_file() -> None:
+    """A resize before the write shows zeros; a writer that began anew leaves an older end behind."""
+    data = encode(NASTY)
+    for cut in range(len(data)):
+        with pytest.raises(TornFileError):
+            decode(data[:cut] + b"\0" * (len(data) - cut))
+    for other in (
+        data + b"\0",
+        data + b"\n",
+        data + data,
+        data[1:],
+        encode([{}]) + b"}\n",
+        b"}\n",
+        b"[]\n",
+        b"3}\n",
+        b"\xff}\n",
+    ):
+        with pytest.raises(TornFileError):
+            decode(other)
+
+
+def test_decode_one_wants_one() -> None:
+    assert decode_one(encode([{"a": 1}])) == {"a": 1}
+    for records in ([], [{}, {}]):
+        with pytest.raises(TornFileError):
+            decode_one(encode(records))
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.json"
+    assert protocol.read_closed(str(path)) is None
+    protocol.write_closed(str(path), [{"a": "\udc80"}])
+    assert protocol.read_closed(str(path)) == {"a": "\udc80"}
+    path.write_bytes(path.read_bytes()[:-1])
+    assert protocol.read_closed(str(path)) is None
+    assert protocol.read_closed(str(path / "below a file")) is None
+
+
+def test_paths_have_one_place_each() -> None:
+    paths = JobPaths("/ws/job/", 3)
+    assert paths.announce(2) == "ws/job/batchai/attempts/3/nodes/2/announce.json"
+    assert paths.exit(0) == "ws/job/batchai/attempts/3/nodes/0/exit.json"
+    assert paths.segment("agent-1", 2999) == "ws/job/batchai/attempts/3/events/0002/agent-1-00002999.jsonl"
+    assert paths.verdict_file.startswith(paths.verdict + "/")
+    assert paths.cursor(4).startswith(paths.lease(4) + "/")
+    assert protocol.object_path("ab" * 32) == ".batchai/objects/ab/" + "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("name", "parsed"),
+    [
+        ("agent-0-00000000.jsonl", ("agent-0", 0)),
+        ("a-b-c-123456789.jsonl", ("a-b-c", 123456789)),
+        ("agent-0-00000000.jsonl.partial", None),
+        ("agent-0-1.jsonl", None),
+        ("-00000000.jsonl", None),
+        ("agent-0-00000000.json", None),
+    ],
+)
+def test_segment_names(name: str, parsed: tuple[str, int] | None) -> None:
+    assert parse_segment(name) == parsed
+
+
+def test_segment_names_go_both_ways() -> None:
+    for sequence in (0, 999, 1000, 10**8):
+        name = JobPaths("f").segment(protocol.agent_writer(7), sequence).rpartition("/")[2]
+        assert parse_segment(name) == ("agent-7", sequence)
+
+
+def test_every_error_code_has_its_message() -> None:
+    codes = {
+        value for name, value in vars(protocol).items() if name.isupper() and isinstance(value, str) and value[0].isupper()
+    }
+    assert codes - {protocol.MARK_VARIABLE, protocol.NODE_VARIABLE} == set(protocol.MESSAGES)

@@ -1,0 +1,339 @@
+"""The share thread: records are never lost or doubled when the share stalls, log lines are dropped and counted, nobody waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_world import wait_for
+
+from mlflow_batchai.node import protocol, sharefiles, shipper
+from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.sharefiles import Follower, LogFile
+from mlflow_batchai.node.shipper import Shipper
+
+
+class Thread:
+    """A shipper on a directory, what it wrote, and a way to make the share fail."""
+
+    def __init__(self, layout: NodeLayout, peers: list[int]) -> None:
+        self.layout = layout
+        self.shipper = Shipper(layout, peers)
+        self.events = Path(layout.on_share(layout.paths.events))
+        self.aside = self.events.with_name("aside")
+
+    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for file in sorted(self.events.glob("*/*.jsonl")):
+            found += protocol.decode(file.read_bytes())
+        return [record for record in found if kind in (None, record["k"])]
+
+    def text(self, name: str) -> str:
+        path = Path(self.layout.stdouterr, name)
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    def fail(self) -> None:
+        """A file where the folder was: every write fails, as root too."""
+        if self.events.exists():
+            self.events.rename(self.aside)
+        self.events.parent.mkdir(parents=True, exist_ok=True)
+        self.events.write_text("")
+
+    def recover(self) -> None:
+        self.events.unlink()
+        if self.aside.exists():
+            self.aside.rename(self.events)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipper, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(shipper, "FLUSH_SECONDS", 0.05)
+    for module in (shipper, sharefiles):
+        monkeypatch.setattr(module, "BEAT_SECONDS", 60.0)
+
+
+@pytest.fixture
+def make(make_layout: Callable[..., NodeLayout]) -> Iterator[Callable[..., Thread]]:
+    made: list[Thread] = []
+
+    def start(node: int = 0, peers: tuple[int, ...] = (), **changes: Any) -> Thread:
+        thread = Thread(make_layout(node, **changes), list(peers))
+        made.append(thread)
+        return thread
+
+    yield start
+    for thread in made:
+        if thread.shipper.is_alive():
+            if thread.events.is_file():
+                thread.recover()
+            assert thread.shipper.finish(10)
+
+
+def metric(thread: Thread, step: int) -> None:
+    thread.shipper.record("report", body={"type": "metric", "step": step})
+
+
+def steps(thread: Thread) -> list[int]:
+    return [record["body"]["step"] for record in thread.records("report")]
+
+
+def test_records_and_lines_arrive(make: Callable[..., Thread]) -> None:
+    thread = make()
+    thread.shipper.start()
+    metric(thread, 1)
+    thread.shipper.log(0, "out", "für\n1/2\r2/2\n".encode())
+    thread.shipper.log(None, "out", b"prepared\n")
+    thread.shipper.note("a note")
+    assert thread.shipper.finish(5)
+    assert steps(thread) == [1]
+    logs = [(record["r"], record["s"], record["x"]) for record in thread.records("log")]
+    assert logs == [(0, "out", "für\n2/2\n"), (None, "out", "prepared\n")]
+    assert thread.text("stdout.txt") == "für\n2/2\n"
+    assert thread.text("stdout-job_prep.txt") == "prepared\n"
+    assert thread.text("execution.log").endswith("Z a note\n")
+    assert thread.shipper.sequence == len(list(thread.events.glob("*/*.jsonl")))
+
+
+def test_several_ranks_have_their_own_files(make: Callable[..., Thread]) -> None:
+    thread = make(ranks=2, nodeCount=1)
+    thread.shipper.start()
+    thread.shipper.log(0, "out", b"a\nb\n")
+    thread.shipper.log(1, "out", b"1/2\r2/2\n\xff\n")
+    thread.shipper.log(1, "err", b"e\n")
+    assert thread.shipper.finish(5)
+    assert thread.text("stdout.txt") == "[0] a\n[0] b\n[1] 2/2\n[1] \\xff\n"
+    assert thread.text("stdout-0.txt") == "a\nb\n"
+    # The rank's own file is what it wrote, byte for byte.
+    assert Path(thread.layout.stdouterr, "stdout-1.txt").read_bytes() == b"1/2\r2/2\n\xff\n"
+    assert (thread.text("stderr.txt"), thread.text("stderr-1.txt")) == ("[1] e\n", "e\n")
+
+
+def test_urgent_records_leave_at_once(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipper, "TICK_SECONDS", 30.0)
+    monkeypatch.setattr(shipper, "FLUSH_SECONDS", 30.0)
+    thread = make()
+    thread.shipper.start()
+    metric(thread, 1)
+    thread.shipper.record("failed", urgent=True, message="x")
+    wait_for(lambda: thread.records("failed"), 2)
+    assert [record["k"] for record in thread.records()] == ["report", "failed"]  # in order
+
+
+def test_nothing_is_written_when_idle_but_a_heartbeat(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (shipper, sharefiles):
+        monkeypatch.setattr(module, "BEAT_SECONDS", 0.1)
+    thread = make()
+    thread.shipper.start()
+    wait_for(lambda: len(thread.records()) >= 4, 5)
+    assert thread.shipper.finish(5)
+    beats = thread.records()
+    assert [record["k"] for record in beats] == ["beat"] * len(beats)
+    assert [record["n"] for record in beats] == list(range(1, len(beats) + 1))
+
+
+def test_a_stalled_share_loses_and_doubles_nothing(make: Callable[..., Thread]) -> None:
+    thread = make()
+    thread.fail()
+    thread.shipper.start()
+    for step in range(20):
+        metric(thread, step)
+        thread.shipper.log(0, "out", b"line %d\n" % step)
+        time.sleep(0.01)
+    wait_for(lambda: thread.shipper.error, 5)
+    thread.recover()
+    wait_for(lambda: len(steps(thread)) == 20, 5)
+    thread.fail()
+    for step in range(20, 40):
+        metric(thread, step)
+        thread.shipper.log(0, "out", b"line %d\n" % step)
+    wait_for(lambda: thread.shipper.error, 5)
+    thread.recover()
+    assert thread.shipper.finish(5)
+    assert steps(thread) == list(range(40))
+    assert thread.text("stdout.txt") == "".join(f"line {step}\n" for step in range(40))
+    assert "".join(record["x"] for record in thread.records("log")) == thread.text("stdout.txt")
+    assert thread.records("dropped") == []
+
+
+def test_log_lines_are_dropped_and_counted_and_metrics_never(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipper, "MAX_PENDING_BYTES", 100_000)
+    monkeypatch.setattr(shipper, "MAX_SEGMENT_BYTES", 10_000)
+    thread = make()
+    thread.fail()
+    thread.shipper.start()
+    for number in range(10_000):
+        thread.shipper.log(0, "out", b"line %06d %s\n" % (number, b"x" * 40))
+        if number % 10 == 0:
+            metric(thread, number)
+    begun = time.monotonic()
+    thread.shipper.log(0, "out", b"the last\n")
+    assert time.monotonic() - begun < 0.2, "the main thread never waits for the share"
+    thread.recover()
+    assert thread.shipper.finish(10)
+    assert steps(thread) == list(range(0, 10_000, 10))
+    shipped = "".join(record["x"] for record in thread.records("log")).splitlines()
+    assert shipped[-1] == "the last"
+    assert len(shipped) + sum(record["lines"] for record in thread.records("dropped")) == 10_001
+    assert thread.text("stdout.txt").splitlines() == shipped
+
+
+def test_a_segment_that_was_tried_comes_again_the_same(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write may fail after it has arrived: whoever has read that segment must not miss what it holds the second time."""
+    for module in (shipper, sharefiles):
+        monkeypatch.setattr(module, "BEAT_SECONDS", 0.0)
+    written: dict[str, list[bytes]] = {}
+    real = protocol.write_closed
+
+    def write(path: str, records: list[dict[str, Any]]) -> None:
+        written.setdefault(path, []).append(protocol.encode(records))
+        if len(written[path]) == 1:
+            raise OSError("the answer got lost")
+        real(path, records)
+
+    monkeypatch.setattr(protocol, "write_closed", write)
+    thread = make()
+    thread.shipper.start()
+    wait_for(lambda: written, 5)
+    metric(thread, 1)
+    wait_for(lambda: steps(thread) == [1], 5)
+    assert all(len(set(tries)) == 1 for tries in written.values())
+    monkeypatch.setattr(shipper, "BEAT_SECONDS", 60.0)
+
+
+def test_a_log_file_that_can_t_grow_stops_nothing(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipper, "LOG_FILE_SECONDS", 0.2)
+    thread = make()
+    folder = Path(thread.layout.stdouterr)
+    folder.parent.mkdir(parents=True)
+    folder.write_text("in the way")
+    thread.shipper.start()
+    thread.shipper.log(0, "out", b"hello\n")
+    wait_for(lambda: thread.records("log"), 5)
+    request = thread.layout.on_share(thread.layout.paths.request("1"))
+    protocol.write_closed(request, [{"who": "ann", "why": ""}])
+    assert wait_for(thread.shipper.requests, 5) == [{"who": "ann", "why": ""}]
+    folder.unlink()
+    wait_for(lambda: thread.text("stdout.txt") == "hello\n", 5)
+    (folder / "stderr.txt").mkdir()
+    thread.shipper.log(0, "err", b"lost\n")
+    thread.shipper.log(0, "out", b"kept\n")
+    assert thread.shipper.finish(5)
+    assert thread.text("stdout.txt") == "hello\nkept\n"
+    assert [record["x"] for record in thread.records("log")] == ["hello\n", "lost\n", "kept\n"]
+
+
+def test_a_full_share_still_tells_of_a_cancel_and_a_verdict(make: Callable[..., Thread]) -> None:
+    thread = make()
+    thread.fail()
+    thread.shipper.start()
+    metric(thread, 1)
+    paths = thread.layout.paths
+    protocol.write_closed(thread.layout.on_share(paths.request("1")), [{"who": "ann"}])
+    Path(thread.layout.on_share(paths.requests), "2.json").write_bytes(b"half a fi")
+    Path(thread.layout.on_share(paths.requests), "3.partial").mkdir()
+    protocol.write_closed(thread.layout.on_share(paths.verdict_file), [{"executionState": "failed"}])
+    assert wait_for(thread.shipper.requests, 5) == [{"who": "ann"}]
+    assert wait_for(lambda: thread.shipper.verdict, 5) == {"executionState": "failed"}
+    assert not thread.shipper.finish(0.2)
+    thread.recover()
+    assert thread.shipper.finish(5)
+    assert steps(thread) == [1]
+
+
+def test_a_bug_in_the_thread_is_seen(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Shipper) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Shipper, "_read", broken)
+    thread = make()
+    thread.shipper.start()
+    assert isinstance(wait_for(lambda: thread.shipper.broken, 5), ZeroDivisionError)
+    assert not thread.shipper.finish(5)
+
+
+def test_node_zero_joins_what_its_peers_send(make: Callable[..., Thread]) -> None:
+    zero, one = (make(node, (1 - node,), ranks=2, nodeCount=2, processCount=2) for node in (0, 1))
+    for thread in (zero, one):
+        thread.shipper.start()
+    one.shipper.log(1, "out", b"a\nb\n")
+    one.shipper.log(None, "out", b"preparation is not joined\n")
+    one.shipper.record("ready", urgent=True, node=1)
+    received: list[tuple[int, dict[str, Any]]] = []
+    wait_for(lambda: received.extend(zero.shipper.received()) or any(record["k"] == "ready" for _, record in received), 5)
+    assert one.shipper.finish(5)
+    wait_for(lambda: zero.shipper.heard(1) == one.shipper.sequence, 5)
+    assert zero.shipper.finish(5)
+    assert zero.text("stdout.txt") == "[1] a\n[1] b\n"
+    assert one.text("stdout-1.txt") == "a\nb\n"
+    assert one.text("stdout-job_prep-node-1.txt") == "preparation is not joined\n"
+
+
+def test_a_follower_reads_each_segment_once_in_order(make_layout: Callable[..., NodeLayout]) -> None:
+    layout, follower = make_layout(), Follower("agent-1")
+
+    def write(sequence: int, cut: int = 0) -> None:
+        path = Path(layout.on_share(layout.paths.segment("agent-1", sequence)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = protocol.encode([{"n": sequence}])
+        path.write_bytes(data[: len(data) - cut])
+
+    assert follower.read(layout) == []
+    write(0)
+    write(1, cut=1)
+    write(2)
+    assert follower.read(layout) == [{"n": 0}]
+    write(1)
+    assert follower.read(layout) == [{"n": 1}, {"n": 2}]
+    assert (follower.read(layout), follower.sequence) == ([], 3)
+    # An error after a segment was read doesn't cost that segment.
+    write(3)
+    Path(layout.on_share(layout.paths.segment("agent-1", 4))).mkdir()
+    assert follower.read(layout) == [{"n": 3}]
+    with pytest.raises(IsADirectoryError):
+        follower.read(layout)
+    Path(layout.on_share(layout.paths.segment("agent-1", 4))).rmdir()
+    write(4)
+    assert follower.read(layout) == [{"n": 4}]
+
+
+def test_silence_is_what_was_looked_at(make_layout: Callable[..., NodeLayout], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time in which our own share stalled is not a peer's silence."""
+    moment = [1000.0]
+    monkeypatch.setattr(sharefiles.time, "monotonic", lambda: moment[0])
+    monkeypatch.setattr(sharefiles, "BEAT_SECONDS", 5.0)
+    layout, follower = make_layout(), Follower("agent-1")
+    for _ in range(8):
+        moment[0] += 0.25
+        follower.read(layout)
+    assert follower.silent == 2.0
+    moment[0] += 600  # blocked in a system call all that time
+    follower.read(layout)
+    assert follower.silent == 7.0
+    protocol.write_closed(layout.on_share(layout.paths.segment("agent-1", 0)), [{"k": "beat"}])
+    follower.read(layout)
+    assert follower.silent == 0.0
+
+
+def test_a_log_file_keeps_what_was_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "logs" / "stdout.txt"
+    file = LogFile(str(path))
+    path.parent.write_text("in the way")
+    file.append(b"one\n")
+    for _ in range(2):
+        with pytest.raises(OSError, match="stdout.txt|logs"):
+            file.flush()
+    path.parent.unlink()
+    file.append(b"two\n")
+    file.flush()
+    file.flush()
+    assert path.read_bytes() == b"one\ntwo\n"
+    monkeypatch.setattr(sharefiles, "MAX_PENDING_BYTES", 10)
+    file.append(b"x" * 20 + b"y" * 10)
+    file.flush()
+    file.close()
+    file.close()
+    assert path.read_bytes() == b"one\ntwo\n" + b"y" * 10

@@ -1,0 +1,220 @@
+"""Output of tasks comes as whole lines, whatever they do with their pipes, and nothing that they leave open holds us up."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlflow_batchai.node import tasks
+from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.runtime import Runtime
+from mlflow_batchai.node.tasks import LONGEST_LINE, LineBuffer, Task, readable
+
+TEXT = "für 🚂\r\n\n€\nend".encode()
+
+
+class Kept:
+    """Stands for the shipper: keeps what the runtime gives it."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+
+    def record(self, kind: str, urgent: bool = False, **fields: Any) -> None:
+        self.records.append({"k": kind, **fields})
+
+
+@pytest.fixture
+def runtime(make_layout: Callable[..., NodeLayout]) -> Runtime:
+    layout = make_layout()
+    Path(layout.code).mkdir(parents=True)
+    Path(layout.spool).mkdir(parents=True)
+    return Runtime(layout, Kept(), {})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def said() -> dict[str, bytes]:
+    return {"out": b"", "err": b""}
+
+
+def start(runtime: Runtime, said: dict[str, bytes], command: str, rank: int | None = 0) -> Task:
+    def keep(task: Task, stream: str, data: bytes) -> None:
+        assert data.endswith(b"\n")
+        said[stream] += data
+
+    task = Task("rank 0", rank, keep)
+    runtime.start(task, ["bash", "-c", command], {"PATH": os.environ["PATH"]})
+    return task
+
+
+@pytest.mark.parametrize("size", range(1, len(TEXT) + 1))
+def test_lines_stay_whole_however_they_come(size: int) -> None:
+    buffer, pieces = LineBuffer(), []
+    for begin in range(0, len(TEXT), size):
+        pieces.append(buffer.feed(TEXT[begin : begin + size]))
+        pieces[-1].decode()  # never half a character
+        assert not pieces[-1] or pieces[-1].endswith(b"\n")
+    assert b"".join(pieces) + buffer.close() == TEXT + b"\n"
+    assert buffer.close() == b""
+
+
+@pytest.mark.parametrize("size", [1000, 65536, 1 << 20])
+@pytest.mark.parametrize("shift", range(4))
+def test_long_lines_come_in_pieces(size: int, shift: int) -> None:
+    data = b"a" * shift + "🚂".encode() * (1 << 19)
+    buffer, pieces = LineBuffer(), []
+    for begin in range(0, len(data), size):
+        pieces.append(buffer.feed(data[begin : begin + size]))
+        assert len(buffer._rest) <= LONGEST_LINE
+    pieces.append(buffer.close())
+    lines = b"".join(pieces).split(b"\n")
+    assert b"".join(lines) == data
+    for line in lines:
+        assert len(line) <= LONGEST_LINE
+        line.decode()
+
+
+def test_long_bytes_that_are_no_text_come_through_too() -> None:
+    data = b"\x80" * (LONGEST_LINE * 2)
+    buffer = LineBuffer()
+    assert (buffer.feed(data) + buffer.close()).replace(b"\n", b"") == data
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain\n", "plain\n"),
+        ("1/3\r2/3\r3/3\nnext\n", "3/3\nnext\n"),
+        ("dos\r\nlines\r\n", "dos\nlines\n"),
+        ("a\rb\r\r\n", "b\n"),
+        ("\r\n\r\n", "\n\n"),
+        ("a\r", "a"),
+        ("", ""),
+    ],
+)
+def test_readable(text: str, shown: str) -> None:
+    assert readable(text) == shown
+
+
+def test_readable_is_linear() -> None:
+    """A long line without a carriage return beside one that has some: a regular expression took minutes here."""
+    text = "1\r2\n" + "x" * 500_000 + "\n"
+    begun = time.process_time()
+    assert readable(text) == "2\n" + "x" * 500_000 + "\n"
+    assert time.process_time() - begun < 0.5
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "number", "sentence"),
+    [
+        ("true", 0, None, "exited with code 0"),
+        ("exit 7", 7, None, "exited with code 7"),
+        ("exit 255", 255, None, "exited with code 255"),
+        ("kill -KILL $$", 137, 9, "was killed by SIGKILL"),
+        ("bash -c 'kill -SEGV $$'; exit $?", 139, None, "was killed by SIGSEGV"),
+        ("kill -34 $$", 162, 34, "was killed by SIGRTMIN"),
+        ("kill -40 $$", 168, 40, "was killed by signal 40"),
+        ("no-such-program", 127, None, "exited with code 127"),
+    ],
+)
+def test_how_a_task_ended(runtime: Runtime, said: dict[str, bytes], command: str, code: int, number: int | None, sentence: str) -> None:
+    task = start(runtime, said, command)
+    assert task.exit_code is None
+    runtime.run_to_end(task)
+    assert (task.exit_code, task.signal, task.verdict) == (code, number, sentence)
+    assert runtime.rank_results()[0]["exitCode"] == code
+
+
+def test_a_program_that_is_not_there(runtime: Runtime) -> None:
+    task = Task("x", None, lambda task, stream, data: None)
+    with pytest.raises(FileNotFoundError):
+        runtime.start(task, ["/no/such"], {})
+    assert runtime.pump(0) == []
+
+
+def test_output_and_tail(runtime: Runtime, said: dict[str, bytes]) -> None:
+    task = start(runtime, said, "for i in $(seq 40); do echo $i; done; printf '1\\r2\\rbad \\377 end' >&2")
+    runtime.run_to_end(task)
+    assert said["out"] == b"".join(b"%d\n" % i for i in range(1, 41))
+    assert said["err"] == b"1\r2\rbad \xff end\n"
+    assert len(task.tail) == tasks.TAIL_LINES
+    assert "bad \\xff end" in task.tail
+    assert task.descriptors == []
+
+
+def test_a_pipe_that_a_grandchild_holds_does_not_hold_us(runtime: Runtime, said: dict[str, bytes]) -> None:
+    task = start(runtime, said, "setsid bash -c 'printf half; exec sleep 600' & echo $!; sleep 0.1; printf over")
+    while task.status is None:
+        runtime.pump()
+    begun = time.monotonic()
+    runtime.drain([task], 0.2)
+    assert time.monotonic() - begun < 1
+    first, _, rest = said["out"].partition(b"\n")
+    assert rest == b"halfover\n"
+    # It is read on, so that the grandchild never stands still at a full pipe.
+    assert task.descriptors
+    os.kill(int(first), signal.SIGKILL)
+    until = time.monotonic() + 5
+    while task.descriptors and time.monotonic() < until:
+        runtime.pump(0.05)
+    assert not task.descriptors
+
+
+def test_a_rank_that_closes_its_output_runs_on(runtime: Runtime, said: dict[str, bytes]) -> None:
+    task = start(runtime, said, "echo last; exec >&- 2>&-; sleep 0.4; exit 4")
+    begun = time.process_time()
+    runtime.run_to_end(task)
+    assert (task.exit_code, said["out"]) == (4, b"last\n")
+    assert time.process_time() - begun < 0.2, "closed pipes must not make us spin"
+
+
+def test_much_output_quickly(runtime: Runtime) -> None:
+    """100 MB: nothing is lost, memory doesn't grow with it, and the rank isn't held back to a trickle."""
+    size = [0]
+
+    def count(task: Task, stream: str, data: bytes) -> None:
+        size[0] += len(data)
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    task = Task("rank 0", 0, count)
+    begun = time.monotonic()
+    runtime.start(task, ["bash", "-c", "yes 'a line of ordinary length, more or less' | head -c 100000000"], {"PATH": os.environ["PATH"]})
+    runtime.run_to_end(task)
+    assert abs(size[0] - 100_000_000) <= 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000
+    assert time.monotonic() - begun < 15
+
+
+def test_small_lines_are_gathered(runtime: Runtime, said: dict[str, bytes]) -> None:
+    """A rank that prints all the time wakes us fifty times a second at most."""
+    calls = [0]
+
+    def count(task: Task, stream: str, data: bytes) -> None:
+        calls[0] += 1
+
+    task = Task("rank 0", 0, count)
+    code = "import sys, time\nend = time.monotonic() + 0.5\nwhile time.monotonic() < end: print('x'); time.sleep(0.001)"
+    runtime.start(task, [sys.executable, "-u", "-S", "-c", code], {})
+    runtime.run_to_end(task)
+    assert calls[0] <= 35
+
+
+def test_reports_are_shipped_to_the_last(runtime: Runtime, said: dict[str, bytes]) -> None:
+    spool = runtime.layout.spool
+    task = start(runtime, said, f"exec >&- 2>&-; echo '{{\"type\": \"model\", \"path\": \"/a\"}}' >> {spool}/report-0-1.jsonl")
+    while task.status is None:
+        runtime.pump()
+    with open(f"{spool}/report-0-1.jsonl", "a") as file:
+        file.write('{"type": "metric"}\n{"type": "half')
+    assert not runtime.tasks
+    assert runtime.end_everything(kill_first=False) == set()
+    bodies = [record["body"] for record in runtime.shipper.records]  # type: ignore[attr-defined]
+    assert bodies == [{"type": "model", "path": "/a"}, {"type": "metric"}]
+    assert runtime.reported_models == ["/a"]

@@ -1,0 +1,215 @@
+"""A translated command, run by a real bash: every value arrives in argv exactly, wherever its placeholder stands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlflow_batchai.errors import ProjectError
+from mlflow_batchai.spec.command import translate, variable_names
+
+HOSTILE = [
+    '$(touch pwned); "x"',
+    "`touch pwned`",
+    "it's; touch pwned",
+    "'; touch pwned; '",
+    'a "quoted" \\ back\\\\slash \\',
+    "two\nlines\n",
+    "  spaced   out  ",
+    "*",
+    "?? [a-z]* ~ {a,b}",
+    "",
+    "-n",
+    "--flag=1",
+    "# no comment",
+    "$HOME ${PATH} $$ !!",
+    "%s %d\t\x01\x7f",
+    "héllo 世界 \u2028",
+    "\udcff",
+    "() { :; }; touch pwned",
+]
+
+
+@pytest.fixture(scope="session")
+def show(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that appends its arguments, NUL after each and an empty record's mark after all, to $SHOWN."""
+    path = tmp_path_factory.mktemp("bin") / "show"
+    path.write_text('#!/bin/bash\nprintf "%s\\0" "$#" "$@" >> "$SHOWN"\n', encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def run(show: Path, folder: Path, template: str, **values: str) -> list[list[str]]:
+    """The argument lists of every ``show`` that the translated template ran."""
+    variables = variable_names(values)
+    line = translate(template, variables, "MLproject")
+    shown = folder / "shown"
+    environment = {variables[name]: value for name, value in values.items()}
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=folder,
+        env={**environment, "PATH": f"{show.parent}:{os.environ['PATH']}", "SHOWN": str(shown), "LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        timeout=20,
+    )
+    assert done.returncode == 0 and not done.stderr, (line, done.stderr)
+    assert not (folder / "pwned").exists(), line
+    fields = os.fsdecode(shown.read_bytes()).split("\0")[:-1]
+    shown.unlink()
+    calls = []
+    while fields:
+        count = int(fields.pop(0))
+        calls.append(fields[:count])
+        fields = fields[count:]
+    return calls
+
+
+# template -> the arguments, where V is the value of {x} and W that of {y}
+PLACES = {
+    "show {x}": ["V"],
+    "show --note {x} --end": ["--note", "V", "--end"],
+    'show "{x}"': ["V"],
+    "show '{x}'": ["V"],
+    "show $'{x}'": ["V"],
+    'show $"{x}"': ["V"],
+    "show {x}{y}": ["VW"],
+    'show "{x}"{y}': ["VW"],
+    "show '{x}{y}'": ["VW"],
+    "show pre--{x}--post": ["pre--V--post"],
+    'show "pre {x} post"': ["pre V post"],
+    "show 'it''s {x} \\ post'": ["its V \\ post"],
+    "show $'a\\tb\\'{x}\\''": ["a\tb'V'"],
+    "show --x={x}": ["--x=V"],
+    "FOO={x} bash -c 'show \"$FOO\"'": ["V"],
+    "show a b # a comment, don't mind \"it\nshow {x}": ["V"],
+    "show {x} # and {y}, don't": ["V"],
+    "show a#b'{x}'": ["a#bV"],
+    "show {x}#'{y}'": ["V#W"],
+    "show \\ #'{x}'": [" #V"],
+    "show ${{#}} {x}": ["0", "V"],
+    "show {{{x},b}}": ["V", "b"],
+    "show {{}} {{{{ {x}": ["{}", "{{", "V"],
+    'show "${{NOT_SET:-{x}}}"': ["V"],
+    "show \"${{NOT_SET:-'{x}'}}\"": ["'V'"],
+    'show "${{NOT_SET:-"{x}"}}"': ["V"],
+    "show \\$'a' {x}": ["$a", "V"],
+    'show "costs \\${x}"': ["costs $V"],
+    "show '${x}'": ["$V"],
+    "show \\\n  {x} \\\n  {y}": ["V", "W"],
+    "( show {x} )": ["V"],
+    "if true; then show {x}; fi": ["V"],
+    "case a in a) show {x};; esac": ["V"],
+    "case a in (a) show '{x}';; esac": ["V"],
+    'words=({x} {y}); show "${{words[@]}}"': ["V", "W"],
+    'f() {{ show "$1" {y}; }}; f {x}': ["V", "W"],
+    "bash -c 'show \"$0\"' {x}": ["V"],
+    "true && show {x} || false": ["V"],
+    "show \"$'{x}'\"": ["$'V'"],
+    "show $((1 + 2)) {x}": ["3", "V"],
+    'show "$(( 1 + (2) )) {x}"': ["3 V"],
+    "show {x} `# a note, don't mind` {y}": ["V", "W"],
+    "show $$'' {x} > /dev/null; show {x}": ["V"],
+}
+
+
+def expected(arguments: list[str], x: str, y: str) -> list[str]:
+    return [x if text == "V" else text.replace("W", "\0").replace("V", x).replace("\0", y) for text in arguments]
+
+
+@pytest.mark.parametrize("template", PLACES)
+def test_every_value_arrives_at_every_place(template: str, show: Path, tmp_path: Path) -> None:
+    arguments = PLACES[template]
+    for x, y in [(HOSTILE[0], HOSTILE[3]), (HOSTILE[4], HOSTILE[5]), (HOSTILE[7], HOSTILE[2]), ("", HOSTILE[10])]:
+        calls = run(show, tmp_path, template, x=x, y=y)
+        assert calls[-1] == expected(arguments, x, y)
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_every_hostile_value_arrives(value: str, show: Path, tmp_path: Path) -> None:
+    template = "show {x} \"{x}\" '{x}' $'{x}' a{x}{y}b \"$(printf '%s.' {x})\" # {x}"
+    assert run(show, tmp_path, template, x=value, y="") == [[value, value, value, value, f"a{value}b", f"{value}."]]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "show \"$(printf '%s.' {x})\"",
+        'show "$(printf "%s." {x})"',
+        'show "$(printf "%s." "{x}")"',
+        "show \"`printf '%s.' {x}`\"",
+        'show "$(cat <<< {x})."',
+        'show "$(cat <<<"{x}")."',
+        'cat <<< {x} > /dev/null; show "$(printf "%s." "$(printf "%s" {x})")"',
+        "show \"$(printf '%s.' '{x}')\"",
+        'show "$( (printf "%s." {x}) )"',
+        "out=$(printf '%s.' {x}); show \"$out\"",
+        'show "$(printf "%s." {x} # don\'t\n)"',
+    ],
+)
+@pytest.mark.parametrize("value", [HOSTILE[0], HOSTILE[4], "a  b\n*"])
+def test_inside_substitutions_and_here_strings(template: str, value: str, show: Path, tmp_path: Path) -> None:
+    end = "\n." if "cat" in template and "<<<" in template.split(";")[-1] else "."
+    assert run(show, tmp_path, template, x=value)[-1] == [(value + end).replace("\n.", ".") if end == "\n." else value + end]
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_arrives(show: Path, tmp_path: Path, value: str) -> None:
+    assert run(show, tmp_path, "show {x} \"{x}\" '{x}' a-{x}-b", x=value) == [[value, value, value, f"a-{value}-b"]]
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("show {nope}", "{nope}, which is no parameter ({x}, {y})"),
+        ("show {}", "{}, which is no parameter"),
+        ("show {x!r}", "{x}"),
+        ("show {x:>10}", "{x}"),
+        ("show {x", "write {{ and }} for braces of the shell"),
+        ("show x}", "write {{ and }} for braces of the shell"),
+        ("awk '{ print $1 }' f", "write {{ and }} for braces of the shell"),
+        ("cat << END\n{x}\nEND", "in a here-document; use $BATCHAI_PARAM_x there"),
+        ("cat <<-'END'\n{x}\nEND", "here-document"),
+        ("show \\{x}", "after a backslash"),
+        ('show "\\{x}"', "after a backslash"),
+        ("show ${x}", "after a $; write it without the $"),
+        ('show "${x}"', "after a $"),
+        ('show "`echo \\"{x}\\"`"', "in backquotes that hold a backslash; write $(...) instead"),
+    ],
+)
+def test_refused(template: str, words: str) -> None:
+    with pytest.raises(ProjectError) as error:
+        translate(template, variable_names(["x", "y"]), "MLproject: main")
+    assert words in str(error.value)
+    assert str(error.value).startswith("MLproject: main: command")
+
+
+def test_a_shift_after_the_placeholder_is_no_matter() -> None:
+    assert translate("show {x} $((1 << 2))", {"x": "X"}, "s") == 'show "${X}" $((1 << 2))'
+
+
+def test_names_of_variables_are_distinct() -> None:
+    names = variable_names(["a-b", "a_b", "a.b", "a b", "a_b_2", "é", "9"])
+    assert len(set(names.values())) == 7
+    assert all(name.isascii() and name.replace("_", "a").isalnum() for name in names.values())
+    assert names["a-b"] == "BATCHAI_PARAM_a_b"
+
+
+def test_a_value_of_the_longest_size_that_is_allowed(show: Path, tmp_path: Path) -> None:
+    value = "é\n'" * 20000
+    code = "import json, os, sys; print(json.dumps(sys.argv[1] == os.environ['BATCHAI_PARAM_x']))"
+    line = translate("{python} -c {code} {x}", variable_names(["python", "code", "x"]), "s")
+    done = subprocess.run(
+        ["bash", "-c", line],
+        env={"BATCHAI_PARAM_python": sys.executable, "BATCHAI_PARAM_code": code, "BATCHAI_PARAM_x": value, "LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) is True

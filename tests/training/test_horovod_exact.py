@@ -1,0 +1,140 @@
+"""Several ranks end with the weights that one process has on the joined batches."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+JOBS, ROOT = Path(__file__).parent / "jobs", Path(__file__).parents[2]
+
+pytestmark = pytest.mark.training
+TOLERANCE = {"halves": 2e-3, "accumulate, average": 2e-6}
+SAME = ["sgd", "rmsprop", "uneven steps", "none, global clip", "rows, clip", "accumulate, average", "loss scale"]
+SAME += ["sum", "eager", "halves", "batch norm"]
+
+
+class Results:
+    """Weights (case/number -> array) and facts of the two ranks and of the process alone."""
+
+    def __init__(self, folder):
+        names = ["0", "1", "alone"]
+        self.weights = [dict(np.load(folder / f"{name}.npz")) for name in names]
+        self.facts = [json.loads((folder / f"{name}.json").read_text()) for name in names]
+
+    def of(self, case):
+        """Return the case's weights on rank 0, rank 1 and alone."""
+        return [[w[k] for k in sorted(w) if k.startswith(case + "/")] for w in self.weights]
+
+
+def python_with(backend):
+    """Return the interpreter whose Horovod has the binding, or skip; BATCHAI_TEST_TORCH_PYTHON may name one for torch."""
+    if backend == "torch" and "BATCHAI_TEST_TORCH_PYTHON" in os.environ:
+        return os.environ["BATCHAI_TEST_TORCH_PYTHON"]
+    horovod = pytest.importorskip("horovod", reason="Horovod is not installed")
+    if not list(Path(horovod.__path__[0], backend).glob("mpi_lib*.so")):
+        pytest.skip(f"the installed Horovod was built without {backend}")
+    return sys.executable
+
+
+@pytest.fixture(scope="session", params=["tensorflow", "torch"])
+def results(request, ranks, tmp_path_factory):
+    python = python_with(request.param)
+    folder = tmp_path_factory.mktemp("exact")
+    ended = ranks(python, JOBS / "exact.py", folder, env={"KERAS_BACKEND": request.param})
+    assert [one.code for one in ended] == [0, 0], ended[0].output[-3000:] + ended[1].output[-3000:]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HOROVOD")}
+    env.update(PYTHONPATH=str(ROOT), KERAS_BACKEND=request.param)
+    subprocess.run([python, JOBS / "exact.py", folder], check=True, env=env)
+    found = Results(folder)
+    found.output = [one.output for one in ended]
+    return found
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_ranks_equal_one_process(results, case):
+    rank0, rank1, alone = results.of(case)
+    if case == "batch norm" and not alone:
+        pytest.skip("the emulation of batch normalization on halves is written with TensorFlow")
+    assert len(rank0) == len(rank1) == len(alone) > 0
+    for a, b, c in zip(rank0, rank1, alone, strict=True):
+        assert np.array_equal(a, b)
+        assert np.max(np.abs(a - c)) <= TOLERANCE.get(case, 1e-6)
+    assert len({facts[f"{case}/iterations"] for facts in results.facts}) == 1
+
+
+def test_resumed_model_goes_on_as_if_it_had_not_stopped(results):
+    for a, b in zip(results.of("resumed")[0], results.of("sgd")[0], strict=True):
+        assert np.max(np.abs(a - b)) <= 1e-6
+
+
+@pytest.mark.parametrize("suffix", ["h5", "keras"])
+def test_saved_files_name_keras_own_class(results, suffix):
+    module, name, iterations = results.facts[0][f"saved {suffix}"]
+    assert (module.split(".")[0], name, iterations) == ("keras", "SGD", 3)
+    assert results.facts[0][f"plain {suffix}"]
+    assert results.facts[0][f"loaded {suffix}"] == [6, 3]
+
+
+def test_a_copy_of_the_optimizer_is_plain(results):
+    assert results.facts[0]["copy"]
+
+
+def test_importing_costs_nothing_and_never_brings_mlflow(results):
+    assert results.facts[0]["imported nothing"] and not results.facts[0]["mlflow"]
+
+
+def test_jit_compile_is_switched_off_with_one_notice(results):
+    notice = "the train step runs without jit_compile, as Horovod has no operation for XLA."
+    assert results.output[0].count(notice) == 1
+    assert notice not in results.output[1]
+
+
+def test_ranks_talk(results):
+    for rank in (0, 1):
+        facts = results.facts[rank]
+        assert facts["ranks"] == [rank, 2, rank, 2, 0, 1]
+        assert facts["allreduce"] == [0.5, 1.0]
+        assert facts["tensor"] is True
+        assert facts["allgather"] == [0, 1, 1]
+        assert facts["broadcast"] == 4
+        assert facts["objects"] == [{"a": 1}, [0, 1]]
+
+
+def test_warm_up_rises_from_one_ranks_rate_to_all_ranks(results):
+    rates = results.facts[0]["rates"]
+    assert rates[:4] == pytest.approx([0.5, 0.6, 0.7, 0.8])
+    assert "finished gradual learning rate warmup to 0.8" in results.output[0]
+
+
+def test_logs_are_averaged_and_ranks_stop_together(results):
+    first, second = (results.facts[rank]["history"] for rank in (0, 1))
+    assert first == second
+    assert len(first["loss"]) == 2
+    assert {"val_loss", "learning_rate"} <= set(first)
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "words"),
+    [
+        ("no broadcast", "RanksDivergedError", "before the first step: checksums rank 0 "),
+        ("no broadcast", "RanksDivergedError", "BroadcastGlobalVariablesCallback(0)"),
+        ("epochs", "RanksDisagreeError", "rank 0 from 0 to 9, rank 1 from 3 to 9"),
+        ("not an optimizer", "TypeError", "not 3."),
+        ("passes", "TypeError", "gradient_accumulation_steps=4"),
+        ("unknown", "TypeError", "does not take num_groups"),
+        ("global", "RuntimeError", "BroadcastGlobalVariablesCallback(0)"),
+        ("bad switch", "ValueError", "BATCHAI_WEIGHT_CHECK=maybe"),
+    ],
+)
+def test_refusals_are_one_sentence_on_every_rank(results, what, error, words):
+    for facts in results.facts[:2]:
+        assert facts[what][0] == error
+        assert words in facts[what][1]
+
+
+def test_ranks_that_are_meant_to_differ_may(results):
+    assert results.facts[0]["opted out"] is None

@@ -1,0 +1,196 @@
+"""``report`` writes one JSON line a record into the node's spool, and never gets in the way of training."""
+
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlflow_batchai.training import report
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def spool(tmp_path, monkeypatch):
+    """A spool folder as the agent makes it, with nothing of another test left open."""
+    for name in report._RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("BATCHAI_SPOOL", str(tmp_path))
+    yield tmp_path
+    if report._Spool.fd is not None:
+        os.close(report._Spool.fd)
+    report._Spool.fd, report._Spool.path, report._Spool.torn, report._Spool.complained = None, "", False, False
+
+
+def records(folder):
+    return [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]
+
+
+def test_a_metric_record(spool):
+    report.log(step=3, loss=0.25, val_loss=np.float32(0.5))
+    (record,) = records(spool)
+    assert record.pop("ts") > 1_600_000_000_000
+    assert record == {"type": "metric", "rank": 0, "step": 3, "values": {"loss": 0.25, "val_loss": 0.5}}
+    assert [f.name for f in spool.iterdir()] == [f"report-0-{os.getpid()}.jsonl"]
+
+
+def test_a_mapping_and_keywords_together(spool):
+    report.log({"step": 1, "metrics": 2, "a/b c": 3}, all_ranks=False, loss=4)
+    assert records(spool)[0]["values"] == {"step": 1.0, "metrics": 2.0, "a/b c": 3.0, "loss": 4.0}
+    assert records(spool)[0]["step"] == 0
+
+
+def test_numbers_that_json_lacks(spool):
+    report.log(a=math.nan, b=math.inf, c=-math.inf, d=np.int64(7), e=True)
+    assert records(spool)[0]["values"] == {"a": "nan", "b": "inf", "c": "-inf", "d": 7.0, "e": 1.0}
+
+
+def test_ranks_other_than_0_are_silent_unless_asked(spool, monkeypatch):
+    monkeypatch.setenv("HOROVOD_RANK", "3")
+    report.log(loss=1.0)
+    assert records(spool) == []
+    report.log(loss=1.0, all_ranks=True)
+    (record,) = records(spool)
+    assert (record["rank"], record["values"]) == (3, {"rank_3/loss": 1.0})
+
+
+@pytest.mark.parametrize(
+    "name", ["loss", "a b", "x?y", "ä/ö", "../up", "/abs", "a//b", "./a", "..", "", "new\nline", "%41", "a" * 300]
+)
+def test_names_are_such_as_mlflow_accepts(name):
+    validation = pytest.importorskip("mlflow.utils.validation")
+    cleaned = report.metric_name(name)
+    validation._validate_metric_name(cleaned)
+    assert len(cleaned) <= 250
+    if name in ("loss", "a b", "ä/ö"):
+        assert cleaned == name
+
+
+@pytest.mark.parametrize("value", ["0.5", b"1", None, [1, 2], np.ones(2), {}, object()])
+def test_a_value_that_is_no_number_is_refused_on_every_rank_and_outside_a_job(value, monkeypatch):
+    monkeypatch.delenv("BATCHAI_SPOOL")
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    with pytest.raises(TypeError, match=r"^report.log: the value of 'loss' must be one number, not "):
+        report.log(loss=value)
+
+
+@pytest.mark.parametrize("step", ["1", 1.5, None, True])
+def test_a_step_is_a_whole_number(step):
+    with pytest.raises(TypeError, match=r"^report.log: step must be a whole number, not "):
+        report.log(step=step, loss=1.0)
+
+
+def test_outside_a_job_nothing_is_written(spool, monkeypatch):
+    monkeypatch.delenv("BATCHAI_SPOOL")
+    report.log(loss=1.0)
+    report.model("m.h5")
+    assert list(spool.iterdir()) == []
+
+
+def test_a_spool_that_is_gone_costs_one_warning(monkeypatch, caplog, tmp_path):
+    monkeypatch.setenv("BATCHAI_SPOOL", str(tmp_path / "gone"))
+    with caplog.at_level(logging.WARNING):
+        report.log(loss=1.0)
+        report.log(loss=2.0)
+    assert [r.message.split(",")[0] for r in caplog.records] == ["records are lost"]
+
+
+def test_a_record_cut_short_by_a_full_disk_spoils_no_other(spool, monkeypatch):
+    report.log(loss=1.0)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:9]))
+    report.log(loss=2.0)
+    monkeypatch.setattr(os, "write", write)
+    report.log(loss=3.0)
+    lines = next(spool.glob("*.jsonl")).read_text().splitlines()
+    assert [json.loads(lines[i])["values"]["loss"] for i in (0, 2)] == [1.0, 3.0]
+    assert len(lines) == 3
+
+
+def test_a_child_process_has_a_file_of_its_own(spool):
+    report.log(loss=1.0)
+    code = "from mlflow_batchai.training import report; report.log(loss=2.0)"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert len(list(spool.iterdir())) == 2
+
+
+def test_a_model_without_facts_about_its_inputs(spool, monkeypatch):
+    monkeypatch.chdir(spool)
+    report.model(Path("out") / "m.h5")
+    (record,) = records(spool)
+    assert record["path"] == str(spool / "out" / "m.h5")
+    assert record["meta"]["format"] == "h5"
+    assert record["meta"]["python"].count(".") == 2
+    with pytest.raises(TypeError, match=r"^report.model: path must be a path, not 3"):
+        report.model(3)
+
+
+class FakeTensor:
+    """What ``report.model`` reads of a Keras tensor."""
+
+    def __init__(self, name, shape, dtype="float32"):
+        self.name, self.shape, self.dtype = name, shape, dtype
+
+
+class FakeModel:
+    """What ``report.model`` reads of a Keras model."""
+
+    inputs = [FakeTensor("image", (None, 32, 32, 3))]  # noqa: RUF012
+    outputs = [FakeTensor("keras_tensor_9", (None, 10))]  # noqa: RUF012
+    output_names = ["probabilities"]  # noqa: RUF012
+
+
+def test_a_models_facts(spool):
+    report.model("m.keras", FakeModel())
+    meta = records(spool)[0]["meta"]
+    assert meta["inputs"] == [{"name": "image", "shape": [-1, 32, 32, 3], "dtype": "float32"}]
+    assert meta["outputs"] == [{"name": "probabilities", "shape": [-1, 10], "dtype": "float32"}]
+    assert f"numpy=={np.__version__}" in meta["requirements"]
+    assert (meta["numpy"], meta["format"]) == (np.__version__, "keras")
+
+
+def test_a_model_that_hides_its_facts_is_reported_all_the_same(spool, caplog):
+    class Odd:
+        @property
+        def inputs(self):
+            raise RuntimeError("no inputs")
+
+    report.model("m.h5", Odd())
+    assert records(spool)[0]["meta"] == {}
+    assert "reported without its facts" in caplog.text
+
+
+def test_importing_it_imports_nothing_heavy_and_needs_no_package():
+    code = "import sys; from mlflow_batchai.training import report; print(sorted(m for m in sys.modules if m.split('.')[0] in ('keras', 'tensorflow', 'numpy', 'mlflow')))"  # noqa: E501
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.training
+def test_the_keras_callback(spool):
+    code = """
+import keras, numpy
+from mlflow_batchai.training import report
+model = keras.Sequential([keras.Input((3,), name="row"), keras.layers.Dense(2)])
+model.compile(keras.optimizers.SGD(0.25), loss="mse", metrics=["mae"])
+data = numpy.ones((8, 3)), numpy.ones((8, 2))
+model.fit(*data, validation_data=data, epochs=2, verbose=0, callbacks=[report.keras_callback(images_per_epoch=8)])
+report.model("m.keras", model)
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env, cwd=spool)
+    first, second, model = records(spool)
+    assert (first["step"], second["step"]) == (0, 1)
+    assert set(first["values"]) == {"loss", "mae", "val_loss", "val_mae", "learning_rate", "images_per_second"}
+    assert first["values"]["learning_rate"] == 0.25
+    assert model["meta"]["backend"] == "tensorflow"
+    assert model["meta"]["inputs"] == [{"name": "row", "shape": [-1, 3], "dtype": "float32"}]
+    assert model["meta"]["requirements"][0].startswith("tensorflow")
