@@ -130,11 +130,13 @@ class MetricFold:
         return [point for point in points if point]
 
     def _rule(self, name: str, match: re.Match[str], step_group: str | None, timestamp: int) -> Point | None:
-        groups = match.groupdict()
-        text = (
-            groups.get("value") if "value" in groups else next((group for group in match.groups() if group is not None), None)
-        )
-        number = numeric(text)
+        groups, indexes = match.groupdict(), match.re.groupindex
+        step_index = indexes.get(step_group or "step")
+        value_index = indexes.get("value")
+        if value_index is None or value_index == step_index:  # then the first group with a text that isn't the step
+            others = (index for index in range(1, match.re.groups + 1) if index != step_index)
+            value_index = next((index for index in others if match[index] is not None), None)
+        number = numeric(match[value_index]) if value_index is not None else None
         if number is None:
             return None
         key = metric_key(name)

@@ -238,10 +238,12 @@ def find_logged(
         return None
     model, version = ready[0], None
     if register:
-        known = client.search_model_versions(f"run_id = '{run_id}'")
-        version = next((str(one.version) for one in known if one.name == register and one.model_id == model.model_id), None)
         with _as_model_error(Path(model.name)):
-            version = version or _register(client, register, model, run_id)
+            # A registry in a database does not keep a version's model_id; both forms of its source hold it.
+            known = client.search_model_versions(f"run_id = '{run_id}'")
+            versions = [str(one.version) for one in known if one.name == register and model.model_id in (one.source or "")]
+            version = versions[0] if versions else _register(client, register, model, run_id)
+            _link_version(client, model.model_id, register, version)
     return LoggedModelRef(model.model_id, f"models:/{model.model_id}", version, _notes(facts))
 
 

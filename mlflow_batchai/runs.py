@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from mlflow_batchai import shell
 from mlflow_batchai.errors import ClusterError, JobNotFoundError, UsageError
@@ -47,7 +47,10 @@ class Tracking:
 
 
 _SQLITE = re.compile(r"(?P<scheme>sqlite(?:\+\w+)?:///)(?P<path>[^:].*)")
-_HIDDEN = re.compile(r"password|passwd|pwd|secret|token|credential|key$|^sig$", re.IGNORECASE)
+# Databases' passwords may hold "/" and "#" as they are.
+_USER = re.compile(r"(?<=://)(?:[^/?#]*|[^:/@]*:[^@]*)@")
+_OPTION = re.compile(r"(?P<name>[?&][^=&#]*=)[^&#]*")
+_HIDDEN = re.compile(r"passw|pwd|secret|token|credential|key=|[?&]sig=", re.IGNORECASE)
 
 
 def absolute(uri: str, cwd: Path) -> Tracking:
@@ -75,14 +78,7 @@ def absolute(uri: str, cwd: Path) -> Tracking:
 
 def shown(uri: str) -> str:
     """An address without user and password, and without the values of options that are named like a secret, for messages."""
-    if "@" not in uri and "?" not in uri:
-        return uri
-    parts = urlsplit(uri)
-    options = parse_qsl(parts.query, keep_blank_values=True)
-    query = parts.query
-    if any(_HIDDEN.search(name) for name, _ in options):
-        query = urlencode([(name, "***" if _HIDDEN.search(name) else value) for name, value in options], safe="*/:")
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=query))
+    return _OPTION.sub(lambda found: found["name"] + "***" if _HIDDEN.search(found["name"]) else found[0], _USER.sub("", uri))
 
 
 def client(tracking: Tracking) -> MlflowClient:

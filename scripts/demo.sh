@@ -4,7 +4,7 @@ set -euo pipefail
 bin=$1 folder=$2
 mkdir -p "$folder"
 "$bin/mlflow" run projects/cifar_horovod --backend batchai --run-name demo \
-    -P data=digits -P epochs=24 -P batch_size=32 -P learning_rate=0.0005 -P augment=false \
+    -P data=digits -P epochs=12 -P augment=false \
     --backend-config '{"model": {"register": "cifar_horovod"}}'
 cat <<END
 

@@ -29,9 +29,9 @@ def main(arguments: List[str]) -> int:
 
         return describe.main(rest)
     if verb == "horovod-build":
-        from mlflow_batchai import horovod_wheel
+        from mlflow_batchai.horovod_wheel import verb as horovod_build
 
-        return horovod_wheel.main(rest)
+        return horovod_build.main(rest)
     sys.stderr.write("agent.pyz: unknown verb %s\n" % json.dumps(verb))
     return 2
 

@@ -103,11 +103,27 @@ def _build(layout: NodeLayout, environment: Mapping[str, Any], run: Run, folder:
         wheel = os.path.join(layout.temp, "wheel")
         os.makedirs(wheel, exist_ok=True)
         step(
-            [sys.executable, archive_path(), "horovod-build", "--python", python, "--out", wheel],
+            [
+                sys.executable,
+                archive_path(),
+                "horovod-build",
+                "--python",
+                python,
+                "--framework",
+                _framework(others),
+                "--out",
+                wheel,
+            ],
             "building the Horovod wheel",
         )
         names = [os.path.join(wheel, name) for name in os.listdir(wheel) if name.endswith(".whl")]
         step([python, "-m", "pip", "install", "--progress-bar", "off", *names], "installing Horovod")
+
+
+def _framework(requirements: List[str]) -> str:
+    """What Horovod is built for: TensorFlow, unless only PyTorch is asked for."""
+    names = {match.group("name").lower() for match in map(_NAME.match, requirements) if match}
+    return "torch" if "torch" in names and not any(name.startswith("tensorflow") for name in names) else "tensorflow"
 
 
 def split_horovod(dependencies: List[str], project: str) -> Tuple[List[str], List[str]]:

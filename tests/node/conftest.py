@@ -82,6 +82,8 @@ def agent_pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def cluster(tmp_path: Path, make_plan: PlanMaker, agent_pyz: Path) -> Iterator[Cluster]:
     """Two nodes; whatever is still running at the end of the test is ended."""
-    made = Cluster(tmp_path, make_plan, agent_pyz)
+    folder = tmp_path / "it's an é place"
+    folder.mkdir()
+    made = Cluster(folder, make_plan, agent_pyz)
     yield made
     made.close()

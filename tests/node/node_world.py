@@ -34,6 +34,19 @@ def wait_for(condition: Callable[[], Any], seconds: float = 20.0, what: str = ""
     raise AssertionError(f"not within {seconds} s: {what or condition}")
 
 
+def python38() -> str | None:
+    """A Python 3.8 of this machine, or None."""
+    names = ["python3.8", *sorted(str(path) for path in Path("~/.pyenv/versions").expanduser().glob("3.8*/bin/python"))]
+    for name in names:
+        try:
+            done = subprocess.run([name, "-c", "import sys; print(sys.version_info[:2])"], capture_output=True, check=False)
+        except OSError:
+            continue
+        if done.stdout.strip() == b"(3, 8)":
+            return name
+    return None
+
+
 class Job:
     """One job with its real agents.
 

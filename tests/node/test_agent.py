@@ -13,25 +13,15 @@ import time
 from pathlib import Path
 
 import pytest
-from node_world import Cluster, wait_for
+from node_world import Cluster, Job, python38, wait_for
 
-from mlflow_batchai.node import processes, tickets
+from mlflow_batchai.node import processes, protocol, tickets
 
-
-def python38() -> str | None:
-    """A Python 3.8 of this machine, or None."""
-    names = ["python3.8", *sorted(str(path) for path in Path("~/.pyenv/versions").expanduser().glob("3.8*/bin/python"))]
-    for name in names:
-        try:
-            done = subprocess.run([name, "-c", "import sys; print(sys.version_info[:2])"], capture_output=True, check=False)
-        except OSError:
-            continue
-        if done.stdout.strip() == b"(3, 8)":
-            return name
-    return None
+# Runs until ``release``.
+HOLD = 'echo go; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
 
 
-def assert_clean(cluster: Cluster, job) -> None:
+def assert_clean(cluster: Cluster, job: Job) -> None:
     """Nothing of the job runs or lies on the nodes any more, and the nodes are free."""
     assert job.processes() == set()
     for index in job.ticket["nodes"]:
@@ -43,7 +33,7 @@ def assert_clean(cluster: Cluster, job) -> None:
         assert state == {"state": "ended", "job": job.plan["job"]}
 
 
-def release(job) -> None:
+def release(job: Job) -> None:
     """End a job that waits for a file."""
     (job.share / job.plan["folder"] / "shared" / "end").touch()
     assert job.wait()["executionState"] == "succeeded", job.said()
@@ -56,7 +46,7 @@ def test_one_node_runs_a_command(cluster: Cluster, version: str) -> None:
         pytest.skip("there is no Python 3.8 on this machine")
     report = json.dumps({"type": "metric", "ts": 1, "rank": 0, "step": 0, "values": {"loss": 0.5}})
     job = cluster.submit(
-        f"echo \"I am $BATCHAI_RANK of $BATCHAI_SIZE, $NAME, $SECRET, [$CANARY]\"; echo '{report}' > $BATCHAI_SPOOL/report-0-1.jsonl;"
+        f'echo "I am $BATCHAI_RANK of $BATCHAI_SIZE, $NAME, $SECRET, [$CANARY]"; echo \'{report}\' > "$BATCHAI_SPOOL/report-0-1.jsonl";'
         " echo für >&2; pwd; printf 'no newline'",
         python=python,
         preparation="echo prepared; echo well >&2",
@@ -144,7 +134,7 @@ def test_cancel_while_running(cluster: Cluster) -> None:
 
 
 def test_cancel_while_queued_leaves_the_job_before_alone(cluster: Cluster) -> None:
-    first = cluster.submit("echo go; until [ -e $AZ_BATCHAI_SHARED_JOB_TEMP/end ]; do sleep 0.05; done")
+    first = cluster.submit(HOLD)
     wait_for(lambda: first.log("stdout.txt"))
     # On both nodes: one is free and is taken, the other is waited for.
     second = cluster.submit("echo never", nodes=2)
@@ -161,8 +151,7 @@ def test_cancel_while_queued_leaves_the_job_before_alone(cluster: Cluster) -> No
 
 
 def test_cancel_when_only_a_peer_is_queued(cluster: Cluster) -> None:
-    wait = "echo go; until [ -e $AZ_BATCHAI_SHARED_JOB_TEMP/end ]; do sleep 0.05; done"
-    first, second = cluster.submit(wait), cluster.submit(wait)
+    first, second = cluster.submit(HOLD), cluster.submit(HOLD)
     wait_for(lambda: first.log("stdout.txt") and second.log("stdout.txt"))
     release(first)
     third = cluster.submit("echo never", nodes=2)
@@ -173,7 +162,7 @@ def test_cancel_when_only_a_peer_is_queued(cluster: Cluster) -> None:
 
 
 def test_a_deleted_ticket_book_kills_nobody(cluster: Cluster) -> None:
-    first = cluster.submit("echo go; until [ -e $AZ_BATCHAI_SHARED_JOB_TEMP/end ]; do sleep 0.05; done")
+    first = cluster.submit(HOLD)
     wait_for(lambda: first.log("stdout.txt"))
     shutil.rmtree(cluster.book)
     second = cluster.submit("echo go")
@@ -269,8 +258,6 @@ def test_a_verdict_by_a_client_ends_the_agents(cluster: Cluster) -> None:
     wait_for(lambda: job.log("stdout.txt").count("started") == 2)
     client = {"executionState": "failed", "exitCode": None, "errors": [], "reason": "mine", "terminated": False, "endTime": 1}
     (job.share / job.paths.verdict).mkdir()
-    from mlflow_batchai.node import protocol
-
     protocol.write_closed(str(job.share / job.paths.verdict_file), [client])
     assert job.wait() == client
     assert_clean(cluster, job)
@@ -324,7 +311,7 @@ def test_an_error_on_the_way_out_does_not_cost_the_verdict(cluster: Cluster, pat
 
 
 def test_a_share_that_fails_at_the_end_is_waited_for(cluster: Cluster) -> None:
-    job = cluster.submit("echo started; until [ -e $AZ_BATCHAI_SHARED_JOB_TEMP/end ]; do sleep 0.05; done")
+    job = cluster.submit(HOLD)
     wait_for(lambda: job.log("stdout.txt"))
     base = job.share / job.paths.nodes
     base.rename(base.with_name("aside"))

@@ -186,7 +186,9 @@ def test_sweep_is_bounded() -> None:
     assert 5.0 <= moment[0] < 5.2
 
 
-def test_the_command_sweeps_one_node(run: Callable[..., subprocess.Popen[str]], mark: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_sweeps_one_node(
+    run: Callable[..., subprocess.Popen[str]], mark: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, second = run("sleep", "600", node=0), run("sleep", "600", node=1)
     wait_for(lambda: len(processes.marked(mark)) == 2, 5)
     assert processes.main([mark, "1"]) == 0

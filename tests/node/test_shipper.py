@@ -159,7 +159,9 @@ def test_a_stalled_share_loses_and_doubles_nothing(make: Callable[..., Thread]) 
     assert thread.records("dropped") == []
 
 
-def test_log_lines_are_dropped_and_counted_and_metrics_never(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_lines_are_dropped_and_counted_and_metrics_never(
+    make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shipper, "MAX_PENDING_BYTES", 100_000)
     monkeypatch.setattr(shipper, "MAX_SEGMENT_BYTES", 10_000)
     thread = make()
@@ -324,7 +326,7 @@ def test_a_log_file_keeps_what_was_not_written(tmp_path: Path, monkeypatch: pyte
     path.parent.write_text("in the way")
     file.append(b"one\n")
     for _ in range(2):
-        with pytest.raises(OSError, match="stdout.txt|logs"):
+        with pytest.raises(OSError, match=r"stdout.txt|logs"):
             file.flush()
     path.parent.unlink()
     file.append(b"two\n")

@@ -124,7 +124,9 @@ def test_readable_is_linear() -> None:
         ("no-such-program", 127, None, "exited with code 127"),
     ],
 )
-def test_how_a_task_ended(runtime: Runtime, said: dict[str, bytes], command: str, code: int, number: int | None, sentence: str) -> None:
+def test_how_a_task_ended(
+    runtime: Runtime, said: dict[str, bytes], command: str, code: int, number: int | None, sentence: str
+) -> None:
     task = start(runtime, said, command)
     assert task.exit_code is None
     runtime.run_to_end(task)
@@ -185,7 +187,9 @@ def test_much_output_quickly(runtime: Runtime) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     task = Task("rank 0", 0, count)
     begun = time.monotonic()
-    runtime.start(task, ["bash", "-c", "yes 'a line of ordinary length, more or less' | head -c 100000000"], {"PATH": os.environ["PATH"]})
+    runtime.start(
+        task, ["bash", "-c", "yes 'a line of ordinary length, more or less' | head -c 100000000"], {"PATH": os.environ["PATH"]}
+    )
     runtime.run_to_end(task)
     assert abs(size[0] - 100_000_000) <= 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000
@@ -208,7 +212,7 @@ def test_small_lines_are_gathered(runtime: Runtime, said: dict[str, bytes]) -> N
 
 def test_reports_are_shipped_to_the_last(runtime: Runtime, said: dict[str, bytes]) -> None:
     spool = runtime.layout.spool
-    task = start(runtime, said, f"exec >&- 2>&-; echo '{{\"type\": \"model\", \"path\": \"/a\"}}' >> {spool}/report-0-1.jsonl")
+    task = start(runtime, said, f'exec >&- 2>&-; echo \'{{"type": "model", "path": "/a"}}\' >> {spool}/report-0-1.jsonl')
     while task.status is None:
         runtime.pump()
     with open(f"{spool}/report-0-1.jsonl", "a") as file:

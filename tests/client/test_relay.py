@@ -1,0 +1,363 @@
+"""The relay into a real store: a crash at any point, replayed, leaves the same run; who has lost the lease writes nothing."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+
+import pytest
+from job_folder import line, report
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+
+from mlflow_batchai import follower, runs
+from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.lease import Lease, LeaseLostError
+from mlflow_batchai.relay import Relay
+
+TENSOR = {"name": "x", "shape": [-1, 4], "dtype": "float32"}
+META = {
+    "keras": "3.15.1",
+    "backend": "tensorflow",
+    "python": "3.11.4",
+    "requirements": ["keras==3.15.1", "tensorflow-cpu==2.21.0"],
+    "format": "keras",
+    "inputs": [TENSOR],
+    "outputs": [TENSOR],
+}
+
+
+class Crash(BaseException):
+    """Nothing catches it, as nothing catches SIGKILL."""
+
+
+class Client:
+    """An MLflow client that fails before or after a call; after a Crash its process is dead, and no other call gets through."""
+
+    def __init__(self, real):
+        self._real = real
+        self.calls = []
+        self.before = {}
+        self.after = {}
+        self.dead = False
+
+    def __getattr__(self, name):
+        method = getattr(self._real, name)
+        if not callable(method):
+            return method
+
+        def call(*arguments, **named):
+            self.calls.append(name)
+            self._fail(self.before, name)
+            result = method(*arguments, **named)
+            self._fail(self.after, name)
+            return result
+
+        return call
+
+    def _fail(self, table, name):
+        errors = table.get(name)
+        error = Crash() if self.dead else errors.pop(0) if errors else None
+        if error:
+            self.dead = isinstance(error, Crash)
+            raise error
+
+
+class Time:
+    now = 0.0
+
+    def clock(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def scene(folder, store_template, tmp_path):
+    """(job folder, client, makes a relay as a new process would)"""
+    shutil.copy(store_template, tmp_path / "m.db")
+    tracking = runs.absolute("sqlite:///m.db", tmp_path)
+    real = runs.client(tracking)
+    experiment = real.create_experiment("e", artifact_location=(tmp_path / "artifacts").as_uri())
+    run = runs.create(real, experiment, {runs.TAG_JOB: "toy"}, {}, None, None)
+    prefix = "$AZ_BATCHAI_MOUNT_ROOT/share"
+    made = folder(
+        runId=run.info.run_id,
+        metrics=[{"name": "f1", "regex": r"f1 (\S+)", "step": None}],
+        model={"path": None, "register": "net", "name": "model"},
+        outputDirectories=[{"id": "M", "pathPrefix": prefix, "pathSuffix": "m"}],
+    )
+    client = Client(real)
+    time = Time()
+
+    def relay():
+        lease = Lease(made.job, time.clock, time.sleep)
+        if not lease.acquire():
+            return None
+        return Relay(made.job, client, lease)
+
+    return made, client, relay
+
+
+def history(client, run_id):
+    run = client.get_run(run_id)
+    return {
+        key: [(point.step, point.value, point.timestamp) for point in client.get_metric_history(run_id, key)]
+        for key in run.data.metrics
+    }
+
+
+def fill(made):
+    made.segment(0, report(0, loss=1.5), line("f1 0.5\nEpoch 1/2\n2/2 - 0s - acc: 0.25"))
+    made.segment(1, report(1, loss=0.5), line("f1 0.75\nEpoch 2/2\n2/2 - 0s - acc: 0.5"))
+
+
+EXPECTED = {
+    "loss": [(0, 1.5, 5), (1, 0.5, 5)],
+    "f1": [(0, 0.5, 7), (1, 0.75, 7)],
+    "acc": [(0, 0.25, 7), (1, 0.5, 7)],
+}
+
+
+def model(made, name="net.keras"):
+    path = made.share.root / made.paths.folder / "outputs" / "m" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("config.json", "{}")
+    made.segment(2, {"k": "report", "t": 1, "body": {"type": "model", "path": str(path), "meta": META}})
+
+
+def test_a_whole_job(scene):
+    made, client, relay = scene
+    fill(made)
+    model(made)
+    made.share.write(made.paths.stdouterr + "/stdout.txt", b"hello\n")
+    made.announce(0)
+    first = relay()
+    first.show_state(made.job.state())
+    assert first.step() == 3
+    run_id = made.plan["runId"]
+    assert client.get_run(run_id).info.status == "RUNNING"
+    made.verdict()
+    first.finish(made.job.state())
+    run = client.get_run(run_id)
+    assert history(client, run_id) == EXPECTED
+    assert (run.info.status, run.info.end_time) == ("FINISHED", 1_700_000_000_000)
+    assert run.data.tags["batchai.executionState"] == "succeeded"
+    assert run.data.tags["batchai.exitCode"] == "0"
+    assert run.data.tags["batchai.modelVersion"] == "models:/net/1"
+    assert "batchai.notes" not in run.data.tags, run.data.tags["batchai.notes"]
+    assert [entry.path for entry in client.list_artifacts(run_id, "outputs/m")] == ["outputs/m/net.keras"]
+    assert [entry.path for entry in client.list_artifacts(run_id, "stdouterr")] == ["stdouterr/stdout.txt"]
+    assert relay() is None
+
+
+# Where a relay dies: (method, whether the call was still made, which of its calls)
+CRASHES = [
+    ("log_batch", True, 0),
+    ("log_batch", False, 0),
+    ("log_batch", True, 1),
+    ("log_artifacts", True, 0),
+    ("create_logged_model", True, 0),
+    ("log_model_artifacts", False, 0),
+    ("log_outputs", True, 0),
+    ("finalize_logged_model", True, 0),
+    ("create_registered_model", True, 0),
+    ("create_model_version", True, 0),
+    ("set_tag", True, 0),
+    ("set_terminated", False, 0),
+    ("set_terminated", True, 0),
+]
+
+
+@pytest.mark.parametrize(("method", "made_it", "which"), CRASHES)
+def test_a_relay_that_dies_anywhere_is_made_up_for(scene, method, made_it, which):
+    made, client, relay = scene
+    run_id = made.plan["runId"]
+    fill(made)
+    model(made)
+    made.verdict()
+    (client.after if made_it else client.before)[method] = [None] * which + [Crash()]
+    with pytest.raises(Crash):
+        relay().finish(made.job.state())
+    client.dead = False
+    relay().finish(made.job.state())
+    run = client.get_run(run_id)
+    assert history(client, run_id) == EXPECTED
+    assert run.info.status == "FINISHED"
+    models = client.search_logged_models([run.info.experiment_id])
+    assert len([one for one in models if str(one.status) == "READY"]) == 1
+    assert all(str(one.status) != "PENDING" for one in models)
+    versions = client.search_model_versions("name = 'net'")
+    assert [version.version for version in versions] == [1]
+    assert run.data.tags["batchai.modelVersion"] == "models:/net/1"
+    assert relay() is None
+
+
+def test_points_wait_for_a_store_that_is_down(scene):
+    made, client, relay = scene
+    first = relay()
+    fill(made)
+    client.before["log_batch"] = [ConnectionError("down"), ConnectionError("down")]
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            first.step()
+        # What is not stored is not ticked off either.
+        assert Lease(made.job)._cursor(1)["memory"] == {}
+    first.step()
+    assert Lease(made.job)._cursor(1)["memory"]["cursor"] == {"agent-0": 2}
+    client.before["log_batch"] = [ConnectionError("down")]
+    made.verdict()
+    with pytest.raises(ConnectionError):
+        first.finish(made.job.state())
+    first.finish(made.job.state())
+    assert history(client, made.plan["runId"]) == EXPECTED
+    notes = client.get_run(made.plan["runId"]).data.tags["batchai.notes"]
+    assert notes == "batchai.yaml asks for a model and no .h5 or .keras file was saved in an output directory"
+
+
+def test_a_point_that_mlflow_never_takes_holds_up_no_other(scene):
+    made, client, relay = scene
+    first = relay()
+    real = client._real
+
+    class Picky:
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def log_batch(self, run_id, metrics=(), **named):
+            if any(metric.key == "f1" and metric.step == 0 for metric in metrics):
+                raise MlflowException("no f1 here", error_code=INVALID_PARAMETER_VALUE)
+            real.log_batch(run_id, metrics=metrics, **named)
+
+    client._real = Picky()
+    fill(made)
+    first.step()
+    made.verdict()
+    first.finish(made.job.state())
+    assert history(client, made.plan["runId"]) == {**EXPECTED, "f1": EXPECTED["f1"][1:]}
+    assert "metric 'f1' at step 0 was refused: no f1 here" in client.get_run(made.plan["runId"]).data.tags["batchai.notes"]
+
+
+def test_who_has_lost_the_lease_writes_nothing(scene):
+    made, client, relay = scene
+    first = relay()
+    fill(made)
+    made.announce(0)
+    second = relay()
+    client.calls.clear()
+    for write in (first.step, lambda: first.show_state(made.job.state()), lambda: first.finish(made.job.state())):
+        with pytest.raises(LeaseLostError):
+            write()
+    assert client.calls == []
+    second.step()
+    made.verdict()
+    # The lease is lost while outputs are sent: the end of the run is the heir's.
+    client.after["log_artifacts"] = [None]
+    made.share.write(made.paths.stdouterr + "/stdout.txt", b"x")
+    second._client = TakenOver(client, relay)
+    with pytest.raises(LeaseLostError):
+        second.finish(made.job.state())
+    assert client.get_run(made.plan["runId"]).info.status != "FINISHED"
+    assert "set_terminated" not in client.calls
+
+
+class TakenOver:
+    """During the first upload, another takes the lease."""
+
+    def __init__(self, client, relay):
+        self._client, self._relay = client, relay
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def log_artifacts(self, *arguments):
+        self._relay()
+
+
+def test_a_failed_job_makes_no_model_and_says_why(scene):
+    made, client, relay = scene
+    model(made)
+    made.verdict(
+        "failed", reason="rank 1 on node-0 exited with code 3\n" + "x" * 9000, errors=[{"code": "JobFailed"}], exitCode=3
+    )
+    relay().finish(made.job.state())
+    run = client.get_run(made.plan["runId"])
+    tags = run.data.tags
+    assert (run.info.status, tags["batchai.exitCode"], tags["batchai.errorCode"]) == ("FAILED", "3", "JobFailed")
+    assert len(tags["batchai.reason"]) == 5000
+    assert client.search_logged_models([run.info.experiment_id]) == []
+
+
+def test_a_model_outside_of_the_outputs_is_a_note(scene):
+    made, client, relay = scene
+    marker = f"{made.paths.folder}/outputs/m"
+    for sequence, path in enumerate(["/tmp/x.keras", f"/n/{marker}/../../../../etc/x.keras"]):
+        made.segment(sequence, {"k": "report", "t": 1, "body": {"type": "model", "path": path, "meta": META}})
+    made.verdict()
+    relay().finish(made.job.state())
+    assert "is no path on it" in client.get_run(made.plan["runId"]).data.tags["batchai.notes"]
+
+
+# The follower around it.
+
+
+class Gone:
+    """An engine whose agents have all left."""
+
+    def poll(self, handle):
+        from mlflow_batchai.engines.base import Poll, PollState
+
+        return Poll(PollState.GONE, "gone", (0,))
+
+    def cancel(self, handle):
+        raise ClusterError("can't be ended from here")
+
+
+@pytest.fixture
+def following(scene, monkeypatch):
+    """(job folder, client, follows): the follower's loop without its waiting."""
+    made, client, _ = scene
+    made.handle()
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        assert len(naps) < 50, "it goes on for ever"
+
+    monkeypatch.setattr(follower.time, "sleep", nap)
+    monkeypatch.setattr(follower.runs, "client", lambda tracking: client)
+    monkeypatch.setattr(follower.clusters, "load", lambda name: (type("C", (), {"engine": Gone()})(), []))
+    return made, client, lambda: follower.follow(made.job, None)
+
+
+def test_it_ends_a_job_that_was_lost(following):
+    made, client, follow = following
+    made.announce(0)
+    state = follow()
+    assert state.error_code == "NodeLost"
+    run = client.get_run(made.plan["runId"])
+    assert run.info.status == "FAILED"
+    assert run.data.tags["batchai.notes"] == "can't be ended from here"
+    assert Lease(made.job).finished()
+    assert follow() is None
+
+
+def test_it_waits_for_a_store_that_is_down(following):
+    made, client, follow = following
+    fill(made)
+    made.verdict()
+    client.before["log_batch"] = [ConnectionError("down")] * 5
+    client.before["get_run"] = [ConnectionError("down")] * 5
+    assert follow().execution_state == "succeeded"
+    assert history(client, made.plan["runId"]) == EXPECTED
+
+
+def test_a_run_that_was_deleted_is_not_waited_for(following):
+    made, client, follow = following
+    fill(made)
+    made.announce(0)
+    client.delete_run(made.plan["runId"])
+    assert follow().error_code == "NodeLost"
+    assert Lease(made.job).finished()

@@ -1,0 +1,153 @@
+"""Addresses of tracking stores without their secrets, and the run of a job in a real store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mlflow_batchai import runs
+from mlflow_batchai.errors import JobNotFoundError, UsageError
+
+HERE = Path("/here")
+
+
+@pytest.mark.parametrize(
+    ("uri", "absolute"),
+    [
+        ("sqlite:///mlflow.db", "sqlite:////here/mlflow.db"),
+        ("sqlite:///a b/../m.db?timeout=5", "sqlite:////here/a b/../m.db?timeout=5"),
+        ("sqlite:////abs/m.db", "sqlite:////abs/m.db"),
+        ("sqlite+pysqlite:///m.db", "sqlite+pysqlite:////here/m.db"),
+        ("mlruns", "/here/mlruns"),
+        ("./ml runs", "/here/ml runs"),
+        ("/abs/mlruns", "/abs/mlruns"),
+        ("file:ml%20runs", "file:///here/ml%20runs"),
+        ("file:///abs/mlruns", "file:///abs/mlruns"),
+        ("http://host:5000/base", "http://host:5000/base"),
+        ("databricks", "databricks"),
+        ("databricks://profile", "databricks://profile"),
+    ],
+)
+def test_an_address_means_the_same_from_anywhere(uri, absolute):
+    tracking = runs.absolute(uri, HERE)
+    assert (tracking.uri, tracking.address) == (absolute, absolute)
+    assert tracking.environment == {"MLFLOW_TRACKING_URI": absolute}
+    again = runs.absolute(tracking.address, Path("/"))
+    assert again == tracking
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown", "environment"),
+    [
+        (
+            "https://us%40er:p%2Fw%40rd@host:5000/x",
+            "https://host:5000/x",
+            {
+                "MLFLOW_TRACKING_USERNAME": "us@er",
+                "MLFLOW_TRACKING_PASSWORD": "p/w@rd",
+                "MLFLOW_TRACKING_URI": "https://host:5000/x",
+            },
+        ),
+        ("http://user@host", "http://host", {"MLFLOW_TRACKING_USERNAME": "user", "MLFLOW_TRACKING_URI": "http://host"}),
+    ],
+)
+def test_a_servers_password_is_in_its_variable_only(uri, shown, environment):
+    tracking = runs.absolute(uri, HERE)
+    assert (tracking.uri, tracking.address, tracking.environment) == (shown, shown, environment)
+    assert "p/w" not in repr(tracking)
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("postgresql://me:p@ss@db:5432/mlflow", "postgresql://db:5432/mlflow"),
+        ("mysql+pymysql://me:secret@db/mlflow?charset=utf8", "mysql+pymysql://db/mlflow?charset=utf8"),
+        ("postgresql://db/mlflow?user=me&password=secret", "postgresql://db/mlflow?user=me&password=***"),
+        ("postgresql://me:se/cr#et@db/mlflow", "postgresql://db/mlflow"),
+        ("postgresql:///mlflow?host=/run/pg&sslpassword=s%26s", "postgresql:///mlflow?host=/run/pg&sslpassword=***"),
+    ],
+)
+def test_a_databases_password_is_in_the_address_only(uri, shown):
+    tracking = runs.absolute(uri, HERE)
+    assert (tracking.uri, tracking.address) == (shown, uri)
+    assert "secret" not in repr(tracking)
+    assert runs.shown(tracking.uri) == tracking.uri
+
+
+def test_page():
+    assert runs.page("https://u:p@h/x/", "1", "r") == "https://h/x/#/experiments/1/runs/r"
+    assert runs.page("sqlite:///x", "1", "r") is None
+
+
+@pytest.fixture
+def store(store_template, tmp_path):
+    shutil.copy(store_template, tmp_path / "m.db")
+    tracking = runs.absolute("sqlite:///m.db", tmp_path)
+    mlflow = runs.client(tracking)
+    experiment = mlflow.create_experiment("e", artifact_location=(tmp_path / "artifacts").as_uri())
+    return mlflow, experiment
+
+
+def test_create_and_find(store):
+    mlflow, experiment = store
+    parameters = {f"p{number}": str(number) for number in range(150)} | {"note": 'a "b"\n', "empty": ""}
+    run = runs.create(mlflow, experiment, {runs.TAG_JOB: "toy-1", "mlflow.user": "me"}, parameters, "my name", None)
+    stored = mlflow.get_run(run.info.run_id)
+    assert stored.info.status == "SCHEDULED"
+    assert stored.info.run_name == "my name"
+    assert stored.data.params == parameters
+    assert runs.find(mlflow, "toy-1").info.run_id == run.info.run_id
+    assert runs.find(mlflow, run.info.run_id).info.run_id == run.info.run_id
+    for name in ("nope", "n'o\"pe", "x" * 32, "a' OR '1'='1"):
+        with pytest.raises(JobNotFoundError, match="the newest are: toy-1"):
+            runs.find(mlflow, name)
+    again = runs.create(mlflow, experiment, {runs.TAG_JOB: "toy-1"}, {}, None, None)
+    assert runs.find(mlflow, "toy-1").info.run_id == again.info.run_id
+
+
+def test_an_existing_run(store):
+    mlflow, experiment = store
+    made = mlflow.create_run(experiment)
+    mlflow.log_param(made.info.run_id, "lr", "0.1")
+    same = runs.create(mlflow, experiment, {runs.TAG_JOB: "toy-2"}, {"lr": "0.1", "x": "1"}, "named", made.info.run_id)
+    stored = mlflow.get_run(same.info.run_id)
+    assert same.info.run_id == made.info.run_id
+    assert (stored.info.status, stored.data.tags[runs.TAG_JOB], stored.info.run_name) == ("SCHEDULED", "toy-2", "named")
+    with pytest.raises(UsageError, match="another value for parameter 'lr'"):
+        runs.create(mlflow, experiment, {}, {"lr": "0.2"}, None, made.info.run_id)
+    with pytest.raises(UsageError, match="--run-id nope"):
+        runs.create(mlflow, experiment, {}, {}, None, "nope")
+    mlflow.delete_run(made.info.run_id)
+    with pytest.raises(UsageError, match="is deleted"):
+        runs.create(mlflow, experiment, {}, {}, None, made.info.run_id)
+
+
+def test_fail(store):
+    mlflow, experiment = store
+    run = runs.create(mlflow, experiment, {runs.TAG_JOB: "toy"}, {}, None, None)
+    runs.fail(mlflow, run.info.run_id, "why " * 3000)
+    stored = mlflow.get_run(run.info.run_id)
+    assert stored.info.status == "FAILED"
+    assert stored.data.tags["batchai.reason"].startswith("why why")
+    assert stored.data.tags["batchai.executionState"] == "failed"
+
+
+def test_a_client_uses_the_addresss_own_user(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "other")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "other")
+    mlflow = runs.client(runs.absolute("http://me:word@127.0.0.1:9", HERE))
+    assert mlflow.tracking_uri == "http://127.0.0.1:9"
+    assert (os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"]) == ("me", "word")
+
+
+def test_source_tags_outside_of_git(tmp_path):
+    assert runs.source_tags("u", "main", tmp_path, "me") == {
+        "mlflow.user": "me",
+        "mlflow.source.name": "u",
+        "mlflow.source.type": "PROJECT",
+        "mlflow.project.entryPoint": "main",
+        "mlflow.project.backend": "batchai",
+    }

@@ -1,0 +1,277 @@
+"""Submitting: what exists afterwards, and what a submit that fails half-way leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from mlflow_batchai import runner, runs
+from mlflow_batchai.engines.base import Poll, PollState
+from mlflow_batchai.errors import ClusterError, JobDetachedError, JobError, JobFailedError, ProjectError
+from mlflow_batchai.jobs import Job, JobState
+from mlflow_batchai.lease import Lease
+from mlflow_batchai.planning import Prepared
+from mlflow_batchai.runner import RunRequest, Submitted
+from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.shares.objects import scan
+
+
+class Engine:
+    """Takes a job, or fails; remembers what it was told."""
+
+    node_limit = 1
+
+    def __init__(self):
+        self.started = []
+        self.cancelled = []
+        self.error = None
+
+    def submit(self, request):
+        if self.error:
+            raise self.error
+        self.started.append(request)
+        return {"engine": "fake", "nodes": [0]}
+
+    def poll(self, handle):
+        return Poll(PollState.ALIVE)
+
+    def cancel(self, handle):
+        self.cancelled.append(handle)
+
+
+@pytest.fixture
+def scene(store_template, tmp_path, monkeypatch):
+    monkeypatch.setenv("BATCHAI_HOME", str(tmp_path / "home"))
+    shutil.copy(store_template, tmp_path / "m.db")
+    tracking = runs.absolute("sqlite:///m.db", tmp_path)
+    mlflow = runs.client(tracking)
+    experiment = mlflow.create_experiment("My exp/1", artifact_location=(tmp_path / "artifacts").as_uri())
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text("1", encoding="utf-8")
+    plan = {"job": "0123456789", "nodeCount": 1, "ranks": 1, "folderPrefix": "logs"}
+    code = scan(tmp_path / "project")
+    prepared = Prepared("toy-012345", "0123456789", "toy", plan, {}, {"lr": "0.1"}, {"TOKEN": "hush-hush"}, code, [], [])
+    cluster = SimpleNamespace(name="local", engine=Engine(), share=DirectoryShare(tmp_path / "share"))
+    request = RunRequest(tracking, experiment, "My exp/1", "default", {"mlflow.user": "me"})
+    spawned = []
+    monkeypatch.setattr(runner.shell, "spawn", lambda argv, environment, log: spawned.append((argv, environment)) or 4711)
+    scene = SimpleNamespace(mlflow=mlflow, experiment=experiment, cluster=cluster, spawned=spawned, root=tmp_path)
+    scene.submit = lambda: runner.submit(prepared, cluster, request)
+    scene.code = code
+    scene.run = lambda: mlflow.search_runs([experiment])[0]
+    return scene
+
+
+def written(root):
+    return b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
+
+
+def test_submitted(scene):
+    submitted = scene.submit()
+    run = scene.run()
+    folder = "logs/workspaces/default/experiments/My-exp-1/jobs/toy-012345/0123456789"
+    assert (run.info.status, run.data.params, run.data.tags["batchai.folder"]) == ("SCHEDULED", {"lr": "0.1"}, folder)
+    assert submitted.job.plan["runId"] == submitted.run_id == run.info.run_id
+    assert submitted.job.handle() == {"engine": "fake", "nodes": [0]}
+    (request,) = scene.cluster.engine.started
+    assert (request.mark, request.folder, request.secrets) == ("0123456789/1", folder, {"TOKEN": "hush-hush"})
+    ((argv, environment),) = scene.spawned
+    assert argv[-3:] == ["mlflow_batchai.follower", scene.cluster.share.url, folder]
+    assert environment["MLFLOW_TRACKING_URI"] == f"sqlite:///{scene.root}/m.db"
+    assert b"hush-hush" not in written(scene.root)
+    assert "hush-hush" not in json.dumps([argv, environment, run.data.tags])
+
+
+def test_a_followers_arguments_hold_no_password(scene):
+    submitted = scene.submit()
+    for uri in ("postgresql://me:pa55@db/mlflow", "https://me:pa55@host"):
+        runner.start_follower(Submitted(submitted.job, "r", runs.absolute(uri, scene.root)))
+        argv, environment = scene.spawned[-1]
+        assert "pa55" not in " ".join(argv)
+        assert "pa55" in environment["MLFLOW_TRACKING_URI"] + environment.get("MLFLOW_TRACKING_PASSWORD", "")
+
+
+def check_undone(scene, reason):
+    run = scene.run()
+    assert (run.info.status, run.data.tags["batchai.executionState"]) == ("FAILED", "failed")
+    assert run.data.tags["batchai.reason"] == reason
+    (plan,) = (scene.root / "share").rglob("plan.json")
+    job = Job(scene.cluster.share, str(plan.parent.parent.relative_to(scene.root / "share")))
+    assert job.state().reason == "the job could not be submitted"
+    assert not job.claim_verdict({})
+
+
+def test_an_engine_that_fails_leaves_a_failed_run_and_a_verdict(scene):
+    scene.cluster.engine.error = ClusterError("no nodes today")
+    with pytest.raises(ClusterError, match="no nodes today"):
+        scene.submit()
+    check_undone(scene, "no nodes today")
+    assert scene.spawned == []
+
+
+def test_a_follower_that_cant_start_ends_the_agents(scene, monkeypatch):
+    def spawn(*arguments):
+        raise ClusterError("python can't be started")
+
+    monkeypatch.setattr(runner.shell, "spawn", spawn)
+    with pytest.raises(ClusterError):
+        scene.submit()
+    check_undone(scene, "python can't be started")
+    assert scene.cluster.engine.cancelled == [{"engine": "fake", "nodes": [0]}]
+
+
+def test_ctrl_c_while_submitting(scene):
+    scene.cluster.engine.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        scene.submit()
+    check_undone(scene, "submitting failed: KeyboardInterrupt: ")
+
+
+def test_a_store_that_fails_as_well_does_not_hide_what_came_first(scene, monkeypatch):
+    scene.cluster.engine.error = ClusterError("no nodes today")
+    monkeypatch.setattr(runs, "fail", lambda *arguments: 1 / 0)
+    with pytest.raises(ClusterError, match="no nodes today"):
+        scene.submit()
+
+
+def test_code_that_changes_meanwhile_leaves_no_run(scene):
+    (scene.root / "project" / "train.py").write_text("2", encoding="utf-8")
+    with pytest.raises(ProjectError, match="changed while it was sent; submit again"):
+        scene.submit()
+    assert scene.mlflow.search_runs([scene.experiment]) == []
+
+
+def test_a_job_is_found_by_its_name(scene):
+    submitted = scene.submit()
+    found = runner.find("toy-012345", submitted.tracking)
+    assert (found.job.folder, found.run_id, found.follower) == (submitted.job.folder, submitted.run_id, None)
+
+
+def test_a_job_whose_submit_failed_is_told_so(scene):
+    scene.cluster.engine.error = ClusterError("no nodes today")
+    with pytest.raises(ClusterError):
+        scene.submit()
+    with pytest.raises(JobError, match="job toy-012345 was never submitted: no nodes today"):
+        runner.find("toy-012345", runs.absolute("sqlite:///m.db", scene.root))
+
+
+def test_outcome(scene):
+    submitted = scene.submit()
+    runner.outcome(submitted, JobState("succeeded"))
+    with pytest.raises(JobFailedError, match="job toy-012345 failed: rank 0 died") as error:
+        runner.outcome(submitted, JobState("failed", 3, reason="rank 0 died"))
+    assert error.value.exit_code == 3
+    with pytest.raises(JobFailedError, match="was terminated by me .*KILLED"):
+        runner.outcome(submitted, JobState("failed", reason="terminated by me", terminated=True))
+
+
+# Watching.
+
+
+class Console:
+    def __init__(self):
+        self.said = []
+
+    def say(self, text):
+        self.said.append(text)
+
+    def state(self, text):
+        self.said.append(text)
+
+    def records(self, records):
+        self.said += [record["k"] for record in records]
+
+    def close(self):
+        self.said.append("closed")
+
+
+@pytest.fixture
+def watching(folder, monkeypatch):
+    """(job folder, submitted, script): at each wait the next thing of the script happens."""
+    made = folder()
+    script = []
+    monkeypatch.setattr(runner.time, "sleep", lambda seconds: script.pop(0)())
+    monkeypatch.setattr(runner, "_child_alive", lambda pid: False)
+    submitted = Submitted(made.job, "r" * 32, None)
+    return made, submitted, script
+
+
+def finish(made):
+    lease = Lease(made.job)
+    lease.acquire()
+    lease.save({}, finished=True)
+
+
+def test_watch_shows_all_until_the_run_is_finished(watching):
+    made, submitted, script = watching
+    made.announce(0)
+    made.segment(0, {"k": "a"})
+
+    def end():
+        made.segment(1, {"k": "b"})
+        made.verdict()
+
+    script += [end, lambda: finish(made)]
+    console = Console()
+    assert runner.watch(submitted, console).execution_state == "succeeded"
+    assert console.said == ["a", "running", "b", "closed"]
+
+
+def test_only_what_comes_from_now_on(watching):
+    made, submitted, script = watching
+    for number in range(1500):
+        made.segment(number, {"k": number})
+    made.verdict()
+    finish(made)
+    console = Console()
+    runner.watch(submitted, console, from_start=False)
+    assert console.said == ["closed"]
+
+
+def test_a_follower_that_keeps_dying_is_told_of(watching, monkeypatch):
+    _, submitted, script = watching
+    submitted.follower = 1
+    monkeypatch.setattr(runner, "start_follower", lambda job: setattr(job, "starts", job.starts + 1))
+    script += [lambda: None] * 9
+    with pytest.raises(JobError, match="keeps ending; see .*0123456789.log"):
+        runner.watch(submitted, Console())
+    assert submitted.starts == runner.FOLLOWER_STARTS
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_told_to_leave_the_job_goes_on(watching, number):
+    made, submitted, script = watching
+    script.append(lambda: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    with pytest.raises(JobDetachedError, match="job toy-0123 goes on: batchai job attach toy-0123"):
+        runner.watch(submitted, Console())
+    assert signal.getsignal(number) is before
+    assert made.job.requests() == []
+
+
+def test_ctrl_c_ends_the_job_and_a_second_one_leaves_it(watching):
+    made, submitted, script = watching
+    console = Console()
+
+    def look():
+        assert [request["why"] for request in made.job.requests()] == ["Ctrl-C"]
+        os.kill(os.getpid(), signal.SIGINT)
+
+    script += [lambda: os.kill(os.getpid(), signal.SIGINT), look]
+    with pytest.raises(JobDetachedError, match="left while it ends"):
+        runner.watch(submitted, console)
+    assert len(made.job.requests()) == 1
+    assert "ending job toy-0123" in console.said[1]
+
+
+def test_ctrl_c_of_one_who_only_looks_on_leaves_the_job(watching):
+    made, submitted, script = watching
+    script.append(lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(JobDetachedError):
+        runner.watch(submitted, Console(), cancel_on_interrupt=False)
+    assert made.job.requests() == []

@@ -1,0 +1,178 @@
+"""The watch ends a job whose agents can't: lost nodes, unwritten verdicts, cancel requests that nobody heeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlflow_batchai import follower
+from mlflow_batchai.engines.base import Poll, PollState
+from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.follower import CANCEL_PATIENCE_SECONDS, Watch
+
+
+class World:
+    """An engine whose nodes can be made to go, and a clock."""
+
+    def __init__(self, nodes):
+        self.nodes = nodes
+        self.gone = set()
+        self.now = 0.0
+        self.polls = 0
+        self.cancelled = 0
+        self.on_poll = lambda: None
+        self.broken = None
+
+    def poll(self, handle):
+        self.polls += 1
+        if self.broken:
+            raise ClusterError(self.broken)
+        answer = Poll(PollState.GONE, "killed", tuple(sorted(self.gone))) if self.gone else Poll(PollState.ALIVE)
+        self.on_poll()
+        return answer
+
+    def cancel(self, handle):
+        self.cancelled += 1
+        self.gone = set(range(self.nodes))
+
+
+@pytest.fixture
+def scene(folder):
+    def make(nodes=2, announced=True):
+        made = folder(nodes=nodes)
+        made.handle(nodes)
+        for node in range(nodes) if announced else ():
+            made.announce(node)
+        world = World(nodes)
+        watch = Watch(made.job, world, lambda: world.now)
+
+        def check(seconds=2.0):
+            world.now += seconds
+            watch.check()
+            return made.job.state()
+
+        return made, world, watch, check
+
+    return make
+
+
+def test_nothing_is_done_while_agents_live(scene):
+    _, world, _, check = scene()
+    assert not check().ended
+    assert check(0.1).execution_state == "running"
+    assert world.polls == 1  # not more than once a second
+
+
+def test_an_agent_that_is_gone_without_an_exit_is_a_lost_node(scene):
+    _, world, _, check = scene()
+    world.gone = {1}
+    state = check()
+    assert (state.execution_state, state.error_code, state.exit_code) == ("failed", "NodeLost", None)
+    assert state.reason == "node-1 was lost: killed"
+    assert state.run_status == "FAILED"
+
+
+def test_one_that_never_announced_could_not_be_set_up(scene):
+    _, world, _, check = scene(announced=False)
+    world.gone = {0, 1}
+    state = check()
+    assert state.error_code == "NodeSetupFailed"
+    assert state.reason.startswith("node-0 was lost")
+
+
+def test_one_that_has_said_goodbye_is_not_lost(scene):
+    made, world, _, check = scene()
+    made.exit(1)
+    world.gone = {1}
+    assert not check().ended
+
+
+def test_an_exit_that_comes_during_the_poll_counts(scene):
+    made, world, _, check = scene()
+    world.gone = {1}
+    world.on_poll = lambda: made.exit(1)
+    assert not check().ended
+
+
+def test_node_0_gone_after_its_exit_but_without_a_verdict(scene):
+    made, world, _, check = scene()
+    made.exit(0)
+    made.exit(1)
+    world.gone = {0, 1}
+    assert check().error_code == "NodeLost"
+
+
+def test_a_verdict_that_was_claimed_and_never_written(scene):
+    made, world, _, check = scene()
+    made.share.claim(made.paths.verdict)
+    world.gone = {0}
+    assert not check().ended  # someone is left who may still write it
+    world.gone = {0, 1}
+    assert check().error_code == "NodeLost"
+
+
+def test_the_verdict_stands(scene):
+    made, world, _, check = scene()
+    made.verdict()
+    world.gone = {0, 1}
+    assert check().execution_state == "succeeded"
+
+
+def test_a_cancel_request_is_left_to_the_agents_for_a_while(scene):
+    made, world, _, check = scene()
+    made.job.request_cancel("me", "")
+    assert not check().ended
+    assert not check(CANCEL_PATIENCE_SECONDS - 1).ended
+    state = check(2.0)
+    assert (state.run_status, state.error_code, world.cancelled) == ("KILLED", "JobTerminate", 1)
+
+
+@pytest.mark.parametrize(("announced", "code"), [(True, "JobTerminate"), (False, "JobTerminated")])
+def test_cancelled_and_gone(scene, announced, code):
+    made, world, _, check = scene(announced=announced)
+    made.job.request_cancel("me", "")
+    world.gone = {0, 1}
+    state = check()
+    assert (state.run_status, state.error_code) == ("KILLED", code)
+
+
+def test_a_cluster_that_cant_be_asked_says_nothing_of_the_job(scene, capsys):
+    made, world, watch, _ = scene()
+    world.broken = "ssh: no route"
+    for _ in range(3):
+        world.now += 2
+        watch.check_or_complain()
+    assert not made.job.state().ended
+    assert capsys.readouterr().err.count("ssh: no route") == 1
+
+
+def test_without_a_handle_there_is_nothing_to_ask(folder):
+    made = folder()
+    world = World(1)
+    watch = Watch(made.job, world, lambda: world.now)
+    world.now = 9
+    watch.check()
+    watch.clean_up()
+    assert (world.polls, world.cancelled) == (0, 0)
+
+
+def test_clean_up_waits_for_agents_to_leave(scene, monkeypatch):
+    _, world, watch, _ = scene()
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        world.now += seconds
+        if len(slept) == 3:
+            world.gone = {0, 1}
+
+    monkeypatch.setattr(follower.time, "sleep", sleep)
+    watch.clean_up()
+    assert (len(slept), world.cancelled) == (3, 1)
+
+
+def test_clean_up_does_not_wait_for_ever(scene, monkeypatch):
+    _, world, watch, _ = scene()
+    monkeypatch.setattr(follower.time, "sleep", lambda seconds: setattr(world, "now", world.now + seconds))
+    watch.clean_up()
+    assert world.cancelled == 1
+    assert follower.LEAVE_SECONDS <= world.now < follower.LEAVE_SECONDS + 1

@@ -1,0 +1,98 @@
+"""What travels to nodes needs nothing but a Python 3.8: its grammar, its standard library, and no import of anything else."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from node_world import python38
+
+import mlflow_batchai
+from mlflow_batchai.engines import archive
+
+PACKAGE = Path(mlflow_batchai.__file__).parent
+FILES = [PACKAGE / "__init__.py", *sorted(file for room in archive.ROOMS for file in (PACKAGE / room).glob("*.py"))]
+# Of the standard library and built-ins, newer than 3.8.
+TOO_NEW = {
+    "removeprefix",
+    "removesuffix",
+    "is_relative_to",
+    "with_stem",
+    "bit_count",
+    "pairwise",
+    "batched",
+    "packages_distributions",
+    "to_thread",
+    "tomllib",
+    "graphlib",
+    "zoneinfo",
+    "UTC",
+    "StrEnum",
+    "ExceptionGroup",
+    "waitstatus_to_exitcode",
+    "pidfd_open",
+    "functools.cache",
+    "randbytes",
+    "file_digest",
+    "stdlib_module_names",
+    "orig_argv",
+    "anext",
+    "aiter",
+}
+MODULES = [
+    ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).replace(".__init__", "")
+    for file in FILES
+    if file.name != "__main__.py"
+]
+# They import the framework that they wrap.
+WITH_FRAMEWORK = ("callbacks", "horovod", "_gradients", "_hvd", "_optimizer", "_watch")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_grammar_and_library_are_those_of_3_8(file: Path) -> None:
+    tree = ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 8))
+    names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    names |= {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "cache"}
+    names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "zip":
+            assert not [keyword for keyword in node.keywords if keyword.arg == "strict"]
+    assert names & TOO_NEW == set()
+
+
+def imported(python: str, archive_file: Path, code: str) -> list[str]:
+    program = f"import sys; sys.path.insert(0, {str(archive_file)!r})\n{code}\nprint('\\n'.join(sorted(sys.modules)))"
+    done = subprocess.run([python, "-I", "-S", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_the_agent_imports_the_standard_library_and_its_room(agent_pyz: Path) -> None:
+    before = set(imported(sys.executable, agent_pyz, ""))
+    found = set(imported(sys.executable, agent_pyz, "import mlflow_batchai.node.agent")) - before
+    foreign = {name for name in found if name.split(".")[0] not in sys.stdlib_module_names}
+    assert {name for name in foreign if not name.startswith("mlflow_batchai.node")} == {"mlflow_batchai"}
+    # Each costs memory on every node for as long as the job runs.
+    assert not found & {"asyncio", "http.client", "ssl", "urllib.request", "logging", "multiprocessing", "email", "pathlib"}
+
+
+def test_all_that_needs_no_framework_imports_under_3_8(agent_pyz: Path) -> None:
+    python = python38()
+    if python is None:
+        pytest.skip("there is no Python 3.8 on this machine")
+    modules = [name for name in MODULES if not (".training." in name and name.rpartition(".")[2] in WITH_FRAMEWORK)]
+    found = imported(python, agent_pyz, "import " + ", ".join(modules))
+    assert set(modules) <= set(found)
+
+
+@pytest.mark.parametrize(("argv", "code"), [(["nonsense"], 2), ([], 2), (["sweep", "no-such-job/1"], 0)])
+def test_verbs(agent_pyz: Path, argv: list[str], code: int) -> None:
+    done = subprocess.run([sys.executable, "-I", "-S", str(agent_pyz), *argv], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr

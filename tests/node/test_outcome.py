@@ -1,0 +1,53 @@
+"""Of several failures the one that brought the others about is told, in Batch AI's words."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlflow_batchai.node import protocol
+from mlflow_batchai.node.outcome import Failure, first_cause
+
+GONE = "[1,1]<stderr>: horovod.common.exceptions.HorovodInternalError: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]"
+
+
+def failed(name: str, time: int, tail: str = "", **more: object) -> Failure:
+    return Failure(protocol.JOB_FAILED, name, node=0, rank=0, exit_code=1, tail=[tail], time=time, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("failures", "cause"),
+    [
+        ([], None),
+        ([failed("late", 2), failed("early", 1)], "early"),
+        ([failed("noticed", 1, GONE), failed("bug", 2, "ValueError")], "bug"),
+        ([failed("noticed", 1, GONE), failed("killed", 2, GONE, signalled=True)], "killed"),
+        ([failed("second", 2, GONE), failed("first", 1, GONE)], "first"),
+        ([failed("noticed", 1, GONE), Failure(protocol.NODE_LOST, "lost", node=1, time=60_000)], "lost"),
+    ],
+)
+def test_first_cause(failures: list[Failure], cause: str | None) -> None:
+    for order in (failures, failures[::-1]):
+        found = first_cause(order)
+        assert (None if found is None else str(found)) == cause
+
+
+def test_a_failure_travels() -> None:
+    failure = Failure(protocol.JOB_FAILED, "für \udc80", 3, rank=2, exit_code=9, tail=["a", "b"], signalled=True, time=5)
+    [record] = protocol.decode(protocol.encode([dict(failure.as_record(), k="failed", t=1)]))
+    assert Failure.from_record(record).as_record() == failure.as_record()
+
+
+def test_batch_ai_s_error_and_the_reason() -> None:
+    failure = Failure(protocol.JOB_FAILED, "rank 2 failed", 1, rank=2, exit_code=9, tail=[str(i) for i in range(30)])
+    assert failure.as_error() == {
+        "code": "JobFailed",
+        "message": "Job failed with non-zero exit code",
+        "details": [
+            {"name": "node", "value": "1"},
+            {"name": "rank", "value": "2"},
+            {"name": "message", "value": "rank 2 failed"},
+        ],
+    }
+    assert failure.reason(2) == "rank 2 failed\n28\n29"
+    assert Failure(protocol.NODE_LOST, "gone", 1).reason() == "gone"
+    assert len(Failure(protocol.NODE_LOST, "gone", 1).as_error()["details"]) == 2

@@ -1,0 +1,168 @@
+"""A node is made ready from the share's objects, each checked, and taken down without touching what is mounted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlflow_batchai.node import protocol, staging
+from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.staging import SetupError
+
+
+def stored(share: Path, data: bytes, path: str, mode: int = 0o644) -> dict[str, Any]:
+    sha256 = hashlib.sha256(data).hexdigest()
+    target = share / protocol.object_path(sha256)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(data)
+    return {"path": path, "sha256": sha256, "mode": mode}
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> Path:
+    folder = tmp_path / "share"
+    folder.mkdir()
+    return folder
+
+
+def test_code(make_layout: Callable[..., NodeLayout], share: Path) -> None:
+    names = ["train.py", "a b/für\n.py", "bin/run"]
+    code = [stored(share, name.encode(), name, 0o755 if name.startswith("bin") else 0o644) for name in names]
+    layout = make_layout(code=[*code, {"path": "link", "link": "a b"}])
+    staging.prepare_folders(layout)
+    staging.fetch_code(layout)
+    for name in names:
+        assert Path(layout.code, name).read_text() == name
+    assert os.access(Path(layout.code, "bin/run"), os.X_OK)
+    assert os.readlink(Path(layout.code, "link")) == "a b"
+
+
+def test_missing_and_damaged_objects_are_told(make_layout: Callable[..., NodeLayout], share: Path) -> None:
+    entry = stored(share, b"right", "train.py")
+    layout = make_layout(code=[entry])
+    staging.prepare_folders(layout)
+    (share / protocol.object_path(entry["sha256"])).write_bytes(b"wrong")
+    with pytest.raises(SetupError, match=r"'train.py' of the project is damaged on the share .*delete the object"):
+        staging.fetch_code(layout)
+    (share / protocol.object_path(entry["sha256"])).unlink()
+    with pytest.raises(SetupError, match=r"'train.py' of the project is missing on the share"):
+        staging.fetch_code(layout)
+
+
+def test_inputs_are_links(make_layout: Callable[..., NodeLayout], share: Path) -> None:
+    entry = stored(share, b"1,2\n", "my data/a.csv")
+    layout = make_layout(inputs=[{"parameter": "data", "variable": "BATCHAI_PARAM_data", "name": "my data", "files": [entry]}])
+    staging.prepare_folders(layout)
+    staging.link_inputs(layout)
+    path = Path(layout.input_path(layout.plan["inputs"][0]), "a.csv")
+    assert path.is_symlink()
+    assert path.read_text() == "1,2\n"
+    staging.prepare_folders(layout)
+    (share / protocol.object_path(entry["sha256"])).unlink()
+    with pytest.raises(SetupError, match=r"'my data/a.csv' of parameter 'data' is missing"):
+        staging.link_inputs(layout)
+
+
+def test_mounts(make_layout: Callable[..., NodeLayout], share: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "file").write_text("precious")
+    volumes = [
+        {"scope": "cluster", "path": "share", "source": str(share)},
+        {"scope": "job", "path": "deep/data", "source": str(data)},
+    ]
+    layout = make_layout(volumes=volumes)
+    for _ in range(2):
+        staging.mount(layout)
+    mounted = Path(layout.job_mounts, "deep", "data")
+    assert (mounted / "file").read_text() == "precious"
+    assert staging.locate(layout, str(mounted / "file")) == (1, "file")
+    assert staging.locate(layout, str(data / "file")) == (1, "file")
+    assert staging.locate(layout, "/etc/passwd") is None
+    staging.unmount(layout)
+    assert not mounted.is_symlink()
+    assert Path(layout.cluster_mounts, "share").is_symlink()
+    # A job folder with its mounts still there is removed without what is behind them.
+    staging.mount(layout)
+    staging.remove_job_folder(layout.job)
+    assert not os.path.exists(layout.job)
+    assert (data / "file").read_text() == "precious"
+
+
+def test_mount_errors(make_layout: Callable[..., NodeLayout], tmp_path: Path) -> None:
+    missing = make_layout(volumes=[{"scope": "job", "path": "data", "source": str(tmp_path / "none")}])
+    with pytest.raises(SetupError, match=r"volume 'data': .*/none is not a directory on node-0; create it"):
+        staging.mount(missing)
+    layout = make_layout(volumes=[{"scope": "job", "path": "data", "source": str(tmp_path)}])
+    os.makedirs(layout.mount_path(layout.plan["volumes"][0]))
+    with pytest.raises(SetupError, match="is taken by something that is not a mount of ours"):
+        staging.mount(layout)
+
+
+def test_what_earlier_jobs_left_is_wiped(make_layout: Callable[..., NodeLayout]) -> None:
+    old = make_layout(job="old")
+    staging.prepare_folders(old)
+    Path(old.temp, "big").write_text("x")
+    staging.prepare_folders(make_layout(job="new"))
+    assert os.listdir(os.path.dirname(old.job)) == ["new"]
+
+
+def test_directories_are_made_on_mounts_only(make_layout: Callable[..., NodeLayout], tmp_path: Path) -> None:
+    outputs = [
+        {"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": None},
+        {"id": "ODD", "pathPrefix": str(tmp_path / "elsewhere"), "pathSuffix": None},
+    ]
+    layout = make_layout(outputDirectories=outputs)
+    staging.prepare_folders(layout)
+    staging.mount(layout)
+    for _ in range(2):
+        staging.make_directories(layout)
+    found = layout.directories()
+    assert os.path.isdir(found["AZ_BATCHAI_OUTPUT_MODEL"])
+    assert os.path.isdir(found["AZ_BATCHAI_STDOUTERR_DIR"])
+    assert os.path.isdir(layout.stdouterr)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_logs_are_copied_where_the_document_wants_them(
+    make_layout: Callable[..., NodeLayout], share: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    volumes = [
+        {"scope": "cluster", "path": "share", "source": str(share)},
+        {"scope": "job", "path": "other", "source": str(other)},
+    ]
+    layout = make_layout(volumes=volumes, logCopyPrefix={"volume": 1, "path": "logs"})
+    staging.mount(layout)
+    os.makedirs(layout.stdouterr)
+    Path(layout.stdouterr, "stdout.txt").write_text("hello")
+    for _ in range(2):
+        staging.copy_logs(layout)
+    assert (other / "logs" / layout.plan["segment"] / "stdouterr" / "stdout.txt").read_text() == "hello"
+    staging.copy_logs(make_layout())
+
+
+def test_model_files(make_layout: Callable[..., NodeLayout], share: Path) -> None:
+    outputs = [{"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": None}]
+    layout = make_layout(outputDirectories=outputs)
+    staging.mount(layout)
+    folder = Path(layout.directories()["AZ_BATCHAI_OUTPUT_MODEL"])
+    for name in ("a.h5", "b.weights.h5", "c.keras", "d.txt", "checkpoints/e.h5", "sub/f.h5"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    names = [os.path.relpath(path, folder) for path in staging.model_files(layout, [str(folder / "a.h5")])]
+    assert names == ["c.keras", "sub/f.h5"]
+    layout.plan["model"] = {"path": "checkpoints/e.h5"}
+    assert staging.model_files(layout, []) == [str(folder / "checkpoints/e.h5")]
+    layout.plan["model"] = {"path": "none.h5"}
+    assert staging.model_files(layout, []) == []
+    for number in range(9):
+        (folder / f"m{number}.h5").touch()
+    layout.plan["model"] = None
+    assert len(staging.model_files(layout, [])) == 5

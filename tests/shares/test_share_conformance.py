@@ -1,0 +1,228 @@
+"""The promises of Share (shares/base.py), held against every implementation: a new one adds a fixture."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from mlflow_batchai.errors import NotSupportedError, ShareError, ShareNotFoundError
+from mlflow_batchai.shares.base import Entry, open_share
+from mlflow_batchai.shares.directory import DirectoryShare
+
+NASTY = ["plain", "two words", "quo'te\"s", "line\nbreak", "hé 世界", "a%20b#c?d", "-dash", "\\back", "$HOME;*", ".hidden"]
+
+
+@pytest.fixture(params=["directory"])
+def share(request, tmp_path):
+    """An empty share of each kind."""
+    return {"directory": lambda: DirectoryShare(tmp_path / "share")}[request.param]()
+
+
+@pytest.fixture(params=NASTY, ids=repr)
+def name(request):
+    return request.param
+
+
+def test_1_what_was_written_is_read_whole(share, name):
+    path = f"a/{name}/{name}"
+    data = bytes(range(256)) * 5000
+    share.write(path, data)
+    assert share.read(path) == data
+    assert share.read(path, 100, 7) == data[100:107]
+    assert share.read(path, len(data) - 3) == data[-3:]
+    assert share.read(path, len(data) - 3, 50) == data[-3:]
+    assert share.read(path, len(data) + 10) == b""
+    assert share.read(path, 0, 0) == b""
+
+
+def test_1_a_stream_appears_when_it_is_closed_and_not_before(share, name):
+    with share.open_write(f"a/{name}") as file:
+        file.write(b"half")
+        assert share.list("a") == []
+        with pytest.raises(ShareNotFoundError):
+            share.read(f"a/{name}")
+        file.write(b" and half")
+    assert share.read(f"a/{name}") == b"half and half"
+
+
+@pytest.mark.parametrize("before", [None, b"old"])
+def test_1_a_stream_that_failed_leaves_what_was_there(share, before):
+    if before is not None:
+        share.write("a/x", before)
+    with pytest.raises(ZeroDivisionError), share.open_write("a/x") as file:
+        file.write(b"half")
+        1 / 0  # noqa: B018
+    assert share.list("a") == ([Entry("x", 3, False)] if before else [])
+    if before:
+        assert share.read("a/x") == before
+
+
+def test_2_write_replaces_and_never_shows_half(share):
+    ones, twos = b"1" * 400_000, b"2" * 300_000
+    share.write("x", ones)
+    stop = threading.Event()
+
+    def write():
+        while not stop.is_set():
+            share.write("x", twos)
+            share.write("x", ones)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        assert {share.read("x") for _ in range(50)} <= {ones, twos}
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_2_an_empty_file_is_a_file(share):
+    share.write("deep/er/x", b"")
+    assert share.read("deep/er/x") == b""
+    assert share.list("deep/er") == [Entry("x", 0, False)]
+
+
+def test_3_one_thread_of_many_gets_a_claim(share, name):
+    barrier = threading.Barrier(8)
+    won = []
+
+    def claim():
+        barrier.wait()
+        won.append(share.claim(f"claims/{name}"))
+
+    threads = [threading.Thread(target=claim) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won) == [False] * 7 + [True]
+    assert not share.claim(f"claims/{name}")
+    assert share.list("claims") == [Entry(name, 0, True)]
+
+
+def test_3_one_process_of_many_gets_a_claim(share):
+    code = (
+        "import sys; from mlflow_batchai.shares import open_share; share = open_share(sys.argv[1]); sys.stdin.read(1);"
+        "print(*[int(share.claim(f'c/{n}')) for n in range(50)])"
+    )
+    argv = [sys.executable, "-c", code, share.url]
+    processes = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in processes:
+        process.stdin.write("x")
+        process.stdin.flush()
+    rows = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert [sum(int(row[n]) for row in rows) for n in range(50)] == [1] * 50
+
+
+def test_3_a_claim_makes_its_parents_and_can_hold_a_file(share):
+    assert share.claim("a/b/c")
+    share.write("a/b/c/x", b"1")
+    assert not share.claim("a/b/c")
+    assert not share.claim("a/b")
+
+
+def test_4_a_listing_shows_names_sizes_and_kinds_in_order(share):
+    for nasty in NASTY:
+        share.write(f"d/{nasty}", nasty.encode())
+    share.write("d/z/inside", b"12")
+    share.claim("d/claimed")
+    expected = [Entry(nasty, len(nasty.encode()), False) for nasty in NASTY] + [Entry("z", 0, True), Entry("claimed", 0, True)]
+    assert share.list("d") == sorted(expected)
+    assert [entry.name for entry in share.list("")] == ["d"]
+    assert share.list("d/nowhere") == []
+
+
+def test_4_another_opened_at_its_address_sees_the_same(share, name):
+    share.write(f"a/{name}", b"1")
+    again = open_share(share.url)
+    assert again.url == share.url
+    assert again.read(f"a/{name}") == b"1"
+
+
+def test_5_delete(share, name):
+    share.write(f"a/{name}/x", b"1")
+    share.write("a/keep", b"1")
+    share.delete(f"a/{name}")
+    share.delete(f"a/{name}")
+    share.delete("nowhere/at/all")
+    assert share.list("a") == [Entry("keep", 1, False)]
+    share.delete("a/keep")
+    assert share.list("a") == []
+    share.write("a", b"now a file") if not share.list("") else share.delete("a")
+
+
+def test_6_what_isnt_there(share, name):
+    with pytest.raises(ShareNotFoundError) as error:
+        share.read(f"a/{name}")
+    assert f"a/{name}" in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["..", "../x", "a/../../x", "a/\0"])
+@pytest.mark.parametrize("call", ["read", "claim", "list", "delete"])
+def test_6_no_path_leads_out(share, path, call):
+    with pytest.raises(ShareError):
+        getattr(share, call)(path)
+    with pytest.raises(ShareError):
+        share.write(path, b"x")
+
+
+def test_6_other_failures_name_the_share_and_the_path(share):
+    share.write("file", b"1")
+    for fails in (
+        lambda: share.write("file/below", b"2"),
+        lambda: share.claim("file/below"),
+        lambda: share.read("file/below/x"),
+    ):
+        with pytest.raises(ShareError, match="file/below"):
+            fails()
+    share.claim("folder")
+    with pytest.raises(ShareError, match="folder"):
+        share.read("folder")
+
+
+# The directory.
+
+
+@pytest.mark.parametrize("root", [*NASTY, "\udcff"], ids=repr)
+def test_a_directorys_address_is_exact(tmp_path, root):
+    share = DirectoryShare(tmp_path / root)
+    share.write("x", b"1")
+    again = open_share(share.url)
+    assert share.url.isascii()
+    assert again.root == tmp_path / root
+    assert again.read("x") == b"1"
+
+
+def test_a_link_to_nothing_hides_no_other_name(tmp_path):
+    share = DirectoryShare(tmp_path)
+    share.write("d/a", b"1")
+    (tmp_path / "d" / "dangling").symlink_to("nowhere")
+    share.write("d/z", b"1")
+    assert [entry.name for entry in share.list("d")] == ["a", "z"]
+    share.delete("d/dangling")
+    assert not os.path.lexists(tmp_path / "d" / "dangling")
+
+
+def test_deleting_a_link_leaves_what_it_points_to(tmp_path):
+    share = DirectoryShare(tmp_path / "share")
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "share" / "link").symlink_to(tmp_path / "precious")
+    share.delete("link")
+    assert (tmp_path / "precious").is_dir()
+
+
+def test_a_root_that_is_a_file(tmp_path):
+    (tmp_path / "x").write_text("", encoding="utf-8")
+    with pytest.raises(ShareError, match=str(tmp_path / "x")):
+        DirectoryShare(tmp_path / "x")
+
+
+@pytest.mark.parametrize("url", ["https://user:hush@host/share", "s3://bucket", "file://elsewhere/x", "/plain"])
+def test_other_addresses_are_refused_without_their_secrets(url):
+    with pytest.raises(NotSupportedError) as error:
+        open_share(url)
+    assert "hush" not in str(error.value)
