@@ -139,6 +139,11 @@ def ours(folder: Path, epochs: int, megabytes: float, uri: str) -> tuple[dict[st
     return found, sampler
 
 
+def _relaying(folder: Path) -> bool:
+    """Whether the follower has started (its start is one MLflow client's, told apart) and has relayed a first epoch."""
+    return any('"loss"' in cursor.read_text() for cursor in folder.rglob("cursor.json"))
+
+
 def _times(marks: list[dict[str, float]], begun: float, ended: float) -> dict[str, float]:
     return {
         "whole": ended - begun,

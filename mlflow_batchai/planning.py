@@ -93,7 +93,8 @@ def prepare(
     framework, process_count, node_count = _framework(properties, source)
     if node_count > cluster.engine.node_limit:
         raise ClusterError(
-            f"{source}: properties.nodeCount is {node_count}; cluster '{cluster.name}' has {cluster.engine.node_limit} node(s)"
+            f"{source}: properties.nodeCount is {node_count} and cluster '{cluster.name}' has"
+            f" {cluster.engine.node_limit} node(s)"
         )
     job_id = uuid.uuid4().hex[:10]
     variables = variable_names(value.parameter.name for value in values)

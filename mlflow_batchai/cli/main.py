@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 
 import click
@@ -65,10 +64,6 @@ def main() -> None:
             raise
         click.echo(f"batchai: {error}", err=True)
         sys.exit(_code(error))
-    except BrokenPipeError:
-        # What reads our output has gone (`batchai job list | head`): nothing is wrong.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except Exception as error:
         if debug:
             raise

@@ -12,7 +12,7 @@ from mlflow_batchai.node import launchers, network, protocol, staging, trainenv
 from mlflow_batchai.node.environment import job_environment, thread_variables
 from mlflow_batchai.node.layout import NodeLayout, archive_path, node_id
 from mlflow_batchai.node.outcome import Failure, Stop
-from mlflow_batchai.node.runtime import Runtime
+from mlflow_batchai.node.runtime import PUMP_SECONDS, Runtime
 from mlflow_batchai.node.shipper import Shipper
 from mlflow_batchai.node.tasks import Task
 
@@ -193,12 +193,22 @@ class Phases:
         running = len(slots)
         # A node without ranks (customToolkit on several nodes) stays taken until node 0's command has ended.
         while running or (not slots and not self._done):
-            ended = [task for task in self.runtime.pump() if task.rank is not None]
-            running -= len(ended)
-            failed = [task for task in ended if task.exit_code != 0]
-            if failed:
-                raise self._rank_failure(failed)
-            self._check()
+            running -= self._look_at_ranks(PUMP_SECONDS)
+            try:
+                self._check()
+            except Stop as stop:
+                # A peer's failure is often the consequence of one here that we have not seen yet.
+                if stop.kind != "cancel":
+                    self._look_at_ranks(0.0)
+                raise
+
+    def _look_at_ranks(self, timeout: float) -> int:
+        """Pump once; the number of ranks that have ended well, and a Failure if one has not."""
+        ended = [task for task in self.runtime.pump(timeout) if task.rank is not None]
+        failed = [task for task in ended if task.exit_code != 0]
+        if failed:
+            raise self._rank_failure(failed)
+        return len(ended)
 
     def _await_the_others(self) -> None:
         """Node 0: its own ranks have ended well; the job ends when all have."""

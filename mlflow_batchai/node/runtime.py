@@ -63,7 +63,9 @@ class Runtime:
         if pause > 0 and not self._pipe_was_full:
             # A rank that writes all the time must not wake us for every line; its pipe holds the rest.
             time.sleep(min(pause, timeout))
-        if by_descriptor:
+        if self.shipper.busy:
+            time.sleep(min(timeout, LEAST_PUMP_SECONDS))
+        elif by_descriptor:
             poller = select.poll()
             for descriptor in by_descriptor:
                 poller.register(descriptor, select.POLLIN)

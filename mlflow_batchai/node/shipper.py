@@ -22,6 +22,8 @@ TICK_SECONDS = 0.25
 FLUSH_SECONDS = 0.5
 MAX_SEGMENT_BYTES = 1 << 20
 SEGMENTS_A_TURN = 8
+# A share that took something within this many seconds is not stalled.
+HEALTHY_SECONDS = 1.0
 # How long an agent that ends waits for log files that can't be written (their text is in the segments already).
 LOG_FILE_SECONDS = 5.0
 EXECUTION = "execution"
@@ -126,6 +128,12 @@ class Shipper(threading.Thread):
     def heard(self, node: int) -> int:
         """How many of a peer's segments were read."""
         return self._followers[node].sequence
+
+    @property
+    def busy(self) -> bool:
+        """Whether much output waits although the share takes it: who writes that much may wait for it, as for any disk."""
+        healthy = self.error is None and time.monotonic() - self._last_written < HEALTHY_SECONDS
+        return healthy and self._log_bytes > MAX_PENDING_BYTES // 2
 
     @property
     def sequence(self) -> int:

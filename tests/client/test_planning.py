@@ -105,7 +105,7 @@ def test_frameworks(desk, block, nodes, expected):
 
 REFUSED = {
     "containers": (properties(containerSettings={"imageSourceRegistry": {"image": "x"}}), NotSupportedError, "containers"),
-    "too many nodes": (properties(nodeCount=3), ClusterError, "nodeCount is 3; cluster 'c' has 2 node(s)"),
+    "too many nodes": (properties(nodeCount=3), ClusterError, "nodeCount is 3 and cluster 'c' has 2 node(s)"),
     "fewer processes than nodes": (
         properties(nodeCount=2, horovodSettings={"processCount": 1}),
         DocumentError,

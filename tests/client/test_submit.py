@@ -166,7 +166,7 @@ def test_outcome(scene):
     with pytest.raises(JobFailedError, match="job toy-012345 failed: rank 0 died") as error:
         runner.outcome(submitted, JobState("failed", 3, reason="rank 0 died"))
     assert error.value.exit_code == 3
-    with pytest.raises(JobFailedError, match="was terminated by me .*KILLED"):
+    with pytest.raises(JobFailedError, match=r"was terminated by me .*KILLED"):
         runner.outcome(submitted, JobState("failed", reason="terminated by me", terminated=True))
 
 
@@ -223,7 +223,7 @@ def test_watch_shows_all_until_the_run_is_finished(watching):
 
 
 def test_only_what_comes_from_now_on(watching):
-    made, submitted, script = watching
+    made, submitted, _ = watching
     for number in range(1500):
         made.segment(number, {"k": number})
     made.verdict()
@@ -238,7 +238,7 @@ def test_a_follower_that_keeps_dying_is_told_of(watching, monkeypatch):
     submitted.follower = 1
     monkeypatch.setattr(runner, "start_follower", lambda job: setattr(job, "starts", job.starts + 1))
     script += [lambda: None] * 9
-    with pytest.raises(JobError, match="keeps ending; see .*0123456789.log"):
+    with pytest.raises(JobError, match=r"keeps ending; see .*0123456789\.log"):
         runner.watch(submitted, Console())
     assert submitted.starts == runner.FOLLOWER_STARTS
 

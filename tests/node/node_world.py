@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -93,7 +94,8 @@ class Job:
         """All records of a kind that lie on the share, writer by writer."""
         found = []
         for file in sorted((self.share / self.paths.events).glob("*/*.jsonl")):
-            found += [record for record in protocol.decode(file.read_bytes()) if record["k"] == kind]
+            with contextlib.suppress(protocol.TornFileError):  # it is just being written
+                found += [record for record in protocol.decode(file.read_bytes()) if record["k"] == kind]
         return found
 
     def cancel(self, who: str, why: str) -> None:

@@ -88,10 +88,10 @@ def test_two_nodes_succeed(cluster: Cluster) -> None:
 
 
 def test_the_first_cause_is_the_verdict(cluster: Cluster) -> None:
-    """Rank 0 fails first by the clock, but its last lines say that a peer went away."""
+    """Rank 0 ends because rank 1 did, and its own agent sees that first."""
     job = cluster.submit(
-        "if [ $BATCHAI_RANK = 0 ]; then sleep 0.2; echo 'HorovodInternalError: Connection closed by peer' >&2; exit 1; fi;"
-        " sleep 0.3; echo boom >&2; exit 3",
+        'cd "$AZ_BATCHAI_SHARED_JOB_TEMP"; if [ $BATCHAI_RANK = 0 ]; then until [ -e gone ]; do sleep 0.02; done;'
+        " echo 'HorovodInternalError: Connection closed by peer' >&2; exit 1; fi; echo boom >&2; touch gone; exit 3",
         nodes=2,
     )
     verdict = job.wait()

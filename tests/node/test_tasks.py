@@ -24,6 +24,8 @@ TEXT = "für 🚂\r\n\n€\nend".encode()
 class Kept:
     """Stands for the shipper: keeps what the runtime gives it."""
 
+    busy = False
+
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
 
@@ -194,6 +196,18 @@ def test_much_output_quickly(runtime: Runtime) -> None:
     assert abs(size[0] - 100_000_000) <= 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000
     assert time.monotonic() - begun < 15
+
+
+def test_who_writes_more_than_the_share_takes_waits(runtime: Runtime, said: dict[str, bytes]) -> None:
+    kept: Any = runtime.shipper
+    kept.busy = True
+    task = start(runtime, said, "head -c 1000000 /dev/zero | tr '\\0' '\\n'")
+    for _ in range(10):
+        runtime.pump(0.02)
+    assert (said["out"], task.status) == (b"", None)
+    kept.busy = False
+    runtime.run_to_end(task)
+    assert len(said["out"]) == 1_000_000
 
 
 def test_small_lines_are_gathered(runtime: Runtime, said: dict[str, bytes]) -> None:

@@ -167,7 +167,7 @@ def test_a_model_that_hides_its_facts_is_reported_all_the_same(spool, caplog):
 
 
 def test_importing_it_imports_nothing_heavy_and_needs_no_package():
-    code = "import sys; from mlflow_batchai.training import report; print(sorted(m for m in sys.modules if m.split('.')[0] in ('keras', 'tensorflow', 'numpy', 'mlflow')))"  # noqa: E501
+    code = "import sys; from mlflow_batchai.training import report; print(sorted(m for m in sys.modules if m.split('.')[0] in ('keras', 'tensorflow', 'numpy', 'mlflow')))"
     done = subprocess.run(
         [sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
     )

@@ -1,0 +1,266 @@
+"""The promises of Engine (engines/base.py), held against every implementation with real processes: a new one adds a fixture."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mlflow_batchai import shell
+from mlflow_batchai.engines.base import PollState, StartRequest
+from mlflow_batchai.engines.hosts import LocalHosts
+from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.jobs import Job
+from mlflow_batchai.node import protocol
+from mlflow_batchai.shares.directory import DirectoryShare
+
+SECRET = "hush-hush-hush"
+
+
+class Site:
+    """A cluster of two nodes with its control share."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.share = DirectoryShare(root / "share")
+        self.number = 0
+        self.engine = LocalHosts(root / "home", "c", 2, root / "share")
+
+    def another_process(self):
+        """The same cluster, as one who only has its name knows it."""
+        return LocalHosts(self.root / "home", "c", 2, self.root / "share")
+
+    def job(self, command: str, nodes: int = 1) -> StartRequest:
+        self.number += 1
+        name = f"{os.getpid():x}{self.number}"
+        folder = f"jobs/{name}"
+        plan = {
+            "protocol": 1,
+            "job": name,
+            "name": name,
+            "runId": "r",
+            "folder": folder,
+            "segment": folder,
+            "framework": "custom",
+            "nodeCount": nodes,
+            "processCount": 1,
+            "ranks": 1,
+            "command": command,
+            "preparation": None,
+            "parameters": {},
+            "inputs": [],
+            "environmentVariables": [],
+            "secretNames": ["TOKEN"],
+            "inputDirectories": [],
+            "outputDirectories": [],
+            "volumes": [{"scope": "cluster", "path": "share", "source": str(self.share.root), "share": self.share.url}],
+            "controlMount": "share",
+            "folderPrefix": "",
+            "logCopyPrefix": None,
+            "maxWallClockSeconds": None,
+            "lossSeconds": 60.0,
+            "python": None,
+            "environment": None,
+            "gpusPerNode": 0,
+            "coresPerNode": 1,
+            "address": "127.0.0.1",
+            "networkInterface": "lo",
+            "metrics": [],
+            "model": None,
+            "code": [],
+        }
+        self.share.write(protocol.JobPaths(folder).plan, protocol.encode([plan]))
+        return StartRequest(name, protocol.job_mark(name, 1), folder, 1, nodes, {"TOKEN": SECRET})
+
+    def state(self, request: StartRequest):
+        return Job(self.share, request.folder).state()
+
+    def left(self) -> list[psutil.Process]:
+        """Live processes that know this place: agents by their arguments, ranks by their environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                texts = [*process.cmdline(), *process.environ().values()]
+                if process.pid != os.getpid() and process.status() != "zombie" and str(self.root) in " ".join(texts):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+def wait(condition, seconds=30.0):
+    until = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < until, "not in time"
+        time.sleep(0.02)
+    return value
+
+
+@pytest.fixture(params=["local"])
+def site(request, tmp_path, monkeypatch):
+    monkeypatch.setenv("CANARY", "of-the-submitter")
+    made = {"local": lambda: Site(tmp_path)}[request.param]()
+    yield made
+    left = made.left()
+    for process in left:
+        process.kill()
+    assert not left, "left running"
+
+
+def over(site, request, handle):
+    wait(lambda: site.state(request).ended)
+    wait(lambda: len(site.engine.poll(handle).gone) == len(handle["nodes"]))
+    return site.state(request)
+
+
+def test_1_a_handle_is_json_without_secrets_and_enough_for_another_process(site):
+    request = site.job('echo "$TOKEN" | wc -c; env | grep -c CANARY; sleep 60', nodes=2)
+    handle = json.loads(json.dumps(site.engine.submit(request)))
+    assert SECRET not in json.dumps(handle)
+    wait(lambda: site.state(request).execution_state == "running")
+    other = site.another_process()
+    assert other.poll(handle).state is PollState.ALIVE
+    other.cancel(handle)
+    assert site.engine.poll(handle) == (PollState.GONE, site.engine.poll(handle).detail, (0, 1))
+
+
+def test_1_secrets_reach_the_ranks_and_nothing_else(site):
+    request = site.job('printf %s "$TOKEN" > "$AZ_BATCHAI_STDOUTERR_DIR/../len-${#TOKEN}"; env | grep -c CANARY; sleep 0.5')
+    handle = site.engine.submit(request)
+    agents = {entry["pid"] for entry in handle["nodes"]}
+    seen = [" ".join([*process.cmdline(), *process.environ().values()]) for process in map(psutil.Process, agents)]
+    assert SECRET not in " ".join(seen)
+    over(site, request, handle)
+    folder = site.share.root / request.folder
+    assert (folder / f"len-{len(SECRET)}").read_text(encoding="utf-8") == SECRET
+    (folder / f"len-{len(SECRET)}").unlink()
+    assert "0" in (folder / "stdouterr" / "stdout.txt").read_text(encoding="utf-8").split()  # no CANARY
+    for path in site.root.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+
+
+def test_1_render_shows_what_would_run_and_starts_nothing(site):
+    request = site.job("true", nodes=2)
+    commands = site.engine.render(request)
+    assert [command.node for command in commands] == [0, 1]
+    for command in commands:
+        assert f"--folder={request.folder}" in command.argv
+        assert SECRET not in json.dumps([command.argv, dict(command.environment)])
+        assert "CANARY" not in command.environment
+    assert site.left() == []
+
+
+def test_2_all_nodes_or_none(site, monkeypatch):
+    with pytest.raises(ClusterError, match="wants 3 nodes and the cluster has 2"):
+        site.engine.submit(site.job("true", nodes=3))
+    spawn = shell.spawn
+    calls = []
+
+    def second_fails(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise ClusterError("no more processes")
+        return spawn(*arguments)
+
+    monkeypatch.setattr(shell, "spawn", second_fails)
+    with pytest.raises(ClusterError, match="no more processes"):
+        site.engine.submit(site.job("sleep 60", nodes=2))
+    assert site.left() == []
+    # Its ticket is dropped: the next job does not wait for it.
+    monkeypatch.undo()
+    request = site.job("true", nodes=2)
+    assert over(site, request, site.engine.submit(request)).execution_state == "succeeded"
+
+
+def test_3_queued_alive_and_gone(site):
+    first, second = site.job("sleep 60", nodes=2), site.job("true", nodes=2)
+    one = site.engine.submit(first)
+    wait(lambda: site.state(first).execution_state == "running")
+    two = site.engine.submit(second)
+    assert wait(lambda: site.engine.poll(two)).state is PollState.QUEUED
+    assert "2 of 2 nodes" in site.engine.poll(two).detail
+    assert site.engine.poll(one) == (PollState.ALIVE, "", ())
+    site.engine.cancel(one)
+    assert site.engine.poll(one).state is PollState.GONE
+    assert over(site, second, two).execution_state == "succeeded"
+
+
+def test_3_a_lost_node_is_named_with_what_it_said_last(site):
+    request = site.job("sleep 60", nodes=2)
+    handle = site.engine.submit(request)
+    wait(lambda: site.state(request).execution_state == "running")
+    psutil.Process(handle["nodes"][1]["pid"]).kill()
+    poll = wait(lambda: (poll := site.engine.poll(handle)).gone and poll)
+    assert (poll.state, poll.gone) == (PollState.GONE, (1,))
+    assert poll.detail.startswith("the agent of node-1 is gone")
+    site.engine.cancel(handle)
+
+
+def test_3_an_agent_that_fails_before_it_has_the_share_says_why(site):
+    request = site.job("true")
+    site.share.delete(protocol.JobPaths(request.folder).plan)
+    handle = site.engine.submit(request)
+    poll = wait(lambda: (poll := site.engine.poll(handle)).gone and poll)
+    assert "there is no plan at" in poll.detail
+
+
+def test_3_a_reused_pid_is_not_the_agent(site):
+    handle = {"host": socket.gethostname(), "ticket": 1, "mark": "x/1"}
+    entry = {"index": 0, "pid": os.getpid(), "started": 1, "log": str(site.root / "none")}
+    assert site.engine.poll({**handle, "nodes": [entry]}).state is PollState.GONE
+    site.engine.cancel({**handle, "nodes": [entry]})  # and we still live
+
+
+def test_3_on_another_machine_nothing_is_certain(site):
+    request = site.job("sleep 60")
+    handle = site.engine.submit(request)
+    elsewhere = {**handle, "host": "another"}
+    assert site.engine.poll(elsewhere).state is PollState.UNKNOWN
+    with pytest.raises(ClusterError, match="runs on another; end it there"):
+        site.engine.cancel(elsewhere)
+    site.engine.cancel(handle)
+
+
+def test_3_fewer_nodes_in_the_document_by_now(site):
+    request = site.job("sleep 60", nodes=2)
+    handle = site.engine.submit(request)
+    wait(lambda: site.state(request).execution_state == "running")
+    smaller = LocalHosts(site.root / "home", "c", 1, site.root / "share")
+    assert smaller.poll(handle).state is PollState.ALIVE
+    smaller.cancel(handle)
+
+
+def test_4_cancel_leaves_nothing_and_may_be_called_again(site):
+    escape = "setsid sleep 61 & env -i setsid sleep 62 & trap '' TERM; (trap '' TERM; sleep 63) & touch started; sleep 64"
+    request = site.job(escape, nodes=2)
+    handle = site.engine.submit(request)
+    folder = site.root / "home" / "nodes" / "c" / "0" / "jobs" / request.job / "temp" / "code"
+    wait(lambda: (folder / "started").exists())
+
+    def sleepers():
+        family = [psutil.Process(entry["pid"]) for entry in handle["nodes"]]
+        return [child for agent in family for child in agent.children(recursive=True) if child.name() == "sleep"]
+
+    wait(lambda: len(sleepers()) == 4)
+    pids = [process.pid for process in sleepers()]
+    site.engine.cancel(handle)
+    assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+    assert site.left() == []
+    site.engine.cancel(handle)
+    # The nodes are free again.
+    again = site.job("true", nodes=2)
+    assert over(site, again, site.engine.submit(again)).execution_state == "succeeded"
+
+
+def test_4_after_the_end_cancel_is_no_error(site):
+    request = site.job("exit 3")
+    handle = site.engine.submit(request)
+    state = over(site, request, handle)
+    assert (state.execution_state, state.exit_code) == ("failed", 3)
+    site.engine.cancel(handle)
+    site.another_process().cancel(handle)

@@ -1,0 +1,196 @@
+"""MLproject files: what MLflow would take is taken, everything else is one sentence with the file's name and the key in it."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from mlflow_batchai.errors import BatchAIError, DocumentError, ParameterError, ProjectError
+from mlflow_batchai.spec.command import translate
+from mlflow_batchai.spec.mlproject import EntryPoint, Parameter, bind, find_entry_point, load_project
+
+TYPED = {
+    name: Parameter(name, kind, default)
+    for name, kind, default in [
+        ("lr", "float", None),
+        ("epochs", "int", "10"),
+        ("shuffle", "bool", "true"),
+        ("data", "path", ""),
+        ("where", "uri", "s3://x/y"),
+        ("note", "string", "a note"),
+    ]
+}
+MAIN = EntryPoint("main", "python train.py", TYPED)
+
+
+@pytest.fixture
+def project(tmp_path):
+    def make(text=None, name="MLproject", **files):
+        if text is not None:
+            (tmp_path / name).write_text(text, encoding="utf-8")
+        for file, content in files.items():
+            (tmp_path / file.replace("__", ".")).write_text(content, encoding="utf-8")
+        return load_project(tmp_path)
+
+    return make
+
+
+def test_a_whole_file(project):
+    made = project(
+        """
+name: Cifar
+python_env: env.yaml
+batchai: {cluster: local}
+entry_points:
+  main:
+    parameters:
+      lr: {type: float, default: 1e-3}
+      epochs: int
+      note: {default: 007}
+      off: {type: boolean, default: no}
+    command: "python train.py {lr}"
+  2: {command: ls}
+""",
+        env__yaml="",
+    )
+    assert (made.name, made.batchai, made.python_env.name) == ("Cifar", {"cluster": "local"}, "env.yaml")
+    main = find_entry_point(made, "main")
+    assert {name: (parameter.type, parameter.default) for name, parameter in main.parameters.items()} == {
+        "lr": ("float", "1e-3"),
+        "epochs": ("int", None),
+        "note": ("string", "007"),
+        "off": ("bool", "no"),
+    }
+    assert find_entry_point(made, "2").command == "ls"
+
+
+@pytest.mark.parametrize("name", ["MLproject", "mlproject", "MLPROJECT"])
+def test_any_case_of_its_name(project, name):
+    assert project("name: x", name=name).name == "x"
+
+
+def test_a_folder_without_one_has_its_scripts(project, tmp_path):
+    made = project(train__py="")
+    assert (made.name, made.entry_points, made.source) == (tmp_path.name, {}, str(tmp_path))
+    entry = find_entry_point(made, "train.py")
+    assert (entry.command, entry.declared) == ("python train.py", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("entry_points: [1]", "entry_points should map names to entry points"),
+        ("entry_points: {main: {}}", "entry_points.main has no command"),
+        ("entry_points: {main: {command: ' '}}", "entry_points.main has no command"),
+        ("entry_points: {main: {command: [a]}}", "entry_points.main has no command"),
+        ("entry_points: {main: ls}", "entry_points.main has no command"),
+        ("entry_points: {main: {command: ls, parameters: [a]}}", "entry_points.main.parameters should map names to types"),
+        ("entry_points: {main: {command: ls, parameters: {a: [1]}}}", "entry_points.main.parameters.a should be a type"),
+        ("entry_points: {main: {command: ls, parameters: {a: }}}", "entry_points.main.parameters.a should be a type"),
+        ("entry_points: {main: {command: ls, parameters: {a: flaot}}}", "has the unknown type 'flaot'; the types are string"),
+        ("python_env: nope.yaml", "python_env names 'nope.yaml', which is not in the project"),
+        ("conda_env: nope.yaml", "conda_env names 'nope.yaml'"),
+        ("python_env: a\ndocker_env: {image: x}", "python_env and docker_env are given"),
+        ("batchai: [1]", "batchai should be a mapping"),
+        ("[1, 2]", ""),
+        ("a: [", ""),
+    ],
+)
+def test_refused(project, tmp_path, text, words):
+    with pytest.raises(BatchAIError) as error:
+        project(text)
+    assert isinstance(error.value, (ProjectError, DocumentError))
+    assert words in str(error.value)
+    assert str(tmp_path / "MLproject") in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_default_python_env(project):
+    assert project("name: x", python_env__yaml="").python_env.name == "python_env.yaml"
+
+
+def test_entry_points_that_arent_there(project):
+    made = project("entry_points: {train: {command: ls}, eval: {command: ls}}")
+    with pytest.raises(ProjectError, match="there is no entry point 'main'; the project has: eval, train"):
+        find_entry_point(made, "main")
+    with pytest.raises(ProjectError, match=r"no entry point 'x\.py', and no script of that name"):
+        find_entry_point(made, "x.py")
+
+
+@pytest.mark.parametrize("name", ["../outside.py", "sub/../../outside.py", "{root}/outside.py"])
+def test_a_script_outside_of_the_project_is_none_of_it(tmp_path, name):
+    (tmp_path / "project" / "sub").mkdir(parents=True)
+    (tmp_path / "outside.py").write_text("", encoding="utf-8")
+    with pytest.raises(ProjectError, match="no script of that name in the project"):
+        find_entry_point(load_project(tmp_path / "project"), name.replace("{root}", str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["my script.py", "it's {x}.py", "a;b$(c).sh"])
+def test_a_scripts_name_is_no_shell_text(tmp_path, name):
+    (tmp_path / name).write_text("", encoding="utf-8")
+    command = find_entry_point(load_project(tmp_path), name).command
+    assert shlex.split(translate(command, {}, "s"))[1:] == [name]
+
+
+# Values.
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("lr", ["1", "-1e-3", "inf", " 2 ", "1_0"], ["", "x", "1,5", "0x1", "1e"]),
+        ("epochs", ["1", "-5", "+7"], ["", "1.0", "1e3", "x", "0x10"]),
+        ("shuffle", ["true", "False", "YES", "off", "1", "0"], ["", "2", "wahr", "t"]),
+        ("where", ["s3://x", "file:x"], ["x", ""]),
+        ("note", ["", "x\ny", "'"], []),
+        ("data", ["", "/x", "a b"], []),
+    ],
+)
+def test_types(name, good, bad):
+    for text in good:
+        values = bind(MAIN, {"lr": "1", name: text}, "MLproject")
+        assert next(value.text for value in values if value.parameter.name == name) == text
+    for text in bad:
+        with pytest.raises(ParameterError) as error:
+            bind(MAIN, {"lr": "1", name: text}, "MLproject")
+        assert f"MLproject: parameter '{name}' should be" in str(error.value)
+        assert f"not '{text}'" in str(error.value)
+
+
+def test_defaults_and_values_that_arent_text():
+    values = {value.parameter.name: (value.text, value.given) for value in bind(MAIN, {"lr": 0.5, "shuffle": False}, "s")}
+    assert values == {
+        "lr": ("0.5", True),
+        "epochs": ("10", False),
+        "shuffle": ("False", True),
+        "data": ("", False),
+        "where": ("s3://x/y", False),
+        "note": ("a note", False),
+    }
+
+
+def test_all_faults_at_once_a_line_each():
+    with pytest.raises(ParameterError) as error:
+        bind(MAIN, {"epocs": "1", "zzz": "1", "epochs": "many", "note": "a\0b"}, "MLproject")
+    assert str(error.value).splitlines() == [
+        "MLproject: parameter 'lr' (float) has no default and was not given; add -P lr=...",
+        "MLproject: parameter 'epochs' should be a whole number, not 'many'",
+        "MLproject: entry point 'main' has no parameter 'epocs'; did you mean 'epochs'?",
+        "MLproject: entry point 'main' has no parameter 'zzz'; it has: lr, epochs, shuffle, data, where, note",
+        "MLproject: parameter 'note' holds a NUL byte, which no program can be given",
+    ]
+
+
+def test_a_default_of_the_wrong_type_is_seen_before_the_job_runs():
+    entry = EntryPoint("main", "ls", {"n": Parameter("n", "int", "ten")})
+    with pytest.raises(ParameterError, match="'n' should be a whole number, not 'ten'"):
+        bind(entry, {}, "s")
+
+
+def test_a_script_takes_all():
+    entry = EntryPoint("x.py", "python x.py", {}, declared=False)
+    assert [(value.parameter.name, value.text, value.extra) for value in bind(entry, {"a": 1, "b": ""}, "s")] == [
+        ("a", "1", True),
+        ("b", "", True),
+    ]
