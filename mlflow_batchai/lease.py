@@ -1,7 +1,8 @@
 """The right to write a job's MLflow run: a numbered lease in the job folder, held by one process at a time.
 
-The next one, on any machine, takes the next number when the holder's counter stands still by its own clock, and the holder
-stops when it sees that. The cursor of the relay lies in the same file: whoever comes next goes on from there.
+The next one, on any machine, takes the next number when the holder is certainly gone (it was a process of this machine) or its
+counter stands still by the reader's own clock, and the holder stops when it sees that. The cursor of the relay lies in the same
+file: whoever comes next goes on from there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from mlflow_batchai.errors import JobError, ShareError, ShareNotFoundError
 from mlflow_batchai.jobs import Job
-from mlflow_batchai.node import protocol
+from mlflow_batchai.node import processes, protocol
 from mlflow_batchai.node.protocol import Record, TornFileError
 
 LEASE_GRACE_SECONDS = 20.0
@@ -78,7 +79,7 @@ class Lease:
             seen = (newest, cursor.get("counter"))
             if seen != watched:
                 watched, since = seen, self._clock()
-            stale = self._clock() - since > LEASE_GRACE_SECONDS
+            stale = self._clock() - since > LEASE_GRACE_SECONDS or processes.is_certainly_gone(cursor.get("holder") or {})
             if (newest == 0 or stale) and self._job.share.claim(self._job.paths.lease(newest + 1)):
                 self.number = newest + 1
                 self.memory = self._last_memory(newest)
@@ -108,7 +109,12 @@ class Lease:
             self.memory = memory or self.memory
             self._finished = finished
             self._counter += 1
-            record = {"counter": self._counter, "memory": self.memory, "finished": finished}
+            record = {
+                "counter": self._counter,
+                "memory": self.memory,
+                "finished": finished,
+                "holder": processes.identity(),
+            }
             self._job.share.write(self._job.paths.cursor(self.number), protocol.encode([record]))
 
     @contextlib.contextmanager

@@ -98,9 +98,9 @@ def prepare(
         )
     job_id = uuid.uuid4().hex[:10]
     variables = variable_names(value.parameter.name for value in values)
-    command = translate(
-        entry.command, {value.parameter.name: variables[value.parameter.name] for value in values if not value.extra}, source
-    )
+    placeholders = {value.parameter.name: variables[value.parameter.name] for value in values if not value.extra}
+    numbers = {value.parameter.name for value in values if value.parameter.type == "int"}
+    command = translate(entry.command, placeholders, source, numbers)
     command += "".join(f' --{shlex.quote(v.parameter.name)} "${{{variables[v.parameter.name]}}}"' for v in values if v.extra)
     if not properties.job_preparation:
         _check_script(project, entry.command, source)

@@ -8,7 +8,7 @@ import ctypes
 import os
 import signal
 import time
-from typing import Callable, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, Mapping, Optional, Set
 
 from mlflow_batchai.node.protocol import MARK_VARIABLE, NODE_VARIABLE
 
@@ -45,6 +45,25 @@ def start_time(pid: int) -> Optional[int]:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def identity() -> Dict[str, Any]:
+    """This very process, so that another one on this machine can tell for certain that it is gone."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            # A container shares the boot id and has pids of its own.
+            machine = file.read().strip() + " " + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        machine = ""
+    return {"machine": machine, "pid": os.getpid(), "started": start_time(os.getpid())}
+
+
+def is_certainly_gone(other: Mapping[str, Any]) -> bool:
+    """Whether the process of an ``identity`` is gone; False whenever that can't be seen from here."""
+    here = identity()
+    if not here["machine"] or other.get("machine") != here["machine"]:
+        return False
+    return not is_alive(other["pid"], other["started"])
 
 
 def is_alive(pid: int, started: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from mlflow_batchai.errors import ProjectError
 
@@ -29,16 +29,17 @@ def variable_names(parameters: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def translate(template: str, variables: Mapping[str, str], source: str) -> str:
+def translate(template: str, variables: Mapping[str, str], source: str, numbers: Collection[str] = ()) -> str:
     """The shell line of a command template.
 
     Args:
         template: the MLproject's command: ``{name}`` placeholders, ``{{`` and ``}}`` for braces.
         variables: parameter -> variable.
         source: names the entry point in messages.
+        numbers: parameters that were checked to be numbers, and so may stand in arithmetic.
 
     Raises:
-        ProjectError: a placeholder without a parameter, one inside a here-document, or braces that don't match.
+        ProjectError: a placeholder without a parameter, one where no value can be put, or braces that don't match.
     """
     try:
         pieces = list(string.Formatter().parse(template))
@@ -61,7 +62,7 @@ def translate(template: str, variables: Mapping[str, str], source: str) -> str:
             raise ProjectError(
                 f"{source}: command has the placeholder {{{name}}} in a here-document; use ${variables[name]} there"
             )
-        if fault := quoting.fault():
+        if fault := quoting.fault(name in numbers):
             raise ProjectError(f"{source}: command has the placeholder {{{name}}} {fault}")
         parts.append(quoting.reference(variables[name]))
     return "".join(parts)
@@ -126,8 +127,8 @@ class _Quoting:
         elif character == "'":
             self._stack.append("ansi" if self._previous == "$" else "single")
         elif character == "(":
-            self._stack.append("plain")
-        elif character == ")" and state == "plain" and len(self._stack) > 1:
+            self._stack.append("arithmetic" if self._previous == "(" or state == "arithmetic" else "plain")
+        elif character == ")" and state in ("plain", "arithmetic") and len(self._stack) > 1:
             self._stack.pop()
         elif character == "#" and (not self._previous or self._previous in " \t\n;&|(`"):
             self._stack.append("comment")
@@ -138,12 +139,14 @@ class _Quoting:
             elif self._angles == 3:  # <<< is a here-string: one word, quoted like any other
                 self.here_document = False
 
-    def fault(self) -> str | None:
+    def fault(self, number: bool) -> str | None:
         """Why no value can be put at this place, or None."""
         if self._escaped:
             return "after a backslash; drop the backslash"
         if self._previous == "$" and self._stack[-1] not in ("single", "ansi", "comment"):
             return "after a $; write it without the $"
+        if "arithmetic" in self._stack and not number:
+            return "in arithmetic, where bash would evaluate its text; declare the parameter as int, or compute in the script"
         if self._escape_in_backquotes:
             return "in backquotes that hold a backslash; write $(...) instead"
         return None

@@ -160,7 +160,9 @@ def test_inside_substitutions_and_here_strings(template: str, value: str, show: 
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_any_text_arrives(show: Path, tmp_path: Path, value: str) -> None:
     assert run(show, tmp_path, "show {x} \"{x}\" '{x}' a-{x}-b", x=value) == [[value, value, value, f"a-{value}-b"]]
 
@@ -213,3 +215,14 @@ def test_a_value_of_the_longest_size_that_is_allowed(show: Path, tmp_path: Path)
         check=True,
     )
     assert json.loads(done.stdout) is True
+
+
+@pytest.mark.parametrize("template", ["echo $(( {x} + 1 ))", "(( {x} )) && echo", 'echo "$(( (1 + {x}) * 2 ))"'])
+def test_arithmetic_evaluates_text_so_only_numbers_may_stand_there(template):
+    with pytest.raises(ProjectError, match="in arithmetic"):
+        translate(template, {"x": "BATCHAI_PARAM_x"}, "MLproject")
+    assert "BATCHAI_PARAM_x" in translate(template, {"x": "BATCHAI_PARAM_x"}, "MLproject", numbers={"x"})
+
+
+def test_a_subshell_is_no_arithmetic():
+    assert translate("( (echo {x}) ); echo $( (echo {x}) )", {"x": "V"}, "MLproject").count('"${V}"') == 2
