@@ -183,9 +183,8 @@ def main() -> None:
             jobs.append(ours(folders[1], options.epochs, options.megabytes, uri))
             bares.append((first, bare(folders[2], options.epochs, options.megabytes)))
             print(f"round {number + 1} of {options.pairs} done", file=sys.stderr)
-    print(
-        f"{options.pairs} rounds of bare, job, bare; {options.epochs} epochs, 2 ranks, {os.cpu_count()} cores; medians (min to max)\n"
-    )
+    rounds = f"{options.pairs} rounds of bare, job, bare"
+    print(f"{rounds}; {options.epochs} epochs, 2 ranks, {os.cpu_count()} cores; medians (min to max)\n")
     for key, title in (("whole", "whole run"), ("training", "training only")):
         ratios = [job[key] / statistics.mean((one[key], two[key])) for (job, _), (one, two) in zip(jobs, bares, strict=True)]
         noise = [two[key] / one[key] for one, two in bares]

@@ -188,15 +188,8 @@ class Job:
 
 def failed_verdict(code: str, sentence: str, by: str, terminated: bool = False) -> Record:
     """A verdict that a client gives when no agent can."""
-    return {
-        "executionState": protocol.FAILED,
-        "exitCode": None,
-        "errors": [{"code": code, "message": protocol.MESSAGES[code], "details": [{"name": "message", "value": sentence}]}],
-        "reason": sentence,
-        "terminated": terminated,
-        "by": by,
-        "endTime": protocol.now_ms(),
-    }
+    error = protocol.error_record(code, [("message", sentence)])
+    return protocol.verdict_record(protocol.FAILED, by, errors=[error], reason=sentence, terminated=terminated)
 
 
 Cursor = dict[str, int]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shlex
 import uuid
@@ -12,26 +11,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import yaml
 
-from mlflow_batchai.clusters import Cluster, home
-from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError, ParameterError, ProjectError
+from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError, ProjectError
+from mlflow_batchai.inputs import choose_inputs
 from mlflow_batchai.node.layout import undefined
-from mlflow_batchai.places import locate, mount_points
-from mlflow_batchai.shares.objects import StagedFile, scan, scan_input
+from mlflow_batchai.shares.objects import StagedFile, scan
 from mlflow_batchai.spec.batchai import BatchaiFile
 from mlflow_batchai.spec.command import translate, variable_names
 from mlflow_batchai.spec.job import JobProperties, forbid_program
 from mlflow_batchai.spec.masking import masked
 from mlflow_batchai.spec.mlproject import EntryPoint, MLProject, Value
+from mlflow_batchai.volumes import CONTROL_MOUNT, choose_volumes, place_logs
 
-CONTROL_MOUNT = "share"
-DEFAULT_PREFIX = f"$AZ_BATCHAI_MOUNT_ROOT/{CONTROL_MOUNT}"
 LOSS_SECONDS = 60.0
-# Linux: the longest single string that a new process can be given (MAX_ARG_STRLEN).
-LONGEST_VARIABLE = 131071
 
 
 @dataclass(frozen=True)
@@ -104,10 +99,9 @@ def prepare(
     command += "".join(f' --{shlex.quote(v.parameter.name)} "${{{variables[v.parameter.name]}}}"' for v in values if v.extra)
     if not properties.job_preparation:
         _check_script(project, entry.command, source)
-    inputs, staged, given = _inputs(values, variables, config, cwd)
-    _check_lengths({variables[value.parameter.name]: value for value in values})
-    volumes, prefixes, warnings = _volumes(properties, cluster, source)
-    folder_prefix, log_copy = _place_logs(properties, prefixes, source)
+    inputs, staged, given = choose_inputs(values, variables, config.stage, cwd)
+    volumes, prefixes, warnings = choose_volumes(properties, cluster, source)
+    folder_prefix, log_copy = place_logs(properties, prefixes, source)
     plan = {
         "protocol": 1,
         "job": job_id,
@@ -193,106 +187,6 @@ def _check_script(project: MLProject, command: str, source: str) -> None:
     match = _SCRIPT.match(command)
     if match and not (project.directory / match["script"]).exists():
         raise ProjectError(f"{source}: the command runs '{match['script']}', which is not in the project ({project.directory})")
-
-
-def _inputs(
-    values: Sequence[Value], variables: Mapping[str, str], config: BatchaiFile, cwd: Path
-) -> tuple[list[StagedFile], list[dict[str, Any]], dict[str, str]]:
-    """(files to send, staged entries of the plan, variable -> value for the others)."""
-    unknown = [name for name in config.stage if name not in {value.parameter.name for value in values}]
-    if unknown:
-        raise DocumentError(f"batchai.yaml: stage names '{unknown[0]}', which is no parameter of this entry point")
-    files: list[StagedFile] = []
-    staged: list[dict[str, Any]] = []
-    given: dict[str, str] = {}
-    for value in values:
-        name, variable = value.parameter.name, variables[value.parameter.name]
-        path = _local_path(value, config, cwd)
-        if path is None:
-            given[variable] = value.text
-            continue
-        found = scan_input(path)
-        if not found:
-            raise ParameterError(f"parameter '{name}': the folder {path} holds no file")
-        files += found
-        entries = [{"path": file.path, "sha256": file.sha256} for file in found]
-        staged.append({"parameter": name, "variable": variable, "name": path.name, "files": entries})
-    return files, staged, given
-
-
-def _local_path(value: Value, config: BatchaiFile, cwd: Path) -> Path | None:
-    """The local file or folder that a value names and that has to travel with the job, or None."""
-    text, name, kind = value.text, value.parameter.name, value.parameter.type
-    is_path = kind == "path" or name in config.stage
-    if text.startswith("file:/") or (text.startswith("file:") and (is_path or kind == "uri")):
-        path, is_path = Path(unquote(urlsplit(text).path)), True
-    elif kind == "path" and "://" in text:
-        raise NotSupportedError(
-            f"parameter '{name}': {text.split('://')[0]}:// can't be fetched yet; download it and give the local path"
-        )
-    elif is_path and text:
-        path = Path(os.path.expanduser(text))  # noqa: PTH111 (Path's own raises for a ~name that is no user)
-        is_path = kind == "path"
-    else:
-        return None
-    # Without "..": the last part is the name that it gets on the node.
-    path = Path(os.path.abspath(cwd / path))  # noqa: PTH100
-    if not os.path.exists(path):  # noqa: PTH110 (Path's own raises for a text that is too long to be a name)
-        if is_path:
-            raise ParameterError(f"parameter '{name}': there is no file or folder {path}")
-        return None
-    if not path.name:
-        raise ParameterError(f"parameter '{name}': {path} can't be sent to the nodes as a whole")
-    return path
-
-
-def _check_lengths(values: Mapping[str, Value]) -> None:
-    for variable, value in values.items():
-        length = len(f"{variable}={value.text}".encode(errors="surrogateescape"))
-        if length > LONGEST_VARIABLE:
-            raise ParameterError(
-                f"parameter '{value.parameter.name}' is {length} bytes long, and no program can be given more than"
-                f" {LONGEST_VARIABLE}: put it in a file and declare the parameter as type path"
-            )
-
-
-def _volumes(
-    properties: JobProperties, cluster: Cluster, source: str
-) -> tuple[list[dict[str, Any]], dict[str, int], list[str]]:
-    """(volumes of the plan, mount point -> index, warnings). The control share is volume 0."""
-    control = unquote(urlsplit(cluster.share.url).path, errors="surrogateescape")
-    volumes: list[dict[str, Any]] = [{"scope": "cluster", "path": CONTROL_MOUNT, "source": control, "share": cluster.share.url}]
-    warnings: list[str] = []
-    mounts = properties.mount_volumes
-    for key, entries in (
-        ("azureBlobFileSystems", mounts.azure_blob_file_systems),
-        ("fileServers", mounts.file_servers),
-        ("unmanagedFileSystems", mounts.unmanaged_file_systems),
-    ):
-        if entries:
-            raise NotSupportedError(f"{source}: mountVolumes.{key} is not supported yet on the local cluster; remove it")
-    for entry in mounts.azure_file_shares:
-        parts = urlsplit(entry.azure_file_url)
-        account = entry.account_name or (parts.hostname or "").split(".")[0]
-        name = parts.path.strip("/")
-        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name) or ".." in name.split("/") or not re.fullmatch(r"[\w.-]+", account):
-            raise DocumentError(f"{source}: mountVolumes.azureFileShares: '{entry.azure_file_url}' names no account and share")
-        folder = home() / "shares" / account / name
-        folder.mkdir(parents=True, exist_ok=True)
-        volumes.append(
-            {"scope": "job", "path": entry.relative_mount_path.strip("/"), "source": str(folder), "share": folder.as_uri()}
-        )
-        warnings.append(f"on the local cluster the file share {account}/{name} is the directory {folder}")
-    return volumes, mount_points(volumes), warnings
-
-
-def _place_logs(properties: JobProperties, prefixes: Mapping[str, int], source: str) -> tuple[str, dict[str, Any] | None]:
-    """(path on the control share under which the job folder goes, where else logs are copied at the end)."""
-    text = properties.std_out_err_path_prefix or DEFAULT_PREFIX
-    volume, path = locate(text, prefixes, f"{source}: properties.stdOutErrPathPrefix")
-    for entry in properties.output_directories:
-        locate(entry.path_prefix, prefixes, f"{source}: outputDirectories {entry.id}: pathPrefix")
-    return (path, None) if volume == 0 else ("", {"volume": volume, "path": path})
 
 
 # The documents themselves: no rank reads them, and they are where secrets are written.

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from mlflow_batchai.planning import Prepared, slug
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares.base import open_share
 from mlflow_batchai.shares.objects import upload
+from mlflow_batchai.signals import Signals
 
 WATCH_SECONDS = 0.1
 FOLLOWER_STARTS = 3
@@ -156,13 +155,16 @@ def _end_half_done(share: Any, folder: str) -> None:
 def start_follower(submitted: Submitted) -> None:
     """Start the detached process that relays the job into its run."""
     job, tracking = submitted.job, submitted.tracking
-    log = clusters.home() / "followers" / f"{job.plan['job']}.log"
     # -P: what lies in the user's folder must not be imported in place of a library.
     argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "mlflow_batchai.follower"]
     # The store's address goes by MLflow's own variable: a database's holds a password, and `ps` shows everyone our arguments.
     environment = {**os.environ, **tracking.environment, "BATCHAI_HOME": str(clusters.home())}
-    submitted.follower = shell.spawn([*argv, job.share.url, job.folder], environment, log)
+    submitted.follower = shell.spawn([*argv, job.share.url, job.folder], environment, _follower_log(job))
     submitted.starts += 1
+
+
+def _follower_log(job: Job) -> Path:
+    return clusters.home() / "followers" / f"{job.plan['job']}.log"
 
 
 def find(name: str, tracking: Tracking) -> Submitted:
@@ -189,50 +191,6 @@ def user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
-
-
-class Signals:
-    """Ctrl-C cancels the job (a second one leaves it); SIGTERM and SIGHUP leave it running.
-
-    Installed only in the main thread: elsewhere Python has no signals.
-    """
-
-    def __init__(self, on_cancel: Callable[[], None] | None) -> None:
-        self._on_cancel = on_cancel
-        self.cancelled = False
-        self._told = False
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Handlers for the time of the block."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        try:
-            signal.signal(signal.SIGINT, self._interrupt)
-            signal.signal(signal.SIGTERM, self._leave)
-            signal.signal(signal.SIGHUP, self._leave)
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _interrupt(self, number: int, frame: object) -> None:
-        if self._on_cancel is None:
-            raise JobDetachedError("left")
-        if self.cancelled:
-            raise JobDetachedError("left while it ends")
-        self.cancelled = True
-
-    def cancel_if_asked(self) -> None:
-        """Cancel after Ctrl-C: not in the handler, which may have interrupted a write to the terminal."""
-        if self.cancelled and not self._told and self._on_cancel is not None:
-            self._told = True
-            self._on_cancel()
-
-    def _leave(self, number: int, frame: object) -> None:
-        raise JobDetachedError(f"{signal.Signals(number).name} received")
 
 
 def ensure_follower(submitted: Submitted) -> None:
@@ -313,8 +271,9 @@ def _keep_follower(submitted: Submitted) -> None:
     if pid is None or _child_alive(pid) or Lease(submitted.job).finished():
         return
     if submitted.starts >= FOLLOWER_STARTS:
-        log = clusters.home() / "followers" / f"{submitted.job.plan['job']}.log"
-        raise JobError(f"the process that relays job {submitted.job.name} into MLflow keeps ending; see {log}")
+        raise JobError(
+            f"the process that relays job {submitted.job.name} into MLflow keeps ending; see {_follower_log(submitted.job)}"
+        )
     start_follower(submitted)
 
 

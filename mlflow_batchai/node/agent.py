@@ -13,14 +13,15 @@ import time
 import traceback
 from typing import IO, Any, Callable, Dict, Iterator, List, Mapping, Optional, Set
 
-from mlflow_batchai.node import processes, protocol, staging, tickets
+from mlflow_batchai.node import outcome, processes, protocol, staging, tickets
 from mlflow_batchai.node.layout import NodeLayout, node_id
-from mlflow_batchai.node.outcome import Failure, Stop, first_cause
+from mlflow_batchai.node.outcome import Failure, Stop
+from mlflow_batchai.node.peers import Peers
 from mlflow_batchai.node.phases import Phases
 from mlflow_batchai.node.runtime import Runtime
 from mlflow_batchai.node.shipper import Shipper
+from mlflow_batchai.node.turn import take_node
 
-TURN_POLL_SECONDS = 0.2
 DRAIN_SECONDS = 60.0
 
 
@@ -56,11 +57,10 @@ class Agent:
         self.ticket = ticket
         self.layout = NodeLayout(root, plan, node, share)
         self.node = node
-        peers = list(range(1, plan["nodeCount"])) if node == 0 else [0]
-        self.shipper = Shipper(self.layout, peers)
+        self.shipper = Shipper(self.layout, list(range(1, plan["nodeCount"])) if node == 0 else [0])
         self.runtime = Runtime(self.layout, self.shipper, secrets)
-        self.phases = Phases(self.layout, self.shipper, self.runtime)
-        self.mark = protocol.job_mark(plan["job"], attempt)
+        self.peers = Peers(self.layout, self.shipper)
+        self.phases = Phases(self.layout, self.shipper, self.runtime, self.peers)
         self._ticket_file: Optional[IO[str]] = None
         self._trouble = False
 
@@ -74,7 +74,7 @@ class Agent:
             # It stays open until this process ends.
             self._ticket_file = tickets.claim(self.root, self.ticket["number"], self.ticket["taken"])
             self.local_state("waiting")
-            self._take_node()
+            self.runtime.node_lock = take_node(self.layout, self.ticket, self.shipper, lambda: self.peers.check(starting=True))
             self.local_state("held")
             self.phases.run()
         except Stop as reason:
@@ -104,48 +104,6 @@ class Agent:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         sys.stderr.write(text)
         self.shipper.note(text.rstrip())
-
-    # Waiting for the node.
-
-    def _take_node(self) -> None:
-        """Wait for our turn and take the node; what a dead job left there is ended first."""
-        self.runtime.node_lock = tickets.open_node_lock(self.root)
-        before = list(self.ticket["after"])
-        said: List[int] = []
-        while before:
-            self._check_while_waiting()
-            before = tickets.predecessors(self.root, before, self.ticket["taken"], time.time())
-            if before and before != said:
-                self.shipper.note("waiting for %d job(s) before us on this node" % len(before))
-                said = before
-            if before:
-                time.sleep(TURN_POLL_SECONDS)
-        agent_lock = tickets.open_agent_lock(self.root)  # ours until this process ends
-        while not tickets.try_lock(agent_lock):
-            self._check_while_waiting()
-            time.sleep(TURN_POLL_SECONDS)
-        while not tickets.try_lock(self.runtime.node_lock):
-            self._check_while_waiting()
-            # The agent before us is gone (its ticket is free), its processes are not.
-            self.shipper.note("ending what the job before us left on this node")
-            left = processes.sweep(self._left_behind, grace=5.0)
-            if left:
-                self.shipper.note("still there: pids %s" % sorted(left))
-            time.sleep(TURN_POLL_SECONDS)
-        self.runtime.node_lock_held = True
-        # Those that have closed the lock's descriptor (daemons do) carry the mark still.
-        if processes.sweep(self._left_behind, grace=5.0):
-            self.shipper.note("processes of the job before us would not end")
-        tickets.set_owner(self.root, self.mark, self.node)
-        tickets.forget_ended(self.root, time.time())
-
-    def _check_while_waiting(self) -> None:
-        if self.shipper.verdict is not None:
-            raise Stop("verdict", "the attempt has ended", queued=True)
-        requests = self.shipper.requests()
-        if requests:
-            raise Stop("cancel", requests[0].get("why", ""), queued=True, by=requests[0].get("who"))
-        self.phases.check_peers(starting=True)
 
     # The end.
 
@@ -183,7 +141,7 @@ class Agent:
                 exit_record["segments"] = self.shipper.sequence
                 self._write_exit(exit_record)
         with self._going_on():
-            if self.runtime.node_lock_held:
+            if self.runtime.node_lock is not None:
                 staging.unmount(self.layout)
                 staging.remove_job_folder(self.layout.job)
         with self._going_on():
@@ -213,14 +171,14 @@ class Agent:
         failures = [failure] if failure else []
         with self._going_on():
             if (failure or stop) and not (stop and (stop.queued or stop.kind == "verdict")):
-                self.phases.await_exits(self.layout.plan["lossSeconds"] + 10.0)
-            for node, record in sorted(self.phases.exits.items()):
+                self.peers.await_exits(self.layout.plan["lossSeconds"] + 10.0, lambda: self.runtime.pump(0.05))
+            for node, record in sorted(self.peers.exits.items()):
                 if record.get("left"):
                     self.shipper.note("%s could not end pids %s" % (node_id(node), record["left"]))
-            failures += self.phases.peer_failures()
+            failures += self.peers.failures()
             if not failures and not stop:
-                failures += self.phases.early_leavers()
-        verdict = self._verdict(first_cause(failures), stop)
+                failures += self.peers.early_leavers()
+        verdict = outcome.verdict(outcome.first_cause(failures), stop)
         with self._going_on():
             if verdict["executionState"] == protocol.SUCCEEDED:
                 self.phases.describe_models()
@@ -229,42 +187,12 @@ class Agent:
         self.shipper.note("verdict: %s %s" % (verdict["executionState"], verdict["reason"] or ""))
         self._finish_shipping()
         with self._going_on():
-            if self.runtime.node_lock_held:
+            if self.runtime.node_lock is not None:
                 staging.copy_logs(self.layout)
         exit_record["segments"] = verdict["segments"] = self.shipper.sequence
         with self._going_on():
             self._write_exit(exit_record)
         self._claim_verdict(verdict)
-
-    def _verdict(self, cause: Optional[Failure], stop: Optional[Stop]) -> Dict[str, Any]:
-        verdict: Dict[str, Any] = {
-            "executionState": protocol.SUCCEEDED,
-            "exitCode": 0,
-            "errors": [],
-            "reason": "",
-            "terminated": False,
-            "by": protocol.agent_writer(0),
-            "endTime": protocol.now_ms(),
-        }
-        if stop and stop.kind == "cancel":
-            code = protocol.JOB_TERMINATED if stop.queued else protocol.JOB_TERMINATE
-            verdict.update(
-                executionState=protocol.FAILED,
-                exitCode=None,
-                terminated=True,
-                reason="terminated%s%s" % (" by %s" % stop.by if stop.by else "", ": %s" % stop if str(stop) else ""),
-                errors=[{"code": code, "message": protocol.MESSAGES[code], "details": []}],
-            )
-        elif cause:
-            verdict.update(
-                executionState=protocol.FAILED,
-                exitCode=cause.exit_code,
-                reason=cause.reason(),
-                errors=[cause.as_error()],
-            )
-        elif stop:
-            verdict.update(executionState=protocol.FAILED, exitCode=None, reason=str(stop), errors=[])
-        return verdict
 
     def _claim_verdict(self, verdict: Dict[str, Any]) -> None:
         folder = self.layout.on_share(self.layout.paths.verdict)
@@ -275,14 +203,6 @@ class Agent:
             return  # a client was first; the one verdict stands
         path = self.layout.on_share(self.layout.paths.verdict_file)
         _patiently(lambda: protocol.write_closed(path, [verdict]))
-
-    def _left_behind(self) -> Set[int]:
-        """Processes of the job that had this node before: those with its mark, and those that hold the node's lock."""
-        found = processes.lock_holders(tickets.lock_path(self.root))
-        owner = tickets.owner(self.root)
-        if owner:
-            found |= processes.marked(*owner)
-        return found
 
 
 def _patiently(step: Callable[[], None]) -> None:

@@ -7,7 +7,7 @@ import os
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from mlflow_batchai.node.layout import NodeLayout, expand
-from mlflow_batchai.node.protocol import MARK_VARIABLE, NODE_VARIABLE, job_mark
+from mlflow_batchai.node.protocol import MARK_VARIABLE, NODE_VARIABLE
 
 ALLOWED_NAMES = frozenset(
     [
@@ -103,6 +103,6 @@ def job_environment(
     for name, value in (extra or {}).items():
         if name.endswith("!"):
             environment[name[:-1]] = value
-    environment[MARK_VARIABLE] = job_mark(plan["job"], plan["attempt"])
+    environment[MARK_VARIABLE] = layout.mark
     environment[NODE_VARIABLE] = str(layout.node)
     return environment

@@ -8,7 +8,7 @@ import os
 import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from mlflow_batchai.node.protocol import JobPaths
+from mlflow_batchai.node.protocol import JobPaths, job_mark
 
 Plan = Dict[str, Any]
 
@@ -41,6 +41,7 @@ class NodeLayout:
         self.plan = plan
         self.node = node
         self.node_id = node_id(node)
+        self.mark = job_mark(plan["job"], plan["attempt"])
         self.cluster_mounts = os.path.join(root, "mounts")
         self.job = os.path.join(root, "jobs", plan["job"])
         self.job_mounts = os.path.join(self.job, "mounts")

@@ -1,4 +1,4 @@
-"""How a node's part of an attempt ends otherwise than well: a failure with its cause, or a stop from outside."""
+"""How an attempt ends: a node's failure with its cause, a stop from outside, and the verdict that follows from them."""
 
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -89,10 +89,8 @@ class Failure(Exception):
 
     def as_error(self) -> Dict[str, Any]:
         """Batch AI's error: code, message, details of names and values."""
-        details = [{"name": "node", "value": str(self.node)}, {"name": "message", "value": str(self)}]
-        if self.rank is not None:
-            details.insert(1, {"name": "rank", "value": str(self.rank)})
-        return {"code": self.code, "message": protocol.MESSAGES[self.code], "details": details}
+        rank = [] if self.rank is None else [("rank", str(self.rank))]
+        return protocol.error_record(self.code, [("node", str(self.node)), *rank, ("message", str(self))])
 
     def reason(self, lines: int = 20) -> str:
         """The sentence, and the last lines of what failed."""
@@ -114,3 +112,17 @@ def first_cause(failures: List[Failure]) -> Optional[Failure]:
     if not failures:
         return None
     return min(failures, key=lambda failure: (failure.is_consequence and not failure.signalled, failure.time))
+
+
+def verdict(cause: Optional[Failure], stop: Optional[Stop]) -> protocol.Record:
+    """What node 0 says of the attempt: a person's wish to end it comes before failures, which it may have caused."""
+    by = protocol.agent_writer(0)
+    if stop and stop.kind == "cancel":
+        code = protocol.JOB_TERMINATED if stop.queued else protocol.JOB_TERMINATE
+        reason = "terminated%s%s" % (" by %s" % stop.by if stop.by else "", ": %s" % stop if str(stop) else "")
+        return protocol.verdict_record(protocol.FAILED, by, None, [protocol.error_record(code)], reason, terminated=True)
+    if cause:
+        return protocol.verdict_record(protocol.FAILED, by, cause.exit_code, [cause.as_error()], cause.reason())
+    if stop:
+        return protocol.verdict_record(protocol.FAILED, by, reason=str(stop))
+    return protocol.verdict_record(protocol.SUCCEEDED, by, exit_code=0)

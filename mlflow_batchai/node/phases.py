@@ -1,17 +1,17 @@
 """The steps of an attempt on one node that has been taken: announce, set up, prepare, meet, run the ranks."""
 
-import contextlib
 import json
 import os
 import socket
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from mlflow_batchai.node import launchers, network, protocol, staging, trainenv
 from mlflow_batchai.node.environment import job_environment, thread_variables
 from mlflow_batchai.node.layout import NodeLayout, archive_path, node_id
 from mlflow_batchai.node.outcome import Failure, Stop
+from mlflow_batchai.node.peers import Peers
 from mlflow_batchai.node.runtime import PUMP_SECONDS, Runtime
 from mlflow_batchai.node.shipper import Shipper
 from mlflow_batchai.node.tasks import Task
@@ -28,17 +28,13 @@ class Phases:
         Stop: someone else ended the attempt.
     """
 
-    def __init__(self, layout: NodeLayout, shipper: Shipper, runtime: Runtime) -> None:
+    def __init__(self, layout: NodeLayout, shipper: Shipper, runtime: Runtime, peers: Peers) -> None:
         self.layout = layout
         self.plan: Dict[str, Any] = layout.plan
         self.shipper = shipper
         self.runtime = runtime
-        self.announces: Dict[int, Dict[str, Any]] = {}
+        self.peers = peers
         self.python: str = self.plan["python"] or sys.executable
-        self.exits: Dict[int, Dict[str, Any]] = {}
-        self._ready: Dict[int, bool] = {}
-        self._done = False
-        self._peer_failures: List[Failure] = []
         self._deadline: Optional[float] = None
 
     def run(self) -> None:
@@ -65,19 +61,11 @@ class Phases:
             "time": protocol.now_ms(),
         }
         protocol.write_closed(self.layout.on_share(self.layout.paths.announce(self.layout.node)), [record])
-        self.announces[self.layout.node] = record
+        self.peers.announces[self.layout.node] = record
         self.shipper.note("node taken: %s (%s)" % (record["host"], record["address"]))
 
     def _await_announces(self) -> None:
-        while True:
-            for node in range(self.plan["nodeCount"]):
-                if node not in self.announces:
-                    found = protocol.read_closed(self.layout.on_share(self.layout.paths.announce(node)))
-                    if found:
-                        self.announces[node] = found
-                        self.shipper.saw(node)
-            if len(self.announces) == self.plan["nodeCount"]:
-                return
+        while not self.peers.all_announced():
             self._wait_a_little(starting=True)
 
     def _begin_clock(self) -> None:
@@ -93,7 +81,7 @@ class Phases:
         staging.write_site(self.layout, _sitecustomize())
         sizes = launchers.spread(self.plan["ranks"], self.plan["nodeCount"])
         with open(self.layout.hostfile, "w", encoding="utf-8") as file:
-            file.write(launchers.hostfile(self._addresses(), sizes))
+            file.write(launchers.hostfile(self.peers.addresses(), sizes))
         if self.plan["environment"]:
             self._phase("building the training environment")
             self.python = trainenv.build(self.layout, self.plan["environment"], self._run_setup, self._wait_a_little)
@@ -103,9 +91,8 @@ class Phases:
         if not self.plan["preparation"]:
             return
         self._phase("job preparation")
-        task = Task("job preparation", None, lambda task, stream, lines: self.shipper.log(None, stream, lines))
-        environment = self._environment({})
-        self.runtime.start(task, ["bash", "-c", self.plan["preparation"]], environment)
+        task = self._logged_task("job preparation")
+        self.runtime.start(task, ["bash", "-c", self.plan["preparation"]], self._environment({}))
         self.runtime.run_to_end(task, self._check)
         if task.exit_code != 0:
             raise Failure(
@@ -118,7 +105,7 @@ class Phases:
 
     def _run_setup(self, argv: List[str], environment: Mapping[str, str], name: str) -> Task:
         """For trainenv: one command of the environment's build, its output in the preparation's log."""
-        task = Task(name, None, lambda task, stream, lines: self.shipper.log(None, stream, lines))
+        task = self._logged_task(name)
         variables = self._environment({})
         variables.update(environment)
         self.runtime.start(task, argv, variables, cwd=self.layout.temp)
@@ -129,28 +116,23 @@ class Phases:
         """All nodes are ready before any rank starts: Horovod's own waiting is short."""
         self.shipper.record("ready", urgent=True, node=self.layout.node)
         if self.layout.node == 0:
-            while len(self._ready) < self.plan["nodeCount"] - 1:
+            while not self.peers.all_ready():
                 self._wait_a_little()
             if launchers.needs_rendezvous(self.plan):
-                address = {"address": self._addresses()[0], "port": self._start_rendezvous()}
+                address = {"address": self.peers.addresses()[0], "port": self._start_rendezvous()}
             else:
-                address = {"address": self._addresses()[0], "port": 0}
+                address = {"address": self.peers.addresses()[0], "port": 0}
             protocol.write_closed(self.layout.on_share(self.layout.paths.rendezvous), [address])
 
     def _start_rendezvous(self) -> int:
-        said: List[bytes] = []
-        task = Task(
-            "rendezvous server",
-            None,
-            lambda task, stream, lines: said.append(lines) if stream == "out" else None,
-        )
+        task, said = _heard_task("rendezvous server")
         sizes = launchers.spread(self.plan["processCount"], self.plan["nodeCount"])
         hosts = ",".join("%s:%d" % (node_id(node), size) for node, size in enumerate(sizes) if size)
         argv = [
             self.python,
             archive_path(),
             "rendezvous",
-            self._addresses()[0],
+            self.peers.addresses()[0],
             hosts,
             str(self.plan["processCount"]),
         ]
@@ -179,20 +161,16 @@ class Phases:
             if rendezvous is None:
                 self._wait_a_little()
         for slot in slots:
-            task = Task(
-                "rank %d" % slot.rank,
-                slot.rank,
-                lambda task, stream, lines: self.shipper.log(task.rank, stream, lines),
-            )
+            task = self._logged_task("rank %d" % slot.rank, slot.rank)
             extra = launchers.rank_variables(self.plan, slot, rendezvous, self.plan.get("networkInterface"))
-            extra.update(thread_variables(self.announces[self.layout.node]["cores"] // slot.local_size))
+            extra.update(thread_variables(self.peers.announces[self.layout.node]["cores"] // slot.local_size))
             extra["PYTHONPATH"] = self.layout.site + os.pathsep + archive_path()
             self.runtime.start(task, ["bash", "-c", self.plan["command"]], self._environment(extra))
         self.shipper.record("started", urgent=True, node=self.layout.node, ranks=[slot.rank for slot in slots])
         self.shipper.note("started %d rank(s): %s" % (len(slots), self.plan["command"]))
         running = len(slots)
         # A node without ranks (customToolkit on several nodes) stays taken until node 0's command has ended.
-        while running or (not slots and not self._done):
+        while running or (not slots and not self.peers.done):
             running -= self._look_at_ranks(PUMP_SECONDS)
             try:
                 self._check()
@@ -215,7 +193,7 @@ class Phases:
         if self.layout.node != 0:
             return
         self.shipper.record("done", urgent=True, node=0)
-        while not self._all_exits_read():
+        while not self.peers.all_ended():
             self._wait_a_little()
 
     def _rank_failure(self, failed: List[Task]) -> Failure:
@@ -234,22 +212,13 @@ class Phases:
         ]
         return min(failures, key=lambda failure: failure.is_consequence and not failure.signalled)
 
-    # What happens meanwhile elsewhere.
-
     def _wait_a_little(self, starting: bool = False) -> None:
         self.runtime.pump(0.05)
         self._check(starting)
 
     def _check(self, starting: bool = False) -> None:
         """Raise if the attempt is to end here."""
-        if self.shipper.broken is not None:
-            raise self.shipper.broken
-        if self.shipper.verdict is not None:
-            raise Stop("verdict", "the attempt has its verdict already")
-        for request in self.shipper.requests():
-            # Until every node is taken the job is queued, even if ours is taken already.
-            raise Stop("cancel", request.get("why", ""), queued=starting, by=request.get("who"))
-        self.check_peers(starting)
+        self.peers.check(starting)
         if self._deadline and self.layout.node == 0 and time.monotonic() > self._deadline:
             raise Failure(
                 protocol.WALL_CLOCK_EXCEEDED,
@@ -257,85 +226,14 @@ class Phases:
                 node=0,
             )
 
-    def check_peers(self, starting: bool = False) -> None:
-        """Take in what peers have sent; raise if one failed, stopped, or fell silent."""
-        for node, record in self.shipper.received():
-            if record["k"] == "ready":
-                self._ready[node] = True
-            elif record["k"] == "done":
-                self._done = True
-            elif record["k"] == "failed" and self.layout.node == 0:
-                self._peer_failures.append(Failure.from_record(record))
-            elif record["k"] == "stop" and self.layout.node != 0:
-                raise Stop("node0", record["why"])
-        if self._peer_failures:
-            raise Stop("peer", str(self._peer_failures[0]))
-        for node in range(1, self.plan["nodeCount"]) if self.layout.node == 0 else [0]:
-            silent = self.shipper.silent_seconds(node)
-            # A peer that waits for its node may not have begun to speak yet; one that has written its exit is done.
-            if silent <= self.plan["lossSeconds"] or (starting and not self.shipper.heard(node)):
-                continue
-            if self.layout.node == 0 and self._exit_of(node):
-                continue
-            sentence = "%s has not been heard of for %d s" % (node_id(node), silent)
-            if self.layout.node != 0:
-                raise Stop("node0", sentence)
-            self._peer_failures.append(Failure(protocol.NODE_LOST, sentence, node=node))
-            raise Stop("peer", sentence)
-
-    def peer_failures(self) -> List[Failure]:
-        """Failures that peers told of, with those that have come since."""
-        with contextlib.suppress(Stop):
-            self.check_peers()
-        told = [record["failure"] for record in self.exits.values() if record.get("failure")]
-        return self._peer_failures + [Failure.from_record(failure) for failure in told]
-
-    def _all_exits_read(self) -> bool:
-        """Whether each peer that still lives has written its exit, and all that it sent before was read."""
-        lost = {failure.node for failure in self._peer_failures if failure.code == protocol.NODE_LOST}
-        for node in range(1, self.plan["nodeCount"]):
-            if node in lost:
-                continue
-            record = self._exit_of(node)
-            if record is None or self.shipper.heard(node) < record["segments"]:
-                return False
-        return True
-
-    def _exit_of(self, node: int) -> Optional[Dict[str, Any]]:
-        """A peer's exit.json once it is there; a share that can't be read just now has none."""
-        if node not in self.exits:
-            with contextlib.suppress(OSError):
-                record = protocol.read_closed(self.layout.on_share(self.layout.paths.exit(node)))
-                if record:
-                    self.exits[node] = record
-        return self.exits.get(node)
-
-    def early_leavers(self) -> List[Failure]:
-        """Peers that ended their ranks although nothing had failed and node 0 had not stopped: they had lost sight of it."""
-        return [
-            Failure(protocol.NODE_LOST, "%s ended its part: %s" % (node_id(node), record["stopped"]), node=node)
-            for node, record in sorted(self.exits.items())
-            if record.get("stopped")
-        ]
-
-    def await_exits(self, seconds: float) -> None:
-        """Node 0, after a stop: give the peers that long to end what they have and to say how it ended."""
-        until = time.monotonic() + seconds
-        while not self._all_exits_read() and self.shipper.verdict is None and time.monotonic() < until:
-            self.peer_failures()
-            self.runtime.pump(0.05)
+    # After the ranks.
 
     def describe_models(self) -> None:
         """What the training interpreter can say of saved models that no rank described (no TensorFlow is imported)."""
         files = staging.model_files(self.layout, self.runtime.reported_models)
         if not files:
             return
-        said: List[bytes] = []
-        task = Task(
-            "model description",
-            None,
-            lambda task, stream, lines: said.append(lines) if stream == "out" else None,
-        )
+        task, said = _heard_task("model description")
         self.runtime.start(
             task,
             [self.python, archive_path(), "describe", *files],
@@ -359,23 +257,30 @@ class Phases:
 
     # Small things.
 
+    def _logged_task(self, name: str, rank: Optional[int] = None) -> Task:
+        """A task whose output goes into the rank's log, without a rank into the preparation's."""
+        return Task(name, rank, lambda task, stream, lines: self.shipper.log(rank, stream, lines))
+
     def _phase(self, name: str) -> None:
         self.shipper.record("phase", urgent=True, phase=name, node=self.layout.node)
         self.shipper.note(name)
-
-    def _addresses(self) -> List[str]:
-        return [self.announces[node]["address"] for node in sorted(self.announces)]
 
     def _environment(self, extra: Mapping[str, str]) -> Dict[str, str]:
         return job_environment(
             self.layout,
             os.environ,
-            self._addresses(),
+            self.peers.addresses(),
             self.plan["gpusPerNode"],
             self.runtime.secrets,
             self.python,
             extra,
         )
+
+
+def _heard_task(name: str) -> Tuple[Task, List[bytes]]:
+    """A task, and what it says to us on its standard output."""
+    said: List[bytes] = []
+    return Task(name, None, lambda task, stream, lines: said.append(lines) if stream == "out" else None), said
 
 
 def _sitecustomize() -> str:

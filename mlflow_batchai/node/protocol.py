@@ -61,6 +61,44 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
+def error_record(code: str, details: Iterable[Tuple[str, str]] = ()) -> Record:
+    """Batch AI's error: one of our codes, its message, details of names and values."""
+    return {
+        "code": code,
+        "message": MESSAGES[code],
+        "details": [{"name": name, "value": value} for name, value in details],
+    }
+
+
+def verdict_record(
+    state: str,
+    by: str,
+    exit_code: Optional[int] = None,
+    errors: Iterable[Record] = (),
+    reason: str = "",
+    terminated: bool = False,
+) -> Record:
+    """The content of ``verdict.json``, given now.
+
+    Args:
+        state: one of ``ENDED_STATES``.
+        by: the writer that gives it.
+        exit_code: the job's; None if it was terminated or no command ended it.
+        errors: what ``error_record`` made.
+        reason: one sentence, and the last lines of what failed.
+        terminated: whether a person ended the job.
+    """
+    return {
+        "executionState": state,
+        "exitCode": exit_code,
+        "errors": list(errors),
+        "reason": reason,
+        "terminated": terminated,
+        "by": by,
+        "endTime": now_ms(),
+    }
+
+
 def encode(records: Iterable[Record]) -> bytes:
     """Records as a closed file: one JSON line each, and a terminator with their count and CRC-32."""
     lines = [json.dumps(record, separators=(",", ":"), ensure_ascii=False) for record in records]

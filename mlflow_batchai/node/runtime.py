@@ -6,7 +6,7 @@ import signal
 import time
 from typing import Any, Dict, List, Mapping, Optional, Set
 
-from mlflow_batchai.node import processes, protocol
+from mlflow_batchai.node import processes
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.reports import ReportReader
 from mlflow_batchai.node.shipper import Shipper
@@ -25,7 +25,6 @@ class Runtime:
         self.shipper = shipper
         self.secrets = dict(secrets)
         self.node_lock: Optional[int] = None
-        self.node_lock_held = False
         self.tasks: Dict[int, Task] = {}
         self.ranks: List[Task] = []
         self.helpers: List[Task] = []
@@ -109,8 +108,7 @@ class Runtime:
 
     def _ours(self) -> Set[int]:
         helpers = {task.pid for task in self.helpers if task.status is None}
-        mark = protocol.job_mark(self.layout.plan["job"], self.layout.plan["attempt"])
-        return (processes.marked(mark, self.layout.node) | processes.descendants(os.getpid())) - helpers
+        return (processes.marked(self.layout.mark, self.layout.node) | processes.descendants(os.getpid())) - helpers
 
     def end_everything(self, kill_first: bool) -> Set[int]:
         """End every process of the job on this node, helpers excepted, and read the rest of their output.
@@ -122,7 +120,7 @@ class Runtime:
             Pids that would not go.
         """
         left: Set[int] = set()
-        if self.node_lock_held or self.tasks:
+        if self.node_lock is not None or self.tasks:
             left = processes.sweep(self._ours, TERMINATE_SECONDS if kill_first else 1.0, sleep=lambda s: self._pump_for(s))
         self.drain(self.ranks)
         # A rank may have reported between the last look at the spool and its end.

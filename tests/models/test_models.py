@@ -14,7 +14,9 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from mlflow_batchai.errors import ModelError
-from mlflow_batchai.models import HDF5_MAGIC, ModelFacts, build_directory, log_model
+from mlflow_batchai.models.directory import HDF5_MAGIC, build_directory
+from mlflow_batchai.models.facts import ModelFacts
+from mlflow_batchai.models.logged import log_model
 from mlflow_batchai.node.describe import describe
 
 # MLflow's own use of SQLAlchemy 2.1.
@@ -69,7 +71,8 @@ LOG = """
 import sys
 from pathlib import Path
 from mlflow.tracking import MlflowClient
-from mlflow_batchai.models import ModelFacts, log_model
+from mlflow_batchai.models.facts import ModelFacts
+from mlflow_batchai.models.logged import log_model
 tracking, experiment, run, file, record = sys.argv[1:]
 log_model(MlflowClient(tracking), experiment_id=experiment, run_id=run, file=Path(file),
           facts=ModelFacts.from_record(__import__("json").loads(record)), register="clean")

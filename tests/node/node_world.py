@@ -165,7 +165,7 @@ class Cluster:
                 lines = [
                     "import sys",
                     f"sys.path.insert(0, {str(self._agent)!r})",
-                    "from mlflow_batchai.node import agent, phases, protocol, runtime, shipper, sharefiles, staging, tickets",
+                    "from mlflow_batchai.node import agent, peers, phases, protocol, runtime, shipper, sharefiles, staging, tickets",
                     patch,
                     "sys.exit(agent.main(sys.argv[2:]))",
                 ]

@@ -238,7 +238,7 @@ if "--node=1" in sys.argv:
     def check(self, starting=False):
         if len(self.runtime.ranks):
             raise phases.Stop("node0", "node-0 has not been heard of for 60 s")
-    phases.Phases.check_peers = check
+    phases.Phases._check = check
 """
     job = cluster.submit("[ $BATCHAI_RANK = 1 ] && sleep 600; true", nodes=2, patch=patch)
     verdict = job.wait()
@@ -273,9 +273,8 @@ def test_setup_errors_are_sentences(cluster: Cluster, tmp_path: Path) -> None:
     assert job.agents[0].returncode == 1
 
 
-def test_a_broken_share_thread_fails_the_job(cluster: Cluster) -> None:
-    """A bug there must not leave the main thread waiting for a cancel or a verdict that it can never see."""
-    patch = """
+# The share thread breaks after a second.
+BROKEN = """
 def broken(self):
     raise ZeroDivisionError("a bug")
 read = shipper.Shipper._read
@@ -283,17 +282,29 @@ shipper.Shipper._read = lambda self: broken(self) if time.monotonic() > begun + 
 import time
 begun = time.monotonic()
 """
-    job = cluster.submit("echo started; sleep 600", patch=patch)
+
+
+def test_a_broken_share_thread_fails_the_job(cluster: Cluster) -> None:
+    """A bug there must not leave the main thread waiting for a cancel or a verdict that it can never see."""
+    job = cluster.submit("echo started; sleep 600", patch=BROKEN)
     verdict = job.wait()
     assert verdict["reason"] == "the agent of node-0 failed: ZeroDivisionError: a bug"
     assert "ZeroDivisionError" in job.logs[0].read_text()
     assert_clean(cluster, job)
 
 
+def test_a_broken_share_thread_fails_a_job_that_waits(cluster: Cluster) -> None:
+    first = cluster.submit(HOLD, nodes=2)
+    wait_for(lambda: first.log("stdout.txt").count("go") == 2)
+    second = cluster.submit("echo never", patch=BROKEN)
+    assert second.wait()["reason"] == "the agent of node-0 failed: ZeroDivisionError: a bug"
+    release(first)
+
+
 @pytest.mark.parametrize(
     "patch",
     [
-        "phases.Phases.peer_failures = boom",
+        "peers.Peers.failures = boom",
         "phases.Phases.describe_models = boom",
         "staging.copy_logs = boom",
         "runtime.Runtime.stop_helpers = boom",

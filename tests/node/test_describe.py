@@ -242,12 +242,12 @@ def test_main_prints_a_line_for_each_file(tmp_path, capsys):
     assert main([]) == 2
 
 
-def test_it_runs_alone_and_imports_no_framework(tmp_path):
+def test_it_imports_no_framework(tmp_path, agent_pyz):
     path = save_h5(tmp_path / "model.h5", sequential(IMAGE), keras_version="3.15.1")
     code = (
-        f"import runpy, sys; sys.argv[1:] = [{path!r}]\n"
-        f"try: runpy.run_path({module.__file__!r}, run_name='__main__')\n"
-        "finally: print(sorted({'tensorflow', 'keras', 'mlflow', 'mlflow_batchai'} & set(sys.modules)))"
+        f"import runpy, sys; sys.argv[1:] = ['describe', {path!r}]\n"
+        f"try: runpy.run_path({str(agent_pyz)!r}, run_name='__main__')\n"
+        "finally: print(sorted({'tensorflow', 'keras', 'mlflow'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     record, imported = done.stdout.splitlines()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlflow_batchai.node import protocol
-from mlflow_batchai.node.outcome import Failure, first_cause
+from mlflow_batchai.node.outcome import Failure, Stop, first_cause, verdict
 
 GONE = "[1,1]<stderr>: horovod.common.exceptions.HorovodInternalError: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]"
 
@@ -51,3 +51,24 @@ def test_batch_ai_s_error_and_the_reason() -> None:
     assert failure.reason(2) == "rank 2 failed\n28\n29"
     assert Failure(protocol.NODE_LOST, "gone", 1).reason() == "gone"
     assert len(Failure(protocol.NODE_LOST, "gone", 1).as_error()["details"]) == 2
+
+
+LOST = Failure(protocol.NODE_LOST, "node-1 has not been heard of for 60 s", node=1, tail=["a"])
+
+
+@pytest.mark.parametrize(
+    ("cause", "stop", "state", "code", "reason", "terminated"),
+    [
+        (None, None, "succeeded", None, "", False),
+        (LOST, None, "failed", "NodeLost", "node-1 has not been heard of for 60 s\na", False),
+        (LOST, Stop("cancel", "", by="ann"), "failed", "JobTerminate", "terminated by ann", True),
+        (None, Stop("cancel", "typo", queued=True), "failed", "JobTerminated", "terminated: typo", True),
+        (None, Stop("verdict", "it has one"), "failed", None, "it has one", False),
+    ],
+)
+def test_verdict(cause, stop, state, code, reason, terminated) -> None:
+    found = verdict(cause, stop)
+    assert (found["executionState"], found["reason"], found["terminated"]) == (state, reason, terminated)
+    assert [error["code"] for error in found["errors"]] == ([code] if code else [])
+    assert found["exitCode"] == (0 if state == "succeeded" else None)
+    assert (found["by"], type(found["endTime"])) == ("agent-0", int)

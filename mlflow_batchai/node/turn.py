@@ -1,0 +1,62 @@
+"""Waiting for the node: our turn in its queue, and the end of what a job before us left there."""
+
+import time
+from typing import Any, Callable, List, Mapping, Set
+
+from mlflow_batchai.node import processes, tickets
+from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.shipper import Shipper
+
+TURN_POLL_SECONDS = 0.2
+
+
+def take_node(layout: NodeLayout, ticket: Mapping[str, Any], shipper: Shipper, check: Callable[[], None]) -> int:
+    """Wait for our turn and take the node; what a dead job left there is ended first.
+
+    Args:
+        ticket: what ``tickets.take`` returned, for this node.
+        shipper: where it is said what is waited for.
+        check: called while waiting; raises what is to end it.
+
+    Returns:
+        The descriptor of the node's lock, held: the node is ours until the last process that has it open is gone.
+    """
+    root = layout.root
+    node_lock = tickets.open_node_lock(root)
+    before = list(ticket["after"])
+    said: List[int] = []
+    while before:
+        check()
+        before = tickets.predecessors(root, before, ticket["taken"], time.time())
+        if before and before != said:
+            shipper.note("waiting for %d job(s) before us on this node" % len(before))
+            said = before
+        if before:
+            time.sleep(TURN_POLL_SECONDS)
+    agent_lock = tickets.open_agent_lock(root)  # ours until this process ends
+    while not tickets.try_lock(agent_lock):
+        check()
+        time.sleep(TURN_POLL_SECONDS)
+    while not tickets.try_lock(node_lock):
+        check()
+        # The agent before us is gone (its ticket is free), its processes are not.
+        shipper.note("ending what the job before us left on this node")
+        left = processes.sweep(lambda: _left_behind(root), grace=5.0)
+        if left:
+            shipper.note("still there: pids %s" % sorted(left))
+        time.sleep(TURN_POLL_SECONDS)
+    # Those that have closed the lock's descriptor (daemons do) carry the mark still.
+    if processes.sweep(lambda: _left_behind(root), grace=5.0):
+        shipper.note("processes of the job before us would not end")
+    tickets.set_owner(root, layout.mark, layout.node)
+    tickets.forget_ended(root, time.time())
+    return node_lock
+
+
+def _left_behind(root: str) -> Set[int]:
+    """Processes of the job that had this node before: those with its mark, and those that hold the node's lock."""
+    found = processes.lock_holders(tickets.lock_path(root))
+    owner = tickets.owner(root)
+    if owner:
+        found |= processes.marked(*owner)
+    return found

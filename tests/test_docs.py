@@ -1,0 +1,143 @@
+"""The documentation is true: every command and example runs, every setting and error code is named, links resolve."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlflow_batchai.node import protocol
+from mlflow_batchai.spec.batchai import BatchaiFile
+from mlflow_batchai.spec.loading import load_text, parse_batchai, parse_cluster
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").glob("*.md"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str, text: str = README) -> list[str]:
+    """The text of every code block of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.S | re.M)
+
+
+def commands() -> list[str]:
+    """Every command line of the README's shell blocks, without comments."""
+    lines = [line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+# Each command of the README, and where it is run: here, or by what CI does itself.
+RUN_BY_CI = {"make demo": "make demo", "make test": "make check"}
+RUN_HERE = {
+    "mlflow run projects/cifar_horovod --backend batchai -P data=digits -P epochs=12 -P augment=false": 0,
+    "batchai horovod build": 0,
+    "batchai horovod build --help": 0,
+}
+
+
+def test_every_command_is_run() -> None:
+    assert set(commands()) == set(RUN_BY_CI) | set(RUN_HERE)
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    for part in RUN_BY_CI.values():
+        assert part in script
+    assert re.search(r"^check:.*\btest\b", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+
+
+@pytest.mark.training
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("command", RUN_HERE)
+def test_commands_run(command: str, world: Any) -> None:
+    world.cwd = ROOT
+    program, *arguments = command.split()
+    result = world.call([str(Path(sys.executable).parent / program), *arguments], timeout=1400)
+    assert result.returncode == RUN_HERE[command], result.stderr
+    if "run" in arguments:
+        assert world.last.info.status == "FINISHED" and world.last.data.metrics["test_accuracy"] > 0.9
+
+
+def test_documents_parse() -> None:
+    batchai, cluster = blocks("yaml")
+    document, warnings = parse_batchai(load_text(batchai, "README"), "README")
+    assert warnings == [] and document.properties.node_count == 2
+    found, warnings = parse_cluster(load_text(cluster, "README"), "README")
+    assert warnings == [] and found.nodes == 4
+
+
+def test_every_setting_is_named() -> None:
+    example = load_text(blocks("yaml")[0], "README")
+    keys = {field.alias or name for name, field in BatchaiFile.model_fields.items()} - {"name", "workspace", "retries"}
+    assert keys == set(example)
+    assert "`retries`" in README
+    for name in ("BATCHAI_HOME", "BATCHAI_HOROVOD_CACHE", "BATCHAI_WEIGHT_CHECK", "MLFLOW_TRACKING_URI"):
+        assert name in README
+
+
+def test_every_error_code_is_named() -> None:
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    for code in protocol.MESSAGES:
+        assert f"`{code}`" in reference
+
+
+def test_every_tag_is_named() -> None:
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "mlflow_batchai").glob("*.py"))
+    for tag in set(re.findall(r'"(batchai\.[a-zA-Z]+)"', sources)) - {"batchai.yaml", "batchai.run"}:
+        assert f"`{tag}`" in reference, tag
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_resolve(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://", "#")):
+            assert (document.parent / target.split("#")[0]).exists(), target
+
+
+@pytest.mark.training
+@pytest.mark.timeout(400)
+def test_python_example(world: Any) -> None:
+    """The README's example of MLflow's Python API, as it stands there."""
+    example = next(block for block in blocks("python") if "mlflow.projects.run" in block)
+    world.cwd = ROOT
+    result = world.call([sys.executable, "-W", "ignore", "-c", example], timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "FINISHED"
+    assert world.last.info.status == "FINISHED"
+
+
+@pytest.mark.training
+@pytest.mark.timeout(400)
+def test_script_example(world: Any) -> None:
+    """The README's script, with a network and data in front of it."""
+    example = next(block for block in blocks("python") if "DistributedOptimizer" in block)
+    before = textwrap.dedent(
+        """
+        import os
+        import keras, numpy as np
+        x = np.random.default_rng(0).random((64, 4)); y = x[:, :1]
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+        optimizer, loss = keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError()
+        path = os.environ["AZ_BATCHAI_OUTPUT_MODEL"] + "/model.keras"
+        """
+    )
+    batchai = """
+        properties:
+          nodeCount: 2
+          horovodSettings: {}
+          outputDirectories: [{id: MODEL, pathPrefix: $AZ_BATCHAI_MOUNT_ROOT/share}]
+        model: {}
+    """
+    result = world.run(world.project(before + example, batchai=batchai), timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert "loss" in world.last.data.metrics and "batchai.model" in world.last.data.tags, world.last.data.tags
+
+
+def test_make_help() -> None:
+    """Every target of the Makefile that a person is told of is explained."""
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in ("demo", "test", "check", "bench", "faults", "setup"):
+        assert re.search(rf"^{target}\t", shown, re.M), shown
