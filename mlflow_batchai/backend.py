@@ -21,6 +21,7 @@ from mlflow_batchai import clusters, planning, runner, runs
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.errors import BatchAIError, DocumentError, NotSupportedError, ProjectError
 from mlflow_batchai.node import protocol
+from mlflow_batchai.signals import Signals
 from mlflow_batchai.spec.batchai import BatchaiFile, merge
 from mlflow_batchai.spec.loading import parse_batchai, read, read_batchai
 from mlflow_batchai.spec.mlproject import MLProject, bind, find_entry_point, load_project
@@ -49,7 +50,7 @@ class BatchAISubmittedRun(SubmittedRun):
     def wait(self) -> bool:
         """Show the job until it has ended and its run is finished; whether it succeeded."""
         with _as_execution_exception():
-            state = runner.watch(self._submitted, JobConsole(self._submitted.job.plan["ranks"]))
+            state = runner.watch(self._submitted, JobConsole(self._submitted.job.plan["ranks"]), Signals())
         return state.execution_state == protocol.SUCCEEDED
 
     def get_status(self) -> str:
@@ -59,7 +60,7 @@ class BatchAISubmittedRun(SubmittedRun):
         """End the job; returns when its run is KILLED (or had ended before)."""
         with _as_execution_exception():
             runner.cancel(self._submitted, "cancel()")
-            runner.watch(self._submitted, JobConsole(self._submitted.job.plan["ranks"]), from_start=False)
+            runner.watch(self._submitted, JobConsole(self._submitted.job.plan["ranks"]), Signals(), from_start=False)
 
 
 class BatchAIBackend(AbstractBackend):
@@ -82,20 +83,25 @@ class BatchAIBackend(AbstractBackend):
         """
         command_line = _command_line()
         with _as_execution_exception():
-            submitted, wait = _submit(
+            prepared, cluster, request, wait = _prepare(
                 project_uri, entry_point, params or {}, version, backend_config, tracking_uri, experiment_id, command_line
             )
-            if command_line and wait:
+            signals = Signals()
+            with signals.installed() if command_line else contextlib.nullcontext():
+                submitted = runner.submit(prepared, cluster, request)
                 console = JobConsole(submitted.job.plan["ranks"])
-                state = runner.watch(submitted, console)
-                runner.outcome(submitted, state)
-                console.say(f"job {submitted.job.name} succeeded; {_where(submitted)}")
-            elif command_line:
-                JobConsole(1).say(f"job {submitted.job.name} is on its way; batchai job attach {submitted.job.name}")
+                page = runs.page(request.tracking.uri, request.experiment_id, submitted.run_id)
+                console.say(f"run {submitted.run_id}: {page or runs.shown(request.tracking.uri)}")
+                if command_line and wait:
+                    runner.outcome(submitted, runner.watch(submitted, console, signals))
+                    console.say(f"job {submitted.job.name} succeeded; {_where(submitted)}")
+                elif command_line:
+                    signals.check(lambda: runner.cancel(submitted, "Ctrl-C"))
+                    console.say(f"job {submitted.job.name} is on its way; batchai job attach {submitted.job.name}")
         return BatchAISubmittedRun(submitted)
 
 
-def _submit(
+def _prepare(
     project_uri: str,
     entry_name: str,
     params: Mapping[str, Any],
@@ -104,7 +110,8 @@ def _submit(
     tracking_uri: str,
     experiment_id: str,
     command_line: Mapping[str, Any],
-) -> tuple[runner.Submitted, bool]:
+) -> tuple[planning.Prepared, clusters.Cluster, runner.RunRequest, bool]:
+    """All that can be checked and worked out before anything exists; whether to stay until the job has ended."""
     cwd = Path.cwd()
     _refuse_unusable(backend_config)
     directory = _fetch(project_uri, version, entry_name, params)
@@ -131,11 +138,7 @@ def _submit(
         command_line.get("run_name"),
         command_line.get("run_id"),
     )
-    submitted = runner.submit(prepared, cluster, request)
-    console.say(
-        f"run {submitted.run_id}: {runs.page(tracking.uri, experiment_id, submitted.run_id) or runs.shown(tracking.uri)}"
-    )
-    return submitted, config.wait
+    return prepared, cluster, request, config.wait
 
 
 def _refuse_unusable(backend_config: Mapping[str, Any]) -> None:

@@ -138,10 +138,14 @@ def _tags(prepared: Prepared, cluster: Cluster, request: RunRequest) -> dict[str
 
 
 def _failed_submit(mlflow: Any, run_id: str, error: BaseException | None) -> None:
-    reason = str(error) if isinstance(error, BatchAIError) else f"submitting failed: {type(error).__name__}: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        status, reason = "KILLED", "interrupted while it was being submitted"
+    else:
+        status = "FAILED"
+        reason = str(error) if isinstance(error, BatchAIError) else f"submitting failed: {type(error).__name__}: {error}"
     # What went wrong first is what a person has to see, even if the store has gone as well.
     with contextlib.suppress(Exception):
-        runs.fail(mlflow, run_id, reason)
+        runs.fail(mlflow, run_id, reason, status)
 
 
 def _end_half_done(share: Any, folder: str) -> None:
@@ -208,25 +212,25 @@ def wait(submitted: Submitted) -> JobState:
     return submitted.job.state()
 
 
-def watch(submitted: Submitted, console: JobConsole, from_start: bool = True, cancel_on_interrupt: bool = True) -> JobState:
+def watch(submitted: Submitted, console: JobConsole, signals: Signals, from_start: bool = True) -> JobState:
     """Show a job until its run is finished in MLflow.
 
     Args:
+        signals: what they mean; its handlers are installed here if the caller hasn't.
         from_start: whether output that came before is shown.
-        cancel_on_interrupt: whether Ctrl-C ends the job (for its submitter) or leaves it.
 
     Raises:
         JobDetachedError: told to leave; the job goes on, and the message has the line that attaches to it.
         JobError: the follower can't be kept running.
     """
     job = submitted.job
-    signals = Signals((lambda: _cancel_here(submitted, console)) if cancel_on_interrupt else None)
     reader = EventReader(job)
     if not from_start:
         for _ in reader.read():
             pass
     try:
         with signals.installed():
+            signals.watching()
             return _watch(submitted, console, reader, signals)
     except JobDetachedError as error:
         raise JobDetachedError(
@@ -245,7 +249,7 @@ def _watch(submitted: Submitted, console: JobConsole, reader: EventReader, signa
     job = submitted.job
     shown = ""
     while True:
-        signals.cancel_if_asked()
+        signals.check(lambda: _cancel_here(submitted, console))
         for _, _, records in reader.read():
             console.records(records)
         state = job.state()

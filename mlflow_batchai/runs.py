@@ -134,11 +134,11 @@ def create(
     return run
 
 
-def fail(mlflow: MlflowClient, run_id: str, reason: str) -> None:
+def fail(mlflow: MlflowClient, run_id: str, reason: str, status: str = "FAILED") -> None:
     """End the run of a job that could not be submitted."""
     mlflow.set_tag(run_id, "batchai.reason", reason[:LONGEST_TAG])
     mlflow.set_tag(run_id, TAG_STATE, "failed")
-    mlflow.set_terminated(run_id, "FAILED")
+    mlflow.set_terminated(run_id, status)
 
 
 def find(mlflow: MlflowClient, name: str) -> Run:

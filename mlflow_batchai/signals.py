@@ -1,8 +1,9 @@
-"""What Ctrl-C and the signals of a closing terminal mean to a process that watches a job."""
+"""What Ctrl-C and the signals of a closing terminal mean to a process that submits and watches a job."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -13,13 +14,22 @@ from mlflow_batchai.errors import JobDetachedError
 class Signals:
     """Ctrl-C cancels the job (a second one leaves it); SIGTERM and SIGHUP leave it running.
 
-    Installed only in the main thread: elsewhere Python has no signals.
+    While the job is being submitted a signal only waits for that, since half a submit would leave agents that nobody follows; a
+    second Ctrl-C undoes the submit. Installed only in the main thread: elsewhere Python has no signals.
+
+    Args:
+        cancels: whether Ctrl-C ends the job (for its submitter) or leaves it.
+
+    Attributes:
+        submitting: True until ``watching`` was called.
     """
 
-    def __init__(self, on_cancel: Callable[[], None] | None) -> None:
-        self._on_cancel = on_cancel
-        self.cancelled = False
+    def __init__(self, cancels: bool = True) -> None:
+        self._cancels = cancels
         self._told = False
+        self._left: str | None = None
+        self.cancelled = False
+        self.submitting = True
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -37,18 +47,37 @@ class Signals:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def watching(self) -> None:
+        """The job is submitted: from now on signals act at once."""
+        self.submitting = False
+
+    def check(self, cancel: Callable[[], None]) -> None:
+        """Do what a signal has asked for: not in the handler, which may have interrupted a write to the terminal.
+
+        Raises:
+            JobDetachedError: a signal that came during the submit says to leave.
+        """
+        if self._left:
+            raise JobDetachedError(f"{self._left} received")
+        if self.cancelled and not self._told:
+            self._told = True
+            cancel()
+
     def _interrupt(self, number: int, frame: object) -> None:
-        if self._on_cancel is None:
+        if self.submitting:
+            if self.cancelled:
+                raise KeyboardInterrupt
+            self.cancelled = True
+            # os.write: what the handler interrupted may be in the middle of printing.
+            os.write(2, b"\nbatchai: the job ends as soon as it is submitted; press Ctrl-C again to undo that\n")
+            return
+        if not self._cancels:
             raise JobDetachedError("left")
         if self.cancelled:
             raise JobDetachedError("left while it ends")
         self.cancelled = True
 
-    def cancel_if_asked(self) -> None:
-        """Cancel after Ctrl-C: not in the handler, which may have interrupted a write to the terminal."""
-        if self.cancelled and not self._told and self._on_cancel is not None:
-            self._told = True
-            self._on_cancel()
-
     def _leave(self, number: int, frame: object) -> None:
-        raise JobDetachedError(f"{signal.Signals(number).name} received")
+        self._left = signal.Signals(number).name
+        if not self.submitting:
+            raise JobDetachedError(f"{self._left} received")

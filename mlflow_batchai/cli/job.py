@@ -132,11 +132,12 @@ def attach(name: str, only_new: bool) -> None:
     """
     from mlflow_batchai import runner
     from mlflow_batchai.console import JobConsole
+    from mlflow_batchai.signals import Signals
 
     found = runner.find(name, _tracking())
     console = JobConsole(found.job.plan["ranks"])
     runner.ensure_follower(found)
-    state = runner.watch(found, console, from_start=not only_new, cancel_on_interrupt=False)
+    state = runner.watch(found, console, Signals(cancels=False), from_start=not only_new)
     runner.outcome(found, state)
     console.say(f"job {found.job.name} succeeded")
 

@@ -78,7 +78,7 @@ def job(monkeypatch):
     monkeypatch.setattr(runner, "cancel", lambda job, why: made.calls.append(f"cancel: {why}"))
     monkeypatch.setattr(runner, "wait", lambda job: made.ended)
 
-    def watch(job, console, **options):
+    def watch(job, console, signals, **options):
         made.calls.append(options)
         if isinstance(made.ended, Exception):
             raise made.ended
@@ -183,7 +183,7 @@ def test_attach(batchai, job, ended, code, words):
     found, out, err = batchai("job", "attach", "toy-1")
     assert (found, out) == (code, "")
     assert err.endswith(words)
-    assert job.calls == ["follower", {"from_start": True, "cancel_on_interrupt": False}]
+    assert job.calls == ["follower", {"from_start": True}]
 
 
 def test_terminate(batchai, job, monkeypatch):

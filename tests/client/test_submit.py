@@ -19,6 +19,7 @@ from mlflow_batchai.planning import Prepared
 from mlflow_batchai.runner import RunRequest, Submitted
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.objects import scan
+from mlflow_batchai.signals import Signals
 
 
 class Engine:
@@ -96,9 +97,9 @@ def test_a_followers_arguments_hold_no_password(scene):
         assert "pa55" in environment["MLFLOW_TRACKING_URI"] + environment.get("MLFLOW_TRACKING_PASSWORD", "")
 
 
-def check_undone(scene, reason):
+def check_undone(scene, reason, status="FAILED"):
     run = scene.run()
-    assert (run.info.status, run.data.tags["batchai.executionState"]) == ("FAILED", "failed")
+    assert (run.info.status, run.data.tags["batchai.executionState"]) == (status, "failed")
     assert run.data.tags["batchai.reason"] == reason
     (plan,) = (scene.root / "share").rglob("plan.json")
     job = Job(scene.cluster.share, str(plan.parent.parent.relative_to(scene.root / "share")))
@@ -129,7 +130,7 @@ def test_ctrl_c_while_submitting(scene):
     scene.cluster.engine.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         scene.submit()
-    check_undone(scene, "submitting failed: KeyboardInterrupt: ")
+    check_undone(scene, "interrupted while it was being submitted", "KILLED")
 
 
 def test_a_store_that_fails_as_well_does_not_hide_what_came_first(scene, monkeypatch):
@@ -218,7 +219,7 @@ def test_watch_shows_all_until_the_run_is_finished(watching):
 
     script += [end, lambda: finish(made)]
     console = Console()
-    assert runner.watch(submitted, console).execution_state == "succeeded"
+    assert runner.watch(submitted, console, Signals()).execution_state == "succeeded"
     assert console.said == ["a", "running", "b", "closed"]
 
 
@@ -229,7 +230,7 @@ def test_only_what_comes_from_now_on(watching):
     made.verdict()
     finish(made)
     console = Console()
-    runner.watch(submitted, console, from_start=False)
+    runner.watch(submitted, console, Signals(), from_start=False)
     assert console.said == ["closed"]
 
 
@@ -239,7 +240,7 @@ def test_a_follower_that_keeps_dying_is_told_of(watching, monkeypatch):
     monkeypatch.setattr(runner, "start_follower", lambda job: setattr(job, "starts", job.starts + 1))
     script += [lambda: None] * 9
     with pytest.raises(JobError, match=r"keeps ending; see .*0123456789\.log"):
-        runner.watch(submitted, Console())
+        runner.watch(submitted, Console(), Signals())
     assert submitted.starts == runner.FOLLOWER_STARTS
 
 
@@ -249,7 +250,7 @@ def test_told_to_leave_the_job_goes_on(watching, number):
     script.append(lambda: os.kill(os.getpid(), number))
     before = signal.getsignal(number)
     with pytest.raises(JobDetachedError, match="job toy-0123 goes on: batchai job attach toy-0123"):
-        runner.watch(submitted, Console())
+        runner.watch(submitted, Console(), Signals())
     assert signal.getsignal(number) is before
     assert made.job.requests() == []
 
@@ -264,7 +265,7 @@ def test_ctrl_c_ends_the_job_and_a_second_one_leaves_it(watching):
 
     script += [lambda: os.kill(os.getpid(), signal.SIGINT), look]
     with pytest.raises(JobDetachedError, match="left while it ends"):
-        runner.watch(submitted, console)
+        runner.watch(submitted, console, Signals())
     assert len(made.job.requests()) == 1
     assert "ending job toy-0123" in console.said[1]
 
@@ -273,5 +274,5 @@ def test_ctrl_c_of_one_who_only_looks_on_leaves_the_job(watching):
     made, submitted, script = watching
     script.append(lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(JobDetachedError):
-        runner.watch(submitted, Console(), cancel_on_interrupt=False)
+        runner.watch(submitted, Console(), Signals(cancels=False))
     assert made.job.requests() == []

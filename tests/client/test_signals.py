@@ -1,0 +1,57 @@
+"""What a signal does while a job is being submitted, and while it is watched."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from mlflow_batchai.errors import JobDetachedError
+from mlflow_batchai.signals import Signals
+
+
+def test_ctrl_c_during_the_submit_waits_for_it_and_then_cancels(capfd):
+    signals, cancelled = Signals(), []
+    with signals.installed():
+        os.kill(os.getpid(), signal.SIGINT)
+        signals.watching()
+        signals.check(lambda: cancelled.append(1))
+        signals.check(lambda: cancelled.append(2))
+    assert cancelled == [1]
+    assert "press Ctrl-C again to undo" in capfd.readouterr().err
+
+
+def test_a_second_one_undoes_the_submit():
+    signals = Signals()
+    with signals.installed(), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_closing_terminal_during_the_submit_leaves_afterwards():
+    signals = Signals()
+    with signals.installed():
+        os.kill(os.getpid(), signal.SIGHUP)
+        with pytest.raises(JobDetachedError, match="SIGHUP"):
+            signals.check(lambda: None)
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+def test_ctrl_c_while_watching(cancels):
+    """The submitter's cancels, a second one leaves; that of ``attach`` leaves."""
+    signals = Signals(cancels)
+    with signals.installed():
+        signals.watching()
+        if cancels:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signals.cancelled
+        with pytest.raises(JobDetachedError):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with Signals().installed():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
