@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command 
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO_HOME := $(CURDIR)/.demo
-SOURCES := mlflow_batchai projects examples tests benchmarks scripts
+SOURCES := mlflow_batchai projects tests benchmarks
 
 .PHONY: help demo test check setup setup-dev format lint types layers test-fast faults bench constraints clean
 

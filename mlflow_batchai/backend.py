@@ -96,8 +96,8 @@ class BatchAIBackend(AbstractBackend):
                     runner.outcome(submitted, runner.watch(submitted, console, signals))
                     console.say(f"job {submitted.job.name} succeeded; {_where(submitted)}")
                 elif command_line:
-                    signals.check(lambda: runner.cancel(submitted, "Ctrl-C"))
                     console.say(f"job {submitted.job.name} is on its way; batchai job attach {submitted.job.name}")
+                    signals.check(lambda: runner.cancel(submitted, "Ctrl-C"))
         return BatchAISubmittedRun(submitted)
 
 
@@ -117,10 +117,11 @@ def _prepare(
     directory = _fetch(project_uri, version, entry_name, params)
     project = load_project(directory)
     entry = find_entry_point(project, entry_name)
-    config, source, warnings = _configuration(project, backend_config)
+    config, source, documents, warnings = _configuration(project, backend_config)
     values = bind(entry, params, project.source)
     cluster, more = clusters.load(config.cluster)
-    prepared = planning.prepare(project, entry, values, config, cluster, cwd, backend_config.get("ENV_MANAGER"), source)
+    manager = backend_config.get("ENV_MANAGER")
+    prepared = planning.prepare(project, entry, values, config, cluster, cwd, manager, source, documents)
     console = JobConsole(1)
     for warning in [*warnings, *more, *prepared.warnings]:
         console.say(warning)
@@ -172,25 +173,27 @@ def _fetch(project_uri: str, version: str | None, entry_point: str, params: Mapp
         raise ProjectError(f"the project {runs.shown(project_uri)} can't be fetched: {' '.join(str(error).split())}") from error
 
 
-def _configuration(project: MLProject, backend_config: Mapping[str, Any]) -> tuple[BatchaiFile, str, list[str]]:
-    """batchai.yaml (or the MLproject's block) with the backend configuration over it."""
+def _configuration(project: MLProject, backend_config: Mapping[str, Any]) -> tuple[BatchaiFile, str, list[Path], list[str]]:
+    """batchai.yaml (or the MLproject's block) with the backend configuration over it; its name, its files, warnings."""
     path = project.directory / "batchai.yaml"
     base: Mapping[str, Any] = {}
-    source = project.source
+    source, files = project.source, [Path(project.source)]
     if path.is_file() and project.batchai is not None:
         raise DocumentError(f"{project.source} has a batchai block and there is a batchai.yaml beside it; keep one")
     if path.is_file():
-        base, source = read_batchai(path), str(path)
+        base, source, files = read_batchai(path), str(path), [path]
     elif project.batchai is not None:
         base, source = project.batchai, f"{project.source} (batchai)"
     override = {key: value for key, value in backend_config.items() if key not in MLFLOW_KEYS}
     named = override.pop("config", None)
     if named is not None:
-        override = merge(read(Path(str(named)).expanduser()), override)
+        file = Path(str(named)).expanduser()
+        override = merge(read(file), override)
+        files.append(file)
     if override:
         source = f"{source} with --backend-config"
     config, warnings = parse_batchai(merge(base, override), source)
-    return config, source, warnings
+    return config, source, files, warnings
 
 
 def _experiment(
@@ -208,7 +211,8 @@ def _experiment(
 def _command_line() -> Mapping[str, Any]:
     """Options of ``mlflow run``, if that is what called us: MLflow hands neither --run-id nor --run-name to plugins."""
     context = click.get_current_context(silent=True)
-    if context is None or context.info_name != "run":
+    callback = context.command.callback if context else None
+    if context is None or callback is None or (callback.__module__, context.command.name) != ("mlflow.cli", "run"):
         return {}
     return {key: value for key, value in context.params.items() if value is not None}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_batchai.engines.base import Engine
-from mlflow_batchai.errors import ClusterError, NotSupportedError
+from mlflow_batchai.errors import ClusterError, NotSupportedError, UsageError
 from mlflow_batchai.shares.base import Share, open_share
 from mlflow_batchai.spec.cluster import ClusterDocument
 from mlflow_batchai.spec.cluster import Engine as EngineName
@@ -19,7 +19,10 @@ DEFAULT_CLUSTER = "local"
 
 def home() -> Path:
     """The client's folder: ``$BATCHAI_HOME``, by default ``~/.batchai``."""
-    return Path(os.environ.get("BATCHAI_HOME") or Path.home() / ".batchai").absolute()
+    try:
+        return Path(os.environ.get("BATCHAI_HOME") or Path.home() / ".batchai").absolute()
+    except RuntimeError as error:
+        raise UsageError("this user has no home folder; set BATCHAI_HOME to a folder of its own") from error
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,22 @@ def load(name: str | None) -> tuple[Cluster, list[str]]:
         raise ClusterError(f"there is no cluster '{name}' ({path}); the clusters are: {', '.join(names())}")
     if document.engine is not EngineName.LOCAL:
         raise NotSupportedError(f"{path}: engine {document.engine.value} is not supported yet; use engine: local")
+    if document.node_setup.model_fields_set:
+        raise NotSupportedError(f"{path}: nodeSetup is not supported on the local cluster; prepare this machine by hand")
+    unused = [key for field, key in _UNUSED.items() if field in document.model_fields_set]
+    if unused:
+        warnings.append(f"{path}: {', '.join(unused)} plays no part on the local cluster")
     return _local(name, document), warnings
+
+
+_UNUSED = {
+    "vm_size": "vmSize",
+    "vm_priority": "vmPriority",
+    "virtual_machine_configuration": "virtualMachineConfiguration",
+    "user_account_settings": "userAccountSettings",
+    "subnet": "subnet",
+    "oversubscribe": "oversubscribe",
+}
 
 
 def _local(name: str, document: ClusterDocument) -> Cluster:
@@ -92,5 +110,5 @@ def _local(name: str, document: ClusterDocument) -> Cluster:
         str(home() / "envs"),
         max(1, len(os.sched_getaffinity(0)) // document.nodes) if hasattr(os, "sched_getaffinity") else 1,
         "127.0.0.1",
-        "lo",
+        document.network_interface or "lo",
     )

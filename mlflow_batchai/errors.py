@@ -8,11 +8,9 @@ A message is one sentence (or a sentence and the last lines of a log): what was 
     ├── ProjectError             the MLproject or its entry point is wrong
     │   └── ParameterError       a parameter is unknown, missing, or not of its declared type
     ├── NotSupportedError        understood, but not built yet or not possible on this cluster
-    ├── MissingDependencyError   a program or package has to be installed first (the message says how)
     ├── ClusterError             unknown cluster, too few nodes, engine can't be reached
     ├── ShareError               the control share can't be read or written
-    │   ├── ShareNotFoundError   no such file on the share
-    │   └── ShareCorruptError    a file on the share is cut short or its checksum is wrong
+    │   └── ShareNotFoundError   no such file on the share
     ├── HorovodBuildError        the Horovod wheel could not be built
     ├── ModelError               a saved model can't become an MLflow model
     └── JobError                 something about one job
@@ -48,10 +46,6 @@ class NotSupportedError(BatchAIError):
     """Understood, but not built yet or not possible on this cluster."""
 
 
-class MissingDependencyError(BatchAIError):
-    """A program or package has to be installed first."""
-
-
 class ClusterError(BatchAIError):
     """Unknown cluster, too few nodes, or an engine that can't be reached."""
 
@@ -62,10 +56,6 @@ class ShareError(BatchAIError):
 
 class ShareNotFoundError(ShareError):
     """No such file on the share."""
-
-
-class ShareCorruptError(ShareError):
-    """A file on the share is cut short or its checksum is wrong."""
 
 
 class HorovodBuildError(BatchAIError):

@@ -66,9 +66,12 @@ class Watch:
     def check(self) -> None:
         """Give the verdict if agents are gone for certain, or if they don't heed a cancel request."""
         now = self._clock()
-        if now < self._next_poll or self._handle is None:
+        if now < self._next_poll:
             return
         self._next_poll = now + POLL_SECONDS
+        self._handle = self._handle or self._job.handle()
+        if self._handle is None:
+            return
         poll = self._engine.poll(self._handle)
         snapshot = self._job.snapshot()
         if snapshot.verdict is not None:

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from mlflow_batchai.clusters import Cluster
 from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError, ProjectError
 from mlflow_batchai.inputs import choose_inputs
 from mlflow_batchai.node.layout import undefined
+from mlflow_batchai.node.protocol import PROTOCOL_VERSION
 from mlflow_batchai.shares.objects import StagedFile, scan
 from mlflow_batchai.spec.batchai import BatchaiFile
 from mlflow_batchai.spec.command import translate, variable_names
 from mlflow_batchai.spec.job import JobProperties, forbid_program
-from mlflow_batchai.spec.masking import masked
+from mlflow_batchai.spec.masking import masked, secret_values
 from mlflow_batchai.spec.mlproject import EntryPoint, MLProject, Value
 from mlflow_batchai.volumes import CONTROL_MOUNT, choose_volumes, place_logs
 
@@ -67,6 +68,7 @@ def prepare(
     cwd: Path,
     env_manager: str | None,
     source: str,
+    documents: Collection[Path] = (),
 ) -> Prepared:
     """Work out the whole job.
 
@@ -75,6 +77,7 @@ def prepare(
         cwd: where relative ``path`` parameters start from.
         env_manager: MLflow's ``--env-manager``.
         source: the document's name in messages.
+        documents: files that the configuration was read from.
 
     Raises:
         BatchAIError: anything that would keep the job from running and can be seen from here.
@@ -103,7 +106,7 @@ def prepare(
     volumes, prefixes, warnings = choose_volumes(properties, cluster, source)
     folder_prefix, log_copy = place_logs(properties, prefixes, source)
     plan = {
-        "protocol": 1,
+        "protocol": PROTOCOL_VERSION,
         "job": job_id,
         "framework": framework,
         "nodeCount": node_count,
@@ -139,8 +142,8 @@ def prepare(
     }
     warnings += _undefined(properties, command, source)
     secrets = {secret.name: _secret(secret, source) for secret in properties.secrets}
-    code, withheld = _without_secrets(scan(project.directory), secrets)
-    warnings += [f"'{path}' is not sent to the nodes: it holds the value of secret {name}" for path, name in withheld]
+    code, withheld = _without_secrets(scan(project.directory), set(secret_values(config)), documents)
+    warnings += [f"'{path}' is not sent to the nodes: it holds a secret" for path in withheld]
     plan["code"] = [file.entry() for file in code]
     return Prepared(
         config.name or f"{slug(project.name)}-{job_id[:6]}",
@@ -189,24 +192,26 @@ def _check_script(project: MLProject, command: str, source: str) -> None:
         raise ProjectError(f"{source}: the command runs '{match['script']}', which is not in the project ({project.directory})")
 
 
-# The documents themselves: no rank reads them, and they are where secrets are written.
-DOCUMENTS = ("batchai.yaml",)
+def _without_secrets(
+    files: Sequence[StagedFile], secrets: Collection[str], documents: Collection[Path]
+) -> tuple[list[StagedFile], list[str]]:
+    """(files that may go to the share, paths of others that hold a secret): no secret is ever written there.
 
-
-def _without_secrets(files: Sequence[StagedFile], secrets: Mapping[str, str]) -> tuple[list[StagedFile], list[tuple[str, str]]]:
-    """(files that may go to the share, (path, secret) of those that may not): no secret is ever written there."""
+    Where there are secrets, the files that they were read from stay here in any case: a secret may stand there in another
+    spelling (an escape of YAML or JSON) than the one we look for.
+    """
+    values = [value.encode() for value in secrets if value]
+    own = {path.resolve() for path in documents}
     kept: list[StagedFile] = []
-    withheld: list[tuple[str, str]] = []
-    values = {name: value.encode() for name, value in secrets.items() if value}
+    withheld: list[str] = []
     for file in files:
-        if file.path in DOCUMENTS:
+        if values and file.link is None and file.source.resolve() in own:
             continue
         content = file.source.read_bytes() if values and file.link is None else b""
-        holds = next((name for name, value in values.items() if value in content), None)
-        if holds is None:
-            kept.append(file)
+        if any(value in content for value in values):
+            withheld.append(file.path)
         else:
-            withheld.append((file.path, holds))
+            kept.append(file)
     return kept, withheld
 
 
@@ -233,15 +238,15 @@ def _environment(project: MLProject, manager: str | None, cluster: Cluster, sour
     if not all(isinstance(entries, list) and all(isinstance(entry, str) for entry in entries) for entries in lists):
         raise DocumentError(f"{project.python_env}: dependencies should be a list of requirements")
     python = data.get("python")
-    requirements = [
-        (project.directory / line.split(maxsplit=1)[1]).read_text(encoding="utf-8")
-        for line in lists[1]
-        if line.startswith("-r ") and (project.directory / line.split(maxsplit=1)[1]).is_file()
-    ]
-    content = [manager, python, lists, requirements, cluster.python]
+    named = [project.directory / line.split(maxsplit=1)[1] for line in lists[1] if line.startswith("-r ")]
+    for path in named:
+        if not path.is_file():
+            raise DocumentError(f"{project.python_env}: dependencies name '-r {path.name}', which is not in the project")
+    content = [manager, python, lists, [path.read_text(encoding="utf-8") for path in named], cluster.python]
     return {
         "manager": manager,
         "python": None if python is None else str(python),
+        "buildDependencies": lists[0],
         "dependencies": lists[1],
         "hash": hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16],
         "folder": cluster.environments,

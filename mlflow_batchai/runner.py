@@ -16,7 +16,7 @@ from mlflow_batchai import clusters, runs, shell
 from mlflow_batchai.clusters import Cluster
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.engines.base import StartRequest
-from mlflow_batchai.errors import BatchAIError, JobDetachedError, JobError, JobFailedError
+from mlflow_batchai.errors import BatchAIError, JobDetachedError, JobError, JobFailedError, JobNotFoundError
 from mlflow_batchai.jobs import EventReader, Job, JobState, failed_verdict
 from mlflow_batchai.lease import Lease
 from mlflow_batchai.node import protocol
@@ -27,6 +27,7 @@ from mlflow_batchai.shares.objects import upload
 from mlflow_batchai.signals import Signals
 
 WATCH_SECONDS = 0.1
+PATIENCE_SECONDS = 10.0
 FOLLOWER_STARTS = 3
 
 
@@ -74,30 +75,30 @@ def submit(prepared: Prepared, cluster: Cluster, request: RunRequest) -> Submitt
     share = cluster.share
     upload(share, prepared.code)
     upload(share, prepared.inputs)
+    segment = "/".join(
+        (
+            "workspaces",
+            slug(request.workspace),
+            "experiments",
+            slug(request.experiment_name),
+            "jobs",
+            prepared.name,
+            prepared.job_id,
+        )
+    )
+    folder = "/".join(part for part in (prepared.plan["folderPrefix"], segment) if part)
     mlflow = runs.client(request.tracking)
     with contextlib.ExitStack() as undo:
         run = runs.create(
             mlflow,
             request.experiment_id,
-            {**request.tags, **_tags(prepared, cluster, request)},
+            {**request.tags, **_tags(prepared, cluster, request), runs.TAG_FOLDER: folder},
             prepared.parameters,
             request.run_name,
             request.run_id,
         )
         run_id = run.info.run_id
         undo.push(lambda kind, error, trace: _failed_submit(mlflow, run_id, error))
-        segment = "/".join(
-            (
-                "workspaces",
-                slug(request.workspace),
-                "experiments",
-                slug(request.experiment_name),
-                "jobs",
-                prepared.name,
-                prepared.job_id,
-            )
-        )
-        folder = "/".join(part for part in (prepared.plan["folderPrefix"], segment) if part)
         plan = {
             **prepared.plan,
             "name": prepared.name,
@@ -118,7 +119,6 @@ def submit(prepared: Prepared, cluster: Cluster, request: RunRequest) -> Submitt
         handle = cluster.engine.submit(start)
         undo.callback(cluster.engine.cancel, handle)
         share.write(paths.submitted, protocol.encode([dict(handle)]))
-        mlflow.set_tag(run_id, runs.TAG_FOLDER, folder)
         submitted = Submitted(Job(share, folder), run_id, request.tracking)
         start_follower(submitted)
         undo.pop_all()
@@ -179,9 +179,12 @@ def find(name: str, tracking: Tracking) -> Submitted:
     """
     run = runs.find(runs.client(tracking), name)
     tags = run.data.tags
-    if runs.TAG_FOLDER not in tags:
-        raise JobError(f"job {tags[runs.TAG_JOB]} was never submitted: {tags.get('batchai.reason', 'its submitter died')}")
-    return Submitted(Job(open_share(tags[runs.TAG_SHARE]), tags[runs.TAG_FOLDER]), run.info.run_id, tracking)
+    try:
+        job = Job(open_share(tags[runs.TAG_SHARE]), tags[runs.TAG_FOLDER])
+    except JobNotFoundError as error:
+        why = tags.get("batchai.reason", "its submitter died, or its folder was deleted")
+        raise JobError(f"job {tags[runs.TAG_JOB]} has no job folder: {why}") from error
+    return Submitted(job, run.info.run_id, tracking)
 
 
 def cancel(submitted: Submitted, why: str = "") -> None:
@@ -263,8 +266,13 @@ def _watch(submitted: Submitted, console: JobConsole, reader: EventReader, signa
         _keep_follower(submitted)
         time.sleep(WATCH_SECONDS)
     lease = Lease(job)
+    ended, said = time.monotonic(), False
     while not lease.finished():
+        signals.check(lambda: None)
         _keep_follower(submitted)
+        if not said and time.monotonic() - ended > PATIENCE_SECONDS:
+            said = True
+            console.say(f"the job has ended; its last results are on their way to MLflow (see {_follower_log(job)})")
         time.sleep(WATCH_SECONDS / 2)
     return state
 

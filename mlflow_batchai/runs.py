@@ -127,9 +127,9 @@ def create(
         if run_id:
             mlflow.log_batch(run.info.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
         mlflow.update_run(run.info.run_id, status="SCHEDULED", name=run_name if run_id and run_name else None)
-    except MlflowException:
+    except MlflowException as error:
         if not run_id:
-            mlflow.set_terminated(run.info.run_id, "FAILED")
+            fail(mlflow, run.info.run_id, f"MLflow: {error.message}")
         raise
     return run
 
@@ -142,7 +142,7 @@ def fail(mlflow: MlflowClient, run_id: str, reason: str, status: str = "FAILED")
 
 
 def find(mlflow: MlflowClient, name: str) -> Run:
-    """The run of a job, by its name, its id, or the run's id; the newest if several jobs have had the name.
+    """The run of a job, by its name or the run's id; the newest if several jobs have had the name.
 
     Raises:
         JobNotFoundError: there is none; the message names some that exist.

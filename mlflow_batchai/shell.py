@@ -1,4 +1,4 @@
-"""Run a command on this machine (over SSH: issue 3), with one result type."""
+"""Run a command on this machine, with one result type."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ fi
 echo "setup: installing the pinned packages (.[$extras]); the first time this takes minutes"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extras]"
 command -v cmake >/dev/null || "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "cmake<4"
-if ! "$venv/bin/python" -c 'import importlib.metadata as m; m.version("horovod")' 2>/dev/null; then
-    echo "setup: building a Horovod wheel (about 2 minutes on 2 cores; cached for the next time)"
-    wheel=$(PATH="$PWD/$venv/bin:$PATH" "$venv/bin/batchai" horovod build)
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "$wheel"
-fi
+echo "setup: building a Horovod wheel (about 2 minutes on 2 cores; cached for the next time)"
+wheel=$(PATH="$PWD/$venv/bin:$PATH" "$venv/bin/batchai" horovod build)
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "$wheel"
+# The wheel's name is the same for every TensorFlow: put in the one that was built for this one.
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps "$wheel"
 echo "setup: ready"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -26,7 +28,8 @@ def store_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A migrated, empty sqlite store: making one takes seconds, copying it none."""
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     code = f"from mlflow.tracking import MlflowClient; MlflowClient('sqlite:///{path}').search_experiments()"
-    subprocess.run([PYTHON, "-c", code], check=True, capture_output=True)
+    # MLflow's default artifact location is ./mlruns of where the store is made: each World makes its own (below).
+    subprocess.run([PYTHON, "-c", code], check=True, capture_output=True, cwd=path.parent)
     return path
 
 
@@ -45,6 +48,8 @@ class World:
         self.cwd = root / "here"
         self.cwd.mkdir()
         shutil.copy(template, root / "mlflow.db")
+        with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as store, store:
+            store.execute("UPDATE experiments SET artifact_location = ?", (f"{root}/mlruns/0",))
         self.uri = f"sqlite:///{root}/mlflow.db"
         self.environment = {
             **os.environ,

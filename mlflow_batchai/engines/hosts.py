@@ -1,4 +1,4 @@
-"""The engine for machines without a scheduler: this one, cut into N nodes (over SSH: issue 3).
+"""The engine for machines without a scheduler: this one, cut into N nodes.
 
 On the local cluster a node is one folder and the process tree of its agent. Which job has which node stands in the ticket book
 (``node/tickets.py``); agents start at submit and wait for their turn.
@@ -19,7 +19,7 @@ from mlflow_batchai.engines import archive
 from mlflow_batchai.engines.base import Handle, NodeCommand, Poll, PollState, StartRequest
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.node import processes
-from mlflow_batchai.node.environment import allowed
+from mlflow_batchai.node.environment import for_agents
 
 CANCEL_SECONDS = 40.0
 
@@ -48,7 +48,7 @@ class LocalHosts:
     def render(self, request: StartRequest) -> Sequence[NodeCommand]:
         ticket = {"number": 0, "after": [], "taken": 0}
         return [
-            NodeCommand(node, self._argv(request, node, self._roots[node], ticket), allowed(os.environ))
+            NodeCommand(node, self._argv(request, node, self._roots[node], ticket), for_agents(os.environ))
             for node in range(request.node_count)
         ]
 
@@ -58,7 +58,7 @@ class LocalHosts:
         roots = [str(root) for root in self._roots]
         result = shell.run(
             [*self._agent(), "ticket", "take", str(self._book), request.job, str(request.node_count), *roots],
-            allowed(os.environ),
+            for_agents(os.environ),
         )
         if result.code != 0:
             raise ClusterError(f"no ticket could be taken in {self._book}: {(result.err.strip().splitlines() or ['?'])[-1]}")
@@ -78,7 +78,7 @@ class LocalHosts:
                 root = self._roots[index]
                 own = {"number": ticket["number"], "taken": ticket["taken"], "after": ticket["after"][str(index)]}
                 log = root / "logs" / f"{request.job}-{request.attempt}.log"
-                pid = shell.spawn(self._argv(request, node, root, own), allowed(os.environ), log, secrets)
+                pid = shell.spawn(self._argv(request, node, root, own), for_agents(os.environ), log, secrets)
                 nodes.append({"index": index, "pid": pid, "started": processes.start_time(pid), "log": str(log)})
             undo.pop_all()
         return handle
@@ -107,7 +107,7 @@ class LocalHosts:
             give_up=CANCEL_SECONDS,
         )
         left |= processes.sweep(lambda: processes.marked(handle["mark"]), grace=3.0, give_up=CANCEL_SECONDS)
-        shell.run([*self._agent(), "ticket", "drop", str(self._book), str(handle["ticket"])], allowed(os.environ))
+        shell.run([*self._agent(), "ticket", "drop", str(self._book), str(handle["ticket"])], for_agents(os.environ))
         if left:
             raise ClusterError(f"processes {sorted(left)} of the job would not end; end them by hand")
 

@@ -52,6 +52,10 @@ class Agent:
         plan = protocol.read_closed(plan_path)
         if plan is None:
             raise staging.SetupError("there is no plan at %s" % plan_path)
+        if plan["protocol"] != protocol.PROTOCOL_VERSION:
+            raise staging.SetupError(
+                "the plan is of protocol %s, this agent of %d" % (plan["protocol"], protocol.PROTOCOL_VERSION)
+            )
         plan["attempt"] = attempt
         self.root = root
         self.ticket = ticket

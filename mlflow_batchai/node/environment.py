@@ -44,6 +44,20 @@ def allowed(environment: Mapping[str, str]) -> Dict[str, str]:
     return {name: value for name, value in environment.items() if name in ALLOWED_NAMES or name.startswith(ALLOWED_PREFIXES)}
 
 
+BUILD_NAMES = frozenset(["BATCHAI_HOROVOD_CACHE", "XDG_CACHE_HOME", "REQUESTS_CA_BUNDLE"])
+BUILD_PREFIXES = ("PIP_", "UV_")
+
+
+def for_builds(environment: Mapping[str, str]) -> Dict[str, str]:
+    """What building a training environment may see besides: where packages come from and where they are cached."""
+    return {name: value for name, value in environment.items() if name in BUILD_NAMES or name.startswith(BUILD_PREFIXES)}
+
+
+def for_agents(environment: Mapping[str, str]) -> Dict[str, str]:
+    """What an agent is started with: ranks see ``allowed`` of it."""
+    return dict(allowed(environment), **for_builds(environment))
+
+
 def thread_variables(threads: int) -> Dict[str, str]:
     """CPU threads of one rank, in the words of the libraries that ask."""
     count = str(max(1, threads))

@@ -6,7 +6,6 @@ ours. The files, their single writers and their precedence are described in ``do
 
 import json
 import os
-import re
 import time
 import zlib
 from typing import Any, Dict, Iterable, List, Optional, Tuple
@@ -146,10 +145,8 @@ class JobPaths:
         self.folder = folder.strip("/")
         self.attempt = attempt
         self.stdouterr = self._in("stdouterr")
-        self.outputs = self._in("outputs")
         self.spec = self._in("batchai/spec.json")
         self.plan = self._in("batchai/plan.json")
-        self.attempts = self._in("batchai/attempts")
         self.requests = self._in("batchai/requests")
         self.relay = self._in("batchai/relay")
         base = "batchai/attempts/%d" % attempt
@@ -191,15 +188,6 @@ OBJECTS = ".batchai/objects"
 def object_path(sha256: str) -> str:
     """Where a content-addressed file lies on the share."""
     return "%s/%s/%s" % (OBJECTS, sha256[:2], sha256)
-
-
-_SEGMENT = re.compile(r"^(?P<writer>.+)-(?P<sequence>\d{8,})\.jsonl$")
-
-
-def parse_segment(name: str) -> Optional[Tuple[str, int]]:
-    """(writer, sequence) of a segment's file name, or None for any other name."""
-    match = _SEGMENT.match(name)
-    return (match.group("writer"), int(match.group("sequence"))) if match else None
 
 
 def agent_writer(node: int) -> str:

@@ -122,8 +122,9 @@ class Shipper(threading.Thread):
         return self._followers[node].silent
 
     def saw(self, node: int) -> None:
-        """A peer gave another sign of life."""
-        self._followers[node].silent = 0.0
+        """Another node gave a sign of life; those whose segments we don't read are nothing to us."""
+        if node in self._followers:
+            self._followers[node].silent = 0.0
 
     def heard(self, node: int) -> int:
         """How many of a peer's segments were read."""

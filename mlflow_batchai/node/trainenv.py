@@ -8,6 +8,7 @@ import sys
 from typing import Any, Callable, List, Mapping, Tuple
 
 from mlflow_batchai.node import protocol
+from mlflow_batchai.node.environment import for_builds
 from mlflow_batchai.node.layout import NodeLayout, archive_path
 from mlflow_batchai.node.outcome import Failure
 from mlflow_batchai.node.tasks import Task
@@ -62,7 +63,7 @@ def _try_lock(descriptor: int) -> bool:
 
 def _build(layout: NodeLayout, environment: Mapping[str, Any], run: Run, folder: str, python: str) -> None:
     def step(argv: List[str], name: str) -> Task:
-        task = run(argv, {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}, name)
+        task = run(argv, dict(for_builds(os.environ), PIP_DISABLE_PIP_VERSION_CHECK="1"), name)
         if task.exit_code != 0:
             raise Failure(
                 protocol.ENVIRONMENT_FAILED,
@@ -89,6 +90,11 @@ def _build(layout: NodeLayout, environment: Mapping[str, Any], run: Run, folder:
         )
     else:
         step([find_python(wanted, layout), "-m", "venv", folder], "making the environment")
+    if environment["buildDependencies"]:
+        step(
+            [python, "-m", "pip", "install", "--progress-bar", "off", *environment["buildDependencies"]],
+            "installing what builds",
+        )
     others, horovod = split_horovod(environment["dependencies"], layout.code)
     requirements = os.path.join(layout.temp, "requirements.txt")
     with open(requirements, "w", encoding="utf-8") as file:

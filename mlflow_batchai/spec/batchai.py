@@ -32,32 +32,10 @@ class MetricRule(SpecModel):
             raise wrong(f"has a regex that does not compile: {error}") from None
         if self.step and self.step not in pattern.groupindex:
             raise wrong(f"has the step {self.step!r}, but its regex has no group of that name")
-        if self._value_group(pattern) is None:
+        step = pattern.groupindex.get(self.step or "step")
+        if not set(range(1, pattern.groups + 1)) - {step}:
             raise wrong("has a regex without a group for the value; put parentheses around the number")
         return self
-
-    @property
-    def pattern(self) -> re.Pattern[str]:
-        """The compiled regex, to be searched for in a line."""
-        return re.compile(self.regex)
-
-    @property
-    def value_group(self) -> int:
-        """Number of the group that holds the value."""
-        group = self._value_group(self.pattern)
-        assert group is not None, "checked when the rule was read"
-        return group
-
-    @property
-    def step_group(self) -> int | None:
-        """Number of the group that holds the step; None if steps are to be counted."""
-        return self.pattern.groupindex.get(self.step or "step")
-
-    def _value_group(self, pattern: re.Pattern[str]) -> int | None:
-        step = pattern.groupindex.get(self.step or "step")
-        if "value" in pattern.groupindex and pattern.groupindex["value"] != step:
-            return pattern.groupindex["value"]
-        return next((number for number in range(1, pattern.groups + 1) if number != step), None)
 
 
 class ModelSettings(SpecModel):

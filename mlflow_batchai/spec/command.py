@@ -7,6 +7,7 @@ MLflow puts shell-quoted values into the command, which fails where the project'
 from __future__ import annotations
 
 import re
+import shlex
 import string
 from collections.abc import Collection, Iterable, Mapping
 
@@ -62,10 +63,46 @@ def translate(template: str, variables: Mapping[str, str], source: str, numbers:
             raise ProjectError(
                 f"{source}: command has the placeholder {{{name}}} in a here-document; use ${variables[name]} there"
             )
-        if fault := quoting.fault(name in numbers):
+        fault = quoting.fault(name in numbers) or (None if name in numbers else _evaluated("".join(parts), template))
+        if fault:
             raise ProjectError(f"{source}: command has the placeholder {{{name}}} {fault}")
         parts.append(quoting.reference(variables[name]))
     return "".join(parts)
+
+
+# Places where bash reads a value as code or arithmetic, however well it is quoted. A number is harmless there.
+_EVALUATORS = re.compile(
+    r"(?:^|[;&|({`\n!]|\b(?:then|do|else|exec|command|builtin|time)\s)\s*(?:eval|let|declare|typeset|printf\s+-v)\s[^;&|\n]*$"
+)
+_SHELL = re.compile(r"(?:^|[\s;&|({`/])(?:ba|da|z|k)?sh\s+(?:-\S+\s+)*?-\w*c\s(?P<script>[^;&|\n]*)$")
+_SUBSCRIPT = re.compile(r"(?:\w\[|\$\[)[^\]\s]*$|\$\[[^\]]*$|\$\{\w+:(?![-=?+])[^}]*$")
+_TEST_VARIABLE = re.compile(r"\s-[vR]\s+\"?$")
+_COMPARED = re.compile(r"\[\[(?P<before>(?:(?!\]\]).)*)$", re.S)
+_NUMERIC_TEST = re.compile(r"\s-(?:eq|ne|lt|le|gt|ge|v|R)\s")
+
+
+def _evaluated(before: str, template: str) -> str | None:
+    """Why a value that isn't a number can't be put after this much of the shell line, or None."""
+    if _EVALUATORS.search(before):
+        return "in the words of a command that evaluates them; use the value in the script instead"
+    shell = _SHELL.search(before)
+    if shell and _inside_first_word(shell["script"]):
+        return "in the text of another shell; pass it behind that text: bash -c '... \"$1\"' _ {parameter}"
+    if _SUBSCRIPT.search(before) or _TEST_VARIABLE.search(before):
+        return "in a subscript or an expansion of bash, which evaluates it; use the value in the script instead"
+    if _COMPARED.search(before) and _NUMERIC_TEST.search(template[template.rfind("[[") :].partition("]]")[0] + " "):
+        return "in a numeric test of bash, which evaluates it; declare the parameter as int"
+    return None
+
+
+def _inside_first_word(text: str) -> bool:
+    """Whether the end of this text still belongs to the first word of it."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # a quote is open: of the first word, unless there is a space before it
+        head = re.split(r"['\"]", re.sub(r"'[^']*'|\"[^\"]*\"", "x", text))[0]
+        return not re.search(r"\s", head.strip())
+    return not words or (len(words) == 1 and not text[-1:].isspace())
 
 
 class _Quoting:

@@ -170,8 +170,7 @@ def forbid_program(properties: JobProperties, source: str) -> None:
     if given:
         raise DocumentError(
             f"{source}: properties.{key} names {_listed(given)}, but the program of this run is the "
-            f"MLproject's command; drop {'it' if len(given) == 1 else 'them'} from {key}, "
-            "or run the document by itself with 'batchai job create -f'"
+            f"MLproject's command; drop {'it' if len(given) == 1 else 'them'} from {key}"
         )
 
 

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from pydantic import BaseModel, SecretStr
+
 from mlflow_batchai.spec.base import SpecModel
+
+
+def secret_values(document: object) -> Iterator[str]:
+    """Every secret's text in a document: of ``secrets``, credentials, passwords and keys alike."""
+    if isinstance(document, SecretStr):
+        yield document.get_secret_value()
+    elif isinstance(document, BaseModel):
+        for name in type(document).model_fields:
+            yield from secret_values(getattr(document, name))
+    elif isinstance(document, (tuple, list)):
+        for entry in document:
+            yield from secret_values(entry)
 
 
 def masked(document: SpecModel) -> dict[str, Any]:

@@ -195,7 +195,20 @@ def test_agent_killed(world: Any) -> None:
     process = world.start(world.command(world.project(RUNAWAYS, batchai=TWO)))
     running(world)
     runaways = {p.pid for p in world.job_processes()}
-    queued = world.run(world.project("print('mine')", name="next", batchai="wait: false\n" + TWO))
+    # The next job's ranks themselves look for processes of the job before them.
+    look = """
+        import os
+        marks = set()
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                environ = open(f"/proc/{pid}/environ", "rb").read().split(b"\\0")
+            except OSError:
+                continue
+            if any(os.environ["AZ_BATCHAI_MOUNT_ROOT"].rsplit("/", 2)[0].encode() in entry for entry in environ):
+                marks |= {entry for entry in environ if entry.startswith(b"BATCHAI_JOB=")}
+        print("marks:", len(marks))
+    """
+    queued = world.run(world.project(look, name="next", batchai="wait: false\n" + TWO))
     assert queued.returncode == 0
     world.wait(lambda: len(world.agents()) == 4)
     agent = next(p for p in world.agents() if "--node=1" in p.cmdline() and any("/jobs/toy-" in part for part in p.cmdline()))
@@ -206,7 +219,8 @@ def test_agent_killed(world: Any) -> None:
     assert lost.info.status == "FAILED" and lost.data.tags["batchai.errorCode"] == "NodeLost"
     following = next(run for run in world.runs() if run.data.tags["batchai.job"].startswith("next"))
     world.wait(lambda: world.client.get_run(following.info.run_id).info.status == "FINISHED")
-    assert not [pid for pid in runaways if os.path.exists(f"/proc/{pid}") and pid in {p.pid for p in world.job_processes()}]
+    assert not runaways & {process.pid for process in world.job_processes()}
+    assert world.log(run=following).count("marks: 1") == 2
     world.wait_gone()
 
 

@@ -114,9 +114,9 @@ def test_stock_horovod_on_keras_3_fails(world: Any) -> None:
 
 def test_no_network(world: Any) -> None:
     """``data=cifar10`` without a network is one sentence that names the other two ways."""
-    result = world.run(
-        PROJECT, "-P", "epochs=1", timeout=300, https_proxy="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9"
-    )
+    closed = "http://127.0.0.1:9"
+    # A HOME of its own: CIFAR-10 may be cached in the real one.
+    result = world.run(PROJECT, "-P", "epochs=1", timeout=300, https_proxy=closed, http_proxy=closed, HOME=str(world.root))
     assert result.returncode == 1
     reason = world.last.data.tags["batchai.reason"]
     assert "digits" in reason and ".npz" in reason and "Traceback" not in reason

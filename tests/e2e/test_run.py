@@ -272,3 +272,51 @@ def test_backend_config_overrides(world: Any) -> None:
     (world.cwd / "more.yaml").write_text("properties: {environmentVariables: [{name: B, value: file}]}\n", encoding="utf-8")
     assert world.run(project, "--backend-config", '{"config": "more.yaml", "properties": {"nodeCount": 1}}').returncode == 0
     assert world.log() == "None file\n"
+
+
+def test_three_nodes(world: Any) -> None:
+    """Four ranks on three nodes: two on the first, one on each of the others, numbered as Horovod does."""
+    (world.home / "clusters").mkdir(parents=True)
+    (world.home / "clusters" / "three.yaml").write_text("nodes: 3\n", encoding="utf-8")
+    names = "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE"
+    project = world.project(
+        f"import os; print(*(os.environ['HOROVOD_' + name] for name in '{names}'.split()), os.environ['BATCHAI_NODE'])",
+        batchai="""
+            cluster: three
+            properties: {nodeCount: 3, horovodSettings: {processCount: 4}}
+        """,
+    )
+    result = world.run(project)
+    assert result.returncode == 0, result.stderr
+    assert sorted(line[4:] for line in world.log().splitlines()) == [
+        "0 4 0 2 0 3 0",
+        "1 4 1 2 0 1 0",
+        "2 4 0 1 1 3 1",
+        "3 4 0 1 2 3 2",
+    ]
+
+
+def test_no_secret_reaches_the_share(world: Any) -> None:
+    """Wherever the configuration keeps a secret, in whatever spelling, the file stays here; the ranks get the value."""
+    more = r'{"properties": {"secrets": [{"name": "KEY", "value": "open\u002dup"}, {"name": "TOKEN", "value": "sesame"}]}}'
+    project = world.project(
+        "import os; print(sorted(os.listdir('.')), os.environ['TOKEN'] == 'ses' + 'ame', os.environ['KEY'] == 'open-' + 'up')",
+        r"""
+        name: toy
+        entry_points:
+          main: {command: python train.py}
+        batchai:
+          properties:
+            secrets: [{name: TOKEN, value: "s\x65same"}]
+        """,
+        **{"more.json": more, "copy.txt": "my key is open-up", "plain.txt": "nothing"},
+    )
+    result = world.run(project, "--backend-config", '{"config": "%s/more.json"}' % project)
+    assert result.returncode == 0, result.stderr
+    assert world.log() == "['plain.txt', 'train.py'] True True\n"
+    assert "'copy.txt' is not sent to the nodes" in result.stderr
+    for path in (world.home / "share").rglob("*"):
+        if path.is_file():
+            assert not [
+                word for word in (b"sesame", rb"s\x65same", b"open-up", rb"open\u002dup") if word in path.read_bytes()
+            ], path

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_batchai.node import protocol
-from mlflow_batchai.node.protocol import JobPaths, TornFileError, decode, decode_one, encode, parse_segment
+from mlflow_batchai.node.protocol import JobPaths, TornFileError, decode, decode_one, encode
 
 NASTY = [
     {"k": "log", "x": "a\nb\r\n\x00\u2028\u2029\x85 für 🚂 \\ \" ' \ufffe"},
@@ -96,27 +96,6 @@ def test_paths_have_one_place_each() -> None:
     assert paths.verdict_file.startswith(paths.verdict + "/")
     assert paths.cursor(4).startswith(paths.lease(4) + "/")
     assert protocol.object_path("ab" * 32) == ".batchai/objects/ab/" + "ab" * 32
-
-
-@pytest.mark.parametrize(
-    ("name", "parsed"),
-    [
-        ("agent-0-00000000.jsonl", ("agent-0", 0)),
-        ("a-b-c-123456789.jsonl", ("a-b-c", 123456789)),
-        ("agent-0-00000000.jsonl.partial", None),
-        ("agent-0-1.jsonl", None),
-        ("-00000000.jsonl", None),
-        ("agent-0-00000000.json", None),
-    ],
-)
-def test_segment_names(name: str, parsed: tuple[str, int] | None) -> None:
-    assert parse_segment(name) == parsed
-
-
-def test_segment_names_go_both_ways() -> None:
-    for sequence in (0, 999, 1000, 10**8):
-        name = JobPaths("f").segment(protocol.agent_writer(7), sequence).rpartition("/")[2]
-        assert parse_segment(name) == ("agent-7", sequence)
 
 
 def test_every_error_code_has_its_message() -> None:

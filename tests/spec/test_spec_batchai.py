@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlflow_batchai.errors import DocumentError
+from mlflow_batchai.metrics import MetricFold
 from mlflow_batchai.spec.batchai import BatchaiFile, MetricRule, ModelSettings, merge
 from mlflow_batchai.spec.frameworks import HorovodSettings
 from mlflow_batchai.spec.loading import load_text, parse_batchai
@@ -56,10 +57,9 @@ def test_every_key_is_optional() -> None:
 )
 def test_metric_rules(regex: str, step: str | None, line: str, value: str, at: str | None) -> None:
     rule = MetricRule(name="m", regex=regex, step=step)
-    found = rule.pattern.search(line)
-    assert found is not None
-    assert found[rule.value_group] == value
-    assert (found[rule.step_group] if rule.step_group is not None else None) == at
+    fold = MetricFold([{"name": rule.name, "regex": rule.regex, "step": rule.step}])
+    (point,) = fold.feed([{"k": "log", "r": 0, "s": "out", "t": 1, "x": line + "\n"}])
+    assert (point.value, point.step) == (float(value), int(at or 0))
 
 
 @pytest.mark.parametrize(

@@ -226,3 +226,29 @@ def test_arithmetic_evaluates_text_so_only_numbers_may_stand_there(template):
 
 def test_a_subshell_is_no_arithmetic():
     assert translate("( (echo {x}) ); echo $( (echo {x}) )", {"x": "V"}, "MLproject").count('"${V}"') == 2
+
+
+EVALUATED = [
+    *("bash -c 'echo {n}'", 'bash -c "echo {n}"', "sh -ec {n}", "eval echo {n}", "cd x && eval {n}", "[[ {n} -eq 1 ]] && echo"),
+    *("[[ 1 -lt {n} ]]", "echo $[ {n} ]", "let x={n}", "declare -i x={n}", "x[{n}]=1", "echo ${{P:{n}:2}}", "[ -v {n} ]"),
+    *("printf -v {n} x", "/bin/bash -lc 'x {n}'", "if true; then eval {n}; fi"),
+]
+
+
+@pytest.mark.parametrize("template", EVALUATED)
+def test_where_bash_evaluates_text_no_text_may_stand(template):
+    """Each of these would run `$(touch pwned)` in a value, however well the reference is quoted."""
+    with pytest.raises(ProjectError, match="placeholder"):
+        translate(template, {"n": "BATCHAI_PARAM_n"}, "MLproject")
+    assert "BATCHAI_PARAM_n" in translate(template, {"n": "BATCHAI_PARAM_n"}, "MLproject", numbers={"n"})
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        *("bash -c 'show \"$0\"' {n}", "bash run.sh {n}", "[[ {n} == x ]] && python t.py {n}", "python -c 'import sys' {n}"),
+        *("sh train.sh --x={n}", "bash -c 'a b' _ {n} {n}", "python train.py --mode eval --x {n}", "python eval.py {n}"),
+    ],
+)
+def test_where_it_does_not_it_may(template):
+    assert "BATCHAI_PARAM_n" in translate(template, {"n": "BATCHAI_PARAM_n"}, "MLproject")
