@@ -3,7 +3,10 @@
 set -euo pipefail
 bin=$1 folder=$2
 mkdir -p "$folder"
-"$bin/mlflow" run projects/cifar_horovod --backend batchai --run-name demo \
+bin=$(cd "$bin" && pwd) project=$PWD/projects/cifar_horovod
+# MLflow keeps artifacts in ./mlruns of where a store is first used.
+cd "$folder"
+"$bin/mlflow" run "$project" --backend batchai --run-name demo \
     -P data=digits -P epochs=12 -P augment=false \
     --backend-config '{"model": {"register": "cifar_horovod"}}'
 cat <<END

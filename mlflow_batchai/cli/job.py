@@ -75,7 +75,7 @@ def _row(run: Run) -> dict[str, Any]:
 @job.command()
 @click.argument("name")
 def show(name: str) -> None:
-    """All of a job as JSON: its document, state, errors, nodes.
+    """A job as JSON: its state, errors, nodes, and where its folder lies.
 
     Example: batchai job show cifar_horovod-3f2a1c
     """
@@ -157,6 +157,9 @@ def terminate(name: str, yes: bool, no_wait: bool) -> None:
     found = runner.find(name, _tracking())
     if found.job.state().ended:
         click.echo(f"job {found.job.name} has ended already", err=True)
+        # Its run may not have: whoever relayed it may be gone.
+        runner.ensure_follower(found)
+        runner.wait(found)
         return
     if not yes:
         if not os.isatty(0):

@@ -97,9 +97,10 @@ def positive_float(text: str) -> float:
 
 
 def boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
+    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    if text.lower() not in words:
         raise argparse.ArgumentTypeError(f"it must be true or false, and is {text!r}")
-    return text.lower() == "true"
+    return words[text.lower()]
 
 
 def share_threads() -> None:

@@ -311,7 +311,7 @@ def test_no_secret_reaches_the_share(world: Any) -> None:
         """,
         **{"more.json": more, "copy.txt": "my key is open-up", "plain.txt": "nothing"},
     )
-    result = world.run(project, "--backend-config", '{"config": "%s/more.json"}' % project)
+    result = world.run(project, "--backend-config", f'{{"config": "{project}/more.json"}}')
     assert result.returncode == 0, result.stderr
     assert world.log() == "['plain.txt', 'train.py'] True True\n"
     assert "'copy.txt' is not sent to the nodes" in result.stderr
