@@ -181,7 +181,9 @@ def _configuration(project: MLProject, backend_config: Mapping[str, Any]) -> tup
     if path.is_file() and project.batchai is not None:
         raise DocumentError(f"{project.source} has a batchai block and there is a batchai.yaml beside it; keep one")
     if path.is_file():
-        base, source, files = read_batchai(path), str(path), [path]
+        # An empty file says as much as none.
+        base = read_batchai(path) if path.read_bytes().strip() else {}
+        source, files = str(path), [path]
     elif project.batchai is not None:
         base, source = project.batchai, f"{project.source} (batchai)"
     override = {key: value for key, value in backend_config.items() if key not in MLFLOW_KEYS}

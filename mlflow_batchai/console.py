@@ -5,10 +5,13 @@ On a terminal the progress line stays at the bottom and is redrawn (rich); elsew
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mlflow_batchai.errors import JobDetachedError
 from mlflow_batchai.metrics import numeric, whole
 from mlflow_batchai.node.protocol import Record
 
@@ -17,6 +20,12 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 SHOWN_METRICS = 6
+
+
+def _silence(stream: TextIO) -> None:
+    """What is left in a stream that can't be written must not fail once more when the process ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class JobConsole:
@@ -55,7 +64,7 @@ class JobConsole:
             self._status.start()
         from rich.text import Text
 
-        self._status.update(Text(text))
+        self._status.update(Text(text, no_wrap=True, overflow="ellipsis"))
 
     def close(self) -> None:
         """Take the line at the bottom away."""
@@ -87,8 +96,12 @@ class JobConsole:
         if self._status is not None:
             self._status.stop()
         encoding = stream.encoding or "utf-8"
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        stream.flush()
+        try:
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            stream.flush()
+        except OSError as error:
+            _silence(stream)
+            raise JobDetachedError(f"the output can't be written ({error.strerror})") from error
         if self._status is not None:
             self._status.start()
 
@@ -109,6 +122,6 @@ class JobConsole:
         return f"step {self._step}: {values}"
 
     def _tell_epoch(self) -> None:
-        if self._epoch and self._rich is None:
+        if self._epoch:
             self.say(self._line())
         self._epoch = {}

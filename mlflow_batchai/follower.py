@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from mlflow_batchai import clusters, runs
 from mlflow_batchai.engines.base import Engine, PollState
-from mlflow_batchai.errors import BatchAIError, ClusterError
+from mlflow_batchai.errors import BatchAIError, ClusterError, ShareError
 from mlflow_batchai.jobs import Job, JobState, failed_verdict
 from mlflow_batchai.lease import Lease, LeaseLostError
 from mlflow_batchai.node import protocol
@@ -124,8 +124,16 @@ def follow(job: Job, tracking: runs.Tracking) -> JobState | None:
         The state it ended in, or None if another process has taken over.
     """
     lease = Lease(job)
-    if not lease.acquire():
-        return None
+    trouble = 1.0
+    while True:
+        try:
+            if not lease.acquire():
+                return None
+            break
+        except ShareError as error:  # full, or not there for now: as with a store that is down, nobody else will come
+            _complain(error, trouble)
+            time.sleep(trouble)
+            trouble = min(trouble * 2, 60.0)
     with lease.beating():
         try:
             return _follow(job, runs.client(tracking), lease)

@@ -11,10 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import yaml
 
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.clusters import Cluster, home
 from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError, ProjectError
 from mlflow_batchai.inputs import choose_inputs
 from mlflow_batchai.node.layout import undefined
@@ -142,7 +143,7 @@ def prepare(
     }
     warnings += _undefined(properties, command, source)
     secrets = {secret.name: _secret(secret, source) for secret in properties.secrets}
-    code, withheld = _without_secrets(scan(project.directory), set(secret_values(config)), documents)
+    code, withheld = _without_secrets(scan(project.directory, _ours(cluster)), set(secret_values(config)), documents)
     warnings += [f"'{path}' is not sent to the nodes: it holds a secret" for path in withheld]
     plan["code"] = [file.entry() for file in code]
     return Prepared(
@@ -190,6 +191,12 @@ def _check_script(project: MLProject, command: str, source: str) -> None:
     match = _SCRIPT.match(command)
     if match and not (project.directory / match["script"]).exists():
         raise ProjectError(f"{source}: the command runs '{match['script']}', which is not in the project ({project.directory})")
+
+
+def _ours(cluster: Cluster) -> list[Path]:
+    """Folders of ours that a user may have put into his project."""
+    share = cluster.share.url
+    return [home(), *([Path(unquote(urlsplit(share).path))] if share.startswith("file:") else [])]
 
 
 def _without_secrets(

@@ -85,9 +85,23 @@ def client(tracking: Tracking) -> MlflowClient:
     """A client of that store."""
     # MLflow reads a server's user and password nowhere else.
     os.environ.update({name: value for name, value in tracking.environment.items() if name != "MLFLOW_TRACKING_URI"})
+    _check_database(tracking.uri)
     from mlflow.tracking import MlflowClient
 
     return MlflowClient(tracking_uri=tracking.address)
+
+
+def _check_database(uri: str) -> None:
+    """MLflow tries for minutes to make a database where none can be made; say so at once.
+
+    Raises:
+        UsageError: the folder of a sqlite store isn't there or can't be written.
+    """
+    if not uri.startswith("sqlite:///"):
+        return
+    path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
+    if not path.exists() and not os.access(path.parent, os.W_OK):
+        raise UsageError(f"MLflow's store {path} can't be made in that folder; set MLFLOW_TRACKING_URI to another")
 
 
 def create(

@@ -74,7 +74,7 @@ class Signals:
         if not self._cancels:
             raise JobDetachedError("left")
         if self.cancelled:
-            raise JobDetachedError("left while it ends")
+            raise JobDetachedError("left before it has ended (that was asked for)")
         self.cancelled = True
 
     def _leave(self, number: int, frame: object) -> None:

@@ -29,6 +29,8 @@ def job() -> None:
 def _tracking() -> Tracking:
     from mlflow import get_tracking_uri
 
+    # MLflow would try a server that is down for two minutes, in silence; a person at a prompt wants to know sooner.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     from mlflow_batchai import runs
 
     return runs.absolute(get_tracking_uri(), Path.cwd())

@@ -249,8 +249,10 @@ class Shipper(threading.Thread):
         elif entry["r"] is None:
             self._append(self._layout.log_name("std%s-job_prep" % entry["s"]), entry["b"])
         else:
-            if plan["ranks"] > 1 or node != 0:
-                self._append("std%s-%d.txt" % (entry["s"], entry["r"]), entry["b"])
+            if plan["ranks"] == 1 and node == 0:
+                self._append("std%s.txt" % entry["s"], entry["b"])
+                return
+            self._append("std%s-%d.txt" % (entry["s"], entry["r"]), entry["b"])
             if node == 0:
                 self._join(self._log_record(entry))
 

@@ -25,8 +25,10 @@ class DirectoryShare:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
-        with self._errors(""):
+        try:
             self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ShareError(f"the folder {self.root} can't be made: {error.strerror}") from error
 
     @property
     def url(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -54,21 +54,24 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def scan(root: Path) -> list[StagedFile]:
+def scan(root: Path, skip: Collection[Path] = ()) -> list[StagedFile]:
     """Every file of a project folder, sorted by path, without what IGNORED_NAMES lists.
+
+    Args:
+        skip: folders that are no part of it though they lie in it (the client's own, the share).
 
     Raises:
         ProjectError: a symbolic link leads out of the folder, or a file can't be read.
     """
-    return [_staged(root, path) for path in sorted(_walk(root))]
+    return [_staged(root, path) for path in sorted(_walk(root, {path.resolve() for path in skip}))]
 
 
-def _walk(root: Path) -> Iterator[Path]:
+def _walk(root: Path, skip: Collection[Path]) -> Iterator[Path]:
     for folder, names, files in os.walk(root, onerror=_unreadable):
         for name in [name for name in names if (Path(folder) / name).is_symlink()]:
             names.remove(name)
             files.append(name)
-        names[:] = [name for name in names if name not in IGNORED_NAMES]
+        names[:] = [name for name in names if name not in IGNORED_NAMES and (Path(folder) / name).resolve() not in skip]
         yield from (Path(folder) / name for name in files if name not in IGNORED_NAMES)
 
 

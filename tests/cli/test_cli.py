@@ -206,7 +206,7 @@ def test_terminate_asks_only_on_a_terminal(batchai, job, monkeypatch):
 def test_terminate_what_has_ended(batchai, job):
     job.current = JobState("succeeded", 0)
     assert batchai("job", "terminate", "toy-1", "-y") == (0, "", "job toy-1 has ended already\n")
-    assert job.calls == []
+    assert job.calls == ["follower"]  # its run may not have ended
 
 
 def test_list(batchai, store_template, tmp_path, monkeypatch):

@@ -141,3 +141,12 @@ def test_refused_by_the_real_command(world: Any) -> None:
 
 def test_no_project(world: Any) -> None:
     assert "there is no project at" in world.refused("nowhere")
+
+
+def test_no_place_for_a_store(world: Any) -> None:
+    """A folder where MLflow's default store can't be made: one sentence, at once, and no half a minute of retries."""
+    uri = "sqlite:////proc/mlflow.db"
+    for argv in (world.command(world.project()), [world.command("x")[0].replace("/mlflow", "/batchai"), "job", "list"]):
+        result = world.call(argv, timeout=30, MLFLOW_TRACKING_URI=uri)
+        assert result.returncode in (1, 2) and "can't be made in that folder" in result.stderr, result.stderr
+        assert "Traceback" not in result.stderr

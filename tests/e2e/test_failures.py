@@ -259,3 +259,20 @@ def test_stragglers_after_success(world: Any) -> None:
     result = world.run(project, timeout=60)
     assert result.returncode == 0 and result.stdout == "done\n"
     assert world.processes() == []
+
+
+def test_a_script_that_wants_a_tracking_server(world: Any) -> None:
+    """``mlflow.start_run()`` in a rank is refused with a sentence that says what to do instead."""
+    world.refused(world.project("import mlflow\nwith mlflow.start_run():\n    mlflow.log_metric('inner', 1.5)"))
+    assert "a rank has no tracking server: report metrics with" in world.last.data.tags["batchai.reason"]
+
+
+def test_output_that_nobody_reads(world: Any) -> None:
+    """``mlflow run ... | head -1``: no traceback, the way to attach, and the job goes on to its end."""
+    project = world.project("import time\nfor n in range(6): print('line', n, flush=True); time.sleep(0.5)")
+    line = " ".join(f"'{part}'" for part in world.command(project))
+    result = world.call(["bash", "-c", f"{line} | head -1; exit ${{PIPESTATUS[0]}}"])
+    assert result.stdout == "line 0\n" and result.returncode == 1
+    assert "goes on: batchai job attach" in result.stderr and "File " not in result.stderr, result.stderr
+    world.wait(lambda: world.last.info.status == "FINISHED", 30)
+    assert world.log().count("line") == 6

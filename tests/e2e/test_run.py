@@ -320,3 +320,13 @@ def test_no_secret_reaches_the_share(world: Any) -> None:
             assert not [
                 word for word in (b"sesame", rb"s\x65same", b"open-up", rb"open\u002dup") if word in path.read_bytes()
             ], path
+
+
+def test_a_client_folder_inside_the_project(world: Any) -> None:
+    """$BATCHAI_HOME and the store may lie in the project: they are no part of it, however often it is run."""
+    project = world.project("import os; print(sorted(os.listdir('.')))")
+    world.cwd = project
+    for _ in range(2):
+        result = world.run(".", BATCHAI_HOME="mine", MLFLOW_TRACKING_URI="sqlite:///mlflow.db")
+        assert result.returncode == 0, result.stderr
+        assert result.stdout == "['MLproject', 'train.py']\n"
