@@ -17,7 +17,7 @@ from mlflow.exceptions import ExecutionException, MlflowException
 from mlflow.projects.backend.abstract_backend import AbstractBackend
 from mlflow.projects.submitted_run import SubmittedRun
 
-from mlflow_batchai import clusters, planning, runner, runs
+from mlflow_batchai import clusters, detached, planning, runner, runs
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.errors import BatchAIError, DocumentError, NotSupportedError, ProjectError
 from mlflow_batchai.node import protocol
@@ -34,7 +34,7 @@ DEFAULT_EXPERIMENT = "0"
 class BatchAISubmittedRun(SubmittedRun):
     """A job, as MLflow's Python API sees it."""
 
-    def __init__(self, submitted: runner.Submitted) -> None:
+    def __init__(self, submitted: detached.Submitted) -> None:
         super().__init__()
         self._submitted = submitted
 
@@ -223,7 +223,7 @@ def _source_name(project_uri: str) -> str:
     return str(Path(project_uri).absolute()) if Path(project_uri).exists() else runs.shown(project_uri)
 
 
-def _where(submitted: runner.Submitted) -> str:
+def _where(submitted: detached.Submitted) -> str:
     uri = submitted.tracking.uri
     page = runs.page(uri, submitted.job.plan["experimentId"], submitted.run_id)
     return page or f"see it with: mlflow ui --backend-store-uri {uri}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlflow_batchai.engines.base import Engine
 from mlflow_batchai.errors import ClusterError, NotSupportedError, UsageError
-from mlflow_batchai.shares.base import Share, open_share
+from mlflow_batchai.shares import Share, open_share
 from mlflow_batchai.spec.cluster import ClusterDocument
 from mlflow_batchai.spec.cluster import Engine as EngineName
 from mlflow_batchai.spec.loading import load_cluster

@@ -14,7 +14,7 @@ from mlflow_batchai.models import logged
 from mlflow_batchai.models.facts import ModelFacts
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.places import output_places
-from mlflow_batchai.shares.base import Share, open_share
+from mlflow_batchai.shares import Share, open_share
 from mlflow_batchai.shares.directory import DirectoryShare
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from mlflow_batchai.lease import Lease, LeaseLostError
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.layout import node_id
 from mlflow_batchai.relay import Relay
-from mlflow_batchai.shares.base import open_share
+from mlflow_batchai.shares import open_share
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from mlflow_batchai import clusters, runs, shell
+from mlflow_batchai import runs
 from mlflow_batchai.clusters import Cluster
 from mlflow_batchai.console import JobConsole
+from mlflow_batchai.detached import Submitted, follower_log, keep_follower, start_follower
 from mlflow_batchai.engines.base import StartRequest
 from mlflow_batchai.errors import BatchAIError, JobDetachedError, JobError, JobFailedError, JobNotFoundError
 from mlflow_batchai.jobs import EventReader, Job, JobState, failed_verdict
@@ -22,13 +21,12 @@ from mlflow_batchai.lease import Lease
 from mlflow_batchai.node import protocol
 from mlflow_batchai.planning import Prepared, slug
 from mlflow_batchai.runs import Tracking
-from mlflow_batchai.shares.base import open_share
+from mlflow_batchai.shares import open_share
 from mlflow_batchai.shares.objects import upload
 from mlflow_batchai.signals import Signals
 
 WATCH_SECONDS = 0.1
 PATIENCE_SECONDS = 10.0
-FOLLOWER_STARTS = 3
 
 
 @dataclass(frozen=True)
@@ -47,21 +45,6 @@ class RunRequest:
     tags: Mapping[str, str]
     run_name: str | None = None
     run_id: str | None = None
-
-
-@dataclass
-class Submitted:
-    """A job on its way.
-
-    Attributes:
-        follower: process id of the detached follower, and its start time; None if another machine has it.
-    """
-
-    job: Job
-    run_id: str
-    tracking: Tracking
-    follower: int | None = None
-    starts: int = 0
 
 
 def submit(prepared: Prepared, cluster: Cluster, request: RunRequest) -> Submitted:
@@ -111,7 +94,7 @@ def submit(prepared: Prepared, cluster: Cluster, request: RunRequest) -> Submitt
             "folder": folder,
         }
         paths = protocol.JobPaths(folder)
-        undo.callback(_end_half_done, share, folder)
+        undo.push(lambda kind, error, trace: _end_half_done(share, folder, error))
         share.write(paths.spec, protocol.encode([prepared.document]))
         share.write(paths.plan, protocol.encode([plan]))
         mark = protocol.job_mark(prepared.job_id, 1)
@@ -138,37 +121,23 @@ def _tags(prepared: Prepared, cluster: Cluster, request: RunRequest) -> dict[str
 
 
 def _failed_submit(mlflow: Any, run_id: str, error: BaseException | None) -> None:
-    if isinstance(error, KeyboardInterrupt):
-        status, reason = "KILLED", "interrupted while it was being submitted"
-    else:
-        status = "FAILED"
-        reason = str(error) if isinstance(error, BatchAIError) else f"submitting failed: {type(error).__name__}: {error}"
     # What went wrong first is what a person has to see, even if the store has gone as well.
     with contextlib.suppress(Exception):
-        runs.fail(mlflow, run_id, reason, status)
+        runs.fail(mlflow, run_id, _why(error), "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
 
 
-def _end_half_done(share: Any, folder: str) -> None:
+def _why(error: BaseException | None) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted while it was being submitted"
+    return str(error) if isinstance(error, BatchAIError) else f"submitting failed: {type(error).__name__}: {error}"
+
+
+def _end_half_done(share: Any, folder: str, error: BaseException | None) -> None:
     """A job folder whose submit failed has its verdict, so that nobody waits for it."""
     with contextlib.suppress(BatchAIError):
-        Job(share, folder).claim_verdict(
-            failed_verdict(protocol.NODE_SETUP_FAILED, "the job could not be submitted", "submitter")
-        )
-
-
-def start_follower(submitted: Submitted) -> None:
-    """Start the detached process that relays the job into its run."""
-    job, tracking = submitted.job, submitted.tracking
-    # -P: what lies in the user's folder must not be imported in place of a library.
-    argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "mlflow_batchai.follower"]
-    # The store's address goes by MLflow's own variable: a database's holds a password, and `ps` shows everyone our arguments.
-    environment = {**os.environ, **tracking.environment, "BATCHAI_HOME": str(clusters.home())}
-    submitted.follower = shell.spawn([*argv, job.share.url, job.folder], environment, _follower_log(job))
-    submitted.starts += 1
-
-
-def _follower_log(job: Job) -> Path:
-    return clusters.home() / "followers" / f"{job.plan['job']}.log"
+        terminated = isinstance(error, KeyboardInterrupt)
+        code = protocol.JOB_TERMINATED if terminated else protocol.NODE_SETUP_FAILED
+        Job(share, folder).claim_verdict(failed_verdict(code, _why(error), "submitter", terminated))
 
 
 def find(name: str, tracking: Tracking) -> Submitted:
@@ -200,17 +169,11 @@ def user() -> str:
         return str(os.getuid())
 
 
-def ensure_follower(submitted: Submitted) -> None:
-    """Start a follower for a job that was submitted elsewhere: it waits while another lives, and takes over when that stops."""
-    if not Lease(submitted.job).finished():
-        start_follower(submitted)
-
-
 def wait(submitted: Submitted) -> JobState:
     """Wait, showing nothing, until the job's run is finished."""
     lease = Lease(submitted.job)
     while not lease.finished():
-        _keep_follower(submitted)
+        keep_follower(submitted)
         time.sleep(WATCH_SECONDS)
     return submitted.job.state()
 
@@ -263,39 +226,18 @@ def _watch(submitted: Submitted, console: JobConsole, reader: EventReader, signa
         if state.execution_state != shown:
             shown = state.execution_state
             console.state({protocol.QUEUED: "queued: waiting for nodes", protocol.RUNNING: "running"}.get(shown, shown))
-        _keep_follower(submitted)
+        keep_follower(submitted)
         time.sleep(WATCH_SECONDS)
     lease = Lease(job)
     ended, said = time.monotonic(), False
     while not lease.finished():
         signals.check(lambda: None)
-        _keep_follower(submitted)
+        keep_follower(submitted)
         if not said and time.monotonic() - ended > PATIENCE_SECONDS:
             said = True
-            console.say(f"the job has ended; its last results are on their way to MLflow (see {_follower_log(job)})")
+            console.say(f"the job has ended; its last results are on their way to MLflow (see {follower_log(job)})")
         time.sleep(WATCH_SECONDS / 2)
     return state
-
-
-def _keep_follower(submitted: Submitted) -> None:
-    """Start another follower if ours has died before its time."""
-    pid = submitted.follower
-    if pid is None or _child_alive(pid) or Lease(submitted.job).finished():
-        return
-    if submitted.starts >= FOLLOWER_STARTS:
-        raise JobError(
-            f"the process that relays job {submitted.job.name} into MLflow keeps ending; see {_follower_log(submitted.job)}"
-        )
-    start_follower(submitted)
-
-
-def _child_alive(pid: int) -> bool:
-    """Whether our child still runs; it is reaped when it doesn't."""
-    try:
-        ended, _ = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return Path(f"/proc/{pid}").exists()
-    return ended == 0
 
 
 def outcome(submitted: Submitted, state: JobState) -> None:

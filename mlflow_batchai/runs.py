@@ -100,8 +100,13 @@ def _check_database(uri: str) -> None:
     if not uri.startswith("sqlite:///"):
         return
     path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
-    if not path.exists() and not os.access(path.parent, os.W_OK):
-        raise UsageError(f"MLflow's store {path} can't be made in that folder; set MLFLOW_TRACKING_URI to another")
+    try:
+        # An empty file is an empty database to sqlite.
+        path.open("ab").close()
+    except OSError as error:
+        raise UsageError(
+            f"MLflow's store {path} can't be made or written ({error.strerror}); set MLFLOW_TRACKING_URI to another"
+        ) from error
 
 
 def create(

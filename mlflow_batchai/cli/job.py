@@ -132,13 +132,13 @@ def attach(name: str, only_new: bool) -> None:
 
     Ctrl-C leaves the job running here (it was submitted elsewhere); `batchai job terminate` ends it.
     """
-    from mlflow_batchai import runner
+    from mlflow_batchai import detached, runner
     from mlflow_batchai.console import JobConsole
     from mlflow_batchai.signals import Signals
 
     found = runner.find(name, _tracking())
     console = JobConsole(found.job.plan["ranks"])
-    runner.ensure_follower(found)
+    detached.ensure_follower(found)
     state = runner.watch(found, console, Signals(cancels=False), from_start=not only_new)
     runner.outcome(found, state)
     console.say(f"job {found.job.name} succeeded")
@@ -153,14 +153,14 @@ def terminate(name: str, yes: bool, no_wait: bool) -> None:
 
     Example: batchai job terminate cifar_horovod-3f2a1c -y
     """
-    from mlflow_batchai import runner
+    from mlflow_batchai import detached, runner
     from mlflow_batchai.errors import UsageError
 
     found = runner.find(name, _tracking())
     if found.job.state().ended:
         click.echo(f"job {found.job.name} has ended already", err=True)
         # Its run may not have: whoever relayed it may be gone.
-        runner.ensure_follower(found)
+        detached.ensure_follower(found)
         runner.wait(found)
         return
     if not yes:
@@ -170,6 +170,6 @@ def terminate(name: str, yes: bool, no_wait: bool) -> None:
     runner.cancel(found, "batchai job terminate")
     if no_wait:
         return
-    runner.ensure_follower(found)
+    detached.ensure_follower(found)
     state = runner.wait(found)
     click.echo(f"job {found.job.name}: {state.execution_state} ({state.reason or state.error_code})", err=True)

@@ -1,5 +1,6 @@
 """File shares: one interface of six methods, and functions over it."""
 
-from mlflow_batchai.shares.base import Entry, Share, open_share
+from mlflow_batchai.shares.base import Entry, Share
+from mlflow_batchai.shares.opening import open_share
 
 __all__ = ["Entry", "Share", "open_share"]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import BinaryIO, NamedTuple, Protocol
-from urllib.parse import unquote, urlsplit
-
-from mlflow_batchai.errors import NotSupportedError
 
 
 class Entry(NamedTuple):
@@ -56,19 +53,3 @@ class Share(Protocol):
 
     def open_write(self, path: str) -> AbstractContextManager[BinaryIO]:
         """A stream to a new file, which appears under its name when the block ends without an error."""
-
-
-def open_share(url: str) -> Share:
-    """The share at an address (``file:///path`` for a directory).
-
-    Raises:
-        NotSupportedError: no kind of share has this form of address.
-    """
-    parts = urlsplit(url)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        from mlflow_batchai.shares.directory import DirectoryShare
-
-        return DirectoryShare(unquote(parts.path, errors="surrogateescape"))
-    raise NotSupportedError(
-        f"share address {parts.scheme}://{parts.hostname or ''}: only a directory (file:///path) works so far"
-    )

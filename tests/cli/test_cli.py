@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlflow_batchai import runner, runs
+from mlflow_batchai import detached, runner, runs
 from mlflow_batchai.cli import main as front_door
 from mlflow_batchai.cli.main import NOUNS, _code
 from mlflow_batchai.errors import (
@@ -74,7 +74,7 @@ def job(monkeypatch):
         return found
 
     monkeypatch.setattr(runner, "find", find)
-    monkeypatch.setattr(runner, "ensure_follower", lambda job: made.calls.append("follower"))
+    monkeypatch.setattr(detached, "ensure_follower", lambda job: made.calls.append("follower"))
     monkeypatch.setattr(runner, "cancel", lambda job, why: made.calls.append(f"cancel: {why}"))
     monkeypatch.setattr(runner, "wait", lambda job: made.ended)
 

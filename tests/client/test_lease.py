@@ -66,7 +66,7 @@ def test_one_of_many_processes(folder):
     made = folder()
     code = (
         "import sys; from mlflow_batchai.jobs import Job; from mlflow_batchai.lease import Lease;"
-        "from mlflow_batchai.shares.base import open_share;"
+        "from mlflow_batchai.shares import open_share;"
         "asked = iter([False, True]);"
         "print(Lease(Job(open_share(sys.argv[1]), sys.argv[2])).acquire(lambda: next(asked)), flush=True); sys.stdin.read()"
     )
@@ -82,7 +82,7 @@ def test_a_holder_that_is_certainly_gone_is_not_waited_for(folder):
     made = folder()
     code = (
         "import sys; from mlflow_batchai.jobs import Job; from mlflow_batchai.lease import Lease;"
-        "from mlflow_batchai.shares.base import open_share;"
+        "from mlflow_batchai.shares import open_share;"
         "Lease(Job(open_share(sys.argv[1]), sys.argv[2])).acquire()"
     )
     subprocess.run([sys.executable, "-c", code, made.share.url, made.paths.folder], check=True, timeout=30)

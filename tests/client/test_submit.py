@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlflow_batchai import runner, runs
+from mlflow_batchai import detached, runner, runs
+from mlflow_batchai.detached import Submitted
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError, JobDetachedError, JobError, JobFailedError, ProjectError
 from mlflow_batchai.jobs import Job, JobState
 from mlflow_batchai.lease import Lease
 from mlflow_batchai.planning import Prepared
-from mlflow_batchai.runner import RunRequest, Submitted
+from mlflow_batchai.runner import RunRequest
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.objects import scan
 from mlflow_batchai.signals import Signals
@@ -60,7 +61,7 @@ def scene(store_template, tmp_path, monkeypatch):
     cluster = SimpleNamespace(name="local", engine=Engine(), share=DirectoryShare(tmp_path / "share"))
     request = RunRequest(tracking, experiment, "My exp/1", "default", {"mlflow.user": "me"})
     spawned = []
-    monkeypatch.setattr(runner.shell, "spawn", lambda argv, environment, log: spawned.append((argv, environment)) or 4711)
+    monkeypatch.setattr(detached.shell, "spawn", lambda argv, environment, log: spawned.append((argv, environment)) or 4711)
     scene = SimpleNamespace(mlflow=mlflow, experiment=experiment, cluster=cluster, spawned=spawned, root=tmp_path)
     scene.submit = lambda: runner.submit(prepared, cluster, request)
     scene.code = code
@@ -91,7 +92,7 @@ def test_submitted(scene):
 def test_a_followers_arguments_hold_no_password(scene):
     submitted = scene.submit()
     for uri in ("postgresql://me:pa55@db/mlflow", "https://me:pa55@host"):
-        runner.start_follower(Submitted(submitted.job, "r", runs.absolute(uri, scene.root)))
+        detached.start_follower(Submitted(submitted.job, "r", runs.absolute(uri, scene.root)))
         argv, environment = scene.spawned[-1]
         assert "pa55" not in " ".join(argv)
         assert "pa55" in environment["MLFLOW_TRACKING_URI"] + environment.get("MLFLOW_TRACKING_PASSWORD", "")
@@ -103,7 +104,8 @@ def check_undone(scene, reason, status="FAILED"):
     assert run.data.tags["batchai.reason"] == reason
     (plan,) = (scene.root / "share").rglob("plan.json")
     job = Job(scene.cluster.share, str(plan.parent.parent.relative_to(scene.root / "share")))
-    assert job.state().reason == "the job could not be submitted"
+    assert job.state().reason == reason
+    assert job.state().run_status == status
     assert not job.claim_verdict({})
 
 
@@ -119,7 +121,7 @@ def test_a_follower_that_cant_start_ends_the_agents(scene, monkeypatch):
     def spawn(*arguments):
         raise ClusterError("python can't be started")
 
-    monkeypatch.setattr(runner.shell, "spawn", spawn)
+    monkeypatch.setattr(detached.shell, "spawn", spawn)
     with pytest.raises(ClusterError):
         scene.submit()
     check_undone(scene, "python can't be started")
@@ -157,7 +159,14 @@ def test_a_job_whose_submit_failed_is_told_so(scene):
     scene.cluster.engine.error = ClusterError("no nodes today")
     with pytest.raises(ClusterError):
         scene.submit()
-    with pytest.raises(JobError, match="job toy-012345 was never submitted: no nodes today"):
+    found = runner.find("toy-012345", runs.absolute("sqlite:///m.db", scene.root))
+    assert (found.job.state().execution_state, found.job.state().reason) == ("failed", "no nodes today")
+
+
+def test_a_job_without_its_folder_is_told_so(scene):
+    submitted = scene.submit()
+    shutil.rmtree(scene.root / "share" / submitted.job.folder)
+    with pytest.raises(JobError, match="job toy-012345 has no job folder: its submitter died, or its folder was deleted"):
         runner.find("toy-012345", runs.absolute("sqlite:///m.db", scene.root))
 
 
@@ -197,7 +206,7 @@ def watching(folder, monkeypatch):
     made = folder()
     script = []
     monkeypatch.setattr(runner.time, "sleep", lambda seconds: script.pop(0)())
-    monkeypatch.setattr(runner, "_child_alive", lambda pid: False)
+    monkeypatch.setattr(detached, "_child_alive", lambda pid: False)
     submitted = Submitted(made.job, "r" * 32, None)
     return made, submitted, script
 
@@ -237,11 +246,11 @@ def test_only_what_comes_from_now_on(watching):
 def test_a_follower_that_keeps_dying_is_told_of(watching, monkeypatch):
     _, submitted, script = watching
     submitted.follower = 1
-    monkeypatch.setattr(runner, "start_follower", lambda job: setattr(job, "starts", job.starts + 1))
+    monkeypatch.setattr(detached, "start_follower", lambda job: setattr(job, "starts", job.starts + 1))
     script += [lambda: None] * 9
     with pytest.raises(JobError, match=r"keeps ending; see .*0123456789\.log"):
         runner.watch(submitted, Console(), Signals())
-    assert submitted.starts == runner.FOLLOWER_STARTS
+    assert submitted.starts == detached.FOLLOWER_STARTS
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -264,7 +273,7 @@ def test_ctrl_c_ends_the_job_and_a_second_one_leaves_it(watching):
         os.kill(os.getpid(), signal.SIGINT)
 
     script += [lambda: os.kill(os.getpid(), signal.SIGINT), look]
-    with pytest.raises(JobDetachedError, match="left while it ends"):
+    with pytest.raises(JobDetachedError, match="left before it has ended"):
         runner.watch(submitted, console, Signals())
     assert len(made.job.requests()) == 1
     assert "ending job toy-0123" in console.said[1]

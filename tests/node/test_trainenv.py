@@ -52,7 +52,14 @@ def layout(make_layout: Callable[..., NodeLayout]) -> NodeLayout:
 
 
 def wanted(**changes: Any) -> dict[str, Any]:
-    return {"manager": "virtualenv", "python": None, "dependencies": ["numpy"], "hash": "abc", **changes}
+    return {
+        "manager": "virtualenv",
+        "python": None,
+        "buildDependencies": [],
+        "dependencies": ["numpy"],
+        "hash": "abc",
+        **changes,
+    }
 
 
 def test_it_is_built_once(layout: NodeLayout) -> None:

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from mlflow_batchai.errors import NotSupportedError, ShareError, ShareNotFoundError
-from mlflow_batchai.shares.base import Entry, open_share
+from mlflow_batchai.shares import Entry, open_share
 from mlflow_batchai.shares.directory import DirectoryShare
 
 NASTY = ["plain", "two words", "quo'te\"s", "line\nbreak", "hé 世界", "a%20b#c?d", "-dash", "\\back", "$HOME;*", ".hidden"]
