@@ -119,9 +119,7 @@ def bare(folder: Path, epochs: int, megabytes: float) -> dict[str, float]:
 def ours(folder: Path, epochs: int, megabytes: float, uri: str) -> tuple[dict[str, float], Sampler]:
     """One run by ``mlflow run`` on the local cluster."""
     marks = folder / "marks"
-    sampler = Sampler(
-        folder, lambda: bool(list(folder.rglob("agent-0-0000000[3-9].jsonl"))) and not Path(f"{marks}.0").exists()
-    )
+    sampler = Sampler(folder, lambda: _relaying(folder) and not Path(f"{marks}.0").exists())
     sampler.start()
     begun = time.time()
     command = [str(BIN / "mlflow"), "run", str(PROBE), "--backend", "batchai", "-P", f"marks={marks}"]
@@ -191,21 +189,21 @@ def main() -> None:
         _row(f"{title}: job / bare", ratios)
         _row(f"{title}: bare / bare", noise)
     _row(
-        "from Enter to the first step, job - bare (s)",
+        "from Enter to the first step, job - bare (s; at most 3)",
         [
             job["to_first_step"] - statistics.mean((one["to_first_step"], two["to_first_step"]))
             for (job, _), (one, two) in zip(jobs, bares, strict=True)
         ],
     )
     print(f"  beside it: importing MLflow's own command line takes {command_line[0]:.2f} s")
-    _row("from the last rank's exit to mlflow run's exit (s)", [job["after_last_rank"] for job, _ in jobs])
+    _row("from the last rank's exit to mlflow run's exit (s; at most 3)", [job["after_last_rank"] for job, _ in jobs])
     shares = [
         100 * sum(sum(sampler.cpu[role].values()) for role in ("agent", "follower")) / sum(sampler.cpu["rank"].values())
         for _, sampler in jobs
     ]
-    _row("CPU seconds of agents and follower over those of the ranks, while they train (%)", shares)
+    _row("CPU seconds of agents and follower over those of the ranks, while they train (%; at most 1)", shares)
     print(f"  beside it: a bare MLflow client process takes {client[1]:.2f} CPU s to start")
-    _row("agent's memory (MB)", [sampler.rss["agent"] / 1e6 for _, sampler in jobs])
+    _row("agent's memory (MB; at most 40)", [sampler.rss["agent"] / 1e6 for _, sampler in jobs])
     _row(
         "follower's memory over a bare MLflow client's (MB)",
         [(sampler.rss["follower"] - client[2]) / 1e6 for _, sampler in jobs],
