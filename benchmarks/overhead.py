@@ -205,7 +205,7 @@ def main() -> None:
     print(f"  beside it: a bare MLflow client process takes {client[1]:.2f} CPU s to start")
     _row("agent's memory (MB; at most 40)", [sampler.rss["agent"] / 1e6 for _, sampler in jobs])
     _row(
-        "follower's memory over a bare MLflow client's (MB)",
+        "follower's memory over a bare MLflow client's (MB; at most 25)",
         [(sampler.rss["follower"] - client[2]) / 1e6 for _, sampler in jobs],
     )
 
