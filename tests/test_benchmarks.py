@@ -1,0 +1,37 @@
+"""The benchmark still runs: one short round, every figure printed. Its numbers are for people, never for a test."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FIGURES = (
+    "whole run: job / bare",
+    "whole run: bare / bare",
+    "training only: job / bare",
+    "training only: bare / bare",
+    "from Enter to the first step",
+    "from the last rank's exit to mlflow run's exit",
+    "CPU seconds of agents and follower over those of the ranks",
+    "agent's memory",
+    "follower's memory over a bare MLflow client's",
+)
+
+
+@pytest.mark.training
+@pytest.mark.timeout(400)
+def test_overhead(world: Any) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "overhead.py"), "--pairs", "1", "--epochs", "3", "--megabytes", "1"]
+    result = world.call(command, timeout=380)
+    assert result.returncode == 0, result.stderr
+    for figure in FIGURES:
+        assert re.search(rf"^{re.escape(figure)}.*: -?\d+\.\d\d \(", result.stdout, re.M), (figure, result.stdout)
+    # What docs/benchmarks.md shows are these very rows.
+    shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    for line in result.stdout.splitlines()[2:]:
+        assert line.partition(": ")[0].split(" takes ")[0] in shown, line
