@@ -197,6 +197,8 @@ def main() -> None:
     )
     print(f"  beside it: importing MLflow's own command line takes {command_line[0]:.2f} s")
     _row("from the last rank's exit to mlflow run's exit (s; at most 3)", [job["after_last_rank"] for job, _ in jobs])
+    if not all(sum(sampler.cpu["rank"].values()) for _, sampler in jobs):
+        sys.exit("the ranks trained for less than a second or two: too short to read CPU seconds; give more --epochs")
     shares = [
         100 * sum(sum(sampler.cpu[role].values()) for role in ("agent", "follower")) / sum(sampler.cpu["rank"].values())
         for _, sampler in jobs

@@ -26,7 +26,7 @@ FIGURES = (
 @pytest.mark.training
 @pytest.mark.timeout(400)
 def test_overhead(world: Any) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "overhead.py"), "--pairs", "1", "--epochs", "3", "--megabytes", "1"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "overhead.py"), "--pairs", "1", "--epochs", "20", "--megabytes", "1"]
     result = world.call(command, timeout=380)
     assert result.returncode == 0, result.stderr
     for figure in FIGURES:
