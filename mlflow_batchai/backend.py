@@ -91,10 +91,11 @@ class BatchAIBackend(AbstractBackend):
                 submitted = runner.submit(prepared, cluster, request)
                 console = JobConsole(submitted.job.plan["ranks"])
                 page = runs.page(request.tracking.uri, request.experiment_id, submitted.run_id)
+                how = f"see it with: mlflow ui --backend-store-uri {request.tracking.uri}"
                 console.say(f"run {submitted.run_id}: {page or runs.shown(request.tracking.uri)}")
                 if command_line and wait:
                     runner.outcome(submitted, runner.watch(submitted, console, signals))
-                    console.say(f"job {submitted.job.name} succeeded; {_where(submitted)}")
+                    console.say(f"job {submitted.job.name} succeeded; {page or how}")
                 elif command_line:
                     console.say(f"job {submitted.job.name} is on its way; batchai job attach {submitted.job.name}")
                     signals.check(lambda: runner.cancel(submitted, "Ctrl-C"))
@@ -221,12 +222,6 @@ def _command_line() -> Mapping[str, Any]:
 
 def _source_name(project_uri: str) -> str:
     return str(Path(project_uri).absolute()) if Path(project_uri).exists() else runs.shown(project_uri)
-
-
-def _where(submitted: detached.Submitted) -> str:
-    uri = submitted.tracking.uri
-    page = runs.page(uri, submitted.job.plan["experimentId"], submitted.run_id)
-    return page or f"see it with: mlflow ui --backend-store-uri {uri}"
 
 
 @contextlib.contextmanager

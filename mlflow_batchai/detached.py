@@ -21,7 +21,8 @@ class Submitted:
     """A job on its way.
 
     Attributes:
-        follower: process id of the detached follower, and its start time; None if another machine has it.
+        follower: process id of the detached follower that we started, or None.
+        starts: how often we have started one.
     """
 
     job: Job

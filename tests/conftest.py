@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from waiting import wait_for
 
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
@@ -196,13 +197,7 @@ class World:
 
     def wait(self, condition: Callable[[], Any], seconds: float = 60, what: str = "") -> Any:
         """Wait for a condition that a real process brings about."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            value = condition()
-            if value:
-                return value
-            time.sleep(0.1)
-        raise AssertionError(f"not within {seconds} s: {what or condition}")
+        return wait_for(condition, seconds, what, pause=0.1)
 
     def wait_gone(self, seconds: float = 30) -> None:
         """Wait until nothing of this world runs."""

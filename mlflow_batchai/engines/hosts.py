@@ -7,6 +7,7 @@ On the local cluster a node is one folder and the process tree of its agent. Whi
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -57,7 +58,7 @@ class LocalHosts:
             raise ClusterError(f"the job wants {request.node_count} nodes and the cluster has {self.node_limit}")
         roots = [str(root) for root in self._roots]
         result = shell.run(
-            [*self._agent(), "ticket", "take", str(self._book), request.job, str(request.node_count), *roots],
+            [*self._agent, "ticket", "take", str(self._book), request.job, str(request.node_count), *roots],
             for_agents(os.environ),
         )
         if result.code != 0:
@@ -107,17 +108,19 @@ class LocalHosts:
             give_up=CANCEL_SECONDS,
         )
         left |= processes.sweep(lambda: processes.marked(handle["mark"]), grace=3.0, give_up=CANCEL_SECONDS)
-        shell.run([*self._agent(), "ticket", "drop", str(self._book), str(handle["ticket"])], for_agents(os.environ))
+        shell.run([*self._agent, "ticket", "drop", str(self._book), str(handle["ticket"])], for_agents(os.environ))
         if left:
             raise ClusterError(f"processes {sorted(left)} of the job would not end; end them by hand")
 
+    @functools.cached_property
     def _agent(self) -> list[str]:
+        """The agent's command, its archive built once for all nodes."""
         # -I: the submitter's PYTHON* variables and user site don't leak in; -S: no site-packages, a tenth of the start.
         return [sys.executable, "-I", "-S", str(archive.stored(self._agents))]
 
     def _argv(self, request: StartRequest, node: int, root: Path, ticket: dict[str, object]) -> tuple[str, ...]:
         return (
-            *self._agent(),
+            *self._agent,
             "agent",
             f"--share={self._share}",
             f"--folder={request.folder}",

@@ -118,10 +118,8 @@ class Phases:
         if self.layout.node == 0:
             while not self.peers.all_ready():
                 self._wait_a_little()
-            if launchers.needs_rendezvous(self.plan):
-                address = {"address": self.peers.addresses()[0], "port": self._start_rendezvous()}
-            else:
-                address = {"address": self.peers.addresses()[0], "port": 0}
+            port = self._start_rendezvous() if launchers.needs_rendezvous(self.plan) else 0
+            address = {"address": self.peers.addresses()[0], "port": port}
             protocol.write_closed(self.layout.on_share(self.layout.paths.rendezvous), [address])
 
     def _start_rendezvous(self) -> int:

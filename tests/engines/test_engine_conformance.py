@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from plans import toy_plan
 
 from mlflow_batchai import shell
 from mlflow_batchai.engines.base import PollState, StartRequest
@@ -39,41 +40,8 @@ class Site:
         self.number += 1
         name = f"{os.getpid():x}{self.number}"
         folder = f"jobs/{name}"
-        plan = {
-            "protocol": 1,
-            "job": name,
-            "name": name,
-            "runId": "r",
-            "folder": folder,
-            "segment": folder,
-            "framework": "custom",
-            "nodeCount": nodes,
-            "processCount": 1,
-            "ranks": 1,
-            "command": command,
-            "preparation": None,
-            "parameters": {},
-            "inputs": [],
-            "environmentVariables": [],
-            "secretNames": ["TOKEN"],
-            "inputDirectories": [],
-            "outputDirectories": [],
-            "volumes": [{"scope": "cluster", "path": "share", "source": str(self.share.root), "share": self.share.url}],
-            "controlMount": "share",
-            "folderPrefix": "",
-            "logCopyPrefix": None,
-            "maxWallClockSeconds": None,
-            "lossSeconds": 60.0,
-            "python": None,
-            "environment": None,
-            "gpusPerNode": 0,
-            "coresPerNode": 1,
-            "address": "127.0.0.1",
-            "networkInterface": "lo",
-            "metrics": [],
-            "model": None,
-            "code": [],
-        }
+        names = {"job": name, "name": name, "folder": folder, "segment": folder}
+        plan = toy_plan(self.share.root, nodeCount=nodes, command=command, secretNames=["TOKEN"], coresPerNode=1, **names)
         self.share.write(protocol.JobPaths(folder).plan, protocol.encode([plan]))
         return StartRequest(name, protocol.job_mark(name, 1), folder, 1, nodes, {"TOKEN": SECRET})
 

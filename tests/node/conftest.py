@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from node_world import Cluster, PlanMaker
+from plans import toy_plan
 
 from mlflow_batchai.engines import archive
 from mlflow_batchai.node.layout import NodeLayout
@@ -17,48 +18,7 @@ from mlflow_batchai.node.layout import NodeLayout
 def make_plan() -> PlanMaker:
     """A plan as ``planning.prepare`` and ``runner.submit`` write it, with changes."""
 
-    def make(share: Path, **changes: Any) -> dict[str, Any]:
-        ranks = changes.pop("ranks", 1)
-        job = changes.get("job", "abc1234567")
-        segment = f"workspaces/default/experiments/exp/jobs/toy/{job}"
-        return {
-            "protocol": 1,
-            "job": job,
-            "name": "toy",
-            "attempt": 1,
-            "framework": "horovod" if ranks > 1 else "custom",
-            "nodeCount": 1,
-            "processCount": ranks,
-            "ranks": ranks,
-            "command": "true",
-            "preparation": None,
-            "parameters": {},
-            "inputs": [],
-            "environmentVariables": [],
-            "secretNames": [],
-            "inputDirectories": [],
-            "outputDirectories": [],
-            "volumes": [{"scope": "cluster", "path": "share", "source": str(share), "share": share.as_uri()}],
-            "controlMount": "share",
-            "logCopyPrefix": None,
-            "maxWallClockSeconds": None,
-            "lossSeconds": 60.0,
-            "python": None,
-            "environment": None,
-            "gpusPerNode": 0,
-            "coresPerNode": 2,
-            "address": "127.0.0.1",
-            "networkInterface": "lo",
-            "metrics": [],
-            "model": None,
-            "code": [],
-            "runId": "0" * 32,
-            "segment": segment,
-            "folder": segment,
-            **changes,
-        }
-
-    return make
+    return toy_plan
 
 
 @pytest.fixture

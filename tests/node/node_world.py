@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,6 @@ FAKE_PYTHON = """#!/bin/bash
 if [ "$2" = rendezvous ]; then echo '{"port": 1}'; exec cat; fi
 exit 0
 """
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 20.0, what: str = "") -> Any:
-    """The first true value of a condition that real processes bring about."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"not within {seconds} s: {what or condition}")
 
 
 def python38() -> str | None:

@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from node_world import Cluster, Job, python38, wait_for
+from node_world import Cluster, Job, python38
+from waiting import wait_for
 
 from mlflow_batchai.node import processes, protocol, tickets
 

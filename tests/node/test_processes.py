@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from node_world import wait_for
+from waiting import wait_for
 
 from mlflow_batchai.node import processes
 from mlflow_batchai.node.protocol import MARK_VARIABLE, NODE_VARIABLE

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_world import wait_for
+from waiting import wait_for
 
 from mlflow_batchai.node import protocol, sharefiles, shipper
 from mlflow_batchai.node.layout import NodeLayout

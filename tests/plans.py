@@ -1,0 +1,49 @@
+"""A plan as ``planning.prepare`` and ``runner.submit`` write it, in one place for all tests that start agents by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def toy_plan(share: Path, **changes: Any) -> dict[str, Any]:
+    """The plan of a job that runs ``true`` once on one node of a directory share, with changes (``ranks``: Horovod's)."""
+    ranks = changes.pop("ranks", 1)
+    job = changes.get("job", "abc1234567")
+    segment = f"workspaces/default/experiments/exp/jobs/toy/{job}"
+    return {
+        "protocol": 1,
+        "job": job,
+        "name": "toy",
+        "attempt": 1,
+        "framework": "horovod" if ranks > 1 else "custom",
+        "nodeCount": 1,
+        "processCount": ranks,
+        "ranks": ranks,
+        "command": "true",
+        "preparation": None,
+        "parameters": {},
+        "inputs": [],
+        "environmentVariables": [],
+        "secretNames": [],
+        "inputDirectories": [],
+        "outputDirectories": [],
+        "volumes": [{"scope": "cluster", "path": "share", "source": str(share), "share": share.as_uri()}],
+        "controlMount": "share",
+        "logCopyPrefix": None,
+        "maxWallClockSeconds": None,
+        "lossSeconds": 60.0,
+        "python": None,
+        "environment": None,
+        "gpusPerNode": 0,
+        "coresPerNode": 2,
+        "address": "127.0.0.1",
+        "networkInterface": "lo",
+        "metrics": [],
+        "model": None,
+        "code": [],
+        "runId": "0" * 32,
+        "segment": segment,
+        "folder": segment,
+        **changes,
+    }
