@@ -35,6 +35,7 @@ faults: $(VENV)/.setup-dev ## The tests of failures, cancellation and killed pro
 
 bench: $(VENV)/.setup-dev ## All benchmarks: ratios measured side by side (minutes).
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/ssh_connect.py
 
 format: $(VENV)/.setup-dev ## Format the code.
 	$(BIN)/ruff format $(SOURCES)

@@ -1,4 +1,4 @@
-"""The benchmark still runs: one short round, every figure printed. Its numbers are for people, never for a test."""
+"""The benchmarks still run: one short round, every figure printed. Their numbers are for people, never for a test."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sshd import missing
 
 ROOT = Path(__file__).parents[1]
 FIGURES = (
@@ -35,3 +36,16 @@ def test_overhead(world: Any) -> None:
     shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     for line in result.stdout.splitlines()[2:]:
         assert line.partition(": ")[0].split(" takes ")[0] in shown, line
+
+
+def test_ssh_connect(world: Any) -> None:
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    script = str(ROOT / "benchmarks" / "ssh_connect.py")
+    result = world.call([sys.executable, script, "--pairs", "1", "--connections", "4", "--commands", "3"], timeout=60)
+    assert result.returncode == 0, result.stderr
+    shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    figures = [line.rpartition(": ")[0] for line in result.stdout.splitlines()[2:]]
+    assert len(figures) == 6
+    assert all(figure in shown for figure in figures), figures

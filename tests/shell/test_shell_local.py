@@ -1,0 +1,47 @@
+"""Commands on this machine: one result type, no shell, and what can go wrong; the room costs nothing to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from waiting import wait_for
+
+from mlflow_batchai import shell
+from mlflow_batchai.errors import ClusterError
+
+
+def test_words_reach_the_command_as_they_are():
+    words = ["a b", "'", '"', "$HOME", "x\ny", ";", "", "é"]
+    code = "import sys; print(sys.argv[1:]); print('no', file=sys.stderr); sys.exit(3)"
+    result = shell.run([sys.executable, "-c", code, *words])
+    assert result == (3, f"{words}\n", "no\n")
+
+
+def test_the_environment_can_be_given_whole():
+    assert shell.run(["/usr/bin/env"], {"ONLY": "this"}).out == "ONLY=this\n"
+
+
+def test_a_command_that_is_not_there():
+    with pytest.raises(ClusterError, match=r"^no-such-command can't be started: No such file or directory$"):
+        shell.run(["no-such-command"])
+
+
+def test_a_command_that_takes_too_long():
+    with pytest.raises(ClusterError, match=r"^sleep took longer than 0 s$"):
+        shell.run(["sleep", "5"], timeout=0.1)
+
+
+def test_a_spawned_command_gets_its_secrets_on_standard_input(tmp_path):
+    log = tmp_path / "logs" / "log"
+    shell.spawn(["sh", "-c", 'read word; echo "$word"; ps -o sid= -p $$'], {"PATH": "/usr/bin:/bin"}, log, b"secret\n")
+    lines = wait_for(lambda: len(found := log.read_text().split()) == 2 and found)
+    assert lines[0] == "secret"
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("module", ["mlflow_batchai.shell", "mlflow_batchai.shell.ssh", "mlflow_batchai.shell.targets"])
+def test_importing_brings_no_paramiko(module):
+    code = f"import {module}, sys; sys.exit(bool({{'paramiko', 'cryptography'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

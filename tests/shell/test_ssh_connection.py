@@ -1,0 +1,788 @@
+"""Commands, files and streams over SSH to real servers, and one clear sentence for each way in which that fails."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import psutil
+import pytest
+from sshd import SshNode, SshNodes, make_key, ssh_nodes
+from waiting import wait_for
+
+from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.shell import links
+from mlflow_batchai.shell.ssh import Connection, ConnectionLostError, HostKeyError, LoginError, open_all
+from mlflow_batchai.shell.targets import resolve
+
+SECRET = "tr0ub4dor&3"
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    with ssh_nodes(tmp_path_factory.mktemp("ssh")) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A user without keys, agent or config of his own; at the end no jump host is left open."""
+    folder = tmp_path / "home"
+    (folder / ".ssh").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(folder))
+    for name in ("SSH_AUTH_SOCK", "BATCHAI_SSH_PASSWORD", "BATCHAI_SSH_PASSPHRASE"):
+        monkeypatch.delenv(name, raising=False)
+    yield folder
+    assert not links._SHARED
+
+
+@pytest.fixture
+def reach(nodes):
+    """Makes connections to nodes; they are closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(node: SshNode | str, **arguments) -> Connection:
+            given = {
+                "port": nodes.port,
+                "key_file": nodes.key_file,
+                "known_hosts": nodes.known_hosts,
+                "timeout": 5.0,
+                **arguments,
+            }
+            address = node if isinstance(node, str) else node.address
+            return stack.enter_context(Connection(resolve(address, **given)))
+
+        yield make
+
+
+@pytest.fixture
+def special(nodes, tmp_path):
+    """Starts one more server, with settings of its own."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**settings) -> SshNode:
+            node = SshNode(
+                tmp_path / "special", "127.0.0.15", nodes.port, nodes.key_file, tmp_path / "special_known", **settings
+            )
+            stack.callback(node.stop)
+            return node
+
+        yield start
+
+
+@pytest.fixture
+def agent(tmp_path, monkeypatch):
+    """A running ssh-agent; adds keys to it."""
+    path = tmp_path / "agent.sock"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
+    try:
+        wait_for(path.exists)
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+        yield lambda *keys: subprocess.run(["ssh-add", "-q", *map(str, keys)], check=True, stdin=subprocess.DEVNULL)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture
+def listener():
+    """A server that isn't sshd, at 127.0.0.1."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def problem(connection: Connection, kind: type[ClusterError] = ClusterError) -> str:
+    """The sentence with which opening fails."""
+    with pytest.raises(ClusterError) as caught:
+        connection.open()
+    assert type(caught.value) is kind
+    assert not connection.alive
+    text = str(caught.value)
+    assert text.startswith(f"node {connection.target.name} ({connection.target.address})") and "\n" not in text
+    return text
+
+
+# What works
+
+
+WORDS = ["a b", "'", '"', "$HOME", "`id`", "x\ny", "a;b", "", "é→", "*", "\\", "-n", "~", "#"]
+
+
+def test_words_reach_the_command_as_they_are(nodes, reach):
+    result = reach(nodes[0]).run(["/usr/bin/python3", "-c", "import sys; print(ascii(sys.argv[1:]))", *WORDS])
+    assert (result.code, result.out) == (0, f"{WORDS!a}\n")
+
+
+def test_how_a_command_ended(nodes, reach):
+    connection = reach(nodes[0])
+    assert connection.run(["sh", "-c", "echo out; echo err >&2; exit 3"]) == (3, "out\n", "err\n")
+    assert connection.run(["no-such-command"]).code == 127
+    assert connection.run(["sh", "-c", "kill -9 $$"]).code == -1
+    assert connection.run(["printf", r"\377"]).out == "\\xff"
+    assert connection.run(["pwd"]).out == f"{nodes[0].home}\n"
+    assert connection.run(["tty"]).out == "not a tty\n"
+
+
+def test_much_input_and_output(nodes, reach):
+    data = os.urandom(10_000_000)
+    result = reach(nodes[0]).run(["sh", "-c", "tee /dev/stderr | base64 -w0; echo done >&2"], data)
+    assert base64.b64decode(result.out) == data
+    assert result.err.endswith("done\n")
+
+
+def test_input_that_nobody_reads(nodes, reach):
+    assert reach(nodes[0]).run(["true"], b"x" * 10_000_000).code == 0
+
+
+def test_a_secret_on_standard_input_is_in_no_argv(nodes, reach):
+    connection = reach(nodes[0], password=SECRET)
+    seen = []
+
+    def look():
+        wait_for(lambda: (nodes[0].home / "waiting").exists())
+        seen.append(Path(f"/proc/{os.getpid()}/cmdline").read_bytes())
+        seen.extend(path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
+        (nodes[0].home / "go").touch()
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    result = connection.run(
+        ["sh", "-c", "read w; touch waiting; while ! [ -e go ]; do sleep .01; done; echo $w"], f"{SECRET}\n".encode()
+    )
+    looker.join()
+    assert result.out == f"{SECRET}\n"
+    assert len(seen) > 2 and not [line for line in seen if SECRET.encode() in line]
+
+
+def test_a_file_is_put_whole(nodes, reach):
+    connection = reach(nodes[0])
+    data = os.urandom(10_000_000)
+    connection.put("new folder/ä/file", data)
+    connection.put("new folder/ä/file", data[:-1])
+    file = nodes[0].home / "new folder" / "ä" / "file"
+    assert file.read_bytes() == data[:-1]
+    assert [oct(path.stat().st_mode & 0o777) for path in (file, file.parent, file.parent.parent)] == ["0o600", "0o700", "0o700"]
+    assert [path.name for path in file.parent.iterdir()] == ["file"]
+    connection.put(str(nodes[0].home / "script"), b"", 0o755)
+    assert (nodes[0].home / "script").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_stream_answers_line_by_line(nodes, reach):
+    script = 'echo ready; while read line; do echo "<$line>"; done'
+    with reach(nodes[0]).stream(["sh", "-c", script]) as stream:
+        assert stream.read_line(5) == b"ready"
+        assert [stream.ask(line, 5) for line in (b"one", b"two three\n", b"")] == [b"<one>", b"<two three>", b"<>"]
+
+
+def test_much_on_standard_error_blocks_no_stream(nodes, reach):
+    script = "head -c 5000000 /dev/zero | tr '\\0' x | fold >&2; echo >&2; echo here; read line; echo the reason >&2; exit 4"
+    with reach(nodes[0]).stream(["sh", "-c", script]) as stream:
+        assert stream.read_line(20) == b"here"
+        with pytest.raises(ConnectionLostError, match=r"^node 127.0.0.11 .*: sh has ended with exit code 4: the reason$"):
+            stream.ask(b"go", 5)
+        with pytest.raises(ConnectionLostError, match="exit code 4"):
+            stream.ask(b"go", 5)
+
+
+def test_standard_error_is_read_after_a_late_answer_too(nodes, reach):
+    script = "echo 1; read line; head -c 5000000 /dev/zero >&2; echo 2"
+    with reach(nodes[0]).stream(["sh", "-c", script]) as stream:
+        assert stream.read_line(5) == b"1"
+        with pytest.raises(ClusterError, match=r"did not answer within 0.05 s"):
+            stream.read_line(0.05)
+        assert stream.ask(b"go", 20) == b"2"
+
+
+def test_an_answer_that_comes_late(nodes, reach):
+    connection = reach(nodes[0])
+    with connection.stream(["sh", "-c", "read line; sleep 1; echo late; read line"]) as stream:
+        with pytest.raises(ClusterError, match=r"^node .*: sh did not answer within 0.1 s; check that the machine"):
+            stream.read_line(0.1)
+        with pytest.raises(ClusterError, match=r"did not answer within 0.1 s"):
+            stream.ask(b"x", 0.1)
+        # Else the late answer would be taken for the next one's.
+        with pytest.raises(ConnectionLostError):
+            stream.ask(b"y", 5)
+    assert connection.alive
+
+
+def test_a_command_that_takes_too_long(nodes, reach):
+    connection = reach(nodes[0])
+    begun = time.monotonic()
+    with pytest.raises(ClusterError, match=r"^node .*: sleep took longer than 0.3 s; check"):
+        connection.run(["sleep", "2"], timeout=0.3)
+    assert time.monotonic() - begun < 1.5
+    assert connection.alive
+
+
+def test_many_threads_share_a_connection(nodes, reach):
+    # What tests before this one left there would be counted.
+    nodes[0].drop()
+    connection = reach(nodes[0])
+    results = {}
+
+    def work(number: int) -> None:
+        results[number] = connection.run(["echo", str(number)]).out
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {number: f"{number}\n" for number in range(20)}
+    assert len(nodes[0].sessions()) == 1
+
+
+def test_commands_that_end_at_once_break_no_connection(nodes, reach):
+    # What is sent behind a channel's end makes sshd hang up (seen with busy cores and twenty threads).
+    connection = reach(nodes[0])
+    connection.open()
+    problems = []
+
+    def work() -> None:
+        # More in all than MaxSessions: each is given back.
+        for _ in range(6):
+            try:
+                assert connection.run(["no-such-command"], b"x" * 100_000).code == 127
+            except ClusterError as error:
+                problems.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert "nonexistent channel" not in nodes[0].log.read_text()
+
+
+def test_the_connection_is_kept_awake_and_fast(nodes, reach):
+    connection = reach(nodes[0], jump=f"127.0.0.12:{nodes.port}")
+    connection.open()
+    plain = reach(nodes[2])
+    plain.open()
+    for link in (plain._link, *(shared.link.result() for shared in links._SHARED.values())):
+        assert link and link.transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert link.transport.packetizer._Packetizer__keepalive_interval == 15
+
+
+def test_a_dropped_connection_is_replaced_before_anything_is_sent(nodes, reach):
+    connection = reach(nodes[0])
+    with connection.stream(["cat"]) as stream:
+        assert stream.ask(b"x", 5) == b"x"
+        nodes[0].drop()
+        with pytest.raises(ConnectionLostError, match=r"^node .*: the connection was lost while cat ran; check that"):
+            stream.ask(b"y", 5)
+    assert connection.run(["echo", "back"]).out == "back\n"
+    nodes[0].drop()
+    connection.put("again", b"x")
+    assert (nodes[0].home / "again").read_bytes() == b"x"
+    nodes[0].drop()
+    with connection.stream(["cat"]) as stream:
+        assert stream.ask(b"z", 5) == b"z"
+
+
+def test_a_command_whose_connection_drops_is_not_sent_again(nodes, reach):
+    connection = reach(nodes[0])
+    marks = nodes[0].home / "marks"
+
+    def drop():
+        wait_for(marks.exists)
+        nodes[0].drop()
+
+    dropper = threading.Thread(target=drop)
+    dropper.start()
+    with pytest.raises(
+        ConnectionLostError, match=r"the connection was lost while sh ran; check that the machine is up, then try again$"
+    ):
+        connection.run(["sh", "-c", "echo x >> marks; sleep 1; echo y >> marks"])
+    dropper.join()
+    # What ran goes on, once.
+    wait_for(lambda: marks.read_text() == "x\ny\n")
+    assert connection.run(["cat", "marks"]).out == "x\ny\n"
+
+
+def test_a_node_that_goes_away_and_comes_back(nodes, reach):
+    connection = reach(nodes[3])
+    connection.open()
+    nodes[3].stop()
+    try:
+        with pytest.raises(ClusterError, match=r"^node 127.0.0.14 .* refused the connection; check that sshd runs there"):
+            connection.run(["true"])
+    finally:
+        nodes[3].start()
+    assert connection.run(["echo", "back"]).out == "back\n"
+
+
+def test_several_open_at_once_each_with_its_own_answer(nodes, reach):
+    refused = reach("127.0.0.16", timeout=2.0)
+    unknown = reach(nodes[1], known_hosts="/dev/null")
+    fine = [reach(f"{node.user}@{node.address}") for node in nodes]
+    answers = open_all([refused, unknown, *fine])
+    assert [answers[connection.target.name] for connection in fine] == [None] * 4
+    assert "refused the connection" in str(answers["127.0.0.16"])
+    assert isinstance(answers["127.0.0.12"], HostKeyError)
+    assert open_all([]) == {}
+
+
+# Ways to a node
+
+
+def test_a_chain_of_jump_hosts_is_shared(nodes, reach):
+    nodes[0].drop()
+    nodes[1].drop()
+    chain = f"127.0.0.11:{nodes.port},127.0.0.12:{nodes.port}"
+    connections = [reach(f"{nodes.user}@{node.address}", jump=chain) for node in (nodes[2], nodes[3])]
+    connections.append(reach(nodes[2], jump=chain))
+    assert set(open_all(connections).values()) == {None}
+    assert len(nodes[0].sessions()) == len(nodes[1].sessions()) == 1
+    assert connections[0].run(["sh", "-c", "echo $SSH_CONNECTION"]).out.split()[2] == "127.0.0.13"
+    connections[0].close()
+    assert connections[1].run(["true"]).code == 0
+
+
+def test_a_jump_host_that_drops_is_replaced(nodes, reach):
+    connections = [reach(node, jump=f"127.0.0.11:{nodes.port}") for node in (nodes[1], nodes[2])]
+    assert set(open_all(connections).values()) == {None}
+    nodes[0].drop()
+    wait_for(lambda: not any(connection.alive for connection in connections))
+    assert [connection.run(["echo", "back"]).out for connection in connections] == ["back\n"] * 2
+    assert len(nodes[0].sessions()) == 1
+
+
+def test_a_jump_host_that_fails_is_named_beside_the_node(nodes, reach):
+    text = problem(reach(nodes[1], jump=f"127.0.0.16:{nodes.port}"))
+    assert (
+        f"can't be reached: jump host 127.0.0.16:{nodes.port} ({nodes.user}@127.0.0.16:{nodes.port}) refused the connection"
+        in text
+    )
+    text = problem(reach("127.0.0.16", jump=f"127.0.0.11:{nodes.port}"))
+    assert f"can't be reached from jump host 127.0.0.11:{nodes.port}" in text and text.endswith(f"has port {nodes.port} open")
+    answers = open_all(reach(f"{name}@127.0.0.12", jump=f"127.0.0.16:{nodes.port}") for name in ("a", "b", "c"))
+    assert [text for text in map(str, answers.values()) if "jump host 127.0.0.16" not in text] == [] and len(answers) == 3
+
+
+def test_an_unknown_jump_host(nodes, reach, tmp_path):
+    known = tmp_path / "known"
+    known.write_text("".join(line for line in nodes.known_hosts.read_text().splitlines(True) if "127.0.0.12" in line))
+    text = problem(reach(nodes[1], jump=f"127.0.0.11:{nodes.port}", known_hosts=known), HostKeyError)
+    assert text.endswith(f"ssh-keyscan -p {nodes.port} 127.0.0.11 >> {known}")
+
+
+def test_an_unknown_node_behind_a_jump_host_is_scanned_from_there(nodes, reach, tmp_path):
+    known = tmp_path / "known"
+    known.write_text("".join(line for line in nodes.known_hosts.read_text().splitlines(True) if "127.0.0.11" in line))
+    text = problem(reach(nodes[1], jump=f"127.0.0.11:{nodes.port}", known_hosts=known), HostKeyError)
+    assert text.endswith(f"ssh -p {nodes.port} {nodes.user}@127.0.0.11 ssh-keyscan -p {nodes.port} 127.0.0.12 >> {known}")
+
+
+def test_a_jump_host_that_forwards_nothing(nodes, reach, special):
+    node = special(options={"AllowTcpForwarding": "no"})
+    nodes_known = nodes.known_hosts.read_text() + node.known_hosts.read_text()
+    node.known_hosts.write_text(nodes_known)
+    text = problem(reach(nodes[1], jump=f"127.0.0.15:{nodes.port}", known_hosts=node.known_hosts))
+    assert text.endswith("it doesn't forward connections; set AllowTcpForwarding yes in its sshd_config")
+
+
+def test_a_proxy_command(nodes, reach, home):
+    way = shlex.join(
+        ["ssh", "-F", "none", "-i", str(nodes.key_file), "-o", f"UserKnownHostsFile={nodes.known_hosts}", "-p", str(nodes.port)]
+    )
+    (home / ".ssh" / "config").write_text(
+        f"Host gpu\n HostName 127.0.0.12\n Port {nodes.port}\n ProxyCommand {way} -W %h:%p {nodes.user}@127.0.0.11 2>/dev/null\n"
+        "Host bad\n HostName 127.0.0.12\n ProxyCommand echo no way out >&2\n"
+        "Host mute\n HostName 127.0.0.12\n ProxyCommand sleep 3\n"
+    )
+    connection = reach("gpu", port=None)
+    assert connection.run(["sh", "-c", "echo $SSH_CONNECTION"]).out.split()[2] == "127.0.0.12"
+    connection.close()
+    text = problem(reach("bad", port=None))
+    assert text.endswith("through its ProxyCommand (no way out); try that command by hand: echo no way out >&2")
+    assert "try that command by hand: sleep 3" in problem(reach("mute", port=None, timeout=0.5))
+    assert not psutil.Process().children() or all("sleep" not in child.name() for child in psutil.Process().children())
+
+
+def test_an_ipv6_address(nodes, reach, tmp_path):
+    try:
+        with socket.create_server(("::1", nodes.port), family=socket.AF_INET6):
+            pass
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    node = SshNode(tmp_path / "six", "::1", nodes.port, nodes.key_file, tmp_path / "known")
+    try:
+        for address in ("::1", f"{nodes.user}@[::1]:{nodes.port}"):
+            assert reach(address, known_hosts=node.known_hosts).run(["pwd"]).out == f"{node.home}\n"
+        line = problem(reach("::1", known_hosts=tmp_path / "new"), HostKeyError).partition("add it: ")[2]
+        subprocess.run(["sh", "-c", line], check=True, stderr=subprocess.DEVNULL)
+        reach("::1", known_hosts=tmp_path / "new").open()
+    finally:
+        node.stop()
+
+
+def test_the_users_own_config_leads_there(nodes, reach, home):
+    (home / ".ssh" / "config").write_text(
+        f"Host gpu0 gpu1\n Port {nodes.port}\n IdentityFile {nodes.key_file}\n UserKnownHostsFile {nodes.known_hosts}\n"
+        "Host gpu0\n HostName 127.0.0.11\nHost gpu1\n HostName 127.0.0.12\n ProxyJump gpu0\n"
+    )
+    connection = reach("gpu1", port=None, key_file=None, known_hosts=None)
+    assert connection.run(["pwd"]).out == f"{nodes[1].home}\n"
+
+
+# Nobody there
+
+
+@contextlib.contextmanager
+def swallowing():
+    """A port that swallows packets, as a firewall does: the queue of connections that nobody accepts is full."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):
+            full = stack.enter_context(socket.socket())
+            full.setblocking(False)
+            full.connect_ex(server.getsockname())
+        time.sleep(0.1)
+        yield server.getsockname()[1]
+
+
+def test_a_name_that_can_not_be_resolved(nodes, reach):
+    text = problem(reach("no-such-host.invalid"))
+    assert "the name no-such-host.invalid can't be resolved; correct it" in text
+
+
+def test_a_refused_connection(nodes, reach):
+    assert problem(reach("127.0.0.16")).endswith(
+        f"refused the connection; check that sshd runs there and listens on port {nodes.port}"
+    )
+
+
+def test_nothing_answers(reach):
+    with swallowing() as port:
+        begun = time.monotonic()
+        text = problem(reach("127.0.0.1", port=port, timeout=0.7))
+        assert time.monotonic() - begun < 2
+        assert "did not answer within 0.7 s; check that the machine is up and port" in text and text.endswith("is open")
+
+
+def test_a_node_behind_a_jump_host_does_not_answer(nodes, reach):
+    jump = f"127.0.0.11:{nodes.port}"
+    neighbour = reach(nodes[1], jump=jump, timeout=0.7)
+    neighbour.open()
+    with swallowing() as port:
+        begun = time.monotonic()
+        text = problem(reach("127.0.0.1", port=port, jump=jump, timeout=0.7))
+        assert time.monotonic() - begun < 2
+    assert f"can't be reached from jump host {jump}" in text and "no answer within 0.7 s" in text
+    # The others that go through it don't suffer.
+    assert neighbour.alive and neighbour.run(["echo", "fine"]).out == "fine\n"
+
+
+def test_a_server_that_accepts_and_says_nothing(listener, reach):
+    begun = time.monotonic()
+    text = problem(reach("127.0.0.1", port=listener.getsockname()[1], timeout=0.7))
+    assert time.monotonic() - begun < 2
+    assert "takes connections but did not answer as an SSH server within 0.7 s" in text
+
+
+def test_a_node_that_hangs(nodes, reach):
+    connection = reach(nodes[3], timeout=0.5)
+    connection.open()
+    nodes[3].freeze()
+    begun = time.monotonic()
+    try:
+        with pytest.raises(ClusterError, match=r"takes connections but did not answer as an SSH server within 0.5 s"):
+            connection.run(["true"])
+    finally:
+        nodes[3].thaw()
+    assert time.monotonic() - begun < 4
+    assert connection.run(["echo", "back"]).out == "back\n"
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_a_server_that_hangs_up(listener, reach, said):
+    def serve():
+        client, _ = listener.accept()
+        with client:
+            client.sendall(said)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    text = problem(reach("127.0.0.1", port=listener.getsockname()[1]))
+    server.join()
+    assert "closed the connection before the login" in text and "check that port" in text
+
+
+def test_nothing_in_common(reach, special, nodes):
+    node = special(options={"Ciphers": "chacha20-poly1305@openssh.com"})
+    text = problem(reach(node, known_hosts=node.known_hosts))
+    assert "can't be talked to: " in text and text.endswith("not older than 7.2")
+
+
+# Host keys
+
+
+def test_an_unknown_host_key(nodes, reach, tmp_path):
+    known = tmp_path / "it's new" / "known_hosts"
+    text = problem(reach(nodes[0], known_hosts=known), HostKeyError)
+    shown = subprocess.run(["ssh-keygen", "-lf", nodes[0].host_keys["ed25519"]], capture_output=True, text=True).stdout.split()[
+        1
+    ]
+    assert f"its host key ED25519 {shown} is not known; after comparing the fingerprint" in text
+    # The very line that it tells helps.
+    line = text.partition("add it: ")[2]
+    assert f"ssh-keyscan -p {nodes.port} 127.0.0.11 >> " in line
+    subprocess.run(["sh", "-c", line], check=True, stderr=subprocess.DEVNULL)
+    reach(nodes[0], known_hosts=known).open()
+
+
+def test_a_changed_host_key(nodes, reach, tmp_path):
+    known = tmp_path / "known hosts"
+    other = Path(f"{make_key(tmp_path / 'other')}.pub").read_text().split()[1]
+    known.write_text(f"# old\n[127.0.0.11]:{nodes.port} ssh-ed25519 {other}\n")
+    text = problem(reach(nodes[0], known_hosts=known), HostKeyError)
+    prints = re.findall(r"SHA256:\S+", text)
+    assert f"its host key has changed: {known}, line 2, holds ED25519 SHA256:" in text
+    assert len(set(prints)) == 2
+    forget = text.partition("forget the old key: ")[2].partition(" and, after")[0]
+    assert forget == f"ssh-keygen -R '[127.0.0.11]:{nodes.port}' -f '{known}'"
+    learn = text.partition("add the new one: ")[2].partition(" (if it was not")[0]
+    subprocess.run(["sh", "-c", f"{forget} && {learn}"], check=True, capture_output=True)
+    reach(nodes[0], known_hosts=known).open()
+
+
+def test_a_revoked_host_key(nodes, reach, tmp_path):
+    line = next(line for line in nodes.known_hosts.read_text().splitlines() if "127.0.0.11" in line)
+    known = tmp_path / "known"
+    known.write_text(f"{line}\n@revoked {line}\n")
+    assert f"is revoked in {known}, line 2" in problem(reach(nodes[0], known_hosts=known), HostKeyError)
+
+
+def test_one_known_type_of_key_is_enough(reach, special, tmp_path):
+    node = special(kinds=("ed25519", "ecdsa", "rsa"))
+    for kind, key in node.host_keys.items():
+        name, blob = Path(f"{key}.pub").read_text().split()[:2]
+        known = tmp_path / kind
+        known.write_text(f"[127.0.0.15]:{node.port} {name} {blob}\n")
+        reach(node, known_hosts=known).open()
+        subprocess.run(["ssh-keygen", "-H", "-f", str(known)], check=True, capture_output=True)
+        assert "127.0.0.15" not in known.read_text()
+        reach(node, known_hosts=known).open()
+
+
+def test_another_type_of_key_is_known(reach, special, nodes, tmp_path):
+    node = special()
+    known = tmp_path / "known"
+    known.write_text(f"[127.0.0.15]:{node.port} ssh-rsa AAAA\n")
+    assert f"is not known (another type of key of it stands in {known}, line 1)" in problem(
+        reach(node, known_hosts=known), HostKeyError
+    )
+
+
+def test_an_alias_and_the_name_without_a_port(nodes, reach, home, tmp_path):
+    kind, blob = Path(f"{nodes[0].host_keys['ed25519']}.pub").read_text().split()[:2]
+    known = tmp_path / "known"
+    known.write_text(f"the-gpu {kind} {blob}\n127.0.0.11 {kind} {blob}\n")
+    reach(nodes[0], known_hosts=known).open()
+    (home / ".ssh" / "config").write_text(
+        "Host gpu\n HostName 127.0.0.11\n HostKeyAlias the-gpu\nHost new\n HostName 127.0.0.11\n HostKeyAlias x\n"
+    )
+    reach("gpu", known_hosts=known).open()
+    line = problem(reach("new", known_hosts=known), HostKeyError).partition("add it: ")[2]
+    subprocess.run(["sh", "-c", line], check=True, stderr=subprocess.DEVNULL)
+    reach("new", known_hosts=known).open()
+
+
+def test_known_hosts_that_can_not_be_read(nodes, reach, tmp_path):
+    text = problem(reach(nodes[0], known_hosts=tmp_path), HostKeyError)
+    assert text.endswith(
+        f": the file of known host keys {tmp_path} can't be read: Is a directory; make it readable, or name another"
+    )
+
+
+# Logging in
+
+
+def test_a_wrong_key(nodes, reach, tmp_path):
+    key = make_key(tmp_path / "my key")
+    text = problem(reach(nodes[0], key_file=key), LoginError)
+    assert f"refused the login (tried the key file {key}, no key of an agent); " in text
+    assert text.endswith(f"let a key in: ssh-copy-id -i '{key}' -p {nodes.port} {nodes.user}@127.0.0.11")
+
+
+def test_a_wrong_user(nodes, reach):
+    assert "(nobody-here@127.0.0.11" in problem(reach(nodes[0], user="nobody-here"), LoginError)
+
+
+def test_a_password_where_none_is_taken(nodes, reach):
+    text = problem(reach(nodes[0], key_file=None, password=SECRET), LoginError)
+    assert "(tried no key of an agent, the password; it takes publickey)" in text and SECRET not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "problems"),
+    [
+        ("absent", "can't be read: No such file or directory; correct the path"),
+        ("folder", "can't be read: Is a directory"),
+        ("junk", "holds no private key that can be used"),
+        ("key.pub", "is the public half; name the private one, {folder}/key"),
+    ],
+)
+def test_a_key_file_that_is_none(nodes, reach, tmp_path, name, problems):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "junk").write_text("hello")
+    make_key(tmp_path / "key")
+    text = problem(reach(nodes[0], key_file=tmp_path / name), LoginError)
+    assert f"the key file {tmp_path / name} {problems.format(folder=tmp_path)}" in text
+
+
+def test_no_key_at_all(nodes, reach):
+    assert "there is no key to log in with" in problem(reach(nodes[0], key_file=None), LoginError)
+
+
+@pytest.fixture
+def locked(nodes, tmp_path):
+    """A key with a passphrase that the first node lets in."""
+    key = make_key(tmp_path / "locked", passphrase=SECRET)
+    with nodes[0].authorized_keys.open("a") as file:
+        file.write(Path(f"{key}.pub").read_text())
+    return key
+
+
+def test_a_key_with_a_passphrase(nodes, reach, locked, monkeypatch):
+    text = problem(reach(nodes[0], key_file=locked), LoginError)
+    assert (
+        f"the key file {locked} has a passphrase; hand it to your agent: ssh-add {locked}, or set BATCHAI_SSH_PASSPHRASE"
+        in text
+    )
+    monkeypatch.setenv("BATCHAI_SSH_PASSPHRASE", "wrong" + SECRET)
+    text = problem(reach(nodes[0], key_file=locked), LoginError)
+    assert (
+        f"the passphrase in BATCHAI_SSH_PASSPHRASE doesn't open the key file {locked}; correct it" in text
+        and SECRET not in text
+    )
+    monkeypatch.setenv("BATCHAI_SSH_PASSPHRASE", SECRET)
+    reach(nodes[0], key_file=locked).open()
+
+
+def test_the_agent_has_the_key(nodes, reach, agent, tmp_path):
+    stranger = make_key(tmp_path / "stranger")
+    agent(nodes.key_file, stranger)
+    reach(nodes[0], key_file=None).open()
+    text = problem(reach(nodes[0], user="nobody-here", key_file=stranger), LoginError)
+    assert f"(tried the key file {stranger}, 1 of the agent's keys);" in text
+
+
+def test_the_agent_opens_a_key_with_a_passphrase(nodes, reach, agent, locked, home, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copy(locked, copy)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", SECRET, "-N", "", "-f", str(copy)], check=True, stdout=subprocess.DEVNULL)
+    agent(make_key(tmp_path / "other"), copy)
+    reach(nodes[0], key_file=locked).open()
+    (home / ".ssh" / "config").write_text(f"IdentitiesOnly yes\nIdentityFile {locked}\n")
+    reach(nodes[0], key_file=None).open()
+    (home / ".ssh" / "config").write_text(f"IdentitiesOnly yes\nIdentityFile {tmp_path}/other.pub\n")
+    assert "1 of the agent's keys" in problem(reach(nodes[0], key_file=None), LoginError)
+
+
+def test_a_password(nodes, reach, special, tmp_path, monkeypatch):
+    if os.getuid() or not shutil.which("unshare") or not shutil.which("openssl"):
+        pytest.skip("needs root, unshare and openssl")
+    hashed = subprocess.run(
+        ["openssl", "passwd", "-6", "-stdin"], input=SECRET, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    shadow = tmp_path / "shadow"
+    lines = Path("/etc/shadow").read_text().splitlines()
+    shadow.write_text(
+        "\n".join(f"root:{hashed}:20000:0:99999:7:::" if line.startswith("root:") else line for line in lines) + "\n"
+    )
+    node = special(
+        options={"PasswordAuthentication": "yes", "PermitRootLogin": "yes"},
+        # The server sees a root with that password; the machine doesn't.
+        prefix=["unshare", "--mount", "sh", "-c", f'mount --bind {shlex.quote(str(shadow))} /etc/shadow && exec "$@"', "_"],
+    )
+    reach(node, known_hosts=node.known_hosts, key_file=None, password=SECRET).open()
+    monkeypatch.setenv("BATCHAI_SSH_PASSWORD", SECRET)
+    reach(node, known_hosts=node.known_hosts, key_file=None).open()
+    monkeypatch.setenv("BATCHAI_SSH_PASSWORD", "wrong" + SECRET)
+    connection = reach(node, known_hosts=node.known_hosts, key_file=None)
+    text = problem(connection, LoginError)
+    assert "(tried no key of an agent, the password); " in text
+    try:
+        connection.open()
+    except LoginError as error:
+        assert SECRET not in "".join(traceback.format_exception(error)) and SECRET not in repr(connection.target)
+
+
+# Limits on the node
+
+
+def test_no_more_sessions(reach, special):
+    node = special(options={"MaxSessions": "1"})
+    connection = reach(node, known_hosts=node.known_hosts)
+    with connection.stream(["cat"]) as stream:
+        stream.ask(b"x", 5)
+        with pytest.raises(
+            ClusterError, match=r"refused one more session on this connection .*; raise MaxSessions in its sshd_config"
+        ):
+            connection.run(["true"])
+
+
+def test_no_sftp(reach, special):
+    node = special(options={"Subsystem": None})
+    with pytest.raises(
+        ClusterError, match=r"^node 127.0.0.15 .* takes no files; set Subsystem sftp internal-sftp in its sshd_config$"
+    ):
+        reach(node, known_hosts=node.known_hosts).put("file", b"x")
+
+
+def test_a_file_where_a_folder_should_be(nodes, reach):
+    (nodes[0].home / "plain").touch()
+    with pytest.raises(
+        ClusterError, match=r"^node 127.0.0.11 .*: plain/sub/file can't be written: plain is a file; check that \w+ may"
+    ):
+        reach(nodes[0]).put("plain/sub/file", b"x")
+
+
+def test_a_file_that_the_node_refuses(nodes, reach):
+    with pytest.raises(ClusterError, match=r": /proc/new/file can't be written: .*; check that \w+ may write there$"):
+        reach(nodes[0]).put("/proc/new/file", b"x")
+
+
+def test_a_full_disk(nodes, reach):
+    folder = nodes[0].home / "small"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"can't mount a small disk: {done.stderr}")
+    try:
+        pattern = r"^node 127.0.0.11 .*: small/file can't be written: the disk there is full \(1.0 MB free, 5.0 MB needed\); free some space$"
+        with pytest.raises(ClusterError, match=pattern):
+            reach(nodes[0]).put("small/file", b"x" * 5_000_000)
+        assert list(folder.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_paramiko_says_nothing_by_itself(listener):
+    code = (
+        "from mlflow_batchai.shell import ssh, targets\n"
+        f"try: ssh.Connection(targets.resolve('127.0.0.1', port={listener.getsockname()[1]}, timeout=0.5)).open()\n"
+        "except ssh.ClusterError as error: print(error)"
+    )
+    done = subprocess.run([os.sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "" and done.stdout.count("\n") == 1
+
+
+def test_the_nodes_are_let_alone(nodes):
+    assert isinstance(nodes, SshNodes) and len(nodes) == 4
+    for node in nodes:
+        wait_for(lambda node=node: not node.sessions(), what=f"{node.name} has connections left")
