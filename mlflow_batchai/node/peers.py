@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.layout import NodeLayout, node_id
+from mlflow_batchai.node.network import Interface
 from mlflow_batchai.node.outcome import Failure, Stop
 from mlflow_batchai.node.shipper import Shipper
 
@@ -15,6 +16,8 @@ class Peers:
 
     Attributes:
         announces: node -> announce.json, as far as they are there; our own is put in by who wrote it.
+        network: the interface of every node, by index, once they have been chosen (``meeting``).
+        reached: node -> what it found out of the others' interfaces (node 0 only).
         exits: node -> exit.json of those that have ended (node 0 only).
         done: whether node 0's own ranks have ended well.
     """
@@ -23,6 +26,8 @@ class Peers:
         self.layout = layout
         self.shipper = shipper
         self.announces: Dict[int, Dict[str, Any]] = {}
+        self.network: List[Interface] = []
+        self.reached: Dict[int, Dict[int, List[Optional[str]]]] = {}
         self.exits: Dict[int, Dict[str, Any]] = {}
         self.done = False
         self._node_count: int = layout.plan["nodeCount"]
@@ -40,8 +45,8 @@ class Peers:
         return len(self.announces) == self._node_count
 
     def addresses(self) -> List[str]:
-        """Addresses of the nodes that are taken, by index."""
-        return [self.announces[node]["address"] for node in sorted(self.announces)]
+        """Where the nodes reach each other, by index."""
+        return [interface["address"] for interface in self.network]
 
     def all_ready(self) -> bool:
         """Node 0: whether every other node is set up."""
@@ -71,6 +76,8 @@ class Peers:
         for node, record in self.shipper.received():
             if record["k"] == "ready":
                 self._ready[node] = True
+            elif record["k"] == "reached":
+                self.reached[node] = {int(other): found for other, found in record["findings"].items()}
             elif record["k"] == "done":
                 self.done = True
             elif record["k"] == "failed" and self.layout.node == 0:

@@ -1,0 +1,231 @@
+"""Agents in network stacks of their own agree on addresses at which all reach each other, or say what keeps them apart."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from islands import Islands, unavailable
+from node_world import Cluster, Job, PlanMaker, python38
+from waiting import wait_for
+
+from mlflow_batchai.node import protocol
+
+SAY = 'echo "$HOROVOD_GLOO_IFACE $AZ_BATCH_HOST_LIST $HOROVOD_GLOO_RENDEZVOUS_ADDR $(cut -d" " -f1 "$AZ_BATCHAI_MPI_HOST_FILE" | xargs)"'
+
+apart = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+
+
+@pytest.fixture
+def make_islands(tmp_path: Path) -> Iterator[Callable[[int], Islands]]:
+    made: list[Islands] = []
+
+    def make(count: int) -> Islands:
+        made.append(Islands(tmp_path, count))
+        return made[-1]
+
+    yield make
+    for islands in made:
+        islands.close()
+
+
+@pytest.fixture
+def on(tmp_path: Path, make_plan: PlanMaker, agent_pyz: Path) -> Iterator[Callable[..., Job]]:
+    """Starts a job of so many nodes with its agents on islands; ``training`` stands for the cluster's ``python``."""
+    made: list[Cluster] = []
+
+    def start(islands: Islands, count: int, command: str = SAY, training: str = "", **changes: Any) -> Job:
+        folder = tmp_path / "cluster"
+        folder.mkdir()
+        cluster = Cluster(folder, make_plan, agent_pyz, nodes=count)
+        made.append(cluster)
+        if training:
+            (folder / "bin" / "python").write_text(f'#!/bin/sh\nexec "{training}" "$@"\n')
+        enter = [islands[node].enter for node in range(count)]
+        return cluster.submit(command, nodes=count, enter=enter, **changes)
+
+    yield start
+    for cluster in made:
+        cluster.close()
+
+
+def said(job: Job) -> list[str]:
+    """What each rank said, when the job has succeeded."""
+    verdict = job.wait()
+    assert verdict["executionState"] == "succeeded", job.said()
+    return [job.log(f"stdout-{rank}.txt").strip() for rank in range(job.plan["ranks"])]
+
+
+def reason(job: Job) -> str:
+    """Why all nodes ended the job, which is one cause with our code."""
+    verdict = job.wait()
+    assert [error["code"] for error in verdict["errors"]] == ["NetworkFailed"], job.said()
+    assert job.log("stdout.txt") == ""
+    assert job.processes() == set()
+    return str(verdict["reason"])
+
+
+def test_on_one_machine_nothing_is_tried(cluster: Cluster) -> None:
+    job = cluster.submit(SAY, nodes=2)
+    assert said(job) == ["lo 127.0.0.1,127.0.0.1 127.0.0.1 127.0.0.1 127.0.0.1"] * 2
+    assert job.records("reached") == []
+    assert not (job.share / job.paths.network).exists()
+
+
+def test_a_named_interface_counts_on_one_machine_too(cluster: Cluster) -> None:
+    assert (
+        said(cluster.submit(SAY, nodes=2, networkInterface="lo"))
+        == ["lo 127.0.0.1,127.0.0.1 127.0.0.1 127.0.0.1 127.0.0.1"] * 2
+    )
+    job = cluster.submit("true", networkInterface="ib7")
+    verdict = job.wait()
+    assert verdict["errors"][0]["code"] == "NetworkFailed"
+    assert " has no network interface ib7; it has lo (127.0.0.1)" in verdict["reason"]
+    assert verdict["reason"].endswith("correct networkInterface in the cluster document")
+
+
+@apart
+def test_four_nodes_find_the_network_that_connects_them(make_islands: Callable[[int], Islands], on: Callable[..., Job]) -> None:
+    """An unconnected network comes first, Docker's bridge has the same address everywhere, hostnames are 127.0.1.1."""
+    islands = make_islands(4)
+    islands.connect("mgmt0", [f"192.168.9.{number}/24" for number in range(1, 5)], cut=True)
+    for number in range(4):
+        islands[number].ip("link add name docker0 type bridge")
+        islands[number].ip("address add 172.17.0.1/16 dev docker0")
+        islands[number].ip("link set docker0 up")
+    islands.connect("eth1", [f"10.0.0.{number}/24" for number in range(1, 5)])
+    addresses = "10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4"
+    started = time.monotonic()
+    job = on(islands, 4)
+    assert said(job) == [f"eth1 {addresses} 10.0.0.1 {addresses.replace(',', ' ')}"] * 4
+    assert time.monotonic() - started < 9.0  # what never answers is not waited for to the end
+    announces = [protocol.read_closed(str(job.share / job.paths.announce(node))) for node in range(4)]
+    assert [announce and announce["host"] for announce in announces] == [f"island-{number}" for number in range(4)]
+    assert "network interface: eth1 (10.0.0.3)" in job.log("execution-node-2.log")
+
+
+@apart
+def test_ipv6_only(make_islands: Callable[[int], Islands], on: Callable[..., Job]) -> None:
+    islands = make_islands(2)
+    islands.connect("eth0", ["fd00:5::1/64", "fd00:5::2/64"])
+    job = on(islands, 2, python=python38() or sys.executable)  # the oldest that a node may have
+    assert said(job) == ["eth0 fd00:5::1,fd00:5::2 127.0.0.1 fd00:5::1 fd00:5::2"] * 2
+
+
+@apart
+def test_a_named_interface(make_islands: Callable[[int], Islands], on: Callable[..., Job]) -> None:
+    islands = make_islands(2)
+    islands.connect("eth0", ["10.0.0.1/24", "10.0.0.2/24"])
+    islands.connect("ib0", ["10.1.0.1/24", "10.1.0.2/24"])
+    assert said(on(islands, 2, networkInterface="ib0")) == ["ib0 10.1.0.1,10.1.0.2 10.1.0.1 10.1.0.1 10.1.0.2"] * 2
+
+
+@apart
+def test_a_named_interface_that_is_down_on_one_node(make_islands: Callable[[int], Islands], on: Callable[..., Job]) -> None:
+    islands = make_islands(2)
+    islands.connect("eth0", ["10.0.0.1/24", "10.0.0.2/24"])
+    islands.connect("ib0", ["10.1.0.1/24", "10.1.0.2/24"])
+    islands[1].ip("link set ib0 down")
+    assert reason(on(islands, 2, networkInterface="ib0")) == (
+        "node-1 (island-1) can't use its network interface ib0; it has lo (127.0.0.1), eth0 (10.0.0.2), ib0 (down):"
+        " correct networkInterface in the cluster document"
+    )
+
+
+def to_open(node: int) -> str:
+    return (
+        f"open TCP ports 40000-41000 on node-{node} (island-{node}) to the other nodes, or name another interface"
+        " (networkInterface in the cluster document)"
+    )
+
+
+def set_ports(islands: Islands, count: int) -> None:
+    for node in range(count):
+        islands[node].run("sh", "-c", "echo 40000 41000 > /proc/sys/net/ipv4/ip_local_port_range")
+
+
+@apart
+def test_a_peer_that_drops_silently(make_islands: Callable[[int], Islands], on: Callable[..., Job]) -> None:
+    islands = make_islands(3)
+    islands.connect("eth0", ["10.0.0.1/24", "10.0.0.2/24", "10.0.0.3/24"])
+    # Packets of node-1 to node-2 go to a card that nobody has; so do its answers.
+    islands[1].ip("neigh replace 10.0.0.3 lladdr 02:00:00:00:00:99 dev eth0 nud permanent")
+    set_ports(islands, 3)
+    started = time.monotonic()
+    assert reason(on(islands, 3)) in (
+        f"node-2 (island-2) can't reach node-1 (island-1) at 10.0.0.2 (eth0: no answer): {to_open(1)}",
+        f"node-1 (island-1) can't reach node-2 (island-2) at 10.0.0.3 (eth0: no answer): {to_open(2)}",
+    )
+    assert time.monotonic() - started < 15.0
+
+
+@apart
+@pytest.mark.parametrize("how", ["prohibit", "unreachable"])
+def test_a_peer_that_is_rejected(make_islands: Callable[[int], Islands], on: Callable[..., Job], how: str) -> None:
+    islands = make_islands(2)
+    islands.connect("eth0", ["10.0.0.1/24", "10.0.0.2/24"])
+    islands[1].ip(f"route add {how} 10.0.0.1")
+    set_ports(islands, 2)
+    told = reason(on(islands, 2))
+    assert told.startswith("node-1 (island-1) can't reach node-0 (island-0) at 10.0.0.1 (eth0: ")
+    assert told.endswith(f"): {to_open(0)}")
+
+
+@apart
+def test_networks_without_a_way_between_them(make_islands: Callable[[int], Islands], on: Callable[..., Job]) -> None:
+    islands = make_islands(2)
+    islands.connect("eth0", ["10.0.0.1/24", "10.5.0.2/24"])
+    islands.connect("eth1", ["10.9.0.1/24", "10.9.0.2/24"], cut=True)
+    told = reason(on(islands, 2))
+    tried = {
+        "node-1 (island-1)": "10.5.0.2 (eth0: no route), 10.9.0.2 (eth1: no ",
+        "node-0 (island-0)": "10.0.0.1 (eth0: no route), 10.9.0.1 (eth1: no ",
+    }
+    assert any(f" can't reach {name} at {addresses}" in told for name, addresses in tried.items()), told
+
+
+@apart
+def test_a_cancel_while_addresses_are_tried(make_islands: Callable[[int], Islands], on: Callable[..., Job]) -> None:
+    islands = make_islands(2)
+    islands.connect("eth0", ["10.0.0.1/24", "10.0.0.2/24"], cut=True)
+    job = on(islands, 2)
+    wait_for(lambda: any(record["phase"] == "running" for record in job.records("phase")), what="all nodes are taken")
+    job.cancel("me", "enough")
+    verdict = job.wait()
+    assert (verdict["terminated"], verdict["reason"]) == (True, "terminated by me: enough")
+    assert job.log("stdout.txt") == ""
+
+
+HOROVOD = """
+import horovod.tensorflow as hvd
+import tensorflow as tf
+pair = hvd.ProcessSet([1, 2])
+hvd.init(process_sets=[pair])
+total = hvd.allreduce(tf.constant([hvd.rank() + 1.0]), op=hvd.Sum)
+part = hvd.allreduce(tf.constant([hvd.rank() + 1.0]), op=hvd.Sum, process_set=pair) if hvd.rank() else [0.0]
+print("rank", hvd.rank(), "of", hvd.size(), float(total[0]), float(part[0]))
+"""
+
+
+@apart
+@pytest.mark.training
+@pytest.mark.parametrize("addresses", [["10.0.0.1/24", "10.0.0.2/24"], ["fd00:5::1/64", "fd00:5::2/64"]], ids=["IPv4", "IPv6"])
+def test_horovod_over_the_network_that_was_found(
+    make_islands: Callable[[int], Islands], on: Callable[..., Job], addresses: list[str]
+) -> None:
+    """Its own rendezvous server, its ranks, and a process set, which has connections of its own."""
+    islands = make_islands(2)
+    islands.connect("mgmt0", ["192.168.9.1/24", "192.168.9.2/24"], cut=True)
+    islands.connect("eth1", addresses)
+    job = on(islands, 2, f"{sys.executable} -c '{HOROVOD}'", training=sys.executable, ranks=3)
+    verdict = job.wait(90.0)
+    assert verdict["executionState"] == "succeeded", job.said()
+    assert sorted(job.log("stdout.txt").splitlines()) == [
+        "[0] rank 0 of 3 6.0 0.0",
+        "[1] rank 1 of 3 6.0 5.0",
+        "[2] rank 2 of 3 6.0 5.0",
+    ]
