@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,28 +15,34 @@ from mlflow_batchai.models import logged
 from mlflow_batchai.models.facts import ModelFacts
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.places import output_places
-from mlflow_batchai.shares import Share, open_share
+from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.directory import DirectoryShare
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 
-def upload_logs(client: MlflowClient, job: Job) -> None:
-    """Send the job's log files, as they are now, to the run's artifacts under ``stdouterr``."""
-    _upload(client, job, job.share, job.paths.stdouterr, "stdouterr")
+def upload_logs(client: MlflowClient, job: Job) -> list[str]:
+    """Send the job's log files, as they are now, to the run's artifacts under ``stdouterr``; sentences on what was left out."""
+    return _upload(client, job, job.share, job.paths.stdouterr, "stdouterr")
 
 
-def upload_outputs(client: MlflowClient, job: Job) -> None:
-    """Send every output directory, each place once, to the run's artifacts under ``outputs``."""
+def upload_outputs(client: MlflowClient, job: Job) -> list[str]:
+    """Send every output directory, each place once, to the run's artifacts under ``outputs``.
+
+    Returns:
+        Sentences on what was left out.
+    """
     sent: set[tuple[str, str]] = set()
+    notes: list[str] = []
     for place in output_places(job.plan):
         key = (place["share"], place["path"])
         if key in sent:
             continue
         sent.add(key)
         artifact = "outputs/" + place["suffix"] if place["suffix"] else "outputs"
-        _upload(client, job, open_share(place["share"]), place["path"], artifact)
+        notes += _upload(client, job, job.share_at(place["share"]), place["path"], artifact)
+    return notes
 
 
 def log_model(client: MlflowClient, job: Job, known: Sequence[Record]) -> tuple[str, ...]:
@@ -101,7 +108,10 @@ def _local_file(job: Job, path: str) -> Iterator[Path]:
     """A file that a rank named by its path on the node, as a file here."""
     share, inside = _on_share(job, path)
     if isinstance(share, DirectoryShare):
-        yield share.local(inside)
+        file = share.local(inside)
+        if _is_astray(file, share.root.resolve()):
+            raise ModelError(f"the saved model {path} is not there, or a link out of the share")
+        yield file
         return
     with TemporaryDirectory(prefix="batchai-") as scratch:
         target = Path(scratch) / inside.rpartition("/")[2]
@@ -114,23 +124,46 @@ def _on_share(job: Job, path: str) -> tuple[Share, str]:
         marker = place["path"] + "/"
         _, found, inside = path.partition("/" + marker)
         if found:
-            return open_share(place["share"]), marker + inside
+            return job.share_at(place["share"]), marker + inside
     raise ShareError(f"the saved model {path} lies in no output directory; save it under $AZ_BATCHAI_OUTPUT_<ID>")
 
 
-def _upload(client: MlflowClient, job: Job, share: Share, path: str, artifact: str) -> None:
+def _upload(client: MlflowClient, job: Job, share: Share, path: str, artifact: str) -> list[str]:
     """Send a folder of a share, as it is now, to the run's artifacts; one that isn't there is none."""
     run_id = str(job.plan["runId"])
     if isinstance(share, DirectoryShare):
         folder = share.local(path)
-        if folder.is_dir():
-            client.log_artifacts(run_id, str(folder), artifact)
-        return
+        astray = sorted(_links_astray(folder, share.root.resolve()))
+        if not astray:
+            if folder.is_dir():
+                client.log_artifacts(run_id, str(folder), artifact)
+            return []
+        left_out = {folder / name for name in astray}
+        for parent, _, names in os.walk(folder):
+            inside = Path(parent).relative_to(folder).as_posix()
+            for name in names:
+                if Path(parent, name) not in left_out:
+                    client.log_artifact(run_id, str(Path(parent, name)), f"{artifact}/{inside}".removesuffix("/."))
+        return [f"{artifact}: not sent: {', '.join(astray)} (links out of the share, or to nothing)"]
     with TemporaryDirectory(prefix="batchai-") as scratch:
         target = Path(scratch) / "folder"
         _download(share, path, target)
         if target.is_dir():
             client.log_artifacts(run_id, str(target), artifact)
+    return []
+
+
+def _links_astray(folder: Path, root: Path) -> Iterator[str]:
+    """Links that lead out of the share, where they would name files of this machine, or nowhere."""
+    for parent, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            path = Path(parent, name)
+            if path.is_symlink() and _is_astray(path, root):
+                yield path.relative_to(folder).as_posix()
+
+
+def _is_astray(path: Path, root: Path) -> bool:
+    return not path.exists() or not path.resolve().is_relative_to(root)
 
 
 def _download(share: Share, path: str, target: Path) -> None:

@@ -70,6 +70,10 @@ class Relay:
             self._unsaved = False
         return count
 
+    def heard(self, node: int) -> int:
+        """How many of a node's segments have been read."""
+        return self._reader.cursor.get(protocol.agent_writer(node), 0)
+
     def _memory(self) -> Record:
         return {
             "cursor": dict(self._reader.cursor),
@@ -152,9 +156,9 @@ class Relay:
         # A store that fails below brings us here again: notes of that time are not kept.
         notes = list(self.notes)
         with self._noting("logs", notes):
-            collect.upload_logs(self._client, self._job)
+            notes += collect.upload_logs(self._client, self._job)
         with self._noting("outputs", notes):
-            collect.upload_outputs(self._client, self._job)
+            notes += collect.upload_outputs(self._client, self._job)
         if state.execution_state == protocol.SUCCEEDED:
             with self._noting("model", notes):
                 notes += collect.log_model(self._client, self._job, self._models)

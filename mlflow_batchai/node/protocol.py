@@ -30,6 +30,7 @@ JOB_TERMINATED = "JobTerminated"  # terminated while queued
 JOB_TERMINATE = "JobTerminate"  # terminated while running (sic)
 NODE_LOST = "NodeLost"
 NODE_SETUP_FAILED = "NodeSetupFailed"
+NETWORK_FAILED = "NetworkFailed"
 ENVIRONMENT_FAILED = "EnvironmentFailed"
 RENDEZVOUS_FAILED = "RendezvousFailed"
 WALL_CLOCK_EXCEEDED = "MaxWallClockTimeExceeded"
@@ -41,6 +42,7 @@ MESSAGES = {
     JOB_TERMINATE: "The specified job has been terminated by the user",
     NODE_LOST: "A node of the job was lost",
     NODE_SETUP_FAILED: "A node could not be made ready for the job",
+    NETWORK_FAILED: "The nodes of the job can't reach each other",
     ENVIRONMENT_FAILED: "The training environment could not be built",
     RENDEZVOUS_FAILED: "Horovod's rendezvous server could not be started",
     WALL_CLOCK_EXCEEDED: "The job ran longer than constraints.maxWallClockTime",
@@ -153,6 +155,7 @@ class JobPaths:
         self.submitted = self._in(base + "/submitted.json")
         self.nodes = self._in(base + "/nodes")
         self.events = self._in(base + "/events")
+        self.network = self._in(base + "/network.json")
         self.rendezvous = self._in(base + "/rendezvous.json")
         self.verdict = self._in(base + "/verdict")
         self.verdict_file = self._in(base + "/verdict/verdict.json")
@@ -190,6 +193,11 @@ def object_path(sha256: str) -> str:
     return "%s/%s/%s" % (OBJECTS, sha256[:2], sha256)
 
 
+def identity_path(identity: str) -> str:
+    """The folder on the share whose being there says that it is this very share, and no other folder of the same path."""
+    return ".batchai/identity/%s" % identity
+
+
 def agent_writer(node: int) -> str:
     """The writer name of a node's agent."""
     return "agent-%d" % node
@@ -203,10 +211,41 @@ def job_mark(job: str, attempt: int) -> str:
 def read_closed(path: str) -> Optional[Record]:
     """The record of a closed file on a mounted share; None while it isn't there or isn't closed."""
     try:
-        with open(path, "rb") as file:
-            return decode_one(file.read())
+        return decode_one(read_fresh(path))
     except (FileNotFoundError, NotADirectoryError, TornFileError):
         return None
+
+
+def read_fresh(path: str, start: int = 0, length: int = -1) -> bytes:
+    """Bytes of a file on a mounted share, which may have appeared since we last asked for it.
+
+    Raises:
+        FileNotFoundError: it isn't there.
+    """
+    try:
+        file = open(path, "rb")  # noqa: SIM115 (closed below)
+    except FileNotFoundError:
+        freshen(path)
+        file = open(path, "rb")  # noqa: SIM115
+    with file:
+        if start:
+            file.seek(start)
+        return file.read(length)
+
+
+def freshen(path: str) -> None:
+    """Have a mount look anew for a name that it did not know.
+
+    An NFS client remembers that a name wasn't there until what it knows of the folder expires, 30 s and more (nfs(5):
+    lookupcache, acdirmin). Opening the folder has it ask the server (nfs(5): close-to-open). Elsewhere it costs microseconds.
+    """
+    folder = os.path.dirname(path)
+    try:
+        os.close(os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY))
+    except FileNotFoundError:
+        freshen(folder)
+    except OSError:
+        return  # whoever asks for the file meets it too
 
 
 def write_closed(path: str, records: Iterable[Record]) -> None:

@@ -39,8 +39,7 @@ class Follower:
         while True:
             path = layout.on_share(layout.paths.segment(self.writer, self.sequence))
             try:
-                with open(path, "rb") as file:
-                    found.extend(protocol.decode(file.read()))
+                found.extend(protocol.decode(protocol.read_fresh(path)))
             except (FileNotFoundError, protocol.TornFileError):
                 break
             except OSError:

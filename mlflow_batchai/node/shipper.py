@@ -294,6 +294,7 @@ class Shipper(threading.Thread):
             try:
                 names = os.listdir(folder)
             except FileNotFoundError:
+                protocol.freshen(folder)
                 return
             for name in names:
                 if name.endswith(".json") and name not in self._requests:

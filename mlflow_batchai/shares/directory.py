@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
+from mlflow_batchai.node.protocol import read_fresh
 from mlflow_batchai.shares.base import Entry
 
 TEMPORARY = ".new-"
@@ -30,6 +32,17 @@ class DirectoryShare:
         except OSError as error:
             raise ShareError(f"the folder {self.root} can't be made: {error.strerror}") from error
 
+    @classmethod
+    def existing(cls, root: str | Path) -> DirectoryShare:
+        """The share at a directory that has to be there already: an empty mount point must not become one.
+
+        Raises:
+            ShareError: it isn't.
+        """
+        if not Path(root).is_dir():
+            raise ShareError(f"there is no folder {root} on this machine; mount the share there")
+        return cls(root)
+
     @property
     def url(self) -> str:
         return self.root.as_uri()
@@ -46,10 +59,8 @@ class DirectoryShare:
         return self.root.joinpath(*parts)
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
-        with self._errors(path), self.local(path).open("rb") as file:
-            if start:
-                file.seek(start)
-            return file.read() if length is None else file.read(length)
+        with self._errors(path):
+            return read_fresh(str(self.local(path)), start, -1 if length is None else length)
 
     def write(self, path: str, data: bytes) -> None:
         with self.open_write(path) as file:
@@ -58,12 +69,36 @@ class DirectoryShare:
     def claim(self, path: str) -> bool:
         target = self.local(path)
         with self._errors(path):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            self._make(target.parent)
             try:
                 target.mkdir()
             except FileExistsError:
                 return False
+            self._open_up(target)
             return True
+
+    def made(self, path: str) -> Path:
+        """A directory of the share, made with its parents if it isn't there. Raises ShareError."""
+        target = self.local(path)
+        with self._errors(path):
+            self._make(target)
+        return target
+
+    def _make(self, folder: Path) -> None:
+        """A directory with its parents, as open to others as the share's root is: nodes may be another user on it."""
+        if folder.is_dir():
+            return
+        self._make(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            self._open_up(folder)
+
+    def _open_up(self, folder: Path) -> None:
+        wanted = stat.S_IMODE(self.root.stat().st_mode) & ~stat.S_ISVTX
+        # A mount that knows no such thing says so; then it is its mount options that decide.
+        with contextlib.suppress(OSError):
+            if wanted & ~stat.S_IMODE(folder.stat().st_mode):
+                folder.chmod(wanted)
 
     def list(self, path: str) -> list[Entry]:
         entries = []
@@ -92,7 +127,7 @@ class DirectoryShare:
         target = self.local(path)
         temporary = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
         with self._errors(path):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            self._make(target.parent)
             try:
                 with temporary.open("xb") as file:
                     yield file

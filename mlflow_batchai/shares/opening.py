@@ -14,10 +14,11 @@ def open_share(url: str) -> Share:
 
     Raises:
         NotSupportedError: no kind of share has this form of address.
+        ShareError: there is no such directory on this machine.
     """
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return DirectoryShare(unquote(parts.path, errors="surrogateescape"))
+        return DirectoryShare.existing(unquote(parts.path, errors="surrogateescape"))
     raise NotSupportedError(
         f"share address {parts.scheme}://{parts.hostname or ''}: only a directory (file:///path) works so far"
     )

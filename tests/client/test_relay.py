@@ -300,11 +300,42 @@ def test_a_model_outside_of_the_outputs_is_a_note(scene):
     assert "is no path on it" in client.get_run(made.plan["runId"]).data.tags["batchai.notes"]
 
 
+def test_links_out_of_the_share_are_not_followed(scene, tmp_path):
+    """What a rank links to would be read here, on another machine, with another user's rights."""
+    made, client, relay = scene
+    (tmp_path / "private").write_text("of this machine")
+    (tmp_path / "folder").mkdir()
+    outputs = made.share.root / made.paths.folder / "outputs" / "m"
+    (outputs / "sub").mkdir(parents=True)
+    for name, target in (
+        ("stolen", tmp_path / "private"),
+        ("sub/stolen too", tmp_path / "folder"),
+        ("dangling", outputs / "none"),
+        ("net.keras", tmp_path / "private"),
+        ("fine", outputs / "sub" / "real"),
+    ):
+        (outputs / name).symlink_to(target)
+    (outputs / "sub" / "real").write_text("x")
+    path = str(outputs / "net.keras")
+    made.segment(0, {"k": "report", "t": 1, "body": {"type": "model", "path": path, "meta": META}})
+    made.verdict()
+    relay().finish(made.job.state())
+    run_id = made.plan["runId"]
+    found = [entry.path for folder in ("outputs/m", "outputs/m/sub") for entry in client.list_artifacts(run_id, folder)]
+    assert sorted(found) == ["outputs/m/fine", "outputs/m/sub", "outputs/m/sub/real"]
+    notes = client.get_run(run_id).data.tags["batchai.notes"]
+    assert "outputs/m: not sent: dangling, net.keras, stolen, sub/stolen too (links out of the share, or to nothing)" in notes
+    assert f"the saved model {path} is not there, or a link out of the share" in notes
+    assert client.search_logged_models(["0"]) == []
+
+
 # The follower around it.
 
 
 class Gone:
     """An engine whose agents have all left."""
+
+    poll_seconds = 1.0
 
     def poll(self, handle):
         from mlflow_batchai.engines.base import Poll, PollState

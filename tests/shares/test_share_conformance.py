@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -10,8 +11,10 @@ import threading
 import pytest
 
 from mlflow_batchai.errors import NotSupportedError, ShareError, ShareNotFoundError
+from mlflow_batchai.node.protocol import identity_path
 from mlflow_batchai.shares import Entry, open_share
 from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.shares.identity import identify
 
 NASTY = ["plain", "two words", "quo'te\"s", "line\nbreak", "hé 世界", "a%20b#c?d", "-dash", "\\back", "$HOME;*", ".hidden"]
 
@@ -226,3 +229,32 @@ def test_other_addresses_are_refused_without_their_secrets(url):
     with pytest.raises(NotSupportedError) as error:
         open_share(url)
     assert "hush" not in str(error.value)
+
+
+def test_a_directory_that_isnt_there_is_not_made_from_its_address(tmp_path):
+    with pytest.raises(ShareError, match=f"there is no folder {tmp_path}/none on this machine; mount the share there"):
+        open_share((tmp_path / "none").as_uri())
+    assert not (tmp_path / "none").exists()
+
+
+def test_folders_are_as_open_as_the_root(tmp_path):
+    """Nodes may be another user on the share: who may write its root may write what a client makes."""
+    for mode, expected in ((0o777, 0o777), (0o1777, 0o777), (0o2770, 0o2770), (0o755, 0o755), (0o700, 0o755)):
+        root = tmp_path / f"{mode:o}"
+        root.mkdir()
+        root.chmod(mode)
+        share = DirectoryShare(root)
+        share.write("a/b/file", b"")
+        share.claim("c/d")
+        made = share.made("e/f")
+        assert made == root / "e" / "f"
+        for path in ("a", "a/b", "c", "c/d", "e", "e/f"):
+            assert stat.S_IMODE((root / path).stat().st_mode) == expected, (oct(mode), path)
+
+
+def test_identity(tmp_path):
+    one, other = DirectoryShare(tmp_path / "one"), DirectoryShare(tmp_path / "other")
+    name = identify(one)
+    assert name == identify(one) == identify(DirectoryShare(tmp_path / "one"))
+    assert name != identify(other)
+    assert (tmp_path / "one" / identity_path(name)).is_dir()
