@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shlex
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import yaml
-
 from mlflow_batchai.clusters import Cluster, home
+from mlflow_batchai.environments import preparation_cache, training_environment
 from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError, ProjectError
 from mlflow_batchai.inputs import choose_inputs
 from mlflow_batchai.node.layout import undefined
@@ -95,6 +92,8 @@ def prepare(
             f"{source}: properties.nodeCount is {node_count} and cluster '{cluster.name}' has"
             f" {cluster.engine.node_limit} node(s)"
         )
+    if framework == "horovod":
+        _check_gpus(cluster, process_count, node_count, source)
     job_id = uuid.uuid4().hex[:10]
     variables = variable_names(value.parameter.name for value in values)
     placeholders = {value.parameter.name: variables[value.parameter.name] for value in values if not value.extra}
@@ -131,11 +130,10 @@ def prepare(
         "maxWallClockSeconds": _seconds(properties),
         "lossSeconds": LOSS_SECONDS,
         "python": cluster.python,
-        "environment": _environment(project, env_manager, cluster, source),
-        "gpusPerNode": cluster.document.gpus_per_node or 0,
-        "coresPerNode": cluster.cores_per_node,
-        "address": cluster.address,
-        "networkInterface": cluster.network_interface,
+        "environment": training_environment(project, env_manager, cluster),
+        "gpusPerNode": cluster.document.gpus_per_node,
+        "oversubscribe": cluster.document.oversubscribe,
+        "networkInterface": cluster.document.network_interface,
         "metrics": [{"name": rule.name, "regex": rule.regex, "step": rule.step} for rule in config.metrics],
         "model": {"path": config.model.path, "register": config.model.register_as, "name": config.model.name}
         if config.model
@@ -146,6 +144,9 @@ def prepare(
     code, withheld = _without_secrets(scan(project.directory, _ours(cluster)), set(secret_values(config)), documents)
     warnings += [f"'{path}' is not sent to the nodes: it holds a secret" for path in withheld]
     plan["code"] = [file.entry() for file in code]
+    plan["preparationCache"] = preparation_cache(plan, config.cache_preparation, source)
+    if config.cache_preparation is not False and not plan["preparation"]:
+        warnings.append(f"{source}: cachePreparation plays no part without properties.jobPreparation")
     return Prepared(
         config.name or f"{slug(project.name)}-{job_id[:6]}",
         job_id,
@@ -178,6 +179,16 @@ def _framework(properties: JobProperties, source: str) -> tuple[str, int, int]:
             " give at least one process a node, or fewer nodes"
         )
     return "horovod", processes, nodes
+
+
+def _check_gpus(cluster: Cluster, processes: int, nodes: int, source: str) -> None:
+    """Where the cluster document says how many GPUs there are, too many ranks fail here; else the nodes tell."""
+    gpus = (cluster.document.gpus_per_node or 0) * nodes
+    if 0 < gpus < processes and not cluster.document.oversubscribe:
+        raise ClusterError(
+            f"{source}: properties.horovodSettings.processCount is {processes} and {nodes} node(s) of cluster '{cluster.name}'"
+            f" have {gpus} GPUs (gpusPerNode): lower processCount, or set oversubscribe: true in the cluster document"
+        )
 
 
 _SCRIPT = re.compile(r"\s*(?:python[\d.]*|bash|sh)\s+(?:-u\s+)?(?P<script>[\w.-][\w./-]*\.(?:py|sh))(?=\s|$)")
@@ -226,38 +237,6 @@ def _seconds(properties: JobProperties) -> float | None:
     limit = properties.constraints.max_wall_clock_time
     # Batch AI's default, and its hard limit, was a week.
     return limit.total_seconds() if limit else 7 * 86400.0
-
-
-def _environment(project: MLProject, manager: str | None, cluster: Cluster, source: str) -> dict[str, Any] | None:
-    if manager in (None, "local"):
-        return None
-    if manager not in ("virtualenv", "uv"):
-        raise NotSupportedError(f"--env-manager {manager} is not supported; use local, virtualenv or uv")
-    if project.python_env is None:
-        raise ProjectError(f"{project.source}: --env-manager {manager} needs a python_env.yaml in the project")
-    try:
-        data = yaml.safe_load(project.python_env.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise DocumentError(f"{project.python_env}: {' '.join(str(error).split())}") from error
-    if not isinstance(data, Mapping):
-        raise DocumentError(f"{project.python_env}: it should map keys to values")
-    lists = [data.get(key) or [] for key in ("build_dependencies", "dependencies")]
-    if not all(isinstance(entries, list) and all(isinstance(entry, str) for entry in entries) for entries in lists):
-        raise DocumentError(f"{project.python_env}: dependencies should be a list of requirements")
-    python = data.get("python")
-    named = [project.directory / line.split(maxsplit=1)[1] for line in lists[1] if line.startswith("-r ")]
-    for path in named:
-        if not path.is_file():
-            raise DocumentError(f"{project.python_env}: dependencies name '-r {path.name}', which is not in the project")
-    content = [manager, python, lists, [path.read_text(encoding="utf-8") for path in named], cluster.python]
-    return {
-        "manager": manager,
-        "python": None if python is None else str(python),
-        "buildDependencies": lists[0],
-        "dependencies": lists[1],
-        "hash": hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16],
-        "folder": cluster.environments,
-    }
 
 
 def _secret(secret: Any, source: str) -> str:

@@ -98,6 +98,8 @@ def job_environment(
     environment.update(plan["parameters"])
     for staged in plan["inputs"]:
         environment[staged["variable"]] = layout.input_path(staged)
+    if layout.prepared:
+        environment["BATCHAI_PREPARATION_DIR"] = layout.prepared
     environment["MLFLOW_TRACKING_URI"] = NO_TRACKING_URI
     environment["MLFLOW_RUN_ID"] = plan["runId"]
     environment["BATCHAI_SPOOL"] = layout.spool

@@ -21,28 +21,70 @@ class Slot(NamedTuple):
     cross_size: int
 
 
-def spread(process_count: int, node_count: int) -> List[int]:
-    """Ranks per node: as even as can be, the first nodes take one more (8 on 2 nodes = 4 and 4, as in Batch AI)."""
-    least, more = divmod(process_count, node_count)
-    return [least + (1 if node < more else 0) for node in range(node_count)]
+def spread(process_count: int, gpus: Sequence[int]) -> List[int]:
+    """Ranks per node, as even as can be; the first nodes take one more (8 on 2 nodes = 4 and 4, as in Batch AI).
+
+    Args:
+        gpus: GPUs of each node. A node has as many slots as GPUs; where no node has any, ranks share the cores and there is no
+            limit. More ranks than slots fill every slot once, then again: GPUs are shared evenly.
+    """
+    slots = list(gpus) if any(gpus) else [process_count] * len(gpus)
+    rounds, rest = divmod(process_count, sum(slots))
+    filled = [0] * len(slots)
+    for _ in range(rest):
+        filled[min((node for node in range(len(slots)) if filled[node] < slots[node]), key=filled.__getitem__)] += 1
+    return [rounds * slot + more for slot, more in zip(slots, filled)]
 
 
-def assign(process_count: int, node_count: int) -> List[Slot]:
-    """Every rank's slot, in rank order, node by node."""
-    sizes = spread(process_count, node_count)
+def assign(sizes: Sequence[int]) -> List[Slot]:
+    """Every rank's slot, in rank order, node by node, from the number of ranks on each node."""
     slots: List[Slot] = []
     for node, local_size in enumerate(sizes):
         for local_rank in range(local_size):
             cross = [other for other, size in enumerate(sizes) if size > local_rank]
-            slots.append(Slot(len(slots), process_count, node, local_rank, local_size, cross.index(node), len(cross)))
+            slots.append(Slot(len(slots), sum(sizes), node, local_rank, local_size, cross.index(node), len(cross)))
     return slots
 
 
-def slots_of(plan: Mapping[str, Any]) -> List[Slot]:
-    """The ranks that a plan starts."""
+def slots_of(plan: Mapping[str, Any], gpus: Sequence[int]) -> List[Slot]:
+    """The ranks that a plan starts on nodes with so many GPUs each."""
     if plan["framework"] == "horovod":
-        return assign(plan["processCount"], plan["nodeCount"])
+        return assign(spread(plan["processCount"], gpus))
     return [Slot(0, 1, 0, 0, 1, 0, 1)]
+
+
+def slots_per_node(plan: Mapping[str, Any], gpus: Sequence[int]) -> List[int]:
+    """What the hostfile says of each node: its ranks; for a command that starts ranks itself its GPUs."""
+    return spread(plan["processCount"], gpus) if plan["framework"] == "horovod" else list(gpus)
+
+
+def refusal(plan: Mapping[str, Any], gpus: Sequence[int], hosts: Sequence[str]) -> Optional[str]:
+    """Why these nodes can't run the plan, as a sentence, or None: more Horovod ranks than GPUs, and no leave to share them.
+
+    Args:
+        hosts: the nodes' hostnames.
+    """
+    total = sum(gpus)
+    if plan["framework"] != "horovod" or plan["oversubscribe"] or not total or plan["processCount"] <= total:
+        return None
+    counts = ", ".join("%s: %d" % (node_id(node), count) for node, count in enumerate(gpus))
+    sentence = (
+        "processCount is %d and the nodes have %d GPU%s (%s): lower processCount, or set oversubscribe: true in the cluster"
+        " document" % (plan["processCount"], total, "" if total == 1 else "s", counts)
+    )
+    idle = without_gpus(plan, gpus, hosts)
+    return "%s; %s" % (sentence, idle) if idle else sentence
+
+
+def without_gpus(plan: Mapping[str, Any], gpus: Sequence[int], hosts: Sequence[str]) -> Optional[str]:
+    """A sentence on nodes that get no Horovod rank since they have no GPU and others have, or None: likely a broken driver."""
+    names = ["%s (%s)" % (node_id(node), hosts[node]) for node, count in enumerate(gpus) if not count]
+    if plan["framework"] != "horovod" or not names or not any(gpus):
+        return None
+    return (
+        "%s: no GPU, and so no rank, where other nodes have GPUs; mend the driver there (nvidia-smi -L), or train on CPUs with"
+        " gpusPerNode: 0 in the cluster document" % ", ".join(names)
+    )
 
 
 def needs_rendezvous(plan: Mapping[str, Any]) -> bool:

@@ -51,6 +51,9 @@ class NodeLayout:
         self.spool = os.path.join(self.job, "spool")
         self.site = os.path.join(self.job, "site")
         self.hostfile = os.path.join(self.job, "hostfile")
+        cached = plan["preparationCache"]
+        # What a cached preparation leaves, for later jobs too; None: preparation is the job's own.
+        self.prepared: Optional[str] = os.path.join(root, "prepared", cached) if cached else None
         self.share = share or os.path.join(self.cluster_mounts, plan["controlMount"])
         self.paths = JobPaths(plan["folder"], plan["attempt"])
         self.stdouterr = self.on_share(self.paths.stdouterr)

@@ -2,16 +2,17 @@
 
 import json
 import os
-import socket
 import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from mlflow_batchai.node import launchers, network, protocol, staging, trainenv
+from mlflow_batchai.node import gpus, launchers, protocol, staging
 from mlflow_batchai.node.environment import job_environment, thread_variables
 from mlflow_batchai.node.layout import NodeLayout, archive_path, node_id
+from mlflow_batchai.node.meeting import Meeting
 from mlflow_batchai.node.outcome import Failure, Stop
 from mlflow_batchai.node.peers import Peers
+from mlflow_batchai.node.preparation import Preparation, logged_task
 from mlflow_batchai.node.runtime import PUMP_SECONDS, Runtime
 from mlflow_batchai.node.shipper import Shipper
 from mlflow_batchai.node.tasks import Task
@@ -23,18 +24,25 @@ DESCRIBE_SECONDS = 20.0
 class Phases:
     """Runs the steps in order; ``run`` returns when all ranks of this node have ended well.
 
+    Args:
+        part: (i, n): this node is the i-th of n on its machine, and has that part of its cores and GPUs.
+
     Raises (from ``run``):
         Failure: a step or a rank of this node failed.
         Stop: someone else ended the attempt.
     """
 
-    def __init__(self, layout: NodeLayout, shipper: Shipper, runtime: Runtime, peers: Peers) -> None:
+    def __init__(self, layout: NodeLayout, shipper: Shipper, runtime: Runtime, peers: Peers, part: gpus.Part = (0, 1)) -> None:
         self.layout = layout
         self.plan: Dict[str, Any] = layout.plan
         self.shipper = shipper
         self.runtime = runtime
         self.peers = peers
-        self.python: str = self.plan["python"] or sys.executable
+        self.meeting = Meeting(layout, shipper, peers)
+        self.part = part
+        self.gpus = gpus.Gpus([], False, "")
+        self.preparation = Preparation(layout, shipper, runtime, self._check, lambda: self._environment({}))
+        self.python = sys.executable
         self._deadline: Optional[float] = None
 
     def run(self) -> None:
@@ -42,9 +50,12 @@ class Phases:
         staging.prepare_folders(self.layout)
         self._announce()
         self._await_announces()
+        self._check_gpus()
         self._begin_clock()
+        self.meeting.settle(self._wait_a_little)
         self._set_up()
-        self._prepare()
+        self.python = self.preparation.interpreter()
+        self.preparation.job_preparation()
         self._meet()
         self._run_ranks()
         self._await_the_others()
@@ -52,21 +63,34 @@ class Phases:
     # Steps.
 
     def _announce(self) -> None:
+        self.gpus = gpus.of_node(os.environ, self.part, self.plan["gpusPerNode"], self.layout.node_id)
         record = {
             "node": self.layout.node,
-            "host": socket.gethostname(),
-            "address": self.plan.get("address") or network.own_address(),
-            "gpus": self.plan["gpusPerNode"],
-            "cores": self.plan["coresPerNode"] or len(os.sched_getaffinity(0)),
+            **self.meeting.open(),
+            "gpus": self.gpus.ids,
+            "cores": max(1, len(os.sched_getaffinity(0)) // self.part[1]),
             "time": protocol.now_ms(),
         }
         protocol.write_closed(self.layout.on_share(self.layout.paths.announce(self.layout.node)), [record])
         self.peers.announces[self.layout.node] = record
-        self.shipper.note("node taken: %s (%s)" % (record["host"], record["address"]))
+        self.shipper.note("node taken: %s" % record["host"])
+        self.shipper.note("GPUs: %s (%s); cores: %d" % (", ".join(self.gpus.ids) or "none", self.gpus.note, record["cores"]))
 
     def _await_announces(self) -> None:
         while not self.peers.all_announced():
             self._wait_a_little(starting=True)
+
+    def _check_gpus(self) -> None:
+        """Raise a Failure if there are more ranks than GPUs; every agent comes to the same, from the announces."""
+        counts = self._gpu_counts()
+        hosts = [self.peers.announces[node]["host"] for node in range(self.plan["nodeCount"])]
+        refusal = launchers.refusal(self.plan, counts, hosts)
+        if refusal:
+            raise Failure(protocol.NODE_SETUP_FAILED, refusal, node=self.layout.node)
+        idle = launchers.without_gpus(self.plan, counts, hosts)
+        if idle and self.layout.node == 0:
+            self.shipper.note(idle)
+            self.shipper.log(None, "err", (idle + "\n").encode())
 
     def _begin_clock(self) -> None:
         self.shipper.record("phase", urgent=True, phase="running", node=self.layout.node)
@@ -79,38 +103,9 @@ class Phases:
         staging.fetch_code(self.layout)
         staging.link_inputs(self.layout)
         staging.write_site(self.layout, _sitecustomize())
-        sizes = launchers.spread(self.plan["ranks"], self.plan["nodeCount"])
+        sizes = launchers.slots_per_node(self.plan, self._gpu_counts())
         with open(self.layout.hostfile, "w", encoding="utf-8") as file:
             file.write(launchers.hostfile(self.peers.addresses(), sizes))
-        if self.plan["environment"]:
-            self._phase("building the training environment")
-            self.python = trainenv.build(self.layout, self.plan["environment"], self._run_setup, self._wait_a_little)
-        self.shipper.note("training interpreter: %s" % self.python)
-
-    def _prepare(self) -> None:
-        if not self.plan["preparation"]:
-            return
-        self._phase("job preparation")
-        task = self._logged_task("job preparation")
-        self.runtime.start(task, ["bash", "-c", self.plan["preparation"]], self._environment({}))
-        self.runtime.run_to_end(task, self._check)
-        if task.exit_code != 0:
-            raise Failure(
-                protocol.JOB_PREPARATION_FAILED,
-                "job preparation on %s %s" % (self.layout.node_id, task.verdict),
-                node=self.layout.node,
-                exit_code=task.exit_code,
-                tail=list(task.tail),
-            )
-
-    def _run_setup(self, argv: List[str], environment: Mapping[str, str], name: str) -> Task:
-        """For trainenv: one command of the environment's build, its output in the preparation's log."""
-        task = self._logged_task(name)
-        variables = self._environment({})
-        variables.update(environment)
-        self.runtime.start(task, argv, variables, cwd=self.layout.temp)
-        self.runtime.run_to_end(task, self._check)
-        return task
 
     def _meet(self) -> None:
         """All nodes are ready before any rank starts: Horovod's own waiting is short."""
@@ -124,7 +119,7 @@ class Phases:
 
     def _start_rendezvous(self) -> int:
         task, said = _heard_task("rendezvous server")
-        sizes = launchers.spread(self.plan["processCount"], self.plan["nodeCount"])
+        sizes = launchers.spread(self.plan["processCount"], self._gpu_counts())
         hosts = ",".join("%s:%d" % (node_id(node), size) for node, size in enumerate(sizes) if size)
         argv = [
             self.python,
@@ -151,24 +146,27 @@ class Phases:
         return int(json.loads(said[0].decode())["port"])
 
     def _run_ranks(self) -> None:
-        slots = [slot for slot in launchers.slots_of(self.plan) if slot.node == self.layout.node]
+        slots = [slot for slot in launchers.slots_of(self.plan, self._gpu_counts()) if slot.node == self.layout.node]
         rendezvous: Optional[Dict[str, Any]] = None
         path = self.layout.on_share(self.layout.paths.rendezvous)
         while rendezvous is None:
             rendezvous = protocol.read_closed(path)
             if rendezvous is None:
                 self._wait_a_little()
+        rendezvous = self.meeting.rendezvous(rendezvous)
         for slot in slots:
-            task = self._logged_task("rank %d" % slot.rank, slot.rank)
-            extra = launchers.rank_variables(self.plan, slot, rendezvous, self.plan.get("networkInterface"))
+            task = logged_task(self.shipper, "rank %d" % slot.rank, slot.rank)
+            extra = launchers.rank_variables(self.plan, slot, rendezvous, self.peers.network[slot.node]["name"])
+            extra.update(gpus.variables(self.gpus, slot.local_rank if self.plan["framework"] == "horovod" else None))
             extra.update(thread_variables(self.peers.announces[self.layout.node]["cores"] // slot.local_size))
             extra["PYTHONPATH"] = self.layout.site + os.pathsep + archive_path()
             self.runtime.start(task, ["bash", "-c", self.plan["command"]], self._environment(extra))
         self.shipper.record("started", urgent=True, node=self.layout.node, ranks=[slot.rank for slot in slots])
         self.shipper.note("started %d rank(s): %s" % (len(slots), self.plan["command"]))
         running = len(slots)
-        # A node without ranks (customToolkit on several nodes) stays taken until node 0's command has ended.
-        while running or (not slots and not self.peers.done):
+        # A node without ranks (customToolkit on several nodes) stays taken until node 0's command has ended; node 0 itself, if
+        # it has none, waits for the others later.
+        while running or (not slots and self.layout.node and not self.peers.done):
             running -= self._look_at_ranks(PUMP_SECONDS)
             try:
                 self._check()
@@ -255,23 +253,19 @@ class Phases:
 
     # Small things.
 
-    def _logged_task(self, name: str, rank: Optional[int] = None) -> Task:
-        """A task whose output goes into the rank's log, without a rank into the preparation's."""
-        return Task(name, rank, lambda task, stream, lines: self.shipper.log(rank, stream, lines))
-
-    def _phase(self, name: str) -> None:
-        self.shipper.record("phase", urgent=True, phase=name, node=self.layout.node)
-        self.shipper.note(name)
+    def _gpu_counts(self) -> List[int]:
+        """GPUs of each node, as all have announced them: what every agent works out the same ranks from."""
+        return [len(self.peers.announces[node]["gpus"]) for node in range(self.plan["nodeCount"])]
 
     def _environment(self, extra: Mapping[str, str]) -> Dict[str, str]:
         return job_environment(
             self.layout,
             os.environ,
             self.peers.addresses(),
-            self.plan["gpusPerNode"],
+            len(self.gpus.ids),
             self.runtime.secrets,
             self.python,
-            extra,
+            dict(gpus.variables(self.gpus), **extra),
         )
 
 

@@ -1,25 +1,55 @@
-"""The training environment on a node: ``python_env.yaml`` built once per content hash, with our Horovod wheel in it."""
+"""The training interpreter of a node: the cluster's, or that of ``python_env.yaml``, built once per content hash."""
 
+import contextlib
 import fcntl
 import os
 import re
 import shutil
+import socket
+import subprocess
 import sys
-from typing import Any, Callable, List, Mapping, Tuple
+import tempfile
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
 
-from mlflow_batchai.node import protocol
+from mlflow_batchai.node import protocol, wheels
 from mlflow_batchai.node.environment import for_builds
-from mlflow_batchai.node.layout import NodeLayout, archive_path
+from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.outcome import Failure
 from mlflow_batchai.node.tasks import Task
 
 Run = Callable[[List[str], Mapping[str, str], str], Task]
 
-HOROVOD_VERSION = "0.28.1"
-_NAME = re.compile(r"^\s*(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^\]]*\])?\s*(?P<version>[^;#]*)")
+_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|\bENOSPC\b|\bEDQUOT\b")
 
 
-def build(layout: NodeLayout, environment: Mapping[str, Any], run: Run, wait: Callable[[], None]) -> str:
+def interpreter(layout: NodeLayout, environment: Mapping[str, str]) -> str:
+    """Absolute path of the cluster's ``python:`` on this node: a path, a path from a home (``~``), or a name on PATH.
+
+    Args:
+        environment: the node's own.
+
+    Raises:
+        Failure: it isn't there, or is no program.
+    """
+    found = find(layout.plan["python"], environment)
+    if found:
+        return found
+    raise Failure(
+        protocol.NODE_SETUP_FAILED,
+        "there is no program %s on %s: install it there, or set python: in the cluster document to the interpreter that trains"
+        % (layout.plan["python"], named(layout)),
+        node=layout.node,
+    )
+
+
+def build(
+    layout: NodeLayout,
+    environment: Mapping[str, Any],
+    run: Run,
+    wait: Callable[[], None],
+    say: Callable[[str], None],
+    variables: Mapping[str, str],
+) -> str:
     """The interpreter of the environment, building it if it isn't there.
 
     Built under a lock, so that agents which share a disk build it once; complete only when its marker is written last, so
@@ -30,27 +60,55 @@ def build(layout: NodeLayout, environment: Mapping[str, Any], run: Run, wait: Ca
             ``folder`` where environments are kept elsewhere than under the node's root.
         run: runs one command to its end (its output goes to the preparation's log).
         wait: waits a moment while another agent builds; it raises if the job is to end.
+        say: tells people what is going on.
+        variables: the job's, which the commands see.
 
     Raises:
-        Failure: no such Python on this node, or a command of the build failed.
+        Failure: no such Python on this node, or a command of the build failed, be it for want of space.
+        OSError: the folder can't be written.
     """
-    root = environment.get("folder") or os.path.join(layout.root, "envs")
+    root = os.path.expanduser(environment.get("folder") or os.path.join(layout.root, "envs"))
     folder = os.path.join(root, environment["hash"])
     python = os.path.join(folder, "bin", "python")
+    with once(folder, wait, say, "the training environment") as needed:
+        if needed:
+            say("building the training environment")
+            _build(layout, environment, _steps(layout, run, say, variables), folder, python)
+    return python
+
+
+@contextlib.contextmanager
+def once(folder: str, wait: Callable[[], None], say: Callable[[str], None], what: str) -> Iterator[bool]:
+    """Make a folder's content once for all jobs on this disk: yields whether it is to be made, in an empty place.
+
+    Under a lock, so that the second of two agents waits for the first one; complete only when its marker is written, after the
+    body has ended well. What a body that failed has left is removed at once, of one that was killed by the next.
+
+    Args:
+        wait: waits a moment while another agent is at it; it raises if the job is to end.
+    """
     marker = os.path.join(folder, ".complete")
     if os.path.exists(marker):
-        return python
-    os.makedirs(root, exist_ok=True)
+        yield False
+        return
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
     with open(folder + ".lock", "w") as lock:
-        while not _try_lock(lock.fileno()):
-            wait()
+        if not _try_lock(lock.fileno()):
+            say("waiting for another job's agent that makes %s" % what)
+            while not _try_lock(lock.fileno()):
+                wait()
         if os.path.exists(marker):
-            return python
-        shutil.rmtree(folder, ignore_errors=True)
-        _build(layout, environment, run, folder, python)
-        with open(marker, "w") as file:
-            file.write("built\n")
-    return python
+            yield False
+            return
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+        try:
+            yield True
+            with open(marker, "w") as file:
+                file.write("complete\n")
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -61,9 +119,30 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _build(layout: NodeLayout, environment: Mapping[str, Any], run: Run, folder: str, python: str) -> None:
-    def step(argv: List[str], name: str) -> Task:
-        task = run(argv, dict(for_builds(os.environ), PIP_DISABLE_PIP_VERSION_CHECK="1"), name)
+def full_disk(layout: NodeLayout, doing: str) -> str:
+    """The sentence for a disk that was full while we did something, with what is free where nodes write."""
+    places = dict.fromkeys([layout.root, tempfile.gettempdir()])
+    free = ", ".join("%s: %d MB" % (place, shutil.disk_usage(place).free >> 20) for place in places)
+    return "a disk of %s was full while %s: make space there (free now: %s)" % (named(layout), doing, free)
+
+
+def named(layout: NodeLayout) -> str:
+    """A node with the machine behind it, for a sentence."""
+    return "%s (%s)" % (layout.node_id, socket.gethostname())
+
+
+def _steps(layout: NodeLayout, run: Run, say: Callable[[str], None], variables: Mapping[str, str]) -> wheels.Steps:
+    extra = dict(for_builds(os.environ), PIP_DISABLE_PIP_VERSION_CHECK="1")
+
+    def attempt(argv: List[str], name: str) -> Task:
+        task = run(argv, extra, name)
+        if task.exit_code != 0 and any(_DISK_FULL.search(line) for line in task.tail):
+            sentence = full_disk(layout, name)
+            raise Failure(protocol.ENVIRONMENT_FAILED, sentence, node=layout.node, tail=list(task.tail))
+        return task
+
+    def must(argv: List[str], name: str) -> Task:
+        task = attempt(argv, name)
         if task.exit_code != 0:
             raise Failure(
                 protocol.ENVIRONMENT_FAILED,
@@ -74,9 +153,13 @@ def _build(layout: NodeLayout, environment: Mapping[str, Any], run: Run, folder:
             )
         return task
 
-    uv = environment["manager"] == "uv"
+    return wheels.Steps(attempt, must, say, dict(variables, **extra))
+
+
+def _build(layout: NodeLayout, environment: Mapping[str, Any], steps: wheels.Steps, folder: str, python: str) -> None:
+    install = [python, "-m", "pip", "install", "--progress-bar", "off"]
     wanted = environment.get("python")
-    if uv:
+    if environment["manager"] == "uv":
         program = shutil.which("uv", path=os.environ.get("PATH", os.defpath))
         if not program:
             raise Failure(
@@ -84,51 +167,25 @@ def _build(layout: NodeLayout, environment: Mapping[str, Any], run: Run, folder:
                 "--env-manager uv: there is no uv on %s; install it there" % layout.node_id,
                 node=layout.node,
             )
-        step(
-            [program, "venv", "--seed", *(["--python", str(wanted)] if wanted else []), folder],
-            "making the environment",
-        )
+        version = ["--python", str(wanted)] if wanted else []
+        steps.must([program, "venv", "--seed", *version, folder], "making the environment")
     else:
-        step([find_python(wanted, layout), "-m", "venv", folder], "making the environment")
+        steps.must([find_python(wanted, layout), "-m", "venv", folder], "making the environment")
     if environment["buildDependencies"]:
-        step(
-            [python, "-m", "pip", "install", "--progress-bar", "off", *environment["buildDependencies"]],
-            "installing what builds",
-        )
+        steps.must([*install, *environment["buildDependencies"]], "installing what builds")
     others, horovod = split_horovod(environment["dependencies"], layout.code)
     requirements = os.path.join(layout.temp, "requirements.txt")
     with open(requirements, "w", encoding="utf-8") as file:
         file.writelines(line + "\n" for line in others)
     if others:
-        step(
-            [python, "-m", "pip", "install", "--progress-bar", "off", "-r", requirements],
-            "installing the packages",
-        )
+        steps.must([*install, "-r", requirements], "installing the packages")
     if horovod:
-        _check_version(horovod, layout)
-        wheel = os.path.join(layout.temp, "wheel")
-        os.makedirs(wheel, exist_ok=True)
-        step(
-            [
-                sys.executable,
-                archive_path(),
-                "horovod-build",
-                "--python",
-                python,
-                "--framework",
-                _framework(others),
-                "--out",
-                wheel,
-            ],
-            "building the Horovod wheel",
-        )
-        names = [os.path.join(wheel, name) for name in os.listdir(wheel) if name.endswith(".whl")]
-        step([python, "-m", "pip", "install", "--progress-bar", "off", *names], "installing Horovod")
+        wheels.install(layout, python, _framework(others), horovod, steps)
 
 
 def _framework(requirements: List[str]) -> str:
     """What Horovod is built for: TensorFlow, unless only PyTorch is asked for."""
-    names = {match.group("name").lower() for match in map(_NAME.match, requirements) if match}
+    names = {match.group("name").lower() for match in map(wheels.REQUIREMENT.match, requirements) if match}
     return "torch" if "torch" in names and not any(name.startswith("tensorflow") for name in names) else "tensorflow"
 
 
@@ -149,35 +206,27 @@ def split_horovod(dependencies: List[str], project: str) -> Tuple[List[str], Lis
             others += more
             horovod += ours
             continue
-        name = _NAME.match(text)
+        name = wheels.REQUIREMENT.match(text)
         (horovod if name and name.group("name").lower() == "horovod" else others).append(text)
     return others, horovod
 
 
-def _check_version(requirements: List[str], layout: NodeLayout) -> None:
-    for line in requirements:
-        match = _NAME.match(line)
-        version = match.group("version").strip() if match else ""
-        if version.startswith("==") and version[2:].strip() not in (HOROVOD_VERSION, "0.28.*", "0.*"):
-            raise Failure(
-                protocol.ENVIRONMENT_FAILED,
-                "python_env.yaml asks for '%s'; only horovod==%s can be built for today's frameworks" % (line, HOROVOD_VERSION),
-                node=layout.node,
-            )
-
-
 def find_python(version: Any, layout: NodeLayout) -> str:
-    """An interpreter of the wanted version (``3.11`` or ``3.11.7``; None: the agent's own).
+    """An interpreter of the wanted version (``3.11`` or ``3.11.7``; None: any) to make an environment from.
+
+    The cluster's ``python:`` comes first, then the agent's own, then ``python3.11`` on PATH.
 
     Raises:
         Failure: there is none on this node.
     """
+    own = find(layout.plan["python"], os.environ) or sys.executable
     if not version:
-        return sys.executable
+        return own
     parts = str(version).split(".")
     short = ".".join(parts[:2])
-    if short == "%d.%d" % sys.version_info[:2]:
-        return sys.executable
+    for candidate in dict.fromkeys([own, sys.executable]):
+        if _version_of(candidate) == short:
+            return candidate
     found = shutil.which("python" + short)
     if found:
         return found
@@ -187,3 +236,22 @@ def find_python(version: Any, layout: NodeLayout) -> str:
         % (version, short, layout.node_id),
         node=layout.node,
     )
+
+
+def find(python: Optional[str], environment: Mapping[str, str]) -> Optional[str]:
+    """The absolute path of an interpreter as a cluster document names it (None: the agent's own), or None."""
+    if not python:
+        return sys.executable
+    found = shutil.which(os.path.expanduser(python), path=environment.get("PATH", os.defpath))
+    return os.path.abspath(found) if found else None
+
+
+def _version_of(python: str) -> str:
+    if python == sys.executable:
+        return "%d.%d" % sys.version_info[:2]
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        done = subprocess.run([python, "-I", "-S", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
+    except OSError:
+        return ""
+    return done.stdout.decode("ascii", "replace").strip()

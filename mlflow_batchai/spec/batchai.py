@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from mlflow_batchai.spec.base import Name, NonEmpty, SpecModel, Whole, refuse_repeats, wrong
 from mlflow_batchai.spec.frameworks import FRAMEWORKS
@@ -50,7 +50,8 @@ class BatchaiFile(SpecModel):
     """A whole batchai.yaml, or the ``batchai:`` block of an MLproject; every key is optional.
 
     ``stage`` lists parameters whose value, if it names an existing file or folder, is staged to the share.
-    ``model`` absent means that no model is looked for.
+    ``model`` absent means that no model is looked for. ``cache_preparation`` keeps what jobPreparation made on a node for later
+    jobs: true while the whole project stays the same, a list while these files of it do (an empty one: while the command does).
     """
 
     cluster: NonEmpty | None = None
@@ -63,11 +64,20 @@ class BatchaiFile(SpecModel):
     retries: Whole = 0
     wait: bool = True
     stage: tuple[NonEmpty, ...] = ()
+    cache_preparation: bool | tuple[NonEmpty, ...] = False
 
     @model_validator(mode="after")
     def _distinct_stage(self) -> BatchaiFile:
         refuse_repeats(self.stage, "staged parameter")
         return self
+
+    @field_validator("cache_preparation", mode="before")
+    @classmethod
+    def _yes_or_files(cls, value: Any) -> Any:
+        files = value if isinstance(value, (list, tuple)) else [] if isinstance(value, bool) else [None]
+        if not all(isinstance(file, str) and file for file in files):
+            raise wrong("must be true, false, or a list of the project's files")
+        return value
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from mlflow_batchai.errors import (
 )
 from mlflow_batchai.node import protocol
 from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.spec.cluster import ClusterDocument
 from mlflow_batchai.spec.loading import parse_batchai
 from mlflow_batchai.spec.mlproject import bind, find_entry_point, load_project
 
@@ -40,7 +42,7 @@ class Desk:
         self.command = "python train.py"
         self.parameters = ""
 
-    def prepare(self, config=None, given=None, entry="main", env_manager=None, nodes=2):
+    def prepare(self, config=None, given=None, entry="main", env_manager=None, nodes=2, **cluster_keys):
         text = f"name: toy\nentry_points:\n  main:\n    command: {json.dumps(self.command)}\n"
         if self.parameters:
             text += f"    parameters: {self.parameters}\n"
@@ -48,9 +50,11 @@ class Desk:
         project = load_project(self.project)
         point = find_entry_point(project, entry)
         values = bind(point, given or {}, project.source)
-        document = SimpleNamespace(gpus_per_node=None)
+        document = ClusterDocument(**cluster_keys)
         engine = SimpleNamespace(node_limit=nodes)
-        cluster = Cluster("c", document, DirectoryShare(self.root / "share"), engine, "/py", "/envs", 2, "127.0.0.1", "lo")
+        share, home = DirectoryShare(self.root / "share"), DirectoryShare(self.root / "home")
+        places = str(share.root), (home, "shares", str(home.root / "shares"))
+        cluster = Cluster("c", document, share, engine, *places, "/py", "/envs")
         file, _ = parse_batchai(config or {}, "batchai.yaml")
         return planning.prepare(project, point, values, file, cluster, self.cwd, env_manager, "batchai.yaml")
 
@@ -297,7 +301,7 @@ def test_file_shares_are_directories_here_and_logs_may_lie_there(desk):
     assert prepared.plan["volumes"][1] == {"scope": "job", "path": "afs", "source": str(folder), "share": folder.as_uri()}
     assert prepared.plan["folderPrefix"] == ""
     assert prepared.plan["logCopyPrefix"] == {"volume": 1, "path": "logs"}
-    assert prepared.warnings == [f"on the local cluster the file share acc/data is the directory {folder}"]
+    assert prepared.warnings == [f"on cluster 'c' the file share acc/data is the directory {folder}"]
 
 
 def test_a_prefix_on_the_control_share_holds_the_job_folder(desk):
@@ -397,3 +401,70 @@ def test_the_hash_of_an_environment_changes_with_what_is_in_it(desk):
 )
 def test_slug(text, name):
     assert planning.slug(text) == name
+
+
+def test_gpus_as_the_cluster_document_has_them(desk):
+    two = properties(nodeCount=2, horovodSettings={"processCount": 6})
+    plan = desk.prepare(two).plan
+    assert (plan["gpusPerNode"], plan["oversubscribe"]) == (None, False)
+    assert desk.prepare(two, gpus_per_node=3).plan["gpusPerNode"] == 3
+    assert desk.prepare(two, gpus_per_node=0).plan["gpusPerNode"] == 0
+    assert desk.prepare(two, gpus_per_node=2, oversubscribe=True).plan["oversubscribe"] is True
+    with pytest.raises(ClusterError) as error:
+        desk.prepare(two, gpus_per_node=2)
+    assert str(error.value) == (
+        "batchai.yaml: properties.horovodSettings.processCount is 6 and 2 node(s) of cluster 'c' have 4 GPUs (gpusPerNode): lower"
+        " processCount, or set oversubscribe: true in the cluster document"
+    )
+
+
+PREPARE = "pip install --target $BATCHAI_PREPARATION_DIR -r requirements.txt $BATCHAI_PARAM_more"
+
+
+def cached(desk, cache, command=PREPARE, secret="s3cret", given=None, env_manager=None, **entries):
+    (desk.project / "requirements.txt").touch()
+    desk.parameters = "{more: {type: string, default: a}, lr: {type: float, default: 1}}"
+    entries = {"jobPreparation": {"commandLine": command}, "secrets": [{"name": "TOKEN", "value": secret}], **entries}
+    config = {"cachePreparation": cache, **properties(**entries)}
+    return desk.prepare(config, given=given, env_manager=env_manager).plan["preparationCache"]
+
+
+def test_preparation_is_kept_only_if_the_project_says_so(desk):
+    assert desk.prepare(properties(jobPreparation={"commandLine": "x"})).plan["preparationCache"] is None
+    assert cached(desk, False) is None
+    prepared = desk.prepare({"cachePreparation": True})
+    assert prepared.plan["preparationCache"] is None
+    assert prepared.warnings == ["batchai.yaml: cachePreparation plays no part without properties.jobPreparation"]
+
+
+def test_what_a_kept_preparation_depends_on(desk):
+    listed = cached(desk, ["./requirements.txt"])
+    assert re.fullmatch(r"[0-9a-f]{16}", listed)
+    # Not on a secret's value, nor on a parameter that the command doesn't name.
+    assert cached(desk, ["requirements.txt"], secret="t0ken", given={"lr": "2"}) == listed
+    others = [
+        cached(desk, []),
+        cached(desk, True),
+        cached(desk, ["requirements.txt", "train.py"]),
+        cached(desk, ["requirements.txt"], PREPARE + " -v"),
+        cached(desk, ["requirements.txt"], given={"more": "b"}),
+        cached(desk, ["requirements.txt"], environmentVariables=[{"name": "A", "value": "1"}]),
+        cached(desk, ["requirements.txt"], secrets=[]),
+    ]
+    (desk.project / "python_env.yaml").write_text("dependencies: [numpy]\n", encoding="utf-8")
+    assert cached(desk, ["requirements.txt"]) == listed
+    (desk.project / "train.py").write_text("print(2)\n", encoding="utf-8")
+    assert cached(desk, ["requirements.txt"]) == listed
+    others.append(cached(desk, True))
+    (desk.project / "requirements.txt").write_text("keras\n", encoding="utf-8")
+    others.append(cached(desk, ["requirements.txt"]))
+    assert len({listed, *others}) == len(others) + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("requirement.txt", "; did you mean 'requirements.txt'?"), ("/etc/passwd", ""), ("../x", "")]
+)
+def test_a_kept_preparation_that_depends_on_no_file_of_the_project(desk, name, hint):
+    with pytest.raises(DocumentError) as error:
+        cached(desk, [name])
+    assert str(error.value) == f"batchai.yaml: cachePreparation names '{name}', which is no file of the project{hint}"

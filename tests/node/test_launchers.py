@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mlflow_batchai.node import launchers
 from mlflow_batchai.node.layout import node_id
@@ -13,10 +15,10 @@ TABLE = [(processes, nodes) for nodes in (1, 2, 3, 4, 7) for processes in (1, 2,
 @pytest.mark.parametrize(("processes", "nodes"), TABLE)
 def test_slots_are_horovod_s(processes: int, nodes: int) -> None:
     hosts = pytest.importorskip("horovod.runner.common.util.hosts")
-    sizes = launchers.spread(processes, nodes)
+    sizes = launchers.spread(processes, [0] * nodes)
     text = ",".join(f"{node_id(node)}:{size}" for node, size in enumerate(sizes) if size)
     theirs = hosts.get_host_assignments(hosts.parse_hosts(text), processes)
-    ours = launchers.assign(processes, nodes)
+    ours = launchers.assign(sizes)
     assert [
         (node_id(slot.node), slot.rank, slot.size, slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size)
         for slot in ours
@@ -27,25 +29,100 @@ def test_slots_are_horovod_s(processes: int, nodes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("processes", "nodes", "sizes"), [(8, 2, [4, 4]), (5, 2, [3, 2]), (1, 3, [1, 0, 0]), (3, 3, [1, 1, 1]), (7, 3, [3, 2, 2])]
+    ("processes", "gpus", "sizes"),
+    [
+        # No GPUs: ranks share the cores, as many as are asked for.
+        (8, [0, 0], [4, 4]),
+        (5, [0, 0], [3, 2]),
+        (1, [0, 0, 0], [1, 0, 0]),
+        (7, [0, 0, 0], [3, 2, 2]),
+        # Never more than a node has, else as even as can be.
+        (8, [4, 4], [4, 4]),
+        (6, [4, 4], [3, 3]),
+        (5, [4, 4], [3, 2]),
+        (6, [4, 2], [4, 2]),
+        (5, [4, 2], [3, 2]),
+        (4, [1, 4, 2], [1, 2, 1]),
+        (6, [1, 4, 2], [1, 3, 2]),
+        (2, [4, 0, 4], [1, 0, 1]),
+        (4, [0, 4], [0, 4]),
+        # Shared: every GPU once, then again.
+        (8, [4, 2], [5, 3]),
+        (13, [4, 2], [9, 4]),
+        (3, [1, 0], [3, 0]),
+    ],
 )
-def test_spread(processes: int, nodes: int, sizes: list[int]) -> None:
-    assert launchers.spread(processes, nodes) == sizes
+def test_spread(processes: int, gpus: list[int], sizes: list[int]) -> None:
+    assert launchers.spread(processes, gpus) == sizes
+
+
+@settings(deadline=None, derandomize=True, database=None)
+@given(processes=st.integers(1, 40), gpus=st.lists(st.integers(0, 9), min_size=1, max_size=8))
+def test_any_spread(processes: int, gpus: list[int]) -> None:
+    sizes = launchers.spread(processes, gpus)
+    assert sum(sizes) == processes
+    if processes <= sum(gpus):
+        assert all(size <= count for size, count in zip(sizes, gpus, strict=True))
+        # Who has room has at most one less than any other.
+        assert all(size >= max(sizes) - 1 for size, count in zip(sizes, gpus, strict=True) if size < count)
+    assert [slot.rank for slot in launchers.assign(sizes)] == list(range(processes))
+
+
+HOSTS = ["gpu-a", "gpu-b", "gpu-c"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "gpus", "sentence"),
+    [
+        (6, [4, 2], None),
+        (99, [0, 0], None),
+        (
+            8,
+            [4, 2],
+            "processCount is 8 and the nodes have 6 GPUs (node-0: 4, node-1: 2): lower processCount, or set oversubscribe: true in"
+            " the cluster document",
+        ),
+        (
+            8,
+            [4, 0, 0],
+            "processCount is 8 and the nodes have 4 GPUs (node-0: 4, node-1: 0, node-2: 0): lower processCount, or set"
+            " oversubscribe: true in the cluster document; node-1 (gpu-b), node-2 (gpu-c): no GPU, and so no rank, where other"
+            " nodes have GPUs; mend the driver there (nvidia-smi -L), or train on CPUs with gpusPerNode: 0 in the cluster document",
+        ),
+    ],
+)
+def test_more_ranks_than_gpus(processes: int, gpus: list[int], sentence: str | None) -> None:
+    plan = {"framework": "horovod", "processCount": processes, "oversubscribe": False}
+    assert launchers.refusal(plan, gpus, HOSTS) == sentence
+    assert launchers.refusal({**plan, "oversubscribe": True}, gpus, HOSTS) is None
+    assert launchers.refusal({**plan, "framework": "custom"}, gpus, HOSTS) is None
+
+
+def test_nodes_that_get_nothing_to_do() -> None:
+    plan = {"framework": "horovod", "processCount": 4}
+    assert (launchers.without_gpus(plan, [4, 0], HOSTS) or "").startswith("node-1 (gpu-b): no GPU, and so no rank")
+    assert launchers.without_gpus(plan, [0, 0], HOSTS) is None
+    assert launchers.without_gpus(plan, [2, 2], HOSTS) is None
+    assert launchers.without_gpus({"framework": "custom"}, [4, 0], HOSTS) is None
 
 
 def test_custom_runs_once_on_node_zero() -> None:
     plan = {"framework": "custom", "processCount": 1, "nodeCount": 3}
-    assert launchers.slots_of(plan) == [launchers.Slot(0, 1, 0, 0, 1, 0, 1)]
+    slots = launchers.slots_of(plan, [2, 2, 0])
+    assert slots == [launchers.Slot(0, 1, 0, 0, 1, 0, 1)]
     assert not launchers.needs_rendezvous(plan)
-    assert launchers.rank_variables(plan, launchers.slots_of(plan)[0], {"address": "a", "port": 0}, "lo") == {
+    assert launchers.rank_variables(plan, slots[0], {"address": "a", "port": 0}, "lo") == {
         "BATCHAI_RANK!": "0",
         "BATCHAI_SIZE!": "1",
     }
+    # What it starts itself may use every GPU.
+    assert launchers.slots_per_node(plan, [2, 2, 0]) == [2, 2, 0]
 
 
 def test_variables_of_a_rank() -> None:
     plan = {"framework": "horovod", "processCount": 3, "nodeCount": 2}
-    slot = launchers.slots_of(plan)[2]
+    assert launchers.slots_per_node(plan, [0, 0]) == [2, 1]
+    slot = launchers.slots_of(plan, [0, 0])[2]
     found = launchers.rank_variables(plan, slot, {"address": "10.0.0.4", "port": 4711}, None)
     assert found == {
         "BATCHAI_RANK!": "2",

@@ -1,9 +1,11 @@
-"""The training environment is built once per hash, never used half-built, and a horovod requirement becomes our wheel."""
+"""The training interpreter of a node: found there, or built once per hash and never used half-built, with a Horovod wheel in it."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.node import trainenv
+from mlflow_batchai.node import trainenv, wheels
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.outcome import Failure, Stop
 
@@ -21,6 +23,7 @@ class Builder:
 
     def __init__(self, fail: str = "") -> None:
         self.steps: list[tuple[str, list[str]]] = []
+        self.said: list[str] = []
         self.exit_code = 0
         self.tail = ["ERROR: no such package"]
         self.verdict = "exited with code 1"
@@ -34,6 +37,9 @@ class Builder:
         if name == "making the environment":
             os.makedirs(os.path.join(argv[-1], "bin"))
         return self
+
+    def build(self, layout: NodeLayout, environment: dict[str, Any], wait: Callable[[], None] | None = None) -> str:
+        return trainenv.build(layout, environment, self, wait or never, self.said.append, {})
 
     @property
     def names(self) -> list[str]:
@@ -65,31 +71,37 @@ def wanted(**changes: Any) -> dict[str, Any]:
 def test_it_is_built_once(layout: NodeLayout) -> None:
     run = Builder()
     environment = wanted(dependencies=["tensorflow-cpu", "horovod[tensorflow]==0.28.1"])
-    python = trainenv.build(layout, environment, run, never)
+    python = run.build(layout, environment)
     assert python == f"{layout.root}/envs/abc/bin/python"
     assert run.names == [
         "making the environment",
         "installing the packages",
         "building the Horovod wheel",
         "installing Horovod",
+        "importing Horovod",
     ]
     assert run.steps[0][1] == [sys.executable, "-m", "venv", f"{layout.root}/envs/abc"]
     assert Path(layout.temp, "requirements.txt").read_text() == "tensorflow-cpu\n"
     assert run.steps[3][1][-1].endswith("horovod-0.28.1-py3-none-any.whl")
-    assert trainenv.build(layout, environment, run, never) == python
-    assert len(run.steps) == 4
+    assert run.said == [
+        "building the training environment",
+        "building a Horovod wheel, which takes minutes unless this node has built it before",
+    ]
+    assert run.build(layout, environment) == python
+    assert len(run.steps) == 5
 
 
 def test_a_broken_build_is_never_used(layout: NodeLayout) -> None:
     with pytest.raises(Failure, match=r"installing the packages for python_env.yaml on node-0 exited with code 1") as caught:
-        trainenv.build(layout, wanted(), Builder("installing the packages"), never)
+        Builder("installing the packages").build(layout, wanted())
     assert (caught.value.code, caught.value.exit_code, caught.value.tail) == (
         "EnvironmentFailed",
         1,
         ["ERROR: no such package"],
     )
+    assert os.listdir(f"{layout.root}/envs") == ["abc.lock"]
     run = Builder()
-    trainenv.build(layout, wanted(), run, never)
+    run.build(layout, wanted())
     assert run.names == ["making the environment", "installing the packages"]
 
 
@@ -105,15 +117,66 @@ def test_agents_on_one_disk_build_it_once(layout: NodeLayout, tmp_path: Path) ->
 
         # Whoever waits still hears of a cancel.
         with pytest.raises(Stop, match="enough"):
-            trainenv.build(layout, wanted(folder=str(folder)), run, cancelled)
+            run.build(layout, wanted(folder=str(folder)), cancelled)
 
         def built_by_the_other() -> None:
             (folder / "abc").mkdir()
             (folder / "abc" / ".complete").touch()
             fcntl.flock(lock, fcntl.LOCK_UN)
 
-        assert trainenv.build(layout, wanted(folder=str(folder)), run, built_by_the_other) == f"{folder}/abc/bin/python"
+        assert run.build(layout, wanted(folder=str(folder)), built_by_the_other) == f"{folder}/abc/bin/python"
     assert run.steps == []
+    assert set(run.said) == {"waiting for another job's agent that makes the training environment"}
+
+
+def test_a_killed_build_is_wiped(layout: NodeLayout) -> None:
+    half = Path(layout.root, "envs", "abc", "bin", "python")
+    half.parent.mkdir(parents=True)
+    half.touch()
+    run = Builder()
+    run.build(layout, wanted())
+    assert run.names[0] == "making the environment" and not half.exists()
+
+
+def test_a_full_disk_is_a_sentence(layout: NodeLayout) -> None:
+    run = Builder("installing the packages")
+    run.tail = ["ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"]
+    with pytest.raises(Failure) as caught:
+        run.build(layout, wanted())
+    here = re.escape(f"node-0 ({socket.gethostname()})")
+    sentence = rf"a disk of {here} was full while installing the packages: make space there \(free now: {layout.root}: \d+ MB, /.*: \d+ MB\)"
+    assert re.fullmatch(sentence, str(caught.value)), caught.value
+    assert caught.value.tail == run.tail
+
+
+@pytest.mark.parametrize("python", ["python9", "~/bin/python9", "{home}/bin/python9"])
+def test_the_cluster_s_python(
+    make_layout: Callable[..., NodeLayout], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    layout = make_layout(python=python.format(home=tmp_path))
+    environment = {"PATH": f"/nowhere:{tmp_path}/bin"}
+    program = tmp_path / "bin" / "python9"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    words = (
+        f"there is no program {layout.plan['python']} on node-0 ({socket.gethostname()}): install it there, or set python: in the"
+        " cluster document to the interpreter that trains"
+    )
+    with pytest.raises(Failure, match=re.escape(words)):
+        trainenv.interpreter(layout, environment)
+    program.chmod(0o755)
+    assert trainenv.interpreter(layout, environment) == str(program)
+    assert trainenv.interpreter(make_layout(), environment) == sys.executable
+
+
+def test_environments_are_made_from_the_cluster_s_python(make_layout: Callable[..., NodeLayout], tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho 2.5\n")
+    program.chmod(0o755)
+    layout = make_layout(python=str(program))
+    assert trainenv.find_python(None, layout) == trainenv.find_python("2.5.1", layout) == str(program)
+    assert trainenv.find_python(f"{sys.version_info[0]}.{sys.version_info[1]}", layout) == sys.executable
 
 
 def test_requirement_files_are_put_in_place(tmp_path: Path) -> None:
@@ -130,12 +193,12 @@ def test_requirement_files_are_put_in_place(tmp_path: Path) -> None:
     "requirement", ["horovod", "horovod==0.28.1", "horovod[keras]==0.28.*", "horovod>=0.19", "horovod == 0.28.1"]
 )
 def test_versions_that_we_can_build(layout: NodeLayout, requirement: str) -> None:
-    trainenv._check_version([requirement], layout)
+    wheels.check_version([requirement], layout)
 
 
 def test_a_version_that_we_can_t_build(layout: NodeLayout) -> None:
     with pytest.raises(Failure, match=r"asks for 'horovod==0.19.0'; only horovod==0.28.1"):
-        trainenv._check_version(["horovod==0.19.0"], layout)
+        wheels.check_version(["horovod==0.19.0"], layout)
 
 
 def test_which_python(layout: NodeLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -150,4 +213,4 @@ def test_which_python(layout: NodeLayout, monkeypatch: pytest.MonkeyPatch, tmp_p
     with pytest.raises(Failure, match=r"asks for Python 2.5 and there is no python2.5 on node-0; install it"):
         trainenv.find_python("2.5", layout)
     with pytest.raises(Failure, match="there is no uv on node-0"):
-        trainenv.build(layout, wanted(manager="uv"), Builder(), never)
+        Builder().build(layout, wanted(manager="uv"))

@@ -47,6 +47,13 @@ def test_every_key_is_optional() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "kept"), [(True, True), (False, False), ([], ()), (["a.txt", "b"], ("a.txt", "b")), (None, False)]
+)
+def test_what_a_kept_preparation_depends_on(given: Any, kept: bool | tuple[str, ...]) -> None:
+    assert parse_batchai({"cachePreparation": given}, "batchai.yaml")[0].cache_preparation == kept
+
+
+@pytest.mark.parametrize(
     ("regex", "step", "line", "value", "at"),
     [
         (r"loss: ([\d.]+)", None, "loss: 0.5", "0.5", None),
@@ -86,6 +93,10 @@ def test_metric_rules(regex: str, step: str | None, line: str, value: str, at: s
         ({"wait": "maybe"}, "wait must be true or false"),
         ({"stage": "data"}, "stage must be a list"),
         ({"stage": ["data", "data"]}, "gives the staged parameter 'data' twice"),
+        ({"cachePreparation": "yes"}, "cachePreparation must be true, false, or a list of the project's files"),
+        ({"cachePreparation": 1}, "cachePreparation must be true, false, or a list of the project's files"),
+        ({"cachePreparation": [1]}, "cachePreparation must be true, false, or a list of the project's files"),
+        ({"cachePreparation": ["a", ""]}, "cachePreparation must be true, false, or a list of the project's files"),
         ({"name": "my job"}, "name is 'my job', but must have 1 to 64 letters, digits, '-' or '_'"),
         (
             {"workspace": "w" * 65},

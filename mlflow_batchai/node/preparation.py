@@ -1,0 +1,121 @@
+"""Making a taken node ready to train: the training interpreter, and the job's own preparation, cached if it may be."""
+
+import contextlib
+import errno
+import os
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+
+from mlflow_batchai.node import protocol, trainenv
+from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.outcome import Failure
+from mlflow_batchai.node.runtime import Runtime
+from mlflow_batchai.node.shipper import Shipper
+from mlflow_batchai.node.tasks import Task
+
+
+def logged_task(shipper: Shipper, name: str, rank: Optional[int] = None) -> Task:
+    """A task whose output goes into the rank's log, without a rank into the preparation's."""
+    return Task(name, rank, lambda task, stream, lines: shipper.log(rank, stream, lines))
+
+
+class Preparation:
+    """The steps before any rank, on one node.
+
+    Args:
+        check: raises if the attempt is to end.
+        variables: the job's environment on this node, as it is by then.
+    """
+
+    def __init__(
+        self,
+        layout: NodeLayout,
+        shipper: Shipper,
+        runtime: Runtime,
+        check: Callable[[], None],
+        variables: Callable[[], Dict[str, str]],
+    ) -> None:
+        self.layout = layout
+        self.plan: Dict[str, Any] = layout.plan
+        self.shipper = shipper
+        self.runtime = runtime
+        self._check = check
+        self._variables = variables
+
+    def interpreter(self) -> str:
+        """Absolute path of the interpreter that trains.
+
+        Raises:
+            Failure: it isn't there, or its environment can't be built.
+        """
+        environment = self.plan["environment"]
+        if environment:
+            with self._disk(protocol.ENVIRONMENT_FAILED, "building the training environment"):
+                python = trainenv.build(self.layout, environment, self._run, self._wait, self.say, self._variables())
+        else:
+            python = trainenv.interpreter(self.layout, os.environ)
+        self.shipper.note("training interpreter: %s" % python)
+        return python
+
+    def job_preparation(self) -> None:
+        """Run ``jobPreparation``, unless an earlier job of the same content has left its result on this disk.
+
+        Raises:
+            Failure: it exited with another code than 0.
+        """
+        if not self.plan["preparation"]:
+            return
+        folder = self.layout.prepared
+        if folder is None:
+            self._prepare()
+            return
+        once = trainenv.once(folder, self._wait, self.say, "the same job preparation")
+        with self._disk(protocol.NODE_SETUP_FAILED, "job preparation"), once as needed:
+            if needed:
+                os.mkdir(folder)
+                self._prepare()
+            else:
+                self.shipper.note("job preparation: done before (%s)" % self.plan["preparationCache"])
+
+    def say(self, text: str) -> None:
+        """Tell people what this node does, there and in its log."""
+        self.shipper.record("phase", urgent=True, phase=text, node=self.layout.node)
+        self.shipper.note(text)
+
+    def _prepare(self) -> None:
+        self.say("job preparation")
+        task = logged_task(self.shipper, "job preparation")
+        self.runtime.start(task, ["bash", "-c", self.plan["preparation"]], self._variables())
+        self.runtime.run_to_end(task, self._check)
+        if task.exit_code != 0:
+            raise Failure(
+                protocol.JOB_PREPARATION_FAILED,
+                "job preparation on %s %s" % (self.layout.node_id, task.verdict),
+                node=self.layout.node,
+                exit_code=task.exit_code,
+                tail=list(task.tail),
+            )
+
+    def _run(self, argv: List[str], environment: Mapping[str, str], name: str) -> Task:
+        """For trainenv: one command of the environment's build, its output in the preparation's log."""
+        task = logged_task(self.shipper, name)
+        self.runtime.start(task, argv, dict(self._variables(), **environment), cwd=self.layout.temp)
+        self.runtime.run_to_end(task, self._check)
+        return task
+
+    @contextlib.contextmanager
+    def _disk(self, code: str, doing: str) -> Iterator[None]:
+        """What our own writing finds wrong with the node's disk is a sentence."""
+        try:
+            yield
+        except OSError as error:
+            if error is self.shipper.broken:
+                raise
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                sentence = trainenv.full_disk(self.layout, doing)
+            else:
+                sentence = "%s on %s can't use the disk: %s" % (doing, trainenv.named(self.layout), error)
+            raise Failure(code, sentence, node=self.layout.node) from error
+
+    def _wait(self) -> None:
+        self.runtime.pump(0.05)
+        self._check()

@@ -1,0 +1,145 @@
+"""A node's GPUs are those of a (stand-in) nvidia-smi on PATH, less what its environment and its part of the machine leave out."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from mlflow_batchai.node import gpus
+from mlflow_batchai.node.gpus import Gpus
+from mlflow_batchai.node.staging import SetupError
+
+UUIDS = [f"GPU-{digit * 8}-1111-2222-3333-444444444444" for digit in "abcd"]
+LISTING = "".join(f"GPU {index}: NVIDIA A100-SXM4-40GB (UUID: {uuid})\n" for index, uuid in enumerate(UUIDS))
+MIG = "  MIG 1g.5gb     Device  0: (UUID: MIG-c7384736-a75d-5afc-978f-d2f1294409fd)\n"
+
+
+class Machine:
+    """A machine with its own nvidia-smi, or without one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {"PATH": f"{folder}:/usr/bin:/bin"}
+
+    def smi(self, listing: str = LISTING, code: int = 0, program: str | None = None) -> None:
+        tool = self.folder / "nvidia-smi"
+        tool.write_text(program or f"#!/bin/sh\n[ \"$*\" = -L ] || exit 3\ncat <<'END'\n{listing}END\nexit {code}\n")
+        tool.chmod(0o755)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def four(machine: Machine) -> Machine:
+    machine.smi()
+    return machine
+
+
+def test_all_that_nvidia_smi_lists(four: Machine) -> None:
+    assert gpus.visible(four.environment) == (["0", "1", "2", "3"], "nvidia-smi -L")
+
+
+def test_instances_of_a_gpu_are_no_gpus(machine: Machine) -> None:
+    machine.smi(LISTING.splitlines(keepends=True)[0] + MIG * 2)
+    assert gpus.visible(machine.environment)[0] == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "ids"),
+    [
+        ("", []),
+        ("2", ["2"]),
+        ("3,1", ["3", "1"]),
+        ("1, 1", ["1"]),
+        (UUIDS[2], [UUIDS[2]]),
+        ("GPU-bbbb,GPU-aaaa", [UUIDS[1], UUIDS[0]]),
+        (f"{UUIDS[0]},1", [UUIDS[0]]),
+        ("1,GPU-aaaa", ["1"]),
+        ("-1", []),
+        ("0,9,1", ["0"]),
+        ("1,GPU-", ["1"]),
+        ("MIG-c7384736", []),
+    ],
+)
+def test_the_node_s_own_choice(four: Machine, chosen: str, ids: list[str]) -> None:
+    found, note = gpus.visible({**four.environment, "CUDA_VISIBLE_DEVICES": chosen})
+    assert found == ids
+    assert note.startswith(f"CUDA_VISIBLE_DEVICES={chosen.replace(' ', '')}")
+
+
+def test_no_tool_no_gpus(machine: Machine) -> None:
+    machine.environment["PATH"] = str(machine.folder)
+    assert gpus.visible(machine.environment) == ([], "no nvidia-smi on PATH")
+
+
+def test_a_tool_that_fails_says_why(machine: Machine) -> None:
+    machine.smi("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", code=9)
+    assert gpus.visible(machine.environment) == (
+        [],
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+    )
+    machine.smi(program="no program")
+    ids, note = gpus.visible(machine.environment)
+    assert ids == [] and note == f"{machine.folder}/nvidia-smi can't be run: Exec format error"
+
+
+def test_a_tool_that_hangs_is_given_up(machine: Machine) -> None:
+    machine.smi(program="#!/bin/sh\nsleep 60 & wait\n")
+    begun = time.monotonic()
+    found = gpus.visible(machine.environment, lambda argv, environment: gpus.ask(argv, environment, 0.2))
+    assert found == ([], "nvidia-smi -L did not answer within 0 s")
+    assert time.monotonic() - begun < 10.0
+
+
+@pytest.mark.parametrize(
+    ("count", "parts", "expected"),
+    [
+        (4, 1, [["0", "1", "2", "3"]]),
+        (4, 2, [["0", "1"], ["2", "3"]]),
+        (3, 2, [["0", "1"], ["2"]]),
+        (2, 3, [[], [], []]),
+        (0, 2, [[], []]),
+    ],
+)
+def test_parts_of_a_machine(machine: Machine, count: int, parts: int, expected: list[list[str]]) -> None:
+    machine.smi("".join(LISTING.splitlines(keepends=True)[:count]))
+    found = [gpus.of_node(machine.environment, (index, parts), None, "node-0") for index in range(parts)]
+    assert [part.ids for part in found] == expected
+    # A part that has none must not take what is another's.
+    assert [part.hidden for part in found] == [bool(count) and not ids for ids in expected]
+
+
+def test_the_cluster_document_s_word(four: Machine) -> None:
+    assert gpus.of_node(four.environment, (1, 2), 1, "node-1").ids == ["2"]
+    assert gpus.of_node(four.environment, (0, 1), 0, "node-0") == Gpus([], True, "gpusPerNode is 0")
+    with pytest.raises(
+        SetupError, match=r"gpusPerNode is 3 and node-1 has 2 GPU\(s\) \(nvidia-smi -L\): mend its driver, or lower"
+    ):
+        gpus.of_node(four.environment, (1, 2), 3, "node-1")
+    four.smi("no devices\n", code=6)
+    with pytest.raises(SetupError, match=r"gpusPerNode is 1 and node-0 has 0 GPU\(s\) \(no devices\)"):
+        gpus.of_node(four.environment, (0, 1), 1, "node-0")
+
+
+def test_the_cluster_document_is_believed_where_nobody_can_be_asked(machine: Machine) -> None:
+    machine.environment["PATH"] = str(machine.folder)
+    assert gpus.of_node(machine.environment, (1, 2), 2, "node-1") == Gpus(["2", "3"], False, "gpusPerNode")
+    machine.environment["CUDA_VISIBLE_DEVICES"] = "5,6"
+    assert gpus.of_node(machine.environment, (0, 1), 2, "node-0").ids == ["5", "6"]
+
+
+def test_variables() -> None:
+    two = Gpus(["3", "1"], False, "")
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert gpus.variables(two) == {"CUDA_VISIBLE_DEVICES": "3,1", **order}
+    assert [gpus.variables(two, rank) for rank in (0, 1, 2)] == [
+        {"CUDA_VISIBLE_DEVICES": device, **order} for device in ("3", "1", "3")
+    ]
+    assert gpus.variables(Gpus(UUIDS[:2], False, ""), 1) == {"CUDA_VISIBLE_DEVICES": UUIDS[1]}
+    assert gpus.variables(Gpus([], False, ""), 0) == {}
+    assert gpus.variables(Gpus([], True, ""), 0) == {"CUDA_VISIBLE_DEVICES": ""}

@@ -1,0 +1,130 @@
+"""Horovod wheels of the share: the first that installs and imports is used, others cost nothing but time, built ones are published."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from node_world import Cluster, Job
+
+from mlflow_batchai.horovod_wheel import HorovodBuildError
+from mlflow_batchai.horovod_wheel.interpreter import probe
+from mlflow_batchai.horovod_wheel.settings import cache_key
+from mlflow_batchai.node import wheels
+
+OTHER_KEY = "cp311-linux_x86_64-tensorflow-1.15.0-0123abcd"
+BROKEN = "raise ImportError('undefined symbol: _ZN10tensorflow8OpKernel')\n"
+
+
+def make_wheel(folder: Path, name: str, version: str, files: dict[str, str], tags: str = "py3-none-any") -> Path:
+    """A pure Python wheel, by hand."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{version}-{tags}.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in files.items():
+            archive.writestr(file, text)
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tags}\n")
+        archive.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in [*files, f"{info}/METADATA", f"{info}/WHEEL"]))
+    return path
+
+
+def make_horovod(folder: Path, says: str, version: str = "0.28.1", tags: str = "py3-none-any", binding: str = "") -> Path:
+    files = {"horovod/__init__.py": f"WHEEL = {says!r}\n", "horovod/tensorflow/__init__.py": binding}
+    return make_wheel(folder, "horovod", version, files, tags)
+
+
+def test_which_wheels_are_tried_and_in_which_order(tmp_path: Path) -> None:
+    share = tmp_path / "share"
+    key = "cp311-linux_x86_64-tensorflow-2.21.0-89abcdef"
+    assert wheels.candidates(str(share), key) == []
+    for folder in ("", "by-hand", key, OTHER_KEY):
+        make_horovod(share / "wheels" / folder, "x")
+    (share / "wheels" / "by-hand" / ".node-7.part").touch()
+    (share / "wheels" / "keras-3.0-py3-none-any.whl").touch()
+    found = [path.removeprefix(f"{share}/wheels/") for path in wheels.candidates(str(share), key)]
+    name = "horovod-0.28.1-py3-none-any.whl"
+    assert found == [f"{key}/{name}", f"by-hand/{name}", name]
+    assert len(wheels.candidates(str(share), None)) == 4
+
+
+def test_publishing(tmp_path: Path) -> None:
+    wheel = make_horovod(tmp_path / "built", "mine")
+    said: list[str] = []
+    for _ in range(2):
+        wheels.publish(str(tmp_path / "share"), "key", str(wheel), said.append)
+    assert said == ["the Horovod wheel is on the share for others: wheels/key/horovod-0.28.1-py3-none-any.whl"]
+    assert [path.name for path in (tmp_path / "share" / "wheels" / "key").iterdir()] == [wheel.name]
+    (tmp_path / "file").touch()
+    wheels.publish(str(tmp_path / "file"), "key", str(wheel), said.append)
+    assert said[1].startswith("the Horovod wheel could not be put on the share for others: [Errno 20] Not a directory")
+
+
+def start(cluster: Cluster, dependencies: list[str], content: str, **environment: str) -> Job:
+    """A job that prints which Horovod it got, in an environment of its own."""
+    python_env = {
+        "manager": "virtualenv",
+        "python": None,
+        "buildDependencies": [],
+        "dependencies": dependencies,
+        "hash": content,
+    }
+    command = "python -c 'import horovod.tensorflow; print(horovod.WHEEL)'"
+    return cluster.submit(command, python_env=python_env, environment={"PIP_NO_INDEX": "1", **environment})
+
+
+def test_a_wheel_of_the_share_is_used_if_it_works_here(cluster: Cluster) -> None:
+    share = cluster.share / "wheels"
+    make_horovod(share / "1", "older", version="0.27.0")
+    make_horovod(share / "2", "another machine's", tags="cp27-cp27m-win_amd64")
+    make_horovod(share / "3", "another TensorFlow's", binding=BROKEN)
+    make_horovod(share / "4", "good")
+    make_horovod(share / "5", "not needed")
+    job = start(cluster, ["horovod[tensorflow]==0.28.1"], "abc")
+    assert job.wait(60.0)["executionState"] == "succeeded", job.said()
+    assert job.log("stdout.txt") == "good\n"
+    log = job.log("execution.log")
+    assert [number for number in "12345" if f"the Horovod wheel wheels/{number}/" in log] == ["1", "2", "3", "4"]
+    assert "the Horovod wheel wheels/3/horovod-0.28.1-py3-none-any.whl of the share does not fit" in log
+    assert "using the Horovod wheel wheels/4/horovod-0.28.1-py3-none-any.whl of the share" in log
+    assert "undefined symbol" in job.log("stderr-job_prep.txt")
+    assert "building" not in log.replace("building the training environment", "")
+    again = start(cluster, ["horovod[tensorflow]==0.28.1"], "abc")
+    assert again.wait(60.0)["executionState"] == "succeeded", again.said()
+    assert again.log("stdout.txt") == "good\n" and "building" not in again.log("execution.log")
+
+
+def test_what_one_node_has_built_others_use(cluster: Cluster, tmp_path: Path) -> None:
+    try:
+        framework = probe(sys.executable, "tensorflow")
+    except HorovodBuildError as error:
+        pytest.skip(str(error))
+    # The builder's own cache stands for the minutes of a build.
+    key = cache_key(framework, {})
+    make_horovod(tmp_path / "cache" / key, "built")
+    tensorflow = make_wheel(tmp_path / "pypi", "tensorflow_cpu", framework.framework_version, {"tensorflow.py": ""})
+    packages = [f"tensorflow-cpu=={framework.framework_version}", "horovod"]
+    found = {"PIP_FIND_LINKS": str(tensorflow.parent)}
+    first = start(cluster, packages, "one", **found, BATCHAI_HOROVOD_CACHE=str(tmp_path / "cache"))
+    assert first.wait(60.0)["executionState"] == "succeeded", first.said()
+    published = f"wheels/{key}/horovod-0.28.1-py3-none-any.whl"
+    assert "building a Horovod wheel, which takes minutes" in first.log("execution.log")
+    assert f"the Horovod wheel is on the share for others: {published}" in first.log("execution.log")
+    assert (cluster.share / published).is_file()
+    # Another environment, as on another disk, whose node can't build.
+    second = start(cluster, packages, "two", **found, BATCHAI_HOROVOD_CACHE=str(tmp_path / "empty"))
+    assert second.wait(60.0)["executionState"] == "succeeded", second.said()
+    assert second.log("stdout.txt") == "built\n"
+    assert f"using the Horovod wheel {published} of the share" in second.log("execution.log")
+
+
+def test_no_wheel_and_no_build_is_a_sentence(cluster: Cluster) -> None:
+    job = start(cluster, ["horovod"], "abc")
+    verdict = job.wait(60.0)
+    assert verdict["errors"][0]["code"] == "EnvironmentFailed", job.said()
+    assert verdict["reason"].startswith("building the Horovod wheel for python_env.yaml on node-0 exited with code 1\n")
+    assert "TensorFlow is not installed in " in verdict["reason"]
+    assert list((cluster.roots[0] / "envs").iterdir()) == [cluster.roots[0] / "envs" / "abc.lock"]
