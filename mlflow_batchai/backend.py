@@ -126,6 +126,8 @@ def _prepare(
     console = JobConsole(1)
     for warning in [*warnings, *more, *prepared.warnings]:
         console.say(warning)
+    for warning in cluster.engine.check(prepared.plan["nodeCount"]):
+        console.say(warning)
     tracking = runs.absolute(tracking_uri, cwd)
     experiment_id, experiment = _experiment(tracking, experiment_id, config, command_line)
     python = "python_env.yaml" if prepared.plan["environment"] else cluster.python

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_batchai.engines.base import Engine
-from mlflow_batchai.errors import ClusterError, NotSupportedError, UsageError
-from mlflow_batchai.shares import Share, open_share
+from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError, ShareError, UsageError
+from mlflow_batchai.shares import Share
+from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.shares.identity import identify
 from mlflow_batchai.spec.cluster import ClusterDocument
 from mlflow_batchai.spec.cluster import Engine as EngineName
 from mlflow_batchai.spec.loading import load_cluster
@@ -32,20 +34,21 @@ class Cluster:
     Attributes:
         name: as in its document's file name.
         document: what it says.
+        share: the control share, as this machine has it.
+        share_on_nodes: its path on the nodes.
+        file_shares: where the folders that stand for Azure file shares lie: a share, a path on it, their path on the nodes.
         python: the training interpreter of its nodes.
         environments: where nodes keep built training environments, None: each under its own root.
-        cores_per_node: CPU cores that a node counts as its own, 0: all of the machine.
     """
 
     name: str
     document: ClusterDocument
     share: Share
     engine: Engine
+    share_on_nodes: str
+    file_shares: tuple[DirectoryShare, str, str]
     python: str
     environments: str | None
-    cores_per_node: int
-    address: str | None
-    network_interface: str | None
 
 
 def names() -> list[str]:
@@ -71,14 +74,15 @@ def load(name: str | None) -> tuple[Cluster, list[str]]:
         document = ClusterDocument.local()
     else:
         raise ClusterError(f"there is no cluster '{name}' ({path}); the clusters are: {', '.join(names())}")
-    if document.engine is not EngineName.LOCAL:
-        raise NotSupportedError(f"{path}: engine {document.engine.value} is not supported yet; use engine: local")
+    if document.engine not in (EngineName.LOCAL, EngineName.SSH):
+        raise NotSupportedError(f"{path}: engine {document.engine.value} is not supported yet; use engine: local or ssh")
     if document.node_setup.model_fields_set:
-        raise NotSupportedError(f"{path}: nodeSetup is not supported on the local cluster; prepare this machine by hand")
-    unused = [key for field, key in _UNUSED.items() if field in document.model_fields_set]
+        raise NotSupportedError(f"{path}: nodeSetup is not supported yet; prepare the nodes by hand and remove it")
+    build, used = (_ssh, ("user_account_settings",)) if document.engine is EngineName.SSH else (_local, ())
+    unused = [key for field, key in _UNUSED.items() if field in document.model_fields_set and field not in used]
     if unused:
-        warnings.append(f"{path}: {', '.join(unused)} plays no part on the local cluster")
-    return _local(name, document), warnings
+        warnings.append(f"{path}: {', '.join(unused)} plays no part with engine: {document.engine.value}")
+    return build(name, document, path), warnings
 
 
 _UNUSED = {
@@ -87,28 +91,64 @@ _UNUSED = {
     "virtual_machine_configuration": "virtualMachineConfiguration",
     "user_account_settings": "userAccountSettings",
     "subnet": "subnet",
-    "oversubscribe": "oversubscribe",
 }
 
 
-def _local(name: str, document: ClusterDocument) -> Cluster:
+def _local(name: str, document: ClusterDocument, path: Path) -> Cluster:
     from mlflow_batchai.engines.hosts import LocalHosts
 
     folder = Path(document.share).expanduser() if document.share else home() / "share"
     if not folder.is_absolute():
         folder = home() / folder
-    share = open_share(folder.as_uri())
     python = str(Path(document.python).expanduser()) if document.python else sys.executable
     if not os.access(python, os.X_OK):
         raise ClusterError(f"cluster '{name}': python: {python} is not a program")
     return Cluster(
         name,
         document,
-        share,
+        DirectoryShare(folder),
         LocalHosts(home(), name, document.nodes, folder),
+        str(folder),
+        (DirectoryShare(home()), "shares", str(home() / "shares")),
         python,
         str(home() / "envs"),
-        max(1, len(os.sched_getaffinity(0)) // document.nodes) if hasattr(os, "sched_getaffinity") else 1,
-        "127.0.0.1",
-        document.network_interface or "lo",
+    )
+
+
+def _ssh(name: str, document: ClusterDocument, path: Path) -> Cluster:
+    from mlflow_batchai.engines.ssh_hosts import SshHosts, SshNode
+    from mlflow_batchai.shell.targets import resolve
+
+    assert document.share
+    folder = Path(document.share).expanduser()
+    if not folder.is_absolute():
+        raise DocumentError(f"{path}: share is '{document.share}', but must be an absolute path")
+    try:
+        share = DirectoryShare.existing(folder)
+    except ShareError as error:
+        raise ClusterError(f"{path}: share: {error}") from error
+    account = document.user_account_settings
+    password = account.admin_user_password if account else None
+    nodes = []
+    for entry in document.hosts:
+        target = resolve(
+            entry.host,
+            user=entry.user or document.user or (account.admin_user_name if account else None),
+            port=entry.port or document.port,
+            key_file=entry.key_file or document.key_file,
+            known_hosts=document.known_hosts,
+            jump=document.jump_host,
+            password=password.get_secret_value() if password else None,
+        )
+        nodes.append(SshNode(entry.host, target, entry.root or document.root or f"/var/tmp/batchai-{target.user}"))
+    on_nodes = document.share_on_nodes or str(folder)
+    return Cluster(
+        name,
+        document,
+        share,
+        SshHosts(nodes, on_nodes, document.agent_python, lambda: identify(share)),
+        on_nodes,
+        (share, "shares", f"{on_nodes}/shares"),
+        document.python or "python3",
+        None,
     )

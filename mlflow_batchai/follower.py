@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlflow_batchai import clusters, runs
-from mlflow_batchai.engines.base import Engine, PollState
+from mlflow_batchai.engines.absent import AbsentEngine
+from mlflow_batchai.engines.base import Engine, Poll, PollState
 from mlflow_batchai.errors import BatchAIError, ClusterError, ShareError
 from mlflow_batchai.jobs import Job, JobState, failed_verdict
 from mlflow_batchai.lease import Lease, LeaseLostError
@@ -28,11 +29,34 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 STEP_SECONDS = 0.5
-POLL_SECONDS = 1.0
 TAG_SECONDS = 5.0
 CANCEL_PATIENCE_SECONDS = 30.0
 LEAVE_SECONDS = 10.0
+SILENCE_MARGIN_SECONDS = 15.0
 WRITER = "follower"
+
+
+class Silence:
+    """For how long a counter has stood still, by our own clock.
+
+    Args:
+        longest_look: seconds that one look counts for at most: time in which nobody could look says nothing.
+    """
+
+    def __init__(self, longest_look: float) -> None:
+        self._longest_look = longest_look
+        self._count: int | None = None
+        self._looked: float | None = None
+        self._silent = 0.0
+
+    def seconds(self, now: float, count: int | None) -> float:
+        """Look: the seconds until now; 0 for a counter that moved, or that nobody reads."""
+        if count is None or count != self._count or self._looked is None:
+            self._silent = 0.0
+        else:
+            self._silent += min(now - self._looked, self._longest_look)
+        self._count, self._looked = count, now
+        return self._silent
 
 
 class Watch:
@@ -41,13 +65,22 @@ class Watch:
     Args:
         job: the job.
         engine: what it runs on.
+        heard: how many of node 0's segments have been seen, None while nobody looks for them.
         clock: seconds.
     """
 
-    def __init__(self, job: Job, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        job: Job,
+        engine: Engine,
+        heard: Callable[[], int | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._job = job
         self._engine = engine
         self._clock = clock
+        self._heard = heard
+        self._silence = Silence(3 * engine.poll_seconds)
         self._handle = job.handle()
         self._next_poll = 0.0
         self._complaint = ""
@@ -68,11 +101,9 @@ class Watch:
         now = self._clock()
         if now < self._next_poll:
             return
-        self._next_poll = now + POLL_SECONDS
+        self._next_poll = now + self._engine.poll_seconds
         self._handle = self._handle or self._job.handle()
-        if self._handle is None:
-            return
-        poll = self._engine.poll(self._handle)
+        poll = self._engine.poll(self._handle) if self._handle else Poll(PollState.UNKNOWN)
         snapshot = self._job.snapshot()
         if snapshot.verdict is not None:
             return
@@ -83,12 +114,20 @@ class Watch:
                 self._terminate(bool(snapshot.announces))
                 return
             code = protocol.NODE_LOST if node in snapshot.announces else protocol.NODE_SETUP_FAILED
-            self._claim(code, f"{node_id(node)} was lost: {poll.detail}")
+            self._claim(code, f"{node_id(node)} was lost: {poll.of(node)}")
+            return
+        silent = self._silence.seconds(now, self._heard())
+        if 0 in poll.unknown and silent > self._job.plan["lossSeconds"] + SILENCE_MARGIN_SECONDS:
+            # Its peers have given it up before; nobody but us is left who could say so.
+            sentence = f"{node_id(0)} was lost: it has not been heard of for {silent:.0f} s, and {poll.of(0)}"
+            self._claim(protocol.NODE_LOST, sentence)
             return
         if snapshot.requests:
             self._cancel_since = now if self._cancel_since is None else self._cancel_since
             if now - self._cancel_since > CANCEL_PATIENCE_SECONDS:
-                self._engine.cancel(self._handle)
+                # Without a handle its submitter died before it had started every agent: those that came have been told.
+                if self._handle:
+                    self._engine.cancel(self._handle)
                 self._terminate(bool(snapshot.announces))
 
     def _terminate(self, running: bool) -> None:
@@ -103,17 +142,19 @@ class Watch:
             # Its claimer died between the claim and the file; nobody is left who could still write it.
             self._job.finish_claim(verdict)
 
-    def _all_gone(self) -> bool:
-        assert self._handle is not None
-        return len(self._engine.poll(self._handle).gone) == self._job.node_count
+    def _all_gone(self, as_far_as_known: bool = False) -> bool:
+        if self._handle is None:
+            return False
+        poll = self._engine.poll(self._handle)
+        return len(poll.gone) + as_far_as_known * len(poll.unknown) == self._job.node_count
 
     def clean_up(self) -> None:
         """After the verdict: agents get a moment to leave by themselves, then nothing of the job stays on its nodes."""
         if self._handle is None:
             return
         until = self._clock() + LEAVE_SECONDS
-        while self._clock() < until and not self._all_gone():
-            time.sleep(0.05)
+        while self._clock() < until and not self._all_gone(as_far_as_known=True):
+            time.sleep(self._engine.poll_seconds / 20)
         self._engine.cancel(self._handle)
 
 
@@ -142,13 +183,12 @@ def follow(job: Job, tracking: runs.Tracking) -> JobState | None:
 
 
 def _follow(job: Job, mlflow: MlflowClient, lease: Lease) -> JobState:
-    cluster, _ = clusters.load(job.plan["cluster"])
-    watch = Watch(job, cluster.engine)
     relay = Relay(job, mlflow, lease)
+    relaying = True
+    watch = Watch(job, _engine(job), lambda: relay.heard(0) if relaying else None)
     next_tag = time.monotonic() + TAG_SECONDS
     asked = False
     trouble = 0.0
-    relaying = True
     while True:
         try:
             watch.check_or_complain()
@@ -174,6 +214,15 @@ def _follow(job: Job, mlflow: MlflowClient, lease: Lease) -> JobState:
         time.sleep(trouble or STEP_SECONDS)
     _finish(watch, relay, state, lease)
     return state
+
+
+def _engine(job: Job) -> Engine:
+    """What the job runs on; a machine that doesn't know its cluster can relay it all the same."""
+    try:
+        return clusters.load(job.plan["cluster"])[0].engine
+    except BatchAIError as error:
+        print(f"{error}; the job is relayed, and its nodes can't be asked", file=sys.stderr, flush=True)
+        return AbsentEngine(str(error))
 
 
 def _finish(watch: Watch, relay: Relay, state: JobState, lease: Lease) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from mlflow_batchai.errors import JobNotFoundError, ShareNotFoundError
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.protocol import JobPaths, Record, TornFileError
-from mlflow_batchai.shares.base import Share
+from mlflow_batchai.shares import Share, open_share
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,15 @@ class Job:
     def node_count(self) -> int:
         """Nodes of the job."""
         return int(self.plan["nodeCount"])
+
+    def share_at(self, address: str) -> Share:
+        """A share that the plan names by the submitter's address for it; the control share may lie elsewhere on this machine."""
+        control = str(self.plan["volumes"][0]["share"])
+        if address == control:
+            return self.share
+        if address.startswith(control + "/"):
+            return open_share(self.share.url + address[len(control) :])
+        return open_share(address)
 
     def _closed(self, path: str) -> Record | None:
         try:

@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlflow_batchai import runs
+from mlflow_batchai import clusters, runs
 from mlflow_batchai.clusters import Cluster
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.detached import Submitted, follower_log, keep_follower, start_follower
 from mlflow_batchai.engines.base import StartRequest
-from mlflow_batchai.errors import BatchAIError, JobDetachedError, JobError, JobFailedError, JobNotFoundError
+from mlflow_batchai.errors import BatchAIError, JobDetachedError, JobError, JobFailedError, JobNotFoundError, ShareError
 from mlflow_batchai.jobs import EventReader, Job, JobState, failed_verdict
 from mlflow_batchai.lease import Lease
 from mlflow_batchai.node import protocol
 from mlflow_batchai.planning import Prepared, slug
 from mlflow_batchai.runs import Tracking
-from mlflow_batchai.shares import open_share
+from mlflow_batchai.shares import Share, open_share
 from mlflow_batchai.shares.objects import upload
 from mlflow_batchai.signals import Signals
 
@@ -99,12 +99,15 @@ def submit(prepared: Prepared, cluster: Cluster, request: RunRequest) -> Submitt
         share.write(paths.plan, protocol.encode([plan]))
         mark = protocol.job_mark(prepared.job_id, 1)
         start = StartRequest(prepared.job_id, mark, folder, 1, plan["nodeCount"], prepared.secrets)
+        undo.callback(cluster.engine.close)
         handle = cluster.engine.submit(start)
         undo.callback(cluster.engine.cancel, handle)
         share.write(paths.submitted, protocol.encode([dict(handle)]))
         submitted = Submitted(Job(share, folder), run_id, request.tracking)
         start_follower(submitted)
         undo.pop_all()
+    # From here on only the follower asks the nodes.
+    cluster.engine.close()
     return submitted
 
 
@@ -149,11 +152,22 @@ def find(name: str, tracking: Tracking) -> Submitted:
     run = runs.find(runs.client(tracking), name)
     tags = run.data.tags
     try:
-        job = Job(open_share(tags[runs.TAG_SHARE]), tags[runs.TAG_FOLDER])
+        job = Job(_share_of(tags), tags[runs.TAG_FOLDER])
     except JobNotFoundError as error:
         why = tags.get("batchai.reason", "its submitter died, or its folder was deleted")
         raise JobError(f"job {tags[runs.TAG_JOB]} has no job folder: {why}") from error
     return Submitted(job, run.info.run_id, tracking)
+
+
+def _share_of(tags: Mapping[str, str]) -> Share:
+    """The control share of a job: where its submitter had it, else where this machine's document of its cluster says."""
+    try:
+        return open_share(tags[runs.TAG_SHARE])
+    except ShareError as error:
+        try:
+            return clusters.load(tags[runs.TAG_CLUSTER])[0].share
+        except BatchAIError as other:
+            raise ShareError(f"{error}; or describe cluster '{tags[runs.TAG_CLUSTER]}' here ({other})") from error
 
 
 def cancel(submitted: Submitted, why: str = "") -> None:

@@ -1,13 +1,13 @@
-"""Which volumes a job mounts on the local cluster, and where on them its folder and its logs lie."""
+"""Which volumes a job mounts on a cluster whose file shares are directories, and where on them its folder and its logs lie."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
-from mlflow_batchai.clusters import Cluster, home
+from mlflow_batchai.clusters import Cluster
 from mlflow_batchai.errors import DocumentError, NotSupportedError
 from mlflow_batchai.places import locate, mount_points
 from mlflow_batchai.spec.job import JobProperties
@@ -20,8 +20,8 @@ def choose_volumes(
     properties: JobProperties, cluster: Cluster, source: str
 ) -> tuple[list[dict[str, Any]], dict[str, int], list[str]]:
     """(volumes of the plan, mount point -> index, warnings). The control share is volume 0."""
-    control = unquote(urlsplit(cluster.share.url).path, errors="surrogateescape")
-    volumes: list[dict[str, Any]] = [{"scope": "cluster", "path": CONTROL_MOUNT, "source": control, "share": cluster.share.url}]
+    control = {"scope": "cluster", "path": CONTROL_MOUNT, "source": cluster.share_on_nodes, "share": cluster.share.url}
+    volumes: list[dict[str, Any]] = [control]
     warnings: list[str] = []
     mounts = properties.mount_volumes
     for key, entries in (
@@ -30,19 +30,24 @@ def choose_volumes(
         ("unmanagedFileSystems", mounts.unmanaged_file_systems),
     ):
         if entries:
-            raise NotSupportedError(f"{source}: mountVolumes.{key} is not supported yet on the local cluster; remove it")
+            raise NotSupportedError(f"{source}: mountVolumes.{key} is not supported yet; remove it")
     for entry in mounts.azure_file_shares:
         parts = urlsplit(entry.azure_file_url)
         account = entry.account_name or (parts.hostname or "").split(".")[0]
         name = parts.path.strip("/")
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name) or ".." in name.split("/") or not re.fullmatch(r"[\w.-]+", account):
             raise DocumentError(f"{source}: mountVolumes.azureFileShares: '{entry.azure_file_url}' names no account and share")
-        folder = home() / "shares" / account / name
-        folder.mkdir(parents=True, exist_ok=True)
+        share, path, on_nodes = cluster.file_shares
+        folder = share.made(f"{path}/{account}/{name}")
         volumes.append(
-            {"scope": "job", "path": entry.relative_mount_path.strip("/"), "source": str(folder), "share": folder.as_uri()}
+            {
+                "scope": "job",
+                "path": entry.relative_mount_path.strip("/"),
+                "source": f"{on_nodes}/{account}/{name}",
+                "share": folder.as_uri(),
+            }
         )
-        warnings.append(f"on the local cluster the file share {account}/{name} is the directory {folder}")
+        warnings.append(f"on cluster '{cluster.name}' the file share {account}/{name} is the directory {folder}")
     return volumes, mount_points(volumes), warnings
 
 

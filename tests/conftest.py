@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,8 @@ from typing import Any
 
 import psutil
 import pytest
+from netns import Machine
+from sshd import SshNodes, ssh_nodes
 from waiting import wait_for
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +37,13 @@ def store_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def ssh_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshNodes]:
+    """Four SSH servers for one test module; a test that stops one starts it again."""
+    with ssh_nodes(tmp_path_factory.mktemp("ssh")) as made:
+        yield made
+
+
 class World:
     """One user's machine.
 
@@ -41,6 +51,7 @@ class World:
         home: ``$BATCHAI_HOME``.
         uri: the tracking store.
         cwd: where commands are typed.
+        machines: machines of their own (``netns.py``) that its jobs run on: all that runs there is the world's.
     """
 
     def __init__(self, root: Path, template: Path) -> None:
@@ -62,6 +73,7 @@ class World:
         }
         for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"):
             self.environment.pop(name, None)
+        self.machines: list[Machine] = []
         self._started: list[subprocess.Popen[str]] = []
         self._client: Any = None
 
@@ -157,16 +169,30 @@ class World:
 
     def artifact(self, path: str, run: Any = None) -> str:
         """An artifact's text."""
-        return Path(self.client.download_artifacts((run or self.last).info.run_id, path)).read_text(encoding="utf-8")
+        return self.artifact_file(path, run).read_text(encoding="utf-8")
+
+    def artifact_file(self, path: str, run: Any = None) -> Path:
+        """An artifact, as a file."""
+        return Path(self.client.download_artifacts((run or self.last).info.run_id, path))
+
+    def plan(self, run: Any = None) -> dict[str, Any]:
+        """The plan of a run's job."""
+        found: dict[str, Any] = json.loads((self.folder(run) / "batchai" / "plan.json").read_text().splitlines()[0])
+        return found
 
     def processes(self) -> list[psutil.Process]:
-        """Every live process that belongs to this world: its paths stand in the argv or the environment."""
-        found = []
+        """Every live process that belongs to this world: its paths stand in the argv or the environment, or its machine is ours.
+
+        Nodes over SSH have their folders here, so agents and ranks, and what answers a client's connection, are among them.
+        """
+        found = [process for machine in self.machines for process in machine.processes()]
         for process in psutil.process_iter():
             try:
                 if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
                     continue
-                if any(str(self.root) in text for text in [*process.cmdline(), *process.environ().values()]):
+                if process not in found and any(
+                    str(self.root) in text for text in [*process.cmdline(), *process.environ().values()]
+                ):
                     found.append(process)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue

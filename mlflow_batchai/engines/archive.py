@@ -11,7 +11,15 @@ from pathlib import Path
 
 # The rooms that need nothing but a Python: the agent, what scripts import, the wheel builder.
 ROOMS = ("node", "training", "horovod_wheel")
-_MAIN = "import sys\nfrom mlflow_batchai.node.__main__ import main\n\nsys.exit(main(sys.argv[1:]))\n"
+# Read by Pythons that are too old for the rest, too.
+_MAIN = """import sys
+
+if sys.version_info < (3, 8):
+    sys.exit("%s is Python %d.%d; nodes need 3.8 or newer" % ((sys.executable,) + tuple(sys.version_info[:2])))
+from mlflow_batchai.node.__main__ import main
+
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def build() -> bytes:
@@ -32,10 +40,15 @@ def build() -> bytes:
     return buffer.getvalue()
 
 
+def name_of(data: bytes) -> str:
+    """The archive's file name, by its hash."""
+    return f"agent-{hashlib.sha256(data).hexdigest()[:16]}.pyz"
+
+
 def stored(folder: Path) -> Path:
     """The archive as a file in this folder, named by its hash; written if it isn't there."""
     data = build()
-    target = folder / f"agent-{hashlib.sha256(data).hexdigest()[:16]}.pyz"
+    target = folder / name_of(data)
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         temporary = target.with_suffix(f".{uuid.uuid4().hex}.new")

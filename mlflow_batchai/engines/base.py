@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 Handle = Mapping[str, Any]
 
@@ -25,11 +26,19 @@ class Poll(NamedTuple):
         state: of the whole: ALIVE while every node's agent lives, GONE when all or some are gone for certain.
         detail: one sentence, for people.
         gone: indexes of the nodes whose agents are gone for certain.
+        unknown: indexes of the nodes that could not be asked.
+        nodes: index -> one sentence on that node, of those that are gone or unknown.
     """
 
     state: PollState
     detail: str = ""
     gone: tuple[int, ...] = ()
+    unknown: tuple[int, ...] = ()
+    nodes: Mapping[int, str] = MappingProxyType({})
+
+    def of(self, node: int) -> str:
+        """What is known of a node."""
+        return self.nodes.get(node, self.detail)
 
 
 class StartRequest(NamedTuple):
@@ -53,11 +62,10 @@ class StartRequest(NamedTuple):
 
 
 class NodeCommand(NamedTuple):
-    """What one node would run: text for a dry run, argv and environment for the real one."""
+    """What one node would run."""
 
     node: int
     argv: tuple[str, ...]
-    environment: Mapping[str, str]
 
 
 class Engine(Protocol):
@@ -68,11 +76,24 @@ class Engine(Protocol):
         2. ``submit`` starts on all nodes or on none: what a failed one had started is ended.
         3. ``poll`` never says GONE unless the engine is certain, and never ALIVE for what is gone.
         4. ``cancel`` returns when nothing of the job is left on its nodes, or raises; a second one is no error.
+        5. ``poll`` returns within seconds, whatever its nodes do.
+
+    Attributes:
+        poll_seconds: how often it is worth asking.
     """
+
+    poll_seconds: ClassVar[float]
 
     @property
     def node_limit(self) -> int:
         """Nodes of the cluster."""
+
+    def check(self, node_count: int) -> Sequence[str]:
+        """Whether a job of that many nodes could start: sentences on what is wrong and doesn't matter to it.
+
+        Raises:
+            ClusterError: it could not, and why.
+        """
 
     def render(self, request: StartRequest) -> Sequence[NodeCommand]:
         """What each node would run, without starting anything (node indexes of the cluster are not chosen yet)."""
@@ -85,3 +106,6 @@ class Engine(Protocol):
 
     def cancel(self, handle: Handle) -> None:
         """End it, and everything it started."""
+
+    def close(self) -> None:
+        """Let go of connections; what is asked next opens them again."""

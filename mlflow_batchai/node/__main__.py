@@ -12,10 +12,10 @@ def main(arguments: List[str]) -> int:
         from mlflow_batchai.node import agent
 
         return agent.main(rest)
-    if verb == "ticket":
-        from mlflow_batchai.node import tickets
+    if verb == "serve":
+        from mlflow_batchai.node import host
 
-        return tickets.main(rest)
+        return host.serve()
     if verb == "sweep":
         from mlflow_batchai.node import processes
 

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from typing import IO, Any, Callable, Dict, Iterator, List, Mapping, Optional, Set
+from typing import IO, Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from mlflow_batchai.node import outcome, processes, protocol, staging, tickets
 from mlflow_batchai.node.layout import NodeLayout, node_id
@@ -36,6 +36,7 @@ class Agent:
         root: the node's own folder.
         ticket: what ``tickets.take`` returned, for this node.
         secrets: variables for the ranks that are never written anywhere.
+        part: (i, n): this node is the i-th of n on its machine, from 0.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Agent:
         root: str,
         ticket: Mapping[str, Any],
         secrets: Mapping[str, str],
+        part: Tuple[int, int] = (0, 1),
     ) -> None:
         plan_path = os.path.join(share, *protocol.JobPaths(folder, attempt).plan.split("/"))
         plan = protocol.read_closed(plan_path)
@@ -64,7 +66,7 @@ class Agent:
         self.shipper = Shipper(self.layout, list(range(1, plan["nodeCount"])) if node == 0 else [0])
         self.runtime = Runtime(self.layout, self.shipper, secrets)
         self.peers = Peers(self.layout, self.shipper)
-        self.phases = Phases(self.layout, self.shipper, self.runtime, self.peers)
+        self.phases = Phases(self.layout, self.shipper, self.runtime, self.peers, part)
         self._ticket_file: Optional[IO[str]] = None
         self._trouble = False
 
@@ -89,6 +91,11 @@ class Agent:
             failure = Failure(protocol.NODE_SETUP_FAILED, str(error), node=self.node)
         except tickets.LateError as error:
             failure = Failure(protocol.NODE_SETUP_FAILED, "%s: %s" % (self.layout.node_id, error), node=self.node)
+        except OSError as error:
+            # A disk that is full, an account that may not: nobody wants to see our code for that.
+            if error is self.shipper.broken:
+                self._tell(error)
+            failure = Failure(protocol.NODE_SETUP_FAILED, staging.disk_trouble(self.layout, error), node=self.node)
         except Exception as error:
             # A bug in the agent must still end the job with its words, not leave it running for ever.
             self._tell(error)
@@ -227,8 +234,18 @@ def _patiently(step: Callable[[], None]) -> None:
         time.sleep(0.2)
 
 
+def _part(text: str) -> Tuple[int, int]:
+    index, parts = map(int, text.split("/"))
+    if not 0 <= index < parts:
+        raise ValueError("no such part")
+    return index, parts
+
+
 def main(arguments: List[str]) -> int:
-    """``agent --share S --folder F --attempt A --node K --root R --ticket JSON``; secrets as JSON on standard input."""
+    """``agent --share S --folder F --attempt A --node K --root R --ticket JSON``; secrets as JSON on standard input.
+
+    ``--part I/N`` says that this node is part I (from 0) of the N that its machine is cut into.
+    """
     parser = argparse.ArgumentParser(prog="agent")
     parser.add_argument("--share", required=True)
     parser.add_argument("--folder", required=True)
@@ -236,8 +253,12 @@ def main(arguments: List[str]) -> int:
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--root", required=True)
     parser.add_argument("--ticket", required=True)
+    parser.add_argument("--part", type=_part, default=(0, 1))
     options = parser.parse_args(arguments)
     secrets = json.loads(sys.stdin.read() or "{}")
+    with contextlib.suppress(OSError):
+        # What is made on the share is as open to others as its root: the client may be another user on it.
+        os.umask(0o777 & ~os.stat(options.share).st_mode & 0o077)
     try:
         agent = Agent(
             options.share,
@@ -247,6 +268,7 @@ def main(arguments: List[str]) -> int:
             options.root,
             json.loads(options.ticket),
             secrets,
+            options.part,
         )
     except staging.SetupError as error:
         sys.stderr.write("%s\n" % error)

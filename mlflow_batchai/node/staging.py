@@ -1,8 +1,10 @@
 """Making a node ready for a job: folders, mounts, the code, staged inputs, and taking all of it away again."""
 
+import errno
 import hashlib
 import os
 import shutil
+import socket
 from typing import List, Optional, Tuple
 
 from mlflow_batchai.node.layout import NodeLayout
@@ -14,6 +16,15 @@ SITECUSTOMIZE = "sitecustomize.py"
 
 class SetupError(Exception):
     """The node can't be made ready; the message is one sentence."""
+
+
+def disk_trouble(layout: NodeLayout, error: OSError) -> str:
+    """A sentence on what a disk of this node refused."""
+    node = "%s (%s)" % (layout.node_id, socket.gethostname())
+    path = error.filename or layout.root
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "%s: no space is left for %s; free some there, or name another folder (root in the cluster document)" % (node, path)
+    return "%s can't use %s: %s" % (node, path, error.strerror or error)
 
 
 def prepare_folders(layout: NodeLayout) -> None:

@@ -11,10 +11,14 @@ import fcntl
 import json
 import os
 import time
-from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import IO, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 # A ticket whose agent hasn't come within this many seconds is given up: its submitter died between two steps.
 ARRIVAL_SECONDS = 60.0
+# Others give it up this much later: between machines an age is known no better than a question and its answer take.
+MARGIN_SECONDS = 15.0
+# A ticket of nodes that left the cluster long ago.
+FORGET_SECONDS = 30 * 86400.0
 
 
 class LateError(Exception):
@@ -52,34 +56,70 @@ def ticket_path(root: str, number: int) -> str:
     return os.path.join(root, "tickets", str(number))
 
 
-def take(folder: str, roots: Sequence[str], job: str, count: int, now: Optional[float] = None) -> Dict[str, Any]:
+def listing(folder: str, now: Optional[float] = None) -> List[Dict[str, Any]]:
+    """The book's tickets: ``number``, ``job``, ``nodes`` and ``age``, the seconds since it was taken."""
+    moment = time.time() if now is None else now
+    return [_aged(entry, moment) for entry in _load(folder)["tickets"]]
+
+
+def _aged(entry: Dict[str, Any], moment: float) -> Dict[str, Any]:
+    return {"number": entry["number"], "job": entry["job"], "nodes": entry["nodes"], "age": moment - entry["taken"]}
+
+
+def take(
+    folder: str,
+    nodes: Sequence[str],
+    job: str,
+    count: int,
+    ended: Mapping[str, Sequence[int]],
+    now: Optional[float] = None,
+) -> Dict[str, Any]:
     """Take ``count`` nodes for a job, in one step.
 
-    The nodes with the fewest jobs before them are chosen, lower index first.
+    The nodes with the fewest jobs before them are chosen, earlier names first. Asked again for a job that has its ticket
+    already, it gives that ticket.
 
     Args:
-        folder: the book's folder, on the first node's disk.
-        roots: node roots by index, as this machine sees them; used to forget tickets that have ended.
-        job: the job's id, for people who read the book.
-        count: nodes wanted, at most ``len(roots)``.
+        folder: the book's folder, on the disk of the cluster's first node.
+        nodes: names of the nodes that can be had, in the cluster's order.
+        job: the job's mark.
+        count: nodes wanted, at most ``len(nodes)``.
+        ended: name -> numbers of tickets that have ended there. What has ended stays so: it doesn't matter when that was seen.
 
     Returns:
-        ``{"number": int, "nodes": [index...], "after": {"<index>": [earlier numbers...]}, "taken": seconds}``.
+        ``{"number": int, "job": str, "nodes": [name...], "age": seconds, "after": {name: [earlier numbers...]}}``.
     """
     moment = time.time() if now is None else now
     with _locked(folder):
         book = _load(folder)
-        live = [entry for entry in book["tickets"] if not _ended(entry, roots, moment)]
-        waiting: Dict[int, List[int]] = {index: [] for index in range(len(roots))}
-        for entry in live:
-            for index in entry["nodes"]:
-                if index < len(roots) and state(roots[index], entry["number"], entry["taken"], moment) != "ended":
-                    waiting[index].append(entry["number"])
-        nodes = sorted(sorted(range(len(roots)), key=lambda index: (len(waiting[index]), index))[:count])
-        number = book["next"]
-        entry = {"number": number, "job": job, "nodes": nodes, "taken": moment}
-        _store(folder, {"next": number + 1, "tickets": [*live, entry]})
-    return dict(entry, after={str(index): waiting[index] for index in nodes})
+        live = [entry for entry in book["tickets"] if not _over(entry, nodes, ended, moment)]
+        entry = next((entry for entry in live if entry["job"] == job), None)
+        if entry is None:
+            waiting = _waiting(live, nodes, ended)
+            order = sorted(range(len(nodes)), key=lambda index: (len(waiting[nodes[index]]), index))[:count]
+            entry = {"number": book["next"], "job": job, "nodes": [nodes[index] for index in sorted(order)], "taken": moment}
+            _store(folder, {"next": book["next"] + 1, "tickets": [*live, entry]})
+    earlier = _waiting([other for other in live if other["number"] < entry["number"]], entry["nodes"], ended)
+    return dict(_aged(entry, moment), after=earlier)
+
+
+def _waiting(
+    live: Sequence[Dict[str, Any]], nodes: Sequence[str], ended: Mapping[str, Sequence[int]]
+) -> Dict[str, List[int]]:
+    """Name -> numbers of the tickets that stand for that node."""
+    found: Dict[str, List[int]] = {name: [] for name in nodes}
+    for entry in live:
+        for name in entry["nodes"]:
+            if name in found and entry["number"] not in ended.get(name, ()):
+                found[name].append(entry["number"])
+    return found
+
+
+def _over(entry: Dict[str, Any], nodes: Sequence[str], ended: Mapping[str, Sequence[int]], moment: float) -> bool:
+    """Whether a ticket can be forgotten; one of nodes that nobody can ask any more is, in time."""
+    if all(entry["number"] in ended.get(name, ()) for name in entry["nodes"]):
+        return True
+    return moment - entry["taken"] > FORGET_SECONDS and not any(name in nodes for name in entry["nodes"])
 
 
 def drop(folder: str, number: int) -> None:
@@ -88,13 +128,6 @@ def drop(folder: str, number: int) -> None:
         book = _load(folder)
         book["tickets"] = [entry for entry in book["tickets"] if entry["number"] != number]
         _store(folder, book)
-
-
-def _ended(entry: Dict[str, Any], roots: Sequence[str], moment: float) -> bool:
-    return all(
-        index >= len(roots) or state(roots[index], entry["number"], entry["taken"], moment) == "ended"
-        for index in entry["nodes"]
-    )
 
 
 def state(root: str, number: int, taken: float, now: float) -> str:
@@ -108,7 +141,7 @@ def state(root: str, number: int, taken: float, now: float) -> str:
             return "ended"
     except FileNotFoundError:
         # A clock that was set back a little since must not end it either.
-        return "waiting" if abs(now - taken) < ARRIVAL_SECONDS else "ended"
+        return "waiting" if abs(now - taken) < ARRIVAL_SECONDS + MARGIN_SECONDS else "ended"
 
 
 def claim(root: str, number: int, taken: float, clock: Callable[[], float] = time.time) -> IO[str]:
@@ -203,16 +236,6 @@ def forget_ended(root: str, now: float) -> None:
         path = os.path.join(folder, name)
         # A day: a waiting agent may still look for a file that has just become free, and finding it gone reads as ended too.
         if name.isdigit() and now - os.stat(path).st_mtime > 86400 and state(root, int(name), 0, now) == "ended":
-            os.unlink(path)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path + ".state")
-
-
-def main(arguments: List[str]) -> int:
-    """``ticket take BOOK JOB COUNT ROOT...`` prints the ticket as JSON; ``ticket drop BOOK NUMBER``."""
-    verb, folder = arguments[0], arguments[1]
-    if verb == "take":
-        print(json.dumps(take(folder, arguments[4:], arguments[2], int(arguments[3]))))
-    else:
-        drop(folder, int(arguments[2]))
-    return 0
+            for ending in ("", ".state", ".agent", ".agent.lock"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path + ending)

@@ -7,7 +7,19 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from mlflow_batchai.spec.base import Count, NonEmpty, SecretText, SpecModel, Whole, any_case, exactly_one
+from mlflow_batchai.spec.base import (
+    Count,
+    NonEmpty,
+    SecretText,
+    SpecModel,
+    Whole,
+    any_case,
+    exactly_one,
+    key_of,
+    matching,
+    refuse_repeats,
+    wrong,
+)
 from mlflow_batchai.spec.environment import (
     EnvironmentVariable,
     ResourceId,
@@ -20,6 +32,8 @@ from mlflow_batchai.spec.volumes import MountVolumes
 DEFAULT_NODES = 2
 Nodes = Annotated[Count, Field(le=100)]
 NodesOrNone = Annotated[Whole, Field(le=100)]
+Port = Annotated[Count, Field(le=65535)]
+NodeFolder = Annotated[str, matching(r"(/|~/)[^\0]*[^/\0]", "be an absolute path, or begin with ~/ (the login's home)")]
 
 
 class Engine(str, Enum):
@@ -121,14 +135,46 @@ class UserAccountSettings(SpecModel):
     admin_user_password: SecretText | None = None
 
 
+class HostEntry(SpecModel):
+    """One node that is reached over SSH.
+
+    ``host`` is ``[user@]name[:port]``, where the name may be one of ``~/.ssh/config``; what stands here wins over what the
+    document says for all.
+    """
+
+    host: NonEmpty
+    user: NonEmpty | None = None
+    port: Port | None = None
+    key_file: NonEmpty | None = None
+    root: NodeFolder | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, data: Any) -> Any:
+        return {"host": data} if isinstance(data, str) else data
+
+
 def _nodes(earlier: dict[str, Any]) -> int:
     """Nodes where the document doesn't say: its manual target, its automatic maximum, else two."""
-    scale: ScaleSettings | None = earlier.get("scale_settings")
+    scale: ScaleSettings | None = None if earlier.get("hosts") else earlier.get("scale_settings")
     if scale and scale.manual:
         return scale.manual.target_node_count or DEFAULT_NODES
     if scale and scale.auto_scale:
         return scale.auto_scale.maximum_node_count or DEFAULT_NODES
-    return DEFAULT_NODES
+    return len(earlier.get("hosts") or ()) or DEFAULT_NODES
+
+
+SSH_ONLY = (
+    "hosts",
+    "user",
+    "port",
+    "key_file",
+    "known_hosts",
+    "jump_host",
+    "root",
+    "agent_python",
+    "share_on_nodes",
+)
 
 
 class ClusterDocument(SpecModel):
@@ -137,7 +183,9 @@ class ClusterDocument(SpecModel):
     Batch AI's keys may stand under ``properties`` or beside our own; both read the same
     (`loading.parse_cluster`). ``nodes`` (1 to 100) follows scaleSettings if absent, where a target of 0 is
     taken as not given. ``python`` is the nodes' training interpreter and ``share`` the directory of the
-    control share, both as written.
+    control share, both as written. With ``engine: ssh`` the nodes are ``hosts``, ``share`` is where this machine
+    has the control share, ``shareOnNodes`` where they have it (default: at the same path), ``root`` a folder on
+    each node's own disk and ``agentPython`` what runs the agent there.
     """
 
     meaningless: ClassVar[frozenset[str]] = frozenset({"location", "type", "name", "id", "tags"})
@@ -151,12 +199,37 @@ class ClusterDocument(SpecModel):
     subnet: ResourceId | None = None
 
     engine: Annotated[Engine, any_case(*(engine.value for engine in Engine))] = Engine.LOCAL
+    hosts: Annotated[tuple[HostEntry, ...], Field(max_length=100)] = ()
+    user: NonEmpty | None = None
+    port: Port | None = None
+    key_file: NonEmpty | None = None
+    known_hosts: NonEmpty | None = None
+    jump_host: NonEmpty | None = None
+    root: NodeFolder | None = None
+    agent_python: NonEmpty = "python3"
+    share_on_nodes: NonEmpty | None = None
     nodes: Nodes = Field(default_factory=_nodes)
     python: NonEmpty | None = None
     share: NonEmpty | None = None
     gpus_per_node: Whole | None = None
     oversubscribe: bool = False
     network_interface: NonEmpty | None = None
+
+    @model_validator(mode="after")
+    def _fits_its_engine(self) -> ClusterDocument:
+        given = [key_of(type(self), name) for name in SSH_ONLY if name in self.model_fields_set]
+        if self.engine is not Engine.SSH:
+            if given:
+                raise wrong(f"has {given[0]}, which needs engine: ssh")
+            return self
+        if not self.hosts:
+            raise wrong("has engine: ssh and no hosts; name the nodes: hosts: [10.0.0.4, 10.0.0.5]")
+        if not self.share:
+            raise wrong("has engine: ssh and no share; name the folder that this machine and the nodes share")
+        if "nodes" in self.model_fields_set and self.nodes != len(self.hosts):
+            raise wrong(f"says nodes: {self.nodes} and names {len(self.hosts)} hosts; drop nodes")
+        refuse_repeats((entry.host for entry in self.hosts), "host")
+        return self
 
     @classmethod
     def local(cls, nodes: int = DEFAULT_NODES) -> ClusterDocument:

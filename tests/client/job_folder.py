@@ -27,6 +27,7 @@ class JobFolder:
             "runId": "r" * 32,
             "experimentId": "0",
             "cluster": "local",
+            "lossSeconds": 60.0,
             "segment": FOLDER,
             "folder": FOLDER,
             "metrics": [],

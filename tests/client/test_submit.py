@@ -27,10 +27,12 @@ class Engine:
     """Takes a job, or fails; remembers what it was told."""
 
     node_limit = 1
+    poll_seconds = 1.0
 
     def __init__(self):
         self.started = []
         self.cancelled = []
+        self.closed = 0
         self.error = None
 
     def submit(self, request):
@@ -44,6 +46,9 @@ class Engine:
 
     def cancel(self, handle):
         self.cancelled.append(handle)
+
+    def close(self):
+        self.closed += 1
 
 
 @pytest.fixture

@@ -7,15 +7,19 @@ import pytest
 from mlflow_batchai import follower
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.follower import CANCEL_PATIENCE_SECONDS, Watch
+from mlflow_batchai.follower import CANCEL_PATIENCE_SECONDS, SILENCE_MARGIN_SECONDS, Silence, Watch
 
 
 class World:
     """An engine whose nodes can be made to go, and a clock."""
 
+    poll_seconds = 1.0
+
     def __init__(self, nodes):
         self.nodes = nodes
         self.gone = set()
+        self.unknown = set()
+        self.heard = 0
         self.now = 0.0
         self.polls = 0
         self.cancelled = 0
@@ -27,6 +31,8 @@ class World:
         if self.broken:
             raise ClusterError(self.broken)
         answer = Poll(PollState.GONE, "killed", tuple(sorted(self.gone))) if self.gone else Poll(PollState.ALIVE)
+        if self.unknown:
+            answer = Poll(PollState.UNKNOWN, "node a can't be reached", (), tuple(sorted(self.unknown)))
         self.on_poll()
         return answer
 
@@ -43,7 +49,7 @@ def scene(folder):
         for node in range(nodes) if announced else ():
             made.announce(node)
         world = World(nodes)
-        watch = Watch(made.job, world, lambda: world.now)
+        watch = Watch(made.job, world, lambda: world.heard, lambda: world.now)
 
         def check(seconds=2.0):
             world.now += seconds
@@ -148,11 +154,31 @@ def test_a_cluster_that_cant_be_asked_says_nothing_of_the_job(scene, capsys):
 def test_without_a_handle_there_is_nothing_to_ask(folder):
     made = folder()
     world = World(1)
-    watch = Watch(made.job, world, lambda: world.now)
+    watch = Watch(made.job, world, lambda: world.heard, lambda: world.now)
     world.now = 9
     watch.check()
     watch.clean_up()
     assert (world.polls, world.cancelled) == (0, 0)
+
+
+def test_a_job_whose_submitter_died_before_its_handle_can_be_ended(folder):
+    made = folder()
+    world = World(1)
+    watch = Watch(made.job, world, lambda: world.heard, lambda: world.now)
+    made.job.request_cancel("me", "")
+    for world.now in (2.0, CANCEL_PATIENCE_SECONDS, CANCEL_PATIENCE_SECONDS + 4.0):
+        assert not made.job.state().ended
+        watch.check()
+    assert (made.job.state().run_status, made.job.state().error_code) == ("KILLED", "JobTerminated")
+    assert (world.polls, world.cancelled) == (0, 0)
+
+
+def test_clean_up_does_not_wait_for_nodes_that_cant_be_asked(scene, monkeypatch):
+    _, world, watch, _ = scene()
+    world.unknown = {0, 1}
+    monkeypatch.setattr(follower.time, "sleep", lambda seconds: pytest.fail("waited"))
+    watch.clean_up()
+    assert world.cancelled == 1
 
 
 def test_clean_up_waits_for_agents_to_leave(scene, monkeypatch):
@@ -176,3 +202,40 @@ def test_clean_up_does_not_wait_for_ever(scene, monkeypatch):
     watch.clean_up()
     assert world.cancelled == 1
     assert follower.LEAVE_SECONDS <= world.now < follower.LEAVE_SECONDS + 1
+
+
+def test_node_0_unreachable_and_silent_is_lost(scene):
+    made, world, _, check = scene()
+    grace = 60 + SILENCE_MARGIN_SECONDS
+    world.unknown = {0}
+    check()
+    while world.now < grace:
+        world.heard += 1  # it can't be asked, and goes on writing
+        assert not check().ended
+    begun = world.now
+    while world.now - begun < grace - 2:
+        assert not check().ended
+    state = check()
+    assert (state.error_code, state.exit_code) == ("NodeLost", None)
+    assert (
+        state.reason == f"node-0 was lost: it has not been heard of for {world.now - begun:.0f} s, and node a can't be reached"
+    )
+
+
+def test_silence_of_a_node_that_lives_or_of_another_one_ends_nothing(scene):
+    _, world, _, check = scene()
+    for unknown in (set(), {1}):
+        world.unknown = unknown
+        for _ in range(100):
+            assert not check().ended  # a share that stalls, or a node that node 0 watches
+
+
+def test_time_in_which_nobody_looked_is_no_silence():
+    silence = Silence(3.0)
+    assert silence.seconds(0.0, 5) == 0.0
+    assert silence.seconds(2.0, 5) == 2.0
+    assert silence.seconds(1000.0, 5) == 5.0
+    assert silence.seconds(1001.0, None) == 0.0
+    assert silence.seconds(1002.0, 5) == 0.0
+    assert silence.seconds(1003.0, 5) == 1.0
+    assert silence.seconds(1004.0, 6) == 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -11,30 +12,38 @@ from pathlib import Path
 import psutil
 import pytest
 from plans import toy_plan
+from sshd import SshNodes, ssh_nodes  # noqa: F401 (a fixture)
 
-from mlflow_batchai import shell
 from mlflow_batchai.engines.base import PollState, StartRequest
 from mlflow_batchai.engines.hosts import LocalHosts
+from mlflow_batchai.engines.ssh_hosts import SshHosts, SshNode
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.jobs import Job
 from mlflow_batchai.node import protocol
 from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.shares.identity import identify
+from mlflow_batchai.shell.targets import resolve
 
 SECRET = "hush-hush-hush"
 
 
 class Site:
-    """A cluster of two nodes with its control share."""
+    """A cluster of two nodes of this machine, with its control share."""
+
+    kind = "local"
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.share = DirectoryShare(root / "share")
         self.number = 0
-        self.engine = LocalHosts(root / "home", "c", 2, root / "share")
+        self.engine = self.another_process()
 
-    def another_process(self):
+    def another_process(self, nodes: int = 2):
         """The same cluster, as one who only has its name knows it."""
-        return LocalHosts(self.root / "home", "c", 2, self.root / "share")
+        return LocalHosts(self.root / "home", "c", nodes, self.root / "share")
+
+    def node_root(self, index: int) -> Path:
+        return self.root / "home" / "nodes" / "c" / str(index)
 
     def job(self, command: str, nodes: int = 1) -> StartRequest:
         self.number += 1
@@ -49,16 +58,51 @@ class Site:
         return Job(self.share, request.folder).state()
 
     def left(self) -> list[psutil.Process]:
-        """Live processes that know this place: agents by their arguments, ranks by their environment."""
+        """Live processes that know this place: agents by their arguments, ranks by their environment.
+
+        What answers an open connection is none.
+        """
         found = []
         for process in psutil.process_iter():
             try:
-                texts = [*process.cmdline(), *process.environ().values()]
+                line = process.cmdline()
+                texts = [] if line[-1:] == ["serve"] else [*line, *process.environ().values()]
                 if process.pid != os.getpid() and process.status() != "zombie" and str(self.root) in " ".join(texts):
                     found.append(process)
             except psutil.Error:
                 continue
         return found
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class SshSite(Site):
+    """The same over SSH, with two real servers."""
+
+    kind = "ssh"
+
+    def __init__(self, root: Path, servers: SshNodes) -> None:
+        self.servers = servers
+        self.engines: list[SshHosts] = []
+        super().__init__(root)
+
+    def another_process(self, nodes: int = 2):
+        made = []
+        for index in range(nodes):
+            server = self.servers[index]
+            keys = {"key_file": server.key_file, "known_hosts": server.known_hosts}
+            target = resolve(f"{server.user}@{server.address}:{server.port}", **keys)
+            made.append(SshNode(server.address, target, str(self.node_root(index))))
+        self.engines.append(SshHosts(made, str(self.share.root), "python3", lambda: identify(self.share)))
+        return self.engines[-1]
+
+    def node_root(self, index: int) -> Path:
+        return self.root / "node-roots" / str(index)
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
 
 
 def wait(condition, seconds=30.0):
@@ -69,11 +113,14 @@ def wait(condition, seconds=30.0):
     return value
 
 
-@pytest.fixture(params=["local"])
+@pytest.fixture(params=["local", "ssh"])
 def site(request, tmp_path, monkeypatch):
     monkeypatch.setenv("CANARY", "of-the-submitter")
-    made = {"local": lambda: Site(tmp_path)}[request.param]()
+    made = Site(tmp_path) if request.param == "local" else SshSite(tmp_path, request.getfixturevalue("ssh_servers"))
     yield made
+    made.close()
+    with contextlib.suppress(AssertionError):
+        wait(lambda: not made.left(), 5.0)
     left = made.left()
     for process in left:
         process.kill()
@@ -94,7 +141,9 @@ def test_1_a_handle_is_json_without_secrets_and_enough_for_another_process(site)
     other = site.another_process()
     assert other.poll(handle).state is PollState.ALIVE
     other.cancel(handle)
-    assert site.engine.poll(handle) == (PollState.GONE, site.engine.poll(handle).detail, (0, 1))
+    poll = site.engine.poll(handle)
+    assert (poll.state, poll.gone, poll.unknown) == (PollState.GONE, (0, 1), ())
+    assert all(f"the agent of node-{node}" in poll.of(node) and "is gone" in poll.of(node) for node in (0, 1))
 
 
 def test_1_secrets_reach_the_ranks_and_nothing_else(site):
@@ -117,30 +166,24 @@ def test_1_render_shows_what_would_run_and_starts_nothing(site):
     commands = site.engine.render(request)
     assert [command.node for command in commands] == [0, 1]
     for command in commands:
-        assert f"--folder={request.folder}" in command.argv
-        assert SECRET not in json.dumps([command.argv, dict(command.environment)])
-        assert "CANARY" not in command.environment
+        assert f"--folder={request.folder}" in " ".join(command.argv)
+        assert SECRET not in json.dumps(command.argv)
     assert site.left() == []
 
 
-def test_2_all_nodes_or_none(site, monkeypatch):
+def test_2_all_nodes_or_none(site):
     with pytest.raises(ClusterError, match="wants 3 nodes and the cluster has 2"):
         site.engine.submit(site.job("true", nodes=3))
-    spawn = shell.spawn
-    calls = []
-
-    def second_fails(*arguments):
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise ClusterError("no more processes")
-        return spawn(*arguments)
-
-    monkeypatch.setattr(shell, "spawn", second_fails)
-    with pytest.raises(ClusterError, match="no more processes"):
+    # The second node can't start its agent: a file is in the way of its log.
+    site.node_root(1).mkdir(parents=True, exist_ok=True, mode=0o700)
+    (site.node_root(1) / "logs").write_text("in the way", encoding="utf-8")
+    with pytest.raises(
+        ClusterError, match="File exists: .*/1/logs" if site.kind == "local" else "node 127.0.0.12: File exists"
+    ):
         site.engine.submit(site.job("sleep 60", nodes=2))
     assert site.left() == []
     # Its ticket is dropped: the next job does not wait for it.
-    monkeypatch.undo()
+    (site.node_root(1) / "logs").unlink()
     request = site.job("true", nodes=2)
     assert over(site, request, site.engine.submit(request)).execution_state == "succeeded"
 
@@ -152,7 +195,7 @@ def test_3_queued_alive_and_gone(site):
     two = site.engine.submit(second)
     assert wait(lambda: site.engine.poll(two)).state is PollState.QUEUED
     assert "2 of 2 nodes" in site.engine.poll(two).detail
-    assert site.engine.poll(one) == (PollState.ALIVE, "", ())
+    assert site.engine.poll(one) == (PollState.ALIVE, "", (), (), {})
     site.engine.cancel(one)
     assert site.engine.poll(one).state is PollState.GONE
     assert over(site, second, two).execution_state == "succeeded"
@@ -165,7 +208,9 @@ def test_3_a_lost_node_is_named_with_what_it_said_last(site):
     psutil.Process(handle["nodes"][1]["pid"]).kill()
     poll = wait(lambda: (poll := site.engine.poll(handle)).gone and poll)
     assert (poll.state, poll.gone) == (PollState.GONE, (1,))
-    assert poll.detail.startswith("the agent of node-1 is gone")
+    assert poll.detail.startswith(
+        "the agent of node-1 is gone" if site.kind == "local" else "the agent of node-1 (127.0.0.12) is gone"
+    )
     site.engine.cancel(handle)
 
 
@@ -179,7 +224,8 @@ def test_3_an_agent_that_fails_before_it_has_the_share_says_why(site):
 
 def test_3_a_reused_pid_is_not_the_agent(site):
     handle = {"host": socket.gethostname(), "ticket": 1, "mark": "x/1"}
-    entry = {"index": 0, "pid": os.getpid(), "started": 1, "log": str(site.root / "none")}
+    name = "0" if site.kind == "local" else "127.0.0.11"
+    entry = {"name": name, "root": str(site.root), "pid": os.getpid(), "started": 1, "boot": "", "log": str(site.root / "none")}
     assert site.engine.poll({**handle, "nodes": [entry]}).state is PollState.GONE
     site.engine.cancel({**handle, "nodes": [entry]})  # and we still live
 
@@ -188,6 +234,10 @@ def test_3_on_another_machine_nothing_is_certain(site):
     request = site.job("sleep 60")
     handle = site.engine.submit(request)
     elsewhere = {**handle, "host": "another"}
+    if site.kind == "ssh":
+        assert site.another_process().poll(elsewhere).state in (PollState.QUEUED, PollState.ALIVE)
+        site.engine.cancel(elsewhere)
+        return
     assert site.engine.poll(elsewhere).state is PollState.UNKNOWN
     with pytest.raises(ClusterError, match="runs on another; end it there"):
         site.engine.cancel(elsewhere)
@@ -198,7 +248,13 @@ def test_3_fewer_nodes_in_the_document_by_now(site):
     request = site.job("sleep 60", nodes=2)
     handle = site.engine.submit(request)
     wait(lambda: site.state(request).execution_state == "running")
-    smaller = LocalHosts(site.root / "home", "c", 1, site.root / "share")
+    smaller = site.another_process(nodes=1)
+    if site.kind == "ssh":
+        assert smaller.poll(handle).state is PollState.UNKNOWN
+        with pytest.raises(ClusterError, match="no longer in the cluster document"):
+            smaller.cancel(handle)
+        site.engine.cancel(handle)
+        return
     assert smaller.poll(handle).state is PollState.ALIVE
     smaller.cancel(handle)
 
@@ -207,7 +263,7 @@ def test_4_cancel_leaves_nothing_and_may_be_called_again(site):
     escape = "setsid sleep 61 & env -i setsid sleep 62 & trap '' TERM; (trap '' TERM; sleep 63) & touch started; sleep 64"
     request = site.job(escape, nodes=2)
     handle = site.engine.submit(request)
-    folder = site.root / "home" / "nodes" / "c" / "0" / "jobs" / request.job / "temp" / "code"
+    folder = site.node_root(0) / "jobs" / request.job / "temp" / "code"
     wait(lambda: (folder / "started").exists())
 
     def sleepers():

@@ -7,9 +7,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from booking import take
 
 from mlflow_batchai.node import processes, protocol, tickets
 from mlflow_batchai.node.environment import allowed
@@ -119,6 +122,10 @@ class Cluster:
         patch: str = "",
         secrets: dict[str, str] | None = None,
         environment: dict[str, str] | None = None,
+        enter: list[list[str]] | None = None,
+        parts: bool = False,
+        python_env: dict[str, Any] | None = None,
+        trainer: str | None = None,
         **changes: Any,
     ) -> Job:
         """Start a job; one rank a node.
@@ -126,28 +133,33 @@ class Cluster:
         Args:
             patch: Python code that each agent runs first (``agent`` and its modules are imported).
             environment: more variables of the agents themselves.
+            enter: for each node, what stands before its agent's arguments to run it elsewhere.
+            parts: whether the nodes are told that each is a part of this machine.
+            python_env: the plan's ``environment``.
+            trainer: the plan's ``python``; default: a stand-in with Horovod for several nodes, else none.
         """
         number = len(self._jobs) + 1
         plan = self._make_plan(
             self.share,
             **{
-                "job": f"job{number:07d}",
+                "job": f"{os.getpid():x}j{number}",  # agents end all that carries a job's mark: no two sessions may share one
                 "command": command,
                 "nodeCount": nodes,
                 "ranks": nodes,
-                "python": str(self._fake) if nodes > 1 else None,
+                "python": trainer or (str(self._fake) if nodes > 1 else None),
+                "environment": python_env,
                 **changes,
             },
         )
         paths = protocol.JobPaths(plan["folder"])
         protocol.write_closed(str(self.share / paths.plan), [plan])
-        ticket = tickets.take(str(self.book), [str(root) for root in self.roots], plan["job"], nodes)
+        ticket = take(str(self.book), [str(root) for root in self.roots], plan["job"], nodes)
         job = Job(self.share, plan, ticket)
         self._jobs.append(job)
-        for node, index in enumerate(ticket["nodes"]):
-            root = self.roots[index]
+        for node, name in enumerate(ticket["nodes"]):
+            root = self.roots[int(name)]
             root.mkdir(parents=True, exist_ok=True)
-            own = {"number": ticket["number"], "taken": ticket["taken"], "after": ticket["after"][str(index)]}
+            own = {"number": ticket["number"], "taken": time.time() - ticket["age"], "after": ticket["after"][name]}
             argv = [python, "-I", "-S", str(self._agent)]
             if patch:
                 lines = [
@@ -166,12 +178,13 @@ class Cluster:
                 f"--node={node}",
                 f"--root={root}",
                 f"--ticket={json.dumps(own)}",
+                *([f"--part={node}/{nodes}"] if parts else []),
             ]
             log = root / f"agent-{plan['job']}.log"
             job.logs.append(log)
             with log.open("wb") as file:
                 process = subprocess.Popen(
-                    argv,
+                    [*(enter[node] if enter else []), *argv],
                     cwd="/",
                     env={**allowed(os.environ), **(environment or {})},
                     stdin=subprocess.PIPE,

@@ -26,7 +26,7 @@ def assert_clean(cluster: Cluster, job: Job) -> None:
     """Nothing of the job runs or lies on the nodes any more, and the nodes are free."""
     assert job.processes() == set()
     for index in job.ticket["nodes"]:
-        root = str(cluster.roots[index])
+        root = str(cluster.roots[int(index)])
         assert tickets.state(root, job.ticket["number"], 0, time.time()) == "ended"
         assert processes.lock_holders(tickets.lock_path(root)) == set()
         assert os.listdir(os.path.join(root, "jobs")) == []
@@ -196,7 +196,7 @@ def test_a_lost_node_fails_the_job_and_the_next_job_sweeps_it(cluster: Cluster) 
     wait_for(lambda: job.log("stdout.txt").count("started") == 2)
     job.agents[1].kill()
     job.agents[1].wait()
-    root = str(cluster.roots[job.ticket["nodes"][1]])
+    root = str(cluster.roots[int(job.ticket["nodes"][1])])
     assert tickets.state(root, job.ticket["number"], 0, time.time()) == "ended"
     stray = processes.lock_holders(tickets.lock_path(root))
     assert stray, "the stray process holds the node"

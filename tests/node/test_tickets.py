@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from booking import take
 from waiting import wait_for
 
 from mlflow_batchai.node import processes, tickets
@@ -48,10 +49,12 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 CLAIM = "file = tickets.claim(sys.argv[1], int(sys.argv[2]), time.time()); print('ready', flush=True); time.sleep(600)"
 
 
-def test_two_processes_take_at_once(book: str, roots: list[str], agent_pyz: Path) -> None:
-    argv = [sys.executable, "-I", "-S", str(agent_pyz), "ticket", "take", book]
+def test_many_processes_take_at_once(book: str, roots: list[str]) -> None:
+    code = "import json, sys; from booking import take; print(json.dumps(take(sys.argv[1], sys.argv[4:], sys.argv[2], int(sys.argv[3]))))"
+    argv = [sys.executable, "-c", code, book]
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     started = [
-        subprocess.Popen([*argv, f"job{number}", str(number % 3 + 1), *roots], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([*argv, f"job{number}", str(number % 3 + 1), *roots], stdout=subprocess.PIPE, text=True, env=here)
         for number in range(8)
     ]
     taken = [json.loads(process.communicate()[0]) for process in started]
@@ -60,29 +63,45 @@ def test_two_processes_take_at_once(book: str, roots: list[str], agent_pyz: Path
     for ticket in taken:
         for index in ticket["nodes"]:
             earlier = [other["number"] for other in taken if other["number"] < ticket["number"] and index in other["nodes"]]
-            assert ticket["after"][str(index)] == sorted(earlier)
+            assert ticket["after"][index] == sorted(earlier)
 
 
 def test_nodes_with_the_fewest_jobs_are_taken(book: str, roots: list[str]) -> None:
-    first = tickets.take(book, roots, "a", 1, now=100)
-    assert (first["number"], first["nodes"], first["after"]) == (1, [0], {"0": []})
-    assert tickets.take(book, roots, "b", 1, now=101)["nodes"] == [1]
-    both = tickets.take(book, roots, "c", 2, now=102)
-    assert (both["nodes"], both["after"]) == ([0, 2], {"0": [1], "2": []})
-    assert tickets.take(book, roots, "d", 3, now=103)["after"] == {"0": [1, 3], "1": [2], "2": [3]}
+    first = take(book, roots, "a", 1, now=100)
+    assert (first["number"], first["nodes"], first["after"]) == (1, ["0"], {"0": []})
+    assert take(book, roots, "b", 1, now=101)["nodes"] == ["1"]
+    both = take(book, roots, "c", 2, now=102)
+    assert (both["nodes"], both["after"]) == (["0", "2"], {"0": [1], "2": []})
+    assert take(book, roots, "d", 3, now=103)["after"] == {"0": [1, 3], "1": [2], "2": [3]}
+
+
+def test_asked_again_for_the_same_job_gives_the_same_ticket(book: str, roots: list[str]) -> None:
+    take(book, roots, "a", 1, now=100)
+    first = take(book, roots, "b", 2, now=101)
+    take(book, roots, "c", 2, now=102)
+    again = take(book, roots, "b", 2, now=103)
+    assert again == {**first, "age": 2}
+
+
+def test_nodes_that_left_the_cluster_keep_no_ticket_for_ever(book: str, roots: list[str]) -> None:
+    tickets.take(book, ["left"], "a", 1, {}, now=100)
+    take(book, roots, "b", 1, now=200)
+    assert [ticket["job"] for ticket in tickets.listing(book, 300)] == ["a", "b"]
+    take(book, roots, "c", 1, now=100 + tickets.FORGET_SECONDS + 1)
+    assert [ticket["job"] for ticket in tickets.listing(book, 300)] == ["c"]
 
 
 def test_an_agent_that_never_came_is_given_up(book: str, roots: list[str]) -> None:
-    tickets.take(book, roots[:1], "a", 1, now=100)
-    almost = tickets.take(book, roots[:1], "b", 1, now=100 + tickets.ARRIVAL_SECONDS - 0.1)
-    assert almost["after"] == {"0": [1]}
-    root = roots[0]
-    assert tickets.predecessors(root, [1], almost["taken"], almost["taken"] + tickets.ARRIVAL_SECONDS - 0.1) == [1]
-    assert tickets.predecessors(root, [1], almost["taken"], almost["taken"] + tickets.ARRIVAL_SECONDS) == []
-    later = tickets.take(book, roots[:1], "c", 1, now=100 + tickets.ARRIVAL_SECONDS)
+    given_up = tickets.ARRIVAL_SECONDS + tickets.MARGIN_SECONDS
+    take(book, roots[:1], "a", 1, now=100)
+    assert take(book, roots[:1], "b", 1, now=100 + given_up - 0.1)["after"] == {"0": [1]}
+    root, taken = roots[0], 5000.0
+    assert tickets.predecessors(root, [1], taken, taken + given_up - 0.1) == [1]
+    assert tickets.predecessors(root, [1], taken, taken + given_up) == []
+    later = take(book, roots[:1], "c", 1, now=100 + given_up)
     assert (later["number"], later["after"]) == (3, {"0": [2]})
     # A clock that was set back by a second gives nobody up.
-    assert tickets.state(root, 3, later["taken"], later["taken"] - 1) == "waiting"
+    assert tickets.state(root, 3, taken, taken - 1) == "waiting"
 
 
 def test_who_comes_late_gives_up(roots: list[str]) -> None:
@@ -114,31 +133,31 @@ def test_a_ticket_is_never_seen_free_before_it_is_held(roots: list[str]) -> None
 
 
 def test_tickets_end_with_their_agents(book: str, roots: list[str], spawn: Callable[..., subprocess.Popen[str]]) -> None:
-    first = tickets.take(book, roots, "a", 2)
-    agents = [spawn(CLAIM, roots[index], str(first["number"])) for index in first["nodes"]]
+    first = take(book, roots, "a", 2)
+    agents = [spawn(CLAIM, roots[int(index)], str(first["number"])) for index in first["nodes"]]
     now = time.time() + 1000
     assert [tickets.state(root, 1, 0, now) for root in roots] == ["held", "held", "ended"]
-    assert tickets.take(book, roots[:2], "b", 2, now=now)["after"] == {"0": [1], "1": [1]}
+    assert take(book, roots[:2], "b", 2, now=now)["after"] == {"0": [1], "1": [1]}
     agents[0].kill()
     agents[0].wait()
     # Ended on one node: nobody waits for it there, though the ticket lives on the other.
-    third = tickets.take(book, roots[:2], "c", 2, now=now)
+    third = take(book, roots[:2], "c", 2, now=now)
     assert third["after"] == {"0": [2], "1": [1, 2]}
     agents[1].kill()
     agents[1].wait()
-    assert tickets.take(book, roots[:2], "d", 1, now=now + 1000)["after"] == {"0": []}
+    assert take(book, roots[:2], "d", 1, now=now + 1000)["after"] == {"0": []}
 
 
 def test_drop(book: str, roots: list[str]) -> None:
-    tickets.take(book, roots, "a", 1, now=100)
-    assert tickets.main(["drop", book, "1"]) == 0
+    take(book, roots, "a", 1, now=100)
+    tickets.drop(book, 1)
     tickets.drop(book, 77)
-    assert tickets.take(book, roots, "b", 1, now=100) == {
+    assert take(book, roots, "b", 1, now=100) == {
         "number": 2,
         "job": "b",
-        "nodes": [0],
+        "nodes": ["0"],
         "after": {"0": []},
-        "taken": 100,
+        "age": 0,
     }
 
 

@@ -80,6 +80,28 @@ def test_number_of_nodes(data: dict[str, Any], nodes: int) -> None:
     assert parse_cluster(data, "c.yaml")[0].nodes == nodes
 
 
+SSH: dict[str, Any] = {
+    "engine": "ssh",
+    "hosts": ["10.0.0.4", {"host": "gpu2", "user": "me", "port": 2222, "keyFile": "~/.ssh/two", "root": "/scratch/batchai"}],
+    "user": "azbatch",
+    "knownHosts": "~/.ssh/known_hosts",
+    "jumpHost": "me@gateway",
+    "share": "/mnt/share",
+    "shareOnNodes": "/srv/share",
+}
+
+
+def test_nodes_over_ssh() -> None:
+    document, warnings = parse_cluster({**SSH, "properties": AZURE}, "c.yaml")
+    assert warnings == []
+    assert (document.nodes, document.agent_python, document.port) == (2, "python3", None)
+    first, second = document.hosts
+    assert (first.host, first.user, first.root) == ("10.0.0.4", None, None)
+    assert (second.host, second.user, second.port, second.root) == ("gpu2", "me", 2222, "/scratch/batchai")
+    assert parse_cluster(masked(document), "stored.json")[0] == document
+    assert parse_cluster({**SSH, "root": "~/node"}, "c.yaml")[0].root == "~/node"
+
+
 def test_the_default_cluster() -> None:
     assert ClusterDocument.local() == parse_cluster({}, "c.yaml")[0]
     assert ClusterDocument.local(nodes=5).nodes == 5
@@ -111,6 +133,18 @@ def test_the_default_cluster() -> None:
             "vmSize is given both under properties and beside it; keep one",
         ),
         ({"properties": []}, "properties must be a mapping, not a list"),
+        ({"hosts": ["a"]}, "has hosts, which needs engine: ssh"),
+        ({**SSH, "hosts": []}, "has engine: ssh and no hosts; name the nodes: hosts: [10.0.0.4, 10.0.0.5]"),
+        ({**SSH, "hosts": ["a", "b", "a"]}, "gives the host 'a' twice"),
+        ({**SSH, "nodes": 3}, "says nodes: 3 and names 2 hosts; drop nodes"),
+        (
+            {**SSH, "share": None},
+            "has engine: ssh and no share; name the folder that this machine and the nodes share",
+        ),
+        ({**SSH, "root": "node"}, "root is 'node', but must be an absolute path, or begin with ~/ (the login's home)"),
+        ({**SSH, "port": 70000}, "port must be at most 65535"),
+        ({**SSH, "hosts": [{"host": "a", "keyfile": "x"}]}, "hosts[0].keyfile is not a known key; did you mean keyFile?"),
+        ({**SSH, "knownhost": "x"}, "knownhost is not a known key; did you mean knownHosts?"),
     ],
 )
 def test_refusals(data: dict[str, Any], message: str) -> None:

@@ -1,0 +1,44 @@
+"""The engine of a cluster that this machine doesn't know: of a job that was submitted elsewhere nothing can be said or done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, NoReturn
+
+from mlflow_batchai.engines.base import Handle, NodeCommand, Poll, PollState, StartRequest
+from mlflow_batchai.errors import ClusterError
+
+
+class AbsentEngine:
+    """See ``Engine`` for the promises.
+
+    Args:
+        why: one sentence.
+    """
+
+    poll_seconds: ClassVar[float] = 5.0
+    node_limit = 0
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def check(self, node_count: int) -> Sequence[str]:
+        self._refuse()
+
+    def render(self, request: StartRequest) -> Sequence[NodeCommand]:
+        self._refuse()
+
+    def submit(self, request: StartRequest) -> Handle:
+        self._refuse()
+
+    def poll(self, handle: Handle) -> Poll:
+        return Poll(PollState.UNKNOWN, self._why, (), tuple(range(len(handle["nodes"]))))
+
+    def cancel(self, handle: Handle) -> None:
+        self._refuse()
+
+    def close(self) -> None:
+        pass
+
+    def _refuse(self) -> NoReturn:
+        raise ClusterError(self._why)

@@ -1,0 +1,125 @@
+"""The engine ``ssh``: N machines that share a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from mlflow_batchai.engines.base import Handle
+from mlflow_batchai.engines.hosts import Hosts, Node
+from mlflow_batchai.engines.machines import Answer, SshMachine
+from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.shell.targets import Target
+
+LEAST_FREE_BYTES = 64 << 20
+# Where flock and rename between processes of one machine can't be trusted.
+NETWORK_FILESYSTEMS = frozenset(
+    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "beegfs", "afs", "fuse.sshfs", "fuse.rclone")
+)
+
+
+class SshNode(NamedTuple):
+    """A node over SSH.
+
+    Attributes:
+        target: where and how it is reached (``shell.targets``).
+        root: its own folder on it; ``~/`` is the login's home.
+    """
+
+    name: str
+    target: Target
+    root: str
+
+
+class SshHosts(Hosts):
+    """N machines, reached over SSH.
+
+    Args:
+        nodes: the first one keeps the book.
+        share: the control share's path on the nodes.
+        python: what runs the agent there.
+        identity: the control share's identity, read when it is needed.
+    """
+
+    kind = "ssh"
+    poll_seconds = 5.0
+
+    def __init__(self, nodes: Sequence[SshNode], share: str, python: str, identity: Callable[[], str]) -> None:
+        made = [Node(node.name, SshMachine(node.name, node.target, f"{node.root}/agents", python), node.root) for node in nodes]
+        super().__init__(made, f"{nodes[0].root}/book", share)
+        self._identity = identity
+        self._checked: tuple[list[Node], list[str]] | None = None
+
+    def _called(self, handle: Handle, index: int) -> str:
+        return f"node-{index} ({handle['nodes'][index]['name']})"
+
+    def check(self, node_count: int) -> Sequence[str]:
+        self._usable(node_count)
+        assert self._checked
+        return [f"{problem}; going on without it" for problem in self._checked[1]]
+
+    def _usable(self, node_count: int) -> Sequence[Node]:
+        super()._usable(node_count)
+        if self._checked is None:
+            self._checked = self._look()
+        usable, problems = self._checked
+        if len(usable) < node_count or self._nodes[0] not in usable:
+            more = f" (and {len(problems) - 1} more of the {self.node_limit} nodes can't be used)" if len(problems) > 1 else ""
+            keeper = "; it keeps the cluster's ticket book" if len(usable) >= node_count else ""
+            self._checked = None
+            self.close()
+            raise ClusterError(f"{problems[0]}{keeper}{more}")
+        return usable
+
+    def _look(self) -> tuple[list[Node], list[str]]:
+        """(nodes that can be used, sentences on the others)."""
+        arguments = {"share": self._share, "identity": self._identity()}
+        answers = self._each([self._call({"name": node.name}, "hello", root=node.root, **arguments) for node in self._nodes])
+        usable: list[Node] = []
+        problems: list[str] = []
+        places: dict[str, str] = {}
+        for node, said in zip(self._nodes, answers, strict=True):
+            problem = str(said) if isinstance(said, ClusterError) else self._problem(node, said, places)
+            if problem:
+                problems.append(problem)
+            else:
+                usable.append(node)
+        return usable, problems
+
+    def _problem(self, node: Node, said: Answer, places: dict[str, str]) -> str:
+        """Why a node that answers can't be used, or nothing."""
+        title = node.machine.title
+        twin = places.setdefault(said["place"], node.name)
+        if twin != node.name:
+            return twin_sentence(title, twin, said["root"])
+        if trouble := share_sentence(title, self._share, said["share"]):
+            return trouble
+        return root_sentence(title, said)
+
+
+def twin_sentence(title: str, twin: str, root: str) -> str:
+    """A node that is another one under a second name."""
+    return f"{title} is node {twin} again (the same machine and folder {root}); name it once"
+
+
+def root_sentence(title: str, said: Answer) -> str:
+    """Why a node's own folder, as ``host.place`` tells of it, can't be used, and what to do, or nothing."""
+    if said["filesystem"] in NETWORK_FILESYSTEMS:
+        return (
+            f"{title}: its folder {said['root']} lies on {said['filesystem']}, which can't be trusted with locks;"
+            " name one on its own disk (root in the cluster document)"
+        )
+    if said["free"] < LEAST_FREE_BYTES:
+        return f"{title}: only {said['free'] >> 20} MiB are free for {said['root']}; free some space there"
+    return ""
+
+
+def share_sentence(title: str, path: str, trouble: str | None) -> str:
+    """What a word of ``host.share_trouble`` means, and what to do; nothing for None."""
+    sentences = {
+        "missing": f"{title}: there is no folder {path} there; mount the share, or say where it lies (shareOnNodes)",
+        "another": f"{title}: its {path} is not the share that this machine has; mount the same one, or say where it lies"
+        " (shareOnNodes)",
+        "read-only": f"{title}: its login may not write in {path}; give it the right to, or mount the share for it",
+    }
+    return sentences[trouble] if trouble else ""

@@ -1,0 +1,301 @@
+"""What a client asks of a node: one verb each, plain data in and out.
+
+On the local cluster the engine calls these functions itself; over SSH it asks a `serve` process that lives as long as its
+connection, one JSON line each way. Everything may be asked twice: an answer can be lost with the connection.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+
+from mlflow_batchai.node import processes, tickets
+from mlflow_batchai.node.environment import for_agents
+from mlflow_batchai.node.layout import archive_path
+from mlflow_batchai.node.protocol import identity_path
+
+Answer = Dict[str, Any]
+
+READY = "batchai-agent"
+
+
+class HostError(Exception):
+    """What was asked can't be done here; the message is one sentence."""
+
+
+def filesystem(path: str) -> str:
+    """The type of the file system that a path lies on (``ext4``, ``nfs4``, ...), empty where it can't be told."""
+    real = os.path.realpath(path)
+    best, kind = "", ""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                before, _, after = line.partition(" - ")
+                point = before.split()[4].encode("latin-1", "replace").decode("unicode_escape", "replace")
+                inside = real == point or real.startswith(point.rstrip("/") + "/")
+                if inside and len(point) >= len(best):
+                    best, kind = point, after.split()[0]
+    except (OSError, IndexError):
+        return ""
+    return kind
+
+
+def _private_folder(path: str) -> str:
+    """The node's own folder, made if it isn't there; it may lie in a folder that everyone can write."""
+    path = os.path.expanduser(path)
+    os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    # lstat: a link that someone else has put there would lead us where he likes.
+    if not os.path.isdir(path) or os.lstat(path).st_uid != os.geteuid():
+        raise HostError("%s is not a folder of this user; remove it, or name another (root in the cluster document)" % path)
+    return path
+
+
+def hello(root: str, share: str, identity: str) -> Answer:
+    """What a client wants to know before it sends a job.
+
+    Args:
+        root: the node's own folder; made if it isn't there.
+        share: the control share's path on this node.
+        identity: the share's identity, as the client read it.
+
+    Returns:
+        ``root`` (absolute), ``place`` (equal for two roots that are one folder), ``filesystem``, ``free`` (bytes), and
+        ``share``: None if it is the right one and writable, else ``missing``, ``another`` or ``read-only``.
+    """
+    return dict(place(root), share=share_trouble(share, identity))
+
+
+def place(root: str) -> Answer:
+    """The part of ``hello`` that is the node's own, for a node whose share may hang."""
+    root = _private_folder(root)
+    status = os.stat(root)
+    return {
+        "root": root,
+        "place": "%s %d %d" % (_boot_id(), status.st_dev, status.st_ino),
+        "filesystem": filesystem(root),
+        "free": shutil.disk_usage(root).free,
+    }
+
+
+def share_trouble(share: str, identity: str) -> Optional[str]:
+    """Why a path on this node can't be used as the control share, in one word; None: it can."""
+    if not os.path.isdir(share):
+        return "missing"
+    if not os.path.isdir(os.path.join(share, *identity_path(identity).split("/"))):
+        return "another"
+    return None if os.access(share, os.W_OK | os.X_OK) else "read-only"
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def ended(root: str, asked: Sequence[Sequence[Any]]) -> Answer:
+    """Which tickets have ended on this node.
+
+    Args:
+        asked: [number, seconds since it was taken] each; seconds, since clocks of nodes differ.
+    """
+    root, now = os.path.expanduser(root), time.time()
+    return {"ended": [number for number, age in asked if tickets.state(root, number, now - age, now) == "ended"]}
+
+
+def listing(book: str) -> Answer:
+    """The tickets of the book: number, nodes, and seconds since each was taken."""
+    return {"tickets": tickets.listing(os.path.expanduser(book))}
+
+
+def take(book: str, nodes: Sequence[str], job: str, count: int, ended: Mapping[str, Sequence[int]]) -> Answer:
+    """See ``tickets.take``."""
+    return tickets.take(os.path.expanduser(book), nodes, job, count, ended)
+
+
+def drop(book: str, number: int) -> Answer:
+    """See ``tickets.drop``."""
+    tickets.drop(os.path.expanduser(book), number)
+    return {}
+
+
+def start(
+    root: str,
+    command: Optional[Sequence[str]],
+    arguments: Sequence[str],
+    ticket: Mapping[str, Any],
+    log: str,
+    secrets: Mapping[str, str],
+) -> Answer:
+    """Start the agent of a ticket: in a session of its own, its output to a file, its secrets on its standard input.
+
+    Args:
+        command: what runs the agent's archive; None: this interpreter and the archive that this is.
+        arguments: the agent's, without root and ticket.
+        ticket: ``number``, ``age`` (seconds since it was taken) and ``after``.
+        log: the agent's own log file, relative to the root.
+
+    Returns:
+        ``pid``, ``started``, ``boot`` (the boot that they belong to), ``root``, ``log``; of the agent that is there if it
+        was started already.
+    """
+    root = _private_folder(root)
+    number = ticket["number"]
+    given = {"number": number, "taken": time.time() - ticket["age"], "after": ticket["after"]}
+    with _one_at_a_time(root, number) as record:
+        known = _read(record)
+        if known and known["boot"] == _boot_id() and processes.is_alive(known["pid"], known["started"]):
+            return known
+        path = os.path.join(root, log)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        # -I: the submitter's PYTHON* variables and user site don't leak in; -S: no site-packages, a tenth of the start.
+        argv = list(command or [sys.executable, "-I", "-S", archive_path()])
+        argv += ["agent", *arguments, "--root=" + root, "--ticket=" + json.dumps(given)]
+        pid = _spawn(argv, path, json.dumps(dict(secrets)).encode())
+        found = {"pid": pid, "started": processes.start_time(pid), "boot": _boot_id(), "root": root, "log": path}
+        with open(record, "w", encoding="utf-8") as file:
+            json.dump(found, file)
+    return found
+
+
+@contextlib.contextmanager
+def _one_at_a_time(root: str, number: int) -> Iterator[str]:
+    """The file that says who a ticket's agent is, locked: an answer that was lost may be asked for while it is being made."""
+    path = tickets.ticket_path(root, number) + ".agent"
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path + ".lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield path
+
+
+def _read(path: str) -> Optional[Answer]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found: Answer = json.load(file)
+            return found
+    except (OSError, ValueError):
+        return None
+
+
+def _spawn(argv: List[str], log: str, stdin: bytes) -> int:
+    with open(log, "ab") as file:
+        os.fchmod(file.fileno(), 0o600)
+        process = subprocess.Popen(
+            argv,
+            env=for_agents(os.environ),
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            close_fds=True,
+        )
+    # Nobody waits for it here: it is meant to go on without us.
+    process.returncode = 0
+    assert process.stdin
+    try:
+        with process.stdin as pipe:
+            pipe.write(stdin)
+    except BrokenPipeError:
+        raise HostError("the agent ended before it was told its secrets; its log is %s" % log) from None
+    return process.pid
+
+
+def poll(root: str, number: int, pid: int, started: Optional[int], boot: str, log: str) -> Answer:
+    """How an agent stands.
+
+    Returns:
+        ``alive``; ``state``: waiting, held or ended, as its agent said last; ``last``: the last line of its own log.
+    """
+    alive = boot == _boot_id() and started is not None and processes.is_alive(pid, started)
+    if alive:
+        said = _read(tickets.ticket_path(root, number) + ".state")
+        return {"alive": True, "state": said["state"] if said else "waiting", "last": ""}
+    return {"alive": False, "state": "ended", "last": _last_line(log)}
+
+
+def _last_line(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - 4096))
+            lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def end(mark: str, agents: Sequence[Sequence[Any]], give_up: float) -> Answer:
+    """End a job here: its agents with all below them, then all that carries its mark.
+
+    Args:
+        agents: [pid, start time, boot] each.
+        give_up: seconds after which what will not go is given up.
+
+    Returns:
+        ``left``: pids that would not go.
+    """
+    # Agents first: they would otherwise see their ranks die and tell a story of their own. Their descendants go with them,
+    # since one that has thrown away its environment can't be found later.
+    boot = _boot_id()
+    alive = [pid for pid, started, of in agents if of == boot and started is not None and processes.is_alive(pid, started)]
+    family = {pid: processes.start_time(pid) for agent in alive for pid in (agent, *processes.descendants(agent))}
+    left = processes.sweep(
+        lambda: {pid for pid, started in family.items() if started is not None and processes.is_alive(pid, started)},
+        grace=0.0,
+        give_up=give_up,
+    )
+    left |= processes.sweep(lambda: processes.marked(mark), grace=3.0, give_up=give_up)
+    return {"left": sorted(left)}
+
+
+VERBS: Dict[str, Callable[..., Answer]] = {
+    function.__name__: function for function in (hello, place, ended, listing, take, drop, start, poll, end)
+}
+
+
+def _verb(name: str) -> Callable[..., Answer]:
+    if name in VERBS:
+        return VERBS[name]
+    # Few clients examine a node; the others don't wait for all that this imports.
+    from mlflow_batchai.node import examine
+
+    return examine.VERBS[name]
+
+
+def answer(verb: str, arguments: Mapping[str, Any]) -> Answer:
+    """Do what is asked.
+
+    Raises:
+        HostError: it can't be done here, with the reason.
+    """
+    try:
+        return _verb(verb)(**arguments)
+    except OSError as error:
+        what = ": %s" % error.filename if error.filename else ""
+        raise HostError("%s%s" % (error.strerror or error, what)) from error
+
+
+def serve() -> int:
+    """``serve``: one JSON line asked on standard input, one answered on standard output, until the input ends."""
+    sys.stdout.write("%s %s\n" % (READY, json.dumps({"python": "%d.%d.%d" % sys.version_info[:3]})))
+    sys.stdout.flush()
+    for line in sys.stdin.buffer:
+        request = json.loads(line.decode("utf-8"))
+        try:
+            said: Answer = {"ok": answer(request["verb"], request["arguments"])}
+        except HostError as error:
+            said = {"error": str(error)}
+        except Exception as error:
+            # A bug: the asker has to hear of it, and the next question is still welcome.
+            said = {"error": "%s: %s" % (type(error).__name__, error)}
+        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.flush()
+    return 0
