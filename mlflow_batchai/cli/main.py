@@ -14,6 +14,7 @@ EXIT_FAILED, EXIT_USAGE, EXIT_NOT_FOUND = 1, 2, 3
 
 # noun -> (module, one line for --help): a noun's module is imported only when it is used.
 NOUNS = {
+    "doctor": ("mlflow_batchai.cli.doctor", "Whether a cluster is ready: what each node has, and what it lacks."),
     "job": ("mlflow_batchai.cli.job", "List, show, attach to and terminate jobs."),
     "horovod": ("mlflow_batchai.cli.horovod", "Build a Horovod wheel that works with today's frameworks."),
 }

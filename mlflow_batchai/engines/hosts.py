@@ -21,6 +21,8 @@ from mlflow_batchai.errors import ClusterError
 CANCEL_SECONDS = 40.0
 # How long one poll waits for answers; those that come later are seen by the next one.
 POLL_PATIENCE_SECONDS = 2.0
+# How long a node may take for an answer that costs it nothing: one that hangs must not hold up a job's end for long.
+ANSWER_SECONDS = 10.0
 MOST_AT_ONCE = 64
 
 
@@ -152,7 +154,7 @@ class Hosts:
         calls = {}
         for entry in handle["nodes"]:
             asked = {key: entry.get(key) for key in ("root", "pid", "started", "boot", "log")}
-            calls[entry["name"]] = self._call(entry, "poll", number=handle["ticket"], **asked)
+            calls[entry["name"]] = self._call(entry, "poll", timeout=ANSWER_SECONDS, number=handle["ticket"], **asked)
         if self.kind == "local":
             return self._each(list(calls.values()))
         # A node that doesn't answer must not hold up who asks: its answer is waited for across polls.
@@ -188,6 +190,8 @@ class Hosts:
             if machine is None:
                 raise ClusterError(f"node {entries[0]['name']} is no longer in the cluster document")
             agents = [(entry["pid"], entry["started"], entry["boot"]) for entry in entries if entry.get("pid")]
+            # A node that is gone is known by now, not after the minutes that the end may take.
+            machine.ask("ended", ANSWER_SECONDS, root=entries[0]["root"], asked=[])
             said = machine.ask("end", 2 * CANCEL_SECONDS + 20.0, mark=mark, agents=agents, give_up=CANCEL_SECONDS)
             if said["left"]:
                 raise ClusterError(f"{machine.title}: processes {said['left']} of the job would not end")

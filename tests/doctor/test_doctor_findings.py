@@ -1,0 +1,145 @@
+"""What nodes answer is judged the same whoever answers: tables of answers and findings."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlflow_batchai.doctor import State, findings
+
+OK, WARNING, FAILED = State.OK, State.WARNING, State.FAILED
+WORKS = {"path": "/opt/py", "version": "3.11.2", "horovod": "0.28.1", "works": [], "missing": [], "broken": []}
+TENSORFLOW = ["tensorflow", "2.21.0", ["gloo"]]
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "parts"),
+    [
+        ({"path": None}, FAILED, ["no program trainer", "python: in the cluster document", "--env-manager virtualenv"]),
+        ({"path": "/x", "trouble": "it exits with 1"}, FAILED, ["/x can't be asked", "it exits with 1"]),
+        ({"works": [TENSORFLOW]}, OK, ["/opt/py (Python 3.11.2): TensorFlow 2.21.0, Horovod 0.28.1 (gloo)"]),
+        (
+            {"works": [TENSORFLOW, ["torch", "2.5", ["gloo", "nccl"]]]},
+            OK,
+            ["TensorFlow 2.21.0, PyTorch 2.5, Horovod 0.28.1 (gloo)"],
+        ),
+        ({"works": [TENSORFLOW], "broken": [["torch", "ImportError: x"]]}, OK, ["(gloo); horovod.torch fails: ImportError: x"]),
+        ({"works": [["tensorflow", "2.21.0", ["mpi"]]]}, FAILED, ["Horovod for TensorFlow 2.21.0 has no gloo: build a wheel"]),
+        (
+            {"broken": [["tensorflow", "ModuleNotFoundError: No module named 'horovod'"]]},
+            FAILED,
+            ["No module named 'horovod': build a wheel with `batchai horovod build`", "--env-manager virtualenv"],
+        ),
+        ({"missing": ["tensorflow", "torch"]}, FAILED, ["has neither TensorFlow nor PyTorch", "batchai horovod build"]),
+    ],
+)
+def test_training(said, state, parts):
+    found = findings.training(said if "path" in said else {**WORKS, **said}, "trainer")
+    assert found.state is state
+    for part in parts:
+        assert part in found.text
+
+
+@pytest.mark.parametrize(
+    ("said", "counts", "state", "text"),
+    [
+        ({"note": "no nvidia-smi on PATH"}, [0, 0], OK, "none: trains on CPUs (no nvidia-smi on PATH)"),
+        ({"count": 2, "names": ["Tesla K80", "Tesla K80"]}, [2], OK, "2: Tesla K80"),
+        ({"count": 2}, [2, 2], OK, "2"),
+        ({"count": 1, "names": ["A100"]}, [1, 0], WARNING, "1: A100; nodes of this cluster have from 0 to 1: mend those"),
+        ({"driver": "no driver"}, [0], WARNING, "nvidia-smi fails there: no driver; mend the driver, or set gpusPerNode: 0"),
+        ({"trouble": "gpusPerNode is 4 and ..."}, [0], FAILED, "gpusPerNode is 4 and ..."),
+    ],
+)
+def test_accelerators(said, counts, state, text):
+    found = findings.accelerators({"count": 0, "names": [], "note": "", "driver": "", "trouble": "", **said}, counts)
+    assert found.state is state and found.text.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "state", "part"),
+    [
+        (None, OK, "/mnt/s, the same as here, writable (nfs4)"),
+        ("missing", FAILED, "there is no folder /mnt/s there; mount the share"),
+        ("another", FAILED, "its /mnt/s is not the share that this machine has"),
+        ("read-only", FAILED, "its login may not write in /mnt/s"),
+        ("full", FAILED, "/mnt/s is full"),
+    ],
+)
+def test_share(trouble, state, part):
+    found = findings.share({"trouble": trouble, "filesystem": "nfs4", "free": 0}, "/mnt/s", "node a")
+    assert found.state is state and found.text.startswith(part)
+
+
+def test_visible():
+    assert findings.visible({}, "", 0, 0.1) == (OK, "sees what this machine wrote")
+    assert findings.visible({}, "", 1, 0.1) == (OK, "sees what this machine wrote, and 1 other node")
+    missed = dict.fromkeys("abcde", "not there")
+    found = findings.visible(missed, "permission denied", 5, 10.0)
+    assert found.state is FAILED
+    assert "after 10 s it doesn't see what others wrote: a (not there), b (not there), c (not there) and 2 more" in found.text
+    assert "this machine doesn't see what it wrote (permission denied)" in found.text
+
+
+def node(*addresses, machine="x", **more):
+    interfaces = [{"name": f"eth{n}", "address": a, "family": 6 if ":" in a else 4} for n, a in enumerate(addresses)]
+    return {"interfaces": interfaces, "port": 1, "ports": "1-2", "machine": machine, "trouble": "", **more}
+
+
+def test_network_of_one_node_or_one_machine():
+    assert findings.network({}, {}) == {}
+    assert findings.network({"a": node("1.1.1.1")}, {"a": {}}) == {"a": (OK, "no other node to reach, eth0 (1.1.1.1)")}
+    both = findings.network({"a": node("1.1.1.1"), "b": node("1.1.1.1")}, {"a": {"b": [""]}, "b": {"a": [""]}})
+    assert both == dict.fromkeys("ab", (OK, "all nodes are on one machine: loopback"))
+
+
+def test_network_names_the_interface_or_who_does_not_reach_it():
+    nodes = {name: node(f"10.0.0.{n}", f"10.1.0.{n}", machine=name) for n, name in enumerate("abc")}
+    reached = {one: {other: ["", ""] for other in nodes if other != one} for one in nodes}
+    assert findings.network(nodes, reached)["c"] == (OK, "eth0 (10.0.0.2), reached by all other nodes")
+    reached["b"]["c"] = ["no answer", ""]
+    assert findings.network(nodes, reached)["c"] == (OK, "eth1 (10.1.0.2), reached by all other nodes")
+    reached["b"]["c"] = ["no answer", "no route"]
+    found = findings.network(nodes, reached)
+    assert found["a"] == (OK, "reached by all other nodes")
+    assert found["c"].state is FAILED
+    assert found["c"].text.startswith("eth0 (10.0.0.2) is not reached by b (no answer): open TCP ports 1-2 on this node")
+
+
+def test_network_without_an_interface_or_a_family():
+    nodes = {"a": node(machine="a"), "b": node("10.0.0.2", machine="b"), "c": node(machine="c", trouble="has no ib0")}
+    reached = {"a": {"b": [""], "c": []}, "b": {"a": [], "c": []}, "c": {"a": [], "b": [""]}}
+    found = findings.network(nodes, reached)
+    assert found["a"].state is found["c"].state is FAILED and found["b"].state is OK
+    assert "no network interface that other nodes could reach" in found["a"].text
+    assert found["c"].text == "it has no ib0: correct networkInterface in the cluster document"
+    nodes = {"a": node("10.0.0.1", machine="a"), "b": node("fd00::2", machine="b")}
+    found = findings.network(nodes, {"a": {"b": [""]}, "b": {"a": [""]}})
+    assert found["a"] == found["b"] and "addresses of one family" in found["a"].text
+
+
+@pytest.mark.parametrize(
+    ("offset", "accuracy", "state", "text"),
+    [
+        (0.0004, 0.0002, OK, "as this machine's, within 1 ms"),
+        (-4.0, 0.01, OK, "4.0 s behind this machine (±0.0 s)"),
+        (61.0, 0.25, WARNING, "61.0 s ahead of this machine (±0.2 s): times that are shown"),
+        (5.5, 1.0, OK, "5.5 s ahead of this machine (±1.0 s)"),
+    ],
+)
+def test_clock(offset, accuracy, state, text):
+    found = findings.clock(offset, accuracy)
+    assert found.state is state and found.text.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("free", "share_free", "state", "text"),
+    [
+        (3 << 30, 5 << 40, OK, "3.0 GiB free for /r, 5.0 TiB free for the share"),
+        (3 << 30, None, OK, "3.0 GiB free for /r"),
+        (3 << 30, 1 << 30, WARNING, "3.0 GiB free for /r, 1.0 GiB free for the share: that is little"),
+        (0, 1 << 40, FAILED, "0 B free for /r, 1.0 TiB free for the share: jobs need 64.0 MiB at the very least"),
+    ],
+)
+def test_space(free, share_free, state, text):
+    found = findings.space("/r", free, share_free)
+    assert found.state is state and found.text.startswith(text)
