@@ -12,11 +12,16 @@ from typing import Any
 import pytest
 
 from mlflow_batchai.node import protocol
+from mlflow_batchai.spec.base import keys_of
 from mlflow_batchai.spec.batchai import BatchaiFile
+from mlflow_batchai.spec.cluster import ClusterDocument
 from mlflow_batchai.spec.loading import load_text, parse_batchai, parse_cluster
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "examples").glob("*/*.md")),
+]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -33,6 +38,11 @@ def commands() -> list[str]:
 
 # Each command of the README, and where it is run: here, or by what CI does itself.
 RUN_BY_CI = {"make demo": "make demo", "make test": "make check"}
+# The same words against machines of their own: tests/examples/test_ssh_cluster_example.py, tests/cli/test_doctor.py.
+RUN_ELSEWHERE = {
+    """mlflow run projects/cifar_horovod --backend batchai --backend-config '{"cluster": "nc6cluster"}'""": "tests/examples",
+    "batchai doctor nc6cluster": "tests/examples",
+}
 RUN_HERE = {
     "mlflow run projects/cifar_horovod --backend batchai -P data=digits -P epochs=12 -P augment=false": 0,
     "batchai horovod build": 0,
@@ -41,7 +51,7 @@ RUN_HERE = {
 
 
 def test_every_command_is_run() -> None:
-    assert set(commands()) == set(RUN_BY_CI) | set(RUN_HERE)
+    assert set(commands()) == set(RUN_BY_CI) | set(RUN_HERE) | set(RUN_ELSEWHERE)
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     for part in RUN_BY_CI.values():
         assert part in script
@@ -61,11 +71,27 @@ def test_commands_run(command: str, world: Any) -> None:
 
 
 def test_documents_parse() -> None:
-    batchai, cluster = blocks("yaml")
+    batchai, cluster, over_ssh = blocks("yaml")
     document, warnings = parse_batchai(load_text(batchai, "README"), "README")
     assert warnings == [] and document.properties.node_count == 2
     found, warnings = parse_cluster(load_text(cluster, "README"), "README")
     assert warnings == [] and found.nodes == 4
+    found, warnings = parse_cluster(load_text(over_ssh, "README"), "README")
+    assert warnings == [] and found.nodes == 3
+    named = set(load_text(cluster, "README")) | set(load_text(over_ssh, "README"))
+    batch_ais = {key for key, name in keys_of(ClusterDocument).items() if name in BATCH_AIS}
+    assert set(keys_of(ClusterDocument)) - batch_ais == named, "our keys of a cluster document stand in the README"
+
+
+BATCH_AIS = (
+    "vm_size",
+    "vm_priority",
+    "scale_settings",
+    "virtual_machine_configuration",
+    "node_setup",
+    "user_account_settings",
+    "subnet",
+)
 
 
 def test_every_setting_is_named() -> None:
@@ -73,7 +99,14 @@ def test_every_setting_is_named() -> None:
     keys = {field.alias or name for name, field in BatchaiFile.model_fields.items()} - {"name", "workspace", "retries"}
     assert keys == set(example)
     assert "`retries`" in README
-    for name in ("BATCHAI_HOME", "BATCHAI_HOROVOD_CACHE", "BATCHAI_WEIGHT_CHECK", "MLFLOW_TRACKING_URI"):
+    for name in (
+        "BATCHAI_SSH_PASSPHRASE",
+        "BATCHAI_SSH_PASSWORD",
+        "BATCHAI_HOME",
+        "BATCHAI_HOROVOD_CACHE",
+        "BATCHAI_WEIGHT_CHECK",
+        "MLFLOW_TRACKING_URI",
+    ):
         assert name in README
 
 
