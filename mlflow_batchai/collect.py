@@ -109,7 +109,7 @@ def _local_file(job: Job, path: str) -> Iterator[Path]:
     share, inside = _on_share(job, path)
     if isinstance(share, DirectoryShare):
         file = share.local(inside)
-        if _is_astray(file, share.root.resolve()):
+        if _is_astray(file, _bounds(job, share)):
             raise ModelError(f"the saved model {path} is not there, or a link out of the share")
         yield file
         return
@@ -132,11 +132,14 @@ def _upload(client: MlflowClient, job: Job, share: Share, path: str, artifact: s
     """Send a folder of a share, as it is now, to the run's artifacts; one that isn't there is none."""
     run_id = str(job.plan["runId"])
     if isinstance(share, DirectoryShare):
-        folder = share.local(path)
-        astray = sorted(_links_astray(folder, share.root.resolve()))
+        folder, bounds = share.local(path), _bounds(job, share)
+        if not folder.is_dir():
+            return []
+        if _is_astray(folder, bounds):
+            return [f"{artifact}: not sent: {path} lies behind a link out of the share"]
+        astray = sorted(_links_astray(folder, bounds))
         if not astray:
-            if folder.is_dir():
-                client.log_artifacts(run_id, str(folder), artifact)
+            client.log_artifacts(run_id, str(folder), artifact)
             return []
         left_out = {folder / name for name in astray}
         for parent, _, names in os.walk(folder):
@@ -151,6 +154,14 @@ def _upload(client: MlflowClient, job: Job, share: Share, path: str, artifact: s
         if target.is_dir():
             client.log_artifacts(run_id, str(target), artifact)
     return []
+
+
+def _bounds(job: Job, share: DirectoryShare) -> Path:
+    """What links must not lead out of. A volume on the control share is a folder that nodes can put a link in place of."""
+    control = job.share
+    if isinstance(control, DirectoryShare) and share.root.is_relative_to(control.root):
+        return control.root.resolve()
+    return share.root.resolve()
 
 
 def _links_astray(folder: Path, root: Path) -> Iterator[str]:

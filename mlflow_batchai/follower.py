@@ -6,6 +6,7 @@ process that started it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING
 from mlflow_batchai import clusters, runs
 from mlflow_batchai.engines.absent import AbsentEngine
 from mlflow_batchai.engines.base import Engine, Poll, PollState
-from mlflow_batchai.errors import BatchAIError, ClusterError, ShareError
-from mlflow_batchai.jobs import Job, JobState, failed_verdict
+from mlflow_batchai.errors import BatchAIError, ClusterError, ShareError, ShareNotFoundError
+from mlflow_batchai.jobs import Job, JobState, Snapshot, failed_verdict, pause_after
 from mlflow_batchai.lease import Lease, LeaseLostError
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.layout import node_id
@@ -45,13 +46,13 @@ class Silence:
 
     def __init__(self, longest_look: float) -> None:
         self._longest_look = longest_look
-        self._count: int | None = None
+        self._count = 0
         self._looked: float | None = None
         self._silent = 0.0
 
-    def seconds(self, now: float, count: int | None) -> float:
-        """Look: the seconds until now; 0 for a counter that moved, or that nobody reads."""
-        if count is None or count != self._count or self._looked is None:
+    def seconds(self, now: float, count: int) -> float:
+        """Look: the seconds until now; 0 for a counter that moved, and at the first look."""
+        if count != self._count or self._looked is None:
             self._silent = 0.0
         else:
             self._silent += min(now - self._looked, self._longest_look)
@@ -65,7 +66,7 @@ class Watch:
     Args:
         job: the job.
         engine: what it runs on.
-        heard: how many of node 0's segments have been seen, None while nobody looks for them.
+        heard: how many of node 0's segments were seen before; from there on we count for ourselves.
         clock: seconds.
     """
 
@@ -73,7 +74,7 @@ class Watch:
         self,
         job: Job,
         engine: Engine,
-        heard: Callable[[], int | None] = lambda: None,
+        heard: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job = job
@@ -103,24 +104,20 @@ class Watch:
             return
         self._next_poll = now + self._engine.poll_seconds
         self._handle = self._handle or self._job.handle()
-        poll = self._engine.poll(self._handle) if self._handle else Poll(PollState.UNKNOWN)
-        snapshot = self._job.snapshot()
+        poll = self._poll()
+        snapshot = self._job.snapshot(poll.gone)
         if snapshot.verdict is not None:
             return
         lost = [node for node in poll.gone if node not in snapshot.exits]
         if poll.state is PollState.GONE and (lost or 0 in poll.gone):
             node = (lost or [0])[0]
-            if snapshot.requests:
-                self._terminate(bool(snapshot.announces))
-                return
-            code = protocol.NODE_LOST if node in snapshot.announces else protocol.NODE_SETUP_FAILED
-            self._claim(code, f"{node_id(node)} was lost: {poll.of(node)}")
+            self._give_up(snapshot, node, poll.of(node))
             return
-        silent = self._silence.seconds(now, self._heard())
+        silent = self._silence.seconds(now, self._count())
         if 0 in poll.unknown and silent > self._job.plan["lossSeconds"] + SILENCE_MARGIN_SECONDS:
-            # Its peers have given it up before; nobody but us is left who could say so.
-            sentence = f"{node_id(0)} was lost: it has not been heard of for {silent:.0f} s, and {poll.of(0)}"
-            self._claim(protocol.NODE_LOST, sentence)
+            # Its peers have given it up before; nobody but us is left who could say so, or finish what it has begun to say.
+            why = f"it has not been heard of for {silent:.0f} s, and {poll.of(0)}"
+            self._give_up(snapshot, 0, why, alone=True)
             return
         if snapshot.requests:
             self._cancel_since = now if self._cancel_since is None else self._cancel_since
@@ -130,15 +127,38 @@ class Watch:
                     self._engine.cancel(self._handle)
                 self._terminate(bool(snapshot.announces))
 
-    def _terminate(self, running: bool) -> None:
+    def _poll(self) -> Poll:
+        if self._handle:
+            return self._engine.poll(self._handle)
+        nodes = tuple(range(self._job.node_count))
+        return Poll(PollState.UNKNOWN, "its submitter died before it had started every agent", (), nodes)
+
+    def _count(self) -> int:
+        """How many segments node 0 has begun; nobody else counts them once the run was deleted."""
+        with contextlib.suppress(ShareNotFoundError):
+            while True:
+                self._job.share.read(self._job.paths.segment(protocol.agent_writer(0), self._heard), 0, 0)
+                self._heard += 1
+        return self._heard
+
+    def _give_up(self, snapshot: Snapshot, node: int, why: str, alone: bool = False) -> None:
+        """Give the verdict that a lost node means.
+
+        Args:
+            alone: whether nobody is left who could still write a verdict that was claimed.
+        """
+        if snapshot.requests:
+            self._terminate(bool(snapshot.announces), alone)
+            return
+        code = protocol.NODE_LOST if node in snapshot.announces else protocol.NODE_SETUP_FAILED
+        self._claim(failed_verdict(code, f"{node_id(node)} was lost: {why}", WRITER), alone)
+
+    def _terminate(self, running: bool, alone: bool = False) -> None:
         code = protocol.JOB_TERMINATE if running else protocol.JOB_TERMINATED
-        self._job_claim(failed_verdict(code, "terminated", WRITER, terminated=True))
+        self._claim(failed_verdict(code, "terminated", WRITER, terminated=True), alone)
 
-    def _claim(self, code: str, sentence: str) -> None:
-        self._job_claim(failed_verdict(code, sentence, WRITER))
-
-    def _job_claim(self, verdict: protocol.Record) -> None:
-        if not self._job.claim_verdict(verdict) and self._all_gone():
+    def _claim(self, verdict: protocol.Record, alone: bool) -> None:
+        if not self._job.claim_verdict(verdict) and (alone or self._all_gone()):
             # Its claimer died between the claim and the file; nobody is left who could still write it.
             self._job.finish_claim(verdict)
 
@@ -185,14 +205,15 @@ def follow(job: Job, tracking: runs.Tracking) -> JobState | None:
 def _follow(job: Job, mlflow: MlflowClient, lease: Lease) -> JobState:
     relay = Relay(job, mlflow, lease)
     relaying = True
-    watch = Watch(job, _engine(job), lambda: relay.heard(0) if relaying else None)
+    watch = Watch(job, _engine(job), relay.heard(0))
     next_tag = time.monotonic() + TAG_SECONDS
     asked = False
     trouble = 0.0
     while True:
         try:
+            begun = time.monotonic()
             watch.check_or_complain()
-            state = job.state()
+            state = job.state(relay.ending)
             if state.ended:
                 break
             if relaying:
@@ -205,13 +226,15 @@ def _follow(job: Job, mlflow: MlflowClient, lease: Lease) -> JobState:
                     job.request_cancel("the run's tag batchai.cancel", "")
                     asked = True
             trouble = 0.0
+            pause = pause_after(time.monotonic() - begun, STEP_SECONDS)
         except LeaseLostError:
             raise
         except Exception as error:  # a store that is down must not end the following: wait and try again
             trouble = min(trouble * 2 or 1.0, 60.0)
             _complain(error, trouble)
             relaying = not relay.run_gone()
-        time.sleep(trouble or STEP_SECONDS)
+            pause = trouble
+        time.sleep(pause)
     _finish(watch, relay, state, lease)
     return state
 

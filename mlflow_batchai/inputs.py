@@ -48,7 +48,7 @@ def choose_inputs(
         if not found:
             raise ParameterError(f"parameter '{name}': the folder {path} holds no file")
         files += found
-        entries = [{"path": file.path, "sha256": file.sha256} for file in found]
+        entries = [{"path": file.path, "sha256": file.sha256, "size": file.size} for file in found]
         staged.append({"parameter": name, "variable": variable, "name": path.name, "files": entries})
     _check_lengths({variables[value.parameter.name]: value for value in values})
     return files, staged, given

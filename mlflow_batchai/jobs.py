@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,8 @@ from mlflow_batchai.errors import JobNotFoundError, ShareNotFoundError
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.protocol import JobPaths, Record, TornFileError
 from mlflow_batchai.shares import Share, open_share
+
+LONGEST_PAUSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ class Job:
         return int(self.plan["nodeCount"])
 
     def share_at(self, address: str) -> Share:
-        """A share that the plan names by the submitter's address for it; the control share may lie elsewhere on this machine."""
+        """A share that the plan names by its submitter's address; the control share may lie elsewhere on this machine."""
         control = str(self.plan["volumes"][0]["share"])
         if address == control:
             return self.share
@@ -157,18 +160,35 @@ class Job:
         """The engine's handle (``submitted.json``), or None."""
         return self._closed(self.paths.submitted)
 
-    def snapshot(self) -> Snapshot:
-        """What lies there now. Files that never change are read once."""
+    def snapshot(self, leaving: Collection[int] | None = None) -> Snapshot:
+        """What lies there now. Files that never change are read once.
+
+        Args:
+            leaving: nodes whose ``exit.json`` is looked for, each in a folder of its own; None: all.
+        """
         verdict = self._closed(self.paths.verdict_file)
-        for node in range(self.node_count):
-            for known, path in ((self._announces, self.paths.announce(node)), (self._exits, self.paths.exit(node))):
-                if node not in known and (record := self._closed(path)) is not None:
-                    known[node] = record
+        nodes: Collection[int] = range(self.node_count)
+        if len(self._announces) < self.node_count:
+            # A node's folder comes with the first file that it writes.
+            there = {entry.name for entry in self.share.list(self.paths.nodes)}
+            nodes = [node for node in nodes if str(node) in there]
+        self._learn(self._announces, nodes, self.paths.announce)
+        self._learn(self._exits, [node for node in nodes if leaving is None or node in leaving], self.paths.exit)
         return Snapshot(self.node_count, dict(self._announces), dict(self._exits), self.requests(), verdict)
 
-    def state(self) -> JobState:
-        """The job's state now."""
-        return fold(self.snapshot())
+    def _learn(self, known: dict[int, Record], nodes: Collection[int], path: Callable[[int], str]) -> None:
+        wanted = {path(node): node for node in nodes if node not in known}
+        for found, data in self.share.read_many(wanted):
+            with contextlib.suppress(TornFileError):
+                known[wanted[found]] = protocol.decode_one(data)
+
+    def state(self, ending: bool = True) -> JobState:
+        """The job's state now.
+
+        Args:
+            ending: whether an agent may have failed or stopped (``EventReader.ending``): only then does an exit say more.
+        """
+        return fold(self.snapshot(None if ending else ()))
 
     def requests(self) -> list[Record]:
         """Cancel requests."""
@@ -201,7 +221,13 @@ def failed_verdict(code: str, sentence: str, by: str, terminated: bool = False) 
     return protocol.verdict_record(protocol.FAILED, by, errors=[error], reason=sentence, terminated=terminated)
 
 
+def pause_after(took: float, least: float) -> float:
+    """Seconds to wait after a round of looking at a job that took ``took``: a slow share has as long to itself, up to 5 s."""
+    return max(least, min(took, LONGEST_PAUSE_SECONDS))
+
+
 Cursor = dict[str, int]
+ENDING = ("failed", "stop")
 
 
 class EventReader:
@@ -209,27 +235,39 @@ class EventReader:
 
     Args:
         job: the job.
-        cursor: writer -> next sequence; kept up to date, and enough to go on from in another process.
+        cursor: writer -> next sequence; kept up to date.
+        ending: what it was when the cursor was there.
+
+    Attributes:
+        cursor: with ``ending``, enough to go on from in another process.
+        ending: whether an agent has said that it failed or stops, as each does before it writes so into its ``exit.json``.
     """
 
-    def __init__(self, job: Job, cursor: Cursor | None = None) -> None:
+    def __init__(self, job: Job, cursor: Cursor | None = None, ending: bool = False) -> None:
         self._share = job.share
         self._paths = job.paths
         self._writers = [protocol.agent_writer(node) for node in range(job.node_count)]
         self.cursor: Cursor = dict(cursor or {})
+        self.ending = ending
 
     def read(self) -> Iterator[tuple[str, int, list[Record]]]:
-        """(writer, sequence, records) of each segment that was closed since the last call.
+        """(writer, sequence, records) of each segment that was closed since the last call, of all writers in turn.
 
         The cursor moves on when the consumer takes the next one, so a segment that it fails on comes again.
         """
         # Each writer's next file is asked for by name: listing folders of a thousand segments costs a hundred times as much.
-        for writer in self._writers:
-            while True:
-                sequence = self.cursor.get(writer, 0)
+        writers = self._writers
+        while writers:
+            wanted = {self._paths.segment(writer, self.cursor.get(writer, 0)): writer for writer in writers}
+            writers = []
+            for path, data in self._share.read_many(wanted):
                 try:
-                    records = protocol.decode(self._share.read(self._paths.segment(writer, sequence)))
-                except (ShareNotFoundError, TornFileError):
-                    break
+                    records = protocol.decode(data)
+                except TornFileError:
+                    continue
+                writer = wanted[path]
+                sequence = self.cursor.get(writer, 0)
+                self.ending = self.ending or any(record.get("k") in ENDING for record in records)
                 yield writer, sequence, records
                 self.cursor[writer] = sequence + 1
+                writers.append(writer)

@@ -40,7 +40,7 @@ class Relay:
         self._lease = lease
         self._run_id = str(job.plan["runId"])
         memory = lease.memory
-        self._reader = EventReader(job, memory.get("cursor"))
+        self._reader = EventReader(job, memory.get("cursor"), bool(memory.get("ending")))
         self._metrics = MetricFold(job.plan["metrics"], memory.get("metrics"))
         self._models: list[Record] = list(memory.get("models", []))
         self._dropped = int(memory.get("dropped", 0))
@@ -74,9 +74,15 @@ class Relay:
         """How many of a node's segments have been read."""
         return self._reader.cursor.get(protocol.agent_writer(node), 0)
 
+    @property
+    def ending(self) -> bool:
+        """Whether an agent has said that it failed or stops."""
+        return self._reader.ending
+
     def _memory(self) -> Record:
         return {
             "cursor": dict(self._reader.cursor),
+            "ending": self._reader.ending,
             "metrics": self._metrics.remember(),
             "models": list(self._models),
             "dropped": self._dropped,

@@ -154,22 +154,39 @@ def terminate(name: str, yes: bool, no_wait: bool) -> None:
     Example: batchai job terminate cifar_horovod-3f2a1c -y
     """
     from mlflow_batchai import detached, runner
-    from mlflow_batchai.errors import UsageError
 
-    found = runner.find(name, _tracking())
+    tracking = _tracking()
+    try:
+        found = runner.find(name, tracking)
+    except runner.NoFolderError as lost:
+        if lost.run_ended:
+            click.echo(f"job {lost.name} has ended already", err=True)
+            return
+        _ask(lost.name, yes)
+        runner.end_run(lost, tracking)
+        click.echo(f"job {lost.name}: nothing of it had been started; its run is KILLED", err=True)
+        return
     if found.job.state().ended:
         click.echo(f"job {found.job.name} has ended already", err=True)
         # Its run may not have: whoever relayed it may be gone.
         detached.ensure_follower(found)
         runner.wait(found)
         return
-    if not yes:
-        if not os.isatty(0):
-            raise UsageError(f"ending job {found.job.name} needs -y where there is no terminal to ask on")
-        click.confirm(f"End job {found.job.name}?", abort=True, err=True)
+    _ask(found.job.name, yes)
     runner.cancel(found, "batchai job terminate")
     if no_wait:
         return
     detached.ensure_follower(found)
     state = runner.wait(found)
     click.echo(f"job {found.job.name}: {state.execution_state} ({state.reason or state.error_code})", err=True)
+
+
+def _ask(name: str, yes: bool) -> None:
+    """Have a person agree to ending a job, unless ``--yes`` has."""
+    from mlflow_batchai.errors import UsageError
+
+    if yes:
+        return
+    if not os.isatty(0):
+        raise UsageError(f"ending job {name} needs -y where there is no terminal to ask on")
+    click.confirm(f"End job {name}?", abort=True, err=True)

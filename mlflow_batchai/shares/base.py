@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import BinaryIO, NamedTuple, Protocol
 
@@ -30,6 +31,8 @@ class Share(Protocol):
         4. ``list`` and ``read`` see what this process wrote, at once.
         5. ``delete`` of what isn't there is no error; a directory goes with all that is in it.
         6. Other failures of the share are ShareError, with the share's address and the path in it.
+        7. ``read_many`` finds what was there when it was called, and costs little where next to nothing is: a name is asked for
+           once, and a mount, which may remember that a name was missing, has to look anew once a folder.
     """
 
     @property
@@ -38,6 +41,9 @@ class Share(Protocol):
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         """Bytes of a file from ``start``; ShareNotFoundError if it isn't there."""
+
+    def read_many(self, paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        """(path, content) of those files that are there, in the order given; read one by one, as they are taken."""
 
     def write(self, path: str, data: bytes) -> None:
         """Write a whole file, atomically."""

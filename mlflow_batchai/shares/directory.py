@@ -7,19 +7,20 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
-from mlflow_batchai.node.protocol import read_fresh
+from mlflow_batchai.node.protocol import freshen, read_fresh
 from mlflow_batchai.shares.base import Entry
 
 TEMPORARY = ".new-"
+FILE_BITS = 0o666
 
 
 class DirectoryShare:
-    """See ``Share`` for the promises.
+    """See ``Share`` for the promises. What it makes is as open to others as its root: nodes may be another user on it.
 
     Args:
         root: an absolute path; made if it isn't there.
@@ -62,6 +63,28 @@ class DirectoryShare:
         with self._errors(path):
             return read_fresh(str(self.local(path)), start, -1 if length is None else length)
 
+    def read_many(self, paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        looked: set[str] = set()
+        for path in paths:
+            with self._errors(path):
+                data = self._read_if_there(path, looked)
+            if data is not None:
+                yield path, data
+
+    def _read_if_there(self, path: str, looked: set[str]) -> bytes | None:
+        """A file's content; ``looked``: folders that a mount was made to look at anew before, so that a miss there is true."""
+        target, folder = self.local(path), path.rpartition("/")[0]
+        try:
+            return target.read_bytes()
+        except FileNotFoundError:
+            if folder in looked:
+                return None
+        looked.add(folder)
+        freshen(str(target))
+        with contextlib.suppress(FileNotFoundError):
+            return target.read_bytes()
+        return None
+
     def write(self, path: str, data: bytes) -> None:
         with self.open_write(path) as file:
             file.write(data)
@@ -85,7 +108,7 @@ class DirectoryShare:
         return target
 
     def _make(self, folder: Path) -> None:
-        """A directory with its parents, as open to others as the share's root is: nodes may be another user on it."""
+        """A directory with its parents."""
         if folder.is_dir():
             return
         self._make(folder.parent)
@@ -93,12 +116,13 @@ class DirectoryShare:
             folder.mkdir()
             self._open_up(folder)
 
-    def _open_up(self, folder: Path) -> None:
-        wanted = stat.S_IMODE(self.root.stat().st_mode) & ~stat.S_ISVTX
+    def _open_up(self, made: Path, bits: int = 0o7777 & ~stat.S_ISVTX) -> None:
+        """Give what was made those of the bits that the root's mode has, whatever our umask is."""
+        wanted = stat.S_IMODE(self.root.stat().st_mode) & bits
         # A mount that knows no such thing says so; then it is its mount options that decide.
         with contextlib.suppress(OSError):
-            if wanted & ~stat.S_IMODE(folder.stat().st_mode):
-                folder.chmod(wanted)
+            if wanted & ~stat.S_IMODE(made.stat().st_mode):
+                made.chmod(wanted)
 
     def list(self, path: str) -> list[Entry]:
         entries = []
@@ -131,6 +155,7 @@ class DirectoryShare:
             try:
                 with temporary.open("xb") as file:
                     yield file
+                self._open_up(temporary, FILE_BITS)
                 temporary.replace(target)
             except BaseException:
                 temporary.unlink(missing_ok=True)

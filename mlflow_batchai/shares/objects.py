@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from mlflow_batchai.errors import ProjectError
-from mlflow_batchai.node.protocol import object_path
+from mlflow_batchai.node.protocol import OBJECTS, object_path
 from mlflow_batchai.shares.base import Share
 
 # Never part of a project: results of earlier runs, environments, caches.
@@ -30,6 +30,7 @@ class StagedFile(NamedTuple):
         sha256: of its content.
         mode: permission bits that a copy gets (0644 or 0755).
         link: the target, if it is a symbolic link inside the tree.
+        size: bytes of its content.
     """
 
     path: str
@@ -37,6 +38,7 @@ class StagedFile(NamedTuple):
     sha256: str
     mode: int
     link: str | None = None
+    size: int = 0
 
     def entry(self) -> dict[str, Any]:
         """As it stands in the plan."""
@@ -45,13 +47,14 @@ class StagedFile(NamedTuple):
         return {"path": self.path, "sha256": self.sha256, "mode": self.mode}
 
 
-def hash_file(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
+def hash_file(path: Path) -> tuple[str, int]:
+    """The SHA-256 of a file, in hexadecimal, and its size in bytes."""
+    digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             digest.update(block)
-    return digest.hexdigest()
+            size += len(block)
+    return digest.hexdigest(), size
 
 
 def scan(root: Path, skip: Collection[Path] = ()) -> list[StagedFile]:
@@ -91,7 +94,8 @@ def _staged(root: Path, path: Path) -> StagedFile:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             raise ProjectError(f"'{relative}' of the project is neither a file nor a folder; remove it")
-        return StagedFile(relative, path, hash_file(path), 0o755 if mode & 0o100 else 0o644)
+        sha256, size = hash_file(path)
+        return StagedFile(relative, path, sha256, 0o755 if mode & 0o100 else 0o644, size=size)
     except OSError as error:
         raise ProjectError(f"'{relative}' of the project can't be read: {error.strerror}") from error
 
@@ -104,7 +108,11 @@ def scan_input(path: Path) -> list[StagedFile]:
     """
     try:
         found = [path] if path.is_file() else sorted(_followed(path))
-        return [StagedFile(file.relative_to(path.parent).as_posix(), file, hash_file(file), 0o644) for file in found]
+        hashed = [(file, *hash_file(file)) for file in found]
+        return [
+            StagedFile(file.relative_to(path.parent).as_posix(), file, sha256, 0o644, size=size)
+            for file, sha256, size in hashed
+        ]
     except OSError as error:
         _unreadable(error)
 
@@ -116,6 +124,11 @@ def _followed(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
             yield from _followed(path, (*above, real))
         elif path.is_file():
             yield path
+
+
+def holds_any(share: Share) -> bool:
+    """Whether anything was ever sent to the share."""
+    return bool(share.list(OBJECTS))
 
 
 def upload(share: Share, files: Sequence[StagedFile]) -> int:

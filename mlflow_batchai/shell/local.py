@@ -43,11 +43,8 @@ def run(argv: Sequence[str], environment: Mapping[str, str] | None = None, timeo
     return Result(done.returncode, done.stdout, done.stderr)
 
 
-def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path, stdin: bytes | None = None) -> int:
+def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
     """Start a command that outlives us: its own session, its output to a file, nothing inherited.
-
-    Args:
-        stdin: sent to it and closed (secrets go this way, never by argv).
 
     Returns:
         Its process id.
@@ -63,7 +60,7 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path, stdin:
                 list(argv),
                 env=dict(environment),
                 cwd="/",
-                stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
@@ -73,11 +70,4 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path, stdin:
             raise ClusterError(f"{argv[0]} can't be started: {error.strerror}") from error
     # Nobody waits for it here: it is meant to go on without us.
     process.returncode = 0
-    if stdin is not None:
-        assert process.stdin
-        try:
-            with process.stdin as pipe:
-                pipe.write(stdin)
-        except BrokenPipeError as error:
-            raise ClusterError(f"{argv[0]} ended before it was told its secrets; its log is {log}") from error
     return process.pid

@@ -209,6 +209,44 @@ def test_terminate_what_has_ended(batchai, job):
     assert job.calls == ["follower"]  # its run may not have ended
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "words", "ended"),
+    [
+        ("SCHEDULED", 0, "job toy-1: nothing of it had been started; its run is KILLED\n", True),
+        ("KILLED", 0, "job toy-1 has ended already\n", False),
+        ("RUNNING", 1, "batchai: job toy-1 has no job folder: ", False),
+    ],
+)
+def test_terminate_what_never_began(batchai, monkeypatch, status, code, words, ended):
+    run = SimpleNamespace(data=SimpleNamespace(tags={runs.TAG_JOB: "toy-1"}), info=SimpleNamespace(run_id="r", status=status))
+    calls = []
+
+    def find(name, tracking):
+        raise runner.NoFolderError(run, "file:///share")
+
+    monkeypatch.setattr(runner, "find", find)
+    monkeypatch.setattr(runs, "client", lambda tracking: "client")
+    monkeypatch.setattr(runs, "fail", lambda *arguments: calls.append(arguments))
+    found, out, err = batchai("job", "terminate", "toy-1", "-y")
+    assert (found, out) == (code, "")
+    assert err.startswith(words)
+    assert calls == [("client", "r", "terminated; nothing of it had been started", "KILLED")] * ended
+
+
+def test_terminate_what_never_began_asks_too(batchai, monkeypatch):
+    run = SimpleNamespace(
+        data=SimpleNamespace(tags={runs.TAG_JOB: "toy-1"}), info=SimpleNamespace(run_id="r", status="SCHEDULED")
+    )
+
+    def find(name, tracking):
+        raise runner.NoFolderError(run, "file:///share")
+
+    monkeypatch.setattr(runner, "find", find)
+    monkeypatch.setattr("os.isatty", lambda descriptor: False)
+    code, _, err = batchai("job", "terminate", "toy-1")
+    assert (code, err) == (2, "batchai: ending job toy-1 needs -y where there is no terminal to ask on\n")
+
+
 def test_list(batchai, store_template, tmp_path, monkeypatch):
     shutil.copy(store_template, tmp_path / "m.db")
     tracking = runs.absolute("sqlite:///m.db", tmp_path)

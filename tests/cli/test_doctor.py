@@ -189,12 +189,16 @@ def test_a_node_that_is_off_and_one_that_is_unknown(ssh):
 
 def test_a_python_that_is_too_old(ssh):
     old = ssh.root / "old"
-    old.write_text('#!/bin/sh\n[ "$3" = -c ] && { echo 3.6.15; exit; }\necho SyntaxError: invalid syntax >&2; exit 1\n')
+    pretend = "import sys; sys.version_info, sys.version, sys.executable = (3, 6, 15), '3.6.15 (default)', sys.argv[1]"
+    run = "text = sys.argv[2]; exec(compile(text, 'boot', 'exec'), {'__name__': '__main__'})"
+    old.write_text(f'#!/bin/sh\nshift 3\nexec python3 -I -S -c "{pretend}; {run}" "$0" "$@"\n')
     old.chmod(0o755)
     ssh.document(**{**ssh.base, "hosts": ssh.base["hosts"][:1], "agentPython": str(old)})
     found = ssh.checks(1)["127.0.0.11"]
     assert list(found) == ["reachable", "host key", "python"]
-    assert found["python"][1] == f"{old} is Python 3.6.15; install 3.8 or newer, or name one (agentPython)"
+    assert (
+        found["python"][1] == f"{old} is Python 3.6.15; install 3.8 or newer, or name one (agentPython in the cluster document)"
+    )
 
 
 def test_a_node_under_two_names_and_a_folder_in_the_way(ssh):
@@ -206,8 +210,7 @@ def test_a_node_under_two_names_and_a_folder_in_the_way(ssh):
     assert found["127.0.0.11"]["space"][0] == "ok"
     assert "is node 127.0.0.11 again" in found[again["host"]]["space"][1]
     assert list(found["127.0.0.12"]) == ["reachable", "host key", "python"]
-    assert found["127.0.0.12"]["python"][1].startswith(f"{second['root']}/agents/")
-    assert f"{second['root']} is a file" in found["127.0.0.12"]["python"][1]
+    assert found["127.0.0.12"]["python"][1].startswith(f"{second['root']} is not a folder; mend that, or name another folder")
 
 
 def test_the_local_cluster(client):

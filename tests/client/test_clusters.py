@@ -7,7 +7,7 @@ import pytest
 from mlflow_batchai import clusters
 from mlflow_batchai.engines.absent import AbsentEngine
 from mlflow_batchai.engines.base import PollState
-from mlflow_batchai.engines.hosts import LocalHosts
+from mlflow_batchai.engines.local_hosts import LocalHosts
 from mlflow_batchai.engines.ssh_hosts import SshHosts
 from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError
 

@@ -20,7 +20,7 @@ def test_each_once_in_order_and_never_past_a_gap(folder):
     assert read(reader) == []
     made.segment(0, {"n": 0}, {"n": 0.5})
     made.segment(0, {"n": 10}, writer="agent-1")
-    assert read(reader) == [("agent-0", 0, [0, 0.5]), ("agent-0", 1, [1]), ("agent-1", 0, [10])]
+    assert read(reader) == [("agent-0", 0, [0, 0.5]), ("agent-1", 0, [10]), ("agent-0", 1, [1])]
     assert read(reader) == []
     assert reader.cursor == {"agent-0": 2, "agent-1": 1}
 
@@ -80,7 +80,7 @@ class Counting:
         return call
 
 
-def test_an_idle_poll_costs_one_look_a_node(folder):
+def test_an_idle_poll_costs_one_look(folder):
     made = folder(nodes=2)
     for number in range(30):
         made.segment(number, {"n": number})
@@ -90,7 +90,22 @@ def test_an_idle_poll_costs_one_look_a_node(folder):
     assert len(read(reader)) == 30
     job.share.calls.clear()
     assert read(reader) == []
-    assert job.share.calls == ["read", "read"]
+    assert job.share.calls == ["read_many"]
+
+
+def test_the_end_shows_in_what_agents_say(folder):
+    made = folder(nodes=2)
+    made.segment(0, {"k": "log"}, {"k": "done"})
+    reader = EventReader(made.job)
+    assert [sequence for _, sequence, _ in reader.read()] == [0]
+    assert not reader.ending
+    made.segment(0, {"k": "beat"}, {"k": "failed"}, writer="agent-1")
+    made.segment(1, {"k": "beat"})
+    for _ in reader.read():
+        pass
+    assert reader.ending
+    assert not EventReader(made.job, reader.cursor).ending
+    assert EventReader(made.job, reader.cursor, reader.ending).ending
 
 
 def test_a_broken_share_is_an_error(folder, tmp_path):

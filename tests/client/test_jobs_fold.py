@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+import io
+import os
 import random
 
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_batchai.errors import JobNotFoundError
-from mlflow_batchai.jobs import Job, JobState, Snapshot, failed_verdict, fold
+from mlflow_batchai.jobs import EventReader, Job, JobState, Snapshot, failed_verdict, fold
 from mlflow_batchai.node import protocol
 
 ANNOUNCE = {"host": "h"}
@@ -122,6 +125,49 @@ def test_a_job_grows_and_keeps_what_it_knew(folder):
     assert job.state().execution_state == "succeeded"
     # One that opens it after the end sees its nodes too.
     assert set(made.job.snapshot().announces) == {0, 1}
+
+
+def test_exits_are_looked_for_where_there_may_be_one(folder):
+    made = folder(nodes=3)
+    for node in range(3):
+        made.announce(node)
+        made.exit(node, stopped="why")
+    job = made.job
+    assert set(job.snapshot(()).exits) == set()
+    assert job.state(ending=False).execution_state == "running"
+    assert set(job.snapshot([1]).exits) == {1}
+    assert job.state(ending=False).execution_state == "terminating"  # what is known stays known
+    assert set(job.snapshot().exits) == {0, 1, 2}
+
+
+def test_an_idle_round_with_100_nodes_costs_one_look_a_writer(folder, monkeypatch):
+    """A person's console looks ten times a second, on a share that may be slow."""
+    made = folder(nodes=100)
+    for node in range(100):
+        made.segment(0, {"k": "beat"}, writer=f"agent-{node}")
+    job = made.job
+    reader = EventReader(job)
+    calls = []
+    for module, name in ((io, "open"), (builtins, "open"), (os, "open"), (os, "scandir")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, real=real, **named: calls.append(given) or real(*given, **named))
+
+    def round_costs():
+        assert list(reader.read()) == []
+        state = job.state(reader.ending).execution_state
+        cost = len(calls)
+        calls.clear()
+        return state, cost
+
+    assert len(list(reader.read())) == 100
+    calls.clear()
+    state, cost = round_costs()
+    assert (state, cost < 120) == ("queued", True), cost
+    for node in range(100):
+        made.announce(node)
+    assert round_costs()[0] == "running"
+    state, cost = round_costs()
+    assert (state, 100 <= cost < 120) == ("running", True), cost
 
 
 def test_the_first_verdict_stands(folder):

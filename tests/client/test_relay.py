@@ -329,6 +329,36 @@ def test_links_out_of_the_share_are_not_followed(scene, tmp_path):
     assert client.search_logged_models(["0"]) == []
 
 
+@pytest.mark.parametrize("linked", ["stdouterr", "outputs/m", "outputs", ".", "a volume"])
+def test_a_folder_that_is_a_link_out_of_the_share_is_not_sent(scene, tmp_path, linked):
+    """Not even where what leads out is a parent of it, or the folder that a mounted volume is."""
+    made, client, relay = scene
+    folder = made.share.root / made.paths.folder
+    private = tmp_path / "private"
+    for name in ("stdouterr", "outputs/m"):
+        for parent in (private, private / "m", folder / name, private / name, private / made.paths.folder / name):
+            parent.mkdir(parents=True, exist_ok=True)
+            (parent / "text").write_text("of this machine")
+    if linked == "a volume":
+        (made.share.root / "volume").symlink_to(private)
+        made.plan["volumes"].append({"scope": "cluster", "path": "v", "source": "", "share": made.share.url + "/volume"})
+        made.plan["outputDirectories"][0]["pathPrefix"] = "$AZ_BATCHAI_MOUNT_ROOT/v"
+        made.write(made.paths.plan, made.plan)
+    else:
+        shutil.copytree(folder / linked, private, dirs_exist_ok=True)  # what else is read of the job lies there too
+        shutil.rmtree(folder / linked)
+        (made.share.root / made.paths.folder / linked).symlink_to(private)
+    made.verdict()
+    relay().finish(made.job.state())
+    run_id = made.plan["runId"]
+    notes = client.get_run(run_id).data.tags["batchai.notes"]
+    stolen = {"stdouterr": ["stdouterr"], ".": ["stdouterr", "outputs/m"]}.get(linked, ["outputs/m"])
+    for artifact in ("stdouterr", "outputs/m"):
+        sent = [entry.path for entry in client.list_artifacts(run_id, artifact)]
+        assert sent == ([] if artifact in stolen else [artifact + "/text"])
+        assert (f"{artifact}: not sent: {made.paths.folder}/{artifact} lies behind a link out" in notes) is (artifact in stolen)
+
+
 # The follower around it.
 
 

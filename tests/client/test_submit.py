@@ -13,13 +13,13 @@ import pytest
 from mlflow_batchai import detached, runner, runs
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.engines.base import Poll, PollState
-from mlflow_batchai.errors import ClusterError, JobDetachedError, JobError, JobFailedError, ProjectError
+from mlflow_batchai.errors import ClusterError, JobDetachedError, JobError, JobFailedError, ProjectError, ShareError
 from mlflow_batchai.jobs import Job, JobState
 from mlflow_batchai.lease import Lease
 from mlflow_batchai.planning import Prepared
-from mlflow_batchai.runner import RunRequest
+from mlflow_batchai.runner import NoFolderError, RunRequest
 from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.shares.objects import scan
+from mlflow_batchai.shares.objects import scan, upload
 from mlflow_batchai.signals import Signals
 
 
@@ -175,6 +175,68 @@ def test_a_job_without_its_folder_is_told_so(scene):
         runner.find("toy-012345", runs.absolute("sqlite:///m.db", scene.root))
 
 
+def lost(scene):
+    """What finding a job says whose submitter died before it had written the plan."""
+    submitted = scene.submit()
+    shutil.rmtree(scene.root / "share" / submitted.job.folder)
+    with pytest.raises(NoFolderError) as error:
+        runner.find("toy-012345", submitted.tracking)
+    return error.value, submitted.tracking
+
+
+def test_the_run_of_a_job_that_never_began_can_be_ended(scene):
+    error, tracking = lost(scene)
+    assert str(error).endswith("; `batchai job terminate toy-012345` ends its run")
+    assert (error.name, error.run_id, error.unstarted, error.run_ended) == ("toy-012345", scene.run().info.run_id, True, False)
+    runner.end_run(error, tracking)
+    run = scene.run()
+    assert (run.info.status, run.data.tags["batchai.executionState"]) == ("KILLED", "failed")
+    assert run.data.tags["batchai.reason"] == "terminated; nothing of it had been started"
+    with pytest.raises(NoFolderError, match="no job folder: terminated; nothing of it had been started") as again:
+        runner.find("toy-012345", tracking)
+    assert (again.value.unstarted, again.value.run_ended) == (False, True)
+    assert "batchai job terminate" not in str(again.value)
+
+
+def test_the_run_of_a_job_that_did_begin_is_not_ended_for_want_of_its_folder(scene):
+    _, tracking = lost(scene)
+    scene.mlflow.update_run(scene.run().info.run_id, status="RUNNING")
+    with pytest.raises(NoFolderError) as error:
+        runner.find("toy-012345", tracking)
+    assert not error.value.run_ended
+    with pytest.raises(NoFolderError):
+        runner.end_run(error.value, tracking)
+    assert scene.run().info.status == "RUNNING"
+
+
+@pytest.mark.parametrize("here", ["another share", "an empty folder", "nothing"])
+def test_a_job_whose_share_is_elsewhere_on_this_machine(scene, here):
+    """What lies at the submitter's path on this machine doesn't matter where its document of the cluster leads to the job."""
+    submitted = scene.submit()
+    (scene.root / "share").rename(scene.root / "mounted")
+    if here != "nothing":
+        elsewhere = DirectoryShare(scene.root / "share")
+        if here == "another share":
+            upload(elsewhere, scene.code)
+    with pytest.raises(JobError if here == "another share" else ShareError, match="toy-012345") as error:
+        runner.find("toy-012345", submitted.tracking)
+    if here != "another share":  # that is no place of which one could say that nothing was ever started there
+        assert "mount it there, or describe cluster 'local' here" in str(error.value)
+    documents = scene.root / "home" / "clusters"
+    documents.mkdir(parents=True)
+    (documents / "local.yaml").write_text(f"engine: local\nshare: {scene.root / 'mounted'}\n", encoding="utf-8")
+    found = runner.find("toy-012345", submitted.tracking)
+    assert (found.job.share.root, found.run_id) == (scene.root / "mounted", submitted.run_id)
+
+
+def test_a_job_whose_cluster_is_not_known_here_is_never_said_to_have_none(scene):
+    submitted = scene.submit()
+    scene.mlflow.set_tag(submitted.run_id, runs.TAG_CLUSTER, "gpus")
+    shutil.rmtree(scene.root / "share" / submitted.job.folder)
+    with pytest.raises(ShareError, match=r"not on this machine \(there is no job at .*; there is no cluster 'gpus'"):
+        runner.find("toy-012345", submitted.tracking)
+
+
 def test_outcome(scene):
     submitted = scene.submit()
     runner.outcome(submitted, JobState("succeeded"))
@@ -235,6 +297,24 @@ def test_watch_shows_all_until_the_run_is_finished(watching):
     console = Console()
     assert runner.watch(submitted, console, Signals()).execution_state == "succeeded"
     assert console.said == ["a", "running", "b", "closed"]
+
+
+@pytest.mark.parametrize(("seconds", "pause"), [(0.0, 0.1), (3.0, 3.0), (60.0, 5.0)])
+def test_a_slow_share_has_time_to_itself(watching, monkeypatch, seconds, pause):
+    made, submitted, _ = watching
+    now, pauses = [0.0], []
+    monkeypatch.setattr(runner.time, "monotonic", lambda: now[0])
+    console = Console()
+    console.state = lambda text: now.__setitem__(0, now[0] + seconds)  # a part of the round
+
+    def sleep(wanted):
+        pauses.append(wanted)
+        made.verdict()
+        finish(made)
+
+    monkeypatch.setattr(runner.time, "sleep", sleep)
+    runner.watch(submitted, console, Signals())
+    assert pauses == [pytest.approx(pause)]
 
 
 def test_only_what_comes_from_now_on(watching):

@@ -19,7 +19,6 @@ class World:
         self.nodes = nodes
         self.gone = set()
         self.unknown = set()
-        self.heard = 0
         self.now = 0.0
         self.polls = 0
         self.cancelled = 0
@@ -49,7 +48,7 @@ def scene(folder):
         for node in range(nodes) if announced else ():
             made.announce(node)
         world = World(nodes)
-        watch = Watch(made.job, world, lambda: world.heard, lambda: world.now)
+        watch = Watch(made.job, world, clock=lambda: world.now)
 
         def check(seconds=2.0):
             world.now += seconds
@@ -154,7 +153,7 @@ def test_a_cluster_that_cant_be_asked_says_nothing_of_the_job(scene, capsys):
 def test_without_a_handle_there_is_nothing_to_ask(folder):
     made = folder()
     world = World(1)
-    watch = Watch(made.job, world, lambda: world.heard, lambda: world.now)
+    watch = Watch(made.job, world, clock=lambda: world.now)
     world.now = 9
     watch.check()
     watch.clean_up()
@@ -164,7 +163,7 @@ def test_without_a_handle_there_is_nothing_to_ask(folder):
 def test_a_job_whose_submitter_died_before_its_handle_can_be_ended(folder):
     made = folder()
     world = World(1)
-    watch = Watch(made.job, world, lambda: world.heard, lambda: world.now)
+    watch = Watch(made.job, world, clock=lambda: world.now)
     made.job.request_cancel("me", "")
     for world.now in (2.0, CANCEL_PATIENCE_SECONDS, CANCEL_PATIENCE_SECONDS + 4.0):
         assert not made.job.state().ended
@@ -209,8 +208,8 @@ def test_node_0_unreachable_and_silent_is_lost(scene):
     grace = 60 + SILENCE_MARGIN_SECONDS
     world.unknown = {0}
     check()
-    while world.now < grace:
-        world.heard += 1  # it can't be asked, and goes on writing
+    for number in range(int(grace)):  # it can't be asked, and goes on writing
+        made.segment(number, {"k": "beat"})
         assert not check().ended
     begun = world.now
     while world.now - begun < grace - 2:
@@ -220,6 +219,63 @@ def test_node_0_unreachable_and_silent_is_lost(scene):
     assert (
         state.reason == f"node-0 was lost: it has not been heard of for {world.now - begun:.0f} s, and node a can't be reached"
     )
+
+
+def silent(check, seconds=60 + SILENCE_MARGIN_SECONDS):
+    """Check every 2 s until the job has ended, for two looks more than the grace time."""
+    for _ in range(int(seconds / 2) + 2):
+        if (state := check()).ended:
+            return state
+    return check()
+
+
+def test_a_verdict_that_node_0_has_begun_to_give_is_finished_after_its_silence(scene):
+    made, world, _, check = scene()
+    made.share.claim(made.paths.verdict)
+    world.unknown = {0}
+    assert silent(check).error_code == "NodeLost"
+
+
+def test_node_0_silent_while_a_person_has_asked_for_the_end(scene):
+    made, world, _, check = scene()
+    made.share.claim(made.paths.verdict)  # begun, and never written: the request alone can't end it
+    made.job.request_cancel("me", "")
+    world.unknown = {0}
+    state = silent(check)
+    assert (state.run_status, state.error_code) == ("KILLED", "JobTerminate")
+
+
+@pytest.mark.parametrize(("announced", "code"), [(0, "NodeSetupFailed"), (2, "NodeLost")])
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_job_without_a_handle_ends_when_node_0_falls_silent(folder, announced, code, claimed):
+    made = folder(nodes=2)
+    for node in range(announced):
+        made.announce(node)
+    if claimed:
+        made.share.claim(made.paths.verdict)
+    world = World(2)
+    watch = Watch(made.job, world, clock=lambda: world.now)
+
+    def check():
+        world.now += 2
+        watch.check()
+        return made.job.state()
+
+    for number in range(50):  # it runs without one
+        made.segment(number, {"k": "beat"})
+        assert not check().ended
+    state = silent(check)
+    assert state.error_code == code
+    assert "s, and its submitter died before it had started every agent" in state.reason
+    assert (world.polls, world.cancelled) == (0, 0)
+
+
+def test_segments_that_were_relayed_before_are_not_counted_anew(scene):
+    made, world, _, _ = scene()
+    made.segment(7, {"k": "beat"})
+    watch = Watch(made.job, world, 7, lambda: world.now)
+    assert watch._count() == 8
+    assert Watch(made.job, world)._count() == 0
 
 
 def test_silence_of_a_node_that_lives_or_of_another_one_ends_nothing(scene):
@@ -235,7 +291,5 @@ def test_time_in_which_nobody_looked_is_no_silence():
     assert silence.seconds(0.0, 5) == 0.0
     assert silence.seconds(2.0, 5) == 2.0
     assert silence.seconds(1000.0, 5) == 5.0
-    assert silence.seconds(1001.0, None) == 0.0
-    assert silence.seconds(1002.0, 5) == 0.0
-    assert silence.seconds(1003.0, 5) == 1.0
-    assert silence.seconds(1004.0, 6) == 0.0
+    assert silence.seconds(1001.0, 6) == 0.0
+    assert silence.seconds(1002.0, 6) == 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import subprocess
@@ -11,10 +12,11 @@ import threading
 import pytest
 
 from mlflow_batchai.errors import NotSupportedError, ShareError, ShareNotFoundError
-from mlflow_batchai.node.protocol import identity_path
+from mlflow_batchai.node.protocol import OBJECTS, identity_path
 from mlflow_batchai.shares import Entry, open_share
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.identity import identify
+from mlflow_batchai.shares.objects import scan_input, upload
 
 NASTY = ["plain", "two words", "quo'te\"s", "line\nbreak", "hé 世界", "a%20b#c?d", "-dash", "\\back", "$HOME;*", ".hidden"]
 
@@ -187,7 +189,97 @@ def test_6_other_failures_name_the_share_and_the_path(share):
         share.read("folder")
 
 
+def test_7_many_are_read_in_order_and_those_that_are_missing_passed_over(share):
+    names = [f"a/{nasty}/{nasty}" for nasty in NASTY]
+    for nasty in names[::2]:
+        share.write(nasty, nasty.encode())
+    wanted = [*reversed(names), "nowhere/at/all", "a/none"]
+    assert list(share.read_many(wanted)) == [(path, path.encode()) for path in wanted if path in names[::2]]
+    assert list(share.read_many([])) == []
+
+
+def test_7_many_are_read_as_they_are_taken(share):
+    share.write("a/1", b"1")
+    found = share.read_many(["a/1", "a/2"])
+    assert next(found) == ("a/1", b"1")
+    share.write("a/2", b"2")
+    assert next(found) == ("a/2", b"2")
+
+
+def test_7_failures_among_many_name_the_path(share):
+    share.write("file", b"1")
+    share.claim("folder")
+    for path in ("file/below", "folder", "../x", "a/\0"):
+        with pytest.raises(ShareError):
+            list(share.read_many(["none", path]))
+
+
 # The directory.
+
+
+class Mount:
+    """A mount that remembers that a name was missing until its folder is opened (nfs(5): lookupcache, close-to-open)."""
+
+    def __init__(self, monkeypatch, missing):
+        self.missing = missing
+        self.asked = []
+        self.looked = []
+        self._open, self._os_open = io.open, os.open
+        monkeypatch.setattr(io, "open", self.open)
+        monkeypatch.setattr(os, "open", self.os_open)
+
+    def open(self, file, *arguments, **named):
+        path = os.fspath(file)
+        self.asked.append(path)
+        folder = self.missing.setdefault(os.path.dirname(path), set())
+        if path in folder:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        try:
+            return self._open(file, *arguments, **named)
+        except FileNotFoundError:
+            folder.add(path)
+            raise
+
+    def os_open(self, path, *arguments, **named):
+        self.looked.append(path)
+        self.missing.pop(path, None)
+        return self._os_open(path, *arguments, **named)
+
+
+def test_a_mount_that_remembers_misses_looks_anew_once_a_folder(tmp_path, monkeypatch):
+    share = DirectoryShare(tmp_path)
+    for path in ("a/3", "b/19"):
+        share.write(path, b"x")
+    paths = [f"{folder}/{number}" for number in range(20) for folder in ("a", "b")]
+    missing = {str(tmp_path / folder): {str(tmp_path / path) for path in paths} for folder in ("a", "b")}
+    mount = Mount(monkeypatch, missing)
+    assert [path for path, _ in share.read_many(paths)] == ["a/3", "b/19"]
+    assert mount.looked == [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert len(mount.asked) == len(paths) + 2
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o022, 0])
+def test_files_are_as_open_as_the_root(tmp_path, umask):
+    """A node that is another user has to read the plan, whatever the client's umask is."""
+    for mode, expected in ((0o777, 0o666), (0o1777, 0o666), (0o2770, 0o660), (0o755, 0o644), (0o750, 0o640)):
+        root = tmp_path / f"{mode:o}"
+        root.mkdir()
+        root.chmod(mode)
+        share = DirectoryShare(root)
+        (root / "source").write_bytes(b"code")
+        before = os.umask(umask)
+        try:
+            share.write("a/plan.json", b"")
+            with share.open_write("a/stream") as file:
+                file.write(b"1")
+            upload(share, scan_input(root / "source"))
+        finally:
+            os.umask(before)
+        (sent,) = (root / OBJECTS).rglob("?" * 64)
+        for path in (root / "a" / "plan.json", root / "a" / "stream", sent):
+            found = stat.S_IMODE(path.stat().st_mode)
+            assert found & expected == expected, (oct(mode), oct(found))
+            assert umask != 0o077 or found == expected
 
 
 @pytest.mark.parametrize("root", [*NASTY, "\udcff"], ids=repr)

@@ -33,12 +33,18 @@ def test_a_command_that_takes_too_long():
         shell.run(["sleep", "5"], timeout=0.1)
 
 
-def test_a_spawned_command_gets_its_secrets_on_standard_input(tmp_path):
+def test_a_spawned_command_has_a_session_of_its_own_and_a_private_log(tmp_path):
     log = tmp_path / "logs" / "log"
-    shell.spawn(["sh", "-c", 'read word; echo "$word"; ps -o sid= -p $$'], {"PATH": "/usr/bin:/bin"}, log, b"secret\n")
-    lines = wait_for(lambda: len(found := log.read_text().split()) == 2 and found)
-    assert lines[0] == "secret"
+    pid = shell.spawn(["sh", "-c", "read word || ps -o sid= -p $$; pwd; env"], {"PATH": "/usr/bin:/bin"}, log)
+    lines = wait_for(lambda: len(found := log.read_text().split()) > 3 and found)
+    assert lines[:2] == [str(pid), "/"]
+    assert not any("HOME" in line for line in lines)
     assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_spawned_command_that_is_not_there(tmp_path):
+    with pytest.raises(ClusterError, match=r"^no-such-command can't be started: No such file or directory$"):
+        shell.spawn(["no-such-command"], {}, tmp_path / "log")
 
 
 @pytest.mark.parametrize("module", ["mlflow_batchai.shell", "mlflow_batchai.shell.ssh", "mlflow_batchai.shell.targets"])
