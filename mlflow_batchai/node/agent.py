@@ -1,7 +1,7 @@
 """The agent: one per node and attempt; from waiting for its turn to the verdict.
 
 It runs in its own session, is told its secrets on standard input, and talks to its peers only through the job folder. Node
-0's agent joins the logs and claims the verdict; every other agent follows node 0.
+0's agent joins the logs and claims the verdict; every other agent follows node 0, and gives the verdict if that never came.
 """
 
 import argparse
@@ -9,11 +9,10 @@ import contextlib
 import json
 import os
 import sys
-import time
 import traceback
-from typing import IO, Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import IO, Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
-from mlflow_batchai.node import outcome, processes, protocol, staging, tickets
+from mlflow_batchai.node import outcome, processes, protocol, sharefiles, staging, tickets
 from mlflow_batchai.node.layout import NodeLayout, node_id
 from mlflow_batchai.node.outcome import Failure, Stop
 from mlflow_batchai.node.peers import Peers
@@ -23,6 +22,8 @@ from mlflow_batchai.node.shipper import Shipper
 from mlflow_batchai.node.turn import take_node
 
 DRAIN_SECONDS = 60.0
+# Who has claimed the verdict writes it at once.
+CLAIM_SECONDS = 10.0
 
 
 class Agent:
@@ -51,7 +52,11 @@ class Agent:
         part: Tuple[int, int] = (0, 1),
     ) -> None:
         plan_path = os.path.join(share, *protocol.JobPaths(folder, attempt).plan.split("/"))
-        plan = protocol.read_closed(plan_path)
+        try:
+            plan = protocol.read_closed(plan_path)
+        except OSError as error:  # a denial: on the share we are another user than the submitter
+            sentence = "the plan at %s can't be read by the node's user (uid %d): %s"
+            raise staging.SetupError(sentence % (plan_path, os.geteuid(), error.strerror or error)) from None
         if plan is None:
             raise staging.SetupError("there is no plan at %s" % plan_path)
         if plan["protocol"] != protocol.PROTOCOL_VERSION:
@@ -73,12 +78,21 @@ class Agent:
     def run(self) -> int:
         """Take part in the attempt until its end; 0 unless this node could not do its part."""
         processes.become_subreaper()
-        self.shipper.start()
         failure: Optional[Failure] = None
         stop: Optional[Stop] = None
+        late: Optional[Exception] = None
         try:
-            # It stays open until this process ends.
+            # It stays open until this process ends. Before the shipper says the first word.
             self._ticket_file = tickets.claim(self.root, self.ticket["number"], self.ticket["taken"])
+        except tickets.TwinError as error:
+            sys.stderr.write("%s\n" % error)
+            return 1
+        except (OSError, tickets.LateError) as error:
+            late = error
+        self.shipper.start()
+        try:
+            if late is not None:
+                raise late
             self.local_state("waiting")
             self.runtime.node_lock = take_node(self.layout, self.ticket, self.shipper, lambda: self.peers.check(starting=True))
             self.local_state("held")
@@ -152,6 +166,10 @@ class Agent:
                 exit_record["segments"] = self.shipper.sequence
                 self._write_exit(exit_record)
         with self._going_on():
+            if failure and self.peers.leaderless:
+                # Of several that come to this the first gives it; nobody may be left who could.
+                self._claim_verdict(outcome.verdict(failure, None, self.node))
+        with self._going_on():
             if self.runtime.node_lock is not None:
                 staging.unmount(self.layout)
                 staging.remove_job_folder(self.layout.job)
@@ -176,7 +194,7 @@ class Agent:
 
     def _write_exit(self, record: Dict[str, Any]) -> None:
         path = self.layout.on_share(self.layout.paths.exit(self.node))
-        _patiently(lambda: protocol.write_closed(path, [record]))
+        sharefiles.patiently(lambda: protocol.write_closed(path, [record]))
 
     def _end_as_node_zero(self, failure: Optional[Failure], stop: Optional[Stop], exit_record: Dict[str, Any]) -> None:
         failures = [failure] if failure else []
@@ -207,31 +225,16 @@ class Agent:
 
     def _claim_verdict(self, verdict: Dict[str, Any]) -> None:
         folder = self.layout.on_share(self.layout.paths.verdict)
-        _patiently(lambda: os.makedirs(os.path.dirname(folder), exist_ok=True))
-        try:
-            _patiently(lambda: os.mkdir(folder))
-        except FileExistsError:
-            return  # a client was first; the one verdict stands
+        sharefiles.patiently(lambda: os.makedirs(os.path.dirname(folder), exist_ok=True))
         path = self.layout.on_share(self.layout.paths.verdict_file)
-        _patiently(lambda: protocol.write_closed(path, [verdict]))
-
-
-def _patiently(step: Callable[[], None]) -> None:
-    """Do something on a share that may be failing just now: the last word of a job is worth waiting for.
-
-    Raises:
-        OSError: it still failed after ``DRAIN_SECONDS``, or at once for a file that is there already.
-    """
-    until = time.monotonic() + DRAIN_SECONDS
-    while True:
         try:
-            return step()
+            sharefiles.patiently(lambda: os.mkdir(folder))
         except FileExistsError:
-            raise
-        except OSError:
-            if time.monotonic() > until:
-                raise
-        time.sleep(0.2)
+            if sharefiles.comes(path, CLAIM_SECONDS):
+                return  # someone else was first; the one verdict stands
+            # They died before they wrote it, or it was us: over NFSv3 a mkdir whose answer was lost is asked again, and told
+            # that the folder is there.
+        sharefiles.patiently(lambda: protocol.write_closed(path, [verdict]))
 
 
 def _part(text: str) -> Tuple[int, int]:

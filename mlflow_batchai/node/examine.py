@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from mlflow_batchai.node import gpus, host, network, protocol, reach, trainenv
+from mlflow_batchai.node import gpus, network, place, protocol, reach, trainenv
 from mlflow_batchai.node.environment import allowed
 from mlflow_batchai.node.staging import SetupError
 
@@ -128,9 +128,9 @@ def offer(share: str, identity: str, path: str) -> Answer:
         path: of the file, relative to the share.
 
     Returns:
-        ``trouble``: None, or a word of ``host.share_trouble``, or ``full``; ``filesystem`` (``nfs4``, ...), ``free`` (bytes).
+        ``trouble``: None, or a word of ``place.share_trouble``, or ``full``; ``filesystem`` (``nfs4``, ...), ``free`` (bytes).
     """
-    trouble = host.share_trouble(share, identity)
+    trouble = place.share_trouble(share, identity)
     if trouble is None:
         try:
             protocol.write_closed(os.path.join(share, path), [{"host": socket.gethostname()}])
@@ -138,7 +138,7 @@ def offer(share: str, identity: str, path: str) -> Answer:
             # Whatever the permissions say, a server may map this user to nobody.
             trouble = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "read-only"
     free = None if trouble == "missing" else shutil.disk_usage(share).free
-    return {"trouble": trouble, "filesystem": host.filesystem(share), "free": free}
+    return {"trouble": trouble, "filesystem": place.filesystem(share), "free": free}
 
 
 def unseen(share: str, folder: str, names: Sequence[str]) -> Answer:

@@ -8,97 +8,25 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
+import signal
 import subprocess
 import sys
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
-from mlflow_batchai.node import processes, tickets
+from mlflow_batchai.node import boot, place, processes, tickets
 from mlflow_batchai.node.environment import for_agents
 from mlflow_batchai.node.layout import archive_path
-from mlflow_batchai.node.protocol import identity_path
 
 Answer = Dict[str, Any]
 
 READY = "batchai-agent"
+# Followers ask every few seconds.
+IDLE_SECONDS = 300
 
 
 class HostError(Exception):
     """What was asked can't be done here; the message is one sentence."""
-
-
-def filesystem(path: str) -> str:
-    """The type of the file system that a path lies on (``ext4``, ``nfs4``, ...), empty where it can't be told."""
-    real = os.path.realpath(path)
-    best, kind = "", ""
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                before, _, after = line.partition(" - ")
-                point = before.split()[4].encode("latin-1", "replace").decode("unicode_escape", "replace")
-                inside = real == point or real.startswith(point.rstrip("/") + "/")
-                if inside and len(point) >= len(best):
-                    best, kind = point, after.split()[0]
-    except (OSError, IndexError):
-        return ""
-    return kind
-
-
-def _private_folder(path: str) -> str:
-    """The node's own folder, made if it isn't there; it may lie in a folder that everyone can write."""
-    path = os.path.expanduser(path)
-    os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    # lstat: a link that someone else has put there would lead us where he likes.
-    if not os.path.isdir(path) or os.lstat(path).st_uid != os.geteuid():
-        raise HostError("%s is not a folder of this user; remove it, or name another (root in the cluster document)" % path)
-    return path
-
-
-def hello(root: str, share: str, identity: str) -> Answer:
-    """What a client wants to know before it sends a job.
-
-    Args:
-        root: the node's own folder; made if it isn't there.
-        share: the control share's path on this node.
-        identity: the share's identity, as the client read it.
-
-    Returns:
-        ``root`` (absolute), ``place`` (equal for two roots that are one folder), ``filesystem``, ``free`` (bytes), and
-        ``share``: None if it is the right one and writable, else ``missing``, ``another`` or ``read-only``.
-    """
-    return dict(place(root), share=share_trouble(share, identity))
-
-
-def place(root: str) -> Answer:
-    """The part of ``hello`` that is the node's own, for a node whose share may hang."""
-    root = _private_folder(root)
-    status = os.stat(root)
-    return {
-        "root": root,
-        "place": "%s %d %d" % (_boot_id(), status.st_dev, status.st_ino),
-        "filesystem": filesystem(root),
-        "free": shutil.disk_usage(root).free,
-    }
-
-
-def share_trouble(share: str, identity: str) -> Optional[str]:
-    """Why a path on this node can't be used as the control share, in one word; None: it can."""
-    if not os.path.isdir(share):
-        return "missing"
-    if not os.path.isdir(os.path.join(share, *identity_path(identity).split("/"))):
-        return "another"
-    return None if os.access(share, os.W_OK | os.X_OK) else "read-only"
-
-
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def ended(root: str, asked: Sequence[Sequence[Any]]) -> Answer:
@@ -134,6 +62,7 @@ def start(
     ticket: Mapping[str, Any],
     log: str,
     secrets: Mapping[str, str],
+    keeper: str,
 ) -> Answer:
     """Start the agent of a ticket: in a session of its own, its output to a file, its secrets on its standard input.
 
@@ -142,17 +71,19 @@ def start(
         arguments: the agent's, without root and ticket.
         ticket: ``number``, ``age`` (seconds since it was taken) and ``after``.
         log: the agent's own log file, relative to the root.
+        keeper: the id of the node that keeps the ticket book.
 
     Returns:
         ``pid``, ``started``, ``boot`` (the boot that they belong to), ``root``, ``log``; of the agent that is there if it
         was started already.
     """
-    root = _private_folder(root)
+    root = place.own_folder(root)
+    place.set_keeper(root, keeper)
     number = ticket["number"]
     given = {"number": number, "taken": time.time() - ticket["age"], "after": ticket["after"]}
     with _one_at_a_time(root, number) as record:
         known = _read(record)
-        if known and known["boot"] == _boot_id() and processes.is_alive(known["pid"], known["started"]):
+        if known and _is_alive(known):
             return known
         path = os.path.join(root, log)
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -160,7 +91,7 @@ def start(
         argv = list(command or [sys.executable, "-I", "-S", archive_path()])
         argv += ["agent", *arguments, "--root=" + root, "--ticket=" + json.dumps(given)]
         pid = _spawn(argv, path, json.dumps(dict(secrets)).encode())
-        found = {"pid": pid, "started": processes.start_time(pid), "boot": _boot_id(), "root": root, "log": path}
+        found = {"pid": pid, "started": processes.start_time(pid), "boot": processes.boot_id(), "root": root, "log": path}
         with open(record, "w", encoding="utf-8") as file:
             json.dump(found, file)
     return found
@@ -209,17 +140,27 @@ def _spawn(argv: List[str], log: str, stdin: bytes) -> int:
     return process.pid
 
 
-def poll(root: str, number: int, pid: int, started: Optional[int], boot: str, log: str) -> Answer:
-    """How an agent stands.
+def poll(root: str, number: int, pid: int) -> Answer:
+    """How a ticket's agent stands.
 
     Returns:
-        ``alive``; ``state``: waiting, held or ended, as its agent said last; ``last``: the last line of its own log.
+        ``alive``: None if this node knows nothing of it (then this may be another machine than the one that was meant);
+        ``state``: waiting, held or ended, as its agent said last; ``last``: the last line of its own log.
     """
-    alive = boot == _boot_id() and started is not None and processes.is_alive(pid, started)
-    if alive:
-        said = _read(tickets.ticket_path(root, number) + ".state")
+    root = os.path.expanduser(root)
+    path = tickets.ticket_path(root, number)
+    known = _read(path + ".agent")
+    if known is None or known["pid"] != pid:
+        return {"alive": None, "state": "", "last": ""}
+    if _is_alive(known):
+        said = _read(path + ".state")
         return {"alive": True, "state": said["state"] if said else "waiting", "last": ""}
-    return {"alive": False, "state": "ended", "last": _last_line(log)}
+    return {"alive": False, "state": "ended", "last": _last_line(known["log"])}
+
+
+def _is_alive(known: Answer) -> bool:
+    same_boot = known["boot"] == processes.boot_id()
+    return same_boot and known["started"] is not None and processes.is_alive(known["pid"], known["started"])
 
 
 def _last_line(path: str) -> str:
@@ -236,7 +177,7 @@ def end(mark: str, agents: Sequence[Sequence[Any]], give_up: float) -> Answer:
     """End a job here: its agents with all below them, then all that carries its mark.
 
     Args:
-        agents: [pid, start time, boot] each.
+        agents: [root, ticket number] each; who the agent is stands on the node, even if the answer to ``start`` was lost.
         give_up: seconds after which what will not go is given up.
 
     Returns:
@@ -244,8 +185,8 @@ def end(mark: str, agents: Sequence[Sequence[Any]], give_up: float) -> Answer:
     """
     # Agents first: they would otherwise see their ranks die and tell a story of their own. Their descendants go with them,
     # since one that has thrown away its environment can't be found later.
-    boot = _boot_id()
-    alive = [pid for pid, started, of in agents if of == boot and started is not None and processes.is_alive(pid, started)]
+    records = [_read(tickets.ticket_path(os.path.expanduser(root), number) + ".agent") for root, number in agents]
+    alive = [known["pid"] for known in records if known and _is_alive(known)]
     family = {pid: processes.start_time(pid) for agent in alive for pid in (agent, *processes.descendants(agent))}
     left = processes.sweep(
         lambda: {pid for pid, started in family.items() if started is not None and processes.is_alive(pid, started)},
@@ -257,7 +198,8 @@ def end(mark: str, agents: Sequence[Sequence[Any]], give_up: float) -> Answer:
 
 
 VERBS: Dict[str, Callable[..., Answer]] = {
-    function.__name__: function for function in (hello, place, ended, listing, take, drop, start, poll, end)
+    **place.VERBS,
+    **{function.__name__: function for function in (ended, listing, take, drop, start, poll, end)},
 }
 
 
@@ -278,16 +220,25 @@ def answer(verb: str, arguments: Mapping[str, Any]) -> Answer:
     """
     try:
         return _verb(verb)(**arguments)
+    except boot.FolderError as error:
+        raise HostError("%s; remove it, or name another folder (root in the cluster document)" % error) from error
+    except tickets.BookError as error:
+        raise HostError(str(error)) from error
     except OSError as error:
         what = ": %s" % error.filename if error.filename else ""
         raise HostError("%s%s" % (error.strerror or error, what)) from error
 
 
 def serve() -> int:
-    """``serve``: one JSON line asked on standard input, one answered on standard output, until the input ends."""
+    """``serve``: one JSON line asked on standard input, one answered on standard output, until the input ends.
+
+    Nobody says so when a client loses its power or its network: who isn't asked for ``IDLE_SECONDS`` ends, and is started anew.
+    """
     sys.stdout.write("%s %s\n" % (READY, json.dumps({"python": "%d.%d.%d" % sys.version_info[:3]})))
     sys.stdout.flush()
+    signal.alarm(IDLE_SECONDS)
     for line in sys.stdin.buffer:
+        signal.alarm(0)
         request = json.loads(line.decode("utf-8"))
         try:
             said: Answer = {"ok": answer(request["verb"], request["arguments"])}
@@ -298,4 +249,5 @@ def serve() -> int:
             said = {"error": "%s: %s" % (type(error).__name__, error)}
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
+        signal.alarm(IDLE_SECONDS)
     return 0

@@ -6,9 +6,9 @@ node 0 chooses and publishes. Agents that share one network stack need none of i
 
 import socket
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Hashable, List, Optional, Tuple
 
-from mlflow_batchai.node import forward, network, protocol, reach
+from mlflow_batchai.node import descriptors, forward, network, protocol, reach
 from mlflow_batchai.node.layout import NodeLayout, node_id
 from mlflow_batchai.node.network import Interface
 from mlflow_batchai.node.outcome import Failure
@@ -84,15 +84,18 @@ class Meeting:
         return {"address": "127.0.0.1", "port": forward.start(published["address"], published["port"])}
 
     def _try_all(self, announces: List[Dict[str, Any]], wait: Callable[[], None]) -> List[Interface]:
+        targets: Dict[Hashable, Tuple[str, int, str]] = {
+            (node, index): (interface["address"], announce["port"], self._token(node))
+            for node, announce in enumerate(announces)
+            if node != self.layout.node
+            for index, interface in enumerate(announce["interfaces"])
+        }
+        # Ranks get the limit that the node's administrator has set.
+        with descriptors.more(len(targets)):
+            return self._agree(reach.Probe(targets), announces, wait)
+
+    def _agree(self, probe: reach.Probe, announces: List[Dict[str, Any]], wait: Callable[[], None]) -> List[Interface]:
         path = self.layout.on_share(self.layout.paths.network)
-        probe = reach.Probe(
-            {
-                (node, index): (interface["address"], announce["port"], self._token(node))
-                for node, announce in enumerate(announces)
-                if node != self.layout.node
-                for index, interface in enumerate(announce["interfaces"])
-            }
-        )
         told: Optional[bool] = None
         chooser = _Chooser(announces)
         try:

@@ -7,6 +7,7 @@ Horovod 0.28.1). Nothing here knows of jobs or plans.
 import os
 from typing import Any, Dict, List, Optional
 
+from mlflow_batchai.node import processes
 from mlflow_batchai.node.addresses import Found, all_addresses
 
 Interface = Dict[str, Any]
@@ -24,11 +25,12 @@ def machine() -> str:
     Machines that were cloned while they ran share the boot id; their addresses differ.
     """
     addresses = sorted("%s=%s" % (each.name, each.address) for each in all_addresses() if not each.is_loopback)
+    boot = processes.boot_id()
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return " ".join([file.read().strip(), os.readlink("/proc/self/ns/net"), *addresses])
+        stack = os.readlink("/proc/self/ns/net")
     except OSError:
-        return os.urandom(16).hex()
+        stack = ""
+    return " ".join([boot, stack, *addresses]) if boot and stack else os.urandom(16).hex()
 
 
 def port_range() -> str:

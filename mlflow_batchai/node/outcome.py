@@ -114,9 +114,10 @@ def first_cause(failures: List[Failure]) -> Optional[Failure]:
     return min(failures, key=lambda failure: (failure.is_consequence and not failure.signalled, failure.time))
 
 
-def verdict(cause: Optional[Failure], stop: Optional[Stop]) -> protocol.Record:
-    """What node 0 says of the attempt: a person's wish to end it comes before failures, which it may have caused."""
-    by = protocol.agent_writer(0)
+def verdict(cause: Optional[Failure], stop: Optional[Stop], node: int = 0) -> protocol.Record:
+    """What node 0 says of the attempt, or the node that stands in for it: a person's wish to end it comes before failures,
+    which it may have caused."""
+    by = protocol.agent_writer(node)
     if stop and stop.kind == "cancel":
         code = protocol.JOB_TERMINATED if stop.queued else protocol.JOB_TERMINATE
         reason = "terminated%s%s" % (" by %s" % stop.by if stop.by else "", ": %s" % stop if str(stop) else "")

@@ -2,13 +2,16 @@
 
 import contextlib
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Set
 
-from mlflow_batchai.node import protocol
+from mlflow_batchai.node import protocol, tickets
 from mlflow_batchai.node.layout import NodeLayout, node_id
 from mlflow_batchai.node.network import Interface
 from mlflow_batchai.node.outcome import Failure, Stop
 from mlflow_batchai.node.shipper import Shipper
+
+# An agent comes within this many seconds of its ticket, so of ours, or never; it speaks from its first moment.
+COMING_SECONDS = tickets.ARRIVAL_SECONDS + tickets.MARGIN_SECONDS
 
 
 class Peers:
@@ -20,6 +23,7 @@ class Peers:
         reached: node -> what it found out of the others' interfaces (node 0 only).
         exits: node -> exit.json of those that have ended (node 0 only).
         done: whether node 0's own ranks have ended well.
+        leaderless: whether node 0's agent never came, so that someone else has to give the verdict.
     """
 
     def __init__(self, layout: NodeLayout, shipper: Shipper) -> None:
@@ -30,9 +34,11 @@ class Peers:
         self.reached: Dict[int, Dict[int, List[Optional[str]]]] = {}
         self.exits: Dict[int, Dict[str, Any]] = {}
         self.done = False
+        self.leaderless = False
         self._node_count: int = layout.plan["nodeCount"]
         self._ready: Dict[int, bool] = {}
         self._failures: List[Failure] = []
+        self._given_up: Set[int] = set()
 
     def all_announced(self) -> bool:
         """Whether every node is taken; looks for those that were not."""
@@ -59,7 +65,8 @@ class Peers:
             starting: whether some node isn't taken yet, so the job is queued.
 
         Raises:
-            Stop: it has its verdict, a cancel was asked for, or a peer failed, stopped, or fell silent.
+            Stop: it has its verdict, a cancel was asked for, or a peer failed, stopped, fell silent, or (node 0) never came.
+            Failure: node 0 never came.
             Exception: what ended the share thread: we can't hear anyone any more.
         """
         if self.shipper.broken is not None:
@@ -69,10 +76,10 @@ class Peers:
         for request in self.shipper.requests():
             # Until every node is taken the job is queued, even if ours is taken already.
             raise Stop("cancel", request.get("why", ""), queued=starting, by=request.get("who"))
-        self._listen(starting)
+        self._listen()
 
-    def _listen(self, starting: bool = False) -> None:
-        """Take in what peers have sent; raise if one failed, stopped, or fell silent."""
+    def _listen(self) -> None:
+        """Take in what peers have sent; raise if one failed, stopped, fell silent, or never came."""
         for node, record in self.shipper.received():
             if record["k"] == "ready":
                 self._ready[node] = True
@@ -88,16 +95,29 @@ class Peers:
             raise Stop("peer", str(self._failures[0]))
         for node in range(1, self._node_count) if self.layout.node == 0 else [0]:
             silent = self.shipper.silent_seconds(node)
-            # A peer that waits for its node may not have begun to speak yet; one that has written its exit is done.
-            if silent <= self.layout.plan["lossSeconds"] or (starting and not self.shipper.heard(node)):
+            came = self.shipper.heard(node) > 0 or node in self.announces
+            if silent <= self.layout.plan["lossSeconds"] + (0.0 if came else COMING_SECONDS):
                 continue
             if self.layout.node == 0 and self._exit_of(node):
-                continue
+                continue  # it is done
+            self._give_up(node, came, silent)
+
+    def _give_up(self, node: int, came: bool, silent: float) -> None:
+        """Raise for a peer that is not there."""
+        if came:
             sentence = "%s has not been heard of for %d s" % (node_id(node), silent)
-            if self.layout.node != 0:
-                raise Stop("node0", sentence)
-            self._failures.append(Failure(protocol.NODE_LOST, sentence, node=node))
-            raise Stop("peer", sentence)
+            failure = Failure(protocol.NODE_LOST, sentence, node=node)
+        else:
+            sentence = "the agent of %s never came (its submitter may have died while it was starting them): submit again"
+            failure = Failure(protocol.NODE_SETUP_FAILED, sentence % node_id(node), node=node)
+        if self.layout.node != 0:
+            if came:
+                raise Stop("node0", str(failure))
+            self.leaderless = True
+            raise failure
+        self._given_up.add(node)
+        self._failures.append(failure)
+        raise Stop("peer", str(failure))
 
     # Node 0, at the end.
 
@@ -129,9 +149,8 @@ class Peers:
 
     def all_ended(self) -> bool:
         """Whether each peer that still lives has written its exit, and all that it sent before was read."""
-        lost = {failure.node for failure in self._failures if failure.code == protocol.NODE_LOST}
         for node in range(1, self._node_count):
-            if node in lost:
+            if node in self._given_up:
                 continue
             record = self._exit_of(node)
             if record is None or self.shipper.heard(node) < record["segments"]:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import sys
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from mlflow_batchai.node import protocol, trainenv
@@ -40,6 +41,7 @@ class Preparation:
         self.runtime = runtime
         self._check = check
         self._variables = variables
+        self._python = sys.executable
 
     def interpreter(self) -> str:
         """Absolute path of the interpreter that trains.
@@ -54,6 +56,7 @@ class Preparation:
         else:
             python = trainenv.interpreter(self.layout, os.environ)
         self.shipper.note("training interpreter: %s" % python)
+        self._python = python
         return python
 
     def job_preparation(self) -> None:
@@ -68,7 +71,7 @@ class Preparation:
         if folder is None:
             self._prepare()
             return
-        once = trainenv.once(folder, self._wait, self.say, "the same job preparation")
+        once = trainenv.once(folder, self._wait, self.say, "the same job preparation", lambda: trainenv.described(self._python))
         with self._disk(protocol.NODE_SETUP_FAILED, "job preparation"), once as needed:
             if needed:
                 os.mkdir(folder)

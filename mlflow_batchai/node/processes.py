@@ -4,11 +4,15 @@ Linux only. A process belongs to a job if its environment carries the job's mark
 makes itself a child subreaper, so a process that called setsid, or whose parent died, comes back to it.
 """
 
-import ctypes
 import os
 import signal
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set
+
+try:
+    import ctypes
+except ImportError:  # a Python that was built without libffi: what it is for fails as where the kernel can't
+    ctypes = None  # type: ignore[assignment]
 
 from mlflow_batchai.node.protocol import MARK_VARIABLE, NODE_VARIABLE
 
@@ -47,12 +51,21 @@ def start_time(pid: int) -> Optional[int]:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+def boot_id() -> str:
+    """This boot of this machine, empty where that can't be told; containers on it share it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
 def identity() -> Dict[str, Any]:
     """This very process, so that another one on this machine can tell for certain that it is gone."""
+    machine = boot_id()
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            # A container shares the boot id and has pids of its own.
-            machine = file.read().strip() + " " + os.readlink("/proc/self/ns/pid")
+        # A container shares the boot id and has pids of its own.
+        machine = machine and machine + " " + os.readlink("/proc/self/ns/pid")
     except OSError:
         machine = ""
     return {"machine": machine, "pid": os.getpid(), "started": start_time(os.getpid())}

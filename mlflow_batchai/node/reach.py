@@ -4,6 +4,7 @@ Two ranks whose addresses are of different families never connect (gloo, ``tcp/p
 Nothing here knows of jobs or plans.
 """
 
+import collections
 import errno
 import os
 import selectors
@@ -12,6 +13,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Hashable, List, Mapping, Optional, Sequence, Tuple
 
+from mlflow_batchai.node import descriptors
 from mlflow_batchai.node.network import Interface
 
 # What one node found out of another: for each of its interfaces "" (reached), why not, or None (not known yet).
@@ -29,6 +31,7 @@ _REASONS = {
     errno.ENETUNREACH: "no route",
     errno.EHOSTUNREACH: "no route",
 }
+_SHORT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 class Listener:
@@ -95,9 +98,11 @@ def _listening_socket() -> socket.socket:
 class Probe:
     """Connects to many listeners at once and learns which ones answer with their token.
 
+    Those for which there are no descriptors are tried as soon as others are known.
+
     Args:
         targets: key -> (address, port, token).
-        seconds: what hasn't answered by then is out of reach.
+        seconds: what hasn't answered that long after it was tried is out of reach.
 
     Attributes:
         results: key -> "" (reached), a few words why not, or None while it isn't known.
@@ -105,42 +110,65 @@ class Probe:
 
     def __init__(self, targets: Mapping[Hashable, Tuple[str, int, str]], seconds: float = PROBE_SECONDS) -> None:
         self.results: Dict[Hashable, Optional[str]] = dict.fromkeys(targets)
+        self._targets = targets
         self._tokens = {key: (token + "\n").encode("utf-8", "backslashreplace") for key, (_, _, token) in targets.items()}
         self._heard: Dict[Hashable, bytes] = {}
-        self._until = time.monotonic() + seconds
+        self._seconds = seconds
+        self._until: Dict[Hashable, float] = {}
+        self._most = descriptors.free()
+        self._waiting = collections.deque(targets)
         self._selector = selectors.DefaultSelector()
-        for key, (address, port, _) in targets.items():
-            self._start(key, address, port)
+        self._start_waiting()
 
     def step(self, timeout: float = 0.0) -> bool:
         """Take in what has come, waiting that long for something; whether all is known now."""
-        for event, _ in self._selector.select(timeout) if self._selector.get_map() else ():
-            self._hear(event.data, event.fileobj)
-        if time.monotonic() > self._until:
-            for event in list(self._selector.get_map().values()):
+        if self._selector.get_map():
+            for event, _ in self._selector.select(timeout):
+                self._hear(event.data, event.fileobj)
+        elif self._waiting:
+            time.sleep(timeout)
+        now = time.monotonic()
+        for event in list(self._selector.get_map().values()):
+            if now > self._until[event.data]:
                 self._settle(event.data, event.fileobj, _NO_ANSWER)
-        return not self._selector.get_map()
+        self._start_waiting()
+        return not self._selector.get_map() and not self._waiting
 
     def close(self) -> None:
         """Give up what isn't known yet."""
+        self._waiting.clear()
         for event in list(self._selector.get_map().values()):
             self._settle(event.data, event.fileobj, None)
         self._selector.close()
 
-    def _start(self, key: Hashable, address: str, port: int) -> None:
+    def _start_waiting(self) -> None:
+        while self._waiting and len(self._selector.get_map()) < self._most:
+            key = self._waiting[0]
+            until = self._until.setdefault(key, time.monotonic() + self._seconds)
+            code = self._start(key)
+            # Others of this process need descriptors too, and will let go of them, some day.
+            if code in _SHORT_OF_DESCRIPTORS and (self._selector.get_map() or time.monotonic() < until):
+                return
+            self._waiting.popleft()
+            if code:
+                self.results[key] = _reason(code)
+
+    def _start(self, key: Hashable) -> int:
+        """Begin to connect; 0, or the error that came at once."""
+        address, port, _ = self._targets[key]
         try:
             connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         except OSError as error:  # IPv6 is switched off, or no descriptor is left
-            self.results[key] = _reason(error.errno)
-            return
+            return error.errno or errno.EIO
         connection.setblocking(False)
         code = connection.connect_ex((address, port))
         if code not in (0, errno.EINPROGRESS):
             connection.close()
-            self.results[key] = _reason(code)
-            return
+            return code
         # Nothing is sent: it becomes readable with the answer, or when the attempt has failed.
         self._selector.register(connection, selectors.EVENT_READ, key)
+        self._until[key] = time.monotonic() + self._seconds
+        return 0
 
     def _hear(self, key: Hashable, connection: Any) -> None:
         try:
@@ -171,7 +199,7 @@ def probe(
     seconds: float = PROBE_SECONDS,
     check: Callable[[], None] = lambda: None,
 ) -> Dict[Hashable, str]:
-    """``Probe.results`` when all is known, in at most that many seconds; ``check`` is called meanwhile and may raise."""
+    """``Probe.results`` when all is known; ``check`` is called meanwhile and may raise."""
     running = Probe(targets, seconds)
     try:
         while not running.step(0.1):

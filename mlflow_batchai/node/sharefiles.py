@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from typing import List, Optional
+from typing import Callable, List, Optional
 
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.layout import NodeLayout
@@ -11,6 +11,7 @@ from mlflow_batchai.node.protocol import Record
 
 BEAT_SECONDS = 5.0
 MAX_PENDING_BYTES = 16 << 20
+PATIENCE_SECONDS = 60.0
 
 
 class Follower:
@@ -51,6 +52,36 @@ class Follower:
         self.silent = 0.0 if self.sequence > before else self.silent + min(now - self._looked, BEAT_SECONDS)
         self._looked = now
         return found
+
+
+def patiently(step: Callable[[], None]) -> None:
+    """Do something on a share that may be failing just now: the last word of a job is worth waiting for.
+
+    Raises:
+        OSError: it still failed after ``PATIENCE_SECONDS``, or at once for a file that is there already.
+    """
+    until = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return step()
+        except FileExistsError:
+            raise
+        except OSError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.2)
+
+
+def comes(path: str, seconds: float) -> bool:
+    """Whether a closed file is there within so many seconds; a share that can't be read just now shows none."""
+    until = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError):
+            if protocol.read_closed(path) is not None:
+                return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.2)
 
 
 class LogFile:

@@ -23,7 +23,7 @@ def disk_trouble(layout: NodeLayout, error: OSError) -> str:
     node = "%s (%s)" % (layout.node_id, socket.gethostname())
     path = error.filename or layout.root
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "%s: no space is left for %s; free some there, or name another folder (root in the cluster document)" % (node, path)
+        return "%s: no space is left for %s; free some there, or name another folder (root in its document)" % (node, path)
     return "%s can't use %s: %s" % (node, path, error.strerror or error)
 
 
@@ -113,14 +113,28 @@ def _copy_checked(source: str, target: str, sha256: str, name: str) -> None:
 
 
 def link_inputs(layout: NodeLayout) -> None:
-    """Put staged parameters under ``$AZ_BATCHAI_JOB_TEMP/inputs/<parameter>/``, as links into the share: no second copy."""
+    """Put staged parameters under ``$AZ_BATCHAI_JOB_TEMP/inputs/<parameter>/``, as links into the share: no second copy.
+
+    Their size is checked, not their hash: every node would have to read all of them before it may begin.
+
+    Raises:
+        SetupError: an object is missing or not as long as what was sent.
+    """
     for staged in layout.plan["inputs"]:
         for entry in staged["files"]:
             target = os.path.join(layout.inputs, staged["variable"], *entry["path"].split("/"))
             os.makedirs(os.path.dirname(target), exist_ok=True)
             source = layout.on_share(object_path(entry["sha256"]))
-            if not os.path.isfile(source):
-                raise SetupError("'%s' of parameter '%s' is missing on the share" % (entry["path"], staged["parameter"]))
+            name = "'%s' of parameter '%s'" % (entry["path"], staged["parameter"])
+            try:
+                size = os.stat(source).st_size
+            except FileNotFoundError:
+                raise SetupError("%s is missing on the share (%s)" % (name, OBJECTS)) from None
+            if size != entry["size"]:
+                raise SetupError(
+                    "%s is damaged on the share (%s has %d bytes instead of %d): delete the object and submit again"
+                    % (name, source, size, entry["size"])
+                )
             os.symlink(source, target)
 
 

@@ -25,6 +25,14 @@ class LateError(Exception):
     """The agent came when its ticket had been given up: others may have the node before it, on this node but not on others."""
 
 
+class TwinError(Exception):
+    """The ticket has its agent already: whoever comes second must not say a word in its name."""
+
+
+class BookError(Exception):
+    """The ticket book can't be read; the message is one sentence."""
+
+
 @contextlib.contextmanager
 def _locked(folder: str) -> Iterator[None]:
     os.makedirs(folder, exist_ok=True)
@@ -33,13 +41,17 @@ def _locked(folder: str) -> Iterator[None]:
         yield
 
 
-def _load(folder: str) -> Dict[str, Any]:
+def _load(folder: str, moment: float) -> Dict[str, Any]:
+    """The book; a new one begins with a number that no lost one before it has come to."""
     try:
         with open(os.path.join(folder, "book.json"), encoding="utf-8") as file:
             book: Dict[str, Any] = json.load(file)
             return book
     except FileNotFoundError:
-        return {"next": 1, "tickets": []}
+        return {"next": int(moment), "tickets": []}
+    except ValueError:
+        path = os.path.join(folder, "book.json")
+        raise BookError("the ticket book %s is damaged; remove it when no job of the cluster runs" % path) from None
 
 
 def _store(folder: str, book: Dict[str, Any]) -> None:
@@ -59,7 +71,7 @@ def ticket_path(root: str, number: int) -> str:
 def listing(folder: str, now: Optional[float] = None) -> List[Dict[str, Any]]:
     """The book's tickets: ``number``, ``job``, ``nodes`` and ``age``, the seconds since it was taken."""
     moment = time.time() if now is None else now
-    return [_aged(entry, moment) for entry in _load(folder)["tickets"]]
+    return [_aged(entry, moment) for entry in _load(folder, moment)["tickets"]]
 
 
 def _aged(entry: Dict[str, Any], moment: float) -> Dict[str, Any]:
@@ -91,7 +103,7 @@ def take(
     """
     moment = time.time() if now is None else now
     with _locked(folder):
-        book = _load(folder)
+        book = _load(folder, moment)
         live = [entry for entry in book["tickets"] if not _over(entry, nodes, ended, moment)]
         entry = next((entry for entry in live if entry["job"] == job), None)
         if entry is None:
@@ -103,9 +115,7 @@ def take(
     return dict(_aged(entry, moment), after=earlier)
 
 
-def _waiting(
-    live: Sequence[Dict[str, Any]], nodes: Sequence[str], ended: Mapping[str, Sequence[int]]
-) -> Dict[str, List[int]]:
+def _waiting(live: Sequence[Dict[str, Any]], nodes: Sequence[str], ended: Mapping[str, Sequence[int]]) -> Dict[str, List[int]]:
     """Name -> numbers of the tickets that stand for that node."""
     found: Dict[str, List[int]] = {name: [] for name in nodes}
     for entry in live:
@@ -117,15 +127,14 @@ def _waiting(
 
 def _over(entry: Dict[str, Any], nodes: Sequence[str], ended: Mapping[str, Sequence[int]], moment: float) -> bool:
     """Whether a ticket can be forgotten; one of nodes that nobody can ask any more is, in time."""
-    if all(entry["number"] in ended.get(name, ()) for name in entry["nodes"]):
-        return True
-    return moment - entry["taken"] > FORGET_SECONDS and not any(name in nodes for name in entry["nodes"])
+    asked = entry["nodes"] if moment - entry["taken"] <= FORGET_SECONDS else [name for name in entry["nodes"] if name in nodes]
+    return all(entry["number"] in ended.get(name, ()) for name in asked)
 
 
 def drop(folder: str, number: int) -> None:
     """Forget a ticket; unknown numbers are fine."""
     with _locked(folder):
-        book = _load(folder)
+        book = _load(folder, time.time())
         book["tickets"] = [entry for entry in book["tickets"] if entry["number"] != number]
         _store(folder, book)
 
@@ -148,19 +157,34 @@ def claim(root: str, number: int, taken: float, clock: Callable[[], float] = tim
     """Called by the agent at its start: its ticket file, open and locked; it must stay open.
 
     Raises:
+        TwinError: another agent has it, or had it.
         LateError: the ticket has been given up (and gang order would be lost if we went on).
     """
     path = ticket_path(root, number)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     # Locked before it has its name: nobody may see it there and free.
-    file = open(path + ".new", "a")  # noqa: SIM115 (it lives as long as the agent)
+    new = "%s.%d" % (path, os.getpid())
+    file = open(new, "a")  # noqa: SIM115 (it lives as long as the agent)
     fcntl.flock(file, fcntl.LOCK_EX)
-    os.rename(path + ".new", path)
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        file.close()
+        raise TwinError("the ticket %d has its agent already" % number) from None
+    finally:
+        os.unlink(new)
     # Asked last: who looked in time saw the file, and who looks later sees it.
     if abs(clock() - taken) >= ARRIVAL_SECONDS:
         file.close()
         raise LateError("its agent came more than %d s after its ticket was taken; submit again" % ARRIVAL_SECONDS)
     return file
+
+
+def held(root: str) -> List[int]:
+    """Numbers of the tickets whose agents live on this node."""
+    folder = os.path.join(root, "tickets")
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return sorted(int(name) for name in names if name.isdigit() and state(root, int(name), 0.0, 0.0) == "held")
 
 
 def predecessors(root: str, after: Sequence[int], taken: float, now: float) -> List[int]:

@@ -1,7 +1,7 @@
 """The training interpreter of a node: the cluster's, or that of ``python_env.yaml``, built once per content hash."""
 
 import contextlib
-import fcntl
+import errno
 import os
 import re
 import shutil
@@ -9,13 +9,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
 
-from mlflow_batchai.node import protocol, wheels
+from mlflow_batchai.node import protocol, tickets, wheels
 from mlflow_batchai.node.environment import for_builds
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.outcome import Failure
 from mlflow_batchai.node.tasks import Task
+
+# How old the marker of something that is used may become before all of it is touched.
+YOUNG_SECONDS = 86400.0
 
 Run = Callable[[List[str], Mapping[str, str], str], Task]
 
@@ -53,7 +57,8 @@ def build(
     """The interpreter of the environment, building it if it isn't there.
 
     Built under a lock, so that agents which share a disk build it once; complete only when its marker is written last, so
-    that a broken build is never used again.
+    that a broken build is never used again. Nor is one whose interpreter has gone or become another: a node's Python that was
+    upgraded leaves links to nowhere, or packages for another version.
 
     Args:
         environment: ``{"manager": "virtualenv" | "uv", "python": "3.11" or None, "dependencies": [...], "hash": ...}``, and
@@ -70,15 +75,25 @@ def build(
     root = os.path.expanduser(environment.get("folder") or os.path.join(layout.root, "envs"))
     folder = os.path.join(root, environment["hash"])
     python = os.path.join(folder, "bin", "python")
-    with once(folder, wait, say, "the training environment") as needed:
+    with once(folder, wait, say, "the training environment", lambda: described(python)) as needed:
         if needed:
             say("building the training environment")
             _build(layout, environment, _steps(layout, run, say, variables), folder, python)
     return python
 
 
+def described(python: str) -> str:
+    """An interpreter's version and real path, for a marker; an empty version: it doesn't start.
+
+    Two numbers of the version: packages are made for ``3.11``, and serve 3.11.7 and 3.11.9 alike.
+    """
+    return "%s %s" % (_version_of(python), os.path.realpath(python))
+
+
 @contextlib.contextmanager
-def once(folder: str, wait: Callable[[], None], say: Callable[[str], None], what: str) -> Iterator[bool]:
+def once(
+    folder: str, wait: Callable[[], None], say: Callable[[str], None], what: str, stamp: Callable[[], str]
+) -> Iterator[bool]:
     """Make a folder's content once for all jobs on this disk: yields whether it is to be made, in an empty place.
 
     Under a lock, so that the second of two agents waits for the first one; complete only when its marker is written, after the
@@ -86,37 +101,57 @@ def once(folder: str, wait: Callable[[], None], say: Callable[[str], None], what
 
     Args:
         wait: waits a moment while another agent is at it; it raises if the job is to end.
+        stamp: what the content depends on besides the folder's name, in one line: it is made anew when that has changed.
     """
     marker = os.path.join(folder, ".complete")
-    if os.path.exists(marker):
+    if _is_made(marker, stamp):
+        _keep_young(folder, marker)
         yield False
         return
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     with open(folder + ".lock", "w") as lock:
-        if not _try_lock(lock.fileno()):
+        if not tickets.try_lock(lock.fileno()):
             say("waiting for another job's agent that makes %s" % what)
-            while not _try_lock(lock.fileno()):
+            while not tickets.try_lock(lock.fileno()):
                 wait()
-        if os.path.exists(marker):
+        if _is_made(marker, stamp):
             yield False
             return
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(folder)
         try:
             yield True
-            with open(marker, "w") as file:
-                file.write("complete\n")
+            with open(marker, "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(stamp() + "\n")
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
 
-def _try_lock(descriptor: int) -> bool:
+def _is_made(marker: str, stamp: Callable[[], str]) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        with open(marker, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read() == stamp() + "\n"
+    except (FileNotFoundError, NotADirectoryError):
         return False
-    return True
+
+
+def _keep_young(folder: str, marker: str) -> None:
+    """Have nothing of a folder that is in use look unused: systemd removes what wasn't touched for 30 days from /var/tmp.
+
+    That is done once a day. Only the time of access is set: Python compiles a module again when its file's other time changes.
+    """
+    now = time.time()
+    if now - os.stat(marker).st_mtime < YOUNG_SECONDS:
+        return
+    for parent, folders, names in os.walk(folder):
+        for name in [".", *folders, *names]:
+            path = os.path.join(parent, name)
+            with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+                os.utime(path, ns=(int(now * 1e9), os.lstat(path).st_mtime_ns), follow_symlinks=False)
+    # Last: an agent that is ended in between leaves the rest to the next one.
+    with contextlib.suppress(OSError):
+        os.utime(marker)
 
 
 def full_disk(layout: NodeLayout, doing: str) -> str:
@@ -252,6 +287,8 @@ def _version_of(python: str) -> str:
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     try:
         done = subprocess.run([python, "-I", "-S", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.ENOMEM):
+            raise  # this says nothing of it
         return ""
     return done.stdout.decode("ascii", "replace").strip()

@@ -1,11 +1,13 @@
 """Waiting for the node: our turn in its queue, and the end of what a job before us left there."""
 
+import os
 import time
 from typing import Any, Callable, List, Mapping, Set
 
 from mlflow_batchai.node import processes, tickets
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.shipper import Shipper
+from mlflow_batchai.node.tidy import tidy
 
 TURN_POLL_SECONDS = 0.2
 
@@ -48,8 +50,12 @@ def take_node(layout: NodeLayout, ticket: Mapping[str, Any], shipper: Shipper, c
     # Those that have closed the lock's descriptor (daemons do) carry the mark still.
     if processes.sweep(lambda: _left_behind(root), grace=5.0):
         shipper.note("processes of the job before us would not end")
+    for descriptor in (node_lock, agent_lock):
+        # Nobody ever writes them, and systemd removes from /var/tmp what looks unused: the next agent would lock other files.
+        os.utime(descriptor)
     tickets.set_owner(root, layout.mark, layout.node)
     tickets.forget_ended(root, time.time())
+    tidy(root, time.time())
     return node_lock
 
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,7 @@ class Cluster:
         parts: bool = False,
         python_env: dict[str, Any] | None = None,
         trainer: str | None = None,
+        absent: Collection[int] = (),
         **changes: Any,
     ) -> Job:
         """Start a job; one rank a node.
@@ -136,6 +137,7 @@ class Cluster:
             enter: for each node, what stands before its agent's arguments to run it elsewhere.
             parts: whether the nodes are told that each is a part of this machine.
             python_env: the plan's ``environment``.
+            absent: nodes whose agents are never started: the submitter died.
             trainer: the plan's ``python``; default: a stand-in with Horovod for several nodes, else none.
         """
         number = len(self._jobs) + 1
@@ -157,6 +159,8 @@ class Cluster:
         job = Job(self.share, plan, ticket)
         self._jobs.append(job)
         for node, name in enumerate(ticket["nodes"]):
+            if node in absent:
+                continue
             root = self.roots[int(name)]
             root.mkdir(parents=True, exist_ok=True)
             own = {"number": ticket["number"], "taken": time.time() - ticket["age"], "after": ticket["after"][name]}

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from node_world import Cluster, Job, python38
+from node_world import Cluster, Job, PlanMaker, python38
 from waiting import wait_for
 
 from mlflow_batchai.node import processes, protocol, tickets
@@ -167,7 +167,7 @@ def test_a_deleted_ticket_book_kills_nobody(cluster: Cluster) -> None:
     wait_for(lambda: first.log("stdout.txt"))
     shutil.rmtree(cluster.book)
     second = cluster.submit("echo go")
-    assert second.ticket["number"] == first.ticket["number"]
+    assert second.ticket["number"] > first.ticket["number"]
     time.sleep(0.5)
     assert second.log("stdout.txt") == ""
     release(first)
@@ -274,6 +274,76 @@ def test_setup_errors_are_sentences(cluster: Cluster, tmp_path: Path) -> None:
     assert job.agents[0].returncode == 1
 
 
+# Nobody is waited for for minutes.
+HASTY = "peers.COMING_SECONDS = 0.5; shipper.BEAT_SECONDS = sharefiles.BEAT_SECONDS = 0.1; agent.CLAIM_SECONDS = 0.5"
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_an_agent_that_never_came_is_given_up(cluster: Cluster, absent: int) -> None:
+    """The submitter was killed between two starts, and nobody follows: the other one ends the job and frees its node."""
+    job = cluster.submit("echo never", nodes=2, patch=HASTY, absent=[absent], lossSeconds=0.7)
+    verdict = job.wait()
+    assert verdict["reason"] == (
+        f"the agent of node-{absent} never came (its submitter may have died while it was starting them): submit again"
+    )
+    assert [error["code"] for error in verdict["errors"]] == ["NodeSetupFailed"]
+    assert verdict["by"] == f"agent-{1 - absent}"
+    root = str(cluster.roots[int(job.ticket["nodes"][1 - absent])])
+    assert tickets.state(root, job.ticket["number"], 0, time.time()) == "ended"
+    assert cluster.submit("true").wait()["executionState"] == "succeeded"
+
+
+def test_an_agent_that_never_came_is_given_up_while_others_wait(cluster: Cluster) -> None:
+    first = cluster.submit(HOLD, nodes=2)
+    wait_for(lambda: first.log("stdout.txt").count("go") == 2)
+    job = cluster.submit("echo never", nodes=2, patch=HASTY, absent=[0], lossSeconds=0.7)
+    assert "the agent of node-0 never came" in job.wait()["reason"]
+    release(first)
+
+
+def test_a_peer_that_waits_for_its_node_has_come(cluster: Cluster) -> None:
+    first = cluster.submit(HOLD)
+    wait_for(lambda: first.log("stdout.txt"))
+    job = cluster.submit("echo mine", nodes=2, patch=HASTY, lossSeconds=0.7)
+    time.sleep(2.5)
+    assert job.verdict() is None
+    release(first)
+    assert job.wait()["executionState"] == "succeeded", job.said()
+
+
+def test_of_several_without_node_zero_one_gives_the_verdict(tmp_path: Path, make_plan: PlanMaker, agent_pyz: Path) -> None:
+    cluster = Cluster(tmp_path, make_plan, agent_pyz, nodes=3)
+    try:
+        job = cluster.submit("echo never", nodes=3, patch=HASTY, absent=[0], lossSeconds=0.7)
+        assert "the agent of node-0 never came" in job.wait()["reason"]
+    finally:
+        cluster.close()
+
+
+# As an NFSv3 client that asks again, since the first answer was lost.
+LOST_ANSWER = """
+make = agent.os.mkdir
+def mkdir(path, mode=0o777):
+    make(path, mode)
+    if path.endswith("/verdict"):
+        raise FileExistsError(17, "File exists")
+agent.os.mkdir = mkdir
+agent.CLAIM_SECONDS = 0.5
+"""
+
+
+def test_a_lost_answer_to_the_claim_costs_no_verdict(cluster: Cluster) -> None:
+    job = cluster.submit("true", patch=LOST_ANSWER)
+    assert job.wait()["executionState"] == "succeeded", job.said()
+
+
+def test_a_claimer_that_died_costs_no_verdict(cluster: Cluster) -> None:
+    job = cluster.submit(HOLD, patch="agent.CLAIM_SECONDS = 0.5")
+    wait_for(lambda: job.log("stdout.txt"))
+    (job.share / job.paths.verdict).mkdir()
+    release(job)
+
+
 # The share thread breaks after a second.
 BROKEN = """
 def broken(self):
@@ -359,14 +429,27 @@ def test_memory_of_a_running_agent(cluster: Cluster) -> None:
     job.wait()
 
 
-def test_an_agent_without_a_plan_says_so(agent_pyz: Path, tmp_path: Path) -> None:
+def ask_for_a_plan(agent_pyz: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     argv = ["agent", f"--share={tmp_path}", "--folder=x", "--attempt=1", "--node=0", f"--root={tmp_path}/r", "--ticket={}"]
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-I", "-S", str(agent_pyz), *argv],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_an_agent_without_a_plan_says_so(agent_pyz: Path, tmp_path: Path) -> None:
+    done = ask_for_a_plan(agent_pyz, tmp_path)
     assert done.returncode == 1
     assert done.stderr == f"there is no plan at {tmp_path}/x/batchai/plan.json\n"
+
+
+def test_an_agent_that_can_t_read_its_plan_says_so(agent_pyz: Path, tmp_path: Path) -> None:
+    """A directory, since root may read everything."""
+    plan = tmp_path / "x" / "batchai" / "plan.json"
+    plan.mkdir(parents=True)
+    done = ask_for_a_plan(agent_pyz, tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == f"the plan at {plan} can't be read by the node's user (uid {os.geteuid()}): Is a directory\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai.node import host, processes, tickets
+from mlflow_batchai.node import host, place, processes, tickets
 
 SECRET = "hush-hush-hush"
 
@@ -31,7 +32,7 @@ def start(root: Path, number: int = 1, **changes: Any) -> dict[str, Any]:
     )
     ticket = {"number": number, "age": 12.5, "after": [3]}
     asked = {"command": [sys.executable, "-I", "-S", "-c", code], "arguments": ["--x=1"], "ticket": ticket, **changes}
-    return host.answer("start", {"root": str(root), "log": "logs/a.log", "secrets": {"TOKEN": SECRET}, **asked})
+    return host.answer("start", {"root": str(root), "log": "logs/a.log", "secrets": {"TOKEN": SECRET}, "keeper": "k", **asked})
 
 
 def end(said: dict[str, Any]) -> None:
@@ -40,7 +41,7 @@ def end(said: dict[str, Any]) -> None:
 
 
 def poll(said: dict[str, Any], number: int = 1) -> dict[str, Any]:
-    return host.answer("poll", {"number": number, **said})
+    return host.answer("poll", {"number": number, "root": said["root"], "pid": said["pid"]})
 
 
 def test_start_and_poll(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,16 +70,22 @@ def test_start_and_poll(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end(again)
 
 
-def test_an_agent_of_another_boot_is_gone(root: Path) -> None:
+def test_who_the_agent_is_stands_on_the_node(root: Path) -> None:
+    """Another boot, or another start time: gone. Another pid, or nothing written: another machine, of which nothing is known."""
     said = start(root)
+    record = root / "tickets" / "1.agent"
+    end_it = {"mark": "x/1", "agents": [[str(root), 1]], "give_up": 5.0}
     try:
-        assert poll({**said, "boot": "before"})["alive"] is False
-        assert poll({**said, "started": 1})["alive"] is False
-        assert host.answer("end", {"mark": "x/1", "agents": [[said["pid"], said["started"], "before"]], "give_up": 1.0}) == {
-            "left": []
-        }
+        for change in ({"boot": "before"}, {"started": 1}):
+            record.write_text(json.dumps({**said, **change}))
+            assert poll(said)["alive"] is False
+            assert host.answer("end", end_it) == {"left": []}
+            assert processes.start_time(said["pid"]) is not None, "another process of that number was ended"
+        record.write_text(json.dumps(said))
+        assert poll({**said, "pid": 1})["alive"] is None
+        assert poll(said, number=2)["alive"] is None
         assert poll(said)["alive"] is True
-        host.answer("end", {"mark": "x/1", "agents": [[said["pid"], said["started"], said["boot"]]], "give_up": 5.0})
+        host.answer("end", end_it)
         assert poll(said)["alive"] is False
     finally:
         if processes.start_time(said["pid"]):
@@ -91,11 +98,17 @@ def test_hello(root: Path, tmp_path: Path) -> None:
     said = host.answer("hello", {"root": str(root), "share": str(share), "identity": "one"})
     assert (said["root"], said["share"]) == (str(root), None)
     assert said["free"] > 0
-    assert said["filesystem"] == host.filesystem(str(tmp_path)) != ""
+    assert said["filesystem"] == place.filesystem(str(tmp_path)) != ""
+    assert host.answer("hello", {"root": str(root), "share": str(share), "identity": "one"}) == said
+    assert (said["keeper"], said["busy"], len(said["id"])) == (None, False, 32)
+    place.set_keeper(str(root), "k")
+    with tickets.claim(str(root), 1, time.time()):
+        again = place.place(str(root))
+        assert (again["keeper"], again["busy"]) == ("k", True)
     (tmp_path / "link").symlink_to(root)
     assert host.answer("hello", {"root": str(tmp_path / "link"), "share": "/nope", "identity": "one"})["place"] == said["place"]
     for path, identity, trouble in ((share, "two", "another"), (tmp_path / "none", "one", "missing")):
-        assert host.share_trouble(str(path), identity) == trouble
+        assert place.share_trouble(str(path), identity) == trouble
 
 
 def test_a_root_of_someone_else_is_refused(tmp_path: Path) -> None:
@@ -107,13 +120,26 @@ def test_a_root_of_someone_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     os.chown(tmp_path / "link", 12345, 12345, follow_symlinks=False)
     for name in ("theirs", "link"):
-        with pytest.raises(host.HostError, match=f"/{name} is not a folder of this user; remove it, or name another"):
+        with pytest.raises(host.HostError, match=f"/{name} belongs to another user; remove it, or name another"):
             host.answer("hello", {"root": str(tmp_path / name), "share": "/", "identity": "x"})
+
+
+def test_a_folder_that_others_can_write_is_closed(root: Path) -> None:
+    root.mkdir()
+    root.chmod(0o777)
+    place.place(str(root))
+    assert root.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_damaged_book_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "book.json").write_text("{")
+    with pytest.raises(host.HostError, match=f"the ticket book {tmp_path}/book.json is damaged; remove it when no job"):
+        host.answer("listing", {"book": str(tmp_path)})
 
 
 def test_what_the_system_refuses_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(host.HostError, match=f"^(Not a directory|File exists): {tmp_path}/file"):
+    with pytest.raises(host.HostError, match=f"^{tmp_path}/file/root can't be made: Not a directory"):
         host.answer("hello", {"root": str(tmp_path / "file" / "root"), "share": "/", "identity": "x"})
 
 
@@ -124,7 +150,7 @@ def test_served_line_by_line(agent_pyz: Path, root: Path) -> None:
     )
     assert process.stdin and process.stdout
     word, _, facts = process.stdout.readline().partition(" ")
-    assert (word, json.loads(facts)) == (host.READY, {"python": "%d.%d.%d" % sys.version_info[:3]})
+    assert (word, json.loads(facts)) == (host.READY, {"python": ".".join(map(str, sys.version_info[:3]))})
 
     def ask(verb: str, **arguments: Any) -> dict[str, Any]:
         process.stdin.write(json.dumps({"verb": verb, "arguments": arguments}) + "\n")
@@ -133,6 +159,8 @@ def test_served_line_by_line(agent_pyz: Path, root: Path) -> None:
         return answer
 
     book = str(root / "book")
+    os.makedirs(book)
+    Path(book, "book.json").write_text('{"next": 1, "tickets": []}')
     assert ask("take", book=book, nodes=["a", "b"], job="j/1", count=1, ended={})["ok"]["nodes"] == ["a"]
     assert ask("listing", book=book)["ok"]["tickets"][0]["number"] == 1
     assert ask("ended", root=str(root), asked=[[1, 0.0], [2, 1000.0]]) == {"ok": {"ended": [2]}}
@@ -144,3 +172,13 @@ def test_served_line_by_line(agent_pyz: Path, root: Path) -> None:
     process.stdin.close()
     assert process.wait(10) == 0
     process.stdout.close()
+
+
+def test_served_until_nobody_asks(agent_pyz: Path) -> None:
+    """A client that has lost its power doesn't say so."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from mlflow_batchai.node import host; host.IDLE_SECONDS = 1; host.serve()"
+    )
+    argv = [sys.executable, "-I", "-S", "-c", code, str(agent_pyz)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        assert process.wait(20) == -signal.SIGALRM

@@ -15,6 +15,8 @@ import pytest
 from node_world import Cluster, Job
 from waiting import wait_for
 
+from mlflow_batchai.node import trainenv
+
 PREPARE = 'echo once >> "$BATCHAI_PREPARATION_DIR/made"; ls -A "$BATCHAI_PREPARATION_DIR"; echo $TOOLS'
 USE = 'cat "$BATCHAI_PREPARATION_DIR/made"'
 
@@ -40,6 +42,14 @@ def test_it_runs_once_for_a_content(cluster: Cluster) -> None:
     other = submit(cluster, cache="f" * 16)
     assert other.wait()["executionState"] == "succeeded", other.said()
     assert other.log("stdout-job_prep.txt") == "made\n\n"
+
+
+def test_it_runs_again_for_another_version_of_the_interpreter(cluster: Cluster) -> None:
+    assert submit(cluster).wait()["executionState"] == "succeeded"
+    (kept(cluster) / ".complete").write_text("3.4 /usr/bin/python3.4\n")
+    job = submit(cluster)
+    assert job.wait()["executionState"] == "succeeded", job.said()
+    assert (job.log("stdout.txt"), job.log("stdout-job_prep.txt")) == ("once\n", "made\n\n")
 
 
 def test_without_the_key_it_runs_for_every_job(cluster: Cluster) -> None:
@@ -81,7 +91,7 @@ def test_another_agent_on_the_disk_is_waited_for(cluster: Cluster) -> None:
         wait_for(lambda: "waiting for another" in job.log("execution.log"))
         kept(cluster).mkdir()
         (kept(cluster) / "made").write_text("by the other\n")
-        (kept(cluster) / ".complete").touch()
+        (kept(cluster) / ".complete").write_text(trainenv.described(sys.executable) + "\n")
     assert job.wait()["executionState"] == "succeeded", job.said()
     assert job.log("stdout.txt") == "by the other\n"
 

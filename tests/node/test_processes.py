@@ -97,6 +97,13 @@ def test_is_alive_knows_a_reused_pid() -> None:
     assert not processes.is_alive(os.getpid(), started - 1)
 
 
+def test_the_boot_is_the_same_for_all() -> None:
+    code = "from mlflow_batchai.node.processes import boot_id; print(boot_id())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == processes.boot_id() != ""
+    assert processes.identity()["machine"].startswith(processes.boot_id() + " pid:[")
+
+
 def test_names_with_brackets_don_t_confuse_us(tmp_path: Path) -> None:
     program = tmp_path / "a) Z (b"
     program.symlink_to("/bin/sleep")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from mlflow_batchai.node import reach
+from mlflow_batchai.node import descriptors, reach
 
 
 def four(name: str, address: str) -> dict[str, object]:
@@ -142,6 +145,62 @@ def test_a_probe_ends_when_all_is_known(listener: reach.Listener) -> None:
     targets = dict.fromkeys(range(100), ("127.0.0.1", listener.port, "job/1 node-1"))
     assert reach.probe(targets, 30.0) == dict.fromkeys(range(100), "")
     assert time.monotonic() - started < 5.0
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[int]:
+    """How many connections this process may have; the hard limit lets it have more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + descriptors.SPARE + 10, hard))
+    yield 10
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_more_peers_than_descriptors(listener: reach.Listener, few_descriptors: int) -> None:
+    """Those that never answer don't keep the others from being tried."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as mute:
+        silent = {f"mute {n}": ("127.0.0.1", mute.getsockname()[1], "x") for n in range(2 * few_descriptors)}
+        there = {f"there {n}": ("127.0.0.1", listener.port, "job/1 node-1") for n in range(30)}
+        found = reach.probe({**silent, **there}, seconds=0.3)
+    assert found == {**dict.fromkeys(silent, "no answer"), **dict.fromkeys(there, "")}
+
+
+def test_no_descriptor_at_all(listener: reach.Listener, few_descriptors: int) -> None:
+    with contextlib.ExitStack() as stack:
+        probe = reach.Probe({}, 0.3)  # it has what it needs itself
+
+        def fill() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    stack.enter_context(open(os.devnull))
+
+        fill()
+        probe = stack.enter_context(contextlib.closing(probe))
+        probe._targets = {"it": ("127.0.0.1", listener.port, "job/1 node-1")}
+        probe._tokens = {"it": b"job/1 node-1\n"}
+        probe._waiting.append("it")
+        assert not probe.step(0.05)
+        assert probe.results == {}
+        until = time.monotonic() + 5.0
+        while not probe.step(0.05):
+            assert time.monotonic() < until
+        assert probe.results == {"it": "too many open files"}
+
+
+def test_more_descriptors_for_a_while(few_descriptors: int) -> None:
+    def limit() -> int:
+        return int(subprocess.run(["sh", "-c", "ulimit -n"], capture_output=True, text=True, check=True).stdout)
+
+    before = limit()
+    with descriptors.more(5):
+        assert limit() == before
+    with pytest.raises(KeyError), descriptors.more(200):
+        assert limit() == before + 190
+        assert descriptors.free() == 200
+        raise KeyError
+    assert limit() == before
+    assert 0 < descriptors.free() <= few_descriptors
 
 
 def test_a_check_ends_a_probe() -> None:

@@ -20,7 +20,7 @@ def stored(share: Path, data: bytes, path: str, mode: int = 0o644) -> dict[str, 
     target = share / protocol.object_path(sha256)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(data)
-    return {"path": path, "sha256": sha256, "mode": mode}
+    return {"path": path, "sha256": sha256, "size": len(data), "mode": mode}
 
 
 @pytest.fixture
@@ -63,8 +63,12 @@ def test_inputs_are_links(make_layout: Callable[..., NodeLayout], share: Path) -
     assert path.is_symlink()
     assert path.read_text() == "1,2\n"
     staging.prepare_folders(layout)
+    (share / protocol.object_path(entry["sha256"])).write_bytes(b"1,")
+    damage = r"'my data/a.csv' of parameter 'data' is damaged .* has 2 bytes instead of 4\): delete the object and submit again"
+    with pytest.raises(SetupError, match=damage):
+        staging.link_inputs(layout)
     (share / protocol.object_path(entry["sha256"])).unlink()
-    with pytest.raises(SetupError, match=r"'my data/a.csv' of parameter 'data' is missing"):
+    with pytest.raises(SetupError, match=r"'my data/a.csv' of parameter 'data' is missing on the share"):
         staging.link_inputs(layout)
 
 

@@ -25,6 +25,9 @@ def roots(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def book(tmp_path: Path) -> str:
+    """A book whose numbers begin with 1."""
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book" / "book.json").write_text('{"next": 1, "tickets": []}')
     return str(tmp_path / "book")
 
 
@@ -75,6 +78,15 @@ def test_nodes_with_the_fewest_jobs_are_taken(book: str, roots: list[str]) -> No
     assert take(book, roots, "d", 3, now=103)["after"] == {"0": [1, 3], "1": [2], "2": [3]}
 
 
+def test_a_lost_book_gives_no_number_twice(book: str, roots: list[str]) -> None:
+    """Its tickets' files are still on the nodes, and old numbers would be taken for ended ones."""
+    now = time.time()
+    os.unlink(book + "/book.json")
+    first = take(book, roots, "a", 1, now=now - 5)
+    os.unlink(book + "/book.json")
+    assert take(book, roots, "b", 1, now=now)["number"] > first["number"]
+
+
 def test_asked_again_for_the_same_job_gives_the_same_ticket(book: str, roots: list[str]) -> None:
     take(book, roots, "a", 1, now=100)
     first = take(book, roots, "b", 2, now=101)
@@ -111,6 +123,19 @@ def test_who_comes_late_gives_up(roots: list[str]) -> None:
     assert tickets.state(root, 1, 100, 100) == "ended"
     with tickets.claim(root, 2, 100, clock=lambda: 100 + tickets.ARRIVAL_SECONDS - 0.1):
         assert tickets.state(root, 2, 100, 1e9) == "held"
+
+
+def test_a_ticket_has_one_agent(roots: list[str]) -> None:
+    root = roots[0]
+    with tickets.claim(root, 1, 100, clock=lambda: 100):
+        assert tickets.held(root) == [1]
+        for _ in range(2):
+            with pytest.raises(tickets.TwinError, match="the ticket 1 has its agent already"):
+                tickets.claim(root, 1, 100, clock=lambda: 100)
+        assert os.listdir(root + "/tickets") == ["1"]
+    assert tickets.held(root) == []
+    with pytest.raises(tickets.TwinError):
+        tickets.claim(root, 1, 100, clock=lambda: 100)
 
 
 def test_a_ticket_is_never_seen_free_before_it_is_held(roots: list[str]) -> None:

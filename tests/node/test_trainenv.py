@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ class Builder:
     def __init__(self, fail: str = "") -> None:
         self.steps: list[tuple[str, list[str]]] = []
         self.said: list[str] = []
+        self.interpreter = sys.executable
         self.exit_code = 0
         self.tail = ["ERROR: no such package"]
         self.verdict = "exited with code 1"
@@ -36,6 +38,7 @@ class Builder:
             Path(argv[-1], "horovod-0.28.1-py3-none-any.whl").touch()
         if name == "making the environment":
             os.makedirs(os.path.join(argv[-1], "bin"))
+            Path(argv[-1], "bin", "python").symlink_to(self.interpreter)
         return self
 
     def build(self, layout: NodeLayout, environment: dict[str, Any], wait: Callable[[], None] | None = None) -> str:
@@ -120,8 +123,9 @@ def test_agents_on_one_disk_build_it_once(layout: NodeLayout, tmp_path: Path) ->
             run.build(layout, wanted(folder=str(folder)), cancelled)
 
         def built_by_the_other() -> None:
-            (folder / "abc").mkdir()
-            (folder / "abc" / ".complete").touch()
+            (folder / "abc" / "bin").mkdir(parents=True)
+            (folder / "abc" / "bin" / "python").symlink_to(sys.executable)
+            (folder / "abc" / ".complete").write_text(trainenv.described(sys.executable) + "\n")
             fcntl.flock(lock, fcntl.LOCK_UN)
 
         assert run.build(layout, wanted(folder=str(folder)), built_by_the_other) == f"{folder}/abc/bin/python"
@@ -135,7 +139,62 @@ def test_a_killed_build_is_wiped(layout: NodeLayout) -> None:
     half.touch()
     run = Builder()
     run.build(layout, wanted())
-    assert run.names[0] == "making the environment" and not half.exists()
+    assert run.names[0] == "making the environment" and half.is_symlink()
+
+
+def program(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("change", ["gone", "broken", "another version", "another path", "same"])
+def test_an_interpreter_that_has_changed(layout: NodeLayout, tmp_path: Path, change: str) -> None:
+    """A node's Python was upgraded under the environment."""
+    run = Builder()
+    run.interpreter = str(program(tmp_path / "python2.5", "#!/bin/sh\necho 2.5\n"))
+    python = Path(run.build(layout, wanted()))
+    if change == "gone":
+        Path(run.interpreter).unlink()
+    elif change == "broken":
+        program(Path(run.interpreter), "#!/bin/sh\necho no encodings >&2; exit 1\n")
+    elif change == "another version":
+        program(Path(run.interpreter), "#!/bin/sh\necho 2.6\n")
+    elif change == "another path":
+        python.unlink()
+        python.symlink_to(program(tmp_path / "python", "#!/bin/sh\necho 2.5\n"))
+    again = Builder()
+    assert again.build(layout, wanted()) == str(python)
+    assert again.names == ([] if change == "same" else ["making the environment", "installing the packages"])
+    assert Builder().build(layout, wanted()) == str(python)
+
+
+def test_what_is_used_looks_used(layout: NodeLayout, tmp_path: Path) -> None:
+    """Else systemd removes files of it from /var/tmp; a module's own time stays, or Python would compile it again."""
+    run = Builder()
+    folder = Path(run.build(layout, wanted())).parents[1]
+    outside = tmp_path / "outside"
+    outside.touch()
+    (folder / "module.py").touch()
+    (folder / "link").symlink_to(outside)
+    inside = [folder, folder / "bin", folder / "module.py", folder / "link"]
+
+    def age(days: float) -> float:
+        past = time.time() - days * 86400
+        for path in [outside, folder / ".complete", *inside]:
+            os.utime(path, (past, past), follow_symlinks=False)
+        return past
+
+    age(0.9)
+    run.build(layout, wanted())
+    assert all(time.time() - path.lstat().st_atime > 10000 for path in inside)
+    past = age(1.1)
+    run.build(layout, wanted())
+    assert all(time.time() - path.lstat().st_atime < 60 for path in inside)
+    assert [path.lstat().st_mtime for path in [outside, *inside]] == [pytest.approx(past, abs=1e-3)] * 5
+    assert outside.stat().st_atime == pytest.approx(past, abs=1e-3)
+    assert time.time() - (folder / ".complete").stat().st_mtime < 60
+    assert run.names == ["making the environment", "installing the packages"]
 
 
 def test_a_full_disk_is_a_sentence(layout: NodeLayout) -> None:

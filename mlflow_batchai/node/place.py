@@ -1,0 +1,116 @@
+"""The node itself, as a client that wants to send it a job has to know it: its own folder, who it is, and the share."""
+
+import contextlib
+import os
+import shutil
+import uuid
+from typing import Any, Callable, Dict, Optional
+
+from mlflow_batchai.node import boot, processes, tickets
+from mlflow_batchai.node.protocol import identity_path
+
+Answer = Dict[str, Any]
+
+
+def own_folder(root: str) -> str:
+    """The node's own folder as an absolute path, made if it isn't there; nobody else can write it.
+
+    Raises:
+        FolderError: it belongs to someone else, or can't be made.
+    """
+    return boot.own_folder(os.path.abspath(os.path.expanduser(root)))
+
+
+def hello(root: str, share: str, identity: str) -> Answer:
+    """What a client wants to know before it sends a job.
+
+    Args:
+        root: the node's own folder; made if it isn't there.
+        share: the control share's path on this node.
+        identity: the share's identity, as the client read it.
+
+    Returns:
+        What ``place`` tells, and ``share``: None if it is the right one and writable, else ``missing``, ``another`` or
+        ``read-only``.
+    """
+    return dict(place(root), share=share_trouble(share, identity))
+
+
+def place(root: str) -> Answer:
+    """The part of ``hello`` that is the node's own, for a node whose share may hang.
+
+    Returns:
+        ``root`` (absolute), ``id`` (whatever the node is called: who it is), ``place`` (equal for two roots that are one
+        folder), ``filesystem``, ``free`` (bytes), ``keeper`` (the id of the node whose ticket book was used here last, or
+        None), ``busy`` (whether a job has the node or waits for it).
+    """
+    root = own_folder(root)
+    status = os.stat(root)
+    return {
+        "root": root,
+        "id": _identity(root),
+        "place": "%s %d %d" % (processes.boot_id(), status.st_dev, status.st_ino),
+        "filesystem": filesystem(root),
+        "free": shutil.disk_usage(root).free,
+        "keeper": _read(os.path.join(root, "keeper")),
+        "busy": bool(tickets.held(root)),
+    }
+
+
+def set_keeper(root: str, keeper: str) -> None:
+    """Write whose ticket book the jobs of this node are in."""
+    if _read(os.path.join(root, "keeper")) != keeper:
+        with open(os.path.join(root, "keeper"), "w", encoding="ascii") as file:
+            file.write(keeper)
+
+
+def _identity(root: str) -> str:
+    """The node's id, made once; of two clients that ask at once both get the same."""
+    path = os.path.join(root, "id")
+    known = _read(path)
+    if known:
+        return known
+    mine = "%s.%s" % (path, uuid.uuid4().hex)
+    with open(mine, "w", encoding="ascii") as file:
+        file.write(uuid.uuid4().hex)
+    with contextlib.suppress(FileExistsError):
+        os.link(mine, path)
+    os.unlink(mine)
+    return _read(path) or ""
+
+
+def _read(path: str) -> Optional[str]:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip() or None
+    except OSError:
+        return None
+
+
+def share_trouble(share: str, identity: str) -> Optional[str]:
+    """Why a path on this node can't be used as the control share, in one word; None: it can."""
+    if not os.path.isdir(share):
+        return "missing"
+    if not os.path.isdir(os.path.join(share, *identity_path(identity).split("/"))):
+        return "another"
+    return None if os.access(share, os.W_OK | os.X_OK) else "read-only"
+
+
+def filesystem(path: str) -> str:
+    """The type of the file system that a path lies on (``ext4``, ``nfs4``, ...), empty where it can't be told."""
+    real = os.path.realpath(path)
+    best, kind = "", ""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                before, _, after = line.partition(" - ")
+                point = before.split()[4].encode("latin-1", "replace").decode("unicode_escape", "replace")
+                inside = real == point or real.startswith(point.rstrip("/") + "/")
+                if inside and len(point) >= len(best):
+                    best, kind = point, after.split()[0]
+    except (OSError, IndexError):
+        return ""
+    return kind
+
+
+VERBS: Dict[str, Callable[..., Answer]] = {"hello": hello, "place": place}
