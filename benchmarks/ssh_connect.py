@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from sshd import SshNode, SshNodes, missing
 
-from mlflow_batchai.shell.ssh import PARALLEL, Connection, open_all
+from mlflow_batchai.shell.ssh import Connection, open_all
 from mlflow_batchai.shell.targets import resolve
+from mlflow_batchai.shell.together import AT_ONCE
 
 
 def bare_client(nodes: SshNodes, node: SshNode) -> paramiko.SSHClient:
@@ -86,7 +87,7 @@ def ours(nodes: SshNodes, count: int) -> float:
     problems = [problem for problem in open_all(connections).values() if problem]
     if problems:
         sys.exit(str(problems[0]))
-    with ThreadPoolExecutor(min(PARALLEL, count)) as pool:
+    with ThreadPoolExecutor(min(AT_ONCE, count)) as pool:
         list(pool.map(our_command, connections))
     taken = time.perf_counter() - begun
     for connection in connections:

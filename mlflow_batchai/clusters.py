@@ -95,7 +95,7 @@ _UNUSED = {
 
 
 def _local(name: str, document: ClusterDocument, path: Path) -> Cluster:
-    from mlflow_batchai.engines.hosts import LocalHosts
+    from mlflow_batchai.engines.local_hosts import LocalHosts
 
     folder = Path(document.share).expanduser() if document.share else home() / "share"
     if not folder.is_absolute():

@@ -133,7 +133,7 @@ class World:
     def refused(self, *arguments: str | Path) -> str:
         """What ``mlflow run`` prints when it fails: exit code 1, no traceback but a rank's own."""
         result = self.run(*arguments)
-        assert not [line for line in result.stderr.splitlines() if "File " in line and "/nodes/" not in line], result.stderr
+        assert not [line for line in result.stderr.splitlines() if 'File "' in line and "/nodes/" not in line], result.stderr
         assert result.returncode == 1, (result.returncode, result.stdout, result.stderr)
         return result.stderr
 

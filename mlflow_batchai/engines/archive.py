@@ -11,15 +11,12 @@ from pathlib import Path
 
 # The rooms that need nothing but a Python: the agent, what scripts import, the wheel builder.
 ROOMS = ("node", "training", "horovod_wheel")
-# Read by Pythons that are too old for the rest, too.
-_MAIN = """import sys
+_MAIN = "import sys\nfrom mlflow_batchai.node.__main__ import main\n\nsys.exit(main(sys.argv[1:]))\n"
 
-if sys.version_info < (3, 8):
-    sys.exit("%s is Python %d.%d; nodes need 3.8 or newer" % ((sys.executable,) + tuple(sys.version_info[:2])))
-from mlflow_batchai.node.__main__ import main
 
-sys.exit(main(sys.argv[1:]))
-"""
+def boot() -> str:
+    """What runs first on a node over SSH (``node/boot.py``): it runs nothing that someone else could have put there."""
+    return files("mlflow_batchai").joinpath("node").joinpath("boot.py").read_text(encoding="utf-8")
 
 
 def build() -> bytes:
@@ -40,9 +37,14 @@ def build() -> bytes:
     return buffer.getvalue()
 
 
+def hash_of(data: bytes) -> str:
+    """The archive's SHA-256, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
 def name_of(data: bytes) -> str:
     """The archive's file name, by its hash."""
-    return f"agent-{hashlib.sha256(data).hexdigest()[:16]}.pyz"
+    return f"agent-{hash_of(data)[:16]}.pyz"
 
 
 def stored(folder: Path) -> Path:

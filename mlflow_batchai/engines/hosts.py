@@ -7,38 +7,41 @@ at submit and wait for their turn. What is asked of nodes is the same for both, 
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
+from concurrent.futures import Future, wait
 from typing import Any, ClassVar, NamedTuple
 
 from mlflow_batchai.engines.base import Handle, NodeCommand, Poll, PollState, StartRequest
-from mlflow_batchai.engines.machines import Answer, LocalMachine, Machine
+from mlflow_batchai.engines.machines import Answer, Machine
 from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.node.tickets import ARRIVAL_SECONDS
+from mlflow_batchai.shell.together import at_once, in_background
 
 CANCEL_SECONDS = 40.0
 # How long one poll waits for answers; those that come later are seen by the next one.
 POLL_PATIENCE_SECONDS = 2.0
 # How long a node may take for an answer that costs it nothing: one that hangs must not hold up a job's end for long.
 ANSWER_SECONDS = 10.0
-MOST_AT_ONCE = 64
 
 
 class Node(NamedTuple):
     """One node of the cluster.
 
     Attributes:
-        name: in the ticket book, and for people.
+        name: for people.
         root: its own folder, on its own disk.
         part: which part of its machine it is: ``0/1`` is all of it.
+        id: who it is, whatever it is called: in the ticket book.
     """
 
     name: str
     machine: Machine
     root: str
     part: str = "0/1"
+    id: str = ""
 
 
 Outcome = Answer | ClusterError
@@ -60,8 +63,8 @@ class Hosts:
         self._nodes = list(nodes)
         self._book = book
         self._share = share
-        self._pool: ThreadPoolExecutor | None = None
         self._asked: dict[tuple[Any, str], Future[Outcome]] = {}
+        self._said: dict[str, Outcome] = {}
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -89,39 +92,55 @@ class Hosts:
         ]
 
     def submit(self, request: StartRequest) -> Handle:
-        usable = {node.name: node for node in self._usable(request.node_count)}
+        usable = {node.id: node for node in self._usable(request.node_count)}
+        asked = time.monotonic()
         ticket = self._take(usable, request)
-        taken = time.monotonic()
+        chosen = [usable[identity] for identity in ticket["nodes"]]
         handle: dict[str, Any] = {
             "engine": self.kind,
             "host": socket.gethostname(),
             "ticket": ticket["number"],
             "mark": request.mark,
-            "nodes": [{"name": name, "root": usable[name].root} for name in ticket["nodes"]],
+            "nodes": [{"name": node.name, "id": node.id, "root": node.root} for node in chosen],
         }
-        log = f"logs/{request.job}-{request.attempt}.log"
 
         def start(index: int, node: Node) -> Answer:
-            own = {
-                "number": ticket["number"],
-                "age": ticket["age"] + time.monotonic() - taken,
-                "after": ticket["after"][node.name],
-            }
-            arguments = self._arguments(request, index, node)
-            command, secrets = node.machine.command, dict(request.secrets)
             return node.machine.ask(
-                "start", root=node.root, command=command, arguments=arguments, ticket=own, log=log, secrets=secrets
+                "start",
+                root=node.root,
+                command=node.machine.command,
+                arguments=self._arguments(request, index, node),
+                # Rather too old than too young: an agent that believes itself in time would stand in others' way.
+                ticket={
+                    "number": ticket["number"],
+                    "age": ticket["age"] + time.monotonic() - asked,
+                    "after": ticket["after"][node.id],
+                },
+                log=f"logs/{request.job}-{request.attempt}.log",
+                secrets=dict(request.secrets),
+                keeper=self._keeper(),
             )
 
         with contextlib.ExitStack() as undo:
             undo.push(lambda kind, error, trace: self._undo(handle))
-            calls = [lambda index=index, name=name: start(index, usable[name]) for index, name in enumerate(ticket["nodes"])]
-            for entry, said in zip(handle["nodes"], self._each(calls), strict=True):
+            answers = self._each([functools.partial(start, index, node) for index, node in enumerate(chosen)])
+            for entry, said in zip(handle["nodes"], answers, strict=True):
+                if isinstance(said, dict):
+                    entry.update(said)
+            for said in answers:
                 if isinstance(said, ClusterError):
                     raise said
-                entry.update(said)
+            if ticket["age"] + time.monotonic() - asked >= ARRIVAL_SECONDS:
+                # On some nodes its ticket may have been given up meanwhile, on others not: gangs would wait for each other.
+                raise ClusterError(
+                    f"the nodes took longer than {ARRIVAL_SECONDS:.0f} s to start the job's agents; submit again"
+                )
             undo.pop_all()
         return handle
+
+    def _keeper(self) -> str:
+        """The id of the node that keeps the ticket book; nothing where no other book could be used by mistake."""
+        return ""
 
     def _undo(self, handle: Handle) -> None:
         # What went wrong first is what a person has to see.
@@ -129,6 +148,10 @@ class Hosts:
             self.cancel(handle)
 
     def poll(self, handle: Handle) -> Poll:
+        if handle["engine"] != self.kind:
+            return self._cant_say(
+                handle, f"the job runs on engine {handle['engine']}, and its cluster's document says {self.kind}"
+            )
         answers = self._poll_nodes(handle)
         gone = tuple(index for index, said in enumerate(answers) if isinstance(said, dict) and not said["alive"])
         unknown = tuple(index for index, said in enumerate(answers) if not isinstance(said, dict))
@@ -150,62 +173,68 @@ class Hosts:
     def _called(self, handle: Handle, index: int) -> str:
         return f"node-{index}"
 
+    @staticmethod
+    def _cant_say(handle: Handle, why: str) -> Poll:
+        return Poll(PollState.UNKNOWN, why, (), tuple(range(len(handle["nodes"]))))
+
     def _poll_nodes(self, handle: Handle) -> list[Outcome]:
-        calls = {}
-        for entry in handle["nodes"]:
-            asked = {key: entry.get(key) for key in ("root", "pid", "started", "boot", "log")}
-            calls[entry["name"]] = self._call(entry, "poll", timeout=ANSWER_SECONDS, number=handle["ticket"], **asked)
+        calls = [functools.partial(self._poll_node, handle, entry) for entry in handle["nodes"]]
         if self.kind == "local":
-            return self._each(list(calls.values()))
+            return self._each(calls)
         # A node that doesn't answer must not hold up who asks: its answer is waited for across polls.
-        for name, call in calls.items():
-            key = (handle["ticket"], name)
+        for entry, call in zip(handle["nodes"], calls, strict=True):
+            key = (handle["ticket"], entry["name"])
             if key not in self._asked:
-                self._asked[key] = self._executor().submit(_outcome, call)
-        wait([self._asked[handle["ticket"], name] for name in calls], POLL_PATIENCE_SECONDS)
+                self._asked[key] = in_background(functools.partial(_outcome, call))
+        names = [entry["name"] for entry in handle["nodes"]]
+        wait([self._asked[handle["ticket"], name] for name in names], POLL_PATIENCE_SECONDS)
         found: list[Outcome] = []
-        for name in calls:
+        for name in names:
             future = self._asked[handle["ticket"], name]
             if future.done():
                 del self._asked[handle["ticket"], name]
-                found.append(future.result())
+                self._said[name] = future.result()
+                found.append(self._said[name])
             else:
-                found.append(ClusterError(f"node {name} has not answered yet"))
+                # What was wrong last says more than that nothing has come yet.
+                last = self._said.get(name)
+                found.append(last if isinstance(last, ClusterError) else ClusterError(f"node {name} has not answered yet"))
         return found
 
+    def _poll_node(self, handle: Handle, entry: Handle) -> Answer:
+        asked = {"root": entry["root"], "number": handle["ticket"], "pid": entry.get("pid")}
+        said = self._asking(entry).ask("poll", ANSWER_SECONDS, **asked)
+        if said["alive"] is None:
+            raise ClusterError(f"{self._asking(entry).title} knows nothing of the job's agent; is it another machine by now?")
+        return said
+
     def cancel(self, handle: Handle) -> None:
-        machines: dict[int, tuple[Machine | None, list[Handle]]] = {}
+        machines: dict[int, list[Handle]] = {}
         for entry in handle["nodes"]:
-            machine = self._machine(entry)
-            machines.setdefault(id(machine) if machine else id(entry), (machine, []))[1].append(entry)
-        calls = [self._end(handle["mark"], machine, entries) for machine, entries in machines.values()]
+            machines.setdefault(id(self._machine(entry) or entry), []).append(entry)
+        calls = [functools.partial(self._end, handle, entries) for entries in machines.values()]
         troubles = [str(said) for said in self._each(calls) if isinstance(said, ClusterError)]
         if troubles:
             raise ClusterError("; ".join(troubles) + "; what runs there of the job may go on: end it by hand")
         if self._nodes:
             self._nodes[0].machine.ask("drop", book=self._book, number=handle["ticket"])
 
-    def _end(self, mark: str, machine: Machine | None, entries: Sequence[Handle]) -> Callable[[], Answer]:
-        def call() -> Answer:
-            if machine is None:
-                raise ClusterError(f"node {entries[0]['name']} is no longer in the cluster document")
-            agents = [(entry["pid"], entry["started"], entry["boot"]) for entry in entries if entry.get("pid")]
-            # A node that is gone is known by now, not after the minutes that the end may take.
-            machine.ask("ended", ANSWER_SECONDS, root=entries[0]["root"], asked=[])
-            said = machine.ask("end", 2 * CANCEL_SECONDS + 20.0, mark=mark, agents=agents, give_up=CANCEL_SECONDS)
-            if said["left"]:
-                raise ClusterError(f"{machine.title}: processes {said['left']} of the job would not end")
-            return said
-
-        return call
+    def _end(self, handle: Handle, entries: Sequence[Handle]) -> Answer:
+        """End the job on one machine."""
+        machine = self._asking(entries[0])
+        # A node that is gone is known by now, not after the minutes that the end may take.
+        machine.ask("ended", ANSWER_SECONDS, root=entries[0]["root"], asked=[])
+        agents = [(entry["root"], handle["ticket"]) for entry in entries]
+        said = machine.ask("end", 2 * CANCEL_SECONDS + 20.0, mark=handle["mark"], agents=agents, give_up=CANCEL_SECONDS)
+        if said["left"]:
+            raise ClusterError(f"{machine.title}: processes {said['left']} of the job would not end")
+        return said
 
     def close(self) -> None:
         for machine in {id(node.machine): node.machine for node in self._nodes}.values():
             machine.close()
-        if self._pool:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
-            self._asked.clear()
+        self._asked.clear()
+        self._said.clear()
 
     # Small things.
 
@@ -222,38 +251,35 @@ class Hosts:
         """A ticket for the job; what nodes say of earlier ones is asked first, since only they can know."""
         keeper = self._nodes[0].machine
         earlier = keeper.ask("listing", book=self._book)["tickets"]
-        asked = {name: [(ticket["number"], ticket["age"]) for ticket in earlier if name in ticket["nodes"]] for name in usable}
-        busy = [name for name in usable if asked[name]]
-        calls = [self._call({"name": name}, "ended", root=usable[name].root, asked=asked[name]) for name in busy]
+        asked = {
+            identity: [(ticket["number"], ticket["age"]) for ticket in earlier if identity in ticket["nodes"]]
+            for identity in usable
+        }
+        busy = [identity for identity in usable if asked[identity]]
+        calls = [
+            functools.partial(usable[identity].machine.ask, "ended", root=usable[identity].root, asked=asked[identity])
+            for identity in busy
+        ]
         ended = {}
-        for name, said in zip(busy, self._each(calls), strict=True):
+        for identity, said in zip(busy, self._each(calls), strict=True):
             if isinstance(said, ClusterError):
                 raise said
-            ended[name] = said["ended"]
+            ended[identity] = said["ended"]
         return keeper.ask("take", book=self._book, nodes=list(usable), job=request.mark, count=request.node_count, ended=ended)
 
     def _machine(self, entry: Handle) -> Machine | None:
         return next((node.machine for node in self._nodes if node.name == entry["name"]), None)
 
-    def _call(self, entry: Handle, verb: str, **arguments: Any) -> Callable[[], Answer]:
-        def call() -> Answer:
-            machine = self._machine(entry)
-            if machine is None:
-                raise ClusterError(f"node {entry['name']} is no longer in the cluster document")
-            return machine.ask(verb, **arguments)
-
-        return call
+    def _asking(self, entry: Handle) -> Machine:
+        machine = self._machine(entry)
+        if machine is None:
+            raise ClusterError(f"node {entry['name']} is no longer in the cluster document")
+        return machine
 
     def _each(self, calls: Sequence[Callable[[], Answer]]) -> list[Outcome]:
         """What each call answers, or the error that it ends in, all at once where they go to several machines."""
-        if self.kind == "local" or len(calls) < 2:
-            return [_outcome(call) for call in calls]
-        return list(self._executor().map(_outcome, calls))
-
-    def _executor(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(min(MOST_AT_ONCE, 2 * len(self._nodes)), thread_name_prefix="node")
-        return self._pool
+        guarded = [functools.partial(_outcome, call) for call in calls]
+        return [call() for call in guarded] if self.kind == "local" else at_once(guarded)
 
 
 def _outcome(call: Callable[[], Answer]) -> Outcome:
@@ -261,39 +287,3 @@ def _outcome(call: Callable[[], Answer]) -> Outcome:
         return call()
     except ClusterError as error:
         return error
-
-
-class LocalHosts(Hosts):
-    """N nodes on this machine.
-
-    Args:
-        home: the client's folder (``$BATCHAI_HOME``).
-        cluster: the cluster's name.
-        nodes: how many.
-        share: the control share's directory.
-    """
-
-    kind = "local"
-    poll_seconds = 1.0
-
-    def __init__(self, home: Path, cluster: str, nodes: int, share: Path) -> None:
-        folder = home / "nodes" / cluster
-        machine = LocalMachine(home / "agents")
-        made = [Node(str(index), machine, str(folder / str(index)), f"{index}/{nodes}") for index in range(nodes)]
-        super().__init__(made, str(folder / "book"), str(share))
-        self._here = machine
-
-    def _machine(self, entry: Handle) -> Machine:
-        # The cluster's document may name fewer nodes by now.
-        return self._here
-
-    def poll(self, handle: Handle) -> Poll:
-        if handle["host"] != socket.gethostname():
-            detail = f"the job runs on {handle['host']}, whose processes can't be seen from here"
-            return Poll(PollState.UNKNOWN, detail, (), tuple(range(len(handle["nodes"]))))
-        return super().poll(handle)
-
-    def cancel(self, handle: Handle) -> None:
-        if handle["host"] != socket.gethostname():
-            raise ClusterError(f"the job runs on {handle['host']}; end it there")
-        super().cancel(handle)

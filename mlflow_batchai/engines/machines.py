@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mlflow_batchai.engines import archive
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.node import host
 
+if TYPE_CHECKING:
+    from mlflow_batchai.shell.ssh import Stream
+    from mlflow_batchai.shell.targets import Target
+
 Answer = dict[str, Any]
 
 ASK_SECONDS = 30.0
+CLOSE_SECONDS = 1.0
 # What a login shell may print before our first line.
 GREETING_LINES = 200
+# What node/boot.py says when it has made the folder and the archive isn't in it.
+SEND = "the archive is to be sent to "
 
 
 class Machine(Protocol):
@@ -85,30 +91,31 @@ class SshMachine:
     Args:
         name: in messages.
         target: where and how.
-        agents: the folder on it for the agent's archive: absolute, or below the login's home.
+        root: the node's own folder: absolute, or below the login's home (``~/``).
         python: the interpreter on it that runs the agent.
     """
 
     command = None
 
-    def __init__(self, name: str, target: Any, agents: str, python: str) -> None:
+    def __init__(self, name: str, target: Target, root: str, python: str) -> None:
         from mlflow_batchai.shell.ssh import Connection
 
         self.title = f"node {name}"
-        self.address: str = target.address
-        self._connection = Connection(target)
-        # Commands and SFTP both start in the login's home.
-        self._agents = agents.removeprefix("~/")
-        self._python = python
-        self._stream: Any = None
+        self.address = target.address
+        self.connection = Connection(target)
+        self._root = root
+        # Commands start in the login's home; quoted as it is, ~ would stay a ~.
+        self._python = f"./{python[2:]}" if python.startswith("~/") else python
+        self._stream: Stream | None = None
         self._lock = threading.Lock()
 
     def connect(self) -> str:
         """Connect and log in, if that isn't done; which of its host keys we know from where, for people."""
-        return self._connection.host_key()
+        return self.connection.host_key()
 
     def shown(self, arguments: list[str]) -> tuple[str, ...]:
-        return ("ssh", self.address, shlex.join([*self._serve_argv(archive.build())[:-1], *arguments]))
+        archive_path = f"{self._root}/agents/{archive.name_of(archive.build())}"
+        return ("ssh", self.address, shlex.join([self._python, "-I", "-S", archive_path, *arguments]))
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
         from mlflow_batchai.shell.ssh import ConnectionLostError
@@ -141,52 +148,64 @@ class SshMachine:
             self._drop()
             raise
 
-    def _served(self) -> Any:
+    def _served(self) -> Stream:
         if self._stream is None:
             self._stream = self._serve()
         return self._stream
 
-    def _serve(self) -> Any:
+    def _serve(self) -> Stream:
         """Start what answers us; the archive is sent if it isn't there."""
         data = archive.build()
-        argv = self._serve_argv(data)
-        stream, trouble = self._greeted(argv)
-        if stream is None and "can't open file" in trouble:
-            self._connection.put(argv[-2], data)
-            stream, trouble = self._greeted(argv)
-        if stream is None:
-            raise ClusterError(self._explained(trouble))
-        return stream
+        boot = [
+            self._python,
+            "-I",
+            "-S",
+            "-c",
+            archive.boot(),
+            self._root,
+            archive.name_of(data),
+            archive.hash_of(data),
+            "serve",
+        ]
+        said = self._greeted(boot)
+        if isinstance(said, str) and SEND in said:
+            # Into a folder that is ours alone by now.
+            self.connection.put(said.rpartition(SEND)[2], data)
+            said = self._greeted(boot)
+        if isinstance(said, str):
+            raise ClusterError(f"{self.title}: {self._explained(said)}")
+        return said
 
-    def _serve_argv(self, data: bytes) -> list[str]:
-        return [self._python, "-I", "-S", f"{self._agents}/{archive.name_of(data)}", "serve"]
-
-    def _greeted(self, argv: list[str]) -> tuple[Any, str]:
-        """(stream, "") once it has said that it is there, else (None, what it said instead)."""
+    def _greeted(self, argv: list[str]) -> Stream | str:
+        """The stream once it has said that it is there, else the last thing that it said instead."""
         from mlflow_batchai.shell.ssh import ConnectionLostError
 
-        stream = self._connection.stream(argv)
+        stream = self.connection.stream(argv)
         try:
             for _ in range(GREETING_LINES):
-                if stream.read_line(ASK_SECONDS).startswith(host.READY.encode()):
-                    return stream, ""
-        except ConnectionLostError as error:
-            if not self._connection.alive:
-                raise
+                # A login may print without ending its line (a terminal's title): anywhere in it.
+                if host.READY.encode() in stream.read_line(ASK_SECONDS):
+                    return stream
+        except ConnectionLostError:
             stream.close()
-            return None, str(error)
+            if not self.connection.alive:
+                raise
+            return stream.last_error
+        except BaseException:
+            stream.close()
+            raise
         stream.close()
-        return None, "its login prints more than can be read over"
+        return "its login prints more than can be read over; silence it for shells without a terminal"
 
     def _explained(self, trouble: str) -> str:
+        """What keeps the agent from running there, and what to do."""
+        if trouble.endswith(("another user", "is not a folder")) or "can't be made" in trouble:
+            return f"{trouble}; mend that, or name another folder (root in the cluster document)"
+        if trouble.endswith("install 3.8 or newer"):
+            return f"{trouble}, or name one (agentPython in the cluster document)"
         if "not found" in trouble or "No such file" in trouble:
-            return f"{self.title}: there is no {self._python}; install python3 (3.8 or newer), or name one (agentPython)"
-        asked = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
-        found = self._connection.run([self._python, "-I", "-S", "-c", asked]).out.strip()
-        old = re.fullmatch(r"(\d+)\.(\d+)\.\d+", found)
-        if old and (int(old[1]), int(old[2])) < (3, 8):
-            return f"{self.title}: {self._python} is Python {found}; install 3.8 or newer, or name one (agentPython)"
-        return f"{self.title}: the agent can't be run: {trouble}"
+            return f"there is no {self._python}; install python3 (3.8 or newer), or name one (agentPython)"
+        return f"the agent can't be run: {trouble or 'it said nothing'}"
 
     def _drop(self) -> None:
         if self._stream is not None:
@@ -194,6 +213,10 @@ class SshMachine:
             self._stream = None
 
     def close(self) -> None:
-        with self._lock:
-            self._drop()
-            self._connection.close()
+        # A question that hangs is not waited for: this is called where the program is to end.
+        if self._lock.acquire(timeout=CLOSE_SECONDS):
+            try:
+                self._drop()
+                self.connection.close()
+            finally:
+                self._lock.release()

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mlflow_batchai.engines.base import Handle
 from mlflow_batchai.engines.hosts import Hosts, Node
-from mlflow_batchai.engines.machines import Answer, SshMachine
+from mlflow_batchai.engines.machines import Answer, Machine, SshMachine
 from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.shell.ssh import open_all
 from mlflow_batchai.shell.targets import Target
 
 LEAST_FREE_BYTES = 64 << 20
-# Where flock and rename between processes of one machine can't be trusted.
+# Where locks between processes of one machine can't be trusted; so can't those of FUSE (but for disks, fuseblk).
 NETWORK_FILESYSTEMS = frozenset(
-    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "beegfs", "afs", "fuse.sshfs", "fuse.rclone")
-)
+    ("nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "beegfs", "afs", "gpfs", "panfs")
+) | frozenset(("wekafs", "pvfs2", "orangefs", "ocfs2", "gfs2", "virtiofs", "vboxsf", "prl_fs", "acfs"))
 
 
 class SshNode(NamedTuple):
@@ -45,7 +47,8 @@ class SshHosts(Hosts):
     poll_seconds = 5.0
 
     def __init__(self, nodes: Sequence[SshNode], share: str, python: str, identity: Callable[[], str]) -> None:
-        made = [Node(node.name, SshMachine(node.name, node.target, f"{node.root}/agents", python), node.root) for node in nodes]
+        self._machines = [SshMachine(node.name, node.target, node.root, python) for node in nodes]
+        made = [Node(node.name, machine, node.root) for node, machine in zip(nodes, self._machines, strict=True)]
         super().__init__(made, f"{nodes[0].root}/book", share)
         self._identity = identity
         self._checked: tuple[list[Node], list[str]] | None = None
@@ -63,7 +66,7 @@ class SshHosts(Hosts):
         if self._checked is None:
             self._checked = self._look()
         usable, problems = self._checked
-        if len(usable) < node_count or self._nodes[0] not in usable:
+        if len(usable) < node_count or usable[0].name != self._nodes[0].name:
             more = f" (and {len(problems) - 1} more of the {self.node_limit} nodes can't be used)" if len(problems) > 1 else ""
             keeper = "; it keeps the cluster's ticket book" if len(usable) >= node_count else ""
             self._checked = None
@@ -71,22 +74,52 @@ class SshHosts(Hosts):
             raise ClusterError(f"{problems[0]}{keeper}{more}")
         return usable
 
+    def _keeper(self) -> str:
+        assert self._checked
+        return self._checked[0][0].id
+
+    def _machine(self, entry: Handle) -> Machine | None:
+        found = super()._machine(entry)
+        if found is None and entry.get("id"):
+            # Another client's document may call it otherwise.
+            usable, _ = self._checked = self._checked or self._look()
+            found = next((node.machine for node in usable if node.id == entry["id"]), None)
+        return found
+
     def _look(self) -> tuple[list[Node], list[str]]:
         """(nodes that can be used, sentences on the others)."""
-        arguments = {"share": self._share, "identity": self._identity()}
-        answers = self._each([self._call({"name": node.name}, "hello", root=node.root, **arguments) for node in self._nodes])
+        opened = open_all(machine.connection for machine in self._machines)
+        identity = self._identity()
+        answers: dict[str, Answer | ClusterError] = {}
+        up = []
+        for node, machine in zip(self._nodes, self._machines, strict=True):
+            error = opened[machine.connection.target.name]
+            if error is None:
+                up.append(node)
+            else:
+                answers[node.name] = error
+        calls = [
+            functools.partial(node.machine.ask, "hello", root=node.root, share=self._share, identity=identity) for node in up
+        ]
+        answers.update(zip((node.name for node in up), self._each(calls), strict=True))
         usable: list[Node] = []
         problems: list[str] = []
+        first = answers[self._nodes[0].name]
         places: dict[str, str] = {}
-        for node, said in zip(self._nodes, answers, strict=True):
-            problem = str(said) if isinstance(said, ClusterError) else self._problem(node, said, places)
+        for node in self._nodes:
+            said = answers[node.name]
+            problem = str(said) if isinstance(said, ClusterError) else self._problem(node, said, places, first)
             if problem:
                 problems.append(problem)
             else:
-                usable.append(node)
+                assert isinstance(said, dict)
+                usable.append(node._replace(id=said["id"]))
         return usable, problems
 
-    def _problem(self, node: Node, said: Answer, places: dict[str, str]) -> str:
+    def _hello(self, node: Node, identity: str) -> Answer:
+        return node.machine.ask("hello", root=node.root, share=self._share, identity=identity)
+
+    def _problem(self, node: Node, said: Answer, places: dict[str, str], first: Answer | ClusterError) -> str:
         """Why a node that answers can't be used, or nothing."""
         title = node.machine.title
         twin = places.setdefault(said["place"], node.name)
@@ -94,6 +127,11 @@ class SshHosts(Hosts):
             return twin_sentence(title, twin, said["root"])
         if trouble := share_sentence(title, self._share, said["share"]):
             return trouble
+        if said["busy"] and said["keeper"] and isinstance(first, dict) and said["keeper"] != first["id"]:
+            return (
+                f"{title} has jobs of a cluster document whose first host is another: its jobs would stand in two queues; name"
+                " the same host first"
+            )
         return root_sentence(title, said)
 
 
@@ -104,9 +142,10 @@ def twin_sentence(title: str, twin: str, root: str) -> str:
 
 def root_sentence(title: str, said: Answer) -> str:
     """Why a node's own folder, as ``host.place`` tells of it, can't be used, and what to do, or nothing."""
-    if said["filesystem"] in NETWORK_FILESYSTEMS:
+    kind = said["filesystem"]
+    if kind in NETWORK_FILESYSTEMS or kind == "fuse" or kind.startswith("fuse."):
         return (
-            f"{title}: its folder {said['root']} lies on {said['filesystem']}, which can't be trusted with locks;"
+            f"{title}: its folder {said['root']} lies on {kind}, which can't be trusted with locks;"
             " name one on its own disk (root in the cluster document)"
         )
     if said["free"] < LEAST_FREE_BYTES:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import posixpath
 import re
 import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from mlflow_batchai.errors import ClusterError
@@ -18,6 +18,7 @@ from mlflow_batchai.shell.errors import ConnectionLostError, HostKeyError, Login
 from mlflow_batchai.shell.local import Result
 from mlflow_batchai.shell.streams import Stream, broken, dead
 from mlflow_batchai.shell.targets import Target
+from mlflow_batchai.shell.together import at_once
 
 if TYPE_CHECKING:
     import paramiko
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "ConnectionLostError", "HostKeyError", "LoginError", "Stream", "open_all"]
 
-# Connections opened at once.
-PARALLEL = 64
 # Seconds without any answer while a file is written.
 SILENCE = 60.0
 
@@ -153,6 +152,11 @@ class Connection:
             try:
                 upload.write(channel, path, data, mode)
                 return
+            except paramiko.SFTPError as error:
+                raise ClusterError(
+                    f"{self.label}: no file can be sent ({error}): its login prints text, which SFTP can't stand; silence it"
+                    " for shells without a terminal (~/.bashrc there), or set Subsystem sftp internal-sftp in its sshd_config"
+                ) from error
             except (OSError, paramiko.SSHException, EOFError) as error:
                 if dead(channel):
                     raise self._lost(f"while {path} was written") from error
@@ -284,8 +288,6 @@ def open_all(connections: Iterable[Connection]) -> dict[str, ClusterError | None
         For each target's name, why it could not be opened, or None.
     """
     wanted = list(connections)
-    if not wanted:
-        return {}
 
     def attempt(connection: Connection) -> ClusterError | None:
         try:
@@ -294,5 +296,5 @@ def open_all(connections: Iterable[Connection]) -> dict[str, ClusterError | None
             return error
         return None
 
-    with ThreadPoolExecutor(min(PARALLEL, len(wanted)), "ssh") as pool:
-        return dict(zip((connection.target.name for connection in wanted), pool.map(attempt, wanted), strict=True))
+    errors = at_once([functools.partial(attempt, connection) for connection in wanted])
+    return dict(zip((connection.target.name for connection in wanted), errors, strict=True))

@@ -100,6 +100,11 @@ class Stream:
         with self._lock:
             self._release()
 
+    @property
+    def last_error(self) -> str:
+        """The last line of its standard error, or nothing."""
+        return self._errors[-1] if self._errors else ""
+
     def _next_line(self, timeout: float) -> bytes:
         until = time.monotonic() + timeout
         parts = [self._rest]

@@ -207,7 +207,7 @@ class ClusterDocument(SpecModel):
     jump_host: NonEmpty | None = None
     root: NodeFolder | None = None
     agent_python: NonEmpty = "python3"
-    share_on_nodes: NonEmpty | None = None
+    share_on_nodes: Annotated[str, matching(r"/[^\0]*", "be an absolute path")] | None = None
     nodes: Nodes = Field(default_factory=_nodes)
     python: NonEmpty | None = None
     share: NonEmpty | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import time
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from plans import toy_plan
 from sshd import SshNodes, ssh_nodes  # noqa: F401 (a fixture)
 
 from mlflow_batchai.engines.base import PollState, StartRequest
-from mlflow_batchai.engines.hosts import LocalHosts
+from mlflow_batchai.engines.local_hosts import LocalHosts
 from mlflow_batchai.engines.ssh_hosts import SshHosts, SshNode
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.jobs import Job
@@ -87,13 +86,16 @@ class SshSite(Site):
         self.engines: list[SshHosts] = []
         super().__init__(root)
 
-    def another_process(self, nodes: int = 2):
+    def another_process(self, nodes: int = 2, named: str = "{address}", backwards: bool = False):
         made = []
         for index in range(nodes):
             server = self.servers[index]
             keys = {"key_file": server.key_file, "known_hosts": server.known_hosts}
             target = resolve(f"{server.user}@{server.address}:{server.port}", **keys)
-            made.append(SshNode(server.address, target, str(self.node_root(index))))
+            name = named.format(user=server.user, address=server.address, port=server.port)
+            made.append(SshNode(name, target, str(self.node_root(index))))
+        if backwards:
+            made.reverse()
         self.engines.append(SshHosts(made, str(self.share.root), "python3", lambda: identify(self.share)))
         return self.engines[-1]
 
@@ -223,11 +225,36 @@ def test_3_an_agent_that_fails_before_it_has_the_share_says_why(site):
 
 
 def test_3_a_reused_pid_is_not_the_agent(site):
-    handle = {"host": socket.gethostname(), "ticket": 1, "mark": "x/1"}
-    name = "0" if site.kind == "local" else "127.0.0.11"
-    entry = {"name": name, "root": str(site.root), "pid": os.getpid(), "started": 1, "boot": "", "log": str(site.root / "none")}
-    assert site.engine.poll({**handle, "nodes": [entry]}).state is PollState.GONE
-    site.engine.cancel({**handle, "nodes": [entry]})  # and we still live
+    request = site.job("true")
+    handle = site.engine.submit(request)
+    over(site, request, handle)
+    entry = handle["nodes"][0]
+    record = site.node_root(0) / "tickets" / f"{handle['ticket']}.agent"
+    record.write_text(json.dumps({**entry, "pid": os.getpid()}), encoding="utf-8")
+    ours = {**handle, "nodes": [{**entry, "pid": os.getpid()}]}
+    assert site.engine.poll(ours).state is PollState.GONE
+    site.engine.cancel(ours)  # and we still live
+
+
+def test_3_a_machine_that_knows_nothing_of_the_agent_may_be_another(site):
+    request = site.job("sleep 60")
+    handle = site.engine.submit(request)
+    (site.node_root(0) / "tickets" / f"{handle['ticket']}.agent").rename(site.root / "aside")
+    poll = site.engine.poll(handle)
+    assert (poll.state, poll.gone, poll.unknown) == (PollState.UNKNOWN, (), (0,))
+    assert "knows nothing of the job's agent; is it another machine by now?" in poll.detail
+    (site.root / "aside").rename(site.node_root(0) / "tickets" / f"{handle['ticket']}.agent")
+    assert site.engine.poll({**handle, "engine": "other"}).state is PollState.UNKNOWN
+    site.engine.cancel(handle)
+
+
+def test_2_an_agent_whose_answer_was_lost_is_ended_too(site):
+    request = site.job("sleep 60", nodes=2)
+    handle = site.engine.submit(request)
+    wait(lambda: site.state(request).execution_state == "running")
+    without = {**handle, "nodes": [{key: entry[key] for key in ("name", "id", "root")} for entry in handle["nodes"]]}
+    site.engine.cancel(without)
+    assert site.left() == []
 
 
 def test_3_on_another_machine_nothing_is_certain(site):

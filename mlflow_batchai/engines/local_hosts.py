@@ -1,0 +1,46 @@
+"""The engine ``local``: this machine, cut into N nodes, each a folder and the process tree of its agent."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from mlflow_batchai.engines.base import Handle, Poll
+from mlflow_batchai.engines.hosts import Hosts, Node
+from mlflow_batchai.engines.machines import LocalMachine, Machine
+from mlflow_batchai.errors import ClusterError
+
+
+class LocalHosts(Hosts):
+    """N nodes on this machine.
+
+    Args:
+        home: the client's folder (``$BATCHAI_HOME``).
+        cluster: the cluster's name.
+        nodes: how many.
+        share: the control share's directory.
+    """
+
+    kind = "local"
+    poll_seconds = 1.0
+
+    def __init__(self, home: Path, cluster: str, nodes: int, share: Path) -> None:
+        folder = home / "nodes" / cluster
+        machine = LocalMachine(home / "agents")
+        made = [Node(str(index), machine, str(folder / str(index)), f"{index}/{nodes}", str(index)) for index in range(nodes)]
+        super().__init__(made, str(folder / "book"), str(share))
+        self._here = machine
+
+    def _machine(self, entry: Handle) -> Machine:
+        # The cluster's document may name fewer nodes by now.
+        return self._here
+
+    def poll(self, handle: Handle) -> Poll:
+        if handle["host"] != socket.gethostname():
+            return self._cant_say(handle, f"the job runs on {handle['host']}, whose processes can't be seen from here")
+        return super().poll(handle)
+
+    def cancel(self, handle: Handle) -> None:
+        if handle["host"] != socket.gethostname():
+            raise ClusterError(f"the job runs on {handle['host']}; end it there")
+        super().cancel(handle)
