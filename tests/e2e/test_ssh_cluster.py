@@ -1,0 +1,276 @@
+"""Whole jobs on four nodes over SSH: trained, killed, reattached, shared by two clients, cut off, and nothing left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import BIN
+from ssh_world import NAME, WAITS, HereClient, config, describe, ended, on_servers, running, until
+from sshd import SshNodes, make_key
+
+PROJECT = Path(__file__).parents[2] / "projects" / "cifar_horovod"
+TOKEN = "s3cr3t-canary-of-the-document"
+PASSPHRASE = "pass-canary of the key"
+PASSWORD = "w0rd-canary-of-the-admin"
+SLEEPS = "import time; print('up', flush=True); time.sleep(300)"
+
+
+@pytest.fixture
+def here(world: Any, monkeypatch: pytest.MonkeyPatch) -> HereClient:
+    return HereClient(world, monkeypatch)
+
+
+def points(world: Any, run: Any, name: str) -> list[tuple[int, float]]:
+    return [(point.step, point.value) for point in world.client.get_metric_history(run.info.run_id, name)]
+
+
+def go(world: Any) -> None:
+    """Let ranks that run ``WAITS`` end."""
+    (world.root / "share" / "go").touch()
+
+
+@pytest.mark.training
+def test_the_cifar_project_on_four_nodes(world: Any, ssh_servers: SshNodes) -> None:
+    """The product's reason to exist: nothing in the project's folder changes between this machine and a cluster."""
+    describe(world, on_servers(ssh_servers, world))
+    settings = {"cluster": NAME, "properties": {"nodeCount": 4, "horovodSettings": {"processCount": 4}}}
+    options = ["-P", "data=digits", "-P", "epochs=8", "-P", "augment=false", "--backend-config", json.dumps(settings)]
+    result = world.run(PROJECT, *options, timeout=280)
+    assert result.returncode == 0, result.stderr
+    run = world.last
+    assert run.info.status == "FINISHED" and "batchai.notes" not in run.data.tags
+    for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
+        assert [step for step, _ in points(world, run, name)] == [0, 1], name
+    logs = {Path(entry.path).name for entry in world.client.list_artifacts(run.info.run_id, "stdouterr")}
+    assert {"stdout.txt", "stderr.txt", "stdout-0.txt"} <= logs
+    # The others say nothing but what TensorFlow writes to standard error.
+    assert all({f"stdout-{rank}.txt", f"stderr-{rank}.txt"} & logs for rank in range(4)), logs
+    assert {f"execution-node-{node}.log" for node in range(4)} <= logs
+    assert "4 ranks train 2 epochs" in world.artifact("stdouterr/stdout.txt")
+    saved = world.artifact_file("outputs/models/saved_models/keras_cifar10_trained_model.h5")
+    assert saved.read_bytes().startswith(b"\x89HDF")
+    model = world.client.get_logged_model(run.data.tags["batchai.model"].removeprefix("models:/"))
+    assert (Path(model.artifact_location.removeprefix("file://")) / "MLmodel").is_file()
+    world.wait_gone()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["same cluster document", "no cluster document"])
+def test_attached_by_another_client(world: Any, ssh_servers: SshNodes, known: bool) -> None:
+    """``mlflow run`` and its follower are killed; a second client, from another folder, brings the run to its end."""
+    document = on_servers(ssh_servers, world)
+    describe(world, document)
+    process = world.start(world.command(world.project(WAITS, batchai=config(2))))
+    run = running(world)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    next(p for p in world.processes() if "mlflow_batchai.follower" in p.cmdline()).kill()
+
+    folder, home = world.root / "elsewhere", world.root / "second"
+    folder.mkdir()
+    if known:
+        describe(world, document, home)
+    name = run.data.tags["batchai.job"]
+    attach = world.start(["env", "-C", str(folder), str(BIN / "batchai"), "job", "attach", name], BATCHAI_HOME=str(home))
+    world.wait(lambda: any(str(home) in p.environ().get("BATCHAI_HOME", "") for p in world.processes()), 30)
+    go(world)
+    out, err = attach.communicate(timeout=90)
+    assert attach.returncode == 0, err
+    assert out.count("up") == 2 and "Traceback" not in err
+    run = ended(world, run)
+    assert run.info.status == "FINISHED"
+    assert points(world, run, "loss") == [(0, 0.5), (1, 0.25)]
+    log = (home / "followers" / f"{world.plan(run)['job']}.log").read_text()
+    assert (log == "") == known, log
+    assert known or "there is no cluster 'nc6'" in run.data.tags["batchai.notes"]
+    world.wait_gone()
+
+
+def test_two_clients_at_once(world: Any, ssh_servers: SshNodes) -> None:
+    """Jobs of three of four nodes, submitted by two clients at the same moment: one waits, and no node has two at a time."""
+    document = on_servers(ssh_servers, world)
+    ranks = """
+        import os, time
+        begun, node = time.time(), os.environ["AZ_BATCHAI_JOB_TEMP"].split("/jobs/")[0]
+        while not os.path.exists(os.environ["AZ_BATCHAI_MOUNT_ROOT"] + "/share/go"):
+            time.sleep(0.05)
+        time.sleep(0.3)
+        print("held", node, begun, time.time())
+    """
+    processes = []
+    for name in ("one", "two"):
+        describe(world, document, world.root / name)
+        project = world.project(ranks, name=name, batchai=config(3))
+        processes.append(world.start(world.command(project), BATCHAI_HOME=str(world.root / name)))
+
+    def statuses() -> list[str]:
+        return sorted(run.info.status for run in world.runs())
+
+    # MLflow makes runs RUNNING; what the followers say of the jobs comes in the tag.
+    states = lambda: {run.data.tags.get("batchai.executionState"): run for run in world.runs()}  # noqa: E731
+    queued = until(world, lambda: (found := states()).keys() == {"queued", "running"} and found["queued"])
+    assert statuses() == ["RUNNING", "SCHEDULED"]
+    waiting = world.folder(queued) / "stdouterr"
+    until(world, lambda: any("waiting for 1 job(s) before us" in log.read_text() for log in waiting.glob("execution-*.log")))
+    go(world)
+    for process in processes:
+        _, err = process.communicate(timeout=90)
+        assert process.returncode == 0, err
+    assert statuses() == ["FINISHED", "FINISHED"]
+    held: dict[str, list[tuple[float, float]]] = {}
+    for run in world.runs():
+        for line in world.log(run=run).splitlines():
+            _, _, node, begun, over = line.split()
+            held.setdefault(node, []).append((float(begun), float(over)))
+    assert sum(map(len, held.values())) == 6 and len(held) == 4
+    for spans in held.values():
+        first, *rest = sorted(spans)
+        assert all(first[1] < begun for begun, _ in rest), held
+    world.wait_gone()
+
+
+def test_a_client_that_dies_with_its_tickets(world: Any, ssh_servers: SshNodes, here: HereClient) -> None:
+    """SIGKILL between taking nodes and starting agents: the next job has them after the arrival time, by itself."""
+    describe(world, on_servers(ssh_servers, world))
+    dies = """
+        import os, signal, sys
+        from mlflow_batchai.engines.machines import SshMachine
+        ask = SshMachine.ask
+        def dying(self, verb, *arguments, **options):
+            if verb == "start":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return ask(self, verb, *arguments, **options)
+        SshMachine.ask = dying
+        import mlflow
+        mlflow.projects.run(sys.argv[1], backend="batchai")
+    """
+    first = world.project("print('never')", name="first", batchai=config(4))
+    (first / "dies.py").write_text(textwrap.dedent(dies))
+    assert world.call([sys.executable, "-W", "ignore", str(first / "dies.py"), str(first)]).returncode == -signal.SIGKILL
+    assert world.last.info.status == "SCHEDULED"
+
+    # The agents' own minute would be too long for a test.
+    here.constants("tickets", ARRIVAL_SECONDS=8.0, MARGIN_SECONDS=1.0)
+    run = here.submit(world.project("print('mine')", name="next", batchai=config(2)))
+    assert ended(world, run).info.status == "FINISHED"
+    assert "waiting for 1 job(s) before us" in world.log("execution-node-0.log", run)
+
+
+def test_dropped_connections(world: Any, ssh_servers: SshNodes, here: HereClient) -> None:
+    """Every connection breaks in the middle of a job: it goes on, its follower comes back, and it can be ended."""
+    describe(world, on_servers(ssh_servers, world))
+    run = here.submit(world.project(SLEEPS, batchai=config(4)))
+    running(world, 4)
+
+    def answering() -> set[int]:
+        return {process.pid for process in world.processes() if process.cmdline()[-1:] == ["serve"]}
+
+    before = world.wait(lambda: pids if len(pids := answering()) == 4 else None, 30, "the follower asks all nodes")
+    for server in ssh_servers:
+        server.drop()
+    world.wait(lambda: len(answering() - before) == 4, 40, "the follower asks all nodes again")
+    assert world.client.get_run(run.info.run_id).info.status == "RUNNING" and len(world.job_processes()) >= 4
+    result = world.batchai("job", "terminate", run.data.tags["batchai.job"], "-y")
+    assert result.returncode == 0, result.stderr
+    run = ended(world, run)
+    assert run.info.status == "KILLED" and run.data.tags["batchai.errorCode"] == "JobTerminate"
+    world.wait_gone()
+
+
+def test_ctrl_c(world: Any, ssh_servers: SshNodes) -> None:
+    """It ends the job on all nodes, what has called setsid and ignores SIGTERM too."""
+    runaway = """
+        import subprocess, sys, time
+        code = "import time, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
+        subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+        print("up", flush=True)
+        time.sleep(300)
+    """
+    describe(world, on_servers(ssh_servers, world))
+    process = world.start(world.command(world.project(runaway, batchai=config(2))))
+    running(world)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback" not in err, err
+    assert world.last.info.status == "KILLED" and "Ctrl-C" in world.last.data.tags["batchai.reason"]
+    assert world.processes() == []
+
+
+def test_an_agent_is_killed(world: Any, ssh_servers: SshNodes, here: HereClient) -> None:
+    """The run says which node was lost; the nodes are free again for the next job, which lands on all of them."""
+    describe(world, on_servers(ssh_servers, world))
+    run = here.submit(world.project(SLEEPS, batchai=config(3)))
+    running(world, 3)
+    next(agent for agent in world.agents() if "--node=1" in agent.cmdline()).kill()
+    run = ended(world, run)
+    assert run.info.status == "FAILED" and run.data.tags["batchai.errorCode"] == "NodeLost"
+    assert run.data.tags["batchai.reason"].startswith("node-1 was lost: the agent of node-1 (127.0.0.12) is gone")
+    world.wait_gone()
+    following = here.submit(world.project("print('mine')", name="next", batchai=config(4)))
+    assert ended(world, following, 30).info.status == "FINISHED"
+
+
+def secrets_in_processes() -> list[str]:
+    """Argument lists of this machine that hold one of the secrets."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if any(secret in line for secret in (TOKEN, PASSPHRASE, PASSWORD)):
+            found.append(line)
+    return found
+
+
+def secrets_in_files(world: Any) -> list[Path]:
+    """Files of the world that hold one of the secrets: nodes, share, client's folder, tracking store, artifacts."""
+    own = {world.root / "toy" / "batchai.yaml", world.home / "clusters" / f"{NAME}.yaml"}
+    files = [path for path in world.root.rglob("*") if path.is_file() and path not in own]
+    assert len(files) > 5
+    return [path for path in files if any(secret.encode() in path.read_bytes() for secret in (TOKEN, PASSPHRASE, PASSWORD))]
+
+
+def test_secrets(world: Any, ssh_servers: SshNodes) -> None:
+    """The document's, the key's passphrase and the login's password: in no argument list, file, tag, log or message."""
+    key = make_key(world.root / "locked", passphrase=PASSPHRASE)
+    for server in ssh_servers:
+        with server.authorized_keys.open("a") as file:
+            file.write(Path(f"{key}.pub").read_text())
+    account = {"adminUserName": ssh_servers.user, "adminUserPassword": PASSWORD}
+    describe(world, on_servers(ssh_servers, world), keyFile=str(key), userAccountSettings=account)
+    look = """
+        import os, time
+        seen = dict(os.environ)
+        print("token", len(seen.pop("TOKEN")), [name for name in seen if "canary" in seen[name]])
+        print("up", flush=True)
+        while not os.path.exists(os.environ["AZ_BATCHAI_MOUNT_ROOT"] + "/share/go"):
+            time.sleep(0.05)
+    """
+    project = world.project(look, batchai=config(2, secrets=[{"name": "TOKEN", "value": TOKEN}]))
+
+    wrong = world.run(project, BATCHAI_SSH_PASSPHRASE=PASSPHRASE.replace("key", "lock"))
+    assert wrong.returncode == 1 and f"the passphrase in BATCHAI_SSH_PASSPHRASE doesn't open the key file {key}" in wrong.stderr
+    assert "canary" not in wrong.stdout + wrong.stderr and "Traceback" not in wrong.stderr
+    assert world.runs() == []
+
+    process = world.start(world.command(project), BATCHAI_SSH_PASSPHRASE=PASSPHRASE)
+    running(world)
+    agents = [*world.agents(), *world.job_processes()]
+    assert len(agents) >= 4 and secrets_in_processes() == []
+    assert not [agent for agent in agents if "BATCHAI_SSH_PASSPHRASE" in agent.environ()]
+    go(world)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert f"token {len(TOKEN)} []" in out and "canary" not in out + err
+    run = world.last
+    assert "canary" not in json.dumps([run.data.tags, run.data.params])
+    world.wait_gone()
+    assert secrets_in_files(world) == []
