@@ -98,9 +98,7 @@ class SshHosts(Hosts):
                 up.append(node)
             else:
                 answers[node.name] = error
-        calls = [
-            functools.partial(node.machine.ask, "hello", root=node.root, share=self._share, identity=identity) for node in up
-        ]
+        calls = [functools.partial(self._hello, node, identity) for node in up]
         answers.update(zip((node.name for node in up), self._each(calls), strict=True))
         usable: list[Node] = []
         problems: list[str] = []
