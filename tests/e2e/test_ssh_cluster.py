@@ -77,7 +77,9 @@ def test_attached_by_another_client(world: Any, ssh_servers: SshNodes, known: bo
     if known:
         describe(world, document, home)
     name = run.data.tags["batchai.job"]
-    attach = world.start(["env", "-C", str(folder), str(Path(sys.executable).parent / "batchai"), "job", "attach", name], BATCHAI_HOME=str(home))
+    attach = world.start(
+        ["env", "-C", str(folder), str(Path(sys.executable).parent / "batchai"), "job", "attach", name], BATCHAI_HOME=str(home)
+    )
     world.wait(lambda: any(str(home) in p.environ().get("BATCHAI_HOME", "") for p in world.processes()), 30)
     go(world)
     out, err = attach.communicate(timeout=90)
