@@ -104,7 +104,7 @@ def submit(prepared: Prepared, cluster: Cluster, request: RunRequest) -> Submitt
         start = StartRequest(prepared.job_id, mark, folder, 1, plan["nodeCount"], prepared.secrets)
         undo.callback(cluster.engine.close)
         handle = cluster.engine.submit(start)
-        undo.callback(cluster.engine.cancel, handle)
+        undo.callback(_end_agents, cluster, handle)
         share.write(paths.submitted, protocol.encode([dict(handle)]))
         submitted = Submitted(Job(share, folder), run_id, request.tracking)
         start_follower(submitted)
@@ -112,6 +112,12 @@ def submit(prepared: Prepared, cluster: Cluster, request: RunRequest) -> Submitt
     # From here on only the follower asks the nodes.
     cluster.engine.close()
     return submitted
+
+
+def _end_agents(cluster: Cluster, handle: Mapping[str, Any]) -> None:
+    # What went wrong first is what a person has to see.
+    with contextlib.suppress(BatchAIError):
+        cluster.engine.cancel(handle)
 
 
 def _tags(prepared: Prepared, cluster: Cluster, request: RunRequest) -> dict[str, str]:

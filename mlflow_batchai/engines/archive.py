@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import uuid
@@ -15,8 +16,9 @@ _MAIN = "import sys\nfrom mlflow_batchai.node.__main__ import main\n\nsys.exit(m
 
 
 def boot() -> str:
-    """What runs first on a node over SSH (``node/boot.py``): it runs nothing that someone else could have put there."""
-    return files("mlflow_batchai").joinpath("node").joinpath("boot.py").read_text(encoding="utf-8")
+    """What runs first on a node over SSH (``node/boot.py``), as one line of Python: csh ends a quoted word at a line's end."""
+    text = files("mlflow_batchai").joinpath("node").joinpath("boot.py").read_bytes()
+    return f"import base64; exec(base64.b64decode('{base64.b64encode(text).decode()}').decode())"
 
 
 def build() -> bytes:

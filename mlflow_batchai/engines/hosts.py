@@ -142,6 +142,10 @@ class Hosts:
         """The id of the node that keeps the ticket book; nothing where no other book could be used by mistake."""
         return ""
 
+    def _expected(self, entry: Handle) -> str:
+        """The id that a node of a handle must have; nothing where it can be no other."""
+        return ""
+
     def _undo(self, handle: Handle) -> None:
         # What went wrong first is what a person has to see.
         with contextlib.suppress(ClusterError):
@@ -202,7 +206,7 @@ class Hosts:
         return found
 
     def _poll_node(self, handle: Handle, entry: Handle) -> Answer:
-        asked = {"root": entry["root"], "number": handle["ticket"], "pid": entry.get("pid")}
+        asked = {"root": entry["root"], "number": handle["ticket"], "identity": self._expected(entry)}
         said = self._asking(entry).ask("poll", ANSWER_SECONDS, **asked)
         if said["alive"] is None:
             raise ClusterError(f"{self._asking(entry).title} knows nothing of the job's agent; is it another machine by now?")
@@ -216,15 +220,16 @@ class Hosts:
         troubles = [str(said) for said in self._each(calls) if isinstance(said, ClusterError)]
         if troubles:
             raise ClusterError("; ".join(troubles) + "; what runs there of the job may go on: end it by hand")
-        if self._nodes:
-            self._nodes[0].machine.ask("drop", book=self._book, number=handle["ticket"])
+        # Nodes say by themselves what has ended there: this only tidies, and its failure is no failure.
+        with contextlib.suppress(ClusterError):
+            self._nodes[0].machine.ask("drop", ANSWER_SECONDS, book=self._book, number=handle["ticket"], job=handle["mark"])
 
     def _end(self, handle: Handle, entries: Sequence[Handle]) -> Answer:
         """End the job on one machine."""
         machine = self._asking(entries[0])
         # A node that is gone is known by now, not after the minutes that the end may take.
         machine.ask("ended", ANSWER_SECONDS, root=entries[0]["root"], asked=[])
-        agents = [(entry["root"], handle["ticket"]) for entry in entries]
+        agents = [(entry["root"], handle["ticket"], self._expected(entry)) for entry in entries]
         said = machine.ask("end", 2 * CANCEL_SECONDS + 20.0, mark=handle["mark"], agents=agents, give_up=CANCEL_SECONDS)
         if said["left"]:
             raise ClusterError(f"{machine.title}: processes {said['left']} of the job would not end")

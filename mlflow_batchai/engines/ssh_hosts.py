@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -10,10 +12,12 @@ from mlflow_batchai.engines.base import Handle
 from mlflow_batchai.engines.hosts import Hosts, Node
 from mlflow_batchai.engines.machines import Answer, Machine, SshMachine
 from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.node.place import OTHER_KEEPER
 from mlflow_batchai.shell.ssh import open_all
 from mlflow_batchai.shell.targets import Target
 
 LEAST_FREE_BYTES = 64 << 20
+LOOK_AGAIN_SECONDS = 60.0
 # Where locks between processes of one machine can't be trusted; so can't those of FUSE (but for disks, fuseblk).
 NETWORK_FILESYSTEMS = frozenset(
     ("nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "beegfs", "afs", "gpfs", "panfs")
@@ -52,6 +56,8 @@ class SshHosts(Hosts):
         super().__init__(made, f"{nodes[0].root}/book", share)
         self._identity = identity
         self._checked: tuple[list[Node], list[str]] | None = None
+        self._looked = 0.0
+        self._looking = threading.Lock()
 
     def _called(self, handle: Handle, index: int) -> str:
         return f"node-{index} ({handle['nodes'][index]['name']})"
@@ -78,11 +84,17 @@ class SshHosts(Hosts):
         assert self._checked
         return self._checked[0][0].id
 
+    def _expected(self, entry: Handle) -> str:
+        return str(entry["id"])
+
     def _machine(self, entry: Handle) -> Machine | None:
         found = super()._machine(entry)
-        if found is None and entry.get("id"):
+        if found is None:
             # Another client's document may call it otherwise.
-            usable, _ = self._checked = self._checked or self._look()
+            with self._looking:
+                if self._checked is None or time.monotonic() - self._looked > LOOK_AGAIN_SECONDS:
+                    self._checked, self._looked = self._look(), time.monotonic()
+                usable = self._checked[0]
             found = next((node.machine for node in usable if node.id == entry["id"]), None)
         return found
 
@@ -104,9 +116,12 @@ class SshHosts(Hosts):
         problems: list[str] = []
         first = answers[self._nodes[0].name]
         places: dict[str, str] = {}
+        ids: dict[str, str] = {}
         for node in self._nodes:
             said = answers[node.name]
             problem = str(said) if isinstance(said, ClusterError) else self._problem(node, said, places, first)
+            if isinstance(said, dict) and not problem:
+                problem = copy_sentence(node.machine.title, ids.setdefault(said["id"], node.name), node.name, said["root"])
             if problem:
                 problems.append(problem)
             else:
@@ -125,17 +140,28 @@ class SshHosts(Hosts):
             return twin_sentence(title, twin, said["root"])
         if trouble := share_sentence(title, self._share, said["share"]):
             return trouble
-        if said["busy"] and said["keeper"] and isinstance(first, dict) and said["keeper"] != first["id"]:
-            return (
-                f"{title} has jobs of a cluster document whose first host is another: its jobs would stand in two queues; name"
-                " the same host first"
-            )
+        if isinstance(first, dict) and (trouble := keeper_sentence(title, said, first["id"])):
+            return trouble
         return root_sentence(title, said)
 
 
 def twin_sentence(title: str, twin: str, root: str) -> str:
     """A node that is another one under a second name."""
     return f"{title} is node {twin} again (the same machine and folder {root}); name it once"
+
+
+def copy_sentence(title: str, first: str, name: str, root: str) -> str:
+    """A node that has another one's id, since its disk was copied from it; nothing if it has its own."""
+    if first == name:
+        return ""
+    return f"{title} has the id of node {first}: its disk was copied from it; remove {root}/id there"
+
+
+def keeper_sentence(title: str, said: Answer, keeper: str) -> str:
+    """A node whose jobs are in another ticket book, as ``place.place`` tells of it, or nothing."""
+    if not said["busy"] or said["keeper"] in (None, keeper):
+        return ""
+    return f"{title}: {OTHER_KEEPER}; name the same host first in all documents"
 
 
 def root_sentence(title: str, said: Answer) -> str:

@@ -9,10 +9,11 @@ import contextlib
 import json
 import os
 import sys
+import time
 import traceback
 from typing import IO, Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
-from mlflow_batchai.node import outcome, processes, protocol, sharefiles, staging, tickets
+from mlflow_batchai.node import outcome, processes, protocol, register, sharefiles, staging, tickets
 from mlflow_batchai.node.layout import NodeLayout, node_id
 from mlflow_batchai.node.outcome import Failure, Stop
 from mlflow_batchai.node.peers import Peers
@@ -22,8 +23,10 @@ from mlflow_batchai.node.shipper import Shipper
 from mlflow_batchai.node.turn import take_node
 
 DRAIN_SECONDS = 60.0
-# Who has claimed the verdict writes it at once.
-CLAIM_SECONDS = 10.0
+# Who has claimed the verdict writes it at once, or tries for as long as that.
+CLAIM_SECONDS = sharefiles.PATIENCE_SECONDS + 10.0
+# A mount with a cache shows the submitter's file a while after it was written.
+PLAN_SECONDS = 10.0
 
 
 class Agent:
@@ -51,14 +54,7 @@ class Agent:
         secrets: Mapping[str, str],
         part: Tuple[int, int] = (0, 1),
     ) -> None:
-        plan_path = os.path.join(share, *protocol.JobPaths(folder, attempt).plan.split("/"))
-        try:
-            plan = protocol.read_closed(plan_path)
-        except OSError as error:  # a denial: on the share we are another user than the submitter
-            sentence = "the plan at %s can't be read by the node's user (uid %d): %s"
-            raise staging.SetupError(sentence % (plan_path, os.geteuid(), error.strerror or error)) from None
-        if plan is None:
-            raise staging.SetupError("there is no plan at %s" % plan_path)
+        plan = _plan(os.path.join(share, *protocol.JobPaths(folder, attempt).plan.split("/")))
         if plan["protocol"] != protocol.PROTOCOL_VERSION:
             raise staging.SetupError(
                 "the plan is of protocol %s, this agent of %d" % (plan["protocol"], protocol.PROTOCOL_VERSION)
@@ -84,6 +80,7 @@ class Agent:
         try:
             # It stays open until this process ends. Before the shipper says the first word.
             self._ticket_file = tickets.claim(self.root, self.ticket["number"], self.ticket["taken"])
+            register.sign(self.root, self.ticket["number"])
         except tickets.TwinError as error:
             sys.stderr.write("%s\n" % error)
             return 1
@@ -143,7 +140,8 @@ class Agent:
             self.shipper.note("failed: %s" % failure)
         elif stop:
             self.shipper.note("stopping: %s" % stop)
-        if self.node == 0 and (failure or stop):
+        if stop or (failure and self.node == 0):
+            # Node 0 tells the others; those only say why they leave.
             self.shipper.record("stop", urgent=True, why=str(failure or stop))
         left: Set[int] = set()
         with self._going_on():
@@ -234,7 +232,28 @@ class Agent:
                 return  # someone else was first; the one verdict stands
             # They died before they wrote it, or it was us: over NFSv3 a mkdir whose answer was lost is asked again, and told
             # that the folder is there.
-        sharefiles.patiently(lambda: protocol.write_closed(path, [verdict]))
+        sharefiles.patiently(lambda: self._write_verdict(path, verdict))
+
+    @staticmethod
+    def _write_verdict(path: str, verdict: Dict[str, Any]) -> None:
+        # Were we frozen since the claim, someone else has given us up and finished it.
+        if protocol.read_closed(path) is None:
+            protocol.write_closed(path, [verdict])
+
+
+def _plan(path: str) -> Dict[str, Any]:
+    until = time.monotonic() + PLAN_SECONDS
+    while True:
+        try:
+            plan = protocol.read_closed(path)
+        except OSError as error:  # a denial: on the share we are another user than the submitter
+            sentence = "the plan at %s can't be read by the node's user (uid %d): %s"
+            raise staging.SetupError(sentence % (path, os.geteuid(), error.strerror or error)) from None
+        if plan is not None:
+            return plan
+        if time.monotonic() > until:
+            raise staging.SetupError("there is no plan at %s" % path)
+        time.sleep(0.2)
 
 
 def _part(text: str) -> Tuple[int, int]:
@@ -259,21 +278,19 @@ def main(arguments: List[str]) -> int:
     parser.add_argument("--part", type=_part, default=(0, 1))
     options = parser.parse_args(arguments)
     secrets = json.loads(sys.stdin.read() or "{}")
-    with contextlib.suppress(OSError):
-        # What is made on the share is as open to others as its root: the client may be another user on it.
-        os.umask(0o777 & ~os.stat(options.share).st_mode & 0o077)
-    try:
-        agent = Agent(
-            options.share,
-            options.folder,
-            options.attempt,
-            options.node,
-            options.root,
-            json.loads(options.ticket),
-            secrets,
-            options.part,
-        )
-    except staging.SetupError as error:
-        sys.stderr.write("%s\n" % error)
-        return 1
-    return agent.run()
+    with sharefiles.as_open_as_root(options.share):
+        try:
+            agent = Agent(
+                options.share,
+                options.folder,
+                options.attempt,
+                options.node,
+                options.root,
+                json.loads(options.ticket),
+                secrets,
+                options.part,
+            )
+        except staging.SetupError as error:
+            sys.stderr.write("%s\n" % error)
+            return 1
+        return agent.run()

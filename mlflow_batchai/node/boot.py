@@ -20,8 +20,6 @@ def main() -> None:
     """Check the folder and the archive, then run it."""
     if sys.version_info < (3, 8):  # noqa: UP036 (nodes have the Python that they have)
         sys.exit("%s is Python %s; install 3.8 or newer" % (sys.executable, sys.version.split()[0]))
-    import runpy
-
     root, name, sha256 = sys.argv[1:4]
     try:
         folder = own_folder(os.path.join(own_folder(os.path.expanduser(root)), "agents"))
@@ -30,14 +28,15 @@ def main() -> None:
     archive = os.path.join(folder, name)
     try:
         with open(archive, "rb") as file:
-            found = hashlib.sha256(file.read()).hexdigest()
+            ours = os.fstat(file.fileno()).st_uid == os.geteuid()
+            found = hashlib.sha256(file.read()).hexdigest() if ours else ""
         os.utime(archive)
     except OSError:
         found = ""
     if found != sha256:
         sys.exit("the archive is to be sent to %s" % archive)
-    sys.argv[:] = [archive, *sys.argv[4:]]
-    runpy.run_path(archive, run_name="__main__")
+    # Not in this process: who looks at the machine's processes shall see what runs, not this text.
+    os.execv(sys.executable, [sys.executable, "-I", "-S", archive, *sys.argv[4:]])
 
 
 def own_folder(path: str) -> str:

@@ -4,17 +4,15 @@ On the local cluster the engine calls these functions itself; over SSH it asks a
 connection, one JSON line each way. Everything may be asked twice: an answer can be lost with the connection.
 """
 
-import contextlib
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-from mlflow_batchai.node import boot, place, processes, tickets
+from mlflow_batchai.node import boot, place, processes, register, tickets
 from mlflow_batchai.node.environment import for_agents
 from mlflow_batchai.node.layout import archive_path
 
@@ -49,9 +47,9 @@ def take(book: str, nodes: Sequence[str], job: str, count: int, ended: Mapping[s
     return tickets.take(os.path.expanduser(book), nodes, job, count, ended)
 
 
-def drop(book: str, number: int) -> Answer:
+def drop(book: str, number: int, job: str) -> Answer:
     """See ``tickets.drop``."""
-    tickets.drop(os.path.expanduser(book), number)
+    tickets.drop(os.path.expanduser(book), number, job)
     return {}
 
 
@@ -71,49 +69,27 @@ def start(
         arguments: the agent's, without root and ticket.
         ticket: ``number``, ``age`` (seconds since it was taken) and ``after``.
         log: the agent's own log file, relative to the root.
-        keeper: the id of the node that keeps the ticket book.
+        keeper: the id of the node that keeps the ticket book; empty where there can be no other.
 
     Returns:
         ``pid``, ``started``, ``boot`` (the boot that they belong to), ``root``, ``log``; of the agent that is there if it
         was started already.
     """
     root = place.own_folder(root)
-    place.set_keeper(root, keeper)
+    if keeper:
+        place.set_keeper(root, keeper)
     number = ticket["number"]
     given = {"number": number, "taken": time.time() - ticket["age"], "after": ticket["after"]}
-    with _one_at_a_time(root, number) as record:
-        known = _read(record)
-        if known and _is_alive(known):
+    with register.locked(root, number):
+        known = register.read(root, number)
+        if known and register.is_alive(known):
             return known
         path = os.path.join(root, log)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         # -I: the submitter's PYTHON* variables and user site don't leak in; -S: no site-packages, a tenth of the start.
         argv = list(command or [sys.executable, "-I", "-S", archive_path()])
         argv += ["agent", *arguments, "--root=" + root, "--ticket=" + json.dumps(given)]
-        pid = _spawn(argv, path, json.dumps(dict(secrets)).encode())
-        found = {"pid": pid, "started": processes.start_time(pid), "boot": processes.boot_id(), "root": root, "log": path}
-        with open(record, "w", encoding="utf-8") as file:
-            json.dump(found, file)
-    return found
-
-
-@contextlib.contextmanager
-def _one_at_a_time(root: str, number: int) -> Iterator[str]:
-    """The file that says who a ticket's agent is, locked: an answer that was lost may be asked for while it is being made."""
-    path = tickets.ticket_path(root, number) + ".agent"
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path + ".lock", "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield path
-
-
-def _read(path: str) -> Optional[Answer]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            found: Answer = json.load(file)
-            return found
-    except (OSError, ValueError):
-        return None
+        return register.write(root, number, _spawn(argv, path, json.dumps(dict(secrets)).encode()), path)
 
 
 def _spawn(argv: List[str], log: str, stdin: bytes) -> int:
@@ -140,27 +116,23 @@ def _spawn(argv: List[str], log: str, stdin: bytes) -> int:
     return process.pid
 
 
-def poll(root: str, number: int, pid: int) -> Answer:
+def poll(root: str, number: int, identity: str) -> Answer:
     """How a ticket's agent stands.
 
+    Args:
+        identity: the id of the node that is meant; empty where it can be no other.
+
     Returns:
-        ``alive``: None if this node knows nothing of it (then this may be another machine than the one that was meant);
+        ``alive``: None if this is another node than is meant, or knows nothing of the agent;
         ``state``: waiting, held or ended, as its agent said last; ``last``: the last line of its own log.
     """
     root = os.path.expanduser(root)
-    path = tickets.ticket_path(root, number)
-    known = _read(path + ".agent")
-    if known is None or known["pid"] != pid:
+    known = register.read(root, number)
+    if known is None or (identity and place.identity(root) != identity):
         return {"alive": None, "state": "", "last": ""}
-    if _is_alive(known):
-        said = _read(path + ".state")
-        return {"alive": True, "state": said["state"] if said else "waiting", "last": ""}
+    if register.is_alive(known):
+        return {"alive": True, "state": tickets.said(root, number) or "waiting", "last": ""}
     return {"alive": False, "state": "ended", "last": _last_line(known["log"])}
-
-
-def _is_alive(known: Answer) -> bool:
-    same_boot = known["boot"] == processes.boot_id()
-    return same_boot and known["started"] is not None and processes.is_alive(known["pid"], known["started"])
 
 
 def _last_line(path: str) -> str:
@@ -177,16 +149,20 @@ def end(mark: str, agents: Sequence[Sequence[Any]], give_up: float) -> Answer:
     """End a job here: its agents with all below them, then all that carries its mark.
 
     Args:
-        agents: [root, ticket number] each; who the agent is stands on the node, even if the answer to ``start`` was lost.
+        agents: [root, ticket number, the node's id or nothing] each; who the agent is stands on the node, even if the answer
+            to ``start`` was lost.
         give_up: seconds after which what will not go is given up.
 
     Returns:
         ``left``: pids that would not go.
     """
+    for root, _, identity in agents:
+        if identity and place.identity(root) != identity:
+            raise HostError("it is not the node that the job was sent to (the id in %s is another)" % root)
     # Agents first: they would otherwise see their ranks die and tell a story of their own. Their descendants go with them,
     # since one that has thrown away its environment can't be found later.
-    records = [_read(tickets.ticket_path(os.path.expanduser(root), number) + ".agent") for root, number in agents]
-    alive = [known["pid"] for known in records if known and _is_alive(known)]
+    records = [register.read(os.path.expanduser(root), number) for root, number, _ in agents]
+    alive = [known["pid"] for known in records if known and register.is_alive(known)]
     family = {pid: processes.start_time(pid) for agent in alive for pid in (agent, *processes.descendants(agent))}
     left = processes.sweep(
         lambda: {pid for pid, started in family.items() if started is not None and processes.is_alive(pid, started)},
@@ -222,7 +198,7 @@ def answer(verb: str, arguments: Mapping[str, Any]) -> Answer:
         return _verb(verb)(**arguments)
     except boot.FolderError as error:
         raise HostError("%s; remove it, or name another folder (root in the cluster document)" % error) from error
-    except tickets.BookError as error:
+    except (tickets.BookError, place.KeeperError) as error:
         raise HostError(str(error)) from error
     except OSError as error:
         what = ": %s" % error.filename if error.filename else ""

@@ -1,15 +1,18 @@
 """The node itself, as a client that wants to send it a job has to know it: its own folder, who it is, and the share."""
 
 import contextlib
+import fcntl
 import os
 import shutil
 import uuid
 from typing import Any, Callable, Dict, Optional
 
-from mlflow_batchai.node import boot, processes, tickets
+from mlflow_batchai.node import boot, processes, register
 from mlflow_batchai.node.protocol import identity_path
 
 Answer = Dict[str, Any]
+
+OTHER_KEEPER = "it has jobs of a cluster document whose first host is another, and two queues would block each other"
 
 
 def own_folder(root: str) -> str:
@@ -53,15 +56,36 @@ def place(root: str) -> Answer:
         "filesystem": filesystem(root),
         "free": shutil.disk_usage(root).free,
         "keeper": _read(os.path.join(root, "keeper")),
-        "busy": bool(tickets.held(root)),
+        "busy": bool(register.living(root)),
     }
 
 
+class KeeperError(Exception):
+    """The node's jobs are in another ticket book; the message is a sentence without the node's name."""
+
+
 def set_keeper(root: str, keeper: str) -> None:
-    """Write whose ticket book the jobs of this node are in."""
-    if _read(os.path.join(root, "keeper")) != keeper:
-        with open(os.path.join(root, "keeper"), "w", encoding="ascii") as file:
+    """Write whose ticket book the jobs of this node are in.
+
+    Raises:
+        KeeperError: a job that is in another one has the node, or waits for it: the two would wait for each other.
+    """
+    path = os.path.join(root, "keeper")
+    with open(path + ".lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = _read(path)
+        if known == keeper:
+            return
+        if known and register.living(root):
+            raise KeeperError(OTHER_KEEPER)
+        with open(path + ".new", "w", encoding="ascii") as file:
             file.write(keeper)
+        os.replace(path + ".new", path)
+
+
+def identity(root: str) -> Optional[str]:
+    """The node's id, or None if it has none yet."""
+    return _read(os.path.join(os.path.expanduser(root), "id"))
 
 
 def _identity(root: str) -> str:

@@ -30,7 +30,7 @@ class TwinError(Exception):
 
 
 class BookError(Exception):
-    """The ticket book can't be read; the message is one sentence."""
+    """The ticket book can't be read, or can't give what is asked; the message is one sentence."""
 
 
 @contextlib.contextmanager
@@ -102,6 +102,8 @@ def take(
         ``{"number": int, "job": str, "nodes": [name...], "age": seconds, "after": {name: [earlier numbers...]}}``.
     """
     moment = time.time() if now is None else now
+    if len(set(nodes)) < max(count, len(nodes)):
+        raise BookError("%d nodes are wanted of %d that have different ids" % (count, len(set(nodes))))
     with _locked(folder):
         book = _load(folder, moment)
         live = [entry for entry in book["tickets"] if not _over(entry, nodes, ended, moment)]
@@ -131,11 +133,11 @@ def _over(entry: Dict[str, Any], nodes: Sequence[str], ended: Mapping[str, Seque
     return all(entry["number"] in ended.get(name, ()) for name in asked)
 
 
-def drop(folder: str, number: int) -> None:
-    """Forget a ticket; unknown numbers are fine."""
+def drop(folder: str, number: int, job: str) -> None:
+    """Forget a job's ticket; one that isn't there is fine."""
     with _locked(folder):
         book = _load(folder, time.time())
-        book["tickets"] = [entry for entry in book["tickets"] if entry["number"] != number]
+        book["tickets"] = [entry for entry in book["tickets"] if (entry["number"], entry["job"]) != (number, job)]
         _store(folder, book)
 
 
@@ -178,13 +180,6 @@ def claim(root: str, number: int, taken: float, clock: Callable[[], float] = tim
         file.close()
         raise LateError("its agent came more than %d s after its ticket was taken; submit again" % ARRIVAL_SECONDS)
     return file
-
-
-def held(root: str) -> List[int]:
-    """Numbers of the tickets whose agents live on this node."""
-    folder = os.path.join(root, "tickets")
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    return sorted(int(name) for name in names if name.isdigit() and state(root, int(name), 0.0, 0.0) == "held")
 
 
 def predecessors(root: str, after: Sequence[int], taken: float, now: float) -> List[int]:
@@ -245,6 +240,15 @@ def set_owner(root: str, mark: str, node: int) -> None:
 def set_state(root: str, number: int, text: str) -> None:
     """Write what the engine's poll can say of this node without the share."""
     _replace(ticket_path(root, number) + ".state", text)
+
+
+def said(root: str, number: int) -> Optional[str]:
+    """The state that a ticket's agent wrote last, or None."""
+    try:
+        with open(ticket_path(root, number) + ".state", encoding="utf-8") as file:
+            return str(json.load(file)["state"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _replace(path: str, text: str) -> None:

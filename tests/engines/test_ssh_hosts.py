@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -180,7 +182,7 @@ def test_who_a_node_is_does_not_depend_on_what_it_is_called(site: SshSite) -> No
 def test_another_first_host_while_jobs_are_there_is_refused(site: SshSite) -> None:
     handle = site.engine.submit(site.job("sleep 60", nodes=2))
     backwards = site.another_process(backwards=True)
-    with pytest.raises(ClusterError, match="has jobs of a cluster document whose first host is another"):
+    with pytest.raises(ClusterError, match="it has jobs of a cluster document whose first host is another"):
         backwards.check(2)
     site.engine.cancel(handle)
     wait(lambda: site.engine.poll(handle).gone == (0, 1))
@@ -206,3 +208,47 @@ engine.check(1)
     _, said = process.communicate(timeout=30)
     assert "KeyboardInterrupt" in said
     assert time.monotonic() - begun < 5.0
+
+
+def test_a_node_whose_disk_was_copied(site: SshSite) -> None:
+    for index in range(2):
+        site.node_root(index).mkdir(parents=True, mode=0o700)
+        (site.node_root(index) / "id").write_text("one")
+    with pytest.raises(ClusterError, match=r"node 127\.0\.0\.12 has the id of node 127\.0\.0\.11: .*; remove .*/1/id there"):
+        site.engine.check(2)
+    (site.node_root(1) / "id").unlink()
+    assert site.engine.check(2) == []
+
+
+def test_a_machine_that_took_anothers_name(site: SshSite) -> None:
+    """Nothing of the job is ended there, and nobody is told that it was."""
+    request = site.job("sleep 60", nodes=2)
+    handle = site.engine.submit(request)
+    other = {**handle, "nodes": [handle["nodes"][0], {**handle["nodes"][1], "id": "of another machine"}]}
+    poll = site.engine.poll(other)
+    assert (poll.state, poll.unknown) == (PollState.UNKNOWN, (1,))
+    with pytest.raises(ClusterError, match=r"node 127\.0\.0\.12: it is not the node that the job was sent to"):
+        site.engine.cancel(other)
+    assert site.engine.poll(handle).gone == (0,)
+    site.engine.cancel(handle)
+    assert site.engine.poll(handle).gone == (0, 1)
+
+
+def test_a_first_host_that_changes_between_check_and_submit(site: SshSite) -> None:
+    backwards = site.another_process(backwards=True)
+    assert backwards.check(2) == []
+    handle = site.engine.submit(site.job("sleep 60", nodes=2))
+    with pytest.raises(ClusterError, match="it has jobs of a cluster document whose first host is another"):
+        backwards.submit(site.job("true", nodes=2))
+    site.engine.cancel(handle)
+
+
+def test_a_login_with_another_shell(site: SshSite) -> None:
+    """csh ends a quoted word where a line ends."""
+    assert "\n" not in archive.boot()
+    tcsh = shutil.which("tcsh")
+    if not tcsh:
+        pytest.skip("no tcsh (apt-get install tcsh)")
+    command = shlex.join([sys.executable, "-I", "-S", "-c", archive.boot(), str(site.root / "r"), "name", "hash", "serve"])
+    said = subprocess.run([tcsh, "-c", command], capture_output=True, text=True).stderr
+    assert said == f"the archive is to be sent to {site.root}/r/agents/name\n"

@@ -17,6 +17,13 @@ from waiting import wait_for
 from mlflow_batchai.node import host, place, processes, tickets
 
 SECRET = "hush-hush-hush"
+SIGNS = """
+from mlflow_batchai.node import register
+import sys, time
+register.sign(sys.argv[1], 1)
+print("ready", flush=True)
+time.sleep(600)
+"""
 
 
 @pytest.fixture
@@ -40,8 +47,8 @@ def end(said: dict[str, Any]) -> None:
     wait_for(lambda: processes.start_time(said["pid"]) is None)
 
 
-def poll(said: dict[str, Any], number: int = 1) -> dict[str, Any]:
-    return host.answer("poll", {"number": number, "root": said["root"], "pid": said["pid"]})
+def poll(said: dict[str, Any], number: int = 1, identity: str = "") -> dict[str, Any]:
+    return host.answer("poll", {"number": number, "root": said["root"], "identity": identity})
 
 
 def test_start_and_poll(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,10 +78,10 @@ def test_start_and_poll(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_the_agent_is_stands_on_the_node(root: Path) -> None:
-    """Another boot, or another start time: gone. Another pid, or nothing written: another machine, of which nothing is known."""
+    """Another boot, or another start time: gone. Another id, or nothing written: of that nothing is known."""
     said = start(root)
     record = root / "tickets" / "1.agent"
-    end_it = {"mark": "x/1", "agents": [[str(root), 1]], "give_up": 5.0}
+    end_it: dict[str, Any] = {"mark": "x/1", "agents": [[str(root), 1, ""]], "give_up": 5.0}
     try:
         for change in ({"boot": "before"}, {"started": 1}):
             record.write_text(json.dumps({**said, **change}))
@@ -82,7 +89,12 @@ def test_who_the_agent_is_stands_on_the_node(root: Path) -> None:
             assert host.answer("end", end_it) == {"left": []}
             assert processes.start_time(said["pid"]) is not None, "another process of that number was ended"
         record.write_text(json.dumps(said))
-        assert poll({**said, "pid": 1})["alive"] is None
+        mine = place.place(str(root))["id"]
+        assert poll(said, identity=mine)["alive"] is True
+        assert poll(said, identity="another")["alive"] is None
+        with pytest.raises(host.HostError, match="it is not the node that the job was sent to"):
+            host.answer("end", {**end_it, "agents": [[str(root), 1, "another"]]})
+        assert poll(said)["alive"] is True
         assert poll(said, number=2)["alive"] is None
         assert poll(said)["alive"] is True
         host.answer("end", end_it)
@@ -90,6 +102,22 @@ def test_who_the_agent_is_stands_on_the_node(root: Path) -> None:
     finally:
         if processes.start_time(said["pid"]):
             end(said)
+
+
+def test_whoever_claims_the_ticket_signs(root: Path) -> None:
+    """An answer was lost before it was written who was started; a second one was, and only one of them is the agent."""
+    twin = start(root)
+    with open(root / "its.log", "w") as log:
+        first = subprocess.Popen([sys.executable, "-c", SIGNS, str(root)], stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert first.stdout and first.stdout.readline() == "ready\n"
+        end(twin)
+        assert poll(twin)["alive"] is True
+        (root / "its.log").write_text("said last\n")
+    finally:
+        first.kill()
+        first.communicate()
+    assert poll(twin) == {"alive": False, "state": "ended", "last": "said last"}
 
 
 def test_hello(root: Path, tmp_path: Path) -> None:
@@ -102,9 +130,18 @@ def test_hello(root: Path, tmp_path: Path) -> None:
     assert host.answer("hello", {"root": str(root), "share": str(share), "identity": "one"}) == said
     assert (said["keeper"], said["busy"], len(said["id"])) == (None, False, 32)
     place.set_keeper(str(root), "k")
-    with tickets.claim(str(root), 1, time.time()):
+    agent = subprocess.Popen([sys.executable, "-c", SIGNS, str(root)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert agent.stdout and agent.stdout.readline() == "ready\n"
+        place.set_keeper(str(root), "k")
+        with pytest.raises(place.KeeperError, match="first host is another"):
+            place.set_keeper(str(root), "other")
         again = place.place(str(root))
         assert (again["keeper"], again["busy"]) == ("k", True)
+    finally:
+        agent.kill()
+        agent.communicate()
+    place.set_keeper(str(root), "other")
     (tmp_path / "link").symlink_to(root)
     assert host.answer("hello", {"root": str(tmp_path / "link"), "share": "/nope", "identity": "one"})["place"] == said["place"]
     for path, identity, trouble in ((share, "two", "another"), (tmp_path / "none", "one", "missing")):
@@ -166,8 +203,8 @@ def test_served_line_by_line(agent_pyz: Path, root: Path) -> None:
     assert ask("ended", root=str(root), asked=[[1, 0.0], [2, 1000.0]]) == {"ok": {"ended": [2]}}
     assert ask("listing", wrong=1)["error"].startswith("TypeError: ")
     assert ask("nonsense")["error"].startswith("KeyError: ")
-    assert "File exists" in ask("drop", book=str(agent_pyz), number=1)["error"]
-    assert ask("drop", book=book, number=1) == {"ok": {}}
+    assert "File exists" in ask("drop", book=str(agent_pyz), number=1, job="j")["error"]
+    assert ask("drop", book=book, number=1, job="j/1") == {"ok": {}}
     assert ask("listing", book=book) == {"ok": {"tickets": []}}
     process.stdin.close()
     assert process.wait(10) == 0
