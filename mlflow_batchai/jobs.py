@@ -206,6 +206,8 @@ class Job:
         """Give the attempt its one verdict; False if it has one, or another is just being given."""
         if not self.share.claim(self.paths.verdict):
             return False
+        if self._closed(self.paths.verdict_file) is not None:
+            return False  # we were frozen since the claim, and given up: someone else has finished it
         self.share.write(self.paths.verdict_file, protocol.encode([verdict]))
         return True
 

@@ -126,8 +126,10 @@ def share(said: Answer, path: str, title: str) -> Finding:
     """
     if said["trouble"] == "full":
         return failed(f"{path} is full, or this user's quota is used up: free some space there")
+    if said["trouble"] == "failed":
+        return failed(f"{path} can't be written: {said['why']}; if the machine is fine, mount the share anew")
     if trouble := share_sentence(title, path, said["trouble"]):
-        return failed(trouble.removeprefix(f"{title}: "))
+        return failed(trouble.removeprefix(f"{title}: ") + (f" ({said['why']})" if said["why"] else ""))
     return ok(f"{path}, the same as here, writable" + (f" ({said['filesystem']})" if said["filesystem"] else ""))
 
 
@@ -163,11 +165,12 @@ def network(answers: Mapping[str, Answer], findings: Mapping[str, Mapping[str, S
     """
     names = list(answers)
     candidates = [answers[name]["interfaces"] for name in names]
-    if len(names) == 1:
+    broken = {name: failed(trouble) for name in names if (trouble := _unusable(answers[name]))}
+    if len(names) == 1 and not broken:
         first = candidates[0][0] if candidates[0] else None
         return {names[0]: ok(f"no other node to reach{', ' + _interface(first) if first else ''}")}
     if len({answers[name]["machine"] for name in names}) == 1:
-        return {name: ok("all nodes are on one machine: loopback") for name in names}
+        return {name: broken.get(name) or ok("all nodes are on one machine: loopback") for name in names}
     table = {
         one: {other: findings[name][peer] for other, peer in enumerate(names) if peer != name} for one, name in enumerate(names)
     }
@@ -186,10 +189,15 @@ def network(answers: Mapping[str, Answer], findings: Mapping[str, Mapping[str, S
     return {name: found.get(name) or ok("reached by all other nodes") for name in names}
 
 
+def _unusable(said: Answer) -> str:
+    """Why the interface that the cluster document names can't be used on a node, or nothing."""
+    return f"it {said['trouble']}: correct networkInterface in the cluster document" if said["trouble"] else ""
+
+
 def _unreached(name: str, said: Answer, findings: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
     """Why no interface of a node would do, or nothing."""
-    if said["trouble"]:
-        return f"it {said['trouble']}: correct networkInterface in the cluster document"
+    if trouble := _unusable(said):
+        return trouble
     if not said["interfaces"]:
         return "it has no network interface that other nodes could reach: connect it to their network"
     others = [other for other in findings if other != name]

@@ -12,10 +12,11 @@ from mlflow_batchai.doctor import findings
 from mlflow_batchai.doctor.findings import Check, Finding
 from mlflow_batchai.doctor.patients import ASK_SECONDS, Patient, Say, together
 from mlflow_batchai.engines.hosts import Hosts
-from mlflow_batchai.engines.machines import SshMachine
-from mlflow_batchai.engines.ssh_hosts import root_sentence, twin_sentence
+from mlflow_batchai.engines.machines import Answer, SshMachine
+from mlflow_batchai.engines.ssh_hosts import copy_sentence, keeper_sentence, root_sentence, twin_sentence
 from mlflow_batchai.errors import ClusterError, NotSupportedError, ShareError
 from mlflow_batchai.node import protocol
+from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.identity import identify
 from mlflow_batchai.shell.errors import HostKeyError
 
@@ -25,6 +26,9 @@ TRAINING_SECONDS = 90.0
 VISIBLE_SECONDS = 10.0
 LISTEN_SECONDS = 60.0
 PROBE_SECONDS = 5.0
+
+# What a doctor that was killed has left: none takes that long.
+LEFT_SECONDS = 86400.0
 
 FOLDER = ".batchai/doctor"
 CLIENT = "client"
@@ -41,14 +45,15 @@ def examine(cluster: Cluster) -> Iterator[Check]:
         NotSupportedError: the cluster's engine has no nodes to look into.
     """
     patients = _patients(cluster)
-    folder = f"{FOLDER}/{uuid.uuid4().hex}"
+    folder = f"{FOLDER}/{time.time():.0f}-{uuid.uuid4().hex}"
     identity = identify(cluster.share)
+    _tidy(cluster.share)
     cluster.share.claim(folder)
     try:
         cluster.share.write(f"{folder}/{CLIENT}", protocol.encode([{"host": CLIENT}]))
         yield from _by_themselves(cluster, patients, identity, folder)
         present = [patient for patient in patients if not patient.lost]
-        yield from _of_all(present)
+        yield from _of_all(present, patients[0].answers.get("place"))
         yield from _visible(cluster, present, folder)
         if present and present[0].is_remote:
             yield from _network(present, cluster.document.network_interface)
@@ -56,6 +61,15 @@ def examine(cluster: Cluster) -> Iterator[Check]:
         # A share that fails now has failed in a check, too.
         with contextlib.suppress(ShareError):
             cluster.share.delete(folder)
+
+
+def _tidy(share: Share) -> None:
+    """Remove folders of doctors that were killed, as far as we may."""
+    for entry in share.list(FOLDER):
+        made, _, _ = entry.name.partition("-")
+        if made.isdigit() and time.time() - int(made) > LEFT_SECONDS:
+            with contextlib.suppress(ShareError):
+                share.delete(f"{FOLDER}/{entry.name}")
 
 
 def names(cluster: Cluster) -> list[str]:
@@ -160,23 +174,43 @@ def _training(cluster: Cluster, patient: Patient) -> Finding:
     return findings.training(said, cluster.python)
 
 
-def _of_all(present: Sequence[Patient]) -> Iterator[Check]:
-    """What can only be judged when all have answered, though each was asked alone."""
+def _of_all(present: Sequence[Patient], first: Answer | None) -> Iterator[Check]:
+    """What can only be judged when all have answered, though each was asked alone.
+
+    Args:
+        first: what the first node of the document, which keeps the ticket book, says of its folder, if it does.
+    """
     gpus = {patient: patient.answers["accelerators"] for patient in present if "accelerators" in patient.answers}
     counts = [said["count"] for said in gpus.values() if not said["trouble"]]
     places: dict[str, str] = {}
+    ids: dict[str, str] = {}
     for patient in present:
         if patient in gpus:
             yield patient.check("GPUs", findings.accelerators(gpus[patient], counts))
         if place := patient.answers.get("place"):
-            twin = places.setdefault(place["place"], patient.name)
-            if twin != patient.name:
-                yield patient.failed("space", twin_sentence(patient.title, twin, place["root"]))
-            elif patient.is_remote and (trouble := root_sentence(patient.title, place)):
+            if trouble := _trouble(patient, place, first, places, ids):
                 yield patient.failed("space", trouble)
             else:
                 share_free = patient.answers.get("offer", {}).get("free")
                 yield patient.check("space", findings.space(place["root"], place["free"], share_free))
+
+
+def _trouble(patient: Patient, place: Answer, first: Answer | None, places: dict[str, str], ids: dict[str, str]) -> str:
+    """Why a job would be refused a node for its own folder, in the engine's words, or nothing.
+
+    Args:
+        places, ids: what is known of the nodes before it; kept up to date.
+    """
+    twin = places.setdefault(place["place"], patient.name)
+    if twin != patient.name:
+        return twin_sentence(patient.title, twin, place["root"])
+    if not patient.is_remote:
+        return ""
+    return (
+        (first and keeper_sentence(patient.title, place, first["id"]))
+        or root_sentence(patient.title, place)
+        or copy_sentence(patient.title, ids.setdefault(place["id"], patient.name), patient.name, place["root"])
+    )
 
 
 def _visible(cluster: Cluster, present: Sequence[Patient], folder: str) -> Iterator[Check]:

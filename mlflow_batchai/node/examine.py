@@ -14,12 +14,16 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from mlflow_batchai.node import gpus, network, place, protocol, reach, trainenv
+from mlflow_batchai.node import gpus, network, place, protocol, reach, sharefiles, trainenv
 from mlflow_batchai.node.environment import allowed
 from mlflow_batchai.node.staging import SetupError
 
 Answer = Dict[str, Any]
 
+_WRITE_TROUBLES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "full"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "read-only"),
+}
 _GPU_NAME = re.compile(r"^GPU (\d+): (.*) \(UUID: (GPU-[^)\s]+)\)")
 _MARK = "batchai-training "
 # Run by the training interpreter, as a rank would: what it prints besides stands on other lines.
@@ -128,17 +132,19 @@ def offer(share: str, identity: str, path: str) -> Answer:
         path: of the file, relative to the share.
 
     Returns:
-        ``trouble``: None, or a word of ``place.share_trouble``, or ``full``; ``filesystem`` (``nfs4``, ...), ``free`` (bytes).
+        ``trouble``: None, or a word of ``place.share_trouble``, or ``full``, or ``failed``; ``why``: what the system says of a
+        write that failed, else empty; ``filesystem`` (``nfs4``, ...), ``free`` (bytes).
     """
-    trouble = place.share_trouble(share, identity)
+    trouble, why = place.share_trouble(share, identity), ""
     if trouble is None:
         try:
-            protocol.write_closed(os.path.join(share, path), [{"host": socket.gethostname()}])
+            with sharefiles.as_open_as_root(share):
+                protocol.write_closed(os.path.join(share, path), [{"host": socket.gethostname()}])
         except OSError as error:
             # Whatever the permissions say, a server may map this user to nobody.
-            trouble = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "read-only"
+            trouble, why = _WRITE_TROUBLES.get(error.errno or 0, "failed"), error.strerror or str(error)
     free = None if trouble == "missing" else shutil.disk_usage(share).free
-    return {"trouble": trouble, "filesystem": place.filesystem(share), "free": free}
+    return {"trouble": trouble, "why": why, "filesystem": place.filesystem(share), "free": free}
 
 
 def unseen(share: str, folder: str, names: Sequence[str]) -> Answer:

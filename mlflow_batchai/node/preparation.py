@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
-from mlflow_batchai.node import protocol, trainenv
+from mlflow_batchai.node import kept, protocol, trainenv
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.outcome import Failure
 from mlflow_batchai.node.runtime import Runtime
@@ -42,6 +42,7 @@ class Preparation:
         self._check = check
         self._variables = variables
         self._python = sys.executable
+        self._made = ""
 
     def interpreter(self) -> str:
         """Absolute path of the interpreter that trains.
@@ -53,6 +54,7 @@ class Preparation:
         if environment:
             with self._disk(protocol.ENVIRONMENT_FAILED, "building the training environment"):
                 python = trainenv.build(self.layout, environment, self._run, self._wait, self.say, self._variables())
+                self._made = kept.making(os.path.dirname(os.path.dirname(python)))
         else:
             python = trainenv.interpreter(self.layout, os.environ)
         self.shipper.note("training interpreter: %s" % python)
@@ -71,13 +73,17 @@ class Preparation:
         if folder is None:
             self._prepare()
             return
-        once = trainenv.once(folder, self._wait, self.say, "the same job preparation", lambda: trainenv.described(self._python))
+        once = kept.once(folder, self._wait, self.say, "the same job preparation", self._stamp)
         with self._disk(protocol.NODE_SETUP_FAILED, "job preparation"), once as needed:
             if needed:
                 os.mkdir(folder)
                 self._prepare()
             else:
                 self.shipper.note("job preparation: done before (%s)" % self.plan["preparationCache"])
+
+    def _stamp(self) -> str:
+        """The interpreter that it was done for; what it installed into an environment goes when that is made anew."""
+        return " ".join(filter(None, [trainenv.described(self.layout, self._python), self._made]))
 
     def say(self, text: str) -> None:
         """Tell people what this node does, there and in its log."""

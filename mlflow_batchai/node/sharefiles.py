@@ -1,9 +1,9 @@
-"""Files of the share that the agent follows or grows: a peer's segments, and log files."""
+"""Files of the share that a node writes, or the agent follows or grows: a peer's segments, and log files."""
 
 import contextlib
 import os
 import time
-from typing import Callable, List, Optional
+from typing import Callable, Iterator, List, Optional
 
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.layout import NodeLayout
@@ -52,6 +52,22 @@ class Follower:
         self.silent = 0.0 if self.sequence > before else self.silent + min(now - self._looked, BEAT_SECONDS)
         self._looked = now
         return found
+
+
+@contextlib.contextmanager
+def as_open_as_root(share: str) -> Iterator[None]:
+    """What this process makes meanwhile is as open to others as the share's root: the client may be another user on it.
+
+    It sets the process's umask, which a share that can't be looked at leaves as it is.
+    """
+    before = None
+    with contextlib.suppress(OSError):
+        before = os.umask(0o777 & ~os.stat(share).st_mode & 0o077)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.umask(before)
 
 
 def patiently(step: Callable[[], None]) -> None:

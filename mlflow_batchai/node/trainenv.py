@@ -9,20 +9,21 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Tuple
 
-from mlflow_batchai.node import protocol, tickets, wheels
+from mlflow_batchai.node import kept, protocol, wheels
 from mlflow_batchai.node.environment import for_builds
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.outcome import Failure
 from mlflow_batchai.node.tasks import Task
 
-# How old the marker of something that is used may become before all of it is touched.
-YOUNG_SECONDS = 86400.0
+# How long an interpreter may take to say its version, from a slow disk on a busy node.
+VERSION_SECONDS = 60.0
 
 Run = Callable[[List[str], Mapping[str, str], str], Task]
 
+# Why a program can't be started that isn't there, or isn't one any more; other errors say nothing of it.
+_NO_PROGRAM = (errno.ENOENT, errno.ENOTDIR, errno.ENOEXEC, errno.EACCES)
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|\bENOSPC\b|\bEDQUOT\b")
 
 
@@ -69,89 +70,38 @@ def build(
         variables: the job's, which the commands see.
 
     Raises:
-        Failure: no such Python on this node, or a command of the build failed, be it for want of space.
+        Failure: no such Python on this node, or a command of the build failed, be it for want of space, or the interpreter
+            of what was built can't be asked its version just now.
         OSError: the folder can't be written.
     """
     root = os.path.expanduser(environment.get("folder") or os.path.join(layout.root, "envs"))
     folder = os.path.join(root, environment["hash"])
     python = os.path.join(folder, "bin", "python")
-    with once(folder, wait, say, "the training environment", lambda: described(python)) as needed:
+    with kept.once(folder, wait, say, "the training environment", lambda: described(layout, python)) as needed:
         if needed:
             say("building the training environment")
             _build(layout, environment, _steps(layout, run, say, variables), folder, python)
     return python
 
 
-def described(python: str) -> str:
-    """An interpreter's version and real path, for a marker; an empty version: it doesn't start.
+def described(layout: NodeLayout, python: str) -> str:
+    """An interpreter's version and real path, for a marker; an empty version: it isn't there.
 
     Two numbers of the version: packages are made for ``3.11``, and serve 3.11.7 and 3.11.9 alike.
+
+    Raises:
+        Failure: it is there, and doesn't say its version. What lies around it may be in use by another job, and a node
+            without memory is no reason to make it anew.
     """
-    return "%s %s" % (_version_of(python), os.path.realpath(python))
-
-
-@contextlib.contextmanager
-def once(
-    folder: str, wait: Callable[[], None], say: Callable[[str], None], what: str, stamp: Callable[[], str]
-) -> Iterator[bool]:
-    """Make a folder's content once for all jobs on this disk: yields whether it is to be made, in an empty place.
-
-    Under a lock, so that the second of two agents waits for the first one; complete only when its marker is written, after the
-    body has ended well. What a body that failed has left is removed at once, of one that was killed by the next.
-
-    Args:
-        wait: waits a moment while another agent is at it; it raises if the job is to end.
-        stamp: what the content depends on besides the folder's name, in one line: it is made anew when that has changed.
-    """
-    marker = os.path.join(folder, ".complete")
-    if _is_made(marker, stamp):
-        _keep_young(folder, marker)
-        yield False
-        return
-    os.makedirs(os.path.dirname(folder), exist_ok=True)
-    with open(folder + ".lock", "w") as lock:
-        if not tickets.try_lock(lock.fileno()):
-            say("waiting for another job's agent that makes %s" % what)
-            while not tickets.try_lock(lock.fileno()):
-                wait()
-        if _is_made(marker, stamp):
-            yield False
-            return
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(folder)
-        try:
-            yield True
-            with open(marker, "w", encoding="utf-8", errors="surrogateescape") as file:
-                file.write(stamp() + "\n")
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-
-
-def _is_made(marker: str, stamp: Callable[[], str]) -> bool:
     try:
-        with open(marker, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read() == stamp() + "\n"
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
-def _keep_young(folder: str, marker: str) -> None:
-    """Have nothing of a folder that is in use look unused: systemd removes what wasn't touched for 30 days from /var/tmp.
-
-    That is done once a day. Only the time of access is set: Python compiles a module again when its file's other time changes.
-    """
-    now = time.time()
-    if now - os.stat(marker).st_mtime < YOUNG_SECONDS:
-        return
-    for parent, folders, names in os.walk(folder):
-        for name in [".", *folders, *names]:
-            path = os.path.join(parent, name)
-            with contextlib.suppress(OSError):  # gone meanwhile, or another user's
-                os.utime(path, ns=(int(now * 1e9), os.lstat(path).st_mtime_ns), follow_symlinks=False)
-    # Last: an agent that is ended in between leaves the rest to the next one.
-    with contextlib.suppress(OSError):
-        os.utime(marker)
+        return "%s %s" % (_version_of(python), os.path.realpath(python))
+    except _SilentError as error:
+        raise Failure(
+            protocol.ENVIRONMENT_FAILED if layout.plan["environment"] else protocol.NODE_SETUP_FAILED,
+            "%s on %s can't be asked its version: %s; submit again, or mend it (what batchai made is made anew once its folder"
+            " is removed)" % (python, named(layout), error),
+            node=layout.node,
+        ) from error
 
 
 def full_disk(layout: NodeLayout, doing: str) -> str:
@@ -260,8 +210,9 @@ def find_python(version: Any, layout: NodeLayout) -> str:
     parts = str(version).split(".")
     short = ".".join(parts[:2])
     for candidate in dict.fromkeys([own, sys.executable]):
-        if _version_of(candidate) == short:
-            return candidate
+        with contextlib.suppress(_SilentError):
+            if _version_of(candidate) == short:
+                return candidate
     found = shutil.which("python" + short)
     if found:
         return found
@@ -281,14 +232,26 @@ def find(python: Optional[str], environment: Mapping[str, str]) -> Optional[str]
     return os.path.abspath(found) if found else None
 
 
+class _SilentError(Exception):
+    """An interpreter is there, and it can't be told which one; the message is a few words on why."""
+
+
 def _version_of(python: str) -> str:
     if python == sys.executable:
         return "%d.%d" % sys.version_info[:2]
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    argv = [python, "-I", "-S", "-c", code]
     try:
-        done = subprocess.run([python, "-I", "-S", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=VERSION_SECONDS, check=False)
     except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.ENOMEM):
-            raise  # this says nothing of it
-        return ""
-    return done.stdout.decode("ascii", "replace").strip()
+        if error.errno in _NO_PROGRAM:
+            return ""
+        raise _SilentError(error.strerror or str(error)) from error
+    except subprocess.TimeoutExpired:
+        raise _SilentError("it says nothing for %.0f s" % VERSION_SECONDS) from None
+    said = done.stdout.decode("ascii", "replace").strip()
+    if done.returncode != 0 or not said:
+        last = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["nothing"])[-1]
+        how = "is killed by signal %d" % -done.returncode if done.returncode < 0 else "exits with %d" % done.returncode
+        raise _SilentError("it %s and says: %s" % (how, last[:200]))
+    return said

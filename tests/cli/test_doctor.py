@@ -8,6 +8,7 @@ import pty
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ from waiting import wait_for
 
 from mlflow_batchai.cli import main as front_door
 from mlflow_batchai.doctor import CHECKS, rounds
+from mlflow_batchai.node import processes
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.identity import identify
 
@@ -211,6 +213,50 @@ def test_a_node_under_two_names_and_a_folder_in_the_way(ssh):
     assert "is node 127.0.0.11 again" in found[again["host"]]["space"][1]
     assert list(found["127.0.0.12"]) == ["reachable", "host key", "python"]
     assert found["127.0.0.12"]["python"][1].startswith(f"{second['root']} is not a folder; mend that, or name another folder")
+
+
+def test_a_copied_disk_and_jobs_in_another_queue(ssh):
+    """What would have a job refused, in the same words."""
+    roots = [Path(host["root"]) for host in ssh.base["hosts"]]
+    for root in roots[:3]:
+        root.mkdir(mode=0o700)
+    for root in roots[:2]:
+        (root / "id").write_text("one")
+    (roots[2] / "keeper").write_text("another")
+    (roots[2] / "tickets").mkdir()
+    ours = {"pid": os.getpid(), "started": processes.start_time(os.getpid()), "boot": processes.boot_id()}
+    ours.update(root=str(roots[2]), log="")
+    (roots[2] / "tickets" / "7.agent").write_text(json.dumps(ours))
+    found = ssh.checks(1)
+    assert failures(found) == {"127.0.0.11": [], "127.0.0.12": ["space"], "127.0.0.13": ["space"], "127.0.0.14": []}
+    assert found["127.0.0.12"]["space"][1] == (
+        f"node 127.0.0.12 has the id of node 127.0.0.11: its disk was copied from it; remove {roots[1]}/id there"
+    )
+    assert found["127.0.0.13"]["space"][1].startswith("it has jobs of a cluster document whose first host is another")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_interface_that_no_node_has(ssh, count):
+    """On one machine, too: its agents would refuse it."""
+    ssh.document(**{**ssh.base, "hosts": ssh.base["hosts"][:count], "networkInterface": "eth77"})
+    for found in ssh.checks(1).values():
+        state, text = found["network"]
+        assert state == "failed" and text.startswith("it has no network interface eth77; it has ")
+        assert text.endswith(": correct networkInterface in the cluster document")
+
+
+def test_what_a_killed_doctor_left(client):
+    folder = client.share / ".batchai" / "doctor"
+    old = folder / f"{time.time() - 90000:.0f}-ab"
+    old.mkdir(parents=True)
+    (old / "client").touch()
+    client.document(nodes=1)
+    client.checks(0)  # and nothing is left
+    others = {f"{time.time() - 80000:.0f}-cd", "of-someone"}
+    for name in {*others, old.name}:
+        (folder / name).mkdir()
+    rounds._tidy(DirectoryShare(client.share))
+    assert {path.name for path in folder.iterdir()} == others
 
 
 def test_the_local_cluster(client):

@@ -179,6 +179,22 @@ def test_the_first_verdict_stands(folder):
     assert made.job.state().reason == "one"
 
 
+def test_a_claimer_that_was_frozen_keeps_the_verdict_that_is_there(folder, monkeypatch):
+    """By the time it goes on, another client has given it up and finished its claim."""
+    made = folder()
+    first, late = failed_verdict("NodeLost", "one", "a"), failed_verdict("NodeLost", "late", "b")
+    claim = made.job.share.claim
+
+    def frozen(path):
+        won = claim(path)
+        made.job.finish_claim(first)
+        return won
+
+    monkeypatch.setattr(made.job.share, "claim", frozen)
+    assert not made.job.claim_verdict(late)
+    assert made.job.state().reason == "one"
+
+
 def test_a_claim_whose_claimer_died_can_be_finished(folder):
     made = folder()
     made.share.claim(made.paths.verdict)

@@ -56,18 +56,25 @@ def test_accelerators(said, counts, state, text):
 
 
 @pytest.mark.parametrize(
-    ("trouble", "state", "part"),
+    ("trouble", "why", "state", "part"),
     [
-        (None, OK, "/mnt/s, the same as here, writable (nfs4)"),
-        ("missing", FAILED, "there is no folder /mnt/s there; mount the share"),
-        ("another", FAILED, "its /mnt/s is not the share that this machine has"),
-        ("read-only", FAILED, "its login may not write in /mnt/s"),
-        ("full", FAILED, "/mnt/s is full"),
+        (None, "", OK, "/mnt/s, the same as here, writable (nfs4)"),
+        ("missing", "", FAILED, "there is no folder /mnt/s there; mount the share"),
+        ("another", "", FAILED, "its /mnt/s is not the share that this machine has"),
+        ("read-only", "", FAILED, "its login may not write in /mnt/s; give it the right to, or mount the share for it"),
+        (
+            "read-only",
+            "Permission denied",
+            FAILED,
+            "its login may not write in /mnt/s; give it the right to, or mount the share",
+        ),
+        ("full", "No space left on device", FAILED, "/mnt/s is full"),
+        ("failed", "Stale file handle", FAILED, "/mnt/s can't be written: Stale file handle; if the machine is fine, mount"),
     ],
 )
-def test_share(trouble, state, part):
-    found = findings.share({"trouble": trouble, "filesystem": "nfs4", "free": 0}, "/mnt/s", "node a")
-    assert found.state is state and found.text.startswith(part)
+def test_share(trouble, why, state, part):
+    found = findings.share({"trouble": trouble, "why": why, "filesystem": "nfs4", "free": 0}, "/mnt/s", "node a")
+    assert found.state is state and found.text.startswith(part) and (why in found.text or trouble == "full")
 
 
 def test_visible():
@@ -90,6 +97,15 @@ def test_network_of_one_node_or_one_machine():
     assert findings.network({"a": node("1.1.1.1")}, {"a": {}}) == {"a": (OK, "no other node to reach, eth0 (1.1.1.1)")}
     both = findings.network({"a": node("1.1.1.1"), "b": node("1.1.1.1")}, {"a": {"b": [""]}, "b": {"a": [""]}})
     assert both == dict.fromkeys("ab", (OK, "all nodes are on one machine: loopback"))
+
+
+def test_network_of_one_machine_without_the_interface_that_is_named():
+    """Each of the job's agents would refuse it."""
+    lacking = node(trouble="has no network interface eth7")
+    text = "it has no network interface eth7: correct networkInterface in the cluster document"
+    assert findings.network({"a": lacking}, {"a": {}}) == {"a": (FAILED, text)}
+    both = findings.network({"a": lacking, "b": lacking}, {"a": {"b": []}, "b": {"a": []}})
+    assert both == dict.fromkeys("ab", (FAILED, text))
 
 
 def test_network_names_the_interface_or_who_does_not_reach_it():

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from node_world import Cluster, Job, PlanMaker, python38
 from waiting import wait_for
 
-from mlflow_batchai.node import processes, protocol, tickets
+from mlflow_batchai.node import agent, processes, protocol, sharefiles, tickets
 
 # Runs until ``release``.
 HOLD = 'echo go; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
@@ -344,6 +345,42 @@ def test_a_claimer_that_died_costs_no_verdict(cluster: Cluster) -> None:
     release(job)
 
 
+# Frozen between its claim and the verdict, for so long that a client has finished the claim.
+FROZEN = """
+make = agent.os.mkdir
+def mkdir(path, mode=0o777):
+    make(path, mode)
+    if path.endswith("/verdict"):
+        given = protocol.verdict_record(protocol.FAILED, "follower", reason="frozen")
+        protocol.write_closed(path + "/verdict.json", [given])
+agent.os.mkdir = mkdir
+"""
+
+
+def test_a_claimer_that_was_frozen_keeps_the_verdict_that_is_there(cluster: Cluster) -> None:
+    job = cluster.submit("true", patch=FROZEN)
+    job.agents[0].wait(20)
+    verdict = job.verdict()
+    assert verdict is not None and (verdict["by"], verdict["reason"]) == ("follower", "frozen"), job.said()
+    assert job.agents[0].returncode == 0
+
+
+def test_a_claimer_is_given_the_time_that_it_may_take() -> None:
+    assert agent.CLAIM_SECONDS > sharefiles.PATIENCE_SECONDS
+
+
+def test_who_stops_says_so_before_its_exit(cluster: Cluster) -> None:
+    """Clients look for exits once an agent has said that it ends."""
+    job = cluster.submit("echo started; sleep 600", nodes=2)
+    wait_for(lambda: job.log("stdout.txt").count("started") == 2)
+    job.cancel("ann", "enough")
+    assert job.wait()["reason"] == "terminated by ann: enough"
+    folder = job.share / job.paths.events
+    writers = {file.name.rsplit("-", 1)[0] for file in folder.glob("*/*.jsonl") if b'"k":"stop"' in file.read_bytes()}
+    assert writers == {"agent-0", "agent-1"}
+    assert job.exit(1)["stopped"] and job.exit(1)["failure"] is None
+
+
 # The share thread breaks after a second.
 BROKEN = """
 def broken(self):
@@ -429,10 +466,16 @@ def test_memory_of_a_running_agent(cluster: Cluster) -> None:
     job.wait()
 
 
-def ask_for_a_plan(agent_pyz: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    argv = ["agent", f"--share={tmp_path}", "--folder=x", "--attempt=1", "--node=0", f"--root={tmp_path}/r", "--ticket={}"]
+def ask_for_a_plan(agent_pyz: Path, tmp_path: Path, seconds: float) -> subprocess.CompletedProcess[str]:
+    argv = [f"--share={tmp_path}", "--folder=x", "--attempt=1", "--node=0", f"--root={tmp_path}/r", "--ticket={}"]
+    lines = [
+        f"import sys; sys.path.insert(0, {str(agent_pyz)!r})",
+        "from mlflow_batchai.node import agent",
+        f"agent.PLAN_SECONDS = {seconds}",
+        "sys.exit(agent.main(sys.argv[1:]))",
+    ]
     return subprocess.run(
-        [sys.executable, "-I", "-S", str(agent_pyz), *argv],
+        [sys.executable, "-I", "-S", "-c", "\n".join(lines), *argv],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -441,15 +484,25 @@ def ask_for_a_plan(agent_pyz: Path, tmp_path: Path) -> subprocess.CompletedProce
 
 
 def test_an_agent_without_a_plan_says_so(agent_pyz: Path, tmp_path: Path) -> None:
-    done = ask_for_a_plan(agent_pyz, tmp_path)
+    done = ask_for_a_plan(agent_pyz, tmp_path, 0.3)
     assert done.returncode == 1
     assert done.stderr == f"there is no plan at {tmp_path}/x/batchai/plan.json\n"
+
+
+def test_an_agent_waits_for_a_plan_that_is_seen_late(agent_pyz: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "x" / "batchai" / "plan.json"
+    plan.parent.mkdir(parents=True)
+    timer = threading.Timer(1.0, protocol.write_closed, (str(plan), [{"protocol": 0}]))
+    timer.start()
+    done = ask_for_a_plan(agent_pyz, tmp_path, 60)
+    timer.join()
+    assert done.stderr == f"the plan is of protocol 0, this agent of {protocol.PROTOCOL_VERSION}\n"
 
 
 def test_an_agent_that_can_t_read_its_plan_says_so(agent_pyz: Path, tmp_path: Path) -> None:
     """A directory, since root may read everything."""
     plan = tmp_path / "x" / "batchai" / "plan.json"
     plan.mkdir(parents=True)
-    done = ask_for_a_plan(agent_pyz, tmp_path)
+    done = ask_for_a_plan(agent_pyz, tmp_path, 60)
     assert done.returncode == 1
     assert done.stderr == f"the plan at {plan} can't be read by the node's user (uid {os.geteuid()}): Is a directory\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,8 +15,6 @@ from typing import Any
 import pytest
 from node_world import Cluster, Job
 from waiting import wait_for
-
-from mlflow_batchai.node import trainenv
 
 PREPARE = 'echo once >> "$BATCHAI_PREPARATION_DIR/made"; ls -A "$BATCHAI_PREPARATION_DIR"; echo $TOOLS'
 USE = 'cat "$BATCHAI_PREPARATION_DIR/made"'
@@ -50,6 +49,23 @@ def test_it_runs_again_for_another_version_of_the_interpreter(cluster: Cluster) 
     job = submit(cluster)
     assert job.wait()["executionState"] == "succeeded", job.said()
     assert (job.log("stdout.txt"), job.log("stdout-job_prep.txt")) == ("once\n", "made\n\n")
+
+
+def test_it_runs_again_for_an_environment_that_was_built_anew(cluster: Cluster) -> None:
+    """What it had installed there has gone with the old one."""
+    environment = {"manager": "virtualenv", "python": None, "buildDependencies": [], "dependencies": [], "hash": "e1"}
+    folder = cluster.roots[0] / "envs" / "e1"
+    prepare = 'python -c \'import sys; open(sys.prefix + "/installed", "w")\'; echo prepared'
+    logs = []
+    for round in range(3):
+        if round == 2:
+            shutil.rmtree(folder)
+        # A wheel of pip is unpacked into each environment, which takes seconds.
+        job = submit(cluster, prepare, command="true", python_env=environment)
+        assert job.wait(60)["executionState"] == "succeeded", job.said()
+        assert (folder / "installed").exists()
+        logs.append(job.log("stdout-job_prep.txt"))
+    assert logs == ["prepared\n", "", "prepared\n"]
 
 
 def test_without_the_key_it_runs_for_every_job(cluster: Cluster) -> None:
@@ -91,7 +107,8 @@ def test_another_agent_on_the_disk_is_waited_for(cluster: Cluster) -> None:
         wait_for(lambda: "waiting for another" in job.log("execution.log"))
         kept(cluster).mkdir()
         (kept(cluster) / "made").write_text("by the other\n")
-        (kept(cluster) / ".complete").write_text(trainenv.described(sys.executable) + "\n")
+        ours = f"{sys.version_info[0]}.{sys.version_info[1]} {os.path.realpath(sys.executable)}"
+        (kept(cluster) / ".complete").write_text(f"{ours}\n")
     assert job.wait()["executionState"] == "succeeded", job.said()
     assert job.log("stdout.txt") == "by the other\n"
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
+import shutil
 import socket
 import sys
 import time
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.node import trainenv, wheels
+from mlflow_batchai.node import kept, trainenv, wheels
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.outcome import Failure, Stop
 
@@ -125,7 +127,7 @@ def test_agents_on_one_disk_build_it_once(layout: NodeLayout, tmp_path: Path) ->
         def built_by_the_other() -> None:
             (folder / "abc" / "bin").mkdir(parents=True)
             (folder / "abc" / "bin" / "python").symlink_to(sys.executable)
-            (folder / "abc" / ".complete").write_text(trainenv.described(sys.executable) + "\n")
+            (folder / "abc" / ".complete").write_text(trainenv.described(layout, sys.executable) + "\n")
             fcntl.flock(lock, fcntl.LOCK_UN)
 
         assert run.build(layout, wanted(folder=str(folder)), built_by_the_other) == f"{folder}/abc/bin/python"
@@ -148,7 +150,7 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("change", ["gone", "broken", "another version", "another path", "same"])
+@pytest.mark.parametrize("change", ["gone", "no program", "another version", "another path", "same"])
 def test_an_interpreter_that_has_changed(layout: NodeLayout, tmp_path: Path, change: str) -> None:
     """A node's Python was upgraded under the environment."""
     run = Builder()
@@ -156,8 +158,9 @@ def test_an_interpreter_that_has_changed(layout: NodeLayout, tmp_path: Path, cha
     python = Path(run.build(layout, wanted()))
     if change == "gone":
         Path(run.interpreter).unlink()
-    elif change == "broken":
-        program(Path(run.interpreter), "#!/bin/sh\necho no encodings >&2; exit 1\n")
+    elif change == "no program":
+        program(Path(run.interpreter), "")
+        Path(run.interpreter).chmod(0o644)
     elif change == "another version":
         program(Path(run.interpreter), "#!/bin/sh\necho 2.6\n")
     elif change == "another path":
@@ -167,6 +170,60 @@ def test_an_interpreter_that_has_changed(layout: NodeLayout, tmp_path: Path, cha
     assert again.build(layout, wanted()) == str(python)
     assert again.names == ([] if change == "same" else ["making the environment", "installing the packages"])
     assert Builder().build(layout, wanted()) == str(python)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo warning >&2; echo no encodings >&2; exit 1", "it exits with 1 and says: no encodings"),
+        ("kill -KILL $$", "it is killed by signal 9 and says: nothing"),
+        ("exit 0", "it exits with 0 and says: nothing"),
+        ("exec sleep 60", "it says nothing for 0 s"),
+    ],
+)
+def test_an_interpreter_that_only_fails_is_left_alone(
+    layout: NodeLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
+    """A node without memory is no reason to remove an environment that another job may be using."""
+    run = Builder()
+    run.interpreter = str(program(tmp_path / "python2.5", "#!/bin/sh\necho 2.5\n"))
+    python = Path(run.build(layout, wanted()))
+    program(Path(run.interpreter), f"#!/bin/sh\n{script}\n")
+    if "sleep" in script:
+        monkeypatch.setattr(trainenv, "VERSION_SECONDS", 0.3)
+    with pytest.raises(
+        Failure, match=re.escape(f"{python} on node-0 ({socket.gethostname()}) can't be asked its version: {words}")
+    ):
+        Builder().build(layout, wanted())
+    assert python.is_symlink()
+    # It isn't chosen to make an environment of either, and is no obstacle.
+    monkeypatch.setitem(layout.plan, "python", run.interpreter)
+    assert trainenv.find_python(f"{sys.version_info[0]}.{sys.version_info[1]}", layout) == sys.executable
+    program(Path(run.interpreter), "#!/bin/sh\necho 2.5\n")
+    assert Builder().build(layout, wanted()) == str(python)
+
+
+def test_an_interpreter_that_can_t_be_started_just_now(layout: NodeLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Builder()
+    python = Path(run.build(layout, wanted()))
+
+    def start(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(trainenv.subprocess, "run", start)
+    with pytest.raises(Failure, match="can't be asked its version: Too many open files; submit again"):
+        Builder().build(layout, wanted())
+    assert python.is_symlink()
+
+
+def test_each_build_is_another(layout: NodeLayout) -> None:
+    folder = Path(Builder().build(layout, wanted())).parents[1]
+    assert kept.making(str(folder)) == kept.making(str(folder)) != ""
+    first = kept.making(str(folder))
+    shutil.rmtree(folder)
+    assert kept.making(str(folder)) == ""
+    Builder().build(layout, wanted())
+    assert kept.making(str(folder)) not in ("", first)
 
 
 def test_what_is_used_looks_used(layout: NodeLayout, tmp_path: Path) -> None:

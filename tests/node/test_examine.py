@@ -1,0 +1,61 @@
+"""What a node answers to the doctor of its writing on the share."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlflow_batchai.node import examine, protocol
+from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.shares.identity import identify
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> Path:
+    folder = tmp_path / "share"
+    folder.mkdir()
+    return folder
+
+
+def offer(share: Path) -> dict[str, Any]:
+    return examine.offer(str(share), identify(DirectoryShare(share)), "made/file")
+
+
+@pytest.mark.parametrize(("mode", "file", "folder"), [(0o2777, 0o666, 0o777), (0o770, 0o660, 0o770), (0o700, 0o600, 0o700)])
+def test_a_file_is_as_open_as_the_share_s_root(share: Path, mode: int, file: int, folder: int) -> None:
+    """As an agent's, whatever the login's umask is."""
+    share.chmod(mode)
+    before = os.umask(0o077)
+    try:
+        said = offer(share)
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(before)
+    assert (said["trouble"], said["why"]) == (None, "")
+    assert stat.S_IMODE((share / "made" / "file").stat().st_mode) == file
+    assert stat.S_IMODE((share / "made").stat().st_mode) & 0o777 == folder
+
+
+@pytest.mark.parametrize(
+    ("number", "trouble"),
+    [
+        (errno.ENOSPC, "full"),
+        (errno.EDQUOT, "full"),
+        (errno.EACCES, "read-only"),
+        (errno.EROFS, "read-only"),
+        (errno.ESTALE, "failed"),
+        (errno.EIO, "failed"),
+    ],
+)
+def test_what_the_system_says_of_a_write(share: Path, monkeypatch: pytest.MonkeyPatch, number: int, trouble: str) -> None:
+    def write(path: str, records: Any) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(protocol, "write_closed", write)
+    said = offer(share)
+    assert (said["trouble"], said["why"]) == (trouble, os.strerror(number))
