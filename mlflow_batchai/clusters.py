@@ -142,13 +142,14 @@ def _ssh(name: str, document: ClusterDocument, path: Path) -> Cluster:
         )
         nodes.append(SshNode(entry.host, target, entry.root or document.root or f"/var/tmp/batchai-{target.user}"))
     on_nodes = document.share_on_nodes or str(folder)
+    python = document.python or "python3"
     return Cluster(
         name,
         document,
         share,
-        SshHosts(nodes, on_nodes, document.agent_python, lambda: identify(share)),
+        SshHosts(nodes, on_nodes, document.agent_python, python, lambda: identify(share)),
         on_nodes,
         (share, "shares", f"{on_nodes}/shares"),
-        document.python or "python3",
+        python,
         None,
     )

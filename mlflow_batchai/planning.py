@@ -17,6 +17,7 @@ from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError
 from mlflow_batchai.inputs import choose_inputs
 from mlflow_batchai.node.layout import undefined
 from mlflow_batchai.node.protocol import PROTOCOL_VERSION
+from mlflow_batchai.secrecy import refuse_spoken, without_secrets
 from mlflow_batchai.shares.objects import StagedFile, scan
 from mlflow_batchai.spec.batchai import BatchaiFile
 from mlflow_batchai.spec.command import translate, variable_names
@@ -101,9 +102,11 @@ def prepare(
     command = translate(entry.command, placeholders, source, numbers)
     command += "".join(f' --{shlex.quote(v.parameter.name)} "${{{variables[v.parameter.name]}}}"' for v in values if v.extra)
     if not properties.job_preparation:
-        _check_script(project, entry.command, source)
+        _check_script(project, entry.command)
     inputs, staged, given = choose_inputs(values, variables, config.stage, cwd)
     volumes, prefixes, warnings = choose_volumes(properties, cluster, source)
+    if framework == "custom" and node_count > 1:
+        warnings.append(f"{source}: without horovodSettings the command runs once, on node-0; the other nodes only stay taken")
     folder_prefix, log_copy = place_logs(properties, prefixes, source)
     plan = {
         "protocol": PROTOCOL_VERSION,
@@ -141,8 +144,15 @@ def prepare(
     }
     warnings += _undefined(properties, command, source)
     secrets = {secret.name: _secret(secret, source) for secret in properties.secrets}
-    code, withheld = _without_secrets(scan(project.directory, _ours(cluster)), set(secret_values(config)), documents)
+    spoken = set(secret_values(config))
+    refuse_spoken(plan, spoken, source)
+    code, withheld = without_secrets(scan(project.directory, _ours(cluster)), spoken, documents)
     warnings += [f"'{path}' is not sent to the nodes: it holds a secret" for path in withheld]
+    if (script := _script(entry.command)) in withheld:
+        raise ProjectError(
+            f"{project.source}: the command runs '{script}', which holds the text of a secret and can't be sent to the nodes;"
+            " take it out of there"
+        )
     plan["code"] = [file.entry() for file in code]
     plan["preparationCache"] = preparation_cache(plan, config.cache_preparation, source)
     if config.cache_preparation is not False and not plan["preparation"]:
@@ -194,43 +204,26 @@ def _check_gpus(cluster: Cluster, processes: int, nodes: int, source: str) -> No
 _SCRIPT = re.compile(r"\s*(?:python[\d.]*|bash|sh)\s+(?:-u\s+)?(?P<script>[\w.-][\w./-]*\.(?:py|sh))(?=\s|$)")
 
 
-def _check_script(project: MLProject, command: str, source: str) -> None:
+def _script(command: str) -> str | None:
+    """The project's file that a command begins with, if it is plain to see."""
+    match = _SCRIPT.match(command)
+    return match["script"] if match else None
+
+
+def _check_script(project: MLProject, command: str) -> None:
     """A script that the command begins with and that isn't in the project fails here, not minutes later on a node.
 
     Later ones, and all if there is a job preparation, may have been made by what ran before.
     """
-    match = _SCRIPT.match(command)
-    if match and not (project.directory / match["script"]).exists():
-        raise ProjectError(f"{source}: the command runs '{match['script']}', which is not in the project ({project.directory})")
+    script = _script(command)
+    if script and not (project.directory / script).exists():
+        raise ProjectError(f"{project.source}: the command runs '{script}', which is not in the project ({project.directory})")
 
 
 def _ours(cluster: Cluster) -> list[Path]:
     """Folders of ours that a user may have put into his project."""
     share = cluster.share.url
     return [home(), *([Path(unquote(urlsplit(share).path))] if share.startswith("file:") else [])]
-
-
-def _without_secrets(
-    files: Sequence[StagedFile], secrets: Collection[str], documents: Collection[Path]
-) -> tuple[list[StagedFile], list[str]]:
-    """(files that may go to the share, paths of others that hold a secret): no secret is ever written there.
-
-    Where there are secrets, the files that they were read from stay here in any case: a secret may stand there in another
-    spelling (an escape of YAML or JSON) than the one we look for.
-    """
-    values = [value.encode() for value in secrets if value]
-    own = {path.resolve() for path in documents}
-    kept: list[StagedFile] = []
-    withheld: list[str] = []
-    for file in files:
-        if values and file.link is None and file.source.resolve() in own:
-            continue
-        content = file.source.read_bytes() if values and file.link is None else b""
-        if any(value in content for value in values):
-            withheld.append(file.path)
-        else:
-            kept.append(file)
-    return kept, withheld
 
 
 def _seconds(properties: JobProperties) -> float | None:

@@ -58,7 +58,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except click.exceptions.Abort:
-        click.echo("Aborted!", err=True)
+        click.echo("batchai: interrupted; jobs that run go on", err=True)
         sys.exit(EXIT_FAILED)
     except BatchAIError as error:
         if debug:

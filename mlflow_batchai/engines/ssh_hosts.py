@@ -44,17 +44,19 @@ class SshHosts(Hosts):
         nodes: the first one keeps the book.
         share: the control share's path on the nodes.
         python: what runs the agent there.
+        trainer: the training interpreter there.
         identity: the control share's identity, read when it is needed.
     """
 
     kind = "ssh"
     poll_seconds = 5.0
 
-    def __init__(self, nodes: Sequence[SshNode], share: str, python: str, identity: Callable[[], str]) -> None:
+    def __init__(self, nodes: Sequence[SshNode], share: str, python: str, trainer: str, identity: Callable[[], str]) -> None:
         self._machines = [SshMachine(node.name, node.target, node.root, python) for node in nodes]
         made = [Node(node.name, machine, node.root) for node, machine in zip(nodes, self._machines, strict=True)]
         super().__init__(made, f"{nodes[0].root}/book", share)
         self._identity = identity
+        self._trainer = trainer
         self._checked: tuple[list[Node], list[str]] | None = None
         self._looked = 0.0
         self._looking = threading.Lock()
@@ -130,11 +132,13 @@ class SshHosts(Hosts):
         return usable, problems
 
     def _hello(self, node: Node, identity: str) -> Answer:
-        return node.machine.ask("hello", root=node.root, share=self._share, identity=identity)
+        return node.machine.ask("hello", root=node.root, share=self._share, identity=identity, python=self._trainer)
 
     def _problem(self, node: Node, said: Answer, places: dict[str, str], first: Answer | ClusterError) -> str:
         """Why a node that answers can't be used, or nothing."""
         title = node.machine.title
+        if trouble := root_sentence(title, said):
+            return trouble
         twin = places.setdefault(said["place"], node.name)
         if twin != node.name:
             return twin_sentence(title, twin, said["root"])
@@ -142,12 +146,14 @@ class SshHosts(Hosts):
             return trouble
         if isinstance(first, dict) and (trouble := keeper_sentence(title, said, first["id"])):
             return trouble
-        return root_sentence(title, said)
+        if not said["python"]:
+            return f"{title}: there is no program {self._trainer} there; correct python in the cluster document"
+        return ""
 
 
 def twin_sentence(title: str, twin: str, root: str) -> str:
     """A node that is another one under a second name."""
-    return f"{title} is node {twin} again (the same machine and folder {root}); name it once"
+    return f"{title} is node {twin} again: the same machine and folder {root}; name it once, or name a root on its own disk"
 
 
 def copy_sentence(title: str, first: str, name: str, root: str) -> str:

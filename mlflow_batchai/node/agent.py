@@ -151,7 +151,7 @@ class Agent:
         exit_record: Dict[str, Any] = {
             "node": self.node,
             "failure": failure.as_record() if failure else None,
-            "stopped": str(stop) if stop else None,
+            "stopped": (str(stop) or stop.kind) if stop else None,
             "ranks": self.runtime.rank_results(),
             "left": sorted(left),
         }

@@ -92,7 +92,7 @@ def job_environment(
     environment = allowed(node_environment)
     folder = os.path.dirname(python)
     if folder:
-        environment["PATH"] = folder + os.pathsep + environment.get("PATH", os.defpath)
+        environment["PATH"] = os.pathsep.join([folder, layout.bin, environment.get("PATH", os.defpath)])
     service = layout.service_variables(addresses, gpus)
     environment.update(service)
     environment.update(plan["parameters"])

@@ -50,6 +50,7 @@ class NodeLayout:
         self.inputs = os.path.join(self.temp, "inputs")
         self.spool = os.path.join(self.job, "spool")
         self.site = os.path.join(self.job, "site")
+        self.bin = os.path.join(self.job, "bin")
         self.hostfile = os.path.join(self.job, "hostfile")
         cached = plan["preparationCache"]
         # What a cached preparation leaves, for later jobs too; None: preparation is the job's own.

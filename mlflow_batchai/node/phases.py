@@ -55,6 +55,7 @@ class Phases:
         self.meeting.settle(self._wait_a_little)
         self._set_up()
         self.python = self.preparation.interpreter()
+        staging.write_python(self.layout, self.python)
         self.preparation.job_preparation()
         self._meet()
         self._run_ranks()

@@ -24,19 +24,21 @@ def own_folder(root: str) -> str:
     return boot.own_folder(os.path.abspath(os.path.expanduser(root)))
 
 
-def hello(root: str, share: str, identity: str) -> Answer:
+def hello(root: str, share: str, identity: str, python: str) -> Answer:
     """What a client wants to know before it sends a job.
 
     Args:
         root: the node's own folder; made if it isn't there.
         share: the control share's path on this node.
         identity: the share's identity, as the client read it.
+        python: the cluster's training interpreter, as its document names it.
 
     Returns:
-        What ``place`` tells, and ``share``: None if it is the right one and writable, else ``missing``, ``another`` or
-        ``read-only``.
+        What ``place`` tells; ``share``: None if it is the right one and writable, else ``missing``, ``another`` or
+        ``read-only``; ``python``: whether there is such a program.
     """
-    return dict(place(root), share=share_trouble(share, identity))
+    there = shutil.which(os.path.expanduser(python)) is not None
+    return dict(place(root), share=share_trouble(share, identity), python=there)
 
 
 def place(root: str) -> Answer:

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import shlex
 import shutil
 import socket
 from typing import List, Optional, Tuple
@@ -150,6 +151,20 @@ def write_site(layout: NodeLayout, text: str) -> None:
     """Write the ``sitecustomize`` that ranks start with."""
     with open(os.path.join(layout.site, SITECUSTOMIZE), "w", encoding="utf-8") as file:
         file.write(text)
+
+
+def write_python(layout: NodeLayout, python: str) -> None:
+    """A program ``python`` for jobs whose interpreter has no such name beside it, as Debian's python3 has none.
+
+    A script and no link: an interpreter finds its environment by the path that it was started with.
+    """
+    if os.path.exists(os.path.join(os.path.dirname(python), "python")):
+        return
+    os.makedirs(layout.bin, exist_ok=True)
+    path = os.path.join(layout.bin, "python")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write('#!/bin/sh\nexec %s "$@"\n' % shlex.quote(python))
+    os.chmod(path, 0o755)
 
 
 def locate(layout: NodeLayout, path: str) -> Optional[Tuple[int, str]]:

@@ -48,7 +48,7 @@ def _load(folder: str, moment: float) -> Dict[str, Any]:
             book: Dict[str, Any] = json.load(file)
             return book
     except FileNotFoundError:
-        return {"next": int(moment), "tickets": []}
+        return {"next": int(moment * 1000), "tickets": []}
     except ValueError:
         path = os.path.join(folder, "book.json")
         raise BookError("the ticket book %s is damaged; remove it when no job of the cluster runs" % path) from None

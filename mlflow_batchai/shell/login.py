@@ -189,7 +189,9 @@ def _public_part(file: Path) -> bytes | None:
 
 
 def _unusable(target: Target, noun: str, file: Path, error: Exception) -> LoginError:
-    if isinstance(error, OSError):
+    if isinstance(error, FileNotFoundError):
+        what = "is not there; correct the path"
+    elif isinstance(error, OSError):
         what = f"can't be read: {error.strerror}; correct the path, or make it readable: chmod 600 {shlex.quote(str(file))}"
     elif file.suffix == ".pub":
         what = f"is the public half; name the private one, {file.with_suffix('')}"

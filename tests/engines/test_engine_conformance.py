@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -96,7 +97,7 @@ class SshSite(Site):
             made.append(SshNode(name, target, str(self.node_root(index))))
         if backwards:
             made.reverse()
-        self.engines.append(SshHosts(made, str(self.share.root), "python3", lambda: identify(self.share)))
+        self.engines.append(SshHosts(made, str(self.share.root), "python3", sys.executable, lambda: identify(self.share)))
         return self.engines[-1]
 
     def node_root(self, index: int) -> Path:

@@ -196,7 +196,7 @@ from mlflow_batchai.engines.ssh_hosts import SshHosts, SshNode
 from mlflow_batchai.shell.targets import resolve
 silent = socket.create_server(("127.0.0.1", 0))
 target = resolve("127.0.0.1", user="me", port=silent.getsockname()[1])
-engine = SshHosts([SshNode("a", target, {str(tmp_path)!r})], "/", "python3", lambda: "x")
+engine = SshHosts([SshNode("a", target, {str(tmp_path)!r})], "/", "python3", "python3", lambda: "x")
 print("ready", flush=True)
 engine.check(1)
 """
@@ -252,3 +252,11 @@ def test_a_login_with_another_shell(site: SshSite) -> None:
     command = shlex.join([sys.executable, "-I", "-S", "-c", archive.boot(), str(site.root / "r"), "name", "hash", "serve"])
     said = subprocess.run([tcsh, "-c", command], capture_output=True, text=True).stderr
     assert said == f"the archive is to be sent to {site.root}/r/agents/name\n"
+
+
+def test_a_training_interpreter_that_isnt_there(site: SshSite) -> None:
+    site.engine._trainer = "/opt/nowhere/bin/pyhton"
+    with pytest.raises(
+        ClusterError, match=r"node 127\.0\.0\.11: there is no program /opt/nowhere/bin/pyhton there; correct python"
+    ):
+        site.engine.check(2)

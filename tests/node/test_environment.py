@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -53,7 +54,9 @@ def test_nothing_leaks(environment: Callable[..., dict[str, str]]) -> None:
     found = environment()
     assert "leaked" not in json.dumps(found)
     assert (found["HOME"], found["LC_ALL"], found["CUDA_VISIBLE_DEVICES"]) == ("/home/ann", "C", "0")
-    assert found["PATH"] == "/envs/x/bin:/usr/bin:/bin"
+    # Where an interpreter has no ``python`` beside it, the job's own folder has one.
+    ours = os.path.join(os.path.dirname(found["AZ_BATCHAI_JOB_TEMP"]), "bin")
+    assert found["PATH"] == f"/envs/x/bin:{ours}:/usr/bin:/bin"
     assert found["MLFLOW_TRACKING_URI"] == NO_TRACKING_URI
     assert set(allowed(NODE)) == {"PATH", "HOME", "LANG", "LC_ALL", "CUDA_VISIBLE_DEVICES", "https_proxy"}
 
@@ -85,7 +88,7 @@ def test_document_variables_are_filled_in_in_order(environment: Callable[..., di
     assert found["A"] == f"{temp}/a"
     assert found["B"] == f"{temp}/a:{temp}/a:$C:$$"  # C comes later; what is unknown stays
     assert found["C"] == "3 $HOME"  # values are filled in once
-    assert found["PATH"] == "/mine:/envs/x/bin:/usr/bin:/bin"
+    assert found["PATH"] == f"/mine:/envs/x/bin:{os.path.dirname(temp)}/bin:/usr/bin:/bin"
     assert found["CANARY"] == "$CANARY"
 
 

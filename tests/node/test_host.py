@@ -123,11 +123,11 @@ def test_whoever_claims_the_ticket_signs(root: Path) -> None:
 def test_hello(root: Path, tmp_path: Path) -> None:
     share = tmp_path / "share"
     (share / ".batchai" / "identity" / "one").mkdir(parents=True)
-    said = host.answer("hello", {"root": str(root), "share": str(share), "identity": "one"})
+    said = host.answer("hello", {"root": str(root), "share": str(share), "identity": "one", "python": "python3"})
     assert (said["root"], said["share"]) == (str(root), None)
     assert said["free"] > 0
     assert said["filesystem"] == place.filesystem(str(tmp_path)) != ""
-    assert host.answer("hello", {"root": str(root), "share": str(share), "identity": "one"}) == said
+    assert host.answer("hello", {"root": str(root), "share": str(share), "identity": "one", "python": "python3"}) == said
     assert (said["keeper"], said["busy"], len(said["id"])) == (None, False, 32)
     place.set_keeper(str(root), "k")
     agent = subprocess.Popen([sys.executable, "-c", SIGNS, str(root)], stdout=subprocess.PIPE, text=True)
@@ -143,7 +143,12 @@ def test_hello(root: Path, tmp_path: Path) -> None:
         agent.communicate()
     place.set_keeper(str(root), "other")
     (tmp_path / "link").symlink_to(root)
-    assert host.answer("hello", {"root": str(tmp_path / "link"), "share": "/nope", "identity": "one"})["place"] == said["place"]
+    assert (
+        host.answer("hello", {"root": str(tmp_path / "link"), "share": "/nope", "identity": "one", "python": "python3"})[
+            "place"
+        ]
+        == said["place"]
+    )
     for path, identity, trouble in ((share, "two", "another"), (tmp_path / "none", "one", "missing")):
         assert place.share_trouble(str(path), identity) == trouble
 
@@ -158,7 +163,7 @@ def test_a_root_of_someone_else_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path / "link", 12345, 12345, follow_symlinks=False)
     for name in ("theirs", "link"):
         with pytest.raises(host.HostError, match=f"/{name} belongs to another user; remove it, or name another"):
-            host.answer("hello", {"root": str(tmp_path / name), "share": "/", "identity": "x"})
+            host.answer("hello", {"root": str(tmp_path / name), "share": "/", "identity": "x", "python": "python3"})
 
 
 def test_a_folder_that_others_can_write_is_closed(root: Path) -> None:
@@ -177,7 +182,7 @@ def test_a_damaged_book_is_a_sentence(tmp_path: Path) -> None:
 def test_what_the_system_refuses_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(host.HostError, match=f"^{tmp_path}/file/root can't be made: Not a directory"):
-        host.answer("hello", {"root": str(tmp_path / "file" / "root"), "share": "/", "identity": "x"})
+        host.answer("hello", {"root": str(tmp_path / "file" / "root"), "share": "/", "identity": "x", "python": "python3"})
 
 
 def test_served_line_by_line(agent_pyz: Path, root: Path) -> None:

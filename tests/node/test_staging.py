@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,3 +171,20 @@ def test_model_files(make_layout: Callable[..., NodeLayout], share: Path) -> Non
         (folder / f"m{number}.h5").touch()
     layout.plan["model"] = None
     assert len(staging.model_files(layout, [])) == 5
+
+
+def test_a_job_has_a_python(make_layout: Callable[..., NodeLayout], tmp_path: Path) -> None:
+    """Debian has python3 only; what lies beside an interpreter by that name is left alone."""
+    layout = make_layout()
+    staging.prepare_folders(layout)
+    (tmp_path / "odd name").mkdir()
+    interpreter = tmp_path / "odd name" / "python3"
+    interpreter.write_text('#!/bin/sh\necho "$0 says $@"\n')
+    interpreter.chmod(0o755)
+    staging.write_python(layout, str(interpreter))
+    said = subprocess.run([os.path.join(layout.bin, "python"), "a b", "$x"], capture_output=True, text=True, check=True).stdout
+    assert said == f"{interpreter} says a b $x\n"
+    os.unlink(os.path.join(layout.bin, "python"))
+    (tmp_path / "odd name" / "python").touch()
+    staging.write_python(layout, str(interpreter))
+    assert os.listdir(layout.bin) == []

@@ -1,0 +1,95 @@
+"""No secret is ever written to the share: which files of a project stay here, and which documents say a secret aloud."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlflow_batchai.errors import DocumentError
+from mlflow_batchai.shares.objects import StagedFile
+from mlflow_batchai.spec.text import load_text
+
+# Shorter ones can't be told from ordinary text; no secret worth its name is.
+LEAST_LENGTH = 6
+LARGEST_DOCUMENT = 1 << 20
+_PLACES = {
+    "environmentVariables": "properties.environmentVariables",
+    "preparation": "properties.jobPreparation.commandLine",
+    "command": "the entry point's command",
+    "parameters": "a parameter",
+}
+
+
+def without_secrets(
+    files: Sequence[StagedFile], secrets: Collection[str], documents: Collection[Path]
+) -> tuple[list[StagedFile], list[str]]:
+    """(files that may go to the share, paths of others that hold a secret).
+
+    Where there are secrets, the files that they were read from stay here in any case: a secret may stand there in another
+    spelling (an escape of YAML or JSON) than the one we look for. So do documents with secrets of other jobs.
+    """
+    values = [value.encode() for value in secrets if len(value) >= LEAST_LENGTH]
+    own = {path.resolve() for path in documents} if secrets else set()
+    kept: list[StagedFile] = []
+    withheld: list[str] = []
+    for file in files:
+        if file.link is not None:
+            kept.append(file)
+        elif file.source.resolve() in own:
+            continue
+        elif _names_secrets(file.source) or (values and _holds(file.source, values)):
+            withheld.append(file.path)
+        else:
+            kept.append(file)
+    return kept, withheld
+
+
+def _holds(path: Path, values: Sequence[bytes]) -> bool:
+    content = path.read_bytes()
+    return any(value in content for value in values)
+
+
+def _names_secrets(path: Path) -> bool:
+    """Whether a file is a document (a job's, or a configuration) that gives secrets their values."""
+    if path.suffix not in (".yaml", ".yml", ".json") and path.name != "MLproject":
+        return False
+    if path.stat().st_size > LARGEST_DOCUMENT or b"secrets" not in (content := path.read_bytes()):
+        return False
+    try:
+        found = load_text(content.decode("utf-8-sig"), str(path))
+    except (DocumentError, UnicodeDecodeError):
+        return False
+    block = found.get("batchai") if isinstance(found.get("batchai"), Mapping) else found
+    properties = block.get("properties") if isinstance(block, Mapping) else None
+    lists = [place.get("secrets") for place in (block, properties) if isinstance(place, Mapping)]
+    entries = [entry for entries in lists if isinstance(entries, list) for entry in entries]
+    return any(isinstance(entry, Mapping) and entry.get("value") for entry in entries)
+
+
+def refuse_spoken(plan: Mapping[str, Any], secrets: Collection[str], source: str) -> None:
+    """Refuse a plan, which lies on the share for all to read, that holds the text of a secret.
+
+    Raises:
+        DocumentError: where it stands.
+    """
+    values = [value for value in secrets if len(value) >= LEAST_LENGTH]
+    for key, text in _texts({name: value for name, value in plan.items() if name not in ("secretNames", "code")}):
+        if any(value in text for value in values):
+            place = _PLACES.get(key, key)
+            raise DocumentError(
+                f"{source}: {place} holds the text of a secret, and would be written to the share; refer to the secret's"
+                " variable there"
+            )
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """(top-level key, text) of every text in plain data."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _texts(inner, key or str(name))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner, key)

@@ -1,0 +1,79 @@
+"""What of a project stays on the client, and what is refused, so that no secret comes to lie on the share."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlflow_batchai.errors import DocumentError
+from mlflow_batchai.secrecy import refuse_spoken, without_secrets
+from mlflow_batchai.shares.objects import scan
+
+SECRET = "hunter2hunter2"
+
+
+@pytest.fixture
+def project(tmp_path):
+    def make(**files):
+        folder = tmp_path / "project"
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name.replace("__", ".")).write_text(text, encoding="utf-8")
+        return folder
+
+    return make
+
+
+def split(folder, secrets=(), documents=()):
+    kept, withheld = without_secrets(scan(folder), secrets, documents)
+    return sorted(file.path for file in kept), withheld
+
+
+def test_files_that_hold_a_secret_stay(project):
+    folder = project(train__py="print(1)", notes__txt=f"it is {SECRET}!", mine__yaml="x: 1")
+    assert split(folder, [SECRET], [folder / "mine.yaml"]) == (["train.py"], ["notes.txt"])
+    assert split(folder) == (["mine.yaml", "notes.txt", "train.py"], [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "properties: {secrets: [{name: TOKEN, value: x1}]}",
+        "secrets: [{name: TOKEN, value: x1}]",
+        '{"batchai": {"properties": {"secrets": [{"name": "TOKEN", "value": "x1"}]}}}',
+    ],
+)
+def test_documents_with_secrets_of_other_jobs_stay(project, text):
+    folder = project(train__py="print(1)", other__yaml=text)
+    assert split(folder) == (["train.py"], ["other.yaml"])
+
+
+@pytest.mark.parametrize(
+    "text", ["secrets: [a, b]", "secrets: {", "secrets:", "- secrets", "properties: {secrets: [{name: A}]}", "# secrets\nx: 1"]
+)
+def test_other_documents_go(project, text):
+    folder = project(other__yaml=text, data__json='{"secrets": 3}')
+    assert split(folder) == (["data.json", "other.yaml"], [])
+
+
+def test_a_few_letters_are_no_secret(project):
+    """They stand everywhere."""
+    folder = project(train__py="print('a')")
+    assert split(folder, ["a", "print"]) == (["train.py"], [])
+
+
+@pytest.mark.parametrize(
+    ("plan", "place"),
+    [
+        ({"environmentVariables": [{"name": "URL", "value": f"http://me:{SECRET}@h"}]}, "properties.environmentVariables"),
+        ({"preparation": f"login {SECRET}"}, "properties.jobPreparation.commandLine"),
+        ({"command": f"python train.py --token {SECRET}"}, "the entry point's command"),
+        ({"parameters": {"BATCHAI_PARAM_token": SECRET}}, "a parameter"),
+        ({"outputDirectories": [{"pathSuffix": SECRET}]}, "outputDirectories"),
+    ],
+)
+def test_a_plan_that_says_it_aloud_is_refused(plan, place):
+    with pytest.raises(DocumentError) as caught:
+        refuse_spoken({"ranks": 2, **plan}, [SECRET], "batchai.yaml")
+    assert str(caught.value).startswith(f"batchai.yaml: {place} holds the text of a secret")
+    assert SECRET not in str(caught.value)
+    refuse_spoken({**plan, "secretNames": [SECRET]}, ["another-secret"], "batchai.yaml")
