@@ -122,16 +122,20 @@ def test_failing_preparation_stops_a_node_that_still_prepares(cluster: Cluster) 
     assert_clean(cluster, job)
 
 
-def test_cancel_while_running(cluster: Cluster) -> None:
+@pytest.mark.parametrize(("why", "reason"), [("wrong data", "terminated by ann: wrong data"), ("", "terminated by ann")])
+def test_cancel_while_running(cluster: Cluster, why: str, reason: str) -> None:
     job = cluster.submit(
         "trap '' TERM; echo started; while true; do sleep 0.1; done", nodes=2, patch="runtime.TERMINATE_SECONDS = 0.5"
     )
     wait_for(lambda: job.log("stdout.txt").count("started") == 2)
-    job.cancel("ann", "wrong data")
+    job.cancel("ann", why)
     verdict = job.wait()
     assert (verdict["executionState"], verdict["terminated"], verdict["exitCode"]) == ("failed", True, None)
-    assert verdict["reason"] == "terminated by ann: wrong data"
+    assert verdict["reason"] == reason
     assert verdict["errors"][0]["code"] == "JobTerminate"
+    # Whoever looks meanwhile sees it ending, not running again.
+    exits = [protocol.read_closed(str(job.share / job.paths.exit(node))) for node in range(2)]
+    assert all(record and record["stopped"] for record in exits)
     assert_clean(cluster, job)
 
 
