@@ -139,7 +139,7 @@ def test_the_same_machine_twice(world: Any, ssh_servers: SshNodes, here: HereCli
     describe(world, document, hosts=[*document["hosts"], {"host": f"{ssh_servers.user}@127.0.0.11", "root": root}])
     said = here.refused(5)
     assert re.search(
-        rf"node {ssh_servers.user}@127\.0\.0\.11 is node 127\.0\.0\.11 again \(the same machine and folder .*\); name it once",
+        rf"node {ssh_servers.user}@127\.0\.0\.11 is node 127\.0\.0\.11 again: the same machine and folder .*; name it once",
         said,
     )
 
