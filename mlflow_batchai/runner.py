@@ -6,27 +6,23 @@ import contextlib
 import getpass
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mlflow_batchai import clusters, runs
+from mlflow_batchai import runs
 from mlflow_batchai.clusters import Cluster
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.detached import Submitted, follower_log, keep_follower, start_follower
 from mlflow_batchai.engines.base import StartRequest
-from mlflow_batchai.errors import BatchAIError, JobDetachedError, JobError, JobFailedError, ShareError
+from mlflow_batchai.errors import BatchAIError, JobDetachedError, JobFailedError
 from mlflow_batchai.jobs import EventReader, Job, JobState, failed_verdict, pause_after
 from mlflow_batchai.lease import Lease
 from mlflow_batchai.node import protocol
 from mlflow_batchai.planning import Prepared, slug
 from mlflow_batchai.runs import Tracking
-from mlflow_batchai.shares import Share, open_share
-from mlflow_batchai.shares.objects import holds_any, upload
+from mlflow_batchai.shares.objects import upload
 from mlflow_batchai.signals import Signals
-
-if TYPE_CHECKING:
-    from mlflow.entities import Run
 
 WATCH_SECONDS = 0.1
 PATIENCE_SECONDS = 10.0
@@ -150,71 +146,6 @@ def _end_half_done(share: Any, folder: str, error: BaseException | None) -> None
         terminated = isinstance(error, KeyboardInterrupt)
         code = protocol.JOB_TERMINATED if terminated else protocol.NODE_SETUP_FAILED
         Job(share, folder).claim_verdict(failed_verdict(code, _why(error), "submitter", terminated))
-
-
-class NoFolderError(JobError):
-    """No plan lies where a run says that its job lies: nothing of it was started, or nothing is left.
-
-    Attributes:
-        name: the job's.
-        run_id: its run's.
-        unstarted: whether the run still waits for it to be started.
-        run_ended: whether the run has ended.
-    """
-
-    def __init__(self, run: Run, where: str) -> None:
-        self.name, self.run_id = run.data.tags[runs.TAG_JOB], run.info.run_id
-        self.unstarted = run.info.status == "SCHEDULED"
-        self.run_ended = not self.unstarted and run.info.status != "RUNNING"
-        why = run.data.tags.get("batchai.reason", "its submitter died, or its folder was deleted")
-        hint = f"; `batchai job terminate {self.name}` ends its run" if self.unstarted else ""
-        super().__init__(f"job {self.name} has no job folder: {why} (looked for on {where}){hint}")
-
-
-def find(name: str, tracking: Tracking) -> Submitted:
-    """A job that was submitted earlier, by its name or run id.
-
-    Raises:
-        JobNotFoundError: there is none.
-        NoFolderError: its folder is not on its share.
-        ShareError: its share is not on this machine.
-    """
-    run = runs.find(runs.client(tracking), name)
-    return Submitted(_job_of(run), run.info.run_id, tracking)
-
-
-def _job_of(run: Run) -> Job:
-    """The job of a run: where its submitter had it, else where this machine's document of its cluster says."""
-    tags = run.data.tags
-    cluster = tags[runs.TAG_CLUSTER]
-    there: list[Share] = []
-    troubles: list[str] = []
-    ways: list[Callable[[], Share]] = [lambda: open_share(tags[runs.TAG_SHARE]), lambda: clusters.load(cluster)[0].share]
-    for way in ways:
-        try:
-            there.append(way())
-            return Job(there[-1], tags[runs.TAG_FOLDER])
-        except BatchAIError as error:
-            troubles.append(str(error))
-    # A job's code is sent before its run is made: where nothing was ever sent to is a folder that only has the share's path.
-    shares = [share.url for share in there if holds_any(share)]
-    if shares and len(there) == len(troubles):
-        raise NoFolderError(run, " and ".join(dict.fromkeys(shares)))
-    raise ShareError(
-        f"the share of job {tags[runs.TAG_JOB]} is not on this machine ({'; '.join(dict.fromkeys(troubles))}); "
-        f"mount it there, or describe cluster '{cluster}' here"
-    )
-
-
-def end_run(lost: NoFolderError, tracking: Tracking) -> None:
-    """End the run of a job of which nothing was started: it is KILLED, since nobody else will ever end it.
-
-    Raises:
-        NoFolderError: it is no such job.
-    """
-    if not lost.unstarted:
-        raise lost
-    runs.fail(runs.client(tracking), lost.run_id, "terminated; nothing of it had been started", "KILLED")
 
 
 def cancel(submitted: Submitted, why: str = "") -> None:

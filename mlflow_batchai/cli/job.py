@@ -81,9 +81,9 @@ def show(name: str) -> None:
 
     Example: batchai job show cifar_horovod-3f2a1c
     """
-    from mlflow_batchai import runner
+    from mlflow_batchai import lookup
 
-    found = runner.find(name, _tracking())
+    found = lookup.find(name, _tracking())
     snapshot = found.job.snapshot()
     state = found.job.state()
     plan = found.job.plan
@@ -132,11 +132,11 @@ def attach(name: str, only_new: bool) -> None:
 
     Ctrl-C leaves the job running here (it was submitted elsewhere); `batchai job terminate` ends it.
     """
-    from mlflow_batchai import detached, runner
+    from mlflow_batchai import detached, lookup, runner
     from mlflow_batchai.console import JobConsole
     from mlflow_batchai.signals import Signals
 
-    found = runner.find(name, _tracking())
+    found = lookup.find(name, _tracking())
     console = JobConsole(found.job.plan["ranks"])
     detached.ensure_follower(found)
     state = runner.watch(found, console, Signals(cancels=False), from_start=not only_new)
@@ -153,17 +153,17 @@ def terminate(name: str, yes: bool, no_wait: bool) -> None:
 
     Example: batchai job terminate cifar_horovod-3f2a1c -y
     """
-    from mlflow_batchai import detached, runner
+    from mlflow_batchai import detached, lookup, runner
 
     tracking = _tracking()
     try:
-        found = runner.find(name, tracking)
-    except runner.NoFolderError as lost:
+        found = lookup.find(name, tracking)
+    except lookup.NoFolderError as lost:
         if lost.run_ended:
             click.echo(f"job {lost.name} has ended already", err=True)
             return
         _ask(lost.name, yes)
-        runner.end_run(lost, tracking)
+        lookup.end_run(lost, tracking)
         click.echo(f"job {lost.name}: nothing of it had been started; its run is KILLED", err=True)
         return
     if found.job.state().ended:

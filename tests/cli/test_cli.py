@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlflow_batchai import detached, runner, runs
+from mlflow_batchai import detached, lookup, runner, runs
 from mlflow_batchai.cli import main as front_door
 from mlflow_batchai.cli.main import NOUNS, _code
 from mlflow_batchai.errors import (
@@ -73,7 +73,7 @@ def job(monkeypatch):
             raise JobNotFoundError(f"there is no job '{name}'; the newest are: toy-1")
         return found
 
-    monkeypatch.setattr(runner, "find", find)
+    monkeypatch.setattr(lookup, "find", find)
     monkeypatch.setattr(detached, "ensure_follower", lambda job: made.calls.append("follower"))
     monkeypatch.setattr(runner, "cancel", lambda job, why: made.calls.append(f"cancel: {why}"))
     monkeypatch.setattr(runner, "wait", lambda job: made.ended)
@@ -153,7 +153,7 @@ def test_an_error_is_one_sentence(batchai, job):
 
 
 def test_a_bug_is_one_sentence_too_and_debug_shows_where(batchai, job, monkeypatch):
-    monkeypatch.setattr(runner, "find", lambda name, tracking: {}["nope"])
+    monkeypatch.setattr(lookup, "find", lambda name, tracking: {}["nope"])
     code, _, err = batchai("job", "show", "x")
     assert (code, err) == (1, "batchai: KeyError: 'nope' (with --debug: where)\n")
     monkeypatch.setattr(sys, "argv", ["batchai", "--debug", "job", "show", "x"])
@@ -222,9 +222,9 @@ def test_terminate_what_never_began(batchai, monkeypatch, status, code, words, e
     calls = []
 
     def find(name, tracking):
-        raise runner.NoFolderError(run, "file:///share")
+        raise lookup.NoFolderError(run, "file:///share")
 
-    monkeypatch.setattr(runner, "find", find)
+    monkeypatch.setattr(lookup, "find", find)
     monkeypatch.setattr(runs, "client", lambda tracking: "client")
     monkeypatch.setattr(runs, "fail", lambda *arguments: calls.append(arguments))
     found, out, err = batchai("job", "terminate", "toy-1", "-y")
@@ -239,9 +239,9 @@ def test_terminate_what_never_began_asks_too(batchai, monkeypatch):
     )
 
     def find(name, tracking):
-        raise runner.NoFolderError(run, "file:///share")
+        raise lookup.NoFolderError(run, "file:///share")
 
-    monkeypatch.setattr(runner, "find", find)
+    monkeypatch.setattr(lookup, "find", find)
     monkeypatch.setattr("os.isatty", lambda descriptor: False)
     code, _, err = batchai("job", "terminate", "toy-1")
     assert (code, err) == (2, "batchai: ending job toy-1 needs -y where there is no terminal to ask on\n")

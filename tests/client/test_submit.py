@@ -10,14 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlflow_batchai import detached, runner, runs
+from mlflow_batchai import detached, lookup, runner, runs
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError, JobDetachedError, JobError, JobFailedError, ProjectError, ShareError
 from mlflow_batchai.jobs import Job, JobState
 from mlflow_batchai.lease import Lease
+from mlflow_batchai.lookup import NoFolderError
 from mlflow_batchai.planning import Prepared
-from mlflow_batchai.runner import NoFolderError, RunRequest
+from mlflow_batchai.runner import RunRequest
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.objects import scan, upload
 from mlflow_batchai.signals import Signals
@@ -156,7 +157,7 @@ def test_code_that_changes_meanwhile_leaves_no_run(scene):
 
 def test_a_job_is_found_by_its_name(scene):
     submitted = scene.submit()
-    found = runner.find("toy-012345", submitted.tracking)
+    found = lookup.find("toy-012345", submitted.tracking)
     assert (found.job.folder, found.run_id, found.follower) == (submitted.job.folder, submitted.run_id, None)
 
 
@@ -164,7 +165,7 @@ def test_a_job_whose_submit_failed_is_told_so(scene):
     scene.cluster.engine.error = ClusterError("no nodes today")
     with pytest.raises(ClusterError):
         scene.submit()
-    found = runner.find("toy-012345", runs.absolute("sqlite:///m.db", scene.root))
+    found = lookup.find("toy-012345", runs.absolute("sqlite:///m.db", scene.root))
     assert (found.job.state().execution_state, found.job.state().reason) == ("failed", "no nodes today")
 
 
@@ -172,7 +173,7 @@ def test_a_job_without_its_folder_is_told_so(scene):
     submitted = scene.submit()
     shutil.rmtree(scene.root / "share" / submitted.job.folder)
     with pytest.raises(JobError, match="job toy-012345 has no job folder: its submitter died, or its folder was deleted"):
-        runner.find("toy-012345", runs.absolute("sqlite:///m.db", scene.root))
+        lookup.find("toy-012345", runs.absolute("sqlite:///m.db", scene.root))
 
 
 def lost(scene):
@@ -180,7 +181,7 @@ def lost(scene):
     submitted = scene.submit()
     shutil.rmtree(scene.root / "share" / submitted.job.folder)
     with pytest.raises(NoFolderError) as error:
-        runner.find("toy-012345", submitted.tracking)
+        lookup.find("toy-012345", submitted.tracking)
     return error.value, submitted.tracking
 
 
@@ -188,12 +189,12 @@ def test_the_run_of_a_job_that_never_began_can_be_ended(scene):
     error, tracking = lost(scene)
     assert str(error).endswith("; `batchai job terminate toy-012345` ends its run")
     assert (error.name, error.run_id, error.unstarted, error.run_ended) == ("toy-012345", scene.run().info.run_id, True, False)
-    runner.end_run(error, tracking)
+    lookup.end_run(error, tracking)
     run = scene.run()
     assert (run.info.status, run.data.tags["batchai.executionState"]) == ("KILLED", "failed")
     assert run.data.tags["batchai.reason"] == "terminated; nothing of it had been started"
     with pytest.raises(NoFolderError, match="no job folder: terminated; nothing of it had been started") as again:
-        runner.find("toy-012345", tracking)
+        lookup.find("toy-012345", tracking)
     assert (again.value.unstarted, again.value.run_ended) == (False, True)
     assert "batchai job terminate" not in str(again.value)
 
@@ -202,10 +203,10 @@ def test_the_run_of_a_job_that_did_begin_is_not_ended_for_want_of_its_folder(sce
     _, tracking = lost(scene)
     scene.mlflow.update_run(scene.run().info.run_id, status="RUNNING")
     with pytest.raises(NoFolderError) as error:
-        runner.find("toy-012345", tracking)
+        lookup.find("toy-012345", tracking)
     assert not error.value.run_ended
     with pytest.raises(NoFolderError):
-        runner.end_run(error.value, tracking)
+        lookup.end_run(error.value, tracking)
     assert scene.run().info.status == "RUNNING"
 
 
@@ -219,13 +220,13 @@ def test_a_job_whose_share_is_elsewhere_on_this_machine(scene, here):
         if here == "another share":
             upload(elsewhere, scene.code)
     with pytest.raises(JobError if here == "another share" else ShareError, match="toy-012345") as error:
-        runner.find("toy-012345", submitted.tracking)
+        lookup.find("toy-012345", submitted.tracking)
     if here != "another share":  # that is no place of which one could say that nothing was ever started there
         assert "mount it there, or describe cluster 'local' here" in str(error.value)
     documents = scene.root / "home" / "clusters"
     documents.mkdir(parents=True)
     (documents / "local.yaml").write_text(f"engine: local\nshare: {scene.root / 'mounted'}\n", encoding="utf-8")
-    found = runner.find("toy-012345", submitted.tracking)
+    found = lookup.find("toy-012345", submitted.tracking)
     assert (found.job.share.root, found.run_id) == (scene.root / "mounted", submitted.run_id)
 
 
@@ -234,7 +235,7 @@ def test_a_job_whose_cluster_is_not_known_here_is_never_said_to_have_none(scene)
     scene.mlflow.set_tag(submitted.run_id, runs.TAG_CLUSTER, "gpus")
     shutil.rmtree(scene.root / "share" / submitted.job.folder)
     with pytest.raises(ShareError, match=r"not on this machine \(there is no job at .*; there is no cluster 'gpus'"):
-        runner.find("toy-012345", submitted.tracking)
+        lookup.find("toy-012345", submitted.tracking)
 
 
 def test_outcome(scene):

@@ -630,7 +630,7 @@ def test_a_password_where_none_is_taken(nodes, reach):
 @pytest.mark.parametrize(
     ("name", "problems"),
     [
-        ("absent", "can't be read: No such file or directory; correct the path"),
+        ("absent", "is not there; correct the path"),
         ("folder", "can't be read: Is a directory"),
         ("junk", "holds no private key that can be used"),
         ("key.pub", "is the public half; name the private one, {folder}/key"),

@@ -1,0 +1,82 @@
+"""Jobs that were submitted earlier: found by what their runs say, wherever their share lies on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mlflow_batchai import clusters, runs
+from mlflow_batchai.detached import Submitted
+from mlflow_batchai.errors import BatchAIError, JobError, ShareError
+from mlflow_batchai.jobs import Job
+from mlflow_batchai.runs import Tracking
+from mlflow_batchai.shares import Share, open_share
+from mlflow_batchai.shares.objects import holds_any
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+
+class NoFolderError(JobError):
+    """No plan lies where a run says that its job lies: nothing of it was started, or nothing is left.
+
+    Attributes:
+        name: the job's.
+        run_id: its run's.
+        unstarted: whether the run still waits for it to be started.
+        run_ended: whether the run has ended.
+    """
+
+    def __init__(self, run: Run, where: str) -> None:
+        self.name, self.run_id = run.data.tags[runs.TAG_JOB], run.info.run_id
+        self.unstarted = run.info.status == "SCHEDULED"
+        self.run_ended = not self.unstarted and run.info.status != "RUNNING"
+        why = run.data.tags.get("batchai.reason", "its submitter died, or its folder was deleted")
+        hint = f"; `batchai job terminate {self.name}` ends its run" if self.unstarted else ""
+        super().__init__(f"job {self.name} has no job folder: {why} (looked for on {where}){hint}")
+
+
+def find(name: str, tracking: Tracking) -> Submitted:
+    """A job that was submitted earlier, by its name or run id.
+
+    Raises:
+        JobNotFoundError: there is none.
+        NoFolderError: its folder is not on its share.
+        ShareError: its share is not on this machine.
+    """
+    run = runs.find(runs.client(tracking), name)
+    return Submitted(_job_of(run), run.info.run_id, tracking)
+
+
+def _job_of(run: Run) -> Job:
+    """The job of a run: where its submitter had it, else where this machine's document of its cluster says."""
+    tags = run.data.tags
+    cluster = tags[runs.TAG_CLUSTER]
+    there: list[Share] = []
+    troubles: list[str] = []
+    ways: list[Callable[[], Share]] = [lambda: open_share(tags[runs.TAG_SHARE]), lambda: clusters.load(cluster)[0].share]
+    for way in ways:
+        try:
+            there.append(way())
+            return Job(there[-1], tags[runs.TAG_FOLDER])
+        except BatchAIError as error:
+            troubles.append(str(error))
+    # A job's code is sent before its run is made: where nothing was ever sent to is a folder that only has the share's path.
+    shares = [share.url for share in there if holds_any(share)]
+    if shares and len(there) == len(troubles):
+        raise NoFolderError(run, " and ".join(dict.fromkeys(shares)))
+    raise ShareError(
+        f"the share of job {tags[runs.TAG_JOB]} is not on this machine ({'; '.join(dict.fromkeys(troubles))}); "
+        f"mount it there, or describe cluster '{cluster}' here"
+    )
+
+
+def end_run(lost: NoFolderError, tracking: Tracking) -> None:
+    """End the run of a job of which nothing was started: it is KILLED, since nobody else will ever end it.
+
+    Raises:
+        NoFolderError: it is no such job.
+    """
+    if not lost.unstarted:
+        raise lost
+    runs.fail(runs.client(tracking), lost.run_id, "terminated; nothing of it had been started", "KILLED")
