@@ -12,6 +12,7 @@ from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError
 from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.identity import identify
+from mlflow_batchai.spec.base import key_of
 from mlflow_batchai.spec.cluster import ClusterDocument
 from mlflow_batchai.spec.cluster import Engine as EngineName
 from mlflow_batchai.spec.loading import load_cluster
@@ -79,19 +80,13 @@ def load(name: str | None) -> tuple[Cluster, list[str]]:
     if document.node_setup.model_fields_set:
         raise NotSupportedError(f"{path}: nodeSetup is not supported yet; prepare the nodes by hand and remove it")
     build, used = (_ssh, ("user_account_settings",)) if document.engine is EngineName.SSH else (_local, ())
-    unused = [key for field, key in _UNUSED.items() if field in document.model_fields_set and field not in used]
+    unused = [key_of(ClusterDocument, field) for field in _UNUSED if field in document.model_fields_set and field not in used]
     if unused:
         warnings.append(f"{path}: {', '.join(unused)} plays no part with engine: {document.engine.value}")
     return build(name, document, path), warnings
 
 
-_UNUSED = {
-    "vm_size": "vmSize",
-    "vm_priority": "vmPriority",
-    "virtual_machine_configuration": "virtualMachineConfiguration",
-    "user_account_settings": "userAccountSettings",
-    "subnet": "subnet",
-}
+_UNUSED = ("vm_size", "vm_priority", "virtual_machine_configuration", "user_account_settings", "subnet")
 
 
 def _local(name: str, document: ClusterDocument, path: Path) -> Cluster:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import io
 import uuid
@@ -21,8 +22,12 @@ def boot() -> str:
     return f"import base64; exec(base64.b64decode('{base64.b64encode(text).decode()}').decode())"
 
 
+@functools.cache
 def build() -> bytes:
-    """The archive's bytes: the same sources give the same bytes on any machine (so nothing is compressed: zlibs differ)."""
+    """The archive's bytes, made once a process, however many nodes it goes to.
+
+    The same sources give the same bytes on any machine (so nothing is compressed: zlibs differ).
+    """
     package = files("mlflow_batchai")
     contents = {"__main__.py": _MAIN.encode(), "mlflow_batchai/__init__.py": package.joinpath("__init__.py").read_bytes()}
     for room in ROOMS:
