@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from azure_server import AzureServer
 from netns import Machine
 from sshd import SshNodes, ssh_nodes
 from waiting import wait_for
@@ -42,6 +43,13 @@ def ssh_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshNodes]:
     """Four SSH servers for one test module; a test that stops one starts it again."""
     with ssh_nodes(tmp_path_factory.mktemp("ssh")) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
+    """An Azure Files and blob endpoint for one test module; a test that sets faults, latency or a size limit takes them back."""
+    with AzureServer(tmp_path_factory.mktemp("azure")) as server:
+        yield server
 
 
 class World:
