@@ -15,7 +15,7 @@ $(VENV)/.setup: pyproject.toml constraints.txt scripts/setup.sh
 	@touch $@
 
 $(VENV)/.setup-dev: $(VENV)/.setup
-	@PYTHON="$(PYTHON)" scripts/setup.sh $(VENV) training,dev
+	@PYTHON="$(PYTHON)" scripts/setup.sh $(VENV) training,azure,dev
 	@touch $@
 
 setup: $(VENV)/.setup ## Make .venv with the pinned packages and a Horovod wheel.
@@ -36,6 +36,8 @@ faults: $(VENV)/.setup-dev ## The tests of failures, cancellation and killed pro
 bench: $(VENV)/.setup-dev ## All benchmarks: ratios measured side by side (minutes).
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/ssh_connect.py
+	$(BIN)/python benchmarks/share_transfer.py
+	$(BIN)/python benchmarks/share_job.py
 
 format: $(VENV)/.setup-dev ## Format the code.
 	$(BIN)/ruff format $(SOURCES)

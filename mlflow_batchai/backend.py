@@ -21,10 +21,12 @@ from mlflow_batchai import clusters, detached, planning, runner, runs
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.errors import BatchAIError, DocumentError, NotSupportedError, ProjectError
 from mlflow_batchai.node import protocol
+from mlflow_batchai.prepared import Prepared
 from mlflow_batchai.signals import Signals
 from mlflow_batchai.spec.batchai import BatchaiFile, merge
 from mlflow_batchai.spec.loading import parse_batchai, read, read_batchai
 from mlflow_batchai.spec.mlproject import MLProject, bind, find_entry_point, load_project
+from mlflow_batchai.volumes import check_volumes
 
 # What MLflow puts into the backend configuration itself.
 MLFLOW_KEYS = ("ENV_MANAGER", "SYNCHRONOUS", "DOCKER_ARGS", "STORAGE_DIR", "build_image", "docker_auth")
@@ -88,8 +90,9 @@ class BatchAIBackend(AbstractBackend):
             )
             signals = Signals()
             with signals.installed() if command_line else contextlib.nullcontext():
-                submitted = runner.submit(prepared, cluster, request)
-                console = JobConsole(submitted.job.plan["ranks"])
+                console = JobConsole(prepared.plan["ranks"])
+                with contextlib.closing(console):
+                    submitted = runner.submit(prepared, cluster, request, console.transfer)
                 page = runs.page(request.tracking.uri, request.experiment_id, submitted.run_id)
                 how = f"see it with: mlflow ui --backend-store-uri {request.tracking.uri}"
                 console.say(f"run {submitted.run_id}: {page or runs.shown(request.tracking.uri)}")
@@ -111,7 +114,7 @@ def _prepare(
     tracking_uri: str,
     experiment_id: str,
     command_line: Mapping[str, Any],
-) -> tuple[planning.Prepared, clusters.Cluster, runner.RunRequest, bool]:
+) -> tuple[Prepared, clusters.Cluster, runner.RunRequest, bool]:
     """All that can be checked and worked out before anything exists; whether to stay until the job has ended."""
     cwd = Path.cwd()
     _refuse_unusable(backend_config)
@@ -126,11 +129,14 @@ def _prepare(
     console = JobConsole(1)
     for warning in [*warnings, *more, *prepared.warnings]:
         console.say(warning)
-    for warning in cluster.engine.check(prepared.plan["nodeCount"]):
+    check_volumes(prepared.plan["volumes"])
+    for warning in cluster.engine.check(prepared.plan["nodeCount"], prepared.needs):
         console.say(warning)
+    prepared = prepared.with_tools(cluster.engine.lacking)
     tracking = runs.absolute(tracking_uri, cwd)
     experiment_id, experiment = _experiment(tracking, experiment_id, config, command_line)
-    python = "python_env.yaml" if prepared.plan["environment"] else cluster.python
+    container = prepared.plan["container"]
+    python = "python_env.yaml" if prepared.plan["environment"] else container["image"] if container else cluster.python
     nodes, ranks = prepared.plan["nodeCount"], prepared.plan["ranks"]
     console.say(f"job {prepared.name}: {nodes} node(s) of cluster {cluster.name}, {ranks} rank(s), training with {python}")
     request = runner.RunRequest(
@@ -148,9 +154,13 @@ def _prepare(
 def _refuse_unusable(backend_config: Mapping[str, Any]) -> None:
     """MLflow's options that mean nothing here are refused, never ignored."""
     if backend_config.get("DOCKER_ARGS"):
-        raise NotSupportedError("--docker-args: containers are not supported yet; drop the option")
+        raise NotSupportedError(
+            "--docker-args: docker_env says what the container gets (volumes, environment); drop the option"
+        )
     if backend_config.get("build_image"):
-        raise NotSupportedError("--build-image: containers are not supported yet; drop the option")
+        raise NotSupportedError(
+            "--build-image: nodes pull the image that docker_env names and get the code by the share; drop the option"
+        )
     if backend_config.get("STORAGE_DIR"):
         raise NotSupportedError("--storage-dir: remote artifacts are not downloaded by this backend; drop the option")
 

@@ -6,18 +6,25 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlflow_batchai.engines.base import Engine
 from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError, ShareError, UsageError
-from mlflow_batchai.shares import Share
+from mlflow_batchai.shares import Share, credentials, open_share
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.identity import identify
+from mlflow_batchai.shares.location import AzureLocation, is_azure, parse
 from mlflow_batchai.spec.base import key_of
 from mlflow_batchai.spec.cluster import ClusterDocument
 from mlflow_batchai.spec.cluster import Engine as EngineName
 from mlflow_batchai.spec.loading import load_cluster
 
+if TYPE_CHECKING:
+    from mlflow_batchai.engines.ssh_hosts import SshNode
+
 DEFAULT_CLUSTER = "local"
+# What nodes are given to look at the share before a job.
+CHECK_SECONDS = 3600.0
 
 
 def home() -> Path:
@@ -36,10 +43,13 @@ class Cluster:
         name: as in its document's file name.
         document: what it says.
         share: the control share, as this machine has it.
-        share_on_nodes: its path on the nodes.
-        file_shares: where the folders that stand for Azure file shares lie: a share, a path on it, their path on the nodes.
+        share_on_nodes: its path on the nodes, or its address if it is an Azure file share: they use it by REST.
+        mount: how nodes mount Azure file shares: ``folder``, ``rclone``, ``cifs`` or ``bind``.
+        file_shares: where the folders that stand for Azure file shares lie: a share, a path on it, their path on the nodes;
+            None where there is no such place.
         python: the training interpreter of its nodes.
         environments: where nodes keep built training environments, None: each under its own root.
+        location: the control share's, if it is an Azure file share.
     """
 
     name: str
@@ -47,9 +57,11 @@ class Cluster:
     share: Share
     engine: Engine
     share_on_nodes: str
-    file_shares: tuple[DirectoryShare, str, str]
+    mount: str
+    file_shares: tuple[DirectoryShare, str, str] | None
     python: str
     environments: str | None
+    location: AzureLocation | None = None
 
 
 def names() -> list[str]:
@@ -77,8 +89,9 @@ def load(name: str | None) -> tuple[Cluster, list[str]]:
         raise ClusterError(f"there is no cluster '{name}' ({path}); the clusters are: {', '.join(names())}")
     if document.engine not in (EngineName.LOCAL, EngineName.SSH):
         raise NotSupportedError(f"{path}: engine {document.engine.value} is not supported yet; use engine: local or ssh")
-    if document.node_setup.model_fields_set:
-        raise NotSupportedError(f"{path}: nodeSetup is not supported yet; prepare the nodes by hand and remove it")
+    if unsupported := sorted(document.node_setup.model_fields_set - {"mount_volumes"}):
+        key = key_of(type(document.node_setup), unsupported[0])
+        raise NotSupportedError(f"{path}: nodeSetup.{key} is not supported yet; prepare the nodes by hand and remove it")
     build, used = (_ssh, ("user_account_settings",)) if document.engine is EngineName.SSH else (_local, ())
     unused = [key_of(ClusterDocument, field) for field in _UNUSED if field in document.model_fields_set and field not in used]
     if unused:
@@ -89,39 +102,110 @@ def load(name: str | None) -> tuple[Cluster, list[str]]:
 _UNUSED = ("vm_size", "vm_priority", "virtual_machine_configuration", "user_account_settings", "subnet")
 
 
+def _azure(document: ClusterDocument, path: Path) -> AzureLocation | None:
+    """Where the control share lies if it is an Azure file share, whose credentials are remembered.
+
+    Raises:
+        ClusterError: no share can have that address.
+    """
+    text = document.share or ""
+    if not is_azure(text):
+        return None
+    try:
+        location = parse(text)
+    except ShareError as error:
+        raise ClusterError(f"{path}: share: {error}") from error
+    if given := document.credentials:
+        key, sas = (secret.get_secret_value() if secret else None for secret in (given.account_key, given.sas_token))
+        credentials.remember(location.account, credentials.Credential(key, sas))
+    return location
+
+
+def _no_stand_in(document: ClusterDocument, path: Path) -> None:
+    if document.mount == "folder":
+        raise DocumentError(
+            f"{path}: mount is folder, and an Azure share has no folder that could stand for another; use rclone, cifs or bind"
+        )
+
+
 def _local(name: str, document: ClusterDocument, path: Path) -> Cluster:
     from mlflow_batchai.engines.local_hosts import LocalHosts
 
-    folder = Path(document.share).expanduser() if document.share else home() / "share"
-    if not folder.is_absolute():
-        folder = home() / folder
     python = str(Path(document.python).expanduser()) if document.python else sys.executable
     if not os.access(python, os.X_OK):
         raise ClusterError(f"cluster '{name}': python: {python} is not a program")
+    location = _azure(document, path)
+    share: Share
+    if location:
+        _no_stand_in(document, path)
+        share, on_nodes = open_share(location.url), location.url
+    else:
+        folder = Path(document.share).expanduser() if document.share else home() / "share"
+        if not folder.is_absolute():
+            folder = home() / folder
+        share, on_nodes = DirectoryShare(folder), str(folder)
     return Cluster(
         name,
         document,
-        DirectoryShare(folder),
-        LocalHosts(home(), name, document.nodes, folder),
-        str(folder),
-        (DirectoryShare(home()), "shares", str(home() / "shares")),
+        share,
+        LocalHosts(home(), name, document.nodes, on_nodes),
+        on_nodes,
+        document.mount or ("rclone" if location else "folder"),
+        None if location else (DirectoryShare(home()), "shares", str(home() / "shares")),
         python,
         str(home() / "envs"),
+        location,
     )
 
 
 def _ssh(name: str, document: ClusterDocument, path: Path) -> Cluster:
-    from mlflow_batchai.engines.ssh_hosts import SshHosts, SshNode
-    from mlflow_batchai.shell.targets import resolve
+    from mlflow_batchai.engines.ssh_hosts import SshHosts
 
+    python = document.python or "python3"
+    share: Share
+    location = _azure(document, path)
+    if location:
+        _no_stand_in(document, path)
+        share, on_nodes, stand_ins = open_share(location.url), location.url, None
+    else:
+        folder = _shared_folder(document, path)
+        share, on_nodes = folder, document.share_on_nodes or str(folder.root)
+        stand_ins = (folder, "shares", f"{on_nodes}/shares")
+    engine = SshHosts(
+        _ssh_nodes(document),
+        on_nodes,
+        document.agent_python,
+        python,
+        lambda: identify(share),
+        lambda: share_secret(location),
+    )
+    return Cluster(name, document, share, engine, on_nodes, document.mount or "rclone", stand_ins, python, None, location)
+
+
+def share_secret(location: AzureLocation | None, seconds: float = CHECK_SECONDS) -> str | None:
+    """What opens an Azure control share for nodes, for at least so many seconds; None: nodes have it as a folder.
+
+    Raises:
+        ShareError: there are no credentials that could.
+    """
+    return credentials.for_nodes(location, seconds)["sas"] if location else None
+
+
+def _shared_folder(document: ClusterDocument, path: Path) -> DirectoryShare:
     assert document.share
     folder = Path(document.share).expanduser()
     if not folder.is_absolute():
-        raise DocumentError(f"{path}: share is '{document.share}', but must be an absolute path")
+        raise DocumentError(f"{path}: share is '{document.share}', but must be an absolute path, or an Azure share's address")
     try:
-        share = DirectoryShare.existing(folder)
+        return DirectoryShare.existing(folder)
     except ShareError as error:
         raise ClusterError(f"{path}: share: {error}") from error
+
+
+def _ssh_nodes(document: ClusterDocument) -> list[SshNode]:
+    from mlflow_batchai.engines.ssh_hosts import SshNode
+    from mlflow_batchai.shell.targets import resolve
+
     account = document.user_account_settings
     password = account.admin_user_password if account else None
     nodes = []
@@ -136,15 +220,4 @@ def _ssh(name: str, document: ClusterDocument, path: Path) -> Cluster:
             password=password.get_secret_value() if password else None,
         )
         nodes.append(SshNode(entry.host, target, entry.root or document.root or f"/var/tmp/batchai-{target.user}"))
-    on_nodes = document.share_on_nodes or str(folder)
-    python = document.python or "python3"
-    return Cluster(
-        name,
-        document,
-        share,
-        SshHosts(nodes, on_nodes, document.agent_python, python, lambda: identify(share)),
-        on_nodes,
-        (share, "shares", f"{on_nodes}/shares"),
-        python,
-        None,
-    )
+    return nodes

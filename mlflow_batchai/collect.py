@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+import shutil
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import TYPE_CHECKING, TypeVar
 
 from mlflow_batchai.errors import ModelError, ShareError
 from mlflow_batchai.jobs import Job
@@ -21,10 +24,82 @@ from mlflow_batchai.shares.directory import DirectoryShare
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
+Result = TypeVar("Result")
 
-def upload_logs(client: MlflowClient, job: Job) -> list[str]:
-    """Send the job's log files, as they are now, to the run's artifacts under ``stdouterr``; sentences on what was left out."""
-    return _upload(client, job, job.share, job.paths.stdouterr, "stdouterr")
+LOGS = "stdouterr"
+BLOCK = 16 << 20
+
+
+class Logs:
+    """A job's log files on their way to the run's artifacts under ``stdouterr``.
+
+    Where the share is not a directory of this machine, each byte is fetched once: log files only grow.
+    """
+
+    def __init__(self, client: MlflowClient, job: Job) -> None:
+        self._client = client
+        self._job = job
+        self._sent: dict[str, int] = {}
+        self._copies: Path | None = None
+
+    def send(self, complete: bool = False) -> list[str]:
+        """Send the files that have grown since the last call, whole, as artifacts are sent; one listing a folder tells which.
+
+        Args:
+            complete: nothing more will be written to them.
+
+        Returns:
+            Sentences on what was left out.
+        """
+        share, path = self._job.share, self._job.paths.stdouterr
+        if isinstance(share, DirectoryShare):
+            sizes = {entry.name: entry.size for entry in share.list(path)}
+            if sizes == self._sent and not complete:
+                return []
+            notes = _upload(self._client, self._job, share, path, LOGS)
+            self._sent = sizes
+            return notes
+        sizes, astray = _sizes(share, path)
+        notes = [f"{LOGS}: {note}" for note in astray]
+        grown = {name: size for name, size in sizes.items() if complete or size != self._sent.get(name)}
+        if not grown:
+            return notes
+        copies = self._folder()
+        run_id = str(self._job.plan["runId"])
+        fetched = _at_once(share, lambda name: _follow(share, f"{path}/{name}", copies / name, grown[name], complete), grown)
+        for name, length in zip(grown, fetched, strict=True):
+            if length != self._sent.get(name):
+                self._client.log_artifact(run_id, str(copies / name), f"{LOGS}/{name}".rpartition("/")[0])
+            self._sent[name] = length
+        return notes
+
+    def _folder(self) -> Path:
+        if self._copies is None:
+            self._copies = Path(mkdtemp(prefix="batchai-logs-"))
+            weakref.finalize(self, shutil.rmtree, self._copies, ignore_errors=True)
+        return self._copies
+
+
+def _follow(share: Share, path: str, copy: Path, size: int, complete: bool) -> int:
+    """Append what a file has more than its copy here; the copy's length.
+
+    A file that was made longer ends in NULs until it is written there: they wait for the next time, unless nothing will come.
+    """
+    have = copy.stat().st_size if copy.exists() else 0
+    if have > size:
+        # Not a log that grows: another file took its place.
+        have = 0
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with copy.open("r+b" if have else "wb") as file:
+        file.seek(have)
+        while have < size:
+            data = share.read(path, have, min(BLOCK, size - have))
+            kept = data if complete else data.rstrip(b"\0")
+            file.write(kept)
+            have += len(kept)
+            if len(kept) < len(data) or not data:
+                break
+    return have
 
 
 def upload_outputs(client: MlflowClient, job: Job) -> list[str]:
@@ -115,7 +190,7 @@ def _local_file(job: Job, path: str) -> Iterator[Path]:
         return
     with TemporaryDirectory(prefix="batchai-") as scratch:
         target = Path(scratch) / inside.rpartition("/")[2]
-        target.write_bytes(share.read(inside))
+        share.download(inside, target)
         yield target
 
 
@@ -148,12 +223,12 @@ def _upload(client: MlflowClient, job: Job, share: Share, path: str, artifact: s
                 if Path(parent, name) not in left_out:
                     client.log_artifact(run_id, str(Path(parent, name)), f"{artifact}/{inside}".removesuffix("/."))
         return [f"{artifact}: not sent: {', '.join(astray)} (links out of the share, or to nothing)"]
-    with TemporaryDirectory(prefix="batchai-") as scratch:
-        target = Path(scratch) / "folder"
-        _download(share, path, target)
-        if target.is_dir():
-            client.log_artifacts(run_id, str(target), artifact)
-    return []
+    sizes, notes = _sizes(share, path)
+    if sizes:
+        with TemporaryDirectory(prefix="batchai-") as scratch:
+            _at_once(share, lambda name: share.download(f"{path}/{name}", Path(scratch, name)), sizes)
+            client.log_artifacts(run_id, scratch, artifact)
+    return [f"{artifact}: {note}" for note in notes]
 
 
 def _bounds(job: Job, share: DirectoryShare) -> Path:
@@ -177,10 +252,29 @@ def _is_astray(path: Path, root: Path) -> bool:
     return not path.exists() or not path.resolve().is_relative_to(root)
 
 
-def _download(share: Share, path: str, target: Path) -> None:
-    for entry in share.list(path):
-        if entry.is_directory:
-            _download(share, f"{path}/{entry.name}", target / entry.name)
-        else:
-            target.mkdir(parents=True, exist_ok=True)
-            (target / entry.name).write_bytes(share.read(f"{path}/{entry.name}"))
+def _sizes(share: Share, path: str) -> tuple[dict[str, int], list[str]]:
+    """(size of each file below a folder, by its path from there; sentences on names that can't be files of this machine)."""
+    sizes: dict[str, int] = {}
+    notes: list[str] = []
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        for entry in share.list(f"{path}/{folder}".rstrip("/")):
+            if entry.name in ("", ".", "..") or "/" in entry.name or "\0" in entry.name:
+                notes.append(f"not sent: {folder}{entry.name!r} can't be a name here")
+            elif entry.is_directory:
+                waiting.append(f"{folder}{entry.name}/")
+            else:
+                sizes[folder + entry.name] = entry.size
+    return sizes, notes
+
+
+def _at_once(share: Share, act: Callable[[str], Result], names: Iterable[str]) -> list[Result]:
+    """What comes of something that is done for each name, as many at a time as pay."""
+    with ThreadPoolExecutor(share.at_once, "batchai-collect") as pool:
+        futures = [pool.submit(act, name) for name in names]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

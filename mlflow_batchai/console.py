@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 SHOWN_METRICS = 6
+TRANSFER_SECONDS, REDRAW_SECONDS = 5.0, 0.5
 
 
 def _silence(stream: TextIO) -> None:
@@ -45,6 +47,7 @@ class JobConsole:
         self._status: Status | None = None
         self._epoch: dict[str, float] = {}
         self._step = -1
+        self._transfer_told: float | None = None
         if self._err.isatty():
             from rich.console import Console
 
@@ -53,6 +56,16 @@ class JobConsole:
     def say(self, sentence: str) -> None:
         """One line of our own."""
         self._plain(self._err, f"batchai: {sentence}\n")
+
+    def transfer(self, sent: int, total: int) -> None:
+        """How far files that are sent have come; what takes no time is not spoken of."""
+        now = time.monotonic()
+        if self._transfer_told is None or sent == 0:
+            self._transfer_told = now
+            return
+        if now - self._transfer_told >= (TRANSFER_SECONDS if self._rich is None else REDRAW_SECONDS) and sent < total:
+            self._transfer_told = now
+            self.state(f"sending {sent / 1e6:.1f} of {total / 1e6:.1f} MB")
 
     def state(self, text: str) -> None:
         """What the job is doing: the line at the bottom on a terminal, a line of its own elsewhere."""

@@ -12,6 +12,7 @@ from mlflow_batchai.errors import JobError
 from mlflow_batchai.jobs import Job
 from mlflow_batchai.lease import Lease
 from mlflow_batchai.runs import Tracking
+from mlflow_batchai.shares import credentials
 
 FOLLOWER_STARTS = 3
 
@@ -38,7 +39,7 @@ def start_follower(submitted: Submitted) -> None:
     # -P: what lies in the user's folder must not be imported in place of a library.
     argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "mlflow_batchai.follower"]
     # The store's address goes by MLflow's own variable: a database's holds a password, and `ps` shows everyone our arguments.
-    environment = {**os.environ, **tracking.environment, "BATCHAI_HOME": str(clusters.home())}
+    environment = {**os.environ, **tracking.environment, **credentials.exported(), "BATCHAI_HOME": str(clusters.home())}
     submitted.follower = shell.spawn([*argv, job.share.url, job.folder], environment, follower_log(job))
     submitted.starts += 1
 

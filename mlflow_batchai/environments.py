@@ -59,8 +59,8 @@ def training_environment(project: MLProject, manager: str | None, cluster: Clust
 def preparation_cache(plan: Mapping[str, Any], cache: bool | Collection[str], source: str) -> str | None:
     """What names the folder in which nodes keep what job preparation made: a hash over all that it is said to depend on.
 
-    Those are its command with the parameters that it names, the document's variables, the training interpreter, and the files
-    of the project that ``cache`` lists (true: all). Of a secret only the name counts.
+    Those are its command with the parameters that it names, the document's variables, the training interpreter or the
+    image, and the files of the project that ``cache`` lists (true: all). Of a secret only the name counts.
 
     Args:
         cache: ``cachePreparation``.
@@ -87,7 +87,7 @@ def preparation_cache(plan: Mapping[str, Any], cache: bool | Collection[str], so
         [[variable, value] for variable, value in values if variable in command],
         plan["environmentVariables"],
         plan["secretNames"],
-        [plan["python"], (plan["environment"] or {}).get("hash")],
+        [plan["python"], (plan["environment"] or {}).get("hash"), (plan["container"] or {}).get("image")],
         [files[name] for name in sorted(chosen)],
     ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

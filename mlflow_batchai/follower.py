@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 STEP_SECONDS = 0.5
 TAG_SECONDS = 5.0
 CANCEL_PATIENCE_SECONDS = 30.0
+# For agents that have a volume by rclone: they send what ranks have written to it first (``agent.LAST_DRAIN_SECONDS``).
+DRAIN_PATIENCE_SECONDS = 120.0
 LEAVE_SECONDS = 10.0
 SILENCE_MARGIN_SECONDS = 15.0
 WRITER = "follower"
@@ -121,7 +123,8 @@ class Watch:
             return
         if snapshot.requests:
             self._cancel_since = now if self._cancel_since is None else self._cancel_since
-            if now - self._cancel_since > CANCEL_PATIENCE_SECONDS:
+            drains = any(volume.get("how") == "rclone" for volume in self._job.plan["volumes"])
+            if now - self._cancel_since > CANCEL_PATIENCE_SECONDS + drains * DRAIN_PATIENCE_SECONDS:
                 # Without a handle its submitter died before it had started every agent: those that came have been told.
                 if self._handle:
                     self._engine.cancel(self._handle)
@@ -134,7 +137,11 @@ class Watch:
         return Poll(PollState.UNKNOWN, "its submitter died before it had started every agent", (), nodes)
 
     def _count(self) -> int:
-        """How many segments node 0 has begun; nobody else counts them once the run was deleted."""
+        """How many segments node 0 has begun; nobody else counts them once the run was deleted. Or what its notices come to."""
+        if (board := self._job.board) is not None:
+            board.look()
+            writer = protocol.agent_writer(0)
+            return board.count(f"segments-{writer}") + board.count(f"beats-{writer}")
         with contextlib.suppress(ShareNotFoundError):
             while True:
                 self._job.share.read(self._job.paths.segment(protocol.agent_writer(0), self._heard), 0, 0)

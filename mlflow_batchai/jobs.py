@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlflow_batchai.board import Board
 from mlflow_batchai.errors import JobNotFoundError, ShareNotFoundError
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.protocol import JobPaths, Record, TornFileError
@@ -115,6 +116,9 @@ class Job:
         share: the control share.
         folder: the job folder on it.
 
+    Attributes:
+        board: what says what is new, where asking for every file by name would cost too many requests; else None.
+
     Raises:
         JobNotFoundError: there is no plan in that folder.
     """
@@ -127,6 +131,7 @@ class Job:
         if plan is None:
             raise JobNotFoundError(f"there is no job at {folder} on {share.url}")
         self.plan: Record = plan
+        self.board = Board(share, self.paths) if plan.get("board") else None
         self._announces: dict[int, Record] = {}
         self._exits: dict[int, Record] = {}
         self._requests: dict[str, Record] = {}
@@ -166,6 +171,8 @@ class Job:
         Args:
             leaving: nodes whose ``exit.json`` is looked for, each in a folder of its own; None: all.
         """
+        if self.board is not None:
+            return self._noticed(self.board, leaving)
         verdict = self._closed(self.paths.verdict_file)
         nodes: Collection[int] = range(self.node_count)
         if len(self._announces) < self.node_count:
@@ -176,9 +183,19 @@ class Job:
         self._learn(self._exits, [node for node in nodes if leaving is None or node in leaving], self.paths.exit)
         return Snapshot(self.node_count, dict(self._announces), dict(self._exits), self.requests(), verdict)
 
+    def _noticed(self, board: Board, leaving: Collection[int] | None) -> Snapshot:
+        """The same, from what the board names; ``leaving`` are looked for in any case: they may have died too early for it."""
+        names = board.look()
+        verdict = self._closed(self.paths.verdict_file) if "verdict" in names else None
+        nodes = range(self.node_count)
+        self._learn(self._announces, [node for node in nodes if f"announce-{node}" in names], self.paths.announce)
+        noticed = [node for node in nodes if f"exit-{node}" in names]
+        self._learn(self._exits, noticed if leaving is None else leaving, self.paths.exit)
+        return Snapshot(self.node_count, dict(self._announces), dict(self._exits), self.requests(), verdict)
+
     def _learn(self, known: dict[int, Record], nodes: Collection[int], path: Callable[[int], str]) -> None:
         wanted = {path(node): node for node in nodes if node not in known}
-        for found, data in self.share.read_many(wanted):
+        for found, data in self.share.read_many(wanted) if wanted else ():
             with contextlib.suppress(TornFileError):
                 known[wanted[found]] = protocol.decode_one(data)
 
@@ -192,29 +209,48 @@ class Job:
 
     def requests(self) -> list[Record]:
         """Cancel requests."""
-        for entry in self.share.list(self.paths.requests):
-            if entry.name not in self._requests and (record := self._closed(f"{self.paths.requests}/{entry.name}")) is not None:
-                self._requests[entry.name] = record
+        if self.board is not None:
+            prefix = "request-"
+            names = [f"{name[len(prefix) :]}.json" for name in self.board.look() if name.startswith(prefix)]
+        else:
+            names = [entry.name for entry in self.share.list(self.paths.requests)]
+        for name in names:
+            if name not in self._requests and (record := self._closed(f"{self.paths.requests}/{name}")) is not None:
+                self._requests[name] = record
         return [record for _, record in sorted(self._requests.items())]
 
     def request_cancel(self, who: str, why: str) -> None:
         """Ask for the job's end; agents see it within a second."""
         record = {"kind": "cancel", "who": who, "why": why, "time": protocol.now_ms()}
-        self.share.write(self.paths.request(uuid.uuid4().hex), protocol.encode([record]))
+        identity = uuid.uuid4().hex
+        self.share.write(self.paths.request(identity), protocol.encode([record]))
+        self._notice(f"request-{identity}")
 
     def claim_verdict(self, verdict: Record) -> bool:
         """Give the attempt its one verdict; False if it has one, or another is just being given."""
         if not self.share.claim(self.paths.verdict):
+            if self.board is not None and self._closed(self.paths.verdict_file) is not None:
+                self._notice("verdict")  # its writer may have died before it could
             return False
         if self._closed(self.paths.verdict_file) is not None:
             return False  # we were frozen since the claim, and given up: someone else has finished it
-        self.share.write(self.paths.verdict_file, protocol.encode([verdict]))
+        self._write_verdict(verdict)
         return True
+
+    def _write_verdict(self, verdict: Record) -> None:
+        self.share.write(self.paths.verdict_file, protocol.encode([verdict]))
+        self._notice("verdict")
+
+    def _notice(self, name: str) -> None:
+        """Have those who look at the board see what we have written."""
+        if self.board is not None:
+            self.board.put(name)
+            self.board.look(now=True)
 
     def finish_claim(self, verdict: Record) -> None:
         """Write the verdict of a claimer that is certainly dead between its claim and its file."""
         if self._closed(self.paths.verdict_file) is None:
-            self.share.write(self.paths.verdict_file, protocol.encode([verdict]))
+            self._write_verdict(verdict)
 
 
 def failed_verdict(code: str, sentence: str, by: str, terminated: bool = False) -> Record:
@@ -226,50 +262,3 @@ def failed_verdict(code: str, sentence: str, by: str, terminated: bool = False) 
 def pause_after(took: float, least: float) -> float:
     """Seconds to wait after a round of looking at a job that took ``took``: a slow share has as long to itself, up to 5 s."""
     return max(least, min(took, LONGEST_PAUSE_SECONDS))
-
-
-Cursor = dict[str, int]
-ENDING = ("failed", "stop")
-
-
-class EventReader:
-    """Reads an attempt's segments, each writer's in order, each once.
-
-    Args:
-        job: the job.
-        cursor: writer -> next sequence; kept up to date.
-        ending: what it was when the cursor was there.
-
-    Attributes:
-        cursor: with ``ending``, enough to go on from in another process.
-        ending: whether an agent has said that it failed or stops, as each does before it writes so into its ``exit.json``.
-    """
-
-    def __init__(self, job: Job, cursor: Cursor | None = None, ending: bool = False) -> None:
-        self._share = job.share
-        self._paths = job.paths
-        self._writers = [protocol.agent_writer(node) for node in range(job.node_count)]
-        self.cursor: Cursor = dict(cursor or {})
-        self.ending = ending
-
-    def read(self) -> Iterator[tuple[str, int, list[Record]]]:
-        """(writer, sequence, records) of each segment that was closed since the last call, of all writers in turn.
-
-        The cursor moves on when the consumer takes the next one, so a segment that it fails on comes again.
-        """
-        # Each writer's next file is asked for by name: listing folders of a thousand segments costs a hundred times as much.
-        writers = self._writers
-        while writers:
-            wanted = {self._paths.segment(writer, self.cursor.get(writer, 0)): writer for writer in writers}
-            writers = []
-            for path, data in self._share.read_many(wanted):
-                try:
-                    records = protocol.decode(data)
-                except TornFileError:
-                    continue
-                writer = wanted[path]
-                sequence = self.cursor.get(writer, 0)
-                self.ending = self.ending or any(record.get("k") in ENDING for record in records)
-                yield writer, sequence, records
-                self.cursor[writer] = sequence + 1
-                writers.append(writer)

@@ -7,6 +7,10 @@ from typing import Any
 
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.node.layout import expand
+from mlflow_batchai.spec.job import JobProperties
+
+CONTROL_MOUNT = "share"
+DEFAULT_PREFIX = f"$AZ_BATCHAI_MOUNT_ROOT/{CONTROL_MOUNT}"
 
 # Stand-ins for the mount roots, which are a node's business: no user writes a NUL.
 _CLUSTER_ROOT, _JOB_ROOT = "\0cluster", "\0job"
@@ -42,12 +46,49 @@ def locate(text: str, prefixes: Mapping[str, int], where: str) -> tuple[int, str
 
 
 def output_places(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where each output directory lies for a client: ``{"id", "share": address, "path"}``."""
+    """Where each output directory lies that a client can read: ``{"id", "share": address, "path"}``."""
     prefixes = mount_points(plan["volumes"])
     places = []
     for entry in plan["outputDirectories"]:
         index, path = locate(entry["pathPrefix"], prefixes, entry["id"])
+        if plan["volumes"][index]["share"] is None:
+            continue
         suffix = (entry.get("pathSuffix") or "").strip("/")
         parts = [part for part in (path, plan["segment"], "outputs", suffix) if part]
         places.append({"id": entry["id"], "share": plan["volumes"][index]["share"], "path": "/".join(parts), "suffix": suffix})
     return places
+
+
+def place_logs(
+    properties: JobProperties, volumes: Sequence[Mapping[str, Any]], source: str
+) -> tuple[str, dict[str, Any] | None, list[str]]:
+    """(path on the control share under which the job folder goes, where else logs are copied at the end, warnings).
+
+    Raises:
+        DocumentError: a path of the document lies on no volume.
+    """
+    prefixes = mount_points(volumes)
+    text = properties.std_out_err_path_prefix or DEFAULT_PREFIX
+    index, path = locate(text, prefixes, f"{source}: properties.stdOutErrPathPrefix")
+    warnings = []
+    for entry in properties.output_directories:
+        volume, _ = locate(entry.path_prefix, prefixes, f"{source}: outputDirectories {entry.id}: pathPrefix")
+        if volumes[volume]["share"] is None:
+            warnings.append(
+                f"{source}: outputDirectories {entry.id} lies on {volumes[volume]['name']}, which this machine can't read:"
+                " what is written there stays there"
+            )
+    below = _on_control(volumes, index)
+    if below is None:
+        return "", {"volume": index, "path": path}, warnings
+    return "/".join(part for part in (below, path) if part), None, warnings
+
+
+def _on_control(volumes: Sequence[Mapping[str, Any]], index: int) -> str | None:
+    """Where on the control share a volume lies, empty for its root; None: elsewhere."""
+    control, volume = volumes[0]["share"], volumes[index]["share"]
+    if index == 0 or (volumes[index]["kind"] == "azureFiles" and volume == control):
+        return ""
+    if volumes[index]["kind"] == "azureFiles" and str(volume).startswith(control + "/"):
+        return str(volume)[len(control) + 1 :]
+    return None

@@ -6,7 +6,6 @@ import re
 import shlex
 import uuid
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -14,43 +13,26 @@ from urllib.parse import unquote, urlsplit
 from mlflow_batchai.clusters import Cluster, home
 from mlflow_batchai.environments import preparation_cache, training_environment
 from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError, ProjectError
+from mlflow_batchai.images import choose_container, copied_variables
 from mlflow_batchai.inputs import choose_inputs
 from mlflow_batchai.node.layout import undefined
 from mlflow_batchai.node.protocol import PROTOCOL_VERSION
+from mlflow_batchai.places import CONTROL_MOUNT, place_logs
+from mlflow_batchai.prepared import Prepared
 from mlflow_batchai.secrecy import refuse_spoken, without_secrets
-from mlflow_batchai.shares.objects import StagedFile, scan
+from mlflow_batchai.shares.objects import scan
 from mlflow_batchai.spec.batchai import BatchaiFile
 from mlflow_batchai.spec.command import translate, variable_names
 from mlflow_batchai.spec.job import JobProperties, forbid_program
 from mlflow_batchai.spec.masking import masked, secret_values
 from mlflow_batchai.spec.mlproject import EntryPoint, MLProject, Value
-from mlflow_batchai.volumes import CONTROL_MOUNT, choose_volumes, place_logs
+from mlflow_batchai.volumes import choose_volumes
 
 LOSS_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A job that is ready to be submitted, and nothing of it exists yet.
-
-    Attributes:
-        plan: the plan without what is only known at submit (run id, segment).
-        document: the job document as submitted, secrets masked.
-        parameters: parameter -> value as the user typed it, for MLflow.
-        secrets: variable -> value; never written.
-        warnings: sentences to print.
-    """
-
-    name: str
-    job_id: str
-    project: str
-    plan: dict[str, Any]
-    document: dict[str, Any]
-    parameters: dict[str, str]
-    secrets: dict[str, str]
-    code: Sequence[StagedFile]
-    inputs: Sequence[StagedFile]
-    warnings: list[str]
+# Where looking costs requests agents speak, and are looked at, less often.
+BOARD_LOSS_SECONDS = 90.0
+# How long a job may wait for nodes with what opens its volumes still good after its time limit.
+WAITING_SECONDS = 7 * 86400.0
 
 
 def slug(text: str, longest: int = 40) -> str:
@@ -83,8 +65,6 @@ def prepare(
     """
     properties = config.properties
     forbid_program(properties, source)
-    if project.docker_env or properties.container_settings:
-        raise NotSupportedError(f"{source}: containers (containerSettings, docker_env) are not supported yet; remove them")
     if config.retries:
         raise NotSupportedError(f"{source}: retries is not supported yet; remove it")
     framework, process_count, node_count = _framework(properties, source)
@@ -104,10 +84,20 @@ def prepare(
     if not properties.job_preparation:
         _check_script(project, entry.command)
     inputs, staged, given = choose_inputs(values, variables, config.stage, cwd)
-    volumes, prefixes, warnings = choose_volumes(properties, cluster, source)
+    limit = _seconds(properties)
+    chosen = choose_volumes(properties, cluster, source, limit + WAITING_SECONDS)
+    warnings = chosen.warnings
+    container, registry, notices = choose_container(project, properties, cluster.document, source)
+    warnings += notices
+    if container and env_manager not in (None, "local"):
+        raise NotSupportedError(
+            f"--env-manager {env_manager}: the job trains in the image {container['image']}, with what that has; drop the"
+            " option, or the container"
+        )
     if framework == "custom" and node_count > 1:
         warnings.append(f"{source}: without horovodSettings the command runs once, on node-0; the other nodes only stay taken")
-    folder_prefix, log_copy = place_logs(properties, prefixes, source)
+    folder_prefix, log_copy, notices = place_logs(properties, chosen.volumes, source)
+    warnings += notices
     plan = {
         "protocol": PROTOCOL_VERSION,
         "job": job_id,
@@ -126,12 +116,15 @@ def prepare(
             {"id": entry.id, "pathPrefix": entry.path_prefix, "pathSuffix": entry.path_suffix}
             for entry in properties.output_directories
         ],
-        "volumes": volumes,
+        "volumes": chosen.volumes,
+        "board": cluster.location is not None,
+        "container": container,
+        "tools": {},
         "controlMount": CONTROL_MOUNT,
         "folderPrefix": folder_prefix,
         "logCopyPrefix": log_copy,
-        "maxWallClockSeconds": _seconds(properties),
-        "lossSeconds": LOSS_SECONDS,
+        "maxWallClockSeconds": limit,
+        "lossSeconds": LOSS_SECONDS if cluster.location is None else BOARD_LOSS_SECONDS,
         "python": cluster.python,
         "environment": training_environment(project, env_manager, cluster),
         "gpusPerNode": cluster.document.gpus_per_node,
@@ -143,8 +136,9 @@ def prepare(
         else None,
     }
     warnings += _undefined(properties, command, source)
-    secrets = {secret.name: _secret(secret, source) for secret in properties.secrets}
-    spoken = set(secret_values(config))
+    secrets = copied_variables(project, cluster.document)
+    secrets.update({entry.name: _secret(entry, source) for entry in properties.secrets})
+    spoken = {*secret_values(config), *(text for opens in chosen.credentials.values() for text in opens.values())}
     refuse_spoken(plan, spoken, source)
     code, withheld = without_secrets(scan(project.directory, _ours(cluster)), spoken, documents)
     warnings += [f"'{path}' is not sent to the nodes: it holds a secret" for path in withheld]
@@ -165,6 +159,8 @@ def prepare(
         masked(config),
         {value.parameter.name: value.text for value in values},
         secrets,
+        {"volumes": chosen.credentials, "registry": registry},
+        limit + WAITING_SECONDS,
         code,
         inputs,
         warnings,
@@ -226,7 +222,7 @@ def _ours(cluster: Cluster) -> list[Path]:
     return [home(), *([Path(unquote(urlsplit(share).path))] if share.startswith("file:") else [])]
 
 
-def _seconds(properties: JobProperties) -> float | None:
+def _seconds(properties: JobProperties) -> float:
     limit = properties.constraints.max_wall_clock_time
     # Batch AI's default, and its hard limit, was a week.
     return limit.total_seconds() if limit else 7 * 86400.0

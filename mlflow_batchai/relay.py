@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from mlflow_batchai import collect, runs
 from mlflow_batchai.errors import BatchAIError
-from mlflow_batchai.jobs import EventReader, Job, JobState
+from mlflow_batchai.events import EventReader
+from mlflow_batchai.jobs import Job, JobState
 from mlflow_batchai.lease import Lease, LeaseLostError
 from mlflow_batchai.metrics import MetricFold, Point
 from mlflow_batchai.node import protocol
@@ -48,16 +49,16 @@ class Relay:
         # Points that the store has not taken yet: they wait for it, and the cursor is not saved before them.
         self._pending: list[Point] = []
         self._unsaved = False
-        self._logged_size = -1
+        self._logs = collect.Logs(client, job)
         self._next_logs = time.monotonic() + FIRST_LOG_SECONDS
         self._log_interval = FIRST_LOG_SECONDS
         self.notes: list[str] = []
 
-    def step(self) -> int:
-        """Relay what is new; the number of segments that were read."""
-        self._lease.check()
+    def step(self, to_the_end: bool = False) -> int:
+        """Relay what is new; the number of segments that were read. ``to_the_end``: nothing more will be written."""
+        self._lease.check(exactly=to_the_end)
         count = 0
-        for _, _, records in self._reader.read():
+        for _, _, records in self._reader.read(to_the_end):
             self._unsaved = True
             self._pending += self._metrics.feed(records)
             for record in records:
@@ -144,10 +145,7 @@ class Relay:
         """Upload the logs so far, at growing intervals: an artifact is always sent whole."""
         if time.monotonic() < self._next_logs:
             return
-        size = sum(entry.size for entry in self._job.share.list(self._job.paths.stdouterr))
-        if size != self._logged_size:
-            collect.upload_logs(self._client, self._job)
-            self._logged_size = size
+        self._logs.send()
         self._log_interval = min(self._log_interval * 1.5, LONGEST_LOG_SECONDS)
         self._next_logs = time.monotonic() + self._log_interval
 
@@ -156,13 +154,13 @@ class Relay:
 
         What fails here is told in the run's tags; the run ends in any case, with the job's status.
         """
-        self.step()
+        self.step(to_the_end=True)
         self._pending += self._metrics.finish()
         self._send()
         # A store that fails below brings us here again: notes of that time are not kept.
         notes = list(self.notes)
         with self._noting("logs", notes):
-            notes += collect.upload_logs(self._client, self._job)
+            notes += self._logs.send(complete=True)
         with self._noting("outputs", notes):
             notes += collect.upload_outputs(self._client, self._job)
         if state.execution_state == protocol.SUCCEEDED:

@@ -6,25 +6,27 @@ import contextlib
 import getpass
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mlflow_batchai import runs
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.clusters import Cluster, share_secret
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.detached import Submitted, follower_log, keep_follower, start_follower
 from mlflow_batchai.engines.base import StartRequest
 from mlflow_batchai.errors import BatchAIError, JobDetachedError, JobFailedError
-from mlflow_batchai.jobs import EventReader, Job, JobState, failed_verdict, pause_after
+from mlflow_batchai.events import EventReader
+from mlflow_batchai.jobs import Job, JobState, failed_verdict, pause_after
 from mlflow_batchai.lease import Lease
 from mlflow_batchai.node import protocol
-from mlflow_batchai.planning import Prepared, slug
+from mlflow_batchai.planning import slug
+from mlflow_batchai.prepared import Prepared
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares.objects import upload
 from mlflow_batchai.signals import Signals
 
-WATCH_SECONDS = 0.1
+WATCH_SECONDS, BOARD_WATCH_SECONDS = 0.1, 1.0
 PATIENCE_SECONDS = 10.0
 
 
@@ -46,17 +48,22 @@ class RunRequest:
     run_id: str | None = None
 
 
-def submit(prepared: Prepared, cluster: Cluster, request: RunRequest) -> Submitted:
+def submit(
+    prepared: Prepared, cluster: Cluster, request: RunRequest, progress: Callable[[int, int], None] | None = None
+) -> Submitted:
     """Send the code, make the run, write the job folder, start the agents, start the follower.
 
     A submit that fails half-way is undone: what was started is ended, and a run that was made is FAILED with the reason.
+
+    Args:
+        progress: told (bytes sent, bytes to send) while files go up.
 
     Raises:
         BatchAIError: it could not be submitted.
     """
     share = cluster.share
-    upload(share, prepared.code)
-    upload(share, prepared.inputs)
+    for files in (prepared.code, prepared.inputs, prepared.tools):
+        upload(share, files, progress)
     segment = "/".join(
         (
             "workspaces",
@@ -97,7 +104,12 @@ def submit(prepared: Prepared, cluster: Cluster, request: RunRequest) -> Submitt
         share.write(paths.spec, protocol.encode([prepared.document]))
         share.write(paths.plan, protocol.encode([plan]))
         mark = protocol.job_mark(prepared.job_id, 1)
-        start = StartRequest(prepared.job_id, mark, folder, 1, plan["nodeCount"], prepared.secrets)
+        told = {
+            "variables": prepared.secrets,
+            "share": share_secret(cluster.location, prepared.seconds),
+            **prepared.credentials,
+        }
+        start = StartRequest(prepared.job_id, mark, folder, 1, plan["nodeCount"], told)
         undo.callback(cluster.engine.close)
         handle = cluster.engine.submit(start)
         undo.callback(_end_agents, cluster, handle)
@@ -166,7 +178,7 @@ def wait(submitted: Submitted) -> JobState:
     lease = Lease(submitted.job)
     while not lease.finished():
         keep_follower(submitted)
-        time.sleep(WATCH_SECONDS)
+        time.sleep(_look_seconds(submitted.job))
     return submitted.job.state()
 
 
@@ -213,7 +225,7 @@ def _watch(submitted: Submitted, console: JobConsole, reader: EventReader, signa
             console.records(records)
         state = job.state(reader.ending)
         if state.ended:
-            for _, _, records in reader.read():
+            for _, _, records in reader.read(to_the_end=True):
                 console.records(records)
             break
         if state.execution_state != shown:
@@ -229,8 +241,13 @@ def _watch(submitted: Submitted, console: JobConsole, reader: EventReader, signa
         if not said and time.monotonic() - ended > PATIENCE_SECONDS:
             said = True
             console.say(f"the job has ended; its last results are on their way to MLflow (see {follower_log(job)})")
-        time.sleep(WATCH_SECONDS / 2)
+        time.sleep(_look_seconds(job) / 2)
     return state
+
+
+def _look_seconds(job: Job) -> float:
+    """How often it is worth asking for one file of a job."""
+    return WATCH_SECONDS if job.board is None else BOARD_WATCH_SECONDS
 
 
 def outcome(submitted: Submitted, state: JobState) -> None:

@@ -1,60 +1,297 @@
-"""Which volumes a job mounts on a cluster whose file shares are directories, and where on them its folder and its logs lie."""
+"""Which volumes a job mounts, what opens them, and where on them its folder and its logs lie."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from mlflow_batchai.clusters import Cluster
-from mlflow_batchai.errors import DocumentError, NotSupportedError
-from mlflow_batchai.places import locate, mount_points
+from mlflow_batchai.errors import BatchAIError, DocumentError, NotSupportedError, ShareError
+from mlflow_batchai.places import CONTROL_MOUNT
+from mlflow_batchai.shares import credentials, open_share
+from mlflow_batchai.shares.credentials import Credential
+from mlflow_batchai.shares.location import AzureLocation, parse
 from mlflow_batchai.spec.job import JobProperties
+from mlflow_batchai.spec.volumes import (
+    AzureBlobFileSystem,
+    AzureFileShare,
+    FileServer,
+    MountVolumes,
+    StorageCredentials,
+    UnmanagedFileSystem,
+)
 
-CONTROL_MOUNT = "share"
-DEFAULT_PREFIX = f"$AZ_BATCHAI_MOUNT_ROOT/{CONTROL_MOUNT}"
+ACCOUNT_VARIABLE, KEY_VARIABLE = "AZURE_BATCHAI_STORAGE_ACCOUNT", "AZURE_BATCHAI_STORAGE_KEY"
+
+Volume = dict[str, Any]
 
 
-def choose_volumes(
-    properties: JobProperties, cluster: Cluster, source: str
-) -> tuple[list[dict[str, Any]], dict[str, int], list[str]]:
-    """(volumes of the plan, mount point -> index, warnings). The control share is volume 0."""
-    control = {"scope": "cluster", "path": CONTROL_MOUNT, "source": cluster.share_on_nodes, "share": cluster.share.url}
-    volumes: list[dict[str, Any]] = [control]
-    warnings: list[str] = []
-    mounts = properties.mount_volumes
-    for key, entries in (
-        ("azureBlobFileSystems", mounts.azure_blob_file_systems),
-        ("fileServers", mounts.file_servers),
-        ("unmanagedFileSystems", mounts.unmanaged_file_systems),
-    ):
-        if entries:
-            raise NotSupportedError(f"{source}: mountVolumes.{key} is not supported yet; remove it")
-    for entry in mounts.azure_file_shares:
+class Chosen(NamedTuple):
+    """The volumes of a plan; the control share is the first.
+
+    Attributes:
+        credentials: index of a volume, as text -> what opens it on nodes (``key`` or ``sas``); never written anywhere.
+        warnings: sentences to print.
+    """
+
+    volumes: list[Volume]
+    credentials: dict[str, dict[str, str]]
+    warnings: list[str]
+
+
+def choose_volumes(properties: JobProperties, cluster: Cluster, source: str, seconds: float) -> Chosen:
+    """What the job and its cluster mount.
+
+    Args:
+        source: the job document's name in messages.
+        seconds: how long what nodes are given has to open their volumes.
+
+    Raises:
+        DocumentError: a volume can't be used as it is described: no account, no credentials, one inside another.
+        ShareError: its credentials are no good.
+    """
+    chooser = _Chooser(cluster, seconds)
+    chooser.add_control()
+    chooser.add_all(cluster.document.node_setup.mount_volumes, "cluster", f"cluster '{cluster.name}': nodeSetup.mountVolumes")
+    chooser.add_all(properties.mount_volumes, "job", f"{source}: mountVolumes")
+    _refuse_nested(chooser.volumes)
+    return Chosen(chooser.volumes, chooser.credentials, chooser.warnings)
+
+
+class _Chooser:
+    """Collects volumes, one kind after the other."""
+
+    def __init__(self, cluster: Cluster, seconds: float) -> None:
+        self._cluster = cluster
+        self._seconds = seconds
+        self.volumes: list[Volume] = []
+        self.credentials: dict[str, dict[str, str]] = {}
+        self.warnings: list[str] = []
+
+    def add_control(self) -> None:
+        cluster = self._cluster
+        common = {
+            "scope": "cluster",
+            "path": CONTROL_MOUNT,
+            "share": cluster.share.url,
+            "where": f"cluster '{cluster.name}': share",
+        }
+        if cluster.location is None:
+            self._add({**common, "name": "control share", "kind": "link", "source": cluster.share_on_nodes}, {})
+            return
+        volume, opens = self._azure_files(cluster.location, common["where"], "0777", "0777")
+        self._add({**common, **volume}, opens)
+
+    def add_all(self, mounts: MountVolumes, scope: str, where: str) -> None:
+        kinds: list[tuple[str, Sequence[Any], Callable[[Any, str], tuple[Volume, dict[str, str]]]]] = [
+            ("azureFileShares", mounts.azure_file_shares, self._file_share),
+            ("azureBlobFileSystems", mounts.azure_blob_file_systems, self._blob_container),
+            ("fileServers", mounts.file_servers, self._file_server),
+            ("unmanagedFileSystems", mounts.unmanaged_file_systems, self._unmanaged),
+        ]
+        for key, entries, describe in kinds:
+            for index, entry in enumerate(entries):
+                at = f"{where}.{key}[{index}]"
+                volume, opens = describe(entry, at)
+                path = entry.relative_mount_path.strip("/")
+                self._add({"scope": scope, "path": path, "where": at, **volume}, opens)
+
+    def _add(self, volume: Volume, opens: dict[str, str]) -> None:
+        if opens:
+            self.credentials[str(len(self.volumes))] = opens
+        self.volumes.append(volume)
+
+    def _file_share(self, entry: AzureFileShare, at: str) -> tuple[Volume, dict[str, str]]:
+        cluster = self._cluster
+        if cluster.mount == "folder":
+            return self._stand_in(entry, at)
+        account = _filled(entry.account_name, at, "accountName") if entry.account_name else None
+        try:
+            location = parse(_filled(entry.azure_file_url, at, "azureFileUrl"), account)
+        except ShareError as error:
+            raise DocumentError(f"{at}: azureFileUrl: {error}") from error
+        endpoint = self._cluster.document.file_endpoint
+        if endpoint and location.endpoint == f"https://{location.account}.file.core.windows.net":
+            location = location._replace(endpoint=endpoint.replace("ACCOUNT", location.account).rstrip("/"))
+        _remember(location.account, entry.credentials, at)
+        return self._azure_files(location, at, entry.file_mode, entry.directory_mode)
+
+    def _azure_files(
+        self, location: AzureLocation, at: str, file_mode: str, directory_mode: str
+    ) -> tuple[Volume, dict[str, str]]:
+        how = self._cluster.mount
+        volume: Volume = {
+            "kind": "azureFiles",
+            "name": f"file share {location.account}/{location.share}",
+            "share": location.url,
+            "how": how,
+            "endpoint": location.endpoint,
+            "account": location.account,
+            "container": location.share,
+            "folder": location.folder,
+            "fileMode": file_mode,
+            "directoryMode": directory_mode,
+        }
+        if how == "bind":
+            name = f"{location.account}/{location.share}"
+            folder = self._cluster.document.mounted_at.get(name)
+            if folder is None:
+                raise DocumentError(
+                    f"{at}: cluster '{self._cluster.name}' has mount: bind and doesn't say where its nodes have {name};"
+                    f" add it to mountedAt ({name}: /the/folder)"
+                )
+            return {**volume, "source": folder}, {}
+        try:
+            if how == "cifs":
+                return volume, {"key": self._key(location.account, at)}
+            return volume, credentials.for_nodes(location, self._seconds)
+        except ShareError as error:
+            raise DocumentError(f"{at} ({volume['name']}): {error}") from error
+
+    def _key(self, account: str, at: str) -> str:
+        key = credentials.find(account).key
+        if not key:
+            raise DocumentError(
+                f"{at}: SMB opens a share of {account} only with the account's key; give it (credentials.accountKey, or"
+                f" {ACCOUNT_VARIABLE} and {KEY_VARIABLE}), or set mount: rclone in the cluster document"
+            )
+        return key
+
+    def _stand_in(self, entry: AzureFileShare, at: str) -> tuple[Volume, dict[str, str]]:
+        """A folder in place of an Azure share."""
+        cluster = self._cluster
+        assert cluster.file_shares
         parts = urlsplit(entry.azure_file_url)
         account = entry.account_name or (parts.hostname or "").split(".")[0]
         name = parts.path.strip("/")
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name) or ".." in name.split("/") or not re.fullmatch(r"[\w.-]+", account):
-            raise DocumentError(f"{source}: mountVolumes.azureFileShares: '{entry.azure_file_url}' names no account and share")
+            raise DocumentError(f"{at}: '{entry.azure_file_url}' names no account and share")
         share, path, on_nodes = cluster.file_shares
         folder = share.made(f"{path}/{account}/{name}")
-        volumes.append(
-            {
-                "scope": "job",
-                "path": entry.relative_mount_path.strip("/"),
-                "source": f"{on_nodes}/{account}/{name}",
-                "share": folder.as_uri(),
-            }
+        self.warnings.append(f"on cluster '{cluster.name}' the file share {account}/{name} is the directory {folder}")
+        volume = {
+            "kind": "link",
+            "name": f"file share {account}/{name}",
+            "source": f"{on_nodes}/{account}/{name}",
+            "share": folder.as_uri(),
+        }
+        return volume, {}
+
+    def _blob_container(self, entry: AzureBlobFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
+        if not entry.account_name and not os.environ.get(ACCOUNT_VARIABLE):
+            raise DocumentError(f"{at}: accountName is missing; give it, or set {ACCOUNT_VARIABLE}")
+        account = _filled(entry.account_name or f"<{ACCOUNT_VARIABLE}>", at, "accountName")
+        if not re.fullmatch(r"[a-z0-9-]{1,63}", account):
+            raise DocumentError(f"{at}: accountName is '{account}', which no storage account can be called")
+        if not re.fullmatch(r"[a-z0-9$][a-z0-9-]{2,62}", entry.container_name):
+            raise DocumentError(f"{at}: containerName is '{entry.container_name}', which no blob container can be called")
+        _remember(account, entry.credentials, at)
+        found = credentials.find(account)
+        opens = {"key": found.key} if found.key else {"sas": found.sas} if found.sas else None
+        if opens is None:
+            raise DocumentError(
+                f"{at}: there is no key for the account {account}; give credentials.accountKey, or set {ACCOUNT_VARIABLE} and"
+                f" {KEY_VARIABLE}"
+            )
+        document = self._cluster.document
+        endpoint = (document.blob_endpoint or "https://ACCOUNT.blob.core.windows.net").replace("ACCOUNT", account)
+        volume = {
+            "kind": "azureBlob",
+            "name": f"blob container {account}/{entry.container_name}",
+            "share": None,
+            "how": document.blob_mount,
+            "endpoint": endpoint.rstrip("/"),
+            "account": account,
+            "container": entry.container_name,
+            "folder": "",
+            "options": entry.mount_options,
+        }
+        return volume, opens
+
+    def _file_server(self, entry: FileServer, at: str) -> tuple[Volume, dict[str, str]]:
+        name = entry.file_server.id.rstrip("/").rpartition("/")[2]
+        folder = self._cluster.document.file_servers.get(name)
+        if folder is None:
+            raise DocumentError(
+                f"{at}: the document of cluster '{self._cluster.name}' doesn't say where the file server {name} is; add it to"
+                f" fileServers ({name}: host:/folder)"
+            )
+        if ".." in (below := (entry.source_directory or "").strip("/").split("/")):
+            raise DocumentError(f"{at}: sourceDirectory is '{entry.source_directory}', but must stay below the server's folder")
+        source = "/".join([folder.rstrip("/"), *filter(None, below)])
+        volume = {
+            "kind": "nfs",
+            "name": f"file server {name}",
+            "share": None,
+            "source": f"{source}/" if source.endswith(":") else source,
+            "options": entry.mount_options,
+        }
+        return volume, {}
+
+    def _unmanaged(self, entry: UnmanagedFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
+        name = f"unmanaged file system {entry.relative_mount_path.strip('/')}"
+        return {"kind": "command", "name": name, "share": None, "command": entry.mount_command}, {}
+
+
+def _filled(text: str, at: str, key: str) -> str:
+    """A text with Batch AI's placeholder for the account filled from the environment."""
+    placeholder = f"<{ACCOUNT_VARIABLE}>"
+    account = os.environ.get(ACCOUNT_VARIABLE, "")
+    if placeholder in text and not account:
+        raise DocumentError(
+            f"{at}: {key} has the placeholder {placeholder}; set {ACCOUNT_VARIABLE} to the storage account's name"
         )
-        warnings.append(f"on cluster '{cluster.name}' the file share {account}/{name} is the directory {folder}")
-    return volumes, mount_points(volumes), warnings
+    return text.replace(placeholder, account)
 
 
-def place_logs(properties: JobProperties, prefixes: Mapping[str, int], source: str) -> tuple[str, dict[str, Any] | None]:
-    """(path on the control share under which the job folder goes, where else logs are copied at the end)."""
-    text = properties.std_out_err_path_prefix or DEFAULT_PREFIX
-    volume, path = locate(text, prefixes, f"{source}: properties.stdOutErrPathPrefix")
-    for entry in properties.output_directories:
-        locate(entry.path_prefix, prefixes, f"{source}: outputDirectories {entry.id}: pathPrefix")
-    return (path, None) if volume == 0 else ("", {"volume": volume, "path": path})
+def _remember(account: str, given: StorageCredentials | None, at: str) -> None:
+    """Use a document's key for its account from now on; a placeholder means the environment's."""
+    if given is None:
+        return
+    if given.account_key is None:
+        raise NotSupportedError(f"{at}: accountKeySecretReference (Azure Key Vault) is not supported yet; give accountKey")
+    key = given.account_key.get_secret_value()
+    if key == f"<{KEY_VARIABLE}>":
+        key = os.environ.get(KEY_VARIABLE, "")
+        if not key:
+            raise DocumentError(
+                f"{at}: accountKey has the placeholder <{KEY_VARIABLE}>; set {KEY_VARIABLE} to the account's key"
+            )
+    try:
+        credentials.remember(account, Credential(key, None))
+    except ShareError as error:
+        raise DocumentError(f"{at}: {error}") from error
+
+
+def _refuse_nested(volumes: Sequence[Volume]) -> None:
+    for first, second in itertools.permutations(volumes, 2):
+        if first["scope"] != second["scope"]:
+            continue
+        if first["path"] == second["path"]:
+            raise DocumentError(
+                f"{second['where']} ({second['name']}) is mounted at '{second['path']}', and so is {first['where']}"
+                f" ({first['name']}); give one another relativeMountPath"
+            )
+        if second["path"].startswith(first["path"] + "/"):
+            raise DocumentError(
+                f"{second['where']} ({second['name']}) is mounted at '{second['path']}', inside of {first['where']}"
+                f" ({first['name']}) at '{first['path']}'; mount it beside it"
+            )
+
+
+def check_volumes(volumes: Sequence[Volume]) -> None:
+    """Ask for every volume that this machine can reach, one request each, before anything exists.
+
+    Raises:
+        ShareError: one can't be used: no such share, wrong key, no network.
+    """
+    for volume in volumes:
+        if volume["kind"] == "azureFiles":
+            try:
+                open_share(volume["share"]).list("")
+            except BatchAIError as error:
+                raise ShareError(f"{volume['where']} ({volume['name']}): {error}") from error

@@ -29,7 +29,7 @@ def toy_plan(share: Path, **changes: Any) -> dict[str, Any]:
         "secretNames": [],
         "inputDirectories": [],
         "outputDirectories": [],
-        "volumes": [{"scope": "cluster", "path": "share", "source": str(share), "share": share.as_uri()}],
+        "volumes": [{"scope": "cluster", "path": "share", "source": str(share), "share": share.as_uri(), "kind": "link"}],
         "controlMount": "share",
         "logCopyPrefix": None,
         "maxWallClockSeconds": None,

@@ -49,3 +49,13 @@ def test_ssh_connect(world: Any) -> None:
     figures = [line.rpartition(": ")[0] for line in result.stdout.splitlines()[2:]]
     assert len(figures) == 6
     assert all(figure in shown for figure in figures), figures
+
+
+def test_share_transfer(world: Any) -> None:
+    script = str(ROOT / "benchmarks" / "share_transfer.py")
+    result = world.call([sys.executable, script, "--pairs", "1", "--files", "10", "--megabytes", "9"], timeout=120)
+    assert result.returncode == 0, result.stderr
+    rows = result.stdout.splitlines()[2:]
+    assert len(rows) == 28
+    assert all(re.search(r": -?\d+\.\d\d \(", row) for row in rows), rows
+    assert len([row for row in rows if "(requests): 1.00" in row]) == 2, rows

@@ -71,14 +71,16 @@ def test_commands_run(command: str, world: Any) -> None:
 
 
 def test_documents_parse() -> None:
-    batchai, cluster, over_ssh = blocks("yaml")
+    batchai, cluster, over_ssh, on_azure = blocks("yaml")
     document, warnings = parse_batchai(load_text(batchai, "README"), "README")
     assert warnings == [] and document.properties.node_count == 2
     found, warnings = parse_cluster(load_text(cluster, "README"), "README")
     assert warnings == [] and found.nodes == 4
     found, warnings = parse_cluster(load_text(over_ssh, "README"), "README")
     assert warnings == [] and found.nodes == 3
-    named = set(load_text(cluster, "README")) | set(load_text(over_ssh, "README"))
+    found, warnings = parse_cluster(load_text(on_azure, "README"), "README")
+    assert warnings == [] and (found.mount, found.containers) == ("bind", "run")
+    named = {key for text in (cluster, over_ssh, on_azure) for key in load_text(text, "README")}
     batch_ais = {key for key, name in keys_of(ClusterDocument).items() if name in BATCH_AIS}
     assert set(keys_of(ClusterDocument)) - batch_ais == named, "our keys of a cluster document stand in the README"
 
@@ -102,6 +104,10 @@ def test_every_setting_is_named() -> None:
     for name in (
         "BATCHAI_SSH_PASSPHRASE",
         "BATCHAI_SSH_PASSWORD",
+        "AZURE_BATCHAI_STORAGE_ACCOUNT",
+        "AZURE_BATCHAI_STORAGE_KEY",
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "AZURE_STORAGE_SAS_TOKEN",
         "BATCHAI_HOME",
         "BATCHAI_HOROVOD_CACHE",
         "BATCHAI_WEIGHT_CHECK",

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 from mlflow_batchai.engines.ssh_hosts import LEAST_FREE_BYTES, share_sentence
 from mlflow_batchai.node import reach
+from mlflow_batchai.shares.location import is_azure
 
 Answer = Mapping[str, Any]
 
 # In the order in which they are shown; a node has those that its engine knows of.
-CHECKS = ("reachable", "host key", "python", "training", "GPUs", "share", "visible", "network", "clock", "space")
+CHECKS = ("reachable", "host key", "python", "training", "GPUs", "share", "visible", "mounts", "network", "clock", "space")
 
 CLOCK_SECONDS = 5.0
 CLOCK_SECONDS_SHOWN = 0.1
@@ -127,7 +128,8 @@ def share(said: Answer, path: str, title: str) -> Finding:
     if said["trouble"] == "full":
         return failed(f"{path} is full, or this user's quota is used up: free some space there")
     if said["trouble"] == "failed":
-        return failed(f"{path} can't be written: {said['why']}; if the machine is fine, mount the share anew")
+        mend = "" if is_azure(path) else "; if the machine is fine, mount the share anew"
+        return failed(f"{path} can't be written: {said['why']}{mend}")
     if trouble := share_sentence(title, path, said["trouble"]):
         return failed(trouble.removeprefix(f"{title}: ") + (f" ({said['why']})" if said["why"] else ""))
     return ok(f"{path}, the same as here, writable" + (f" ({said['filesystem']})" if said["filesystem"] else ""))
@@ -154,6 +156,19 @@ def visible(missed: Mapping[str, str], unseen_here: str, others: int, seconds: f
             " (umask, owner), and mount it with a short attribute cache (NFS: actimeo=3)"
         )
     return ok("sees what this machine wrote" + (f", and {others} other node{'s' * (others > 1)}" if others else ""))
+
+
+def mounts(said: Answer, names: Sequence[str]) -> Finding:
+    """Of the verb ``needs``.
+
+    Args:
+        names: the volumes that every job of the cluster mounts.
+    """
+    if said["trouble"]:
+        return failed(said["trouble"])
+    if said["lacking"]:
+        return warning(f"has no {named(said['lacking'])}: each job sends it along; install it there to save that")
+    return ok(f"has what it takes to mount {named(names)}")
 
 
 def network(answers: Mapping[str, Answer], findings: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, Finding]:

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.clusters import Cluster, share_secret
 from mlflow_batchai.doctor import findings
 from mlflow_batchai.doctor.findings import Check, Finding
 from mlflow_batchai.doctor.patients import ASK_SECONDS, Patient, Say, together
@@ -19,6 +19,8 @@ from mlflow_batchai.node import protocol
 from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.identity import identify
 from mlflow_batchai.shell.errors import HostKeyError
+from mlflow_batchai.spec.job import JobProperties
+from mlflow_batchai.volumes import choose_volumes
 
 # A first import of TensorFlow from a slow disk takes a minute.
 TRAINING_SECONDS = 90.0
@@ -144,14 +146,31 @@ def _equipment(cluster: Cluster, patient: Patient, identity: str, folder: str, s
         say(patient.failed("GPUs", error))
     path = cluster.share_on_nodes
     try:
-        said = patient.ask("offer", share=path, identity=identity, path=f"{folder}/{patient.token}")
+        secret = share_secret(cluster.location)
+        said = patient.ask("offer", share=path, identity=identity, path=f"{folder}/{patient.token}", sas=secret)
         say(patient.check("share", findings.share(said, path, patient.title)))
     except ClusterError as error:
-        say(patient.failed("share", f"{path}: {patient.without_name(error)}; if the machine is fine, mount the share anew"))
+        mend = "" if cluster.location else "; if the machine is fine, mount the share anew"
+        say(patient.failed("share", f"{path}: {patient.without_name(error)}{mend}"))
+    _mounts(cluster, patient, say)
     try:
         patient.ask("place", root=patient.node.root)
     except ClusterError as error:
         say(patient.failed("space", error))
+
+
+def _mounts(cluster: Cluster, patient: Patient, say: Say) -> None:
+    """Whether a node has what it takes to mount what the cluster's document has it mount for every job."""
+    volumes = [
+        volume for volume in choose_volumes(JobProperties(), cluster, "doctor", ASK_SECONDS).volumes if volume["kind"] != "link"
+    ]
+    if not volumes:
+        return
+    try:
+        said = patient.ask("needs", volumes=volumes, container=None, python=cluster.python)
+        say(patient.check("mounts", findings.mounts(said, [volume["name"] for volume in volumes])))
+    except ClusterError as error:
+        say(patient.failed("mounts", error))
 
 
 def _clock(patient: Patient) -> tuple[float, float]:
@@ -222,7 +241,8 @@ def _visible(cluster: Cluster, present: Sequence[Patient], folder: str) -> Itera
         names = {CLIENT: "this machine", **others}
 
         def look() -> tuple[dict[str, str], str]:
-            there = patient.ask("unseen", share=cluster.share_on_nodes, folder=folder, names=list(names))["unseen"]
+            share, secret = cluster.share_on_nodes, share_secret(cluster.location)
+            there = patient.ask("unseen", share=share, folder=folder, names=list(names), sas=secret)["unseen"]
             return {names[name]: why for name, why in there.items()}, _unseen_here(cluster, f"{folder}/{patient.token}")
 
         def run(say: Say) -> None:

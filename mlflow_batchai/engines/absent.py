@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar, NoReturn
 
-from mlflow_batchai.engines.base import Handle, NodeCommand, Poll, PollState, StartRequest
+from mlflow_batchai.engines.base import Handle, Needs, NodeCommand, Poll, PollState, StartRequest
 from mlflow_batchai.errors import ClusterError
 
 
@@ -18,11 +19,12 @@ class AbsentEngine:
 
     poll_seconds: ClassVar[float] = 5.0
     node_limit = 0
+    lacking: ClassVar[Mapping[str, Collection[str]]] = MappingProxyType({})
 
     def __init__(self, why: str) -> None:
         self._why = why
 
-    def check(self, node_count: int) -> Sequence[str]:
+    def check(self, node_count: int, needs: Needs | None = None) -> Sequence[str]:
         self._refuse()
 
     def render(self, request: StartRequest) -> Sequence[NodeCommand]:

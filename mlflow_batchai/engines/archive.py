@@ -8,8 +8,13 @@ import hashlib
 import io
 import uuid
 import zipfile
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
 
 # The rooms that need nothing but a Python: the agent, what scripts import, the wheel builder.
 ROOMS = ("node", "training", "horovod_wheel")
@@ -31,9 +36,7 @@ def build() -> bytes:
     package = files("mlflow_batchai")
     contents = {"__main__.py": _MAIN.encode(), "mlflow_batchai/__init__.py": package.joinpath("__init__.py").read_bytes()}
     for room in ROOMS:
-        for entry in package.joinpath(room).iterdir():
-            if entry.name.endswith(".py"):
-                contents[f"mlflow_batchai/{room}/{entry.name}"] = entry.read_bytes()
+        contents.update(_sources(package.joinpath(room), f"mlflow_batchai/{room}"))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(contents):
@@ -42,6 +45,15 @@ def build() -> bytes:
             info.external_attr = 0o644 << 16
             archive.writestr(info, contents[name])
     return buffer.getvalue()
+
+
+def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+    """(path in the archive, content) of every module below a folder of the package."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _sources(entry, f"{name}/{entry.name}")
+        elif entry.name.endswith(".py"):
+            yield f"{name}/{entry.name}", entry.read_bytes()
 
 
 def hash_of(data: bytes) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -41,6 +41,20 @@ class Poll(NamedTuple):
         return self.nodes.get(node, self.detail)
 
 
+class Needs(NamedTuple):
+    """What a job wants of a node besides a Python, as its plan says it.
+
+    Attributes:
+        volumes: those to mount.
+        container: what to run in, or None.
+        python: the training interpreter.
+    """
+
+    volumes: Sequence[Mapping[str, Any]]
+    container: Mapping[str, Any] | None
+    python: str
+
+
 class StartRequest(NamedTuple):
     """What to start.
 
@@ -50,7 +64,7 @@ class StartRequest(NamedTuple):
         folder: the job folder on the control share.
         attempt: from 1.
         node_count: nodes wanted, all or none.
-        secrets: variables for the ranks; they go by standard input.
+        secrets: what agents are told on their standard input and nowhere else (``node/agent.py``).
     """
 
     job: str
@@ -58,7 +72,7 @@ class StartRequest(NamedTuple):
     folder: str
     attempt: int
     node_count: int
-    secrets: Mapping[str, str]
+    secrets: Mapping[str, Any]
 
 
 class NodeCommand(NamedTuple):
@@ -88,7 +102,11 @@ class Engine(Protocol):
     def node_limit(self) -> int:
         """Nodes of the cluster."""
 
-    def check(self, node_count: int) -> Sequence[str]:
+    @property
+    def lacking(self) -> Mapping[str, Collection[str]]:
+        """Tools that nodes lacked at the last check and that can be sent to them -> the kinds of machine that those are."""
+
+    def check(self, node_count: int, needs: Needs | None = None) -> Sequence[str]:
         """Whether a job of that many nodes could start: sentences on what is wrong and doesn't matter to it.
 
         Raises:

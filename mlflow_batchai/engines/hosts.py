@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, ClassVar, NamedTuple
 
-from mlflow_batchai.engines.base import Handle, NodeCommand, Poll, PollState, StartRequest
+from mlflow_batchai.engines.base import Handle, Needs, NodeCommand, Poll, PollState, StartRequest
 from mlflow_batchai.engines.machines import Answer, Machine
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.node.tickets import ARRIVAL_SECONDS
@@ -53,7 +53,7 @@ class Hosts:
     Args:
         nodes: the first one keeps the book.
         book: the book's folder, as that node's machine sees it.
-        share: the control share's path on the nodes.
+        share: the control share's path on the nodes, or its address.
     """
 
     kind: ClassVar[str]
@@ -65,6 +65,8 @@ class Hosts:
         self._share = share
         self._asked: dict[tuple[Any, str], Future[Outcome]] = {}
         self._said: dict[str, Outcome] = {}
+        self._needs: Needs | None = None
+        self.lacking: dict[str, set[str]] = {}
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -75,9 +77,19 @@ class Hosts:
     def node_limit(self) -> int:
         return len(self._nodes)
 
-    def check(self, node_count: int) -> Sequence[str]:
+    def check(self, node_count: int, needs: Needs | None = None) -> Sequence[str]:
+        self._needs = needs
         self._usable(node_count)
         return []
+
+    def _lack(self, node: Node) -> str:
+        """What a node lacks for the job's needs, as a sentence, or nothing; tools that can be sent are noted for the client."""
+        if self._needs is None:
+            return ""
+        said = node.machine.ask("needs", **self._needs._asdict())
+        for tool in said["lacking"]:
+            self.lacking.setdefault(tool, set()).add(said["machine"])
+        return f"{node.machine.title}: {said['trouble']}" if said["trouble"] else ""
 
     def _usable(self, node_count: int) -> Sequence[Node]:
         """The nodes that jobs can be sent to."""

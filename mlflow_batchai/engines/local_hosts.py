@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from mlflow_batchai.engines.base import Handle, Poll
@@ -18,18 +19,25 @@ class LocalHosts(Hosts):
         home: the client's folder (``$BATCHAI_HOME``).
         cluster: the cluster's name.
         nodes: how many.
-        share: the control share's directory.
+        share: the control share's directory, or its address.
     """
 
     kind = "local"
     poll_seconds = 1.0
 
-    def __init__(self, home: Path, cluster: str, nodes: int, share: Path) -> None:
+    def __init__(self, home: Path, cluster: str, nodes: int, share: str) -> None:
         folder = home / "nodes" / cluster
         machine = LocalMachine(home / "agents")
         made = [Node(str(index), machine, str(folder / str(index)), f"{index}/{nodes}", str(index)) for index in range(nodes)]
-        super().__init__(made, str(folder / "book"), str(share))
+        super().__init__(made, str(folder / "book"), share)
         self._here = machine
+
+    def _usable(self, node_count: int) -> Sequence[Node]:
+        nodes = super()._usable(node_count)
+        # What one of them lacks all do.
+        if trouble := self._lack(nodes[0]):
+            raise ClusterError(trouble)
+        return nodes
 
     def _machine(self, entry: Handle) -> Machine:
         # The cluster's document may name fewer nodes by now.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mlflow_batchai.engines.base import Handle
+from mlflow_batchai.engines.base import Handle, Needs
 from mlflow_batchai.engines.hosts import Hosts, Node
 from mlflow_batchai.engines.machines import Answer, Machine, SshMachine
 from mlflow_batchai.errors import ClusterError
@@ -42,20 +42,30 @@ class SshHosts(Hosts):
 
     Args:
         nodes: the first one keeps the book.
-        share: the control share's path on the nodes.
+        share: the control share's path on the nodes, or its address.
         python: what runs the agent there.
         trainer: the training interpreter there.
         identity: the control share's identity, read when it is needed.
+        secret: what opens the control share for nodes, made when it is needed; None where it is a path.
     """
 
     kind = "ssh"
     poll_seconds = 5.0
 
-    def __init__(self, nodes: Sequence[SshNode], share: str, python: str, trainer: str, identity: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[SshNode],
+        share: str,
+        python: str,
+        trainer: str,
+        identity: Callable[[], str],
+        secret: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._machines = [SshMachine(node.name, node.target, node.root, python) for node in nodes]
         made = [Node(node.name, machine, node.root) for node, machine in zip(nodes, self._machines, strict=True)]
         super().__init__(made, f"{nodes[0].root}/book", share)
         self._identity = identity
+        self._secret = secret
         self._trainer = trainer
         self._checked: tuple[list[Node], list[str]] | None = None
         self._looked = 0.0
@@ -64,7 +74,9 @@ class SshHosts(Hosts):
     def _called(self, handle: Handle, index: int) -> str:
         return f"node-{index} ({handle['nodes'][index]['name']})"
 
-    def check(self, node_count: int) -> Sequence[str]:
+    def check(self, node_count: int, needs: Needs | None = None) -> Sequence[str]:
+        if needs != self._needs:
+            self._needs, self._checked = needs, None
         self._usable(node_count)
         assert self._checked
         return [f"{problem}; going on without it" for problem in self._checked[1]]
@@ -103,7 +115,7 @@ class SshHosts(Hosts):
     def _look(self) -> tuple[list[Node], list[str]]:
         """(nodes that can be used, sentences on the others)."""
         opened = open_all(machine.connection for machine in self._machines)
-        identity = self._identity()
+        identity, secret = self._identity(), self._secret()
         answers: dict[str, Answer | ClusterError] = {}
         up = []
         for node, machine in zip(self._nodes, self._machines, strict=True):
@@ -112,7 +124,7 @@ class SshHosts(Hosts):
                 up.append(node)
             else:
                 answers[node.name] = error
-        calls = [functools.partial(self._hello, node, identity) for node in up]
+        calls = [functools.partial(self._hello, node, identity, secret) for node in up]
         answers.update(zip((node.name for node in up), self._each(calls), strict=True))
         usable: list[Node] = []
         problems: list[str] = []
@@ -131,8 +143,10 @@ class SshHosts(Hosts):
                 usable.append(node._replace(id=said["id"]))
         return usable, problems
 
-    def _hello(self, node: Node, identity: str) -> Answer:
-        return node.machine.ask("hello", root=node.root, share=self._share, identity=identity, python=self._trainer)
+    def _hello(self, node: Node, identity: str, secret: str | None) -> Answer:
+        share = self._share
+        said = node.machine.ask("hello", root=node.root, share=share, identity=identity, python=self._trainer, sas=secret)
+        return {**said, "lack": self._lack(node)}
 
     def _problem(self, node: Node, said: Answer, places: dict[str, str], first: Answer | ClusterError) -> str:
         """Why a node that answers can't be used, or nothing."""
@@ -146,7 +160,9 @@ class SshHosts(Hosts):
             return trouble
         if isinstance(first, dict) and (trouble := keeper_sentence(title, said, first["id"])):
             return trouble
-        if not said["python"]:
+        if said["lack"]:
+            return str(said["lack"])
+        if not said["python"] and not (self._needs and self._needs.container):
             return f"{title}: there is no program {self._trainer} there; correct python in the cluster document"
         return ""
 
@@ -183,8 +199,17 @@ def root_sentence(title: str, said: Answer) -> str:
     return ""
 
 
+_ADDRESS_SENTENCES = {
+    "missing": "there is no such file share; make it, or correct share in the cluster document",
+    "another": "what it finds at the control share's address is not what this machine has there; is there a proxy in between?",
+    "read-only": "it may not write on the control share; give credentials that may",
+}
+
+
 def share_sentence(title: str, path: str, trouble: str | None) -> str:
     """What a word of ``host.share_trouble`` means, and what to do; nothing for None."""
+    if trouble and path.startswith(("https://", "http://")):
+        return f"{title}: {_ADDRESS_SENTENCES.get(trouble, trouble)} ({path})"
     sentences = {
         "missing": f"{title}: there is no folder {path} there; mount the share, or say where it lies (shareOnNodes)",
         "another": f"{title}: its {path} is not the share that this machine has; mount the same one, or say where it lies"

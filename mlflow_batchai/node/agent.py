@@ -13,7 +13,9 @@ import time
 import traceback
 from typing import IO, Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
-from mlflow_batchai.node import outcome, processes, protocol, register, sharefiles, staging, tickets
+from mlflow_batchai.node import containers, outcome, processes, protocol, register, sharefiles, staging, tickets
+from mlflow_batchai.node.control import open_control
+from mlflow_batchai.node.control.base import ENDING, ControlError, ControlShare
 from mlflow_batchai.node.layout import NodeLayout, node_id
 from mlflow_batchai.node.outcome import Failure, Stop
 from mlflow_batchai.node.peers import Peers
@@ -23,6 +25,8 @@ from mlflow_batchai.node.shipper import Shipper
 from mlflow_batchai.node.turn import take_node
 
 DRAIN_SECONDS = 60.0
+# For how long nothing may move of what a mount still has to send when the job has failed.
+LAST_DRAIN_SECONDS = 20.0
 # Who has claimed the verdict writes it at once, or tries for as long as that.
 CLAIM_SECONDS = sharefiles.PATIENCE_SECONDS + 10.0
 # A mount with a cache shows the submitter's file a while after it was written.
@@ -33,13 +37,13 @@ class Agent:
     """One node's part in one attempt of a job.
 
     Args:
-        share: the control share's path on this node.
+        share: the control share: its path on this node, or its address.
         folder: the job folder on the share.
         attempt: its number, from 1.
         node: index of this node in the job.
         root: the node's own folder.
         ticket: what ``tickets.take`` returned, for this node.
-        secrets: variables for the ranks that are never written anywhere.
+        given: what is never written anywhere (see ``main``).
         part: (i, n): this node is the i-th of n on its machine, from 0.
     """
 
@@ -51,10 +55,10 @@ class Agent:
         node: int,
         root: str,
         ticket: Mapping[str, Any],
-        secrets: Mapping[str, str],
+        given: Mapping[str, Any],
         part: Tuple[int, int] = (0, 1),
     ) -> None:
-        plan = _plan(os.path.join(share, *protocol.JobPaths(folder, attempt).plan.split("/")))
+        plan = _plan(open_control(share, given.get("share")), protocol.JobPaths(folder, attempt).plan)
         if plan["protocol"] != protocol.PROTOCOL_VERSION:
             raise staging.SetupError(
                 "the plan is of protocol %s, this agent of %d" % (plan["protocol"], protocol.PROTOCOL_VERSION)
@@ -62,12 +66,13 @@ class Agent:
         plan["attempt"] = attempt
         self.root = root
         self.ticket = ticket
-        self.layout = NodeLayout(root, plan, node, share)
+        self.layout = NodeLayout(root, plan, node, share, given.get("share"))
         self.node = node
         self.shipper = Shipper(self.layout, list(range(1, plan["nodeCount"])) if node == 0 else [0])
-        self.runtime = Runtime(self.layout, self.shipper, secrets)
+        self.runtime = Runtime(self.layout, self.shipper, given.get("variables") or {})
+        self.runtime.registry = given.get("registry")
         self.peers = Peers(self.layout, self.shipper)
-        self.phases = Phases(self.layout, self.shipper, self.runtime, self.peers, part)
+        self.phases = Phases(self.layout, self.shipper, self.runtime, self.peers, part, given)
         self._ticket_file: Optional[IO[str]] = None
         self._trouble = False
 
@@ -92,6 +97,10 @@ class Agent:
                 raise late
             self.local_state("waiting")
             self.runtime.node_lock = take_node(self.layout, self.ticket, self.shipper, lambda: self.peers.check(starting=True))
+            # Of a job whose agent was killed, for the node is ours.
+            left = containers.sweep(self.root)
+            if left:
+                self.shipper.note(left)
             self.local_state("held")
             self.phases.run()
         except Stop as reason:
@@ -101,6 +110,8 @@ class Agent:
         except staging.SetupError as error:
             failure = Failure(protocol.NODE_SETUP_FAILED, str(error), node=self.node)
         except tickets.LateError as error:
+            failure = Failure(protocol.NODE_SETUP_FAILED, "%s: %s" % (self.layout.node_id, error), node=self.node)
+        except ControlError as error:
             failure = Failure(protocol.NODE_SETUP_FAILED, "%s: %s" % (self.layout.node_id, error), node=self.node)
         except OSError as error:
             # A disk that is full, an account that may not: nobody wants to see our code for that.
@@ -135,6 +146,7 @@ class Agent:
         Returns:
             Whether something went wrong.
         """
+        self.layout.attempt.pace(ENDING)
         if failure:
             self.shipper.record("failed", urgent=True, **failure.as_record())
             self.shipper.note("failed: %s" % failure)
@@ -148,6 +160,8 @@ class Agent:
             left = self.runtime.end_everything(kill_first=bool(failure or stop))
         if left:
             self.shipper.note("could not end pids %s" % sorted(left))
+        with self._going_on():
+            self._drain()
         exit_record: Dict[str, Any] = {
             "node": self.node,
             "failure": failure.as_record() if failure else None,
@@ -159,6 +173,8 @@ class Agent:
             if self.node == 0:
                 self._end_as_node_zero(failure, stop, exit_record)
             else:
+                with self._going_on():
+                    self.runtime.remove_container()
                 self.shipper.note("done")
                 self._finish_shipping()
                 exit_record["segments"] = self.shipper.sequence
@@ -169,11 +185,19 @@ class Agent:
                 self._claim_verdict(outcome.verdict(failure, None, self.node))
         with self._going_on():
             if self.runtime.node_lock is not None:
-                staging.unmount(self.layout)
+                for trouble in self.phases.mounts.unmount_all():
+                    sys.stderr.write("%s\n" % trouble)
                 staging.remove_job_folder(self.layout.job)
         with self._going_on():
             self.local_state("ended")
         return self._trouble
+
+    def _drain(self) -> None:
+        """What was written on mounts since the ranks' good end, or before a bad one, is worth a while, and not the verdict."""
+        try:
+            self.phases.mounts.drain(LAST_DRAIN_SECONDS, most=3 * LAST_DRAIN_SECONDS)
+        except Failure as failure:
+            self.shipper.note(str(failure))
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:
@@ -191,8 +215,8 @@ class Agent:
             sys.stderr.write("records could not all be written to the share: %r\n" % why)
 
     def _write_exit(self, record: Dict[str, Any]) -> None:
-        path = self.layout.on_share(self.layout.paths.exit(self.node))
-        sharefiles.patiently(lambda: protocol.write_closed(path, [record]))
+        path = self.layout.paths.exit(self.node)
+        sharefiles.patiently(lambda: self.layout.attempt.write("exit-%d" % self.node, path, [record]))
 
     def _end_as_node_zero(self, failure: Optional[Failure], stop: Optional[Stop], exit_record: Dict[str, Any]) -> None:
         failures = [failure] if failure else []
@@ -211,48 +235,60 @@ class Agent:
                 self.phases.describe_models()
         with self._going_on():
             self.runtime.stop_helpers()
+        with self._going_on():
+            self.runtime.remove_container()
         self.shipper.note("verdict: %s %s" % (verdict["executionState"], verdict["reason"] or ""))
         self._finish_shipping()
         with self._going_on():
             if self.runtime.node_lock is not None:
-                staging.copy_logs(self.layout)
+                self._copy_logs()
+                self._drain()
         exit_record["segments"] = verdict["segments"] = self.shipper.sequence
         with self._going_on():
             self._write_exit(exit_record)
         self._claim_verdict(verdict)
 
-    def _claim_verdict(self, verdict: Dict[str, Any]) -> None:
-        folder = self.layout.on_share(self.layout.paths.verdict)
-        sharefiles.patiently(lambda: os.makedirs(os.path.dirname(folder), exist_ok=True))
-        path = self.layout.on_share(self.layout.paths.verdict_file)
+    def _copy_logs(self) -> None:
+        prefix = self.layout.plan.get("logCopyPrefix")
+        if prefix and not self.phases.mounts.has(prefix["volume"]):
+            return  # they would stay on the node's disk, in the way of the next mount
         try:
-            sharefiles.patiently(lambda: os.mkdir(folder))
-        except FileExistsError:
-            if sharefiles.comes(path, CLAIM_SECONDS):
-                return  # someone else was first; the one verdict stands
-            # They died before they wrote it, or it was us: over NFSv3 a mkdir whose answer was lost is asked again, and told
-            # that the folder is there.
-        sharefiles.patiently(lambda: self._write_verdict(path, verdict))
+            staging.copy_logs(self.layout)
+        except OSError as error:
+            self._trouble = True
+            sys.stderr.write("the logs could not all be copied to stdOutErrPathPrefix: %s\n" % error)
 
-    @staticmethod
-    def _write_verdict(path: str, verdict: Dict[str, Any]) -> None:
+    def _claim_verdict(self, verdict: Dict[str, Any]) -> None:
+        control, paths = self.layout.control, self.layout.paths
+        claimed: List[bool] = []
+        sharefiles.patiently(lambda: claimed.append(control.claim(paths.verdict)))
+        # If not, someone else was first, and the one verdict stands; or they died before they wrote it; or it was us: over
+        # NFSv3 a mkdir whose answer was lost is asked again, and told that the folder is there.
+        if claimed[-1] or not sharefiles.comes(lambda: control.read_closed(paths.verdict_file), CLAIM_SECONDS):
+            sharefiles.patiently(lambda: self._write_verdict(verdict))
+
+    def _write_verdict(self, verdict: Dict[str, Any]) -> None:
         # Were we frozen since the claim, someone else has given us up and finished it.
-        if protocol.read_closed(path) is None:
-            protocol.write_closed(path, [verdict])
+        path = self.layout.paths.verdict_file
+        if self.layout.control.read_closed(path) is None:
+            self.layout.attempt.write("verdict", path, [verdict])
 
 
-def _plan(path: str) -> Dict[str, Any]:
+def _plan(control: ControlShare, path: str) -> Dict[str, Any]:
     until = time.monotonic() + PLAN_SECONDS
     while True:
         try:
-            plan = protocol.read_closed(path)
+            plan = control.read_closed(path)
+        except ControlError as error:
+            raise staging.SetupError("the plan can't be read: %s" % error) from None
         except OSError as error:  # a denial: on the share we are another user than the submitter
             sentence = "the plan at %s can't be read by the node's user (uid %d): %s"
-            raise staging.SetupError(sentence % (path, os.geteuid(), error.strerror or error)) from None
+            raise staging.SetupError(sentence % (control.where(path), os.geteuid(), error.strerror or error)) from None
         if plan is not None:
+            control.close()
             return plan
         if time.monotonic() > until:
-            raise staging.SetupError("there is no plan at %s" % path)
+            raise staging.SetupError("there is no plan at %s" % control.where(path))
         time.sleep(0.2)
 
 
@@ -264,9 +300,11 @@ def _part(text: str) -> Tuple[int, int]:
 
 
 def main(arguments: List[str]) -> int:
-    """``agent --share S --folder F --attempt A --node K --root R --ticket JSON``; secrets as JSON on standard input.
+    """``agent --share S --folder F --attempt A --node K --root R --ticket JSON``, and one JSON object on standard input.
 
-    ``--part I/N`` says that this node is part I (from 0) of the N that its machine is cut into.
+    ``--share`` is a directory or an address. ``--part I/N`` says that this node is part I (from 0) of the N that its machine is
+    cut into. The object: ``variables`` (name -> value, for the ranks), ``share`` (the SAS for an address, or null), ``volumes``
+    (index -> ``{"key": ...}`` or ``{"sas": ...}``), ``registry`` (``username`` and ``password``, or null).
     """
     parser = argparse.ArgumentParser(prog="agent")
     parser.add_argument("--share", required=True)
@@ -277,9 +315,9 @@ def main(arguments: List[str]) -> int:
     parser.add_argument("--ticket", required=True)
     parser.add_argument("--part", type=_part, default=(0, 1))
     options = parser.parse_args(arguments)
-    secrets = json.loads(sys.stdin.read() or "{}")
-    with sharefiles.as_open_as_root(options.share):
-        try:
+    given = json.loads(sys.stdin.read() or "{}")
+    try:
+        with open_control(options.share, given.get("share")).as_open_as_root():
             agent = Agent(
                 options.share,
                 options.folder,
@@ -287,10 +325,10 @@ def main(arguments: List[str]) -> int:
                 options.node,
                 options.root,
                 json.loads(options.ticket),
-                secrets,
+                given,
                 options.part,
             )
-        except staging.SetupError as error:
-            sys.stderr.write("%s\n" % error)
-            return 1
-        return agent.run()
+            return agent.run()
+    except (staging.SetupError, ControlError) as error:
+        sys.stderr.write("%s\n" % error)
+        return 1

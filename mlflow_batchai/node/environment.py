@@ -4,6 +4,7 @@ The submitter's environment does not leak, nor does the node's: a short allow-li
 """
 
 import os
+import re
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from mlflow_batchai.node.layout import NodeLayout, expand
@@ -53,9 +54,50 @@ def for_builds(environment: Mapping[str, str]) -> Dict[str, str]:
     return {name: value for name, value in environment.items() if name in BUILD_NAMES or name.startswith(BUILD_PREFIXES)}
 
 
+ENGINE_NAMES = frozenset(
+    [
+        "DOCKER_HOST",
+        "DOCKER_CONTEXT",
+        "DOCKER_CONFIG",
+        "DOCKER_CERT_PATH",
+        "DOCKER_TLS",
+        "DOCKER_TLS_VERIFY",
+        "DOCKER_API_VERSION",
+        "CONTAINER_HOST",
+        "CONTAINER_SSHKEY",
+        "CONTAINERS_CONF",
+        "CONTAINERS_CONF_OVERRIDE",
+        "CONTAINERS_STORAGE_CONF",
+        "CONTAINERS_REGISTRIES_CONF",
+        "REGISTRY_AUTH_FILE",
+        "XDG_RUNTIME_DIR",
+        "DBUS_SESSION_BUS_ADDRESS",
+    ]
+)
+
+
+def for_engines(environment: Mapping[str, str]) -> Dict[str, str]:
+    """What a container engine's client may see besides: where its daemon is, and its configuration. No secret is among it."""
+    return {name: value for name, value in environment.items() if name in ENGINE_NAMES}
+
+
 def for_agents(environment: Mapping[str, str]) -> Dict[str, str]:
     """What an agent is started with: ranks see ``allowed`` of it."""
-    return dict(allowed(environment), **for_builds(environment))
+    return dict(allowed(environment), **for_builds(environment), **for_engines(environment))
+
+
+_WAY_OUT = re.compile(r"NCCL_\w+|(?i:(https?|no|all)_proxy)")
+
+
+def in_container(environment: Mapping[str, str], image: Mapping[str, str]) -> Dict[str, str]:
+    """What processes in a container see of the node's environment: the way out, and what its network needs.
+
+    All else describes what lies on the node (PATH, libraries, locales): there the image's own counts.
+
+    Args:
+        image: the environment that the container gives every process.
+    """
+    return {**{name: value for name, value in environment.items() if _WAY_OUT.fullmatch(name)}, **image}
 
 
 def thread_variables(threads: int) -> Dict[str, str]:
@@ -78,20 +120,23 @@ def job_environment(
     secrets: Mapping[str, str],
     python: str,
     extra: Optional[Mapping[str, str]] = None,
+    image: Optional[Mapping[str, str]] = None,
 ) -> Dict[str, str]:
     """Environment of job preparation and, with ``extra``, of a rank.
 
-    Later ones win: the allow-list, the service's variables, parameters, the document's variables (expanded in order, each
+    Later ones win: the allow-list (in a container the image's own), the service's variables, parameters, constants of
+    MLproject's ``docker_env``, the document's variables (expanded in order, each
     may refer to earlier ones), secrets, then ``extra`` for names that the document left alone and the job's mark.
 
     Args:
         python: the training interpreter; its folder comes first on PATH.
+        image: in a container, the environment that it gives every process; its PATH is as it should be.
         extra: what the launcher adds. Names that end in ``!`` are never overridden by the document (a rank's number).
     """
     plan: Dict[str, Any] = layout.plan
-    environment = allowed(node_environment)
+    environment = allowed(node_environment) if image is None else in_container(node_environment, image)
     folder = os.path.dirname(python)
-    if folder:
+    if folder and image is None:
         environment["PATH"] = os.pathsep.join([folder, layout.bin, environment.get("PATH", os.defpath)])
     service = layout.service_variables(addresses, gpus)
     environment.update(service)
@@ -108,7 +153,10 @@ def job_environment(
     for name, value in (extra or {}).items():
         if not name.endswith("!"):
             environment[name] = value
-    own_path = environment.get("PYTHONPATH", "")
+    own_path = (extra or {}).get("PYTHONPATH", "")
+    if image is not None:
+        environment.update({name: value for name, value in image.items() if name == "PYTHONPATH"})
+        environment.update(plan["container"].get("environment") or {})
     for entry in plan["environmentVariables"]:
         environment[entry["name"]] = expand(entry["value"], environment)
     environment.update(secrets)

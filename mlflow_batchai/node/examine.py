@@ -3,6 +3,7 @@
 Each may be asked twice. None needs a job; none leaves anything behind but a file in a folder that the asker removes.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -14,7 +15,9 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from mlflow_batchai.node import gpus, network, place, protocol, reach, sharefiles, trainenv
+from mlflow_batchai.node import gpus, network, place, reach, trainenv
+from mlflow_batchai.node.control import is_address, open_control
+from mlflow_batchai.node.control.base import ControlError
 from mlflow_batchai.node.environment import allowed
 from mlflow_batchai.node.staging import SetupError
 
@@ -123,39 +126,46 @@ def accelerators(part: str, wanted: Optional[int]) -> Answer:
     }
 
 
-def offer(share: str, identity: str, path: str) -> Answer:
+def offer(share: str, identity: str, path: str, sas: Optional[str] = None) -> Answer:
     """Put a file on the control share for the others to see.
 
     Args:
-        share: the share's path on this node.
+        share: the share's path on this node, or its address.
         identity: the share's identity, as the client read it.
         path: of the file, relative to the share.
+        sas: for an address.
 
     Returns:
-        ``trouble``: None, or a word of ``place.share_trouble``, or ``full``, or ``failed``; ``why``: what the system says of a
-        write that failed, else empty; ``filesystem`` (``nfs4``, ...), ``free`` (bytes).
+        ``trouble``: None, or what ``place.share_trouble`` says, or ``full``, or ``failed``; ``why``: what the system says of a
+        write that failed, else empty; ``filesystem`` (``nfs4``, ...; ``Azure Files`` for an address), ``free`` (bytes; None
+        where that can't be told).
     """
-    trouble, why = place.share_trouble(share, identity), ""
+    trouble, why = place.share_trouble(share, identity, sas), ""
     if trouble is None:
         try:
-            with sharefiles.as_open_as_root(share):
-                protocol.write_closed(os.path.join(share, path), [{"host": socket.gethostname()}])
+            with contextlib.closing(open_control(share, sas, place.SHARE_SECONDS)) as control, control.as_open_as_root():
+                control.write_closed(path, [{"host": socket.gethostname()}])
         except OSError as error:
             # Whatever the permissions say, a server may map this user to nobody.
             trouble, why = _WRITE_TROUBLES.get(error.errno or 0, "failed"), error.strerror or str(error)
+    if is_address(share):
+        return {"trouble": trouble, "why": why, "filesystem": "Azure Files", "free": None}
     free = None if trouble == "missing" else shutil.disk_usage(share).free
     return {"trouble": trouble, "why": why, "filesystem": place.filesystem(share), "free": free}
 
 
-def unseen(share: str, folder: str, names: Sequence[str]) -> Answer:
+def unseen(share: str, folder: str, names: Sequence[str], sas: Optional[str] = None) -> Answer:
     """``unseen``: name -> why, of the files in a folder of the share that this node can't read as others wrote them."""
     found = {}
-    for name in names:
-        try:
-            if protocol.read_closed(os.path.join(share, folder, name)) is None:
-                found[name] = "not there"
-        except OSError as error:
-            found[name] = (error.strerror or str(error)).lower()
+    with contextlib.closing(open_control(share, sas, place.SHARE_SECONDS)) as control:
+        for name in names:
+            try:
+                if control.read_closed("%s/%s" % (folder, name)) is None:
+                    found[name] = "not there"
+            except ControlError as error:
+                found[name] = str(error)
+            except OSError as error:
+                found[name] = (error.strerror or str(error)).lower()
     return {"unseen": found}
 
 

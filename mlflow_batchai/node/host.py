@@ -12,9 +12,10 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-from mlflow_batchai.node import boot, place, processes, register, tickets
+from mlflow_batchai.node import boot, containers, place, processes, register, tickets
 from mlflow_batchai.node.environment import for_agents
 from mlflow_batchai.node.layout import archive_path
+from mlflow_batchai.node.mounts import undo
 
 Answer = Dict[str, Any]
 
@@ -59,7 +60,7 @@ def start(
     arguments: Sequence[str],
     ticket: Mapping[str, Any],
     log: str,
-    secrets: Mapping[str, str],
+    secrets: Mapping[str, Any],
     keeper: str,
 ) -> Answer:
     """Start the agent of a ticket: in a session of its own, its output to a file, its secrets on its standard input.
@@ -69,6 +70,7 @@ def start(
         arguments: the agent's, without root and ticket.
         ticket: ``number``, ``age`` (seconds since it was taken) and ``after``.
         log: the agent's own log file, relative to the root.
+        secrets: what the agent is told (see ``agent.main``).
         keeper: the id of the node that keeps the ticket book; empty where there can be no other.
 
     Returns:
@@ -146,7 +148,7 @@ def _last_line(path: str) -> str:
 
 
 def end(mark: str, agents: Sequence[Sequence[Any]], give_up: float) -> Answer:
-    """End a job here: its agents with all below them, then all that carries its mark.
+    """End a job here: its agents with all below them, then all that carries its mark, its containers, and its mounts.
 
     Args:
         agents: [root, ticket number, the node's id or nothing] each; who the agent is stands on the node, even if the answer
@@ -164,12 +166,19 @@ def end(mark: str, agents: Sequence[Sequence[Any]], give_up: float) -> Answer:
     records = [register.read(os.path.expanduser(root), number) for root, number, _ in agents]
     alive = [known["pid"] for known in records if known and register.is_alive(known)]
     family = {pid: processes.start_time(pid) for agent in alive for pid in (agent, *processes.descendants(agent))}
+    if any(containers.has_one(root, mark) for root, _, _ in agents):
+        # With the agents the containers go; their engine has to see that, and is one of the family.
+        processes.send(set(alive), signal.SIGKILL)
+        for root, _, _ in agents:
+            containers.sweep(root, mark)
     left = processes.sweep(
         lambda: {pid for pid, started in family.items() if started is not None and processes.is_alive(pid, started)},
         grace=0.0,
         give_up=give_up,
     )
     left |= processes.sweep(lambda: processes.marked(mark), grace=3.0, give_up=give_up)
+    for root, _, _ in agents:
+        undo.sweep(os.path.expanduser(root))
     return {"left": sorted(left)}
 
 
@@ -182,10 +191,10 @@ VERBS: Dict[str, Callable[..., Answer]] = {
 def _verb(name: str) -> Callable[..., Answer]:
     if name in VERBS:
         return VERBS[name]
-    # Few clients examine a node; the others don't wait for all that this imports.
-    from mlflow_batchai.node import examine
+    # Few clients ask these; the others don't wait for all that this imports.
+    from mlflow_batchai.node import examine, needs
 
-    return examine.VERBS[name]
+    return {**examine.VERBS, **needs.VERBS}[name]
 
 
 def answer(verb: str, arguments: Mapping[str, Any]) -> Answer:

@@ -8,6 +8,7 @@ import os
 import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from mlflow_batchai.node.control import open_control
 from mlflow_batchai.node.protocol import JobPaths, job_mark
 
 Plan = Dict[str, Any]
@@ -33,10 +34,17 @@ class NodeLayout:
         root: the node's folder on its own disk.
         plan: the job's plan (``batchai/plan.json``).
         node: index of this node in the job, from 0.
-        share: where the control share is on this node before it is mounted for the job; default: its mount point.
+        share: where agents find the control share, whether the job mounts it or not: a directory of this node, or an address;
+            default: its mount point.
+        sas: for an address.
+
+    Attributes:
+        control: the control share.
+        attempt: the attempt's files on it.
+        mounted_share: the control share as ranks see it, through its mount.
     """
 
-    def __init__(self, root: str, plan: Plan, node: int, share: Optional[str] = None) -> None:
+    def __init__(self, root: str, plan: Plan, node: int, share: Optional[str] = None, sas: Optional[str] = None) -> None:
         self.root = root
         self.plan = plan
         self.node = node
@@ -55,17 +63,18 @@ class NodeLayout:
         cached = plan["preparationCache"]
         # What a cached preparation leaves, for later jobs too; None: preparation is the job's own.
         self.prepared: Optional[str] = os.path.join(root, "prepared", cached) if cached else None
-        self.share = share or os.path.join(self.cluster_mounts, plan["controlMount"])
+        self.mounted_share = os.path.join(self.cluster_mounts, plan["controlMount"])
+        self.share = share or self.mounted_share
+        self.control = open_control(self.share, sas)
         self.paths = JobPaths(plan["folder"], plan["attempt"])
-        self.stdouterr = self.on_share(self.paths.stdouterr)
-        # As ranks see them: through the mount, wherever the agent itself reads the share.
-        mounted = os.path.join(self.cluster_mounts, plan["controlMount"], *self.paths.folder.split("/"))
+        self.attempt = self.control.attempt(self.paths, node, plan["nodeCount"])
+        mounted = os.path.join(self.mounted_share, *self.paths.folder.split("/"))
         self.mounted_stdouterr = os.path.join(mounted, "stdouterr")
         self.shared_temp = os.path.join(mounted, "shared")
 
-    def on_share(self, path: str) -> str:
-        """Absolute path on this node of a path on the control share."""
-        return os.path.join(self.share, *path.split("/"))
+    def on_mount(self, path: str) -> str:
+        """Absolute path on this node, through the mount, of a path on the control share."""
+        return os.path.join(self.mounted_share, *path.split("/"))
 
     def input_path(self, staged: Mapping[str, Any]) -> str:
         """Where a staged parameter's file or folder lies on this node."""

@@ -95,7 +95,7 @@ class Meeting:
             return self._agree(reach.Probe(targets), announces, wait)
 
     def _agree(self, probe: reach.Probe, announces: List[Dict[str, Any]], wait: Callable[[], None]) -> List[Interface]:
-        path = self.layout.on_share(self.layout.paths.network)
+        attempt, path = self.layout.attempt, self.layout.paths.network
         told: Optional[bool] = None
         chooser = _Chooser(announces)
         try:
@@ -107,14 +107,14 @@ class Meeting:
                 if self.layout.node == 0:
                     chosen = chooser.choose({**self.peers.reached, 0: findings}, time.monotonic())
                     if chosen is not None:
-                        protocol.write_closed(path, [{"interfaces": chosen}])
+                        attempt.write("network", path, [{"interfaces": chosen}])
                         return chosen
                 else:
                     if enough and told is not known:
                         told = known
                         sent = {str(node): found for node, found in findings.items()}
                         self.shipper.record("reached", urgent=True, node=self.layout.node, findings=sent)
-                    published = protocol.read_closed(path)
+                    published = attempt.read("network", path)
                     if published is not None:
                         return list(published["interfaces"])
                 wait()

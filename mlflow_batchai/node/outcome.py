@@ -38,6 +38,7 @@ class Failure(Exception):
         exit_code: the failed command's, where there is one.
         tail: last lines that the failed process wrote.
         time: milliseconds since the epoch.
+        details: names and values that Batch AI's error for this code has besides.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Failure(Exception):
         tail: Sequence[str] = (),
         signalled: bool = False,
         time: Optional[int] = None,
+        details: Sequence[Sequence[str]] = (),
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -59,6 +61,7 @@ class Failure(Exception):
         self.tail = list(tail)
         self.signalled = signalled
         self.time = protocol.now_ms() if time is None else time
+        self.details = [list(detail) for detail in details]
 
     def as_record(self) -> Dict[str, Any]:
         """Fields of a ``failed`` record."""
@@ -71,6 +74,7 @@ class Failure(Exception):
             "tail": self.tail,
             "signalled": self.signalled,
             "time": self.time,
+            "details": self.details,
         }
 
     @classmethod
@@ -85,12 +89,14 @@ class Failure(Exception):
             record["tail"],
             record["signalled"],
             record["time"],
+            record.get("details", ()),
         )
 
     def as_error(self) -> Dict[str, Any]:
         """Batch AI's error: code, message, details of names and values."""
         rank = [] if self.rank is None else [("rank", str(self.rank))]
-        return protocol.error_record(self.code, [("node", str(self.node)), *rank, ("message", str(self))])
+        details = [(name, value) for name, value in self.details]
+        return protocol.error_record(self.code, [("node", str(self.node)), *rank, *details, ("message", str(self))])
 
     def reason(self, lines: int = 20) -> str:
         """The sentence, and the last lines of what failed."""

@@ -44,7 +44,7 @@ class Peers:
         """Whether every node is taken; looks for those that were not."""
         for node in range(self._node_count):
             if node not in self.announces:
-                found = protocol.read_closed(self.layout.on_share(self.layout.paths.announce(node)))
+                found = self.layout.attempt.read("announce-%d" % node, self.layout.paths.announce(node))
                 if found:
                     self.announces[node] = found
                     self.shipper.saw(node)
@@ -95,7 +95,7 @@ class Peers:
             raise Stop("peer", str(self._failures[0]))
         for node in range(1, self._node_count) if self.layout.node == 0 else [0]:
             silent = self.shipper.silent_seconds(node)
-            came = self.shipper.heard(node) > 0 or node in self.announces
+            came = self.shipper.has_spoken(node) or node in self.announces
             if silent <= self.layout.plan["lossSeconds"] + (0.0 if came else COMING_SECONDS):
                 continue
             if self.layout.node == 0 and self._exit_of(node):
@@ -161,7 +161,7 @@ class Peers:
         """A peer's exit.json once it is there; a share that can't be read just now has none."""
         if node not in self.exits:
             with contextlib.suppress(OSError):
-                record = protocol.read_closed(self.layout.on_share(self.layout.paths.exit(node)))
+                record = self.layout.attempt.read("exit-%d" % node, self.layout.paths.exit(node))
                 if record:
                     self.exits[node] = record
         return self.exits.get(node)

@@ -6,10 +6,12 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from mlflow_batchai.node import gpus, launchers, protocol, staging
+from mlflow_batchai.node import containers, gpus, launchers, protocol, staging
+from mlflow_batchai.node.control.base import ENDING, GATHERING, RUNNING, STARTING
 from mlflow_batchai.node.environment import job_environment, thread_variables
 from mlflow_batchai.node.layout import NodeLayout, archive_path, node_id
 from mlflow_batchai.node.meeting import Meeting
+from mlflow_batchai.node.mounts.mounts import Mounts
 from mlflow_batchai.node.outcome import Failure, Stop
 from mlflow_batchai.node.peers import Peers
 from mlflow_batchai.node.preparation import Preparation, logged_task
@@ -26,13 +28,22 @@ class Phases:
 
     Args:
         part: (i, n): this node is the i-th of n on its machine, and has that part of its cores and GPUs.
+        credentials: what the agent was told on its standard input (see ``agent.main``).
 
     Raises (from ``run``):
         Failure: a step or a rank of this node failed.
         Stop: someone else ended the attempt.
     """
 
-    def __init__(self, layout: NodeLayout, shipper: Shipper, runtime: Runtime, peers: Peers, part: gpus.Part = (0, 1)) -> None:
+    def __init__(
+        self,
+        layout: NodeLayout,
+        shipper: Shipper,
+        runtime: Runtime,
+        peers: Peers,
+        part: gpus.Part = (0, 1),
+        credentials: Optional[Mapping[str, Any]] = None,
+    ) -> None:
         self.layout = layout
         self.plan: Dict[str, Any] = layout.plan
         self.shipper = shipper
@@ -43,22 +54,30 @@ class Phases:
         self.gpus = gpus.Gpus([], False, "")
         self.preparation = Preparation(layout, shipper, runtime, self._check, lambda: self._environment({}))
         self.python = sys.executable
+        self.credentials: Mapping[str, Any] = credentials or {}
+        volumes = self.credentials.get("volumes") or {}
+        self.mounts = Mounts(layout, shipper, runtime, volumes, self._check, layout.control)
         self._deadline: Optional[float] = None
 
     def run(self) -> None:
         """All steps, in the order of a Batch AI job: mounts, code, environment, preparation, then the command."""
         staging.prepare_folders(self.layout)
+        self.layout.attempt.pace(GATHERING)
         self._announce()
         self._await_announces()
+        self.layout.attempt.pace(STARTING)
         self._check_gpus()
         self._begin_clock()
         self.meeting.settle(self._wait_a_little)
         self._set_up()
+        self._enter_container()
         self.python = self.preparation.interpreter()
-        staging.write_python(self.layout, self.python)
+        if not self.runtime.container:
+            staging.write_python(self.layout, self.python)
         self.preparation.job_preparation()
         self._meet()
         self._run_ranks()
+        self.mounts.drain()
         self._await_the_others()
 
     # Steps.
@@ -72,7 +91,7 @@ class Phases:
             "cores": max(1, len(os.sched_getaffinity(0)) // self.part[1]),
             "time": protocol.now_ms(),
         }
-        protocol.write_closed(self.layout.on_share(self.layout.paths.announce(self.layout.node)), [record])
+        self.layout.attempt.write("announce-%d" % self.layout.node, self.layout.paths.announce(self.layout.node), [record])
         self.peers.announces[self.layout.node] = record
         self.shipper.note("node taken: %s" % record["host"])
         self.shipper.note("GPUs: %s (%s); cores: %d" % (", ".join(self.gpus.ids) or "none", self.gpus.note, record["cores"]))
@@ -99,7 +118,7 @@ class Phases:
             self._deadline = time.monotonic() + self.plan["maxWallClockSeconds"]
 
     def _set_up(self) -> None:
-        staging.mount(self.layout)
+        self.mounts.mount_all()
         staging.make_directories(self.layout)
         staging.fetch_code(self.layout)
         staging.link_inputs(self.layout)
@@ -107,6 +126,24 @@ class Phases:
         sizes = launchers.slots_per_node(self.plan, self._gpu_counts())
         with open(self.layout.hostfile, "w", encoding="utf-8") as file:
             file.write(launchers.hostfile(self.peers.addresses(), sizes))
+
+    def _enter_container(self) -> None:
+        """Where the plan names an image: all that is started from here on runs in its container."""
+        wanted = self.plan.get("container")
+        if not wanted:
+            return
+        engine = containers.engine()
+        if engine is None:
+            sentence = "%s: %s" % (self.layout.node_id, containers.trouble(wanted))
+            image = [("imageName", str(wanted["image"]))]
+            raise Failure(protocol.CONTAINER_FAILED, sentence, node=self.layout.node, details=image)
+        from mlflow_batchai.node.containers.container import Container  # few jobs have one
+
+        container = Container(
+            self.layout, self.shipper, self.runtime, wanted, self.runtime.registry, engine, bool(self.gpus.ids), self._check
+        )
+        container.start()
+        self.runtime.container = container
 
     def _meet(self) -> None:
         """All nodes are ready before any rank starts: Horovod's own waiting is short."""
@@ -116,7 +153,7 @@ class Phases:
                 self._wait_a_little()
             port = self._start_rendezvous() if launchers.needs_rendezvous(self.plan) else 0
             address = {"address": self.peers.addresses()[0], "port": port}
-            protocol.write_closed(self.layout.on_share(self.layout.paths.rendezvous), [address])
+            self.layout.attempt.write("rendezvous", self.layout.paths.rendezvous, [address])
 
     def _start_rendezvous(self) -> int:
         task, said = _heard_task("rendezvous server")
@@ -149,9 +186,8 @@ class Phases:
     def _run_ranks(self) -> None:
         slots = [slot for slot in launchers.slots_of(self.plan, self._gpu_counts()) if slot.node == self.layout.node]
         rendezvous: Optional[Dict[str, Any]] = None
-        path = self.layout.on_share(self.layout.paths.rendezvous)
         while rendezvous is None:
-            rendezvous = protocol.read_closed(path)
+            rendezvous = self.layout.attempt.read("rendezvous", self.layout.paths.rendezvous)
             if rendezvous is None:
                 self._wait_a_little()
         rendezvous = self.meeting.rendezvous(rendezvous)
@@ -162,6 +198,7 @@ class Phases:
             extra.update(thread_variables(self.peers.announces[self.layout.node]["cores"] // slot.local_size))
             extra["PYTHONPATH"] = self.layout.site + os.pathsep + archive_path()
             self.runtime.start(task, ["bash", "-c", self.plan["command"]], self._environment(extra))
+        self.layout.attempt.pace(RUNNING)
         self.shipper.record("started", urgent=True, node=self.layout.node, ranks=[slot.rank for slot in slots])
         self.shipper.note("started %d rank(s): %s" % (len(slots), self.plan["command"]))
         running = len(slots)
@@ -189,6 +226,7 @@ class Phases:
         """Node 0: its own ranks have ended well; the job ends when all have."""
         if self.layout.node != 0:
             return
+        self.layout.attempt.pace(ENDING)
         self.shipper.record("done", urgent=True, node=0)
         while not self.peers.all_ended():
             self._wait_a_little()
@@ -228,7 +266,7 @@ class Phases:
     def describe_models(self) -> None:
         """What the training interpreter can say of saved models that no rank described (no TensorFlow is imported)."""
         files = staging.model_files(self.layout, self.runtime.reported_models)
-        if not files:
+        if not files or not self.python:
             return
         task, said = _heard_task("model description")
         self.runtime.start(
@@ -267,6 +305,7 @@ class Phases:
             self.runtime.secrets,
             self.python,
             dict(gpus.variables(self.gpus), **extra),
+            self.runtime.container.base if self.runtime.container else None,
         )
 
 

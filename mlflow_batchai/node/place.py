@@ -8,9 +8,14 @@ import uuid
 from typing import Any, Callable, Dict, Optional
 
 from mlflow_batchai.node import boot, processes, register
-from mlflow_batchai.node.protocol import identity_path
+from mlflow_batchai.node.control import open_control
+from mlflow_batchai.node.control.base import ControlError
+from mlflow_batchai.node.mounts import table
 
 Answer = Dict[str, Any]
+
+# Someone waits for the answer.
+SHARE_SECONDS = 8.0
 
 OTHER_KEEPER = "it has jobs of a cluster document whose first host is another, and two queues would block each other"
 
@@ -24,21 +29,21 @@ def own_folder(root: str) -> str:
     return boot.own_folder(os.path.abspath(os.path.expanduser(root)))
 
 
-def hello(root: str, share: str, identity: str, python: str) -> Answer:
+def hello(root: str, share: str, identity: str, python: str, sas: Optional[str] = None) -> Answer:
     """What a client wants to know before it sends a job.
 
     Args:
         root: the node's own folder; made if it isn't there.
-        share: the control share's path on this node.
+        share: the control share: its path on this node, or its address.
         identity: the share's identity, as the client read it.
         python: the cluster's training interpreter, as its document names it.
+        sas: for an address.
 
     Returns:
-        What ``place`` tells; ``share``: None if it is the right one and writable, else ``missing``, ``another`` or
-        ``read-only``; ``python``: whether there is such a program.
+        What ``place`` tells; ``share``: of ``share_trouble``; ``python``: whether there is such a program.
     """
     there = shutil.which(os.path.expanduser(python)) is not None
-    return dict(place(root), share=share_trouble(share, identity), python=there)
+    return dict(place(root), share=share_trouble(share, identity, sas), python=there)
 
 
 def place(root: str) -> Answer:
@@ -113,30 +118,25 @@ def _read(path: str) -> Optional[str]:
         return None
 
 
-def share_trouble(share: str, identity: str) -> Optional[str]:
-    """Why a path on this node can't be used as the control share, in one word; None: it can."""
-    if not os.path.isdir(share):
-        return "missing"
-    if not os.path.isdir(os.path.join(share, *identity_path(identity).split("/"))):
-        return "another"
-    return None if os.access(share, os.W_OK | os.X_OK) else "read-only"
+def share_trouble(share: str, identity: str, sas: Optional[str] = None) -> Optional[str]:
+    """Why a path on this node, or an address, can't be used as the control share; None: it can.
+
+    Returns:
+        ``missing``, ``another``, ``read-only``, or ``unreachable: `` and a sentence.
+    """
+    try:
+        with contextlib.closing(open_control(share, sas, SHARE_SECONDS)) as control:
+            return control.trouble(identity)
+    except ControlError as error:
+        return "unreachable: %s" % error
 
 
 def filesystem(path: str) -> str:
     """The type of the file system that a path lies on (``ext4``, ``nfs4``, ...), empty where it can't be told."""
     real = os.path.realpath(path)
-    best, kind = "", ""
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                before, _, after = line.partition(" - ")
-                point = before.split()[4].encode("latin-1", "replace").decode("unicode_escape", "replace")
-                inside = real == point or real.startswith(point.rstrip("/") + "/")
-                if inside and len(point) >= len(best):
-                    best, kind = point, after.split()[0]
-    except (OSError, IndexError):
-        return ""
-    return kind
+    around = [mount for mount in table.mounts() if real == mount.point or real.startswith(mount.point.rstrip("/") + "/")]
+    # Of several at one point the last one is seen.
+    return max(reversed(around), key=lambda mount: len(mount.point)).kind if around else ""
 
 
 VERBS: Dict[str, Callable[..., Answer]] = {"hello": hello, "place": place}

@@ -45,19 +45,21 @@ class Preparation:
         self._made = ""
 
     def interpreter(self) -> str:
-        """Absolute path of the interpreter that trains.
+        """Absolute path of the interpreter that trains; in a container the image's, empty if it has none.
 
         Raises:
             Failure: it isn't there, or its environment can't be built.
         """
         environment = self.plan["environment"]
-        if environment:
+        if self.runtime.container:
+            python = self.runtime.container.python
+        elif environment:
             with self._disk(protocol.ENVIRONMENT_FAILED, "building the training environment"):
                 python = trainenv.build(self.layout, environment, self._run, self._wait, self.say, self._variables())
                 self._made = kept.making(os.path.dirname(os.path.dirname(python)))
         else:
             python = trainenv.interpreter(self.layout, os.environ)
-        self.shipper.note("training interpreter: %s" % python)
+        self.shipper.note("training interpreter: %s" % (python or "none"))
         self._python = python
         return python
 
@@ -83,6 +85,8 @@ class Preparation:
 
     def _stamp(self) -> str:
         """The interpreter that it was done for; what it installed into an environment goes when that is made anew."""
+        if self.runtime.container:
+            return "%s %s" % (self.runtime.container.identity, self._python)
         return " ".join(filter(None, [trainenv.described(self.layout, self._python), self._made]))
 
     def say(self, text: str) -> None:

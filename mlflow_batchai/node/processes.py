@@ -84,7 +84,8 @@ def is_alive(pid: int, started: int) -> bool:
     return start_time(pid) == started
 
 
-def _pids() -> List[int]:
+def pids() -> List[int]:
+    """All processes."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
@@ -94,7 +95,7 @@ def marked(mark: str, node: Optional[int] = None) -> Set[int]:
     if node is not None:
         wanted.append(("%s=%d" % (NODE_VARIABLE, node)).encode())
     found = set()
-    for pid in _pids():
+    for pid in pids():
         try:
             with open("/proc/%d/environ" % pid, "rb") as file:
                 variables = file.read().split(b"\0")
@@ -110,7 +111,7 @@ def lock_holders(path: str) -> Set[int]:
     """Pids that hold a flock on this file, inherited ones too (Linux shows it in ``/proc/PID/fdinfo``)."""
     real = os.path.realpath(path)
     found = set()
-    for pid in _pids():
+    for pid in pids():
         try:
             for name in os.listdir("/proc/%d/fd" % pid):
                 if os.readlink("/proc/%d/fd/%s" % (pid, name)) != real:
@@ -127,7 +128,7 @@ def lock_holders(path: str) -> Set[int]:
 def descendants(ancestor: int) -> Set[int]:
     """All live processes below this one."""
     children: Dict[int, List[int]] = {}
-    for pid in _pids():
+    for pid in pids():
         try:
             with open("/proc/%d/stat" % pid, "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
@@ -143,6 +144,15 @@ def descendants(ancestor: int) -> Set[int]:
                 found.add(pid)
                 todo.append(pid)
     return found
+
+
+def parent(pid: int) -> Optional[int]:
+    """The parent of a process, None when it is gone."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def reap() -> Dict[int, int]:

@@ -23,7 +23,8 @@ SUCCEEDED = "succeeded"
 FAILED = "failed"
 ENDED_STATES = (SUCCEEDED, FAILED)
 
-# Error codes. The first four are Batch AI's (recorded answers of the service); the others are ours.
+# Error codes. The first four are Batch AI's (recorded answers of the service), and so are AZFMountError, BFSMountError and
+# FailedStartingContainer (its users' reports); the others are ours.
 JOB_FAILED = "JobFailed"
 JOB_PREPARATION_FAILED = "JobPreparationFailed"
 JOB_TERMINATED = "JobTerminated"  # terminated while queued
@@ -33,6 +34,11 @@ NODE_SETUP_FAILED = "NodeSetupFailed"
 NETWORK_FAILED = "NetworkFailed"
 ENVIRONMENT_FAILED = "EnvironmentFailed"
 RENDEZVOUS_FAILED = "RendezvousFailed"
+AZURE_FILES_MOUNT = "AZFMountError"
+AZURE_BLOB_MOUNT = "BFSMountError"
+NFS_MOUNT = "NFSMountError"
+UNMANAGED_MOUNT = "UnmanagedMountError"
+CONTAINER_FAILED = "FailedStartingContainer"
 WALL_CLOCK_EXCEEDED = "MaxWallClockTimeExceeded"
 
 MESSAGES = {
@@ -45,6 +51,11 @@ MESSAGES = {
     NETWORK_FAILED: "The nodes of the job can't reach each other",
     ENVIRONMENT_FAILED: "The training environment could not be built",
     RENDEZVOUS_FAILED: "Horovod's rendezvous server could not be started",
+    AZURE_FILES_MOUNT: "An Azure file share could not be mounted",
+    AZURE_BLOB_MOUNT: "An Azure blob container could not be mounted",
+    NFS_MOUNT: "A file server could not be mounted",
+    UNMANAGED_MOUNT: "An unmanaged file system could not be mounted",
+    CONTAINER_FAILED: "The job's container could not be started",
     WALL_CLOCK_EXCEEDED: "The job ran longer than constraints.maxWallClockTime",
 }
 
@@ -100,13 +111,18 @@ def verdict_record(
     }
 
 
-def encode(records: Iterable[Record]) -> bytes:
-    """Records as a closed file: one JSON line each, and a terminator with their count and CRC-32."""
+def encode(records: Iterable[Record], compress: bool = False) -> bytes:
+    """Records as a closed file: one JSON line each, and a terminator with their count and CRC-32.
+
+    Args:
+        compress: whether the whole is deflated, for shares where every byte is sent over a network.
+    """
     lines = [json.dumps(record, separators=(",", ":"), ensure_ascii=False) for record in records]
     # Lone surrogates (bytes that are not UTF-8 in a path or an argument) must not stop a record from being written.
     body = "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace")
     end = {"end": len(lines), "crc32": "%08x" % zlib.crc32(body)}
-    return body + json.dumps(end, separators=(",", ":")).encode("ascii") + b"\n"
+    data = body + json.dumps(end, separators=(",", ":")).encode("ascii") + b"\n"
+    return zlib.compress(data, 1) if compress else data
 
 
 def decode(data: bytes) -> List[Record]:
@@ -115,6 +131,12 @@ def decode(data: bytes) -> List[Record]:
     Raises:
         TornFileError: the terminator is missing or doesn't fit: the file is still being written, or was cut.
     """
+    # Deflated data begins with an "x" (RFC 1950), JSON lines with a brace.
+    if data[:1] == b"x":
+        try:
+            data = zlib.decompress(data)
+        except zlib.error:
+            raise TornFileError("cut, or not deflated data") from None
     if not data.endswith(b"}\n"):
         raise TornFileError("no terminator")
     cut = data.rfind(b"\n", 0, len(data) - 1) + 1
@@ -157,6 +179,7 @@ class JobPaths:
         self.events = self._in(base + "/events")
         self.network = self._in(base + "/network.json")
         self.rendezvous = self._in(base + "/rendezvous.json")
+        self.board = self._in(base + "/board")
         self.verdict = self._in(base + "/verdict")
         self.verdict_file = self._in(base + "/verdict/verdict.json")
 
@@ -174,6 +197,10 @@ class JobPaths:
 
     def segment(self, writer: str, sequence: int) -> str:
         return "%s/%s-%08d.jsonl" % (self.event_folder(sequence), writer, sequence)
+
+    def notice(self, name: str) -> str:
+        """What says on the board that something else lies there: see ``docs/architecture.md``, "The board"."""
+        return "%s/%s" % (self.board, name)
 
     def request(self, identity: str) -> str:
         return "%s/%s.json" % (self.requests, identity)

@@ -4,7 +4,7 @@ import os
 import select
 import signal
 import time
-from typing import Any, Dict, List, Mapping, Optional, Set
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Set
 
 from mlflow_batchai.node import processes
 from mlflow_batchai.node.layout import NodeLayout
@@ -12,22 +12,41 @@ from mlflow_batchai.node.reports import ReportReader
 from mlflow_batchai.node.shipper import Shipper
 from mlflow_batchai.node.tasks import FULL_READ, Task
 
+if TYPE_CHECKING:
+    from mlflow_batchai.node.containers.container import Container
+
 PUMP_SECONDS = 0.2
 LEAST_PUMP_SECONDS = 0.02
 TERMINATE_SECONDS = 5.0
+# What has ended in a container is passed on by the engine's client, which then ends itself.
+CLIENT_SECONDS = 2.0
+# For a file system's own process to send the rest when it is no longer mounted, before it is asked to end.
+SPARED_SECONDS = 5.0
+
+# In a helper's environment: in a container, where the process we started is not the helper, it is told from others by that.
+HELPER_VARIABLE = "BATCHAI_HELPER"
 
 
 class Runtime:
-    """All tasks of this agent, pumped from its one main thread."""
+    """All tasks of this agent, pumped from its one main thread.
+
+    Attributes:
+        container: the job's, once it runs: tasks are started in it.
+        registry: ``username`` and ``password`` for its image, or None.
+    """
 
     def __init__(self, layout: NodeLayout, shipper: Shipper, secrets: Mapping[str, str]) -> None:
         self.layout = layout
         self.shipper = shipper
         self.secrets = dict(secrets)
         self.node_lock: Optional[int] = None
+        self.container: Optional[Container] = None
+        self.registry: Optional[Mapping[str, str]] = None
         self.tasks: Dict[int, Task] = {}
         self.ranks: List[Task] = []
         self.helpers: List[Task] = []
+        # Pids with the time of their start: they may live for days, and numbers come again.
+        self._spared: Dict[int, Optional[int]] = {}
         self._started: List[Task] = []
         self._last_pump = 0.0
         self._pipe_was_full = False
@@ -42,10 +61,21 @@ class Runtime:
         cwd: Optional[str] = None,
         stdin: bool = False,
         helper: bool = False,
+        inside: bool = True,
     ) -> Task:
-        """Start a task; ranks and preparation hold the node's lock open."""
+        """Start a task; ranks and preparation hold the node's lock open.
+
+        Args:
+            stdin: whether it has a pipe as standard input, closed when the agent goes.
+            helper: whether it goes on when ranks are ended, until ``stop_helpers``.
+            inside: whether it runs in the job's container, where there is one.
+        """
         keep = [] if self.node_lock is None else [self.node_lock]
-        task.start(argv, cwd or self.layout.code, environment, keep, stdin)
+        cwd = cwd or self.layout.code
+        if self.container and inside:
+            environment = dict(environment, **({HELPER_VARIABLE: "1"} if helper else {}))
+            argv, environment = self.container.argv_for(argv, environment, cwd, stdin)
+        task.start(argv, cwd, environment, keep, stdin)
         self.tasks[task.pid] = task
         self._started.append(task)
         (self.helpers if helper else self.ranks if task.rank is not None else []).append(task)
@@ -107,8 +137,36 @@ class Runtime:
             task.flush()
 
     def _ours(self) -> Set[int]:
-        helpers = {task.pid for task in self.helpers if task.status is None}
-        return (processes.marked(self.layout.mark, self.layout.node) | processes.descendants(os.getpid())) - helpers
+        helpers = {task.pid for task in self.helpers if task.status is None} | self._alive_spared()
+        for pid in list(helpers):
+            helpers |= processes.descendants(pid)
+        if self.container:
+            helpers |= self.container.machinery()
+        return self.family() - helpers
+
+    def family(self) -> Set[int]:
+        """All processes of the job on this node but this one."""
+        return processes.marked(self.layout.mark, self.layout.node) | processes.descendants(os.getpid())
+
+    def spare(self, pids: Set[int]) -> None:
+        """Processes of mounts, tasks or not: ``end_everything`` and ``stop_helpers`` leave them to ``end_spared``."""
+        self._spared.update((pid, processes.start_time(pid)) for pid in pids)
+
+    def end_spared(self) -> None:
+        """End the mounts' own processes. Once nothing of theirs is mounted they go by themselves, some only when they have
+        sent what they still held: they are left that time."""
+        until = time.monotonic() + SPARED_SECONDS
+        while self._left_spared() and time.monotonic() < until:
+            self._pump_for(0.05)
+        if self._left_spared():
+            processes.sweep(self._left_spared, grace=TERMINATE_SECONDS, sleep=self._pump_for, give_up=5.0)
+        self._spared = {}
+
+    def _alive_spared(self) -> Set[int]:
+        return {pid for pid, started in self._spared.items() if started is not None and processes.is_alive(pid, started)}
+
+    def _left_spared(self) -> Set[int]:
+        return self._alive_spared() & self.family()
 
     def end_everything(self, kill_first: bool) -> Set[int]:
         """End every process of the job on this node, helpers excepted, and read the rest of their output.
@@ -120,12 +178,30 @@ class Runtime:
             Pids that would not go.
         """
         left: Set[int] = set()
+        if self.container:
+            left = self._end_inside(self.container, TERMINATE_SECONDS if kill_first else 1.0)
         if self.node_lock is not None or self.tasks:
-            left = processes.sweep(self._ours, TERMINATE_SECONDS if kill_first else 1.0, sleep=lambda s: self._pump_for(s))
+            left |= processes.sweep(self._ours, TERMINATE_SECONDS if kill_first else 1.0, sleep=lambda s: self._pump_for(s))
         self.drain(self.ranks)
         # A rank may have reported between the last look at the spool and its end.
         self._take_reports()
         return left
+
+    def _end_inside(self, container: "Container", grace: float) -> Set[int]:
+        """End what runs in the container, helpers excepted; the clients that stand for it follow, each with its exit code."""
+        left = processes.sweep(container.members, grace, sleep=self._pump_for)
+        until = time.monotonic() + CLIENT_SECONDS
+        while any(task not in self.helpers for task in self.tasks.values()) and time.monotonic() < until:
+            self.pump(0.02)
+        return left
+
+    def remove_container(self) -> None:
+        """End and remove the job's container, with the helpers in it; nothing can be started in it any more."""
+        container, self.container = self.container, None
+        if container:
+            trouble = container.remove()
+            if trouble:
+                self.shipper.note(trouble)
 
     def _pump_for(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -136,11 +212,12 @@ class Runtime:
 
     def stop_helpers(self) -> None:
         """End the rendezvous server and the like."""
-        for task in self.helpers:
+        helpers = [task for task in self.helpers if task.pid not in self._spared]
+        for task in helpers:
             if task.status is None:
                 processes.send({task.pid}, signal.SIGKILL)
         until = time.monotonic() + 2.0
-        while any(task.status is None for task in self.helpers) and time.monotonic() < until:
+        while any(task.status is None for task in helpers) and time.monotonic() < until:
             self.pump(0.02)
 
     def rank_results(self) -> List[Dict[str, Any]]:

@@ -1,25 +1,24 @@
 """The agent's share thread: all that is read from or written to the share while ranks run.
 
-Ranks and the agent's main thread never wait for the share. Records leave in closed segments, half a second after the first
+Ranks and the agent's main thread never wait for the share. Records leave in closed segments, a moment after the first
 unsent one; output is kept in memory while the share stalls, up to a bound past which the oldest log text is dropped and
 counted, but never a metric. Node 0 reads its peers' segments and joins everyone's output into ``stdout.txt``.
 """
 
 import collections
 import itertools
-import os
 import threading
 import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from mlflow_batchai.node import protocol
+from mlflow_batchai.node.control.base import MAX_PENDING_BYTES, LogFile
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.protocol import Record
-from mlflow_batchai.node.sharefiles import BEAT_SECONDS, MAX_PENDING_BYTES, Follower, LogFile
+from mlflow_batchai.node.sharefiles import Follower
 from mlflow_batchai.node.tasks import readable
 
 TICK_SECONDS = 0.25
-FLUSH_SECONDS = 0.5
 MAX_SEGMENT_BYTES = 1 << 20
 SEGMENTS_A_TURN = 8
 # A share that took something within this many seconds is not stalled.
@@ -130,6 +129,10 @@ class Shipper(threading.Thread):
         """How many of a peer's segments were read."""
         return self._followers[node].sequence
 
+    def has_spoken(self, node: int) -> bool:
+        """Whether a peer gave any sign of life."""
+        return self._followers[node].sequence > 0 or self._followers[node].beats > 0
+
     @property
     def busy(self) -> bool:
         """Whether much output waits although the share takes it: who writes that much may wait for it, as for any disk."""
@@ -188,7 +191,8 @@ class Shipper(threading.Thread):
     def _take(self, everything: bool) -> Tuple[List[Record], List[Record]]:
         now = time.monotonic()
         with self._lock:
-            due = self._first_unsent is not None and now - self._first_unsent >= FLUSH_SECONDS
+            pause = self._layout.attempt.flush_seconds
+            due = self._first_unsent is not None and now - self._first_unsent >= pause
             due = due or self._urgent or self._log_bytes >= MAX_SEGMENT_BYTES
             if not (due or (everything and self._first_unsent is not None)):
                 return [], []
@@ -204,7 +208,7 @@ class Shipper(threading.Thread):
                 records.append({"k": "dropped", "lines": self._dropped, "t": protocol.now_ms()})
                 self._dropped = 0
             self._urgent = False
-            self._first_unsent = now - FLUSH_SECONDS if self._logs else None
+            self._first_unsent = now - pause if self._logs else None
         return records, logs
 
     def _write_all(self) -> None:
@@ -217,10 +221,13 @@ class Shipper(threading.Thread):
                 records, self._taken_logs = self._take(everything)
                 self._outgoing = records + [self._log_record(entry) for entry in self._taken_logs if entry["s"] != EXECUTION]
             if not self._outgoing and not self._taken_logs:
-                if time.monotonic() - self._last_written <= BEAT_SECONDS:
+                if time.monotonic() - self._last_written <= self._layout.attempt.beat_seconds:
+                    return
+                self._beat += 1
+                if self._layout.attempt.beat(self._writer, self._beat):
+                    self._last_written = time.monotonic()
                     return
                 # Through _outgoing too: a segment that was tried once must come again with the same content.
-                self._beat += 1
                 self._outgoing = [{"k": "beat", "n": self._beat, "t": protocol.now_ms()}]
             if self._outgoing:
                 self._send(self._outgoing)
@@ -232,8 +239,7 @@ class Shipper(threading.Thread):
         self._wake.set()
 
     def _send(self, records: List[Record]) -> None:
-        path = self._layout.on_share(self._layout.paths.segment(self._writer, self._sequence))
-        protocol.write_closed(path, records)
+        self._layout.attempt.send(self._writer, self._sequence, records)
         self._sequence += 1
         self._last_written = time.monotonic()
 
@@ -258,11 +264,12 @@ class Shipper(threading.Thread):
 
     def _append(self, name: str, data: bytes) -> None:
         if name not in self._files:
-            self._files[name] = LogFile(os.path.join(self._layout.stdouterr, name))
+            self._files[name] = self._layout.control.log_file("%s/%s" % (self._layout.paths.stdouterr, name))
         self._files[name].append(data)
 
     def _flush(self) -> None:
-        errors = [self._attempt(file.flush) for file in self._files.values()]
+        last = self._closing
+        errors = [self._attempt(lambda file=file: file.flush(last)) for file in self._files.values()]  # type: ignore[misc]
         for error in errors:
             if error:
                 raise error
@@ -278,9 +285,10 @@ class Shipper(threading.Thread):
         self._append("std%s.txt" % record["s"], text.encode("utf-8", "backslashreplace"))
 
     def _read(self) -> None:
-        layout = self._layout
+        layout, attempt = self._layout, self._layout.attempt
+        attempt.look()
         for node, follower in self._followers.items():
-            for record in follower.read(layout):
+            for record in follower.read(attempt):
                 if record["k"] == "log":
                     if layout.node == 0:
                         self._join(record)
@@ -288,17 +296,11 @@ class Shipper(threading.Thread):
                     with self._lock:
                         self._inbox.append((node, record))
         if self.verdict is None:
-            self.verdict = protocol.read_closed(layout.on_share(layout.paths.verdict_file))
+            self.verdict = attempt.read("verdict", layout.paths.verdict_file)
         if layout.node == 0:
-            folder = layout.on_share(layout.paths.requests)
-            try:
-                names = os.listdir(folder)
-            except FileNotFoundError:
-                protocol.freshen(folder)
-                return
-            for name in names:
-                if name.endswith(".json") and name not in self._requests:
-                    request = protocol.read_closed(os.path.join(folder, name))
+            for name in attempt.requests():
+                if name not in self._requests:
+                    request = attempt.read("request-" + name, layout.paths.request(name))
                     if request is not None:
                         with self._lock:
                             self._requests[name] = request

@@ -1,14 +1,14 @@
-"""Making a node ready for a job: folders, mounts, the code, staged inputs, and taking all of it away again."""
+"""Making a node ready for a job: folders, the code, staged inputs, and taking all of it away again."""
 
 import errno
-import hashlib
 import os
 import shlex
-import shutil
 import socket
-from typing import List, Optional, Tuple
+from typing import Any, List, Mapping, Optional, Tuple
 
+from mlflow_batchai.node.control.base import ControlShare
 from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.mounts import table, undo
 from mlflow_batchai.node.protocol import OBJECTS, object_path
 
 # What ranks import before a script's first line: the weight check for scripts that use stock Horovod with Keras 3.
@@ -29,7 +29,8 @@ def disk_trouble(layout: NodeLayout, error: OSError) -> str:
 
 
 def prepare_folders(layout: NodeLayout) -> None:
-    """Fresh folders of this job on the node's own disk; what earlier jobs left is wiped, as Batch AI did."""
+    """Fresh folders of this job on the node's own disk; what earlier jobs left is unmounted and wiped, as Batch AI did."""
+    undo.sweep(layout.root, ours=True)
     jobs = os.path.dirname(layout.job)
     if os.path.isdir(jobs):
         for name in os.listdir(jobs):
@@ -39,43 +40,10 @@ def prepare_folders(layout: NodeLayout) -> None:
 
 
 def remove_job_folder(folder: str) -> None:
-    """Remove a job's folder; mounts are links, so that nothing behind them is touched."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def mount(layout: NodeLayout) -> None:
-    """Mount every volume of the plan; on this machine a mount is a link to a directory.
-
-    Raises:
-        SetupError: a volume's directory isn't there, or the mount point is taken.
-    """
-    for volume in layout.plan["volumes"]:
-        target, source = layout.mount_path(volume), volume["source"]
-        if not os.path.isdir(source):
-            raise SetupError(
-                "volume '%s': %s is not a directory on %s; create it or name another" % (volume["path"], source, layout.node_id)
-            )
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        if os.path.islink(target):
-            if os.readlink(target) == source:
-                continue
-            os.unlink(target)
-        try:
-            os.symlink(source, target, target_is_directory=True)
-        except FileExistsError:
-            raise SetupError(
-                "volume '%s': %s on %s is taken by something that is not a mount of ours"
-                % (volume["path"], target, layout.node_id)
-            ) from None
-
-
-def unmount(layout: NodeLayout) -> None:
-    """Undo the job's own mounts; those of the cluster stay (as on Batch AI)."""
-    for volume in layout.plan["volumes"]:
-        if volume["scope"] == "job":
-            target = layout.mount_path(volume)
-            if os.path.islink(target):
-                os.unlink(target)
+    """Remove a job's folder. Nothing that is linked or mounted there is touched: a mount that will not go stays."""
+    for mounted in table.below(folder):
+        undo.unmount(mounted.point)
+    undo.remove_tree(folder)
 
 
 def fetch_code(layout: NodeLayout) -> None:
@@ -85,32 +53,39 @@ def fetch_code(layout: NodeLayout) -> None:
         SetupError: an object is missing or not what its name says.
     """
     os.makedirs(layout.code, exist_ok=True)
+    files: List[Tuple[Mapping[str, Any], str]] = []
     for entry in layout.plan["code"]:
         target = os.path.join(layout.code, *entry["path"].split("/"))
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if "link" in entry:
             os.symlink(entry["link"], target)
             continue
-        _copy_checked(layout.on_share(object_path(entry["sha256"])), target, entry["sha256"], entry["path"])
-        os.chmod(target, entry["mode"])
+        files.append((entry, target))
+    if layout.control.at_once == 1:
+        for entry, target in files:
+            _fetch(layout.control, entry, target)
+        return
+    # Only here: most agents start no thread for it.
+    from concurrent import futures
+
+    # Of many small files most of the time is the way to the share and back.
+    with futures.ThreadPoolExecutor(layout.control.at_once) as pool:
+        for _ in pool.map(lambda file: _fetch(layout.control, *file), files):
+            pass
 
 
-def _copy_checked(source: str, target: str, sha256: str, name: str) -> None:
-    digest = hashlib.sha256()
+def _fetch(control: ControlShare, entry: Mapping[str, Any], target: str) -> None:
+    source, name = object_path(entry["sha256"]), entry["path"]
     try:
-        with open(source, "rb") as incoming, open(target, "wb") as outgoing:
-            while True:
-                block = incoming.read(1 << 20)
-                if not block:
-                    break
-                digest.update(block)
-                outgoing.write(block)
+        found = control.fetch(source, target)
     except FileNotFoundError:
         raise SetupError("'%s' of the project is missing on the share (%s)" % (name, OBJECTS)) from None
-    if digest.hexdigest() != sha256:
+    if found != entry["sha256"]:
         raise SetupError(
-            "'%s' of the project is damaged on the share (%s): delete the object and submit again" % (name, source)
+            "'%s' of the project is damaged on the share (%s): delete the object and submit again"
+            % (name, control.where(source))
         )
+    os.chmod(target, entry["mode"])
 
 
 def link_inputs(layout: NodeLayout) -> None:
@@ -125,7 +100,7 @@ def link_inputs(layout: NodeLayout) -> None:
         for entry in staged["files"]:
             target = os.path.join(layout.inputs, staged["variable"], *entry["path"].split("/"))
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            source = layout.on_share(object_path(entry["sha256"]))
+            source = layout.on_mount(object_path(entry["sha256"]))
             name = "'%s' of parameter '%s'" % (entry["path"], staged["parameter"])
             try:
                 size = os.stat(source).st_size
@@ -171,7 +146,10 @@ def locate(layout: NodeLayout, path: str) -> Optional[Tuple[int, str]]:
     """(index of the volume, path in it) of a file on the node, or None if it lies on no volume of the plan."""
     for candidate in (os.path.abspath(path), os.path.realpath(path)):
         for index, volume in enumerate(layout.plan["volumes"]):
-            for root in (layout.mount_path(volume), os.path.realpath(volume["source"])):
+            roots = [layout.mount_path(volume)]
+            if volume["kind"] == "link" or volume.get("how") == "bind":
+                roots.append(os.path.realpath(volume["source"]))
+            for root in roots:
                 if candidate.startswith(root + os.sep):
                     return index, os.path.relpath(candidate, root).replace(os.sep, "/")
     return None
@@ -189,7 +167,24 @@ def copy_logs(layout: NodeLayout) -> None:
         layout.plan["segment"],
         "stdouterr",
     )
-    shutil.copytree(layout.stdouterr, target, dirs_exist_ok=True)
+    errors: List[OSError] = []
+    _copy_tree(layout.control, layout.paths.stdouterr, target, errors)
+    if errors:
+        raise errors[0]
+
+
+def _copy_tree(control: ControlShare, path: str, target: str, errors: List[OSError]) -> None:
+    """Copy a folder of the control share, as far as it can be done."""
+    os.makedirs(target, exist_ok=True)
+    for entry in control.entries(path):
+        source, copy = "%s/%s" % (path, entry.name), os.path.join(target, entry.name)
+        try:
+            if entry.is_directory:
+                _copy_tree(control, source, copy, errors)
+            else:
+                control.fetch(source, copy)
+        except OSError as error:
+            errors.append(error)
 
 
 def model_files(layout: NodeLayout, reported: List[str]) -> List[str]:

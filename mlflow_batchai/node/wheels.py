@@ -59,8 +59,8 @@ def install(layout: NodeLayout, python: str, framework: str, requirements: List[
     wanted = ["horovod" + _version(line) for line in requirements if _version(line)]
     check = [python, "-c", "import horovod.%s" % framework]
     key = content_key(python, framework, steps.variables)
-    for wheel in candidates(layout.share, key):
-        name = os.path.relpath(wheel, layout.share)
+    for wheel in candidates(layout.mounted_share, key):
+        name = os.path.relpath(wheel, layout.mounted_share)
         steps.say("trying the Horovod wheel %s of the share" % name)
         if steps.attempt([*install_wheel, wheel, *wanted], "installing Horovod").exit_code == 0:
             if steps.attempt(check, "importing Horovod").exit_code == 0:
@@ -79,7 +79,7 @@ def install(layout: NodeLayout, python: str, framework: str, requirements: List[
     steps.must(check, "importing Horovod")
     if key:
         for wheel in built:
-            publish(layout.share, key, wheel, steps.say)
+            publish(layout.mounted_share, key, wheel, steps.say)
 
 
 def candidates(share: str, key: Optional[str]) -> List[str]:

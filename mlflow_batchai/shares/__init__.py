@@ -1,4 +1,4 @@
-"""File shares: one interface of seven methods, and functions over it."""
+"""File shares: one interface of eight methods, and functions over it."""
 
 from mlflow_batchai.shares.base import Entry, Share
 from mlflow_batchai.shares.opening import open_share

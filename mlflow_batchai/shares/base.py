@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 
@@ -33,7 +34,13 @@ class Share(Protocol):
         6. Other failures of the share are ShareError, with the share's address and the path in it.
         7. ``read_many`` finds what was there when it was called, and costs little where next to nothing is: a name is asked for
            once, and a mount, which may remember that a name was missing, has to look anew once a folder.
+        8. ``download`` gives a file whole, of one time, or fails; then the next call goes on where it was, if that saves time.
+        9. All of it may be called by many threads at once.
     """
+
+    @property
+    def at_once(self) -> int:
+        """How many calls at once pay: 1 where each takes no longer than the data needs."""
 
     @property
     def url(self) -> str:
@@ -43,7 +50,17 @@ class Share(Protocol):
         """Bytes of a file from ``start``; ShareNotFoundError if it isn't there."""
 
     def read_many(self, paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """(path, content) of those files that are there, in the order given; read one by one, as they are taken."""
+        """(path, content) of those files that are there, in the order given; at most ``at_once`` are read ahead."""
+
+    def download(self, path: str, target: Path, progress: Callable[[int], None] | None = None) -> None:
+        """Copy a file to one of this machine, whose folder is made.
+
+        Args:
+            progress: called with the number of bytes that came since its last call.
+
+        Raises:
+            ShareNotFoundError: it isn't there.
+        """
 
     def write(self, path: str, data: bytes) -> None:
         """Write a whole file, atomically."""
@@ -57,5 +74,9 @@ class Share(Protocol):
     def delete(self, path: str) -> None:
         """Remove a file or a directory."""
 
-    def open_write(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A stream to a new file, which appears under its name when the block ends without an error."""
+    def open_write(self, path: str, size: int | None = None) -> AbstractContextManager[BinaryIO]:
+        """A stream to a new file, which appears under its name when the block ends without an error.
+
+        Args:
+            size: how many bytes will be written, if that is known: it may save requests, and needn't be true.
+        """

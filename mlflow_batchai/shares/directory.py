@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +17,7 @@ from mlflow_batchai.shares.base import Entry
 
 TEMPORARY = ".new-"
 FILE_BITS = 0o666
+BLOCK = 1 << 20
 
 
 class DirectoryShare:
@@ -25,6 +26,8 @@ class DirectoryShare:
     Args:
         root: an absolute path; made if it isn't there.
     """
+
+    at_once = 1
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
@@ -84,6 +87,24 @@ class DirectoryShare:
         with contextlib.suppress(FileNotFoundError):
             return target.read_bytes()
         return None
+
+    def download(self, path: str, target: Path, progress: Callable[[int], None] | None = None) -> None:
+        source = self.local(path)
+        with self._errors(path):
+            if not source.exists():
+                freshen(str(source))
+            with source.open("rb") as incoming:
+                partial = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    with partial.open("xb") as outgoing:
+                        shutil.copyfileobj(incoming, outgoing, BLOCK)
+                    partial.replace(target)
+                except BaseException:
+                    partial.unlink(missing_ok=True)
+                    raise
+        if progress:
+            progress(target.stat().st_size)
 
     def write(self, path: str, data: bytes) -> None:
         with self.open_write(path) as file:
@@ -147,7 +168,7 @@ class DirectoryShare:
                 target.unlink()
 
     @contextlib.contextmanager
-    def open_write(self, path: str) -> Iterator[BinaryIO]:
+    def open_write(self, path: str, size: int | None = None) -> Iterator[BinaryIO]:
         target = self.local(path)
         temporary = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
         with self._errors(path):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from mlflow_batchai.errors import ProjectError
-from mlflow_batchai.node.protocol import OBJECTS, object_path
+from mlflow_batchai.errors import ProjectError, ShareNotFoundError
+from mlflow_batchai.node.protocol import OBJECTS, encode, object_path
 from mlflow_batchai.shares.base import Share
+from mlflow_batchai.shares.ignore import IgnoreRules
 
 # Never part of a project: results of earlier runs, environments, caches.
 IGNORED_NAMES = frozenset(
@@ -19,6 +22,13 @@ IGNORED_NAMES = frozenset(
     | {"mlruns", "mlartifacts", "mlflow.db", "mlflow.db-journal", "mlflow.db-wal", "mlflow.db-shm", ".DS_Store"}
 )
 BLOCK = 1 << 20
+# Files of more bytes are sent one after the other: a share sends pieces of each at once.
+LARGE = 4 << 20
+# What says that all objects of one set lie on the share; removed with them, as it lies in the same folder.
+TREES = f"{OBJECTS}/trees"
+
+Progress = Callable[[int, int], None]
+Item = TypeVar("Item")
 
 
 class StagedFile(NamedTuple):
@@ -58,24 +68,31 @@ def hash_file(path: Path) -> tuple[str, int]:
 
 
 def scan(root: Path, skip: Collection[Path] = ()) -> list[StagedFile]:
-    """Every file of a project folder, sorted by path, without what IGNORED_NAMES lists.
+    """Every file of a project folder, sorted by path, without what IGNORED_NAMES and the folder's ignore files list.
 
     Args:
         skip: folders that are no part of it though they lie in it (the client's own, the share).
 
     Raises:
-        ProjectError: a symbolic link leads out of the folder, or a file can't be read.
+        ProjectError: a symbolic link leads out of the folder, or a file can't be read, or an ignore file can't.
     """
     return [_staged(root, path) for path in sorted(_walk(root, {path.resolve() for path in skip}))]
 
 
 def _walk(root: Path, skip: Collection[Path]) -> Iterator[Path]:
+    rules = {str(root): IgnoreRules(root)}
     for folder, names, files in os.walk(root, onerror=_unreadable):
-        for name in [name for name in names if (Path(folder) / name).is_symlink()]:
+        here, ours = Path(folder), rules.pop(folder)
+        for name in [name for name in names if (here / name).is_symlink()]:
             names.remove(name)
             files.append(name)
-        names[:] = [name for name in names if name not in IGNORED_NAMES and (Path(folder) / name).resolve() not in skip]
-        yield from (Path(folder) / name for name in files if name not in IGNORED_NAMES)
+        names[:] = [
+            name
+            for name in names
+            if name not in IGNORED_NAMES and (here / name).resolve() not in skip and not ours.leave_out(name, is_directory=True)
+        ]
+        rules.update((os.path.join(folder, name), IgnoreRules(here / name, ours, name)) for name in names)  # noqa: PTH118 (as os.walk)
+        yield from (here / name for name in files if name not in IGNORED_NAMES and not ours.leave_out(name, is_directory=False))
 
 
 def _unreadable(error: OSError) -> NoReturn:
@@ -131,8 +148,11 @@ def holds_any(share: Share) -> bool:
     return bool(share.list(OBJECTS))
 
 
-def upload(share: Share, files: Sequence[StagedFile]) -> int:
-    """Send what the share doesn't hold yet.
+def upload(share: Share, files: Sequence[StagedFile], progress: Progress | None = None) -> int:
+    """Send what the share doesn't hold yet. Where requests cost time, a set of files that was sent before costs one of them.
+
+    Args:
+        progress: called with (bytes sent so far, bytes to send) as blocks are sent, never twice at a time.
 
     Returns:
         Bytes sent.
@@ -140,33 +160,100 @@ def upload(share: Share, files: Sequence[StagedFile]) -> int:
     Raises:
         ProjectError: a file has changed or gone since it was hashed; nothing is kept under a hash that isn't its own.
     """
-    sent = 0
-    known: dict[str, set[str]] = {}
-    for file in files:
-        if file.link is not None:
-            continue
-        target = object_path(file.sha256)
-        folder, _, name = target.rpartition("/")
-        if folder not in known:
-            known[folder] = {entry.name for entry in share.list(folder)}
-        if name in known[folder]:
-            continue
-        sent += _send(share, file, target)
-        known[folder].add(name)
-    return sent
+    wanted = {file.sha256: file for file in reversed(files) if file.link is None}
+    if not wanted:
+        return 0
+    if share.at_once == 1:
+        missing = _missing(share, wanted, {file.sha256[:2] for file in wanted.values()})
+    else:
+        tree = f"{TREES}/{hashlib.sha256(''.join(sorted(wanted)).encode()).hexdigest()}"
+        if _is_there(share, tree):
+            return 0
+        missing = _missing(share, wanted, _make_folders(share, {sha256[:2] for sha256 in wanted}))
+    counter = _Counter(sum(file.size for file in missing), progress)
+    small = [file for file in missing if file.size <= LARGE]
+    _each(share, lambda file: _send(share, file, counter), small)
+    for file in missing:
+        if file.size > LARGE:
+            _send(share, file, counter)
+    if share.at_once > 1:
+        share.write(tree, encode([{"files": len(wanted)}]))
+    return counter.sent
 
 
-def _send(share: Share, file: StagedFile, target: str) -> int:
+def _each(share: Share, act: Callable[[Item], None], items: Iterable[Item]) -> None:
+    """Do something with each of several, as many at once as pay; the first failure ends it."""
+    if share.at_once == 1:
+        for item in items:
+            act(item)
+        return
+    with ThreadPoolExecutor(share.at_once, "batchai-objects") as pool:
+        try:
+            for future in [pool.submit(act, item) for item in items]:
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _is_there(share: Share, path: str) -> bool:
+    try:
+        share.read(path)
+    except ShareNotFoundError:
+        return False
+    return True
+
+
+def _make_folders(share: Share, wanted: Collection[str]) -> set[str]:
+    """Make those of the objects' folders that aren't there; those that were."""
+    there = {entry.name for entry in share.list(OBJECTS)}
+    if not there:
+        share.claim(OBJECTS)
+    _each(share, lambda name: _claim(share, f"{OBJECTS}/{name}"), [name for name in (*wanted, "trees") if name not in there])
+    return there.intersection(wanted)
+
+
+def _claim(share: Share, path: str) -> None:
+    share.claim(path)
+
+
+def _missing(share: Share, wanted: dict[str, StagedFile], folders: Collection[str]) -> list[StagedFile]:
+    """Those that lie in none of the folders, in the order of their paths."""
+    known: set[str] = set()
+
+    def look(folder: str) -> None:
+        known.update(entry.name for entry in share.list(f"{OBJECTS}/{folder}"))
+
+    _each(share, look, folders)
+    return sorted(file for sha256, file in wanted.items() if sha256 not in known)
+
+
+class _Counter:
+    """Adds up what is sent by several threads, and tells of it."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self.sent = 0
+        self._total = total
+        self._progress = progress
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.sent += count
+            if self._progress:
+                self._progress(self.sent, self._total)
+
+
+def _send(share: Share, file: StagedFile, counter: _Counter) -> None:
     try:
         incoming = file.source.open("rb")
     except OSError as error:
         _unreadable(error)
-    digest, sent = hashlib.sha256(), 0
-    with incoming, share.open_write(target) as outgoing:
+    digest = hashlib.sha256()
+    with incoming, share.open_write(object_path(file.sha256), file.size) as outgoing:
         while block := incoming.read(BLOCK):
             digest.update(block)
             outgoing.write(block)
-            sent += len(block)
+            counter.add(len(block))
         if digest.hexdigest() != file.sha256:
             raise ProjectError(f"{file.source} changed while it was sent; submit again")
-    return sent

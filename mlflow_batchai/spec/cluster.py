@@ -36,6 +36,10 @@ Port = Annotated[Count, Field(le=65535)]
 NodeFolder = Annotated[str, matching(r"(/|~/)[^\0]*[^/\0]", "be an absolute path, or begin with ~/ (the login's home)")]
 
 
+Endpoint = Annotated[str, matching(r"https?://\S+", "be an address such as https://ACCOUNT.blob.core.windows.net")]
+ServerFolder = Annotated[str, matching(r"[\w.:\[\]-]+:/\S*", "be host:/folder, as NFS clients write it")]
+
+
 class Engine(str, Enum):
     """What starts a job's command on the nodes."""
 
@@ -135,6 +139,18 @@ class UserAccountSettings(SpecModel):
     admin_user_password: SecretText | None = None
 
 
+class ShareCredentials(SpecModel):
+    """What opens an Azure control share: the account's key, or a SAS that may read, create, write, delete and list."""
+
+    account_key: SecretText | None = None
+    sas_token: SecretText | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ShareCredentials:
+        exactly_one(self, "account_key", "sas_token")
+        return self
+
+
 class HostEntry(SpecModel):
     """One node that is reached over SSH.
 
@@ -164,6 +180,9 @@ def _nodes(earlier: dict[str, Any]) -> int:
     return len(earlier.get("hosts") or ()) or DEFAULT_NODES
 
 
+MOUNTS = ("folder", "rclone", "cifs", "bind")
+BLOB_MOUNTS = ("rclone", "blobfuse2")
+
 SSH_ONLY = (
     "hosts",
     "user",
@@ -182,10 +201,17 @@ class ClusterDocument(SpecModel):
 
     Batch AI's keys may stand under ``properties`` or beside our own; both read the same
     (`loading.parse_cluster`). ``nodes`` (1 to 100) follows scaleSettings if absent, where a target of 0 is
-    taken as not given. ``python`` is the nodes' training interpreter and ``share`` the directory of the
-    control share, both as written. With ``engine: ssh`` the nodes are ``hosts``, ``share`` is where this machine
-    has the control share, ``shareOnNodes`` where they have it (default: at the same path), ``root`` a folder on
-    each node's own disk and ``agentPython`` what runs the agent there.
+    taken as not given. ``python`` is the nodes' training interpreter and ``share`` the control share, both as
+    written: a directory, or the address of an Azure file share, for which ``credentials`` stand here or in the
+    environment. With ``engine: ssh`` the nodes are ``hosts``, ``share`` is where this machine has the control share,
+    ``shareOnNodes`` where they have it (default: at the same path), ``root`` a folder on each node's own disk and
+    ``agentPython`` what runs the agent there.
+
+    ``mount`` says how nodes mount Azure file shares: as a ``folder`` of the control share that stands for them, by
+    ``rclone`` (HTTPS), by ``cifs`` (SMB), or ``bind``: they have them mounted already, at the folders that ``mountedAt``
+    gives for ``account/share``. ``fileEndpoint`` and ``blobEndpoint`` are where accounts are elsewhere than in the public
+    cloud that documents name (``ACCOUNT`` in them stands for the account's name). ``fileServers`` gives ``host:/folder``
+    for the names of Batch AI's file servers. With ``containers: ignore`` jobs run on the nodes themselves.
     """
 
     meaningless: ClassVar[frozenset[str]] = frozenset({"location", "type", "name", "id", "tags"})
@@ -211,6 +237,14 @@ class ClusterDocument(SpecModel):
     nodes: Nodes = Field(default_factory=_nodes)
     python: NonEmpty | None = None
     share: NonEmpty | None = None
+    credentials: ShareCredentials | None = None
+    mount: Annotated[Literal["folder", "rclone", "cifs", "bind"], any_case(*MOUNTS)] | None = None
+    mounted_at: dict[NonEmpty, NodeFolder] = Field(default_factory=dict)
+    blob_mount: Annotated[Literal["rclone", "blobfuse2"], any_case(*BLOB_MOUNTS)] = "rclone"
+    file_endpoint: Endpoint | None = None
+    blob_endpoint: Endpoint | None = None
+    file_servers: dict[NonEmpty, ServerFolder] = Field(default_factory=dict)
+    containers: Annotated[Literal["run", "ignore"], any_case("run", "ignore")] = "run"
     gpus_per_node: Whole | None = None
     oversubscribe: bool = False
     network_interface: NonEmpty | None = None
@@ -218,6 +252,10 @@ class ClusterDocument(SpecModel):
     @model_validator(mode="after")
     def _fits_its_engine(self) -> ClusterDocument:
         given = [key_of(type(self), name) for name in SSH_ONLY if name in self.model_fields_set]
+        if self.mounted_at and self.mount != "bind":
+            raise wrong("has mountedAt, which needs mount: bind")
+        if self.credentials and not (self.share or "").startswith(("https://", "http://")):
+            raise wrong("has credentials, which belong to an Azure share (share: https://ACCOUNT.file.core.windows.net/SHARE)")
         if self.engine is not Engine.SSH:
             if given:
                 raise wrong(f"has {given[0]}, which needs engine: ssh")
@@ -225,7 +263,11 @@ class ClusterDocument(SpecModel):
         if not self.hosts:
             raise wrong("has engine: ssh and no hosts; name the nodes: hosts: [10.0.0.4, 10.0.0.5]")
         if not self.share:
-            raise wrong("has engine: ssh and no share; name the folder that this machine and the nodes share")
+            raise wrong(
+                "has engine: ssh and no share; name the folder that this machine and the nodes share, or an Azure file share"
+            )
+        if self.share_on_nodes and self.share.startswith(("https://", "http://")):
+            raise wrong("has shareOnNodes, which an Azure share has no use for; drop it")
         if "nodes" in self.model_fields_set and self.nodes != len(self.hosts):
             raise wrong(f"says nodes: {self.nodes} and names {len(self.hosts)} hosts; drop nodes")
         refuse_repeats((entry.host for entry in self.hosts), "host")

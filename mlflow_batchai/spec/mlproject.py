@@ -43,7 +43,10 @@ class EntryPoint:
 
 @dataclass(frozen=True)
 class MLProject:
-    """A project folder and what its MLproject says; ``source`` names the file in messages."""
+    """A project folder and what its MLproject says; ``source`` names the file in messages.
+
+    ``docker_env`` is as it stands there (``image``, ``volumes``, ``environment``), checked for its types as MLflow does.
+    """
 
     directory: Path
     source: str
@@ -51,7 +54,7 @@ class MLProject:
     entry_points: Mapping[str, EntryPoint]
     python_env: Path | None = None
     conda_env: Path | None = None
-    docker_env: bool = False
+    docker_env: Mapping[str, Any] | None = None
     batchai: Mapping[str, Any] | None = None
 
 
@@ -88,7 +91,7 @@ def load_project(directory: Path) -> MLProject:
         {str(name): _entry_point(source, str(name), entry) for name, entry in entries.items()},
         _environment_file(directory, source, data, "python_env", "python_env.yaml"),
         _environment_file(directory, source, data, "conda_env", None),
-        bool(data.get("docker_env")),
+        _docker_env(source, data.get("docker_env")),
         _block(source, data.get("batchai")),
     )
 
@@ -97,6 +100,30 @@ def _block(source: str, value: object) -> Mapping[str, Any] | None:
     if value is not None and not isinstance(value, Mapping):
         raise ProjectError(f"{source}: batchai should be a mapping, as in batchai.yaml")
     return value
+
+
+def _docker_env(source: str, value: object) -> Mapping[str, Any] | None:
+    """``docker_env``, with MLflow's own rules; one that is empty is none."""
+    if not value:
+        return None
+    if not isinstance(value, Mapping) or not isinstance(value.get("image"), str) or not value["image"]:
+        raise ProjectError(f"{source}: docker_env should name an image: docker_env: {{image: user/name:tag}}")
+    volumes, environment = value.get("volumes") or [], value.get("environment") or []
+    if not isinstance(volumes, list) or not all(isinstance(entry, str) for entry in volumes):
+        raise ProjectError(f"{source}: docker_env.volumes should be a list of texts such as '/data:/data'")
+    if not isinstance(environment, list) or not all(map(_is_variable, environment)):
+        raise ProjectError(
+            f"{source}: docker_env.environment should be a list of names to copy from here, and of pairs [NAME, value]"
+        )
+    if unknown := sorted(set(map(str, value)) - {"image", "volumes", "environment"}):
+        raise ProjectError(f"{source}: docker_env has the unknown key '{unknown[0]}'; it takes image, volumes and environment")
+    return value
+
+
+def _is_variable(entry: object) -> bool:
+    if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str):
+        return isinstance(entry[1], str | int | float)
+    return isinstance(entry, str)
 
 
 def _environment_file(directory: Path, source: str, data: Mapping[str, Any], key: str, default: str | None) -> Path | None:

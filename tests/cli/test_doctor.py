@@ -24,8 +24,9 @@ from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.identity import identify
 
 BATCHAI = Path(sys.executable).parent / "batchai"
-REMOTE = list(CHECKS)
-LOCAL = [name for name in CHECKS if name not in ("host key", "network", "clock")]
+# Mounts are looked at where the cluster's document has some (below).
+REMOTE = [name for name in CHECKS if name != "mounts"]
+LOCAL = [name for name in REMOTE if name not in ("host key", "network", "clock")]
 TRAINER = """#!/bin/sh
 echo "2026-01-01 a framework's notice" >&2
 echo 'batchai-training {"version": "3.11.2", "horovod": "0.28.1", "works": [["tensorflow", "2.21.0", ["gloo"]]], "missing": ["torch"], "broken": []}'
@@ -424,3 +425,37 @@ def test_gpus_and_interfaces(client, machines, islands):
     assert "it has no network interface eth7; it has lo (127.0.0.1), eth0" in found[one]["network"][1]
     assert wanted[one]["GPUs"] == ("ok", "2: Tesla K80")
     assert wanted[two]["GPUs"][0] == "failed" and "gpusPerNode is 2 and this node has 0" in wanted[two]["GPUs"][1]
+
+
+# An Azure file share.
+
+
+@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="this machine has no FUSE, which rclone mounts with")
+def test_an_azure_share(ssh, azure):
+    """All nodes use it by REST, see each other's files on it, and have what it takes to mount it."""
+    azure.share("batchai")
+    on_azure = {"share": azure.url("batchai"), "credentials": {"accountKey": azure.key}}
+    ssh.document(**{**ssh.base, **on_azure, "python": sys.executable})
+    found = ssh.checks(0)
+    for checks in found.values():
+        assert set(checks) == set(CHECKS)
+        assert checks["share"] == ("ok", f"{azure.url('batchai')}, the same as here, writable (Azure Files)")
+        assert checks["visible"][0] == "ok"
+        assert checks["mounts"] == ("ok", "has what it takes to mount file share devaccount/batchai")
+    left = [path for path in (azure.root / "file" / "batchai").rglob("*") if path.is_file()]
+    assert left == []
+
+    # A stand-in for an interpreter has no rclone beside it.
+    ssh.document(**{**ssh.base, **on_azure})
+    for checks in ssh.checks(0).values():
+        assert checks["mounts"] == ("warning", "has no rclone: each job sends it along; install it there to save that")
+    ssh.document(**{**ssh.base, **on_azure, "mount": "cifs", "credentials": {"sasToken": azure.sas("batchai")}})
+    ended, _, err = ssh.run("c")
+    assert ended == 1 and "SMB opens a share of devaccount only with the account's key" in err
+
+
+def test_an_azure_share_that_may_only_be_read(ssh, azure):
+    azure.share("batchai")
+    ssh.document(**{**ssh.base, "share": azure.url("batchai"), "credentials": {"sasToken": azure.sas("batchai", "rl")}})
+    ended, _, err = ssh.run("c")
+    assert ended == 1 and "lacks the permission for this" in err

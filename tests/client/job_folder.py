@@ -32,7 +32,8 @@ class JobFolder:
             "folder": FOLDER,
             "metrics": [],
             "model": None,
-            "volumes": [{"scope": "cluster", "path": "share", "source": str(root), "share": self.share.url}],
+            "board": False,
+            "volumes": [{"scope": "cluster", "path": "share", "kind": "link", "source": str(root), "share": self.share.url}],
             "outputDirectories": [],
             **plan,
         }
@@ -45,6 +46,13 @@ class JobFolder:
 
     def write(self, path: str, record: Record) -> None:
         self.share.write(path, protocol.encode([record]))
+
+    def notice(self, name: str, count: int | None = None) -> None:
+        """A notice on the board: a folder, or a file as long as its number."""
+        if count is None:
+            self.share.claim(self.paths.notice(name))
+        else:
+            self.share.write(self.paths.notice(name), bytes(count))
 
     def announce(self, node: int) -> None:
         self.write(self.paths.announce(node), {"node": node, "host": "h", "address": "127.0.0.1"})

@@ -48,7 +48,7 @@ def test_nodes_over_ssh_are_not_asked_yet(home):
 def request():
     from mlflow_batchai.engines.base import StartRequest
 
-    return StartRequest("j", "j/1", "jobs/j", 1, 2, {"TOKEN": "hush-hush"})
+    return StartRequest("j", "j/1", "jobs/j", 1, 2, {"variables": {"TOKEN": "hush-hush"}})
 
 
 def test_batch_ais_account_is_the_login(home):
@@ -69,7 +69,17 @@ def test_batch_ais_account_is_the_login(home):
     ("text", "error", "message"),
     [
         ("engine: slurm", NotSupportedError, "engine slurm is not supported yet; use engine: local or ssh"),
-        ("nodeSetup: {mountVolumes: {}}", NotSupportedError, "nodeSetup is not supported yet; prepare the nodes by hand"),
+        (
+            "nodeSetup: {setupTask: {commandLine: x, stdOutErrPathPrefix: y}}",
+            NotSupportedError,
+            "nodeSetup.setupTask is not supported yet; prepare the nodes by hand",
+        ),
+        ("share: https://acc.blob.core.windows.net/s", ClusterError, "share: file share address https://acc.blob.* form https"),
+        (
+            "share: https://acc.file.core.windows.net/s\nmount: folder",
+            DocumentError,
+            "mount is folder, and an Azure share has no",
+        ),
         ("python: /nope", ClusterError, "python: /nope is not a program"),
         ("engine: ssh\nhosts: [a]\nshare: share", DocumentError, "share is 'share', but must be an absolute path"),
         ("engine: ssh\nhosts: [a]\nshare: SHARE/none", ClusterError, "share: there is no folder .*/none on this machine"),

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_batchai.errors import JobNotFoundError
-from mlflow_batchai.jobs import EventReader, Job, JobState, Snapshot, failed_verdict, fold
+from mlflow_batchai.events import EventReader
+from mlflow_batchai.jobs import Job, JobState, Snapshot, failed_verdict, fold
 from mlflow_batchai.node import protocol
 
 ANNOUNCE = {"host": "h"}

@@ -9,8 +9,10 @@ import threading
 import pytest
 
 from mlflow_batchai import lease as lease_module
-from mlflow_batchai.lease import LEASE_GRACE_SECONDS, Lease, LeaseLostError
+from mlflow_batchai.lease import PACE, Lease, LeaseLostError
 from mlflow_batchai.node import protocol
+
+GRACE_SECONDS = PACE[1]
 
 
 class Time:
@@ -96,7 +98,7 @@ def test_a_holder_that_beats_is_never_pushed_out(folder):
     holder = lease(made)
     holder.acquire()
     time = Time(during=lambda: holder.save({}))
-    assert not lease(made, time).acquire(stop=lambda: time.now > 1000 + 10 * LEASE_GRACE_SECONDS)
+    assert not lease(made, time).acquire(stop=lambda: time.now > 1000 + 10 * GRACE_SECONDS)
     holder.check()
 
 
@@ -108,7 +110,7 @@ def test_takeover_after_the_grace_time_and_the_holder_notices(folder):
     time = Time()
     heir = lease(made, time)
     assert heir.acquire()
-    assert LEASE_GRACE_SECONDS < time.now - 1000 < LEASE_GRACE_SECONDS + 2
+    assert GRACE_SECONDS < time.now - 1000 < GRACE_SECONDS + 2
     assert (heir.number, heir.memory) == (2, {"cursor": {"agent-0": 3}})
     with pytest.raises(LeaseLostError):
         holder.check()
@@ -130,7 +132,7 @@ def test_a_claimer_that_died_before_its_first_word_is_waited_for_too(folder):
     third = lease(made, time)
     assert third.acquire()
     assert (third.number, third.memory) == (3, {"state": "running"})
-    assert time.now - 1000 > LEASE_GRACE_SECONDS
+    assert time.now - 1000 > GRACE_SECONDS
 
 
 def test_a_slow_first_word_counts_as_life(folder):
@@ -145,7 +147,7 @@ def test_a_slow_first_word_counts_as_life(folder):
 
     time = Time(during)
     assert lease(made, time).acquire()
-    assert time.now - 1000 > 15 + LEASE_GRACE_SECONDS
+    assert time.now - 1000 > 15 + GRACE_SECONDS
 
 
 def test_nothing_is_taken_after_the_end(folder):
@@ -181,7 +183,7 @@ def test_who_claims_in_the_moment_of_the_end_sees_it(folder):
 
 
 def test_beating_keeps_it_and_stops_with_the_block(folder, monkeypatch):
-    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(lease_module, "PACE", (0.01, GRACE_SECONDS))
     made = folder()
     holder = lease(made)
     holder.acquire()

@@ -41,12 +41,14 @@ class Desk:
         self.cwd.mkdir()
         self.command = "python train.py"
         self.parameters = ""
+        self.write = True
 
     def prepare(self, config=None, given=None, entry="main", env_manager=None, nodes=2, **cluster_keys):
         text = f"name: toy\nentry_points:\n  main:\n    command: {json.dumps(self.command)}\n"
         if self.parameters:
             text += f"    parameters: {self.parameters}\n"
-        (self.project / "MLproject").write_text(text, encoding="utf-8")
+        if self.write:
+            (self.project / "MLproject").write_text(text, encoding="utf-8")
         project = load_project(self.project)
         point = find_entry_point(project, entry)
         values = bind(point, given or {}, project.source)
@@ -54,7 +56,7 @@ class Desk:
         engine = SimpleNamespace(node_limit=nodes)
         share, home = DirectoryShare(self.root / "share"), DirectoryShare(self.root / "home")
         places = str(share.root), (home, "shares", str(home.root / "shares"))
-        cluster = Cluster("c", document, share, engine, *places, "/py", "/envs")
+        cluster = Cluster("c", document, share, engine, places[0], document.mount or "folder", places[1], "/py", "/envs")
         file, _ = parse_batchai(config or {}, "batchai.yaml")
         return planning.prepare(project, point, values, file, cluster, self.cwd, env_manager, "batchai.yaml")
 
@@ -75,7 +77,15 @@ def test_a_bare_project(desk):
     assert (plan["framework"], plan["nodeCount"], plan["ranks"]) == ("custom", 1, 1)
     assert plan["command"] == "python train.py"
     assert plan["volumes"] == [
-        {"scope": "cluster", "path": "share", "source": str(desk.root / "share"), "share": (desk.root / "share").as_uri()}
+        {
+            "scope": "cluster",
+            "path": "share",
+            "share": (desk.root / "share").as_uri(),
+            "where": "cluster 'c': share",
+            "name": "control share",
+            "kind": "link",
+            "source": str(desk.root / "share"),
+        }
     ]
     assert [entry["path"] for entry in plan["code"]] == ["MLproject", "train.py"]
     assert prepared.name == f"toy-{prepared.job_id[:6]}"
@@ -108,7 +118,6 @@ def test_frameworks(desk, block, nodes, expected):
 
 
 REFUSED = {
-    "containers": (properties(containerSettings={"imageSourceRegistry": {"image": "x"}}), NotSupportedError, "containers"),
     "too many nodes": (properties(nodeCount=3), ClusterError, "nodeCount is 3 and cluster 'c' has 2 node(s)"),
     "fewer processes than nodes": (
         properties(nodeCount=2, horovodSettings={"processCount": 1}),
@@ -133,14 +142,9 @@ REFUSED = {
         "secrets 'K': valueSecretReference",
     ),
     "a blob container": (
-        properties(mountVolumes={"azureBlobFileSystems": [{"containerName": "c", "relativeMountPath": "b"}]}),
-        NotSupportedError,
-        "mountVolumes.azureBlobFileSystems is not supported yet",
-    ),
-    "a mount command": (
-        properties(mountVolumes={"unmanagedFileSystems": [{"mountCommand": "mount x", "relativeMountPath": "b"}]}),
-        NotSupportedError,
-        "mountVolumes.unmanagedFileSystems",
+        properties(mountVolumes={"azureBlobFileSystems": [{"containerName": "ccc", "relativeMountPath": "b"}]}),
+        DocumentError,
+        "mountVolumes.azureBlobFileSystems[0]: accountName is missing; give it, or set AZURE_BATCHAI_STORAGE_ACCOUNT",
     ),
     "a share without a name": (
         properties(mountVolumes={"azureFileShares": [{**SHARE, "azureFileUrl": "https://acc.file.core.windows.net/"}]}),
@@ -204,11 +208,17 @@ def test_a_script_that_isnt_there(desk, command, preparation, refused):
         desk.prepare(config)
 
 
-def test_a_docker_project_is_refused(desk):
-    (desk.project / "MLproject").write_text("docker_env: {image: x}\nentry_points: {main: {command: ls}}", encoding="utf-8")
-    project = load_project(desk.project)
-    with pytest.raises(NotSupportedError, match="docker_env"):
-        planning.prepare(project, find_entry_point(project, "main"), [], parse_batchai({}, "b")[0], None, desk.cwd, None, "b")
+def test_a_docker_project_trains_in_its_image_and_in_nothing_else(desk):
+    text = "docker_env: {image: x, environment: [[A, b]]}\nentry_points: {main: {command: ls}}"
+    (desk.project / "MLproject").write_text(text, encoding="utf-8")
+    desk.write = False
+    plan = desk.prepare().plan
+    assert (plan["container"]["image"], plan["container"]["environment"]) == ("x", {"A": "b"})
+    with pytest.raises(NotSupportedError, match="--env-manager virtualenv: the job trains in the image x"):
+        desk.prepare(env_manager="virtualenv")
+    notice = desk.prepare(containers="ignore")
+    assert notice.plan["container"] is None
+    assert "containers: ignore" in notice.warnings[0]
 
 
 # Values.
@@ -298,7 +308,15 @@ def test_file_shares_are_directories_here_and_logs_may_lie_there(desk):
     prepared = desk.prepare(config)
     folder = desk.root / "home" / "shares" / "acc" / "data"
     assert folder.is_dir()
-    assert prepared.plan["volumes"][1] == {"scope": "job", "path": "afs", "source": str(folder), "share": folder.as_uri()}
+    assert prepared.plan["volumes"][1] == {
+        "scope": "job",
+        "path": "afs",
+        "where": "batchai.yaml: mountVolumes.azureFileShares[0]",
+        "kind": "link",
+        "name": "file share acc/data",
+        "source": str(folder),
+        "share": folder.as_uri(),
+    }
     assert prepared.plan["folderPrefix"] == ""
     assert prepared.plan["logCopyPrefix"] == {"volume": 1, "path": "logs"}
     assert prepared.warnings == [f"on cluster 'c' the file share acc/data is the directory {folder}"]

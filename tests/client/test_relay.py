@@ -256,7 +256,7 @@ def test_who_has_lost_the_lease_writes_nothing(scene):
     # The lease is lost while outputs are sent: the end of the run is the heir's.
     client.after["log_artifacts"] = [None]
     made.share.write(made.paths.stdouterr + "/stdout.txt", b"x")
-    second._client = TakenOver(client, relay)
+    second._client = second._logs._client = TakenOver(client, relay)
     with pytest.raises(LeaseLostError):
         second.finish(made.job.state())
     assert client.get_run(made.plan["runId"]).info.status != "FINISHED"

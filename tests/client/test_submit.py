@@ -63,8 +63,10 @@ def scene(store_template, tmp_path, monkeypatch):
     (tmp_path / "project" / "train.py").write_text("1", encoding="utf-8")
     plan = {"job": "0123456789", "nodeCount": 1, "ranks": 1, "folderPrefix": "logs"}
     code = scan(tmp_path / "project")
-    prepared = Prepared("toy-012345", "0123456789", "toy", plan, {}, {"lr": "0.1"}, {"TOKEN": "hush-hush"}, code, [], [])
-    cluster = SimpleNamespace(name="local", engine=Engine(), share=DirectoryShare(tmp_path / "share"))
+    prepared = Prepared(
+        "toy-012345", "0123456789", "toy", plan, {}, {"lr": "0.1"}, {"TOKEN": "hush-hush"}, {}, 60.0, code, [], []
+    )
+    cluster = SimpleNamespace(name="local", engine=Engine(), share=DirectoryShare(tmp_path / "share"), location=None)
     request = RunRequest(tracking, experiment, "My exp/1", "default", {"mlflow.user": "me"})
     spawned = []
     monkeypatch.setattr(detached.shell, "spawn", lambda argv, environment, log: spawned.append((argv, environment)) or 4711)
@@ -87,7 +89,8 @@ def test_submitted(scene):
     assert submitted.job.plan["runId"] == submitted.run_id == run.info.run_id
     assert submitted.job.handle() == {"engine": "fake", "nodes": [0]}
     (request,) = scene.cluster.engine.started
-    assert (request.mark, request.folder, request.secrets) == ("0123456789/1", folder, {"TOKEN": "hush-hush"})
+    assert (request.mark, request.folder) == ("0123456789/1", folder)
+    assert request.secrets == {"variables": {"TOKEN": "hush-hush"}, "share": None}
     ((argv, environment),) = scene.spawned
     assert argv[-3:] == ["mlflow_batchai.follower", scene.cluster.share.url, folder]
     assert environment["MLFLOW_TRACKING_URI"] == f"sqlite:///{scene.root}/m.db"

@@ -7,7 +7,8 @@ import pytest
 from mlflow_batchai import follower
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.follower import CANCEL_PATIENCE_SECONDS, SILENCE_MARGIN_SECONDS, Silence, Watch
+from mlflow_batchai.follower import CANCEL_PATIENCE_SECONDS, DRAIN_PATIENCE_SECONDS, SILENCE_MARGIN_SECONDS, Silence, Watch
+from mlflow_batchai.node.agent import LAST_DRAIN_SECONDS
 
 
 class World:
@@ -293,3 +294,20 @@ def test_time_in_which_nobody_looked_is_no_silence():
     assert silence.seconds(1000.0, 5) == 5.0
     assert silence.seconds(1001.0, 6) == 0.0
     assert silence.seconds(1002.0, 6) == 1.0
+
+
+def test_agents_may_send_what_ranks_have_written_before_they_are_ended(folder):
+    volume = {"scope": "job", "path": "data", "kind": "azureFiles", "how": "rclone", "share": None}
+    made = folder(volumes=[volume])
+    made.handle(1)
+    world = World(1)
+    watch = Watch(made.job, world, clock=lambda: world.now)
+    made.job.request_cancel("me", "")
+    for world.now in (2.0, CANCEL_PATIENCE_SECONDS + 3.0, CANCEL_PATIENCE_SECONDS + DRAIN_PATIENCE_SECONDS):
+        watch.check()
+        assert world.cancelled == 0
+    world.now += 5.0
+    watch.check()
+    assert world.cancelled == 1
+    # An agent sees the request, ends its ranks, and drains twice.
+    assert 15.0 + 5.0 + 2 * 3 * LAST_DRAIN_SECONDS < CANCEL_PATIENCE_SECONDS + DRAIN_PATIENCE_SECONDS

@@ -58,9 +58,9 @@ CASES: dict[str, tuple[str | None, str | None, list[str], str]] = {
     ),
     "container": (
         None,
-        "properties: {containerSettings: {imageSourceRegistry: {image: ubuntu}}}",
+        "properties: {containerSettings: {imageSourceRegistry: {image: an image}}}",
         [],
-        r"containers .* not supported yet",
+        r"imageSourceRegistry\.image is 'an image', which is no image's name",
     ),
     "output nowhere": (
         None,

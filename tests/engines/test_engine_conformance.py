@@ -40,7 +40,7 @@ class Site:
 
     def another_process(self, nodes: int = 2):
         """The same cluster, as one who only has its name knows it."""
-        return LocalHosts(self.root / "home", "c", nodes, self.root / "share")
+        return LocalHosts(self.root / "home", "c", nodes, str(self.root / "share"))
 
     def node_root(self, index: int) -> Path:
         return self.root / "home" / "nodes" / "c" / str(index)
@@ -52,7 +52,7 @@ class Site:
         names = {"job": name, "name": name, "folder": folder, "segment": folder}
         plan = toy_plan(self.share.root, nodeCount=nodes, command=command, secretNames=["TOKEN"], coresPerNode=1, **names)
         self.share.write(protocol.JobPaths(folder).plan, protocol.encode([plan]))
-        return StartRequest(name, protocol.job_mark(name, 1), folder, 1, nodes, {"TOKEN": SECRET})
+        return StartRequest(name, protocol.job_mark(name, 1), folder, 1, nodes, {"variables": {"TOKEN": SECRET}})
 
     def state(self, request: StartRequest):
         return Job(self.share, request.folder).state()

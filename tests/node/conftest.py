@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from azure_server import AzureServer
 from node_world import Cluster, PlanMaker
 from plans import toy_plan
 
@@ -47,3 +48,24 @@ def cluster(tmp_path: Path, make_plan: PlanMaker, agent_pyz: Path) -> Iterator[C
     made = Cluster(folder, make_plan, agent_pyz)
     yield made
     made.close()
+
+
+@pytest.fixture
+def rest_cluster(tmp_path: Path, make_plan: PlanMaker, agent_pyz: Path, azure: AzureServer) -> Iterator[Cluster]:
+    """Two nodes whose agents reach the share by REST."""
+    folder = tmp_path / "it's an é place"
+    folder.mkdir()
+    made = Cluster(folder, make_plan, agent_pyz, server=azure)
+    azure.reset()
+    yield made
+    azure.fail(0)
+    azure.newest()
+    azure.latency(0)
+    made.close()
+
+
+@pytest.fixture(params=["directory", "rest"])
+def any_cluster(request: pytest.FixtureRequest) -> Cluster:
+    """Both kinds in turn."""
+    made: Cluster = request.getfixturevalue("cluster" if request.param == "directory" else "rest_cluster")
+    return made

@@ -1,4 +1,4 @@
-"""A small cluster of real agents on a directory share, and waiting for what real processes do."""
+"""A small cluster of real agents on a directory share or an Azure file share, and waiting for what real processes do."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from azure_server import AzureServer
 from booking import take
 
 from mlflow_batchai.node import processes, protocol, tickets
@@ -92,18 +94,39 @@ class Job:
     def cancel(self, who: str, why: str) -> None:
         path = self.share / self.paths.request("5f1d")
         protocol.write_closed(str(path), [{"kind": "cancel", "who": who, "why": why, "time": 0}])
+        self.notice("request-5f1d")
+
+    def notice(self, name: str) -> None:
+        """Have agents that look at the board see what was written."""
+        if self.plan.get("board"):
+            (self.share / self.paths.notice(name)).mkdir(exist_ok=True)
 
     def processes(self) -> set[int]:
         return processes.marked(self.mark)
 
 
 class Cluster:
-    """N node folders on this machine and a directory share; starts jobs the way ``engines/hosts.py`` does."""
+    """N node folders on this machine and a share; starts jobs the way ``engines/hosts.py`` does.
 
-    def __init__(self, folder: Path, make_plan: PlanMaker, agent: Path, nodes: int = 2) -> None:
+    Args:
+        server: where agents reach the share by REST; ranks see it as a directory all the same. Default: so do agents.
+    """
+
+    def __init__(
+        self, folder: Path, make_plan: PlanMaker, agent: Path, nodes: int = 2, server: AzureServer | None = None
+    ) -> None:
         self.folder = folder
-        self.share = folder / "share"
-        self.share.mkdir()
+        self.server = server
+        if server is None:
+            self.share = folder / "share"
+            self.share.mkdir()
+            self.address = str(self.share)
+        else:
+            name = f"jobs-{uuid.uuid4().hex[:8]}"
+            self.share = server.share(name) / "in a folder"
+            self.share.mkdir()
+            self.address = server.url(name, self.share.name)
+            self.sas = server.sas(name)
         self.roots = [folder / "nodes" / str(index) for index in range(nodes)]
         self.book = folder / "book"
         self._make_plan = make_plan
@@ -121,6 +144,7 @@ class Cluster:
         python: str = sys.executable,
         patch: str = "",
         secrets: dict[str, str] | None = None,
+        told: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
         enter: list[list[str]] | None = None,
         parts: bool = False,
@@ -133,6 +157,8 @@ class Cluster:
 
         Args:
             patch: Python code that each agent runs first (``agent`` and its modules are imported).
+            secrets: variables that the ranks are told.
+            told: what else the agents are told on their standard input.
             environment: more variables of the agents themselves.
             enter: for each node, what stands before its agent's arguments to run it elsewhere.
             parts: whether the nodes are told that each is a part of this machine.
@@ -150,6 +176,7 @@ class Cluster:
                 "ranks": nodes,
                 "python": trainer or (str(self._fake) if nodes > 1 else None),
                 "environment": python_env,
+                **({"board": True, "lossSeconds": 90.0} if self.server else {}),
                 **changes,
             },
         )
@@ -170,13 +197,14 @@ class Cluster:
                     "import sys",
                     f"sys.path.insert(0, {str(self._agent)!r})",
                     "from mlflow_batchai.node import agent, peers, phases, protocol, runtime, shipper, sharefiles, staging, tickets",
+                    "from mlflow_batchai.node.control import board, mounted, noticed, rest, wire",
                     patch,
                     "sys.exit(agent.main(sys.argv[2:]))",
                 ]
                 argv = [python, "-I", "-S", "-c", "\n".join(lines)]
             argv += [
                 "agent",
-                f"--share={self.share}",
+                f"--share={self.address}",
                 f"--folder={plan['folder']}",
                 "--attempt=1",
                 f"--node={node}",
@@ -197,7 +225,8 @@ class Cluster:
                     start_new_session=True,
                 )
             assert process.stdin
-            process.stdin.write(json.dumps(secrets or {}).encode())
+            share = {"share": self.sas} if self.server else {}
+            process.stdin.write(json.dumps({"variables": secrets or {}, **share, **(told or {})}).encode())
             process.stdin.close()
             job.agents.append(process)
         return job

@@ -14,8 +14,8 @@ def test_folders_lie_under_the_node(make_layout: Callable[..., NodeLayout], tmp_
     assert layout.code == f"{root}/jobs/abc1234567/temp/code"
     assert layout.roots()["AZ_BATCHAI_JOB_MOUNT_ROOT"] == f"{root}/jobs/abc1234567/mounts"
     assert layout.roots()["AZ_BATCHAI_MOUNT_ROOT"] == f"{root}/mounts"
-    assert layout.on_share("a/b") == f"{tmp_path}/share/a/b"
-    assert layout.stdouterr == f"{tmp_path}/share/{layout.plan['folder']}/stdouterr"
+    assert layout.on_mount("a/b") == f"{root}/mounts/share/a/b"
+    assert layout.control.where("a/b") == f"{tmp_path}/share/a/b"
 
 
 def test_without_a_share_s_path_it_is_the_mount(make_layout: Callable[..., NodeLayout]) -> None:

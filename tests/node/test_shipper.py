@@ -12,9 +12,15 @@ import pytest
 from waiting import wait_for
 
 from mlflow_batchai.node import protocol, sharefiles, shipper
+from mlflow_batchai.node.control import base, mounted
+from mlflow_batchai.node.control.mounted import MountedLogFile
 from mlflow_batchai.node.layout import NodeLayout
-from mlflow_batchai.node.sharefiles import Follower, LogFile
+from mlflow_batchai.node.sharefiles import Follower
 from mlflow_batchai.node.shipper import Shipper
+
+
+def on_share(layout: NodeLayout, path: str) -> str:
+    return layout.control.where(path)
 
 
 class Thread:
@@ -23,7 +29,7 @@ class Thread:
     def __init__(self, layout: NodeLayout, peers: list[int]) -> None:
         self.layout = layout
         self.shipper = Shipper(layout, peers)
-        self.events = Path(layout.on_share(layout.paths.events))
+        self.events = Path(on_share(layout, layout.paths.events))
         self.aside = self.events.with_name("aside")
 
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
@@ -34,7 +40,7 @@ class Thread:
         return [record for record in found if kind in (None, record["k"])]
 
     def text(self, name: str) -> str:
-        path = Path(self.layout.stdouterr, name)
+        path = Path(on_share(self.layout, self.layout.paths.stdouterr), name)
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def fail(self) -> None:
@@ -53,9 +59,8 @@ class Thread:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipper, "TICK_SECONDS", 0.02)
-    monkeypatch.setattr(shipper, "FLUSH_SECONDS", 0.05)
-    for module in (shipper, sharefiles):
-        monkeypatch.setattr(module, "BEAT_SECONDS", 60.0)
+    monkeypatch.setattr(mounted, "FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr(mounted, "BEAT_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -95,7 +100,7 @@ def test_records_and_lines_arrive(make: Callable[..., Thread]) -> None:
     logs = [(record["r"], record["s"], record["x"]) for record in thread.records("log")]
     assert logs == [(0, "out", "für\n2/2\n"), (None, "out", "prepared\n")]
     # One rank's stdout.txt is what it wrote, byte for byte.
-    assert Path(thread.layout.stdouterr, "stdout.txt").read_bytes() == "für\n1/2\r2/2\n".encode()
+    assert Path(on_share(thread.layout, thread.layout.paths.stdouterr), "stdout.txt").read_bytes() == "für\n1/2\r2/2\n".encode()
     assert thread.text("stdout-job_prep.txt") == "prepared\n"
     assert thread.text("execution.log").endswith("Z a note\n")
     assert thread.shipper.sequence == len(list(thread.events.glob("*/*.jsonl")))
@@ -111,13 +116,13 @@ def test_several_ranks_have_their_own_files(make: Callable[..., Thread]) -> None
     assert thread.text("stdout.txt") == "[0] a\n[0] b\n[1] 2/2\n[1] \\xff\n"
     assert thread.text("stdout-0.txt") == "a\nb\n"
     # The rank's own file is what it wrote, byte for byte.
-    assert Path(thread.layout.stdouterr, "stdout-1.txt").read_bytes() == b"1/2\r2/2\n\xff\n"
+    assert Path(on_share(thread.layout, thread.layout.paths.stdouterr), "stdout-1.txt").read_bytes() == b"1/2\r2/2\n\xff\n"
     assert (thread.text("stderr.txt"), thread.text("stderr-1.txt")) == ("[1] e\n", "e\n")
 
 
 def test_urgent_records_leave_at_once(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipper, "TICK_SECONDS", 30.0)
-    monkeypatch.setattr(shipper, "FLUSH_SECONDS", 30.0)
+    monkeypatch.setattr(mounted, "FLUSH_SECONDS", 30.0)
     thread = make()
     thread.shipper.start()
     metric(thread, 1)
@@ -127,8 +132,7 @@ def test_urgent_records_leave_at_once(make: Callable[..., Thread], monkeypatch: 
 
 
 def test_nothing_is_written_when_idle_but_a_heartbeat(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (shipper, sharefiles):
-        monkeypatch.setattr(module, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(mounted, "BEAT_SECONDS", 0.1)
     thread = make()
     thread.shipper.start()
     wait_for(lambda: len(thread.records()) >= 4, 5)
@@ -204,8 +208,7 @@ def test_a_healthy_share_makes_writers_wait_and_a_stalled_one_doesn_t(
 
 def test_a_segment_that_was_tried_comes_again_the_same(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
     """A write may fail after it has arrived: whoever has read that segment must not miss what it holds the second time."""
-    for module in (shipper, sharefiles):
-        monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(mounted, "BEAT_SECONDS", 0.05)
     written: dict[str, list[bytes]] = {}
     real = protocol.write_closed
 
@@ -227,13 +230,13 @@ def test_a_segment_that_was_tried_comes_again_the_same(make: Callable[..., Threa
 def test_a_log_file_that_can_t_grow_stops_nothing(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipper, "LOG_FILE_SECONDS", 0.2)
     thread = make()
-    folder = Path(thread.layout.stdouterr)
+    folder = Path(on_share(thread.layout, thread.layout.paths.stdouterr))
     folder.parent.mkdir(parents=True)
     folder.write_text("in the way")
     thread.shipper.start()
     thread.shipper.log(0, "out", b"hello\n")
     wait_for(lambda: thread.records("log"), 5)
-    request = thread.layout.on_share(thread.layout.paths.request("1"))
+    request = on_share(thread.layout, thread.layout.paths.request("1"))
     protocol.write_closed(request, [{"who": "ann", "why": ""}])
     assert wait_for(thread.shipper.requests, 5) == [{"who": "ann", "why": ""}]
     folder.unlink()
@@ -252,10 +255,10 @@ def test_a_full_share_still_tells_of_a_cancel_and_a_verdict(make: Callable[..., 
     thread.shipper.start()
     metric(thread, 1)
     paths = thread.layout.paths
-    protocol.write_closed(thread.layout.on_share(paths.request("1")), [{"who": "ann"}])
-    Path(thread.layout.on_share(paths.requests), "2.json").write_bytes(b"half a fi")
-    Path(thread.layout.on_share(paths.requests), "3.partial").mkdir()
-    protocol.write_closed(thread.layout.on_share(paths.verdict_file), [{"executionState": "failed"}])
+    protocol.write_closed(on_share(thread.layout, paths.request("1")), [{"who": "ann"}])
+    Path(on_share(thread.layout, paths.requests), "2.json").write_bytes(b"half a fi")
+    Path(on_share(thread.layout, paths.requests), "3.partial").mkdir()
+    protocol.write_closed(on_share(thread.layout, paths.verdict_file), [{"executionState": "failed"}])
     assert wait_for(thread.shipper.requests, 5) == [{"who": "ann"}]
     assert wait_for(lambda: thread.shipper.verdict, 5) == {"executionState": "failed"}
     assert not thread.shipper.finish(0.2)
@@ -296,51 +299,80 @@ def test_a_follower_reads_each_segment_once_in_order(make_layout: Callable[..., 
     layout, follower = make_layout(), Follower("agent-1")
 
     def write(sequence: int, cut: int = 0) -> None:
-        path = Path(layout.on_share(layout.paths.segment("agent-1", sequence)))
+        path = Path(on_share(layout, layout.paths.segment("agent-1", sequence)))
         path.parent.mkdir(parents=True, exist_ok=True)
         data = protocol.encode([{"n": sequence}])
         path.write_bytes(data[: len(data) - cut])
 
-    assert follower.read(layout) == []
+    assert follower.read(layout.attempt) == []
     write(0)
     write(1, cut=1)
     write(2)
-    assert follower.read(layout) == [{"n": 0}]
+    assert follower.read(layout.attempt) == [{"n": 0}]
     write(1)
-    assert follower.read(layout) == [{"n": 1}, {"n": 2}]
-    assert (follower.read(layout), follower.sequence) == ([], 3)
+    assert follower.read(layout.attempt) == [{"n": 1}, {"n": 2}]
+    assert (follower.read(layout.attempt), follower.sequence) == ([], 3)
     # An error after a segment was read doesn't cost that segment.
     write(3)
-    Path(layout.on_share(layout.paths.segment("agent-1", 4))).mkdir()
-    assert follower.read(layout) == [{"n": 3}]
+    Path(on_share(layout, layout.paths.segment("agent-1", 4))).mkdir()
+    assert follower.read(layout.attempt) == [{"n": 3}]
     with pytest.raises(IsADirectoryError):
-        follower.read(layout)
-    Path(layout.on_share(layout.paths.segment("agent-1", 4))).rmdir()
+        follower.read(layout.attempt)
+    Path(on_share(layout, layout.paths.segment("agent-1", 4))).rmdir()
     write(4)
-    assert follower.read(layout) == [{"n": 4}]
+    assert follower.read(layout.attempt) == [{"n": 4}]
 
 
 def test_silence_is_what_was_looked_at(make_layout: Callable[..., NodeLayout], monkeypatch: pytest.MonkeyPatch) -> None:
     """Time in which our own share stalled is not a peer's silence."""
     moment = [1000.0]
     monkeypatch.setattr(sharefiles.time, "monotonic", lambda: moment[0])
-    monkeypatch.setattr(sharefiles, "BEAT_SECONDS", 5.0)
+    monkeypatch.setattr(mounted, "BEAT_SECONDS", 5.0)
     layout, follower = make_layout(), Follower("agent-1")
     for _ in range(8):
         moment[0] += 0.25
-        follower.read(layout)
+        follower.read(layout.attempt)
     assert follower.silent == 2.0
     moment[0] += 600  # blocked in a system call all that time
-    follower.read(layout)
+    follower.read(layout.attempt)
     assert follower.silent == 7.0
-    protocol.write_closed(layout.on_share(layout.paths.segment("agent-1", 0)), [{"k": "beat"}])
-    follower.read(layout)
+    protocol.write_closed(on_share(layout, layout.paths.segment("agent-1", 0)), [{"k": "beat"}])
+    follower.read(layout.attempt)
     assert follower.silent == 0.0
+
+
+class Watched:
+    """Of ``Attempt`` what a Follower needs, where looks are rare."""
+
+    looked = 1000.0
+    longest_silence = 24.0
+    number = 0
+
+    def segment(self, writer: str, sequence: int) -> None:
+        return None
+
+    def beats(self, writer: str) -> int:
+        return self.number
+
+
+def test_between_two_looks_nobody_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharefiles.time, "monotonic", lambda: 1000.0)
+    follower, attempt = Follower("agent-1"), Watched()
+    for moment in (1000.0, 1000.0, 1004.0, 1004.0, 1008.0):
+        attempt.looked = moment
+        follower.read(attempt)  # type: ignore[arg-type]
+    assert follower.silent == 8.0
+    attempt.looked = 2000.0  # our own share stalled
+    follower.read(attempt)  # type: ignore[arg-type]
+    assert follower.silent == 32.0
+    attempt.looked, attempt.number = 2004.0, 1
+    follower.read(attempt)  # type: ignore[arg-type]
+    assert (follower.silent, follower.beats, follower.sequence) == (0.0, 1, 0)
 
 
 def test_a_log_file_keeps_what_was_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "logs" / "stdout.txt"
-    file = LogFile(str(path))
+    file = MountedLogFile(str(path))
     path.parent.write_text("in the way")
     file.append(b"one\n")
     for _ in range(2):
@@ -351,7 +383,7 @@ def test_a_log_file_keeps_what_was_not_written(tmp_path: Path, monkeypatch: pyte
     file.flush()
     file.flush()
     assert path.read_bytes() == b"one\ntwo\n"
-    monkeypatch.setattr(sharefiles, "MAX_PENDING_BYTES", 10)
+    monkeypatch.setattr(base, "MAX_PENDING_BYTES", 10)
     file.append(b"x" * 20 + b"y" * 10)
     file.flush()
     file.close()

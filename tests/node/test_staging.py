@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 
 from mlflow_batchai.node import protocol, staging
+from mlflow_batchai.node.control.mounted import MountedShare
 from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.mounts.mounts import Mounts
+from mlflow_batchai.node.outcome import Failure
+from mlflow_batchai.node.runtime import Runtime
+from mlflow_batchai.node.shipper import Shipper
 from mlflow_batchai.node.staging import SetupError
 
 
@@ -22,6 +27,13 @@ def stored(share: Path, data: bytes, path: str, mode: int = 0o644) -> dict[str, 
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(data)
     return {"path": path, "sha256": sha256, "size": len(data), "mode": mode}
+
+
+def mount(layout: NodeLayout) -> Mounts:
+    shipper = Shipper(layout, [])
+    mounts = Mounts(layout, shipper, Runtime(layout, shipper, {}), {}, lambda: None, MountedShare(layout.share))
+    mounts.mount_all()
+    return mounts
 
 
 @pytest.fixture
@@ -59,6 +71,7 @@ def test_inputs_are_links(make_layout: Callable[..., NodeLayout], share: Path) -
     entry = stored(share, b"1,2\n", "my data/a.csv")
     layout = make_layout(inputs=[{"parameter": "data", "variable": "BATCHAI_PARAM_data", "name": "my data", "files": [entry]}])
     staging.prepare_folders(layout)
+    mount(layout)
     staging.link_inputs(layout)
     path = Path(layout.input_path(layout.plan["inputs"][0]), "a.csv")
     assert path.is_symlink()
@@ -73,40 +86,44 @@ def test_inputs_are_links(make_layout: Callable[..., NodeLayout], share: Path) -
         staging.link_inputs(layout)
 
 
-def test_mounts(make_layout: Callable[..., NodeLayout], share: Path, tmp_path: Path) -> None:
+def test_links(make_layout: Callable[..., NodeLayout], share: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (data / "file").write_text("precious")
     volumes = [
-        {"scope": "cluster", "path": "share", "source": str(share)},
-        {"scope": "job", "path": "deep/data", "source": str(data)},
+        {"scope": "cluster", "path": "share", "source": str(share), "kind": "link"},
+        {"scope": "job", "path": "deep/data", "source": str(data), "kind": "link"},
     ]
     layout = make_layout(volumes=volumes)
     for _ in range(2):
-        staging.mount(layout)
+        mounts = mount(layout)
     mounted = Path(layout.job_mounts, "deep", "data")
     assert (mounted / "file").read_text() == "precious"
     assert staging.locate(layout, str(mounted / "file")) == (1, "file")
     assert staging.locate(layout, str(data / "file")) == (1, "file")
     assert staging.locate(layout, "/etc/passwd") is None
-    staging.unmount(layout)
+    assert mounts.unmount_all() == []
     assert not mounted.is_symlink()
     assert Path(layout.cluster_mounts, "share").is_symlink()
     # A job folder with its mounts still there is removed without what is behind them.
-    staging.mount(layout)
+    mount(layout)
     staging.remove_job_folder(layout.job)
     assert not os.path.exists(layout.job)
     assert (data / "file").read_text() == "precious"
 
 
-def test_mount_errors(make_layout: Callable[..., NodeLayout], tmp_path: Path) -> None:
-    missing = make_layout(volumes=[{"scope": "job", "path": "data", "source": str(tmp_path / "none")}])
-    with pytest.raises(SetupError, match=r"volume 'data': .*/none is not a directory on node-0; create it"):
-        staging.mount(missing)
-    layout = make_layout(volumes=[{"scope": "job", "path": "data", "source": str(tmp_path)}])
-    os.makedirs(layout.mount_path(layout.plan["volumes"][0]))
-    with pytest.raises(SetupError, match="is taken by something that is not a mount of ours"):
-        staging.mount(layout)
+def test_link_errors(make_layout: Callable[..., NodeLayout], tmp_path: Path) -> None:
+    missing = make_layout(volumes=[{"scope": "job", "path": "data", "source": str(tmp_path / "none"), "kind": "link"}])
+    with pytest.raises(
+        Failure, match=r"volume 'data' can't be mounted on node-0 .*: .*/none is not a directory there; create it"
+    ):
+        mount(missing)
+    layout = make_layout(volumes=[{"scope": "job", "path": "data", "source": str(tmp_path), "kind": "link"}])
+    target = layout.mount_path(layout.plan["volumes"][0])
+    os.makedirs(os.path.join(target, "something"))
+    with pytest.raises(Failure, match="is taken by something that is not a mount of ours") as caught:
+        mount(layout)
+    assert caught.value.code == "NodeSetupFailed"
 
 
 def test_what_earlier_jobs_left_is_wiped(make_layout: Callable[..., NodeLayout]) -> None:
@@ -124,13 +141,13 @@ def test_directories_are_made_on_mounts_only(make_layout: Callable[..., NodeLayo
     ]
     layout = make_layout(outputDirectories=outputs)
     staging.prepare_folders(layout)
-    staging.mount(layout)
+    mount(layout)
     for _ in range(2):
         staging.make_directories(layout)
     found = layout.directories()
     assert os.path.isdir(found["AZ_BATCHAI_OUTPUT_MODEL"])
     assert os.path.isdir(found["AZ_BATCHAI_STDOUTERR_DIR"])
-    assert os.path.isdir(layout.stdouterr)
+    assert os.path.isdir(layout.mounted_stdouterr)
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -140,23 +157,32 @@ def test_logs_are_copied_where_the_document_wants_them(
     other = tmp_path / "other"
     other.mkdir()
     volumes = [
-        {"scope": "cluster", "path": "share", "source": str(share)},
-        {"scope": "job", "path": "other", "source": str(other)},
+        {"scope": "cluster", "path": "share", "source": str(share), "kind": "link"},
+        {"scope": "job", "path": "other", "source": str(other), "kind": "link"},
     ]
     layout = make_layout(volumes=volumes, logCopyPrefix={"volume": 1, "path": "logs"})
-    staging.mount(layout)
-    os.makedirs(layout.stdouterr)
-    Path(layout.stdouterr, "stdout.txt").write_text("hello")
+    mount(layout)
+    logs = Path(layout.control.where(layout.paths.stdouterr))
+    (logs / "sub").mkdir(parents=True)
+    (logs / "stdout.txt").write_text("hello")
+    (logs / "sub" / "mine.txt").write_text("world")
     for _ in range(2):
         staging.copy_logs(layout)
     assert (other / "logs" / layout.plan["segment"] / "stdouterr" / "stdout.txt").read_text() == "hello"
+    assert (other / "logs" / layout.plan["segment"] / "stdouterr" / "sub" / "mine.txt").read_text() == "world"
+    # One that can't be read costs no other.
+    (logs / "a").symlink_to("nowhere")
+    (logs / "z").write_text("late")
+    with pytest.raises(FileNotFoundError):
+        staging.copy_logs(layout)
+    assert (other / "logs" / layout.plan["segment"] / "stdouterr" / "z").read_text() == "late"
     staging.copy_logs(make_layout())
 
 
 def test_model_files(make_layout: Callable[..., NodeLayout], share: Path) -> None:
     outputs = [{"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": None}]
     layout = make_layout(outputDirectories=outputs)
-    staging.mount(layout)
+    mount(layout)
     folder = Path(layout.directories()["AZ_BATCHAI_OUTPUT_MODEL"])
     for name in ("a.h5", "b.weights.h5", "c.keras", "d.txt", "checkpoints/e.h5", "sub/f.h5"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

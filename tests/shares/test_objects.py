@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import uuid
 
 import pytest
 
-from mlflow_batchai.errors import ProjectError
-from mlflow_batchai.node.protocol import object_path
-from mlflow_batchai.shares import objects
+from mlflow_batchai.errors import ProjectError, ShareError
+from mlflow_batchai.node.protocol import OBJECTS, object_path
+from mlflow_batchai.shares import credentials, objects, open_share
+from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.objects import scan, scan_input, upload
 
 
+@pytest.fixture(params=["directory", "azure"])
+def share(request, tmp_path):
+    return DirectoryShare(tmp_path / "share") if request.param == "directory" else request.getfixturevalue("azure_share")
+
+
 @pytest.fixture
-def share(tmp_path):
-    return DirectoryShare(tmp_path / "share")
+def azure_share(azure, monkeypatch):
+    monkeypatch.setattr(credentials, "_remembered", {azure.account: Credential(azure.key)})
+    name = f"share-{uuid.uuid4().hex}"
+    azure.share(name)
+    return open_share(azure.url(name))
 
 
 @pytest.fixture
@@ -108,3 +119,81 @@ def test_inputs_follow_links_and_circles_end(project, tmp_path):
         "data/x",
     ]
     assert [file.path for file in scan_input(tmp_path / "data" / "x")] == ["x"]
+
+
+def many(root, count):
+    for number in range(count):
+        path = root / f"{number % 7}" / f"{number}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"%d" % number)
+    return root
+
+
+def test_a_thousand_files_are_one_request_when_they_lie_there(azure, azure_share, tmp_path):
+    files = scan(many(tmp_path / "many", 1000))
+    azure.reset()
+    sent = upload(azure_share, files)
+    assert sent == sum(file.size for file in files)
+    found = azure.requests()
+    assert sum(one.received for one in found if "/objects/trees/" not in one.path) == sent
+    # The tree, the listing, the folders, each file once, and the tree.
+    assert len(found) <= 1000 + 256 + 10
+    azure.reset()
+    assert upload(azure_share, scan(tmp_path / "many")) == 0
+    assert [(one.method, one.received) for one in azure.requests()] == [("GET", 0)]
+
+
+def test_one_changed_file_of_many_is_sent_alone(azure, azure_share, tmp_path):
+    root = many(tmp_path / "many", 300)
+    upload(azure_share, scan(root))
+    (root / "3" / "3.py").write_bytes(b"changed")
+    azure.reset()
+    assert upload(azure_share, scan(root)) == 7
+    assert len([one for one in azure.requests() if one.method == "PUT"]) <= 3
+
+
+def test_a_set_of_files_counts_only_when_all_of_it_was_sent(azure, azure_share, tmp_path):
+    files = scan(many(tmp_path / "many", 30))
+    files[11].source.unlink()
+    with pytest.raises(ProjectError, match="can't be read"):
+        upload(azure_share, files)
+    assert azure_share.list(f"{OBJECTS}/trees") == []
+    files[11].source.write_bytes(b"11" if files[11].path.endswith("/11.py") else files[11].path.split("/")[1][:-3].encode())
+    upload(azure_share, files)
+    assert all(azure_share.read(object_path(file.sha256)) == file.source.read_bytes() for file in files)
+    assert len(azure_share.list(f"{OBJECTS}/trees")) == 1
+
+
+def test_a_tenth_of_the_requests_fails(azure, azure_share, tmp_path):
+    files = scan(many(tmp_path / "many", 200))
+    (tmp_path / "large").write_bytes(os.urandom(9 << 20))
+    files += scan_input(tmp_path / "large")
+    azure.fail(0.1, seed=5, retry_after=0.1)
+    try:
+        told = []
+        assert upload(azure_share, files, lambda sent, total: told.append((sent, total))) == sum(file.size for file in files)
+    finally:
+        azure.fail(0)
+    total = sum(file.size for file in files)
+    assert told[-1] == (total, total)
+    assert [sent for sent, _ in told] == sorted(sent for sent, _ in told)
+    for file in files:
+        assert azure_share.read(object_path(file.sha256)) == file.source.read_bytes()
+
+
+def test_a_failure_ends_the_sending_with_its_sentence(azure, azure_share, tmp_path, monkeypatch):
+    files = scan(many(tmp_path / "many", 200))
+    monkeypatch.setattr("mlflow_batchai.shares.azure_client.LONGEST_SECONDS", 0.2)
+    azure.fail(1, ("503",), methods=("PUT",), path="/objects/7", retry_after=0)
+    try:
+        with pytest.raises(ShareError, match="too busy"):
+            upload(azure_share, files)
+    finally:
+        azure.fail(0)
+
+
+def test_progress_on_a_directory(tmp_path, project):
+    told = []
+    sent = upload(DirectoryShare(tmp_path / "share"), scan(project), lambda *pair: told.append(pair))
+    assert told[-1] == (sent, sent)
+    assert len(told) == 4

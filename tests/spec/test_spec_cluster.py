@@ -139,7 +139,7 @@ def test_the_default_cluster() -> None:
         ({**SSH, "nodes": 3}, "says nodes: 3 and names 2 hosts; drop nodes"),
         (
             {**SSH, "share": None},
-            "has engine: ssh and no share; name the folder that this machine and the nodes share",
+            "has engine: ssh and no share; name the folder that this machine and the nodes share, or an Azure file share",
         ),
         ({**SSH, "root": "node"}, "root is 'node', but must be an absolute path, or begin with ~/ (the login's home)"),
         ({**SSH, "port": 70000}, "port must be at most 65535"),

@@ -1,0 +1,172 @@
+"""Which container a job runs in: from ``containerSettings`` or MLproject's ``docker_env`` to the plan."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from mlflow_batchai.errors import DocumentError, NotSupportedError, ProjectError
+from mlflow_batchai.spec.cluster import ClusterDocument
+from mlflow_batchai.spec.containers import ContainerSettings, RegistryCredentials
+from mlflow_batchai.spec.job import JobProperties
+from mlflow_batchai.spec.mlproject import MLProject
+
+# As Docker's reference grammar has it, near enough: it keeps options, spaces and shell text out of a command.
+_IMAGE = re.compile(r"[A-Za-z0-9][\w.-]*(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@[\w+.-]+:[0-9a-fA-F]+)?")
+_HUB = frozenset(("docker.io", "index.docker.io", "hub.docker.com", "registry-1.docker.io", "registry.hub.docker.com"))
+
+# The plan's ``container``, the registry's ``username`` and ``password``, sentences to print.
+Chosen = tuple[dict[str, Any] | None, dict[str, str] | None, list[str]]
+
+
+def choose_container(project: MLProject, properties: JobProperties, document: ClusterDocument, source: str) -> Chosen:
+    """The container that a job asks for, unless its cluster's document says ``containers: ignore``.
+
+    Args:
+        source: the job document's name in messages.
+
+    Returns:
+        The plan's ``container`` (``image``; ``server``, the registry's host, None for Docker Hub; ``shmSize`` as Docker
+        writes it, or None; ``credentials``, whether there are some; ``volumes`` as ``host:container[:mode]``, hosts being the
+        nodes; ``environment``, the constants of ``docker_env.environment``), or None where the job runs on the bare nodes;
+        ``username`` and ``password`` of the image's registry, or None, which are never in the plan; sentences to print.
+
+    Raises:
+        DocumentError, ProjectError: two containers are asked for, or one that can't be.
+        NotSupportedError: the registry's password is in Azure Key Vault.
+    """
+    settings, docker_env = properties.container_settings, project.docker_env
+    if settings and docker_env:
+        raise DocumentError(
+            f"{source}: properties.containerSettings and docker_env in {project.source} both name a container; keep one"
+        )
+    if not settings and not docker_env:
+        return None, None, []
+    if _ignored(document):
+        image = settings.image_source_registry.image if settings else (docker_env or {})["image"]
+        notice = (
+            f"{source}: the cluster document says containers: ignore; the job runs on the bare nodes, without the image {image}"
+            " and what its container was to mount and set"
+        )
+        return None, None, [notice]
+    if settings:
+        return (*_of_settings(settings, f"{source}: properties.containerSettings"), [])
+    assert docker_env
+    return _of_project(docker_env, f"{project.source}: docker_env"), None, []
+
+
+def copied_variables(
+    project: MLProject, document: ClusterDocument, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """What ``docker_env.environment`` copies from the submitter's environment: treated as secret, never in the plan.
+
+    Raises:
+        ProjectError: one of them is not set here (as MLflow has it).
+    """
+    found: dict[str, str] = {}
+    if not project.docker_env or _ignored(document):
+        return found
+    for name in project.docker_env.get("environment") or ():
+        if not isinstance(name, str):
+            continue
+        if name not in environment:
+            raise ProjectError(
+                f"{project.source}: docker_env.environment copies {name} from here, and it is not set; set it, or give it a"
+                f" value: [{name}, value]"
+            )
+        found[name] = environment[name]
+    return found
+
+
+def _ignored(document: ClusterDocument) -> bool:
+    return document.containers == "ignore"
+
+
+def _of_settings(settings: ContainerSettings, where: str) -> tuple[dict[str, Any], dict[str, str] | None]:
+    registry = settings.image_source_registry
+    where = f"{where}.imageSourceRegistry"
+    server = _server(registry.server_url, f"{where}.serverUrl")
+    image = _checked(registry.image, f"{where}.image")
+    own = _host(image)
+    if server and own != server:
+        raise DocumentError(
+            f"{where}.image is '{image}', but with serverUrl it must be fully qualified: write {server}/{_path(image)}"
+        )
+    login = _login(registry.credentials, f"{where}.credentials")
+    return _plan(image, own, shm_size=settings.shm_size, credentials=login is not None), login
+
+
+def _of_project(docker_env: Mapping[str, Any], where: str) -> dict[str, Any]:
+    image = _checked(docker_env["image"], f"{where}.image", ProjectError)
+    volumes = [_volume(entry, where) for entry in docker_env.get("volumes") or ()]
+    pairs = [entry for entry in docker_env.get("environment") or () if not isinstance(entry, str)]
+    return _plan(image, _host(image), volumes, {name: str(value) for name, value in pairs})
+
+
+def _plan(
+    image: str,
+    server: str | None,
+    volumes: list[str] | None = None,
+    environment: dict[str, str] | None = None,
+    shm_size: str | None = None,
+    credentials: bool = False,
+) -> dict[str, Any]:
+    return {
+        "image": image,
+        "server": server,
+        "shmSize": shm_size,
+        "credentials": credentials,
+        "volumes": volumes or [],
+        "environment": environment or {},
+    }
+
+
+def _checked(image: str, where: str, kind: type[DocumentError | ProjectError] = DocumentError) -> str:
+    if not _IMAGE.fullmatch(image):
+        raise kind(f"{where} is '{image}', which is no image's name; write it as docker pull takes it, such as user/name:tag")
+    return image
+
+
+def _host(image: str) -> str | None:
+    """The registry that an image's name begins with, as Docker reads it, or None for Docker Hub."""
+    first, slash, _ = image.partition("/")
+    named = bool(slash) and ("." in first or ":" in first or first == "localhost")
+    return first if named and first not in _HUB else None
+
+
+def _path(image: str) -> str:
+    return image.partition("/")[2] if _host(image) else image
+
+
+def _server(url: str | None, where: str) -> str | None:
+    """The host of a registry's address, None for Docker Hub."""
+    if not url:
+        return None
+    host = urlsplit(url if "://" in url else f"https://{url}").netloc
+    if not re.fullmatch(r"[\w.-]+(:\d+)?", host):
+        raise DocumentError(f"{where} is '{url}', which names no host; write it as https://registry.example.com")
+    return None if host in _HUB else host
+
+
+def _login(credentials: RegistryCredentials | None, where: str) -> dict[str, str] | None:
+    if credentials is None:
+        return None
+    if credentials.password is None:
+        raise NotSupportedError(
+            f"{where}.passwordSecretReference (Azure Key Vault) is not supported; give the password as {where}.password"
+        )
+    return {"username": credentials.username, "password": credentials.password.get_secret_value()}
+
+
+def _volume(text: str, where: str) -> str:
+    host, _, rest = text.partition(":")
+    target = rest.partition(":")[0]
+    if not host.startswith("/") or not target.startswith("/"):
+        raise ProjectError(
+            f"{where}.volumes has '{text}'; write it as /folder/on/the/node:/folder/in/the/container, with :ro behind it if it"
+            " is only read"
+        )
+    return text

@@ -1,0 +1,106 @@
+"""Which container engine this node has, and asking it things that have to be answered soon."""
+
+import os
+import shutil
+import signal
+import subprocess
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from mlflow_batchai.node.environment import allowed, for_engines
+
+LOOK_SECONDS = 15.0
+ASK_SECONDS = 60.0
+
+# A running daemon is what answers the first; the second reads podman's configuration and opens its storage.
+_PROBES = {"docker": ["version"], "podman": ["info"]}
+
+
+class Engine(NamedTuple):
+    """A container engine that works.
+
+    Attributes:
+        program: absolute path of its client.
+        kind: ``docker`` or ``podman``: whose options it takes (podman may be installed as docker, too).
+    """
+
+    program: str
+    kind: str
+
+
+def engine(environment: Optional[Mapping[str, str]] = None) -> Optional[Engine]:
+    """The engine of this node: docker if its daemon answers, else podman, else None.
+
+    Args:
+        environment: the node's; default: this process's.
+    """
+    return _look(os.environ if environment is None else environment)[0]
+
+
+def trouble(container: Optional[Mapping[str, Any]]) -> Optional[str]:
+    """Why this node can't run a plan's ``container`` (None: no container), as a sentence without the node's name, or None."""
+    if not container:
+        return None
+    found, reasons = _look(os.environ)
+    if found:
+        return None
+    return (
+        "no container engine works (%s), and the job runs in the image %s: install docker or podman there, or set containers:"
+        " ignore in the cluster document to run such jobs without their container" % ("; ".join(reasons), container["image"])
+    )
+
+
+def _look(environment: Mapping[str, str]) -> Tuple[Optional[Engine], List[str]]:
+    reasons = []
+    for name, arguments in _PROBES.items():
+        program = shutil.which(name, path=environment.get("PATH", os.defpath))
+        if program is None:
+            reasons.append("%s is not on PATH" % name)
+            continue
+        code, said = ask([program, *arguments], own_environment(environment), seconds=LOOK_SECONDS)
+        if code == 0:
+            return Engine(program, "podman" if "podman" in said.lower() else name), reasons
+        reasons.append("%s: %s" % (name, last_line(said)))
+    return None, reasons
+
+
+def own_environment(environment: Mapping[str, str]) -> Dict[str, str]:
+    """The environment of the engine's client."""
+    return dict(allowed(environment), **for_engines(environment))
+
+
+def ask(
+    argv: List[str], environment: Mapping[str, str], stdin: bytes = b"", seconds: float = ASK_SECONDS
+) -> Tuple[Optional[int], str]:
+    """Run an engine's client to its end.
+
+    Returns:
+        Its exit code (None: it was killed after ``seconds``, or can't be started), and its output; unless it succeeded also
+        what it said of errors.
+    """
+    try:
+        process = subprocess.Popen(
+            argv,
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return None, "%s can't be run: %s" % (argv[0], error.strerror)
+    try:
+        out, err = process.communicate(stdin, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe:
+                pipe.close()
+        return None, "%s %s did not answer within %.0f s" % (os.path.basename(argv[0]), argv[1], seconds)
+    return process.returncode, (out + (err if process.returncode else b"")).decode("utf-8", "replace")
+
+
+def last_line(text: str) -> str:
+    """The last line that says something, at most 300 characters of it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it said nothing"

@@ -1,0 +1,185 @@
+"""The control share as a directory of this node: a local one, or a mount."""
+
+import contextlib
+import hashlib
+import os
+import time
+from typing import ContextManager, Iterator, List, Optional, Sequence
+
+from mlflow_batchai.node import protocol
+from mlflow_batchai.node.control.base import Attempt, ControlShare, Entry, LogFile
+from mlflow_batchai.node.protocol import JobPaths, Record, identity_path
+
+BEAT_SECONDS = 5.0
+FLUSH_SECONDS = 0.5
+REQUEST_ENDING = ".json"
+
+
+class MountedShare(ControlShare):
+    """A directory; files that aren't there yet are asked for by name, in a way that a mount with a memory heeds."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def where(self, path: str) -> str:
+        return os.path.join(self.root, *path.split("/")) if path else self.root
+
+    def trouble(self, identity: str) -> Optional[str]:
+        if not os.path.isdir(self.root):
+            return "missing"
+        if not os.path.isdir(self.where(identity_path(identity))):
+            return "another"
+        return None if os.access(self.root, os.W_OK | os.X_OK) else "read-only"
+
+    def read_closed(self, path: str) -> Optional[Record]:
+        return protocol.read_closed(self.where(path))
+
+    def write_closed(self, path: str, records: Sequence[Record]) -> None:
+        protocol.write_closed(self.where(path), records)
+
+    def claim(self, path: str) -> bool:
+        folder = self.where(path)
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            return False
+        return True
+
+    def entries(self, path: str) -> List[Entry]:
+        folder = self.where(path)
+        try:
+            names = os.scandir(folder)
+        except FileNotFoundError:
+            protocol.freshen(folder)
+            return []
+        with names:
+            return [_entry(name) for name in names]
+
+    def names(self, path: str) -> List[str]:
+        folder = self.where(path)
+        try:
+            return os.listdir(folder)
+        except FileNotFoundError:
+            protocol.freshen(folder)
+            return []
+
+    def fetch(self, path: str, target: str) -> str:
+        digest = hashlib.sha256()
+        with open(self.where(path), "rb") as incoming, open(target, "wb") as outgoing:
+            while True:
+                block = incoming.read(1 << 20)
+                if not block:
+                    return digest.hexdigest()
+                digest.update(block)
+                outgoing.write(block)
+
+    def log_file(self, path: str) -> "MountedLogFile":
+        return MountedLogFile(self.where(path))
+
+    def attempt(self, paths: JobPaths, node: int, nodes: int) -> "NamedFiles":
+        return NamedFiles(self, paths)
+
+    def as_open_as_root(self) -> ContextManager[None]:
+        return _as_open_as(self.root)
+
+
+def _entry(name: "os.DirEntry[str]") -> Entry:
+    try:
+        return Entry(name.name, 0, True) if name.is_dir() else Entry(name.name, name.stat().st_size, False)
+    except OSError:  # a link to nothing, a file that has just gone: who reads it meets it too
+        return Entry(name.name, 0, False)
+
+
+@contextlib.contextmanager
+def _as_open_as(root: str) -> Iterator[None]:
+    """The client may be another user on the share. It sets the process's umask, which a share that can't be looked at leaves
+    as it is."""
+    before = None
+    with contextlib.suppress(OSError):
+        before = os.umask(0o777 & ~os.stat(root).st_mode & 0o077)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.umask(before)
+
+
+class MountedLogFile(LogFile):
+    """A file that is kept open and appended to."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+        self._descriptor: Optional[int] = None
+
+    def flush(self, last: bool = False) -> None:
+        if not self._data:
+            return
+        try:
+            if self._descriptor is None:
+                os.makedirs(os.path.dirname(self._path), exist_ok=True)
+                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            while self._data:
+                del self._data[: os.write(self._descriptor, self._data)]
+        except OSError:
+            self.close()  # opened anew next time: the handle may be what is wrong
+            raise
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+class NamedFiles(Attempt):
+    """An attempt whose files are asked for by name: that costs nothing, and no board is needed."""
+
+    def __init__(self, share: MountedShare, paths: JobPaths) -> None:
+        self._share = share
+        self._paths = paths
+        self.flush_seconds = FLUSH_SECONDS
+        self.beat_seconds = BEAT_SECONDS
+
+    @property
+    def looked(self) -> float:
+        return time.monotonic()
+
+    @property
+    def longest_silence(self) -> float:
+        return self.beat_seconds
+
+    def look(self) -> None:
+        """Every reading looks."""
+
+    def pace(self, phase: str) -> None:
+        """There is one pace: that of the thread that asks."""
+
+    def read(self, notice: str, path: str) -> Optional[Record]:
+        return self._share.read_closed(path)
+
+    def write(self, notice: str, path: str, records: Sequence[Record]) -> None:
+        self._share.write_closed(path, records)
+
+    def requests(self) -> List[str]:
+        names = self._share.names(self._paths.requests)
+        return [name[: -len(REQUEST_ENDING)] for name in names if name.endswith(REQUEST_ENDING)]
+
+    def segment(self, writer: str, sequence: int) -> Optional[List[Record]]:
+        try:
+            return protocol.decode(protocol.read_fresh(self._share.where(self._paths.segment(writer, sequence))))
+        except (FileNotFoundError, protocol.TornFileError):
+            return None
+
+    def send(self, writer: str, sequence: int, records: Sequence[Record]) -> None:
+        self._share.write_closed(self._paths.segment(writer, sequence), records)
+
+    def beat(self, writer: str, number: int) -> bool:
+        return False
+
+    def beats(self, writer: str) -> int:
+        return 0

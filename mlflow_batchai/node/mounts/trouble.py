@@ -1,0 +1,63 @@
+"""What a node lacks for a kind of volume: asked before anything of a job exists."""
+
+import os
+import shutil
+import subprocess
+from typing import Any, Mapping, Optional
+
+from mlflow_batchai.node.mounts import tools
+from mlflow_batchai.node.mounts.cifs import RATHER
+from mlflow_batchai.node.mounts.mount import NEEDS_ROOT
+
+
+def trouble(volume: Mapping[str, Any], python: Optional[str] = None, sent: Optional[Mapping[str, Any]] = None) -> Optional[str]:
+    """Why a volume of the plan can't be mounted on this node, as far as that can be seen at once; None: it may well be.
+
+    Args:
+        python: the cluster's training interpreter: an rclone may lie beside it.
+        sent: the plan's ``tools``: what nodes are given by the client.
+    """
+    how = volume.get("how") or volume["kind"]
+    if how == "rclone":
+        return tools.fuse_trouble() or _rclone_trouble(python, sent or {})
+    if how == "cifs":
+        if not (shutil.which("mount.cifs") or os.path.exists("/sbin/mount.cifs")):
+            return "mount.cifs is not installed; install it (Debian: cifs-utils), or %s" % RATHER
+        return _root_trouble() and "%s; or %s" % (NEEDS_ROOT, RATHER)
+    if how == "nfs":
+        if not (shutil.which("mount.nfs") or os.path.exists("/sbin/mount.nfs")):
+            return "mount.nfs is not installed; install it (Debian: nfs-common)"
+        return _root_trouble()
+    if how == "blobfuse2":
+        if shutil.which("blobfuse2") is None:
+            return "blobfuse2 is not installed; install it, or mount the container by rclone (mount: rclone)"
+        return tools.fuse_trouble()
+    if how in ("bind", "link") and not os.path.isdir(volume["source"]):
+        return "%s is not a directory; mount the share at it, or correct the path" % volume["source"]
+    return None
+
+
+def _rclone_trouble(python: Optional[str], sent: Mapping[str, Any]) -> Optional[str]:
+    if tools.installed_rclone(python) or tools.machine_of(sent):
+        return None
+    other = sent.get("rclone")
+    if other:
+        return "%s (the client's own is for %s, the node is %s)" % (tools.NO_RCLONE, other["machine"], os.uname().machine)
+    return tools.NO_RCLONE
+
+
+def _root_trouble() -> Optional[str]:
+    if os.geteuid() == 0:
+        return None
+    try:
+        done = subprocess.run(
+            ["sudo", "-n", "-l", "mount"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return NEEDS_ROOT
+    return NEEDS_ROOT if done.returncode else None

@@ -1,0 +1,60 @@
+"""A job that is ready to be submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlflow_batchai import tools
+from mlflow_batchai.engines.base import Needs
+from mlflow_batchai.shares.objects import StagedFile
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that is ready to be submitted, and nothing of it exists yet.
+
+    Attributes:
+        plan: the plan without what is only known at submit (run id, segment).
+        document: the job document as submitted, secrets masked.
+        parameters: parameter -> value as the user typed it, for MLflow.
+        secrets: variable -> value; never written.
+        credentials: ``volumes`` (index -> what opens it) and ``registry`` (who pulls the image, or None); never written.
+        seconds: how long the job may take, with its waiting.
+        tools: programs that its nodes lack.
+        warnings: sentences to print.
+    """
+
+    name: str
+    job_id: str
+    project: str
+    plan: dict[str, Any]
+    document: dict[str, Any]
+    parameters: dict[str, str]
+    secrets: dict[str, str]
+    credentials: dict[str, Any]
+    seconds: float
+    code: Sequence[StagedFile]
+    inputs: Sequence[StagedFile]
+    warnings: list[str]
+    tools: Sequence[StagedFile] = ()
+
+    @property
+    def needs(self) -> Needs | None:
+        """What it wants of its nodes that not every node has, or None."""
+        volumes = [volume for volume in self.plan["volumes"] if volume["kind"] != "link"]
+        if not volumes and not self.plan["container"]:
+            return None
+        return Needs(volumes, self.plan["container"], self.plan["python"])
+
+    def with_tools(self, lacking: Mapping[str, Collection[str]]) -> Prepared:
+        """The same job, sending its nodes what they lack (tool -> kinds of machine).
+
+        Raises:
+            ClusterError: it isn't here to be sent.
+        """
+        if "rclone" not in lacking:
+            return self
+        tool = tools.rclone(lacking["rclone"])
+        return replace(self, plan={**self.plan, "tools": {"rclone": tool.entry()}}, tools=[tool.file])

@@ -1,0 +1,117 @@
+"""Where an Azure file share is: its address, taken apart and put together, with no secret in it."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import NamedTuple, NoReturn
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from mlflow_batchai.errors import ShareError
+
+FORM = "https://ACCOUNT.file.core.windows.net/SHARE[/FOLDER]"
+
+
+class AzureLocation(NamedTuple):
+    """A folder of an Azure file share.
+
+    Attributes:
+        endpoint: the account's file service, without a slash at its end: ``https://acct.file.core.windows.net``, and for a
+            server that is named by its IP address (or localhost) with the account: ``http://127.0.0.1:10004/acct``.
+        account: the storage account.
+        share: the share's name.
+        folder: a path in it, with ``/``; empty for all of it.
+    """
+
+    endpoint: str
+    account: str
+    share: str
+    folder: str = ""
+
+    @property
+    def url(self) -> str:
+        """The address that ``parse`` takes."""
+        return f"{self.root}/{quote(self.folder)}" if self.folder else self.root
+
+    @property
+    def root(self) -> str:
+        """The address of the whole share."""
+        return f"{self.endpoint}/{self.share}"
+
+    def below(self, path: str) -> AzureLocation:
+        """A folder of this one. Raises ShareError for a path that leads out of it."""
+        return self._replace(folder="/".join(part for part in (self.folder, *_parts(path, self.url)) if part))
+
+
+def is_azure(url: str) -> bool:
+    """Whether an address is one of an Azure file share, if any: ``parse`` says what is wrong with one that isn't."""
+    return url.lower().startswith(("https://", "http://"))
+
+
+def parse(url: str, account: str | None = None) -> AzureLocation:
+    """The location that an address names.
+
+    Args:
+        url: https://ACCOUNT.file.core.windows.net/SHARE[/FOLDER], %XX decoded in the folder; the account is the first part of
+            the path where the host is an IP address or localhost, and only there http is taken.
+        account: the account that it has to be of, if a document names one beside the address.
+
+    Raises:
+        ShareError: it is no such address, or holds what doesn't belong there (a SAS, a password); one sentence without it.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ShareError(f"a file share's address can't be read; it has the form {FORM}") from None
+    host = (parts.hostname or "").lower()
+    # What stands after "?" or before "@" may be a secret: no sentence shows it.
+    shown = f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
+    if "@" in parts.netloc:
+        _wrong(shown, "holds a user or password; credentials have a key of their own")
+    if parts.query or parts.fragment:
+        _wrong(shown, "goes on with '?' or '#'; take that off, and give a SAS as credentials or in AZURE_STORAGE_SAS_TOKEN")
+    numbered = host == "localhost" or _is_ip(host)
+    if parts.scheme != "https" and not (parts.scheme == "http" and numbered):
+        _wrong(shown, "is not an https address")
+    found, endpoint, rest = _account(parts, host, numbered, shown)
+    if not re.fullmatch(r"[a-z0-9-]+", found):
+        _wrong(shown, "names no storage account")
+    if account and account.lower() != found:
+        _wrong(shown, f"is of the storage account '{found}', not of '{account}'")
+    share, _, folder = rest.partition("/")
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", share) or len(share) > 63:
+        _wrong(shown, "names no file share (small letters, digits and hyphens)")
+    return AzureLocation(endpoint, found, share, "/".join(_parts(unquote(folder), shown)))
+
+
+def _account(parts: SplitResult, host: str, numbered: bool, shown: str) -> tuple[str, str, str]:
+    """(account, endpoint, rest of the path)."""
+    path = parts.path.strip("/")
+    base = f"{parts.scheme}://{parts.netloc.lower()}"
+    if numbered:
+        account, _, rest = path.partition("/")
+        return account, f"{base}/{account}", rest
+    account, found, _ = host.partition(".file.")
+    if not found:
+        _wrong(shown, f"is not of the form {FORM}")
+    return account, base, path
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _parts(path: str, shown: str) -> list[str]:
+    parts = [part for part in path.split("/") if part]
+    if ".." in parts or "." in parts or "\0" in path:
+        _wrong(shown, f"can't go on with {path!r}: a path on a share has no '.', '..' or NUL")
+    return parts
+
+
+def _wrong(shown: str, what: str) -> NoReturn:
+    raise ShareError(f"file share address {shown} {what}")

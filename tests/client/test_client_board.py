@@ -1,0 +1,154 @@
+"""The board of an attempt: one listing says what is new, and is asked for no more often than is worth a request."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlflow_batchai.board import FAST_SECONDS, IDLE_SECONDS, Board
+from mlflow_batchai.errors import ShareError
+from mlflow_batchai.events import EventReader
+from mlflow_batchai.node import protocol
+
+
+class Counting:
+    """A share that counts what is asked of it, and fails when told to."""
+
+    def __init__(self, share):
+        self._share = share
+        self.calls = []
+        self.broken = False
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            if self.broken:
+                raise ShareError("it is away")
+            self.calls.append(name)
+            return getattr(self._share, name)(*arguments)
+
+        return call
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def made(folder):
+    return folder(nodes=2, board=True)
+
+
+@pytest.fixture
+def job(made):
+    """The job, over a share that counts, with a clock that stands still until it is moved."""
+    found = made.job
+    found.share = Counting(made.share)
+    found.board = Board(found.share, found.paths, Clock())
+    return found
+
+
+def later(job, seconds=60.0):
+    job.board._clock.now += seconds
+
+
+def read(reader, *arguments):
+    return [(writer, sequence, [record["n"] for record in records]) for writer, sequence, records in reader.read(*arguments)]
+
+
+def test_looks_are_as_rare_as_news(made, job):
+    looks = []
+    for _ in range(400):
+        before = len(job.share.calls)
+        job.board.look()
+        if len(job.share.calls) > before:
+            looks.append(job.board._clock.now)
+        later(job, 0.25)
+    gaps = [second - first for first, second in zip(looks, looks[1:], strict=False)]
+    assert gaps[0] <= 2 * FAST_SECONDS and gaps == sorted(gaps) and gaps[-1] == pytest.approx(IDLE_SECONDS, abs=0.25)
+    made.notice("beats-agent-1", 5)
+    later(job, IDLE_SECONDS)
+    assert job.board.look()["beats-agent-1"] == 5
+    later(job, IDLE_SECONDS - 0.01)
+    assert job.board.look() and len(job.share.calls) == len(looks) + 1, "a beat is no reason to hurry"
+    made.notice("segments-agent-0", 1)
+    later(job, 0.02)
+    assert job.board.look()["segments-agent-0"] == 1
+    later(job, FAST_SECONDS)
+    job.board.look()
+    assert len(job.share.calls) == len(looks) + 3
+
+
+def test_a_look_that_fails_is_made_up_for_at_once(made, job):
+    job.share.broken = True
+    with pytest.raises(ShareError):
+        job.board.look()
+    job.share.broken = False
+    made.notice("verdict")
+    assert "verdict" in job.board.look()
+
+
+def test_an_idle_round_asks_for_nothing_but_the_board(made, job):
+    made.announce(0)
+    made.announce(1)
+    made.notice("announce-0")
+    made.notice("announce-1")
+    for number in range(3):
+        made.segment(number, {"n": number})
+    made.notice("segments-agent-0", 3)
+    reader = EventReader(job)
+    assert read(reader) == [("agent-0", 0, [0]), ("agent-0", 1, [1]), ("agent-0", 2, [2])]
+    assert job.state().execution_state == "running"
+    job.share.calls.clear()
+    for _ in range(5):
+        later(job)
+        assert read(reader) == []
+        assert job.state().execution_state == "running"
+    assert job.share.calls == ["list"] * 5
+
+
+def test_what_has_no_notice_is_not_there_yet_but_at_the_end(made, job):
+    made.segment(0, {"n": 0})
+    made.segment(0, {"n": 5}, writer="agent-1")
+    made.notice("segments-agent-0", 1)
+    reader = EventReader(job)
+    assert read(reader) == [("agent-0", 0, [0])]
+    made.segment(1, {"n": 1})
+    later(job)
+    assert read(reader) == []
+    assert read(reader, True) == [("agent-0", 1, [1]), ("agent-1", 0, [5])]
+
+
+def test_a_notice_ahead_of_its_file_is_waited_for(made, job):
+    made.segment(0, {"n": 0})
+    made.segment(2, {"n": 2})
+    made.notice("segments-agent-0", 3)
+    reader = EventReader(job)
+    assert read(reader) == [("agent-0", 0, [0])]
+    made.segment(1, {"n": 1})
+    assert read(reader) == [("agent-0", 1, [1]), ("agent-0", 2, [2])]
+
+
+def test_deflated_segments_are_read_like_others(made, job):
+    made.share.write(made.paths.segment("agent-0", 0), protocol.encode([{"n": 7}], compress=True))
+    made.notice("segments-agent-0", 1)
+    assert read(EventReader(job)) == [("agent-0", 0, [7])]
+
+
+def test_a_cancel_request_and_a_verdict_are_put_up(made, job):
+    job.request_cancel("me", "enough")
+    other = made.job
+    assert [request["who"] for request in other.snapshot().requests] == ["me"]
+    verdict = made.verdict()
+    assert not job.claim_verdict({**verdict, "by": "someone else"})
+    # The agent died between its verdict and the notice of it: who finds the verdict there puts it up.
+    assert other.board is not None
+    assert other.board.look(now=True).keys() >= {"verdict"}
+    assert other.state().ended
+
+
+def test_the_exit_of_a_node_that_is_gone_is_looked_for_without_its_notice(made, job):
+    made.exit(1, failure={"code": "JobFailed"})
+    assert job.snapshot().exits == {}
+    assert set(job.snapshot((1,)).exits) == {1}

@@ -1,0 +1,158 @@
+"""Logs and outputs from an Azure file share into a real store: each byte of a growing log once, everything whole at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+import pytest
+from job_folder import FOLDER
+
+from mlflow_batchai import collect, runs
+from mlflow_batchai.jobs import Job
+from mlflow_batchai.node import protocol
+from mlflow_batchai.shares import Entry, credentials, open_share
+from mlflow_batchai.shares.credentials import Credential
+
+LOGS = f"{FOLDER}/stdouterr"
+OUTPUTS = f"{FOLDER}/outputs"
+
+
+class Scene:
+    """A job on an Azure share, and the run that it goes into."""
+
+    def __init__(self, azure, client, artifacts, run_id):
+        name = f"share-{uuid.uuid4().hex}"
+        azure.share(name)
+        self.azure = azure
+        self.client = client
+        self.artifacts = artifacts
+        self.share = open_share(azure.url(name))
+        plan = {
+            "runId": run_id,
+            "nodeCount": 1,
+            "segment": FOLDER,
+            "volumes": [{"scope": "cluster", "path": "share", "share": self.share.url}],
+            "outputDirectories": [
+                {"id": "A", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": ""},
+                {"id": "B", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": "deep"},
+            ],
+        }
+        self.share.write(protocol.JobPaths(FOLDER).plan, protocol.encode([plan]))
+        self.job = Job(self.share, FOLDER)
+
+    def asked(self):
+        """(method, name, bytes that came) since the last look."""
+        found = [(one.method, one.path.rpartition("/")[2], one.sent) for one in self.azure.requests()]
+        self.azure.reset()
+        return found
+
+
+@pytest.fixture
+def scene(azure, monkeypatch, store_template, tmp_path):
+    monkeypatch.setattr(credentials, "_remembered", {azure.account: Credential(azure.key)})
+    shutil.copy(store_template, tmp_path / "m.db")
+    client = runs.client(runs.absolute("sqlite:///m.db", tmp_path))
+    experiment = client.create_experiment("e", artifact_location=(tmp_path / "artifacts").as_uri())
+    run = runs.create(client, experiment, {runs.TAG_JOB: "toy"}, {}, None, None)
+    artifacts = Path(run.info.artifact_uri.removeprefix("file://"))
+    yield Scene(azure, client, artifacts, run.info.run_id)
+    azure.fail(0)
+
+
+def test_a_growing_log_is_fetched_once(scene):
+    logs = collect.Logs(scene.client, scene.job)
+    assert logs.send() == []
+    first, second = os.urandom(200_000), os.urandom(100_000)
+    scene.share.write(f"{LOGS}/stdout-0.txt", first)
+    scene.share.write(f"{LOGS}/stdout-1.txt", b"quiet")
+    scene.asked()
+    logs.send()
+    assert sorted(scene.asked()[1:]) == [("GET", "stdout-0.txt", len(first)), ("GET", "stdout-1.txt", 5)]
+    assert (scene.artifacts / "stdouterr" / "stdout-0.txt").read_bytes() == first
+    # One of them grows: only that, and only what is new of it.
+    scene.share.write(f"{LOGS}/stdout-0.txt", first + second)
+    scene.asked()
+    logs.send()
+    assert scene.asked()[1:] == [("GET", "stdout-0.txt", len(second))]
+    assert (scene.artifacts / "stdouterr" / "stdout-0.txt").read_bytes() == first + second
+    # Nothing does: one listing.
+    assert logs.send() == [] and logs.send(complete=True) == []
+    assert [method for method, _, _ in scene.asked()] == ["GET", "GET"]
+
+
+def test_nuls_at_the_end_wait(scene):
+    """A reader may come between the two requests by which a file grows: it is longer, and not written yet."""
+    logs = collect.Logs(scene.client, scene.job)
+    scene.share.write(f"{LOGS}/stdout.txt", b"one\n" + bytes(4))
+    logs.send()
+    sent = scene.artifacts / "stdouterr" / "stdout.txt"
+    assert sent.read_bytes() == b"one\n"
+    scene.share.write(f"{LOGS}/stdout.txt", b"one\ntwo\n")
+    logs.send()
+    assert sent.read_bytes() == b"one\ntwo\n"
+    scene.share.write(f"{LOGS}/stdout.txt", b"one\ntwo\n\0\0")
+    logs.send()
+    logs.send(complete=True)
+    assert sent.read_bytes() == b"one\ntwo\n\0\0"
+
+
+def test_a_log_that_was_begun_anew(scene):
+    logs = collect.Logs(scene.client, scene.job)
+    scene.share.write(f"{LOGS}/stdout.txt", b"a long first one")
+    logs.send()
+    scene.share.write(f"{LOGS}/stdout.txt", b"short")
+    logs.send()
+    assert (scene.artifacts / "stdouterr" / "stdout.txt").read_bytes() == b"short"
+
+
+def test_all_outputs_come_while_a_tenth_of_the_requests_fails(scene):
+    files = {f"{folder}{number}.h5": os.urandom(number * 1000) for folder in ("", "deep/", "deep/er/") for number in range(15)}
+    files["deep/large"] = os.urandom(9 << 20)
+    for name, data in files.items():
+        scene.share.write(f"{OUTPUTS}/{name}", data)
+    scene.share.write(f"{LOGS}/stdout.txt", b"log")
+    scene.azure.fail(0.1, seed=7, retry_after=0.1)
+    assert collect.upload_outputs(scene.client, scene.job) == []
+    assert collect.Logs(scene.client, scene.job).send(complete=True) == []
+    for name, data in files.items():
+        assert (scene.artifacts / "outputs" / name).read_bytes() == data
+    assert (scene.artifacts / "stdouterr" / "stdout.txt").read_bytes() == b"log"
+
+
+def test_outputs_cost_a_listing_a_folder_and_a_request_a_file(scene):
+    for number in range(20):
+        scene.share.write(f"{OUTPUTS}/a/{number}", b"1")
+    scene.job.plan["outputDirectories"].pop()
+    scene.asked()
+    collect.upload_outputs(scene.client, scene.job)
+    assert len(scene.asked()) == 2 + 20
+
+
+def test_no_outputs_are_none(scene):
+    assert collect.upload_outputs(scene.client, scene.job) == []
+    assert collect.Logs(scene.client, scene.job).send(complete=True) == []
+    assert not (scene.artifacts / "outputs").exists()
+
+
+def test_names_that_lead_out_of_a_folder_are_left_out(scene, monkeypatch):
+    """A share's server is not this machine: what it calls a file must not become a path here."""
+    real = scene.share.list
+    evil = [Entry("..", 0, True), Entry("../../evil", 1, False), Entry(".", 0, True)]
+    scene.share.write(f"{LOGS}/stdout.txt", b"log")
+    monkeypatch.setattr(scene.share, "list", lambda path: evil + real(path))
+    notes = collect.Logs(scene.client, scene.job).send(complete=True)
+    assert len(notes) == 3 and "'../../evil' can't be a name here" in notes[1]
+    assert [path.name for path in (scene.artifacts / "stdouterr").iterdir()] == ["stdout.txt"]
+
+
+def test_copies_go_with_their_owner(scene, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    logs = collect.Logs(scene.client, scene.job)
+    scene.share.write(f"{LOGS}/stdout.txt", b"log")
+    logs.send()
+    assert list(tmp_path.glob("batchai-logs-*"))
+    del logs
+    assert not list(tmp_path.glob("batchai-logs-*"))

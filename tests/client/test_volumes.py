@@ -1,0 +1,265 @@
+"""Which volumes a job mounts, what opens them on nodes, and every way in which a document can't mean what it says."""
+
+from __future__ import annotations
+
+import base64
+import json
+from types import SimpleNamespace
+from urllib.parse import parse_qs
+
+import pytest
+
+from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.errors import DocumentError, NotSupportedError
+from mlflow_batchai.places import place_logs
+from mlflow_batchai.shares import credentials
+from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.shares.location import parse
+from mlflow_batchai.spec.cluster import ClusterDocument
+from mlflow_batchai.spec.job import JobProperties
+from mlflow_batchai.spec.loading import parse_cluster
+from mlflow_batchai.spec.problems import parse as parse_model
+from mlflow_batchai.volumes import choose_volumes
+
+KEY = base64.b64encode(b"k" * 64).decode()
+DATA = "https://acc.file.core.windows.net/data"
+CONTROL = "https://ctl.file.core.windows.net/batchai/team"
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    """No credentials of this machine's user, and none that another test has left."""
+    monkeypatch.setattr(credentials, "_remembered", {})
+    for name in ("AZURE_BATCHAI_STORAGE", "AZURE_STORAGE"):
+        for ending in ("_ACCOUNT", "_KEY", "_SAS_TOKEN", "_CONNECTION_STRING"):
+            monkeypatch.delenv(name + ending, raising=False)
+    monkeypatch.delenv("BATCHAI_STORAGE_CREDENTIALS", raising=False)
+
+
+@pytest.fixture
+def choose(tmp_path):
+    def choose(mounts=None, azure=False, **cluster_keys):
+        document, _ = parse_cluster(cluster_keys, "c.yaml")
+        assert isinstance(document, ClusterDocument)
+        home = DirectoryShare(tmp_path / "home")
+        location = parse(CONTROL) if azure else None
+        share = SimpleNamespace(url=CONTROL) if azure else DirectoryShare(tmp_path / "share")
+        mount = document.mount or "rclone"
+        places = (home, "shares", str(home.root / "shares"))
+        on_nodes = CONTROL if azure else str(tmp_path / "share")
+        cluster = Cluster("c", document, share, None, on_nodes, mount, places, "/py", None, location)
+        properties, _ = parse_model(JobProperties, {"mountVolumes": mounts or {}}, "job.json")
+        return choose_volumes(properties, cluster, "job.json", 3600.0)
+
+    return choose
+
+
+def file_share(**changes):
+    entry = {"azureFileUrl": DATA, "relativeMountPath": "afs", "credentials": {"accountKey": KEY}, **changes}
+    return {"azureFileShares": [{key: value for key, value in entry.items() if value is not None}]}
+
+
+def test_a_file_share_goes_by_a_sas_that_opens_no_other(choose):
+    chosen = choose(file_share(azureFileUrl=f"{DATA}/a%20b/c", fileMode="0640"))
+    assert chosen.volumes[1] == {
+        "scope": "job",
+        "path": "afs",
+        "where": "job.json: mountVolumes.azureFileShares[0]",
+        "name": "file share acc/data",
+        "share": f"{DATA}/a%20b/c",
+        "kind": "azureFiles",
+        "how": "rclone",
+        "endpoint": "https://acc.file.core.windows.net",
+        "account": "acc",
+        "container": "data",
+        "folder": "a b/c",
+        "fileMode": "0640",
+        "directoryMode": "0777",
+    }
+    opens = parse_qs(chosen.credentials["1"]["sas"])
+    assert (opens["sr"], opens["sp"]) == (["s"], ["rcwdl"])
+    assert set(chosen.credentials) == {"1"}
+    assert KEY not in json.dumps(chosen.volumes)
+
+
+def test_smb_takes_the_key(choose):
+    assert choose(file_share(), mount="cifs").credentials == {"1": {"key": KEY}}
+
+
+def test_what_is_mounted_already_needs_nothing(choose):
+    chosen = choose(file_share(credentials=None), mount="bind", mountedAt={"acc/data": "/mnt/data"})
+    assert (chosen.volumes[1]["how"], chosen.volumes[1]["source"], chosen.credentials) == ("bind", "/mnt/data", {})
+
+
+def test_the_control_share_is_a_volume_like_others(choose, monkeypatch):
+    monkeypatch.setenv("AZURE_BATCHAI_STORAGE_ACCOUNT", "ctl")
+    monkeypatch.setenv("AZURE_BATCHAI_STORAGE_KEY", KEY)
+    chosen = choose(azure=True)
+    control = chosen.volumes[0]
+    assert (control["scope"], control["path"], control["container"], control["folder"]) == (
+        "cluster",
+        "share",
+        "batchai",
+        "team",
+    )
+    assert "sig" in parse_qs(chosen.credentials["0"]["sas"])
+
+
+def test_placeholders_are_filled_from_the_environment(choose, monkeypatch):
+    monkeypatch.setenv("AZURE_BATCHAI_STORAGE_ACCOUNT", "acc")
+    monkeypatch.setenv("AZURE_BATCHAI_STORAGE_KEY", KEY)
+    url = "https://<AZURE_BATCHAI_STORAGE_ACCOUNT>.file.core.windows.net/data"
+    for given in (
+        {"credentials": None},
+        {"credentials": {"accountKey": "<AZURE_BATCHAI_STORAGE_KEY>"}, "accountName": "<AZURE_BATCHAI_STORAGE_ACCOUNT>"},
+    ):
+        chosen = choose(file_share(azureFileUrl=url, **given), mount="cifs")
+        assert (chosen.volumes[1]["share"], chosen.credentials["1"]) == (DATA, {"key": KEY})
+
+
+def test_a_sas_of_the_users_is_passed_on(choose, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "acc")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "?sv=1&ss=f&srt=sco&sp=rwdlc&se=2999-01-01T00:00:00Z&sig=x")
+    assert choose(file_share(credentials=None)).credentials["1"]["sas"].startswith("sv=1&")
+
+
+def test_the_other_kinds(choose):
+    chosen = choose(
+        {
+            "azureBlobFileSystems": [
+                {"accountName": "acc", "containerName": "train", "credentials": {"accountKey": KEY}, "relativeMountPath": "bfs"}
+            ],
+            "fileServers": [
+                {"fileServer": {"id": "/x/fileServers/nfs"}, "sourceDirectory": "sub/", "relativeMountPath": "nfs"}
+            ],
+            "unmanagedFileSystems": [{"mountCommand": "mount -t tmpfs none", "relativeMountPath": "ram"}],
+        },
+        blobMount="blobfuse2",
+        fileServers={"nfs": "10.0.0.9:/data"},
+        blobEndpoint="http://127.0.0.1:1/ACCOUNT/",
+    )
+    blob, nfs, ram = chosen.volumes[1:]
+    assert (blob["kind"], blob["how"], blob["endpoint"]) == ("azureBlob", "blobfuse2", "http://127.0.0.1:1/acc")
+    assert chosen.credentials == {"1": {"key": KEY}}
+    assert (nfs["kind"], nfs["source"], nfs["share"]) == ("nfs", "10.0.0.9:/data/sub", None)
+    assert (ram["kind"], ram["command"]) == ("command", "mount -t tmpfs none")
+
+
+def test_a_clusters_volumes_come_before_the_jobs(choose):
+    node_setup = {"mountVolumes": {"unmanagedFileSystems": [{"mountCommand": "m", "relativeMountPath": "ram"}]}}
+    chosen = choose(file_share(), nodeSetup=node_setup)
+    assert [(volume["scope"], volume["path"]) for volume in chosen.volumes] == [
+        ("cluster", "share"),
+        ("cluster", "ram"),
+        ("job", "afs"),
+    ]
+    assert set(chosen.credentials) == {"2"}
+
+
+EXPIRED = "sv=1&ss=f&srt=sco&sp=rwdlc&se=2020-01-01T00:00:00Z&sig=x"
+TWO = [
+    {"mountCommand": "m", "relativeMountPath": "data"},
+    {"mountCommand": "m", "relativeMountPath": "data/inner"},
+]
+
+
+@pytest.mark.parametrize(
+    ("mounts", "keys", "sentence"),
+    [
+        (
+            file_share(azureFileUrl="https://acc.file.core.windows.net"),
+            {},
+            r"azureFileShares\[0\]: azureFileUrl: .*no file share",
+        ),
+        (file_share(accountName="other"), {}, "is of the storage account 'acc', not of 'other'"),
+        (
+            file_share(credentials={"accountKey": "no key!"}),
+            {},
+            r"azureFileShares\[0\]: the key of storage account 'acc'.*base64",
+        ),
+        (
+            file_share(credentials={"accountKey": "<AZURE_BATCHAI_STORAGE_KEY>"}),
+            {},
+            "set AZURE_BATCHAI_STORAGE_KEY to the account.s key",
+        ),
+        (file_share(accountName="<AZURE_BATCHAI_STORAGE_ACCOUNT>"), {}, "accountName has the placeholder .* set AZURE_BATCHAI"),
+        (file_share(credentials=None), {"mount": "cifs"}, "SMB opens a share of acc only with the account's key"),
+        (file_share(), {"mount": "bind"}, "doesn't say where its nodes have acc/data; add it to mountedAt"),
+        (
+            {"fileServers": [{"fileServer": {"id": "/x/nfs"}, "relativeMountPath": "nfs"}]},
+            {},
+            "doesn't say where the file server nfs is; add it to fileServers",
+        ),
+        (
+            {"fileServers": [{"fileServer": {"id": "/x/nfs"}, "sourceDirectory": "../x", "relativeMountPath": "nfs"}]},
+            {"fileServers": {"nfs": "h:/d"}},
+            r"sourceDirectory is '\.\./x'",
+        ),
+        (
+            {"azureBlobFileSystems": [{"accountName": "acc", "containerName": "train", "relativeMountPath": "b"}]},
+            {},
+            "there is no key for the account acc",
+        ),
+        (
+            {"azureBlobFileSystems": [{"accountName": "acc", "containerName": "No/Name", "relativeMountPath": "b"}]},
+            {},
+            "no blob container can be called",
+        ),
+        (
+            {"unmanagedFileSystems": TWO},
+            {},
+            r"\[1\] .* is mounted at 'data/inner', inside of .*\[0\] .* at 'data'; mount it beside",
+        ),
+        (
+            {},
+            {"nodeSetup": {"mountVolumes": {"unmanagedFileSystems": [{"mountCommand": "m", "relativeMountPath": "share"}]}}},
+            "is mounted at 'share', and so is cluster 'c': share",
+        ),
+    ],
+)
+def test_refused(choose, mounts, keys, sentence):
+    with pytest.raises(DocumentError, match=sentence) as caught:
+        choose(mounts, **keys)
+    assert KEY not in str(caught.value)
+
+
+def test_a_key_vault_is_not_asked(choose):
+    reference = {"accountKeySecretReference": {"sourceVault": {"id": "v"}, "secretUrl": "https://v/s"}}
+    with pytest.raises(NotSupportedError, match="Key Vault"):
+        choose(file_share(credentials=reference))
+
+
+def test_a_sas_that_has_expired_is_no_good(choose, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "acc")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", EXPIRED)
+    with pytest.raises(DocumentError, match=r"\(file share acc/data\): the SAS of storage account 'acc' expired at 2020"):
+        choose(file_share(credentials=None))
+
+
+# Where the job folder goes.
+
+
+def placed(volumes, prefix, outputs=()):
+    properties, _ = parse_model(
+        JobProperties,
+        {"stdOutErrPathPrefix": prefix, "outputDirectories": [{"id": "M", "pathPrefix": path} for path in outputs]},
+        "job.json",
+    )
+    return place_logs(properties, volumes, "job.json")
+
+
+def test_a_volume_that_is_the_control_share_holds_the_job_folder(choose, monkeypatch):
+    monkeypatch.setenv("AZURE_BATCHAI_STORAGE_ACCOUNT", "ctl")
+    monkeypatch.setenv("AZURE_BATCHAI_STORAGE_KEY", KEY)
+    for url, folder in ((CONTROL, "logs"), (f"{CONTROL}/deep/er", "deep/er/logs")):
+        volumes = choose(file_share(azureFileUrl=url), azure=True).volumes
+        assert placed(volumes, "$AZ_BATCHAI_JOB_MOUNT_ROOT/afs/logs") == (folder, None, [])
+    for url in ("https://ctl.file.core.windows.net/batchai", f"{CONTROL}s"):
+        volumes = choose(file_share(azureFileUrl=url), azure=True).volumes
+        assert placed(volumes, "$AZ_BATCHAI_JOB_MOUNT_ROOT/afs/logs") == ("", {"volume": 1, "path": "logs"}, [])
+
+
+def test_outputs_that_nobody_here_can_read_are_told_of(choose):
+    volumes = choose({"unmanagedFileSystems": [{"mountCommand": "m", "relativeMountPath": "ram"}]}).volumes
+    _, _, warnings = placed(volumes, "$AZ_BATCHAI_MOUNT_ROOT/share", ["$AZ_BATCHAI_JOB_MOUNT_ROOT/ram"])
+    assert "outputDirectories M lies on unmanaged file system ram, which this machine can't read" in warnings[0]

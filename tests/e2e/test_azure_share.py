@@ -1,0 +1,308 @@
+"""Whole jobs on four nodes over SSH whose share is an Azure file share: trained, cut off, out of room, and no secret anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import psutil
+import pytest
+from azure_server import AzureServer
+from ssh_world import NAME, HereClient, config, describe, ended, on_servers, until
+from sshd import SshNodes
+
+DOCUMENT = json.loads((Path(__file__).parents[2] / "examples" / "azure_share" / "job.json").read_text(encoding="utf-8"))
+INPUTS = [{"id": "DATA", "path": "$AZ_BATCHAI_JOB_MOUNT_ROOT/external/data"}]
+
+pytestmark = pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="this machine has no FUSE, which rclone mounts with")
+
+TOY = """
+    import os, pathlib, sys, time
+    from mlflow_batchai.training import report
+    rank = int(os.environ["BATCHAI_RANK"])
+    data = pathlib.Path(os.environ["AZ_BATCHAI_INPUT_DATA"], "numbers.bin").read_bytes()
+    assert len(data) == 3_000_000 and data == bytes(3_000_000)
+    model = pathlib.Path(os.environ["AZ_BATCHAI_OUTPUT_MODEL"])
+    for step in range(5):
+        print(f"rank {rank} step {step}", flush=True)
+        if rank == 0:
+            report.log(step=step, loss=1 / (step + 1))
+        with open(model / f"history-{rank}.csv", "a") as file:   # append, as Keras' CSVLogger does
+            file.write(f"{step}\\n")
+        time.sleep(0.3)
+    if rank == 0:
+        temporary = model / "model.h5.tmp"
+        temporary.write_bytes(b"\\x89HDF" + bytes(2_000_000))
+        temporary.rename(model / "model.h5")
+"""
+
+
+@pytest.fixture
+def here(world: Any, monkeypatch: pytest.MonkeyPatch) -> HereClient:
+    return HereClient(world, monkeypatch)
+
+
+@pytest.fixture
+def account(azure: AzureServer, world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[AzureServer]:
+    """The endpoint, healthy, with an empty share ``batchai``; the user has its key in his environment."""
+    for name, value in (("ACCOUNT", azure.account), ("KEY", azure.key)):
+        world.environment[f"AZURE_BATCHAI_STORAGE_{name}"] = value
+        monkeypatch.setenv(f"AZURE_BATCHAI_STORAGE_{name}", value)
+    monkeypatch.setattr("mlflow_batchai.shares.credentials._remembered", {})
+    share = azure.share("batchai")
+    azure.reset()
+    yield azure
+    azure.fail(0)
+    azure.quota("batchai", None)
+    for path in sorted(share.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def on_azure(account: AzureServer, world: Any, servers: SshNodes, **changes: Any) -> dict[str, Any]:
+    """A cluster document whose control share is a folder of the Azure share."""
+    endpoint = account.endpoint.replace(account.account, "ACCOUNT")
+    settings = {"share": account.url("batchai", "team"), "mount": "rclone", "fileEndpoint": endpoint, "containers": "ignore"}
+    return describe(world, {**on_servers(servers, world), **settings}, **changes)
+
+
+def share_of(account: AzureServer) -> Path:
+    return account.share("batchai")
+
+
+def job_folder(account: AzureServer, run: Any) -> Path:
+    return share_of(account) / "team" / run.data.tags["batchai.folder"]
+
+
+def mounts_below(folder: Path) -> list[str]:
+    return [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(folder) in line]
+
+
+def points(world: Any, run: Any, name: str) -> list[tuple[int, float]]:
+    return [(point.step, point.value) for point in world.client.get_metric_history(run.info.run_id, name)]
+
+
+def document(world: Any, **properties: Any) -> str:
+    """``--backend-config`` that names the cluster and the published document, kept in a file as its user would."""
+    path = world.root / "job.json"
+    path.write_text(json.dumps({**DOCUMENT, "cluster": NAME, "properties": {**DOCUMENT["properties"], **properties}}))
+    return json.dumps({"config": str(path)})
+
+
+def test_an_unsteady_service(world: Any, ssh_servers: SshNodes, account: AzureServer) -> None:
+    """One request in ten fails, for agents, mounts and client alike: the job doesn't notice, and nothing is lost or doubled."""
+    on_azure(account, world, ssh_servers)
+    data = share_of(account) / "data"
+    data.mkdir()
+    (data / "numbers.bin").write_bytes(bytes(3_000_000))
+    account.fail(0.1)
+    result = world.run(world.project(TOY), "--backend-config", document(world, inputDirectories=INPUTS), timeout=150)
+    account.fail(0)
+    assert result.returncode == 0, result.stderr
+    run = world.last
+    assert points(world, run, "loss") == [(step, pytest.approx(1 / (step + 1))) for step in range(5)]
+    for rank in range(4):
+        lines = [f"rank {rank} step {step}" for step in range(5)]
+        assert world.artifact(f"stdouterr/stdout-{rank}.txt").splitlines() == lines
+        assert world.artifact(f"outputs/models/history-{rank}.csv").split() == ["0", "1", "2", "3", "4"]
+        assert [line.removeprefix(f"[{rank}] ") for line in result.stdout.splitlines() if f"rank {rank} " in line] == lines
+    assert world.artifact_file("outputs/models/model.h5").read_bytes() == b"\x89HDF" + bytes(2_000_000)
+    assert any(request.status in (0, 429, 503) for request in account.requests())
+    world.wait_gone()
+    assert mounts_below(world.root) == []
+
+
+def test_an_unchanged_project_sends_nothing(world: Any, ssh_servers: SshNodes, account: AzureServer, here: HereClient) -> None:
+    on_azure(account, world, ssh_servers)
+    project = world.project("print('hi')", batchai=config(1, horovod=False), **{f"file{n}.txt": str(n) for n in range(30)})
+    assert ended(world, here.submit(project)).info.status == "FINISHED"
+    account.reset()
+    assert ended(world, here.submit(project)).info.status == "FINISHED"
+    sent = [request for request in account.requests() if "/.batchai/objects" in request.path and request.method == "PUT"]
+    assert sent == []
+
+
+def test_an_idle_job_asks_for_little(world: Any, ssh_servers: SshNodes, account: AzureServer, here: HereClient) -> None:
+    """Four nodes, their follower and a person who watches, when nothing happens; ten nodes are counted in tests/node."""
+    on_azure(account, world, ssh_servers)
+    sleeps = "import time; print('up', flush=True); time.sleep(600)"
+    process = world.start(world.command(world.project(sleeps, batchai=config(4))))
+    up = share_of(account) / "team"
+    until(world, lambda: sum(path.read_text().count("up") for path in up.rglob("stdout-*.txt")) == 4)
+    time.sleep(45)  # the paces have slowed down
+    account.reset()
+    time.sleep(20)
+    asked = [f"{request.method} {request.path} {request.comp}" for request in account.requests()]
+    assert len(asked) / 20 <= 2.0, asked
+    result = world.batchai("job", "terminate", world.last.data.tags["batchai.job"], "-y")
+    assert result.returncode == 0, result.stderr
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert world.last.info.status == "KILLED"
+    world.wait_gone()
+    assert mounts_below(world.root) == []
+
+
+def test_an_agent_is_killed(world: Any, ssh_servers: SshNodes, account: AzureServer, here: HereClient) -> None:
+    """Its mounts go with it, and the next job has all nodes."""
+    on_azure(account, world, ssh_servers)
+    run = here.submit(world.project("import time; print('up', flush=True); time.sleep(600)", batchai=config(3)))
+    until(world, lambda: sum(path.read_text().count("up") for path in share_of(account).rglob("stdout-*.txt")) == 3)
+    assert len(mounts_below(world.root)) == 3
+    next(agent for agent in world.agents() if "--node=1" in agent.cmdline()).kill()
+    run = ended(world, run)
+    assert (run.info.status, run.data.tags["batchai.errorCode"]) == ("FAILED", "NodeLost")
+    world.wait_gone()
+    assert mounts_below(world.root) == []
+    following = here.submit(world.project("print('mine')", name="next", batchai=config(4)))
+    assert ended(world, following, 60).info.status == "FINISHED"
+
+
+# Secrets.
+
+
+class Watching(threading.Thread):
+    """Looks at all argument lists of this machine all the time."""
+
+    def __init__(self, secrets: list[str]) -> None:
+        super().__init__(daemon=True)
+        self.secrets = secrets
+        self.looks = 0
+        self.found: list[str] = []
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        while not self.done.is_set():
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):
+                    line = " ".join(process.cmdline())
+                    if any(secret in line for secret in self.secrets):
+                        self.found.append(line)
+            self.looks += 1
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", ["key", "sas"])
+def test_secrets(world: Any, ssh_servers: SshNodes, account: AzureServer, kind: str) -> None:
+    """The account's key, or a SAS: in no argument list at any time, file, tag, log or message."""
+    secrets = [account.key]
+    if kind == "sas":
+        sas = account.sas(permissions="rcwdl")
+        signature = parse_qs(sas)["sig"][0]
+        secrets += [signature, sas]
+        for name in ("ACCOUNT", "KEY"):
+            del world.environment[f"AZURE_BATCHAI_STORAGE_{name}"]
+        world.environment.update(AZURE_STORAGE_ACCOUNT=account.account, AZURE_STORAGE_SAS_TOKEN=sas)
+        on_azure(account, world, ssh_servers)
+    else:
+        on_azure(account, world, ssh_servers, credentials={"accountKey": account.key})
+    share = {"azureFileUrl": account.url("batchai", "data"), "relativeMountPath": "data"}
+    if kind == "key":
+        share["credentials"] = {"accountKey": account.key}
+    (share_of(account) / "data").mkdir()
+    look = """
+        import os, sys
+        print("up", [name for name in os.environ if "sig=" in os.environ[name] or os.environ[name].endswith("==")])
+    """
+    project = world.project(look, batchai=config(2, mountVolumes={"azureFileShares": [share]}))
+    watching = Watching(secrets)
+    watching.start()
+    result = world.run(project)
+    watching.done.set()
+    watching.join()
+    assert result.returncode == 0, result.stderr
+    assert watching.looks > 20 and watching.found == []
+    assert result.stdout.count("up []") == 2, result.stdout
+    said = result.stdout + result.stderr + json.dumps([world.last.data.tags, world.last.data.params])
+    assert not any(secret in said for secret in secrets)
+    own = {project / "batchai.yaml", world.home / "clusters" / f"{NAME}.yaml"}
+    looked = [path for place in (world.root, account.root) for path in place.rglob("*") if path.is_file() and path not in own]
+    assert len(looked) > 20
+    held = [path for path in looked if any(secret.encode() in path.read_bytes() for secret in secrets)]
+    # The endpoint has to know its own key.
+    assert held == []
+    world.wait_gone()
+
+
+# What can't be used.
+
+
+def refused(world: Any, project: Path, pattern: str) -> None:
+    err = world.refused(project)
+    assert re.search(pattern, err), err
+    assert len([line for line in err.splitlines() if "ERROR" in line]) == 1, err
+    world.wait_gone()
+    assert mounts_below(world.root) == []
+
+
+def test_bad_input_before_anything_exists(world: Any, ssh_servers: SshNodes, account: AzureServer) -> None:
+    project = world.project("print('never')", batchai=config(2))
+    on_azure(account, world, ssh_servers, share=account.url("nosuch"))
+    refused(world, project, r"nosuch.*there is no such share|no file share.*nosuch|nosuch.*no such")
+    on_azure(account, world, ssh_servers, credentials={"accountKey": "bm90IHRoZSBrZXk="})
+    refused(world, project, r"batchai.*(key|credential)")
+    for changes, pattern in (
+        ({"seconds": -60, "starts": -3600}, r"SAS of storage account 'devaccount' expired at"),
+        ({"permissions": "rl"}, r"does not permit to create, write, delete"),
+    ):
+        on_azure(account, world, ssh_servers, credentials={"sasToken": account.sas("batchai", **changes)})
+        refused(world, project, pattern)
+    share = {"azureFileUrl": account.url("other"), "relativeMountPath": "afs"}
+    on_azure(account, world, ssh_servers)
+    project = world.project("print('never')", batchai=config(2, mountVolumes={"azureFileShares": [share]}))
+    refused(world, project, r"mountVolumes\.azureFileShares\[0\] \(file share devaccount/other\): .*")
+    for path, pattern in (
+        ("/abs", r"relativeMountPath is '/abs', but must be a relative path"),
+        ("../up", r"relativeMountPath is '\.\./up', but must be"),
+    ):
+        share["relativeMountPath"] = path
+        project = world.project("print('never')", batchai=config(2, mountVolumes={"azureFileShares": [share]}))
+        refused(world, project, pattern)
+    for second, pattern in (("afs", "gives the relativeMountPath 'afs' twice"), ("afs/inner", "'afs/inner', inside of")):
+        shares = [{**share, "relativeMountPath": path} for path in ("afs", second)]
+        project = world.project("print('never')", batchai=config(2, mountVolumes={"azureFileShares": shares}))
+        refused(world, project, pattern)
+    assert world.runs() == []
+
+
+def test_a_full_share(world: Any, ssh_servers: SshNodes, account: AzureServer) -> None:
+    """Code that has no room is a sentence; so are outputs that have none."""
+    on_azure(account, world, ssh_servers)
+    used = sum(path.stat().st_size for path in share_of(account).rglob("*") if path.is_file())
+    account.quota("batchai", used + 100_000)
+    project = world.project("print('never')", batchai=config(1, horovod=False), **{"big.txt": "x" * 200_000})
+    refused(world, project, r"full|quota")
+    (project / "big.txt").unlink()
+    account.quota("batchai", used + 1_500_000)
+    writes = "open(__import__('os').environ['AZ_BATCHAI_OUTPUT_M'] + '/big.bin', 'wb').write(bytes(3_000_000))"
+    outputs = [{"id": "M", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share"}]
+    err = world.refused(world.project(writes, batchai=config(1, horovod=False, outputDirectories=outputs)))
+    assert re.search(r"full|room|space|quota", err), err
+    assert world.last.info.status == "FAILED"
+    world.wait_gone()
+    assert mounts_below(world.root) == []
+
+
+def test_a_mount_that_fails_on_one_node(world: Any, ssh_servers: SshNodes, account: AzureServer) -> None:
+    """Batch AI's code, the volume, the node, and the others' mounts undone."""
+    on_azure(account, world, ssh_servers)
+    commands = {"unmanagedFileSystems": [{"mountCommand": "exit 7 #", "relativeMountPath": "odd"}]}
+    err = world.refused(world.project("print('never')", batchai=config(2, mountVolumes=commands)))
+    assert "UnmanagedMountError" in world.last.data.tags["batchai.errorCode"]
+    assert re.search(r"volume 'odd' .*can't be mounted on node-\d", err), err
+    world.wait_gone()
+    taken = world.root / "root1" / "mounts" / "share"
+    taken.mkdir(parents=True, exist_ok=True)
+    (taken / "precious.txt").write_text("mine")
+    err = world.refused(world.project("print('never')", batchai=config(4)))
+    assert re.search(r"mounts/share is taken by files", err), err
+    assert world.last.data.tags["batchai.errorCode"] == "AZFMountError"
+    assert (taken / "precious.txt").read_text() == "mine"
+    world.wait_gone()
+    assert mounts_below(world.root) == []

@@ -1,0 +1,121 @@
+"""A node's volumes without its agent: plans of volumes, and mounts that are undone with the test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure_server import AzureServer
+from plans import toy_plan
+
+from mlflow_batchai.node.control.mounted import MountedShare
+from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.mounts import table
+from mlflow_batchai.node.mounts.mounts import Mounts
+from mlflow_batchai.node.outcome import Failure
+from mlflow_batchai.node.runtime import Runtime
+from mlflow_batchai.node.shipper import Shipper
+
+needs_fuse = pytest.mark.skipif(
+    not (os.access("/dev/fuse", os.R_OK | os.W_OK) and shutil.which("fusermount3")), reason="there is no FUSE here"
+)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+
+
+def files_volume(azure: AzureServer, share: str = "data", **changes: Any) -> dict[str, Any]:
+    """A file share as ``planning`` writes it into the plan."""
+    return {
+        "scope": "job",
+        "path": share,
+        "share": azure.url(share),
+        "kind": "azureFiles",
+        "name": f"file share {azure.account}/{share}",
+        "how": "rclone",
+        "endpoint": azure.endpoint,
+        "account": azure.account,
+        "container": share,
+        "folder": "",
+        "fileMode": "0777",
+        "directoryMode": "0777",
+        **changes,
+    }
+
+
+def blob_volume(azure: AzureServer, container: str = "blobs", **changes: Any) -> dict[str, Any]:
+    """A blob container as ``planning`` writes it into the plan."""
+    return {
+        "scope": "job",
+        "path": container,
+        "share": None,
+        "kind": "azureBlob",
+        "name": f"blob container {azure.account}/{container}",
+        "how": "rclone",
+        "endpoint": azure.blob_endpoint,
+        "account": azure.account,
+        "container": container,
+        "folder": "",
+        "options": None,
+        **changes,
+    }
+
+
+class Notes(Shipper):
+    """A shipper that keeps what it is told, and ships nothing.
+
+    Attributes:
+        notes: lines of the execution log.
+    """
+
+    def __init__(self, layout: NodeLayout) -> None:
+        super().__init__(layout, [])
+        self.notes: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.notes.append(line)
+
+
+class Node:
+    """One node's mounts.
+
+    Attributes:
+        targets: where the plan's volumes are mounted.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        volumes: list[dict[str, Any]],
+        credentials: Mapping[str, Mapping[str, str]] | None = None,
+        **changes: Any,
+    ) -> None:
+        share = root.parent / "control"
+        share.mkdir(exist_ok=True)
+        plan = toy_plan(share, volumes=volumes, **{"job": f"{os.getpid():x}m{root.name}", "python": sys.executable, **changes})
+        self.root = root
+        self.layout = NodeLayout(str(root), plan, 0, str(share))
+        for folder in (self.layout.job_mounts, self.layout.temp):
+            os.makedirs(folder, exist_ok=True)
+        self.shipper = Notes(self.layout)
+        self.runtime = Runtime(self.layout, self.shipper, {})
+        self.mounts = Mounts(self.layout, self.shipper, self.runtime, credentials or {}, lambda: None, MountedShare(str(share)))
+        self.targets = [Path(self.layout.mount_path(volume)) for volume in volumes]
+
+    def failure(self) -> Failure:
+        """What ``mount_all`` raises; all is undone after it."""
+        with pytest.raises(Failure) as caught:
+            self.mounts.mount_all()
+        self.close()
+        return caught.value
+
+    def close(self) -> None:
+        """Undo the mounts; nothing of the node's may be left mounted or running."""
+        assert self.mounts.unmount_all() == []
+        self.runtime.stop_helpers()
+        self.runtime.drain(self.runtime.helpers)
+        assert table.below(str(self.root)) == []
+        assert [task.name for task in self.runtime.helpers if task.status is None] == []

@@ -1,0 +1,351 @@
+"""Jobs in containers: real agents, real podman, toy ranks; whatever happens, nothing of the container is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import podman_engine
+import pytest
+from image_registry import image_registry
+from node_world import Cluster, Job, python38
+from podman_engine import IMAGE, Podman
+from waiting import wait_for
+
+from mlflow_batchai.node import processes, register
+
+SECRET = "s3cret-of-the-job"
+PASSWORD = "p4ssword-of-the-registry"
+
+# Horovod's rendezvous server, as far as our own program uses it.
+HOSTS = "def parse_hosts(text):\n    return text\n\n\ndef get_host_assignments(hosts, size):\n    return hosts\n"
+SERVER = """
+import socketserver
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class RendezvousHandler(BaseHTTPRequestHandler):
+    pass
+
+class RendezvousHTTPServer(HTTPServer):
+    def __init__(self, address, handler, verbose):
+        super().__init__(address, handler)
+
+class RendezvousServer:
+    def init(self, assignments):
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def podman() -> Iterator[Podman]:
+    with podman_engine.podman() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(podman: Podman) -> Iterator[None]:
+    """No test may leave a container, and each begins with none."""
+    yield
+    assert podman.containers() == []
+
+
+def submit(cluster: Cluster, podman: Podman, command: str, container: dict | None = None, **changes) -> Job:
+    environment = {**podman.environment, **changes.pop("environment", {})}
+    image = {"image": IMAGE, "server": "localhost", "shmSize": None, "credentials": False, "volumes": [], "environment": {}}
+    return cluster.submit(command, container={**image, **(container or {})}, environment=environment, **changes)
+
+
+class Watch:
+    """Looks at the arguments of all processes for as long as it is entered."""
+
+    def __init__(self, *secrets: str) -> None:
+        self.secrets = [secret.encode() for secret in secrets]
+        self.seen: set[bytes] = set()
+        self.looks = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        assert self.looks > 10
+        assert not self.seen
+
+    def _look(self) -> None:
+        while not self._end.wait(0.002):
+            self.looks += 1
+            for pid in processes.pids():
+                try:
+                    line = Path(f"/proc/{pid}/cmdline").read_bytes()
+                except OSError:
+                    continue
+                if any(secret in line for secret in self.secrets):
+                    self.seen.add(line)
+
+
+def test_all_of_a_job_runs_in_one_container(cluster: Cluster, podman: Podman, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "in.txt").write_text("from the node\n")
+    with Watch(SECRET, "two\nlines"):
+        job = submit(
+            cluster,
+            podman,
+            "cat /made-by-preparation; echo [$SECRET] [$TWO] $CONSTANT; df -h /dev/shm | tail -1 | awk '{print $2}'; cat /data/in.txt;"
+            ' touch /data/out; pwd; echo "$PATH|$HOME|$LD_LIBRARY_PATH|$DOCKER_HOST"; python -c "import sys; print(sys.executable)";'
+            ' cat "$AZ_BATCHAI_MOUNT_ROOT/share/seen"; id -u; hostname; echo "$CANARY $USER"; touch "$AZ_BATCHAI_JOB_TEMP/mine"',
+            container={
+                "shmSize": "96mb",
+                "volumes": [f"{data}:/data"],
+                "environment": {"CONSTANT": "constant", "DOCKER_HOST": "tcp://nowhere", "LD_LIBRARY_PATH": "/of/the/job"},
+            },
+            preparation="echo made > /made-by-preparation; echo prepared $SECRET; cat /etc/debian_version > /tmp/version",
+            environmentVariables=[{"name": "PATH", "value": "$PATH:/more"}],
+            secrets={"SECRET": SECRET, "TWO": "two\nlines"},
+            environment={"CANARY": "leaked", "LD_LIBRARY_PATH": ""},
+            python="/usr/bin/python3",
+        )
+        (cluster.share / "seen").write_text("through the mount\n")
+        verdict = job.wait(60)
+    assert verdict["executionState"] == "succeeded", job.said()
+    root = cluster.roots[0]
+    temp, own = root / "jobs" / job.plan["job"] / "temp", root / "jobs" / job.plan["job"] / "bin"
+    path = f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{own}:/more"
+    assert job.log("stdout.txt").splitlines() == [
+        "made",
+        f"[{SECRET}] [two lines] constant",
+        "96M",
+        "from the node",
+        f"{temp}/code",
+        f"{path}|/root|/of/the/job|tcp://nowhere",
+        "/usr/bin/python3",
+        "through the mount",
+        "0",
+        os.uname().nodename,
+        " ",
+    ]
+    assert job.log("stderr.txt") == ""
+    assert job.log("stdout-job_prep.txt") == f"prepared {SECRET}\n"
+    assert (data / "out").exists()
+    log = job.log("execution.log")
+    assert f"image {IMAGE}" in log
+    assert "training interpreter: /usr/bin/python3" in log
+    assert job.processes() == set()
+    assert not (root / "container.json").exists()
+    assert os.listdir(root / "jobs") == []
+
+
+def test_ranks_of_two_nodes_and_the_rendezvous_server(cluster: Cluster, podman: Podman) -> None:
+    """Horovod itself is not in the image: a stand-in for its server is, and our own program serves it there."""
+    library = cluster.share / "library"
+    files = {"common/util/hosts.py": HOSTS, "http/http_server.py": SERVER}
+    for name, text in files.items():
+        file = library / "horovod" / "runner" / name
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    job = submit(
+        cluster,
+        podman,
+        'echo "rank $BATCHAI_RANK"; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done;'
+        " exec 3<>/dev/tcp/127.0.0.1/$HOROVOD_GLOO_RENDEZVOUS_PORT && echo it listens",
+        nodes=2,
+        trainer=sys.executable,
+        environmentVariables=[{"name": "PYTHONPATH", "value": str(library)}],
+    )
+    wait_for(lambda: job.log("stdout.txt").count("rank") == 2, 60, job.said)
+    name = f"batchai-{job.plan['job']}-"
+    assert sorted(podman.containers()) == [name + "0", name + "1"]
+    inside = [pid for pid in job.processes() if b"rendezvous" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert os.readlink(f"/proc/{inside[-1]}/root") != "/" or len(inside) == 2
+    (job.share / job.plan["folder"] / "shared" / "end").touch()
+    assert job.wait(60)["executionState"] == "succeeded", job.said()
+    lines = ["[0] it listens", "[0] rank 0", "[1] it listens", "[1] rank 1"]
+    assert sorted(job.log("stdout.txt").splitlines()) == lines
+    assert job.processes() == set()
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "reason"),
+    [("echo bad >&2; exit 7", 7, "exited with code 7\nbad"), ("kill -SEGV $$", 139, "was killed by SIGSEGV")],
+)
+def test_exit_codes_come_through(cluster: Cluster, podman: Podman, command: str, code: int, reason: str) -> None:
+    job = submit(cluster, podman, f"(setsid sleep 600 &); {command}")
+    verdict = job.wait(60)
+    assert (verdict["exitCode"], verdict["reason"]) == (code, f"rank 0 on node-0 {reason}")
+    assert job.processes() == set()
+
+
+def test_failing_preparation(cluster: Cluster, podman: Podman) -> None:
+    verdict = submit(cluster, podman, "echo never", preparation="echo no disk; exit 5").wait(60)
+    assert (verdict["errors"][0]["code"], verdict["exitCode"]) == ("JobPreparationFailed", 5)
+    assert verdict["reason"] == "job preparation on node-0 exited with code 5\nno disk"
+
+
+def test_cancel_asks_first_and_then_ends_all(cluster: Cluster, podman: Podman) -> None:
+    job = submit(
+        cluster,
+        podman,
+        "trap 'echo asked; exit 3' TERM; (env -i setsid bash -c 'trap \"\" TERM; sleep 600; sleep 600' &); echo go;"
+        " while :; do sleep 0.05; done",
+        python=python38() or sys.executable,
+    )
+    wait_for(lambda: "go" in job.log("stdout.txt"), 60, job.said)
+    job.cancel("ada", "enough")
+    verdict = job.wait(60)
+    assert verdict["terminated"], job.said()
+    assert job.log("stdout.txt") == "go\nasked\n"
+    assert job.exit(0)["ranks"][0]["exitCode"] == 3
+    assert job.exit(0)["left"] == []
+    assert job.processes() == set()
+
+
+@pytest.mark.parametrize("how", ["its agent lives", "its agent was killed"])
+def test_end(cluster: Cluster, podman: Podman, how: str) -> None:
+    """What runs in the container ends with its agent; ``end`` removes what is left."""
+    job = submit(cluster, podman, "trap '' TERM; echo go; while :; do sleep 0.05; done")
+    wait_for(lambda: "go" in job.log("stdout.txt"), 60, job.said)
+    assert job.processes()
+    if how == "its agent was killed":
+        os.kill(job.agents[0].pid, signal.SIGKILL)
+        wait_for(lambda: not job.processes(), 10, "ranks have outlived their agent")
+    begun = time.monotonic()
+    root = str(cluster.roots[0])
+    agents = [[root, job.ticket["number"], ""]]
+    if how == "its agent lives":
+        wait_for(lambda: register.read(root, job.ticket["number"]), 10)
+    code = f"import json; from mlflow_batchai.node import host; print(json.dumps(host.end({job.mark!r}, {agents!r}, 10.0)))"
+    environment = {**os.environ, **podman.environment}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"left": []}
+    assert time.monotonic() - begun < 6
+    assert podman.containers() == []
+    assert job.processes() == set()
+    assert not (cluster.roots[0] / "container.json").exists()
+
+
+def test_what_is_mounted_is_seen(cluster: Cluster, podman: Podman, tmp_path: Path) -> None:
+    volume = {"scope": "job", "path": "scratch", "kind": "command", "name": "unmanaged file system", "share": None}
+    share = {"scope": "cluster", "path": "share", "kind": "link", "name": "share", "source": str(cluster.share), "share": None}
+    job = submit(
+        cluster,
+        podman,
+        'cd "$AZ_BATCHAI_JOB_MOUNT_ROOT/scratch"; stat -f -c %T .; touch here; ls; ls "$AZ_BATCHAI_MOUNT_ROOT/share"',
+        volumes=[share, {**volume, "command": "mount -t tmpfs none"}],
+    )
+    assert job.wait(60)["executionState"] == "succeeded", job.said()
+    assert job.log("stdout.txt") == "tmpfs\nhere\nworkspaces\n"
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+
+
+def test_the_next_job_removes_what_a_killed_agent_left(cluster: Cluster, podman: Podman) -> None:
+    job = submit(cluster, podman, "echo go; while :; do sleep 0.05; done")
+    wait_for(lambda: "go" in job.log("stdout.txt"), 60, job.said)
+    name = podman.containers()[0]
+    identity = podman("inspect", "--format={{.Id}}", name).strip()
+    monitor = [pid for pid in processes.pids() if _is_monitor(pid, identity)]
+    for pid in [job.agents[0].pid, *monitor]:  # who would have removed it
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not job.processes(), 10, "ranks have outlived their agent")
+    assert podman.containers() == [name]
+    cluster.roots.reverse()  # the ticket book gives the next job the other node, which is the same one
+    cluster.roots[0] = cluster.roots[1]
+    assert submit(cluster, podman, "echo next").wait(60)["executionState"] == "succeeded"
+
+
+def _is_monitor(pid: int, container: str) -> bool:
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"conmon" in line.split(b"\0")[0] and container.encode() in line
+
+
+def test_an_image_that_is_nowhere(cluster: Cluster, podman: Podman) -> None:
+    podman.trust("127.0.0.1:9")
+    begun = time.monotonic()
+    verdict = submit(cluster, podman, "echo never", {"image": "127.0.0.1:9/none:1"}).wait(60)
+    [error] = verdict["errors"]
+    assert error["code"] == "FailedStartingContainer"
+    assert {"name": "imageName", "value": "127.0.0.1:9/none:1"} in error["details"]
+    assert "the container of image 127.0.0.1:9/none:1 on node-0: it can't be pulled: " in verdict["reason"]
+    assert "connection refused" in verdict["reason"]
+    assert time.monotonic() - begun < 30
+
+
+def test_a_volume_and_a_size_that_are_not_there(cluster: Cluster, podman: Podman) -> None:
+    job = submit(cluster, podman, "echo never", {"volumes": ["/no/such/folder:/data"]})
+    assert "there is no /no/such/folder; create it on the nodes" in job.wait(60)["reason"]
+    job = submit(cluster, podman, "echo never", {"shmSize": "5zb"})
+    reason = job.wait(60)["reason"]
+    assert f"the container of image {IMAGE} on node-0: podman can't start it: " in reason
+    assert "shm-size" in reason
+
+
+def test_a_private_registry(cluster: Cluster, podman: Podman) -> None:
+    """The password is on no command line and in no file of the job, and who has a wrong one is told so."""
+    with image_registry(podman.layer, "team/toy", ["MARK=of the registry", "PATH=/usr/bin:/bin"], "ada", PASSWORD) as server:
+        podman.trust(server)
+        container = {"image": f"{server}/team/toy:1", "server": server, "credentials": True}
+        with Watch(PASSWORD, "wr0ng-password"):
+            job = submit(
+                cluster,
+                podman,
+                'echo $MARK; grep -rs p4ssword /proc/1/environ "$AZ_BATCHAI_JOB_TEMP/.."; ls "$AZ_BATCHAI_JOB_TEMP/.."; env',
+                container,
+                told={"registry": {"username": "ada", "password": PASSWORD}},
+            )
+            assert job.wait(60)["executionState"] == "succeeded", job.said()
+            said = job.log("stdout.txt").split("\n", 8)
+            assert said[:8] == ["of the registry", "alive", "bin", "hostfile", "mounts", "site", "spool", "temp"]
+            told = {"registry": {"username": "ada", "password": "wr0ng-password"}}
+            wrong = submit(cluster, podman, "echo never", container, told=told)
+            reason = wrong.wait(60)["reason"]
+    assert f"the container of image {server}/team/toy:1 on node-0: {server} does not let ada in: " in reason
+    assert "pulling the image" in job.log("execution.log")
+    assert "podman: Writing manifest to image destination" in job.log("execution.log")
+    podman("rmi", "--force", f"{server}/team/toy:1")
+    for file in cluster.folder.rglob("*"):
+        if file.is_file():
+            assert PASSWORD.encode() not in file.read_bytes(), file
+
+
+def test_no_engine(cluster: Cluster, podman: Podman, tmp_path: Path) -> None:
+    """A client is told before anything runs (``needs``); an agent whose engine has gone since says the same."""
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    job = submit(cluster, podman, "echo never", environment={"PATH": str(empty)})
+    verdict = job.wait(60)
+    assert verdict["errors"][0]["code"] == "FailedStartingContainer"
+    assert verdict["reason"] == (
+        "node-0: no container engine works (docker is not on PATH; podman is not on PATH), and the job runs in the image"
+        f" {IMAGE}: install docker or podman there, or set containers: ignore in the cluster document to run such jobs without"
+        " their container"
+    )
+
+
+def test_an_image_with_less_in_it(cluster: Cluster, podman: Podman) -> None:
+    """Without bash commands are run by sh; ranks of Horovod need a Python, a command of one's own doesn't."""
+    image = "localhost/batchai-less:1"
+    podman("run", "--name=less", "--network=host", IMAGE, "sh", "-c", "rm /bin/bash /usr/bin/python3*")
+    podman("commit", "--quiet", "less", image)
+    podman("rm", "less")
+    job = submit(cluster, podman, 'echo "by $0"', {"image": image})
+    assert job.wait(60)["executionState"] == "succeeded", job.said()
+    assert job.log("stdout.txt") == "by sh\n"
+    assert "the image has no bash; commands are run by sh" in job.log("execution.log")
+    assert "training interpreter: none" in job.log("execution.log")
+    reason = submit(cluster, podman, "echo never", {"image": image}, framework="horovod").wait(60)["reason"]
+    assert reason == (
+        f"the container of image {image} on node-0: it has neither python3 nor python on its PATH, and Horovod's ranks need one"
+    )

@@ -1,0 +1,451 @@
+"""What agents need of the control share: one suite for both ways to reach it, a directory and the Azure Files REST API."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure_server import AzureServer, self_signed
+
+from mlflow_batchai.node import examine, place, protocol
+from mlflow_batchai.node.control import base, open_control, rest, wire
+from mlflow_batchai.node.control.base import ControlError, ControlShare, Entry
+from mlflow_batchai.node.control.noticed import NoticedFiles
+from mlflow_batchai.node.protocol import JobPaths
+
+PATHS = JobPaths("job folder/é 100%#&+")
+
+
+class Site:
+    """A control share with a way to look behind it."""
+
+    def __init__(self, kind: str, address: str, sas: str | None, folder: Path) -> None:
+        self.kind = kind
+        self.address = address
+        self.sas = sas
+        self.folder = folder
+        self._opened: list[ControlShare] = []
+
+    def open(self, patience: float = 20.0) -> ControlShare:
+        """The share as another agent has it."""
+        self._opened.append(open_control(self.address, self.sas, patience))
+        return self._opened[-1]
+
+    def close(self) -> None:
+        for share in self._opened:
+            share.close()
+
+
+@pytest.fixture(params=["mounted", "rest"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    made = Site("mounted", str(tmp_path), None, tmp_path) if request.param == "mounted" else rest_site(request)
+    yield made
+    made.close()
+
+
+def rest_site(request: pytest.FixtureRequest, **sas: Any) -> Site:
+    server: AzureServer = request.getfixturevalue("azure")
+    name = f"c{abs(hash(request.node.name)) % 10**8}"
+    folder = server.share(name) / "a folder"
+    folder.mkdir(exist_ok=True)
+    server.reset()
+    return Site("rest", server.url(name, "a folder"), server.sas(name, **sas), folder)
+
+
+@pytest.fixture
+def azure_site(azure: AzureServer, request: pytest.FixtureRequest) -> Iterator[Site]:
+    made = rest_site(request)
+    yield made
+    azure.fail(0)
+    azure.newest()
+    azure.latency(0)
+    made.close()
+
+
+@pytest.fixture
+def share(site: Site) -> ControlShare:
+    return site.open()
+
+
+# Of both.
+
+
+def test_a_closed_file_is_what_was_written(site: Site, share: ControlShare) -> None:
+    path = PATHS.announce(3)
+    assert share.read_closed(path) is None
+    for content in ({"a": "\udc80 é\n"}, {"b": 2}):
+        share.write_closed(path, [content])
+        assert share.read_closed(path) == site.open().read_closed(path) == content
+    (site.folder / path).write_bytes(b"half a fi")
+    assert share.read_closed(path) is None
+    (site.folder / path).write_bytes(bytes(100))
+    assert share.read_closed(path) is None
+
+
+def test_a_directory_is_claimed_by_one(site: Site) -> None:
+    shares = [site.open() for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(5):
+            won = list(pool.map(lambda share: share.claim(f"x/y/claim-{number}"), shares))  # noqa: B023
+            assert sorted(won) == [False] * 7 + [True]
+
+
+def test_entries(site: Site, share: ControlShare) -> None:
+    assert share.entries("no/where") == [] and share.names("no/where") == []
+    for name in ("a b", "é%20", "x&y", "plus+"):
+        (site.folder / "in").mkdir(exist_ok=True)
+        (site.folder / "in" / name).write_bytes(b"abc")
+    (site.folder / "in" / "sub").mkdir()
+    found = sorted(share.entries("in"))
+    assert found == sorted([*(Entry(name, 3, False) for name in ("a b", "é%20", "x&y", "plus+")), Entry("sub", 0, True)])
+    assert sorted(share.names("in")) == sorted(entry.name for entry in found)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, (4 << 20) - 1, 4 << 20, (9 << 20) + 7])
+def test_a_fetched_file_is_whole(site: Site, share: ControlShare, tmp_path: Path, size: int) -> None:
+    data = os.urandom(size)
+    (site.folder / "object").write_bytes(data)
+    target = tmp_path / "target"
+    assert share.fetch("object", str(target)) == hashlib.sha256(data).hexdigest()
+    assert target.read_bytes() == data
+    with pytest.raises(FileNotFoundError):
+        share.fetch("none", str(target))
+
+
+def test_a_log_file_grows_and_goes_on(site: Site, share: ControlShare) -> None:
+    path, whole = PATHS.stdouterr + "/stdout.txt", b""
+    for part in (b"one\n", os.urandom(5 << 20), b"", b"two\n"):
+        file = share.log_file(path)  # a second agent's goes on where the first ended
+        file.append(part)
+        whole += part
+        file.flush(last=True)
+        file.flush(last=True)
+        file.close()
+        assert (site.folder / path).read_bytes() == whole
+    file = share.log_file(PATHS.stdouterr + "/none.txt")
+    file.flush(last=True)
+    assert share.names(PATHS.stdouterr) == ["stdout.txt"]
+
+
+def test_a_log_file_gives_up_the_oldest(site: Site, share: ControlShare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "MAX_PENDING_BYTES", 10)
+    file = share.log_file("log.txt")
+    file.append(b"x" * 20 + b"y" * 10)
+    file.flush(last=True)
+    assert (site.folder / "log.txt").read_bytes() == b"y" * 10
+    file.close()
+
+
+def test_segments_are_read_in_order_by_others(site: Site, share: ControlShare) -> None:
+    writer, reader = share.attempt(PATHS, 1, 2), site.open().attempt(PATHS, 0, 2)
+    assert reader.segment("agent-1", 0) is None
+    for sequence in range(3):
+        writer.send("agent-1", sequence, [{"k": "log", "n": sequence}, {"k": "x"}])
+    look(reader)
+    found = [reader.segment("agent-1", sequence) for sequence in range(4)]
+    assert found == [*([{"k": "log", "n": sequence}, {"k": "x"}] for sequence in range(3)), None]
+
+
+def test_what_was_noticed_is_read(site: Site, share: ControlShare) -> None:
+    writer, reader = share.attempt(PATHS, 1, 2), site.open().attempt(PATHS, 0, 2)
+    assert reader.read("exit-1", PATHS.exit(1)) is None and reader.requests() == []
+    for _ in range(2):
+        writer.write("exit-1", PATHS.exit(1), [{"node": 1}])
+        writer.write("request-5f", PATHS.request("5f"), [{"who": "ann"}])
+    look(reader)
+    assert reader.read("exit-1", PATHS.exit(1)) == {"node": 1}
+    assert reader.requests() == ["5f"]
+    assert reader.read("exit-2", PATHS.exit(2)) is None
+
+
+def look(attempt: base.Attempt) -> None:
+    """Look now, whatever the pace."""
+    if isinstance(attempt, NoticedFiles):
+        attempt._board._asked -= 100
+    attempt.look()
+
+
+def test_trouble(site: Site, share: ControlShare) -> None:
+    assert share.trouble("one") == "another"
+    (site.folder / ".batchai" / "identity" / "one").mkdir(parents=True)
+    assert share.trouble("one") is None
+    assert place.share_trouble(site.address, "one", site.sas) is None
+    there = place.share_trouble(site.address + "/none", "one", site.sas)
+    assert there == "missing"
+    said = examine.offer(site.address, "one", "made/file", site.sas)
+    assert (said["trouble"], said["why"]) == (None, "")
+    assert examine.unseen(site.address, "made", ["file", "other"], site.sas) == {"unseen": {"other": "not there"}}
+
+
+# Of REST alone.
+
+
+@pytest.mark.parametrize(
+    ("address", "sas", "sentence"),
+    [
+        ("https://", None, "is no address"),
+        ("https://acct.file.core.windows.net", "sig=x", "is no address"),
+        ("https://acct.file.core.windows.net:x/share", None, "is no address"),
+        ("https://acct.file.core.windows.net/share?sig=hidden", None, "is no address"),
+        ("https://user:hidden@acct.file.core.windows.net/share", None, "is no address"),
+        ("http://acct.file.core.windows.net/share", "sig=x", "without encryption: write https"),
+        ("https://acct.file.core.windows.net/share", "sig=hid\nden", "characters that no SAS has"),
+        ("https://acct.file.core.windows.net/share", "sig=hiddené", "characters that no SAS has"),
+    ],
+)
+def test_no_address(address: str, sas: str | None, sentence: str) -> None:
+    with pytest.raises(ControlError, match=sentence) as caught:
+        open_control(address, sas)
+    assert "hid" not in str(caught.value)
+
+
+def test_who_may_not(azure: AzureServer, request: pytest.FixtureRequest) -> None:
+    site = rest_site(request)
+    name = site.address.split("/")[4]
+    (site.folder / ".batchai" / "identity" / "one").mkdir(parents=True)
+
+    def trouble(sas: str | None) -> str:
+        return place.share_trouble(site.address, "one", sas) or "none"
+
+    def denied(sas: str | None) -> str:
+        share = open_control(site.address, sas, 5.0)
+        with pytest.raises(ControlError) as caught:
+            share.write_closed("x", [{}])
+        share.close()
+        assert caught.value.errno == errno.EACCES and "sig" not in str(caught.value)
+        return str(caught.value)
+
+    assert trouble(azure.sas(name)) == "none"
+    assert trouble(azure.sas(name, permissions="rl")) == "read-only"
+    sentence = f"the SAS of the file share {site.address} does not allow to write (it has sp=rl; rcwdl is needed)"
+    assert denied(azure.sas(name, permissions="rl")) == sentence
+    expired = azure.sas(name, seconds=-60)
+    assert trouble(expired).startswith(f"unreachable: the SAS of the file share {site.address} has expired (at 2")
+    assert denied(expired).endswith("submit again with a new one")
+    assert "is not valid before" in denied(azure.sas(name, starts=600))
+    assert "does not accept the SAS (AuthenticationFailed)" in denied(azure.sas(name).replace("sig=", "sig=AAAA"))
+    assert "asks for a SAS" in denied(None)
+    assert place.share_trouble(azure.url("nosuchshare"), "one", azure.sas()) == "missing"
+    (site.folder / ".batchai" / "identity" / "one").rmdir()
+    assert trouble(azure.sas(name)) == "another"
+
+
+def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = place.share_trouble("http://127.0.0.1:9/devaccount/share", "one", "sig=hidden")
+    assert said == "unreachable: the file share http://127.0.0.1:9/devaccount/share can't be reached: Connection refused"
+    monkeypatch.setattr(place, "SHARE_SECONDS", 0.2)
+    said = place.share_trouble("https://acct.nowhere.invalid/share", "one", "sig=hidden")
+    assert said and said.startswith("unreachable: the file share https://acct.nowhere.invalid/share can't be reached: ")
+    assert "hidden" not in said
+
+
+def test_a_service_that_hangs_is_not_waited_for_long(azure: AzureServer, azure_site: Site) -> None:
+    share = azure_site.open(1.0)
+    share.entries("")
+    os.kill(azure.pid, signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        with pytest.raises(ControlError, match="can't be reached: no answer within 1 s"):
+            share.entries("")
+        assert time.monotonic() - begun < 3
+    finally:
+        os.kill(azure.pid, signal.SIGCONT)
+    assert share.entries("") == []
+
+
+def test_a_full_share(azure: AzureServer, azure_site: Site) -> None:
+    name = azure_site.address.split("/")[4]
+    azure.quota(name, 1000)
+    share = azure_site.open()
+    with pytest.raises(ControlError, match="is full: delete files there, or raise its quota") as caught:
+        share.write_closed("x", [{"x": "y" * 2000}])
+    assert caught.value.errno == errno.ENOSPC
+    azure.quota(name, None)
+    share.write_closed("x", [{"x": "y" * 2000}])
+
+
+def test_a_certificate_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = self_signed(tmp_path)
+    with AzureServer(tmp_path, certificate=certificate, private_key=key) as server:
+        folder = server.share("data")
+        (folder / ".batchai" / "identity" / "one").mkdir(parents=True)
+        said = place.share_trouble(server.url("data"), "one", server.sas("data"))
+        assert said and "its certificate is not trusted here" in said
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert place.share_trouble(server.url("data"), "one", server.sas("data")) is None
+
+
+@pytest.mark.parametrize("kinds", [("503",), ("429",), ("cut",), ("503", "429", "cut")])
+def test_failing_requests_change_nothing(
+    azure: AzureServer, azure_site: Site, kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "FIRST_PAUSE_SECONDS", 0.01)
+    monkey = azure_site.open(60)
+    azure.fail(rate=0.3, kinds=kinds, seed=3, retry_after=0)
+    won = [monkey.claim(f"claims/{number}") for number in range(20)]
+    assert won == [True] * 20, "an answer that was lost is no other's claim"
+    assert [monkey.claim(f"claims/{number}") for number in range(20)] == [False] * 20
+    file = monkey.log_file("log.txt")
+    whole = b"".join(b"line %d\n" % number for number in range(30))
+    for line in whole.splitlines(keepends=True):
+        file.append(line)
+        file.flush(last=True)
+    for number in range(20):
+        monkey.write_closed("closed", [{"n": number}])
+        assert monkey.read_closed("closed") == {"n": number}
+    azure.fail(0)
+    assert (azure_site.folder / "log.txt").read_bytes() == whole
+
+
+def test_a_share_that_stays_away_is_given_up_in_time(azure: AzureServer, azure_site: Site) -> None:
+    share = azure_site.open(2.0)
+    azure.fail(rate=1.0, kinds=("503",))
+    begun = time.monotonic()
+    with pytest.raises(ControlError, match=r"takes no requests now \(503 ServerBusy\)"):
+        share.entries("")
+    assert time.monotonic() - begun < 4
+    assert 2 <= len(azure.requests()) <= 8
+    azure.fail(rate=1.0, kinds=("cut",))
+    with pytest.raises(ControlError, match="can't be reached: "):
+        share.write_closed("x", [{}])
+
+
+@pytest.mark.parametrize("version", ["2026-12-06", "2026-02-06"])
+def test_a_service_that_takes_no_data_with_create(azure: AzureServer, azure_site: Site, version: str) -> None:
+    azure.newest(version)
+    share = azure_site.open()
+    for number in range(5):
+        share.write_closed(f"file {number}", [{"n": number}])
+        assert share.read_closed(f"file {number}") == {"n": number}
+    puts = [request for request in azure.requests() if request.method == "PUT"]
+    if version == "2026-12-06":
+        assert len(puts) == 5
+    else:
+        assert len(puts) == 1 + 2 * 5, "it is tried once"
+
+
+def test_a_service_that_drops_the_data_is_noticed(azure_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old service might not look at the body: the version that we name is one in which it doesn't."""
+    real = wire.Wire.ask
+
+    def ask(self: wire.Wire, method: str, path: str, query: str = "", headers: Any = None, body: bytes = b"") -> wire.Answer:
+        if (headers or {}).get("x-ms-version"):
+            headers, body = {name: value for name, value in headers.items() if name != "x-ms-version"}, b""
+        return real(self, method, path, query, headers, body)
+
+    monkeypatch.setattr(wire.Wire, "ask", ask)
+    share = azure_site.open()
+    share.write_closed("file", [{"n": 1}])
+    assert share.read_closed("file") == {"n": 1}
+
+
+def test_a_large_file_goes_in_ranges(azure_site: Site) -> None:
+    share = azure_site.open()
+    assert isinstance(share, rest.RestShare)
+    data = os.urandom((9 << 20) + 5)
+    share.write("large", data)
+    assert (azure_site.folder / "large").read_bytes() == data
+
+
+def test_a_listing_of_many_pages(azure_site: Site) -> None:
+    (azure_site.folder / "many").mkdir()
+    for number in range(5003):
+        (azure_site.folder / "many" / f"{number:05d}").touch()
+    assert len(set(azure_site.open().names("many"))) == 5003
+
+
+def test_a_log_file_waits_for_more(azure: AzureServer, azure_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = [1000.0]
+    monkeypatch.setattr(rest.time, "monotonic", lambda: moment[0])
+    file = azure_site.open().log_file("log.txt")
+    for _ in range(16):
+        file.append(b"line\n")
+        file.flush()
+        moment[0] += rest.LOG_SECONDS / 8
+    assert len((azure_site.folder / "log.txt").read_bytes()) == 9 * 5
+    file.append(b"x" * rest.LOG_BYTES)
+    file.flush()
+    whole = b"line\n" * 16 + b"x" * rest.LOG_BYTES
+    assert (azure_site.folder / "log.txt").read_bytes() == whole
+    puts = [request for request in azure.requests() if request.method == "PUT"]
+    assert sum(request.received for request in puts) == len(whole), "every byte is sent once"
+
+
+def test_a_removed_log_file_begins_anew(azure_site: Site) -> None:
+    file = azure_site.open().log_file("log.txt")
+    for text in (b"one\n", b"two\n"):
+        file.append(text)
+        file.flush(last=True)
+    (azure_site.folder / "log.txt").unlink()
+    file.append(b"three\n")
+    file.flush(last=True)
+    assert (azure_site.folder / "log.txt").read_bytes() == b"three\n"
+
+
+def test_a_notice_that_failed_has_no_segment_sent_twice(azure_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    share = azure_site.open()
+    attempt = share.attempt(PATHS, 0, 1)
+    written: list[str] = []
+    real, failing = rest.RestShare.write, [True]
+    monkeypatch.setattr(rest.RestShare, "write", lambda self, path, data: (written.append(path), real(self, path, data))[1])
+    mark = rest.RestShare.mark
+
+    def fail(self: rest.RestShare, path: str, number: int) -> None:
+        if failing:
+            failing.pop()
+            raise ControlError("not now")
+        mark(self, path, number)
+
+    monkeypatch.setattr(rest.RestShare, "mark", fail)
+    with pytest.raises(ControlError):
+        attempt.send("agent-0", 0, [{"n": 0}])
+    attempt.send("agent-0", 0, [{"n": 0}])
+    assert len(written) == 1
+    assert (azure_site.folder / PATHS.notice("segments-agent-0")).stat().st_size == 1
+    assert protocol.decode((azure_site.folder / PATHS.segment("agent-0", 0)).read_bytes()) == [{"n": 0}]
+
+
+def test_connections_are_kept(azure: AzureServer, azure_site: Site) -> None:
+    share = azure_site.open()
+    assert isinstance(share, rest.RestShare)
+    made: list[int] = []
+    real = share.wire._connect
+    share.wire._connect = lambda: (made.append(1), real())[1]  # type: ignore[method-assign]
+    for _ in range(10):
+        share.entries("")
+    assert made == [1]
+    # Of several threads each has one.
+    barrier = threading.Barrier(4)
+
+    def ask(_: int) -> None:
+        barrier.wait()
+        share.entries("")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
+    assert len(made) <= 4
+
+
+def test_a_proxy_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def proxy(**variables: str) -> tuple[str | None, int | None] | None:
+        for name in ("https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        found = wire._proxy("https", "acct.file.core.windows.net")
+        return found and (found.hostname, found.port)
+
+    assert proxy() is None
+    assert proxy(https_proxy="http://proxy:3128") == ("proxy", 3128)
+    assert proxy(HTTPS_PROXY="proxy:3128") == ("proxy", 3128)
+    assert proxy(https_proxy="http://proxy:3128", no_proxy="x, .core.windows.net") is None
+    assert proxy(https_proxy="http://proxy:3128", no_proxy="windows.net.example") == ("proxy", 3128)

@@ -1,0 +1,190 @@
+"""What is mounted on a node is known, undone when nobody holds it, and never removed through."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mount_world import needs_root
+
+from mlflow_batchai.node import host, staging, tickets
+from mlflow_batchai.node.layout import NodeLayout, archive_path
+from mlflow_batchai.node.mounts import azure, table, undo
+from mlflow_batchai.node.mounts.mount import Mask
+
+MOUNTINFO = (
+    r"42 27 0:39 / /tmp/a\040b rw,nosuid - fuse.rclone file\040share\040dev/data rw,user_id=0" + "\n"
+    r"43 27 0:40 /sub /tmp/tab\011\134back rw shared:7 master:1 - cifs //host/share rw,vers=3.1.1" + "\n"
+    "44 27 0:41 / /tmp/é rw - tmpfs none rw\n"
+    "damaged line\n"
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """A node's folder with an odd name; whatever is mounted in it is undone."""
+    folder = tmp_path / "no de\\é"
+    folder.mkdir()
+    yield folder
+    for mounted in table.below(str(folder)):
+        undo.unmount(mounted.point)
+
+
+def tmpfs(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(path)], check=True)
+
+
+def test_mountinfo_is_read() -> None:
+    assert table.parse(MOUNTINFO) == [
+        ("/tmp/a b", "fuse.rclone", "file share dev/data"),
+        ("/tmp/tab\t\\back", "cifs", "//host/share"),
+        ("/tmp/é", "tmpfs", "none"),
+    ]
+    assert "/" in {mounted.point for mounted in table.mounts()}
+
+
+@needs_root
+def test_mounts_are_found_by_any_spelling_of_their_path(root: Path, tmp_path: Path) -> None:
+    tmpfs(root / "a" / "b\n")
+    (tmp_path / "link").symlink_to(root)
+    found = table.at(f"{tmp_path}/link/../link/a/b\n")
+    assert found is not None
+    assert found.kind == "tmpfs"
+    assert table.at(str(root / "a")) is None
+    assert [mounted.point for mounted in table.below(str(tmp_path / "link" / "a"))] == [found.point]
+    assert table.below(str(root / "a" / "b")) == []
+    assert undo.unmount(found.point) == ""
+    assert undo.unmount(found.point) == ""
+
+
+@needs_root
+def test_sweep_undoes_what_is_ours(root: Path) -> None:
+    """Below the jobs' folder everything is; in the cluster's mounts what was noted before."""
+    tmpfs(root / "jobs" / "j1" / "mounts" / "data")
+    tmpfs(root / "jobs" / "j1" / "mounts" / "data" / "inner")
+    tmpfs(root / "mounts" / "ours")
+    tmpfs(root / "mounts" / "theirs")
+    undo.note_mount(str(root), str(root / "mounts" / "ours"))
+    lock = tickets.open_agent_lock(str(root))
+    assert tickets.try_lock(lock)
+    try:
+        assert undo.sweep(str(root)) == []
+        assert len(table.below(str(root))) == 4, "a living agent has the node"
+    finally:
+        os.close(lock)
+    assert undo.sweep(str(root)) == []
+    assert [mounted.point for mounted in table.below(str(root))] == [str(root / "mounts" / "theirs")]
+    assert undo.sweep(str(root / "none")) == []
+
+
+@needs_root
+def test_the_end_of_a_job_unmounts(root: Path) -> None:
+    tmpfs(root / "jobs" / "j1" / "mounts" / "data")
+    assert host.end("j1/1", [[str(root), 1, ""]], 5.0) == {"left": []}
+    assert table.below(str(root)) == []
+
+
+@needs_root
+def test_a_job_folder_is_not_removed_through_a_mount(
+    make_layout: Callable[..., NodeLayout], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "file").write_text("precious")
+    old = make_layout(job="old")
+    staging.prepare_folders(old)
+    target = Path(old.job_mounts, "data")
+    target.mkdir()
+    Path(old.job_mounts, "link").symlink_to(data)
+    Path(old.temp, "big").write_text("x")
+    subprocess.run(["mount", "--bind", str(data), str(target)], check=True)
+    # Bound from the same disk, and it will not go.
+    with monkeypatch.context() as patch:
+        patch.setattr(undo, "_run", lambda argv: "busy")
+        patch.setattr(undo, "BUSY_SECONDS", 0.0)
+        staging.prepare_folders(make_layout(job="new"))
+        assert (data / "file").read_text() == "precious"
+        assert (target / "file").exists()
+        assert not os.path.exists(old.temp)
+    staging.prepare_folders(make_layout(job="new"))
+    assert (data / "file").read_text() == "precious"
+    assert os.listdir(os.path.dirname(old.job)) == ["new"]
+
+
+def test_secrets_are_masked() -> None:
+    mask = Mask(["a+key/of==", "sv=2024&sp=rl&sig=ab%2Bcd%3D"])
+    said = mask(
+        "key a+key/of== a%2Bkey%2Fof%3D%3D ab%2Bcd%3D ab+cd= GET https://x/?sv=2024&sp=rl&sig=ab%2Bcd%3D&se=1 and sig=other"
+    )
+    assert said == "key *** *** *** *** GET https://x/?***&se=1 and sig=***"
+    assert Mask([""])("nothing") == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("ShareNotFound", "there is no such share in the account; create it, or correct the address"),
+        ("ShareSizeLimitReached", "the share is full; free some space, or raise its quota"),
+        ("AuthorizationSourceIPMismatch", "the SAS or the account's firewall does not allow this node's address"),
+        ("x509: certificate signed by unknown authority", "the certificate of h:443 is not trusted there; set SSL_CERT_FILE"),
+        ("dial tcp 1.2.3.4:443: i/o timeout", "h:443 can't be reached from there; open its port, or set https_proxy"),
+        ("lookup h: no such host", "the name h is not known there; correct the account's name"),
+        ("what?", ""),
+    ],
+)
+def test_what_azure_says_is_explained(said: str, sentence: str) -> None:
+    explained = azure.explain(said, "share", "h:443", "")
+    assert explained.startswith(sentence)
+    assert bool(explained) == bool(sentence)
+
+
+@needs_root
+def test_what_is_mounted_again_and_again_is_given_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmpfs(root / "data")
+    with monkeypatch.context() as patch:
+        patch.setattr(undo, "_run", lambda argv: "")
+        patch.setattr(undo, "LAST_SECONDS", 0.2)
+        assert undo.unmount(str(root / "data")) == "it is mounted again each time"
+
+
+@needs_root
+def test_a_damaged_line_does_not_hide_the_others(root: Path) -> None:
+    """It was written to a disk that was full."""
+    tmpfs(root / "mounts" / "ours")
+    (root / "mounted").write_text('"mounts/ha\n')
+    undo.note_mount(str(root), str(root / "mounts" / "ours"))
+    assert undo.sweep(str(root), ours=True) == []
+    assert table.below(str(root)) == []
+
+
+def test_a_command_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undo, "STEP_SECONDS", 0.2)
+    assert undo._run(["sleep", "60"]) == "sleep: no answer in 0 s"
+    assert undo._run(["sh", "-c", "echo busy; exit 3"]) == "busy"
+    assert undo._run(["/no/such"]) == "/no/such: No such file or directory"
+
+
+def test_a_table_that_can_not_be_read_is_not_an_empty_one() -> None:
+    """Else a folder would be removed through what is mounted in it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            table.mounts()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_agent_imports_what_its_volumes_need() -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import mlflow_batchai.node.agent, mlflow_batchai.node.host; print(*sys.modules)"
+    argv = [sys.executable, "-I", "-S", "-c", code, archive_path()]
+    imported = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
+    assert "mlflow_batchai.node.mounts.link" in imported
+    for name in ("mounts.rclone", "mounts.cifs", "mounts.rc", "containers.container", "control.rest"):
+        assert f"mlflow_batchai.node.{name}" not in imported

@@ -1,0 +1,166 @@
+"""Whole agents with volumes: what ranks write on an rclone mount is on the share when the job has its verdict."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure_server import AzureServer
+from mount_world import blob_volume, files_volume, needs_fuse, needs_root
+from node_world import Cluster, Job, python38
+from waiting import wait_for
+
+from mlflow_batchai.node import host, processes
+from mlflow_batchai.node.mounts import table
+
+pytestmark = [needs_fuse, needs_root]
+
+
+def submit(cluster: Cluster, command: str, volumes: list[dict[str, Any]], *credentials: dict[str, str], **changes: Any) -> Job:
+    control = {
+        "scope": "cluster",
+        "path": "share",
+        "source": str(cluster.share),
+        "share": cluster.share.as_uri(),
+        "kind": "link",
+    }
+    told = {"volumes": {str(index + 1): given for index, given in enumerate(credentials)}}
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return cluster.submit(command, volumes=[control, *volumes], told=told, environment=path, **changes)
+
+
+def assert_nothing_left(cluster: Cluster, job: Job) -> None:
+    assert table.below(str(cluster.folder)) == []
+    assert job.processes() == set()
+    for root in cluster.roots:
+        assert not (root / "jobs").exists() or os.listdir(root / "jobs") == []
+
+
+@pytest.mark.parametrize("rate", [0, 0.1])
+def test_two_nodes_write_to_shares(cluster: Cluster, azure: AzureServer, rate: float) -> None:
+    files, blobs = azure.share(f"out{rate:.0%}".rstrip("%")), azure.container("results")
+    (files / "there").write_text("read me")
+    (blobs / "there").write_text("and me")
+    azure.fail(rate=rate)
+    try:
+        job = submit(
+            cluster,
+            'cd "$AZ_BATCHAI_JOB_MOUNT_ROOT"; cat data/there blobs/there; mkdir -p data/sub;'
+            " for i in 1 2 3; do echo line $i >> data/sub/log-$BATCHAI_RANK; done;"
+            ' head -c 5000000 /dev/zero > blobs/model-$BATCHAI_RANK.h5; cp blobs/model-$BATCHAI_RANK.h5 "$AZ_BATCHAI_OUTPUT_MODEL"',
+            [files_volume(azure, files.name, path="data"), blob_volume(azure, "results", path="blobs")],
+            {"sas": azure.sas(files.name)},
+            {"key": azure.key},
+            nodes=2,
+            python=(None if rate else python38()) or sys.executable,
+            outputDirectories=[{"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/data", "pathSuffix": None}],
+            logCopyPrefix={"volume": 1, "path": "logs"},
+        )
+        verdict = job.wait(60)
+    finally:
+        azure.fail(0)
+    assert verdict["executionState"] == "succeeded", job.said()
+    outputs = files / job.plan["segment"] / "outputs"
+    for rank in (0, 1):
+        assert (files / "sub" / f"log-{rank}").read_text() == "line 1\nline 2\nline 3\n"
+        assert (blobs / f"model-{rank}.h5").stat().st_size == 5000000
+        assert (outputs / f"model-{rank}.h5").stat().st_size == 5000000
+    # Copied at the very end, and drained too.
+    assert "[0] read meand me" in (files / "logs" / job.plan["segment"] / "stdouterr" / "stdout.txt").read_text().replace(
+        "\n", " "
+    )
+    assert "2 volume(s) mounted in " in job.log("execution-node-1.log")
+    assert_nothing_left(cluster, job)
+    for file in cluster.folder.rglob("*"):
+        if file.is_file():
+            data = file.read_bytes()
+            assert azure.key.encode() not in data, file
+            assert b"sig=" not in data.replace(b"sig=***", b""), file
+
+
+def test_a_mount_that_fails_ends_the_job_everywhere(cluster: Cluster, azure: AzureServer) -> None:
+    azure.share("data")
+    begun = time.monotonic()
+    volumes = [files_volume(azure), files_volume(azure, "none")]
+    verdict = submit(cluster, "echo never", volumes, {"key": azure.key}, {"key": azure.key}, nodes=2).wait(30)
+    assert time.monotonic() - begun < 15
+    assert (verdict["executionState"], verdict["exitCode"]) == ("failed", -1)
+    [error] = verdict["errors"]
+    assert (error["code"], error["message"]) == ("AZFMountError", "An Azure file share could not be mounted")
+    assert "volume 'none' (file share devaccount/none) can't be mounted on node-" in verdict["reason"]
+    assert "there is no such share in the account; create it" in verdict["reason"]
+    assert "ERROR CODE: ShareNotFound" in verdict["reason"]
+    assert table.below(str(cluster.folder)) == []
+
+
+def test_results_that_do_not_fit_fail_the_job(cluster: Cluster, azure: AzureServer) -> None:
+    azure.share("small")
+    azure.quota("small", 1000)
+    command = 'head -c 5000 /dev/zero > "$AZ_BATCHAI_JOB_MOUNT_ROOT/small/model.h5"'
+    job = submit(cluster, command, [files_volume(azure, "small")], {"key": azure.key})
+    verdict = job.wait(60)
+    assert (verdict["executionState"], verdict["errors"][0]["code"]) == ("failed", "AZFMountError")
+    sentence = "volume 'small' (file share devaccount/small) on node-0: 1 file(s) (model.h5) could not be written to it: the share is full"
+    assert sentence in verdict["reason"]
+    assert_nothing_left(cluster, job)
+
+
+def test_a_killed_agent_leaves_nothing_mounted(cluster: Cluster, azure: AzureServer) -> None:
+    azure.share("data")
+    job = submit(
+        cluster,
+        "echo go; exec sleep 600",
+        [files_volume(azure), files_volume(azure, path="all", scope="cluster")],
+        *[{"key": azure.key}] * 2,
+    )
+    wait_for(lambda: job.log("stdout.txt"), what=job.said)
+    root = cluster.roots[0]
+    assert len(table.below(str(root))) == 2
+    rclones = [pid for pid in job.processes() if "rclone" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert len(rclones) == 2
+    for pid in processes.pids():
+        try:
+            assert azure.key not in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+        except OSError:
+            continue
+    job.agents[0].send_signal(signal.SIGKILL)
+    job.agents[0].wait()
+    assert host.end(job.mark, [[str(root), job.ticket["number"], ""]], 5.0) == {"left": []}
+    assert table.below(str(root)) == []
+    assert [processes.start_time(pid) for pid in rclones] == [None, None]
+
+
+def test_the_next_job_clears_what_a_killed_agent_left(cluster: Cluster, azure: AzureServer) -> None:
+    folder = azure.share("data")
+    (folder / "precious").write_text("x")
+    volumes = [files_volume(azure), files_volume(azure, path="all", scope="cluster")]
+    credentials = [{"key": azure.key}] * 2
+    job = submit(cluster, "echo go; exec sleep 600", volumes, *credentials)
+    wait_for(lambda: job.log("stdout.txt"), what=job.said)
+    job.agents[0].kill()
+    job.agents[0].wait()
+    following = submit(cluster, 'cat "$AZ_BATCHAI_MOUNT_ROOT/all/precious"', volumes, *credentials)
+    assert following.wait(30)["executionState"] == "succeeded", following.said()
+    assert following.log("stdout.txt") == "x\n"
+    assert (folder / "precious").exists()
+    assert_nothing_left(cluster, following)
+
+
+def test_logs_are_not_copied_where_nothing_is_mounted(cluster: Cluster, azure: AzureServer) -> None:
+    """They would lie on the node's disk, and the next job could not mount there."""
+    azure.share("data")
+    volumes = [files_volume(azure, "bad"), files_volume(azure, "data", path="logs", scope="cluster")]
+    job = submit(cluster, "echo never", volumes, {}, {"key": azure.key}, logCopyPrefix={"volume": 2, "path": "x"})
+    assert "no key or SAS was given for it" in job.wait(30)["reason"]
+    assert not (cluster.roots[0] / "mounts" / "logs").exists()
+    # Nor is a traceback made of a mount that has died.
+    volumes = [files_volume(azure, "none", path="logs", scope="cluster")]
+    job = submit(cluster, "echo never", volumes, {"key": azure.key}, logCopyPrefix={"volume": 1, "path": "x"})
+    assert "there is no such share" in job.wait(30)["reason"]
+    assert "Traceback" not in job.said()
+    assert_nothing_left(cluster, job)

@@ -1,0 +1,398 @@
+"""Volumes that a command mounts: SMB, NFS, blobfuse2, what the administrator has mounted, and a document's own command.
+
+This kernel has neither SMB nor NFS, and blobfuse2 can't be had: of those the command is compared as text. That the credentials
+file is what the SMB side wants is proved by Samba's own client and server.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure_server import AzureServer
+from mount_world import Node, blob_volume, needs_root
+from smb_server import USER, needs_smbd, smb_share
+from waiting import wait_for
+
+from mlflow_batchai.node import processes, runtime
+from mlflow_batchai.node.mounts import mount, table
+from mlflow_batchai.node.mounts.blobfuse2 import BlobfuseMount
+from mlflow_batchai.node.mounts.cifs import CifsMount, write_credentials
+from mlflow_batchai.node.mounts.command import ShellMount
+from mlflow_batchai.node.mounts.nfs import NfsMount
+from mlflow_batchai.node.mounts.trouble import trouble
+from mlflow_batchai.node.tasks import Task
+
+KEY = base64.b64encode(secrets.token_bytes(64)).decode()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Any]:
+    made: list[Node] = []
+
+    def make(volume: dict[str, Any], credentials: dict[str, str] | None = None) -> Node:
+        root = tmp_path / f"it's node {len(made)}"
+        root.mkdir()
+        made.append(Node(root, [volume], {"0": credentials} if credentials else {}))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.close()
+
+
+def made(kind: type[mount.CommandMount], node: Node, credentials: dict[str, str] | None = None) -> Any:
+    place = mount.Place(node.layout, node.runtime, node.shipper)
+    return kind(place, 0, node.layout.plan["volumes"][0], credentials or {})
+
+
+def cifs_volume(**changes: Any) -> dict[str, Any]:
+    return {
+        "scope": "job",
+        "path": "data",
+        "kind": "azureFiles",
+        "how": "cifs",
+        "name": "file share acct/data",
+        "endpoint": "https://acct.file.core.windows.net",
+        "account": "acct",
+        "container": "data",
+        "folder": "",
+        "fileMode": "0640",
+        "directoryMode": "0750",
+        **changes,
+    }
+
+
+def test_the_cifs_command(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = nodes(cifs_volume(folder="a/b"))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "getegid", lambda: 0)
+    cifs = made(CifsMount, node)
+    options = (
+        f"vers=3.1.1,credentials={node.layout.job}/volumes/0/smb,serverino,nosharesock,mfsymlinks,nobrl,actimeo=30,"
+        "file_mode=0640,dir_mode=0750,uid=0,gid=0"
+    )
+    plain = ["mount", "-t", "cifs", "-o", options, "--", "//acct.file.core.windows.net/data/a/b", str(node.targets[0])]
+    assert cifs.command() == plain
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert cifs.command() == ["sudo", "-n", *(word.replace("uid=0", "uid=1000") for word in plain)]
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("mount error(13): Permission denied", "acct.file.core.windows.net refused the account key"),
+        ("mount error(2): No such file or directory", "there is no such share or folder in the account; create it"),
+        (
+            "mount error(115): Operation now in progress",
+            "can't be reached on port 445, which many networks close; mount: rclone goes",
+        ),
+        ("mount error(113): could not connect to 10.0.0.1", "can't be reached on port 445"),
+        (
+            "mount error: cifs filesystem not supported by the system",
+            "the kernel there knows no SMB; mount: rclone goes over port 443",
+        ),
+        (
+            "mount: /x: bad option; you might need a /sbin/mount.<type> helper program.",
+            "mount.cifs is not installed there; install it",
+        ),
+        ("sudo: a password is required", "mounting needs root: let the agent's user run mount by sudo without a password"),
+        ("mount error(22): Invalid argument", "the kernel there does not take these options"),
+        (
+            "mount error: could not resolve address for acct: Unknown error",
+            "the name acct.file.core.windows.net is not known there",
+        ),
+        ("something new", ""),
+    ],
+)
+def test_what_mount_cifs_says_is_explained(nodes: Any, said: str, sentence: str) -> None:
+    explained = made(CifsMount, nodes(cifs_volume())).explain(said)
+    assert sentence in explained
+    assert bool(sentence) == bool(explained)
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("mount.cifs") is None, reason="cifs-utils is not installed")
+def test_cifs_leaves_no_key_behind(nodes: Any) -> None:
+    """Whatever the kernel says to it."""
+    node = nodes(cifs_volume(endpoint="https://127.0.0.1"), {"key": KEY})
+    failure = node.failure()
+    assert (failure.code, failure.exit_code) == ("AZFMountError", -1)
+    assert "volume 'data' (file share acct/data) can't be mounted on node-0" in str(failure)
+    assert "mount: rclone goes over port 443" in str(failure)
+    assert KEY not in failure.reason()
+    assert [path for path in node.root.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
+
+
+def test_cifs_wants_a_key(nodes: Any) -> None:
+    for credentials in ({"sas": "sv=1&sig=geheim"}, None):
+        assert "SMB needs the account key, and a SAS can't do it" in str(nodes(cifs_volume(), credentials).failure())
+
+
+def test_the_credentials_file(tmp_path: Path) -> None:
+    path = tmp_path / "smb"
+    write_credentials(str(path), "acct", KEY)
+    assert path.read_text() == f"username=acct\npassword={KEY}\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(FileExistsError):
+        write_credentials(str(path), "acct", KEY)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError):
+        write_credentials(str(tmp_path / "link"), "acct", KEY)
+
+
+@needs_root
+@needs_smbd
+def test_an_smb_server_takes_the_credentials(tmp_path: Path) -> None:
+    """Samba, with encryption required and the key as password: its own client reads the file as mount.cifs does."""
+    from smbprotocol.connection import Connection
+    from smbprotocol.session import Session
+    from smbprotocol.tree import TreeConnect
+
+    server = tmp_path / "smb"
+    server.mkdir(mode=0o755)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    with smb_share(server, "data", KEY) as port:
+        good, bad = tmp_path / "good", tmp_path / "bad"
+        write_credentials(str(good), USER, KEY)
+        write_credentials(str(bad), USER, KEY[:-4] + "abc=")
+
+        def client(file: Path, command: str) -> subprocess.CompletedProcess[str]:
+            argv = ["smbclient", "//127.0.0.1/data", "-p", str(port), "-A", str(file), "-c", command]
+            return subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=30)
+
+        (tmp_path / "result").write_text("result")
+        done = client(good, "put result")
+        assert done.returncode == 0, done
+        assert (server / "data" / "result").read_text() == "result"
+        done = client(bad, "ls")
+        assert done.returncode != 0
+        assert "NT_STATUS_LOGON_FAILURE" in done.stdout + done.stderr
+        connection = Connection(__import__("uuid").uuid4(), "127.0.0.1", port)
+        connection.connect()
+        try:
+            session = Session(connection, USER, KEY, require_encryption=True)
+            session.connect()
+            TreeConnect(session, r"\\127.0.0.1\data").connect()
+            assert session.encrypt_data
+        finally:
+            connection.disconnect(close=True)
+
+
+def nfs_volume(**changes: Any) -> dict[str, Any]:
+    return {
+        "scope": "job",
+        "path": "nfs",
+        "kind": "nfs",
+        "name": "file server fs",
+        "source": "fs:/export",
+        "options": None,
+        **changes,
+    }
+
+
+def test_the_nfs_command(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    node = nodes(nfs_volume())
+    target = str(node.targets[0])
+    assert made(NfsMount, node).command() == ["mount", "-t", "nfs", "--", "fs:/export", target]
+    node = nodes(nfs_volume(options="vers=4.1,ro; reboot"))
+    argv = ["mount", "-t", "nfs", "-o", "vers=4.1,ro; reboot", "--", "fs:/export", str(node.targets[0])]
+    assert made(NfsMount, node).command() == argv
+    for said, sentence in [
+        ("mount.nfs: access denied by server", "fs does not export the directory"),
+        ("mount.nfs: Failed to resolve server fs: Name or service not known", "the name fs is not known there"),
+        ("mount.nfs: Connection refused", "fs can't be reached from there (port 2049)"),
+        ("mount: unknown filesystem type 'nfs'", "the kernel there knows no NFS"),
+        ("mount: bad option; you might need a /sbin/mount.nfs helper program", "mount.nfs is not installed there"),
+        (
+            "mount.nfs: mounting fs:/export failed, reason given by server: No such file or directory",
+            "fs exports no such directory",
+        ),
+        ("odd", ""),
+    ]:
+        assert made(NfsMount, node).explain(said).startswith(sentence)
+
+
+@needs_root
+def test_nfs_that_can_not_be_mounted(nodes: Any) -> None:
+    failure = nodes(nfs_volume(source="127.0.0.1:/none")).failure()
+    assert (failure.code, failure.exit_code) == ("NFSMountError", 32)
+    assert "volume 'nfs' (file server fs) can't be mounted on node-0" in str(failure)
+    assert "; the command was: mount -t nfs -- 127.0.0.1:/none " in str(failure)
+    assert failure.tail
+
+
+def test_the_blobfuse2_command(nodes: Any, azure: AzureServer) -> None:
+    """It is not to be had here: its command and environment are compared as text."""
+    node = nodes(blob_volume(azure, how="blobfuse2", folder="a", options="--allow-other --log-level='LOG DEBUG'"))
+    blobfuse = made(BlobfuseMount, node, {"key": KEY})
+    assert blobfuse.command() == [
+        "blobfuse2",
+        "mount",
+        str(node.targets[0]),
+        "--container-name=blobs",
+        "--foreground=true",
+        "--virtual-directory=true",
+        "--subdirectory=a",
+        f"--tmp-path={node.layout.job}/volumes/0/cache",
+        "--allow-other",
+        "--log-level=LOG DEBUG",
+    ]
+    account = {"AZURE_STORAGE_ACCOUNT": "devaccount", "AZURE_STORAGE_BLOB_ENDPOINT": azure.blob_endpoint}
+    assert blobfuse.variables() == {**account, "AZURE_STORAGE_AUTH_TYPE": "key", "AZURE_STORAGE_ACCESS_KEY": KEY}
+    assert made(BlobfuseMount, node, {"sas": "sv=1"}).variables() == {
+        **account,
+        "AZURE_STORAGE_AUTH_TYPE": "sas",
+        "AZURE_STORAGE_SAS_TOKEN": "sv=1",
+    }
+    failure = nodes(blob_volume(azure, how="blobfuse2", options="--odd='"), {"key": KEY}).failure()
+    assert "its mountOptions are no words of a command line (No closing quotation); correct them" in str(failure)
+    failure = nodes(blob_volume(azure, how="blobfuse2"), {"key": KEY}).failure()
+    assert (failure.code, failure.exit_code) == ("BFSMountError", 1)
+    assert "blobfuse2 can't be started: No such file or directory" in str(failure)
+
+
+@needs_root
+def test_bind(nodes: Any, tmp_path: Path) -> None:
+    source = tmp_path / "mounted 'share'"
+    source.mkdir()
+    (source / "file").write_text("precious")
+    volume = cifs_volume(how="bind", source=str(source))
+    node = nodes(volume)
+    node.mounts.mount_all()
+    assert table.at(str(node.targets[0]))
+    (node.targets[0] / "new").write_text("x")
+    node.close()
+    assert not node.targets[0].exists()
+    assert sorted(path.name for path in source.iterdir()) == ["file", "new"]
+    shutil.rmtree(source)
+    assert "is not a directory there; mount the share at it, or correct the path" in str(nodes(volume).failure())
+    assert str(trouble(volume)).startswith(f"{source} is not a directory")
+
+
+def test_bind_without_root_is_a_link(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "share"
+    source.mkdir()
+    (source / "file").write_text("precious")
+    node = nodes(cifs_volume(how="bind", source=str(source)))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 1000)
+        node.mounts.mount_all()
+    assert (node.targets[0] / "file").read_text() == "precious"
+    assert node.targets[0].is_symlink()
+    node.close()
+    assert (source / "file").exists()
+
+
+def command_volume(command: str) -> dict[str, Any]:
+    return {"scope": "job", "path": "un managed", "kind": "command", "name": "unmanaged file system", "command": command}
+
+
+@needs_root
+def test_a_mount_command(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is shell text, the path is none; a process of its own that it leaves lives until all is unmounted."""
+    monkeypatch.setattr(runtime, "SPARED_SECONDS", 0.3)
+    said = tmp_path / "said"
+    node = nodes(command_volume(f"(setsid sleep 300 >/dev/null 2>&1 & echo $! > {said}); mount -t tmpfs none"))
+    assert made(ShellMount, node).command()[-1] == str(node.targets[0])
+    assert "'" in str(node.targets[0])
+    node.mounts.mount_all()
+    found = table.at(str(node.targets[0]))
+    assert found is not None
+    assert found.kind == "tmpfs"
+    (node.targets[0] / "file").write_text("x")
+    node.runtime.stop_helpers()
+    assert node.runtime.end_everything(kill_first=True) == set()
+    daemon = Path("/proc") / said.read_text().strip()
+    assert daemon.exists()
+    node.close()
+    wait_for(lambda: not daemon.exists() or "Z" in (daemon / "stat").read_text().split()[2])
+
+
+@needs_root
+def test_mount_commands_that_fail(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = nodes(command_volume("echo no such server >&2; exit 7; mount")).failure()
+    assert (failure.code, failure.exit_code) == ("UnmanagedMountError", 7)
+    assert failure.reason().endswith("\nno such server")
+    assert "volume 'un managed' (unmanaged file system) can't be mounted on node-0" in str(failure)
+    assert "the command exited with code 7; the command was: bash -c echo no such" in str(failure)
+    monkeypatch.setattr(mount, "APPEAR_SECONDS", 0.1)
+    assert "the command ended well, yet nothing is mounted" in str(nodes(command_volume("true")).failure())
+    monkeypatch.setattr(ShellMount, "seconds", 0.3)
+    failure = nodes(command_volume("echo slowly; sleep 300; true")).failure()
+    assert "the command had not ended after 0 s" in str(failure)
+
+
+@needs_root
+def test_somebody_elses_mount_is_left_alone(nodes: Any) -> None:
+    node = nodes({**command_volume("mount -t tmpfs none"), "scope": "cluster"})
+    node.targets[0].mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "theirs", str(node.targets[0])], check=True)
+    try:
+        with pytest.raises(Exception, match=r"is taken: somebody has mounted theirs \(tmpfs\) there; unmount it"):
+            node.mounts.mount_all()
+        node.mounts.unmount_all()
+        assert table.at(str(node.targets[0]))
+    finally:
+        subprocess.run(["umount", str(node.targets[0])], check=True)
+
+
+def test_what_a_node_lacks(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, **more: None)
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
+    assert str(trouble(cifs_volume())).startswith(
+        "mount.cifs is not installed; install it (Debian: cifs-utils), or mount: rclone"
+    )
+    assert str(trouble(nfs_volume())).startswith("mount.nfs is not installed")
+    assert str(trouble(blob_volume(azure, how="blobfuse2"))).startswith("blobfuse2 is not installed")
+    monkeypatch.setattr(shutil, "which", lambda name, **more: "/bin/" + name)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "mounting needs root" in str(trouble(cifs_volume()))
+    assert "mounting needs root" in str(trouble(nfs_volume()))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert trouble(cifs_volume()) is None
+    assert trouble(nfs_volume()) is None
+    assert trouble(command_volume("true")) is None
+
+
+@needs_root
+def test_a_mount_command_may_end_with_a_newline(nodes: Any) -> None:
+    node = nodes(command_volume("mount -t tmpfs \\\n  none\n"))
+    node.mounts.mount_all()
+    assert table.at(str(node.targets[0]))
+
+
+@needs_root
+def test_what_a_file_system_still_holds_it_may_send(nodes: Any, tmp_path: Path) -> None:
+    """One that sends the rest when it was unmounted is not ended before it has."""
+    sent = tmp_path / "sent"
+    daemon = f"while grep -q {tmp_path} /proc/self/mountinfo; do sleep 0.1; done; sleep 0.5; touch {sent}"
+    node = nodes(command_volume(f"setsid sh -c '{daemon}' >/dev/null 2>&1 & sleep 0.2; mount -t tmpfs none"))
+    node.mounts.mount_all()
+    node.close()
+    assert sent.exists()
+
+
+def test_a_number_that_came_again_is_not_spared(nodes: Any) -> None:
+    """Of a mount's own process that has ended while ranks ran."""
+    node = nodes(command_volume("true"))
+    task = node.runtime.start(Task("rank 0", 0, lambda *said: None), ["sleep", "60"], {}, cwd="/")
+    try:
+        node.runtime.spare({task.pid})
+        assert task.pid not in node.runtime._ours()
+        node.runtime._spared[task.pid] -= 1
+        assert task.pid in node.runtime._ours()
+    finally:
+        processes.send({task.pid}, 9)
+        node.runtime.run_to_end(task)

