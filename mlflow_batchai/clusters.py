@@ -112,7 +112,7 @@ def _azure(document: ClusterDocument, path: Path) -> AzureLocation | None:
     if not is_azure(text):
         return None
     try:
-        location = parse(text)
+        location = parse(text).served_by(document.file_endpoint)
     except ShareError as error:
         raise ClusterError(f"{path}: share: {error}") from error
     if given := document.credentials:

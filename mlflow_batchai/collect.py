@@ -12,13 +12,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, TypeVar
 
-from mlflow_batchai.errors import ModelError, ShareError
+from mlflow_batchai.errors import ModelError, ShareNotFoundError
 from mlflow_batchai.jobs import Job
 from mlflow_batchai.models import logged
 from mlflow_batchai.models.facts import ModelFacts
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.places import output_places
-from mlflow_batchai.shares import Share
+from mlflow_batchai.shares import Share, spelling
 from mlflow_batchai.shares.directory import DirectoryShare
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 LOGS = "stdouterr"
+# Bytes of a file's name on this machine; Azure takes 255 letters of any alphabet.
+LONGEST_NAME = 255
 BLOCK = 16 << 20
 
 
@@ -116,7 +118,7 @@ def upload_outputs(client: MlflowClient, job: Job) -> list[str]:
             continue
         sent.add(key)
         artifact = "outputs/" + place["suffix"] if place["suffix"] else "outputs"
-        notes += _upload(client, job, job.share_at(place["share"]), place["path"], artifact)
+        notes += _upload(client, job, job.share_at(place["share"]), place["path"], artifact, place["rclone"])
     return notes
 
 
@@ -131,7 +133,7 @@ def log_model(client: MlflowClient, job: Job, known: Sequence[Record]) -> tuple[
 
     Raises:
         ModelError: none was saved where it was to be, or the one that was can't be made an MLflow model.
-        ShareError: it lies outside of the output directories.
+        ShareError: it can't be read.
     """
     wanted = job.plan["model"]
     if wanted is None:
@@ -199,12 +201,17 @@ def _on_share(job: Job, path: str) -> tuple[Share, str]:
         marker = place["path"] + "/"
         _, found, inside = path.partition("/" + marker)
         if found:
-            return job.share_at(place["share"]), marker + inside
-    raise ShareError(f"the saved model {path} lies in no output directory; save it under $AZ_BATCHAI_OUTPUT_<ID>")
+            named = marker + inside
+            return job.share_at(place["share"]), spelling.on_share(named) if place["rclone"] else named
+    raise ModelError(f"the saved model {path} lies in no output directory; save it under $AZ_BATCHAI_OUTPUT_<ID>")
 
 
-def _upload(client: MlflowClient, job: Job, share: Share, path: str, artifact: str) -> list[str]:
-    """Send a folder of a share, as it is now, to the run's artifacts; one that isn't there is none."""
+def _upload(client: MlflowClient, job: Job, share: Share, path: str, artifact: str, rclone: bool = False) -> list[str]:
+    """Send a folder of a share, as it is now, to the run's artifacts; one that isn't there is none.
+
+    Args:
+        rclone: whether nodes wrote it by rclone, so that some names are spelled otherwise on the share.
+    """
     run_id = str(job.plan["runId"])
     if isinstance(share, DirectoryShare):
         folder, bounds = share.local(path), _bounds(job, share)
@@ -223,12 +230,24 @@ def _upload(client: MlflowClient, job: Job, share: Share, path: str, artifact: s
                 if Path(parent, name) not in left_out:
                     client.log_artifact(run_id, str(Path(parent, name)), f"{artifact}/{inside}".removesuffix("/."))
         return [f"{artifact}: not sent: {', '.join(astray)} (links out of the share, or to nothing)"]
+    path = spelling.on_share(path) if rclone else path
     sizes, notes = _sizes(share, path)
     if sizes:
         with TemporaryDirectory(prefix="batchai-") as scratch:
-            _at_once(share, lambda name: share.download(f"{path}/{name}", Path(scratch, name)), sizes)
+            called = {name: Path(scratch, spelling.on_mount(name) if rclone else name) for name in sizes}
+            there = _at_once(share, lambda name: _fetch(share, f"{path}/{name}", called[name]), sizes)
+            notes += [f"not sent: {name} is gone" for name, fetched in zip(sizes, there, strict=True) if not fetched]
             client.log_artifacts(run_id, scratch, artifact)
     return [f"{artifact}: {note}" for note in notes]
+
+
+def _fetch(share: Share, path: str, target: Path) -> bool:
+    """Download a file; False if someone has removed it meanwhile."""
+    try:
+        share.download(path, target)
+    except ShareNotFoundError:
+        return False
+    return True
 
 
 def _bounds(job: Job, share: DirectoryShare) -> Path:
@@ -260,7 +279,12 @@ def _sizes(share: Share, path: str) -> tuple[dict[str, int], list[str]]:
     while waiting:
         folder = waiting.pop()
         for entry in share.list(f"{path}/{folder}".rstrip("/")):
-            if entry.name in ("", ".", "..") or "/" in entry.name or "\0" in entry.name:
+            if (
+                entry.name in ("", ".", "..")
+                or "/" in entry.name
+                or "\0" in entry.name
+                or len(os.fsencode(entry.name)) > LONGEST_NAME
+            ):
                 notes.append(f"not sent: {folder}{entry.name!r} can't be a name here")
             elif entry.is_directory:
                 waiting.append(f"{folder}{entry.name}/")

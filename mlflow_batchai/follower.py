@@ -34,8 +34,11 @@ TAG_SECONDS = 5.0
 CANCEL_PATIENCE_SECONDS = 30.0
 # For agents that have a volume by rclone: they send what ranks have written to it first (``agent.LAST_DRAIN_SECONDS``).
 DRAIN_PATIENCE_SECONDS = 120.0
+# For agents that look at the board seldom: node 0 tells the others, one after the other hears of it.
+BOARD_PATIENCE_SECONDS = 30.0
 LEAVE_SECONDS = 10.0
 SILENCE_MARGIN_SECONDS = 15.0
+LEAVE_TROUBLE_SECONDS = 10.0
 WRITER = "follower"
 
 
@@ -123,12 +126,17 @@ class Watch:
             return
         if snapshot.requests:
             self._cancel_since = now if self._cancel_since is None else self._cancel_since
-            drains = any(volume.get("how") == "rclone" for volume in self._job.plan["volumes"])
-            if now - self._cancel_since > CANCEL_PATIENCE_SECONDS + drains * DRAIN_PATIENCE_SECONDS:
+            if now - self._cancel_since > self._cancel_patience():
                 # Without a handle its submitter died before it had started every agent: those that came have been told.
                 if self._handle:
                     self._engine.cancel(self._handle)
                 self._terminate(bool(snapshot.announces))
+
+    def _cancel_patience(self) -> float:
+        """How long agents may take to end the job by themselves."""
+        drains = any(volume.get("how") == "rclone" for volume in self._job.plan["volumes"])
+        slow = self._job.board is not None
+        return CANCEL_PATIENCE_SECONDS + drains * DRAIN_PATIENCE_SECONDS + slow * BOARD_PATIENCE_SECONDS
 
     def _poll(self) -> Poll:
         if self._handle:
@@ -239,6 +247,9 @@ def _follow(job: Job, mlflow: MlflowClient, lease: Lease) -> JobState:
         except Exception as error:  # a store that is down must not end the following: wait and try again
             trouble = min(trouble * 2 or 1.0, 60.0)
             _complain(error, trouble)
+            if isinstance(error, ShareError) and trouble > LEAVE_TROUBLE_SECONDS and relay.run_ended():
+                # Our way to the share is gone (its SAS has expired, say), and someone who has one has done the rest.
+                raise LeaseLostError("another process has ended the run") from error
             relaying = not relay.run_gone()
             pause = trouble
         time.sleep(pause)

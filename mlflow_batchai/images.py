@@ -48,8 +48,8 @@ def choose_container(project: MLProject, properties: JobProperties, document: Cl
     if _ignored(document):
         image = settings.image_source_registry.image if settings else (docker_env or {})["image"]
         notice = (
-            f"{source}: the cluster document says containers: ignore; the job runs on the bare nodes, without the image {image}"
-            " and what its container was to mount and set"
+            f"notice: the cluster document says containers: ignore, so the job runs on the bare nodes, without the image"
+            f" {image} and what its container was to mount and set"
         )
         return None, None, [notice]
     if settings:

@@ -220,7 +220,7 @@ class Job:
         return [record for _, record in sorted(self._requests.items())]
 
     def request_cancel(self, who: str, why: str) -> None:
-        """Ask for the job's end; agents see it within a second."""
+        """Ask for the job's end; agents see it within a second, where looks cost requests within a few."""
         record = {"kind": "cancel", "who": who, "why": why, "time": protocol.now_ms()}
         identity = uuid.uuid4().hex
         self.share.write(self.paths.request(identity), protocol.encode([record]))

@@ -18,8 +18,8 @@ from mlflow_batchai.jobs import Job
 from mlflow_batchai.node import processes, protocol
 from mlflow_batchai.node.protocol import Record, TornFileError
 
-# (beat, grace): where every look costs requests, holders beat, and are looked at, less often.
-PACE, BOARD_PACE = (5.0, 20.0), (20.0, 70.0)
+# (beat, grace, look): where every look costs requests, holders beat, and are looked at, less often.
+PACE, BOARD_PACE = (5.0, 20.0, 0.5), (20.0, 70.0, 5.0)
 
 
 class LeaseLostError(JobError):
@@ -41,7 +41,7 @@ class Lease:
         self._job = job
         self._clock = clock
         self._sleep = sleep
-        self._beat_seconds, self._grace_seconds = PACE if job.board is None else BOARD_PACE
+        self._beat_seconds, self._grace_seconds, self._look_seconds = PACE if job.board is None else BOARD_PACE
         self._checked: float | None = None
         self.number = 0
         self._counter = 0
@@ -89,7 +89,7 @@ class Lease:
                 finished = bool((self._cursor(newest) or {}).get("finished"))
                 self.save({}, finished)
                 return not finished
-            self._sleep(0.5)
+            self._sleep(self._look_seconds)
         return False
 
     def _last_memory(self, newest: int) -> Record:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from mlflow_batchai import clusters, runs
 from mlflow_batchai.detached import Submitted
-from mlflow_batchai.errors import BatchAIError, JobError, ShareError
+from mlflow_batchai.errors import BatchAIError, JobError, JobNotFoundError, ShareError
 from mlflow_batchai.jobs import Job
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares import Share, open_share
+from mlflow_batchai.shares.location import is_azure
 from mlflow_batchai.shares.objects import holds_any
 
 if TYPE_CHECKING:
@@ -57,17 +58,24 @@ def _job_of(run: Run) -> Job:
     ways: list[Callable[[], Share]] = [lambda: open_share(tags[runs.TAG_SHARE]), lambda: clusters.load(cluster)[0].share]
     for way in ways:
         try:
-            there.append(way())
-            return Job(there[-1], tags[runs.TAG_FOLDER])
+            share = way()
+            try:
+                return Job(share, tags[runs.TAG_FOLDER])
+            except JobNotFoundError:
+                there.append(share)
+                raise
         except BatchAIError as error:
             troubles.append(str(error))
     # A job's code is sent before its run is made: where nothing was ever sent to is a folder that only has the share's path.
     shares = [share.url for share in there if holds_any(share)]
     if shares and len(there) == len(troubles):
         raise NoFolderError(run, " and ".join(dict.fromkeys(shares)))
+    why = "; ".join(dict.fromkeys(troubles))
+    if is_azure(tags[runs.TAG_SHARE]):
+        raise ShareError(f"the share of job {tags[runs.TAG_JOB]} can't be read from here: {why}")
     raise ShareError(
-        f"the share of job {tags[runs.TAG_JOB]} is not on this machine ({'; '.join(dict.fromkeys(troubles))}); "
-        f"mount it there, or describe cluster '{cluster}' here"
+        f"the share of job {tags[runs.TAG_JOB]} is not on this machine ({why}); mount it there, or describe cluster "
+        f"'{cluster}' here"
     )
 
 

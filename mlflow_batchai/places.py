@@ -46,16 +46,21 @@ def locate(text: str, prefixes: Mapping[str, int], where: str) -> tuple[int, str
 
 
 def output_places(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where each output directory lies that a client can read: ``{"id", "share": address, "path"}``."""
+    """Where each output directory lies that a client can read: ``{"id", "share": address, "path", "suffix", "rclone"}``.
+
+    The path is as nodes call it; ``rclone`` tells whether the share has it in rclone's spelling (``shares/spelling.py``).
+    """
     prefixes = mount_points(plan["volumes"])
     places = []
     for entry in plan["outputDirectories"]:
         index, path = locate(entry["pathPrefix"], prefixes, entry["id"])
-        if plan["volumes"][index]["share"] is None:
+        volume = plan["volumes"][index]
+        if volume["share"] is None:
             continue
         suffix = (entry.get("pathSuffix") or "").strip("/")
         parts = [part for part in (path, plan["segment"], "outputs", suffix) if part]
-        places.append({"id": entry["id"], "share": plan["volumes"][index]["share"], "path": "/".join(parts), "suffix": suffix})
+        place = {"id": entry["id"], "share": volume["share"], "path": "/".join(parts), "suffix": suffix}
+        places.append({**place, "rclone": volume.get("how") == "rclone"})
     return places
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlflow_batchai import tools
@@ -32,8 +32,8 @@ class Prepared:
     plan: dict[str, Any]
     document: dict[str, Any]
     parameters: dict[str, str]
-    secrets: dict[str, str]
-    credentials: dict[str, Any]
+    secrets: dict[str, str] = field(repr=False)
+    credentials: dict[str, Any] = field(repr=False)
     seconds: float
     code: Sequence[StagedFile]
     inputs: Sequence[StagedFile]

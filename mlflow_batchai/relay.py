@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mlflow_batchai import collect, runs
-from mlflow_batchai.errors import BatchAIError
+from mlflow_batchai.errors import BatchAIError, ShareError, ShareNotFoundError
 from mlflow_batchai.events import EventReader
 from mlflow_batchai.jobs import Job, JobState
 from mlflow_batchai.lease import Lease, LeaseLostError
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 BATCH = 1000
 FIRST_LOG_SECONDS, LONGEST_LOG_SECONDS = 15.0, 300.0
+# For how long a share over the network may be away (this machine slept) before its results are given up.
+AWAY_SECONDS = 300.0
 
 
 class Relay:
@@ -52,6 +54,7 @@ class Relay:
         self._logs = collect.Logs(client, job)
         self._next_logs = time.monotonic() + FIRST_LOG_SECONDS
         self._log_interval = FIRST_LOG_SECONDS
+        self._finishing: float | None = None
         self.notes: list[str] = []
 
     def step(self, to_the_end: bool = False) -> int:
@@ -127,6 +130,13 @@ class Relay:
         except Exception as error:  # a store that can't be reached says nothing of the run
             return getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST"
 
+    def run_ended(self) -> bool:
+        """Whether the run has its end: another relay has finished it, or a person has. False if the store can't say."""
+        try:
+            return bool(self._client.get_run(self._run_id).info.status not in ("SCHEDULED", "RUNNING"))
+        except Exception:  # a store that can't be reached says nothing of the run
+            return False
+
     def show_state(self, state: JobState) -> None:
         """Bring the run's status and tags to the job's state, when that has changed."""
         if state.execution_state == self._state or state.ended:
@@ -153,7 +163,11 @@ class Relay:
         """The job has its verdict: send the rest, the outputs and the model, then end the run.
 
         What fails here is told in the run's tags; the run ends in any case, with the job's status.
+
+        Raises:
+            ShareError: a share over the network is away, perhaps for a moment: call it again.
         """
+        self._finishing = self._finishing or time.monotonic()
         self.step(to_the_end=True)
         self._pending += self._metrics.finish()
         self._send()
@@ -196,6 +210,13 @@ class Relay:
         except LeaseLostError:
             raise
         except BatchAIError as error:
+            if self._may_pass(error):
+                raise
             notes.append(str(error))
         except Exception as error:  # MLflow raises whatever its store raises; the run must end all the same
             notes.append(f"{what}: {type(error).__name__}: {error}")
+
+    def _may_pass(self, error: BatchAIError) -> bool:
+        waited = time.monotonic() - (self._finishing or 0.0)
+        passing = isinstance(error, ShareError) and not isinstance(error, ShareNotFoundError)
+        return self._job.board is not None and passing and waited < AWAY_SECONDS

@@ -6,7 +6,7 @@ import contextlib
 import getpass
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from mlflow_batchai.clusters import Cluster, share_secret
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.detached import Submitted, follower_log, keep_follower, start_follower
 from mlflow_batchai.engines.base import StartRequest
-from mlflow_batchai.errors import BatchAIError, JobDetachedError, JobFailedError
+from mlflow_batchai.errors import BatchAIError, JobDetachedError, JobFailedError, ShareError
 from mlflow_batchai.events import EventReader
 from mlflow_batchai.jobs import Job, JobState, failed_verdict, pause_after
 from mlflow_batchai.lease import Lease
@@ -26,8 +26,10 @@ from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares.objects import upload
 from mlflow_batchai.signals import Signals
 
-WATCH_SECONDS, BOARD_WATCH_SECONDS = 0.1, 1.0
+WATCH_SECONDS, BOARD_WATCH_SECONDS = 0.1, 2.0
 PATIENCE_SECONDS = 10.0
+# A share that is away: for how long it is looked for, and how often at most.
+SHARE_PATIENCE_SECONDS, TROUBLE_SECONDS = 600.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,35 @@ def wait(submitted: Submitted) -> JobState:
     return submitted.job.state()
 
 
+class _Patience:
+    """A share that can't be used for a while (this machine slept, its network is away) is no reason to stop watching."""
+
+    def __init__(self, job: Job, console: JobConsole) -> None:
+        self._job = job
+        self._console = console
+        self._since: float | None = None
+
+    @contextlib.contextmanager
+    def trying(self) -> Iterator[None]:
+        """What fails inside is tried again by the caller.
+
+        Raises:
+            ShareError: it has failed for ``SHARE_PATIENCE_SECONDS``.
+        """
+        try:
+            yield
+        except ShareError as error:
+            now = time.monotonic()
+            if self._since is None:
+                self._since = now
+                self._console.say(f"{error} (job {self._job.name} goes on; still looking for it)")
+            if now - self._since >= SHARE_PATIENCE_SECONDS:
+                raise ShareError(f"{error}; job {self._job.name} goes on: batchai job attach {self._job.name}") from error
+            time.sleep(TROUBLE_SECONDS)
+        else:
+            self._since = None
+
+
 def watch(submitted: Submitted, console: JobConsole, signals: Signals, from_start: bool = True) -> JobState:
     """Show a job until its run is finished in MLflow.
 
@@ -218,26 +249,31 @@ def _cancel_here(submitted: Submitted, console: JobConsole) -> None:
 def _watch(submitted: Submitted, console: JobConsole, reader: EventReader, signals: Signals) -> JobState:
     job = submitted.job
     shown = ""
+    patience = _Patience(job, console)
     while True:
         begun = time.monotonic()
-        signals.check(lambda: _cancel_here(submitted, console))
-        for _, _, records in reader.read():
-            console.records(records)
-        state = job.state(reader.ending)
-        if state.ended:
-            for _, _, records in reader.read(to_the_end=True):
+        with patience.trying():
+            signals.check(lambda: _cancel_here(submitted, console))
+            for _, _, records in reader.read():
                 console.records(records)
-            break
-        if state.execution_state != shown:
-            shown = state.execution_state
-            console.state({protocol.QUEUED: "queued: waiting for nodes", protocol.RUNNING: "running"}.get(shown, shown))
-        keep_follower(submitted)
+            state = job.state(reader.ending)
+            if state.ended:
+                for _, _, records in reader.read(to_the_end=True):
+                    console.records(records)
+                break
+            if state.execution_state != shown:
+                shown = state.execution_state
+                console.state({protocol.QUEUED: "queued: waiting for nodes", protocol.RUNNING: "running"}.get(shown, shown))
+            keep_follower(submitted)
         time.sleep(pause_after(time.monotonic() - begun, WATCH_SECONDS))
     lease = Lease(job)
     ended, said = time.monotonic(), False
-    while not lease.finished():
-        signals.check(lambda: None)
-        keep_follower(submitted)
+    while True:
+        with patience.trying():
+            signals.check(lambda: None)
+            if lease.finished():
+                break
+            keep_follower(submitted)
         if not said and time.monotonic() - ended > PATIENCE_SECONDS:
             said = True
             console.say(f"the job has ended; its last results are on their way to MLflow (see {follower_log(job)})")

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.shares.objects import StagedFile
+from mlflow_batchai.shares.objects import BLOCK, StagedFile
 from mlflow_batchai.spec.text import load_text
 
 # Shorter ones can't be told from ordinary text; no secret worth its name is.
 LEAST_LENGTH = 6
 LARGEST_DOCUMENT = 1 << 20
+STORAGE_KEYS = ("accountKey", "sasToken")
 _PLACES = {
     "environmentVariables": "properties.environmentVariables",
     "preparation": "properties.jobPreparation.commandLine",
@@ -46,15 +47,25 @@ def without_secrets(
 
 
 def _holds(path: Path, values: Sequence[bytes]) -> bool:
-    content = path.read_bytes()
-    return any(value in content for value in values)
+    overlap = max(map(len, values)) - 1
+    content = b""
+    with path.open("rb") as file:
+        # Not all at once: someone's data may lie in the project.
+        while block := file.read(BLOCK):
+            content = content[-overlap:] + block
+            if any(value in content for value in values):
+                return True
+    return False
 
 
 def _names_secrets(path: Path) -> bool:
-    """Whether a file is a document (a job's, or a configuration) that gives secrets their values."""
+    """Whether a file is a document (of a job, a cluster, a configuration) that gives secrets their values or opens storage."""
     if path.suffix not in (".yaml", ".yml", ".json") and path.name != "MLproject":
         return False
-    if path.stat().st_size > LARGEST_DOCUMENT or b"secrets" not in (content := path.read_bytes()):
+    if path.stat().st_size > LARGEST_DOCUMENT:
+        return False
+    content = path.read_bytes()
+    if not any(word.encode() in content for word in ("secrets", *STORAGE_KEYS)):
         return False
     try:
         found = load_text(content.decode("utf-8-sig"), str(path))
@@ -64,7 +75,17 @@ def _names_secrets(path: Path) -> bool:
     properties = block.get("properties") if isinstance(block, Mapping) else None
     lists = [place.get("secrets") for place in (block, properties) if isinstance(place, Mapping)]
     entries = [entry for entries in lists if isinstance(entries, list) for entry in entries]
-    return any(isinstance(entry, Mapping) and entry.get("value") for entry in entries)
+    return any(isinstance(entry, Mapping) and entry.get("value") for entry in entries) or _opens_storage(found)
+
+
+def _opens_storage(value: Any) -> bool:
+    """Whether plain data gives a storage account's key or SAS; Batch AI's placeholders are none."""
+    if isinstance(value, Mapping):
+        given = (value.get(key) for key in STORAGE_KEYS)
+        if any(isinstance(text, str) and text and not text.startswith("<") for text in given):
+            return True
+        value = tuple(value.values())
+    return isinstance(value, list | tuple) and any(_opens_storage(inner) for inner in value)
 
 
 def refuse_spoken(plan: Mapping[str, Any], secrets: Collection[str], source: str) -> None:

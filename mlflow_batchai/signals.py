@@ -52,7 +52,8 @@ class Signals:
         self.submitting = False
 
     def check(self, cancel: Callable[[], None]) -> None:
-        """Do what a signal has asked for: not in the handler, which may have interrupted a write to the terminal.
+        """Do what a signal has asked for: not in the handler, which may have interrupted a write to the terminal. What fails is
+        done again at the next check.
 
         Raises:
             JobDetachedError: a signal that came during the submit says to leave.
@@ -60,8 +61,8 @@ class Signals:
         if self._left:
             raise JobDetachedError(f"{self._left} received")
         if self.cancelled and not self._told:
-            self._told = True
             cancel()
+            self._told = True
 
     def _interrupt(self, number: int, frame: object) -> None:
         if self.submitting:

@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -41,6 +42,9 @@ class Chosen(NamedTuple):
     volumes: list[Volume]
     credentials: dict[str, dict[str, str]]
     warnings: list[str]
+
+    def __repr__(self) -> str:
+        return f"Chosen({self.volumes!r})"
 
 
 def choose_volumes(properties: JobProperties, cluster: Cluster, source: str, seconds: float) -> Chosen:
@@ -109,14 +113,12 @@ class _Chooser:
         cluster = self._cluster
         if cluster.mount == "folder":
             return self._stand_in(entry, at)
-        account = _filled(entry.account_name, at, "accountName") if entry.account_name else None
+        account = self._filled(entry.account_name, at, "accountName") if entry.account_name else None
         try:
-            location = parse(_filled(entry.azure_file_url, at, "azureFileUrl"), account)
+            location = parse(self._filled(entry.azure_file_url, at, "azureFileUrl"), account)
         except ShareError as error:
             raise DocumentError(f"{at}: azureFileUrl: {error}") from error
-        endpoint = self._cluster.document.file_endpoint
-        if endpoint and location.endpoint == f"https://{location.account}.file.core.windows.net":
-            location = location._replace(endpoint=endpoint.replace("ACCOUNT", location.account).rstrip("/"))
+        location = location.served_by(self._cluster.document.file_endpoint)
         _remember(location.account, entry.credentials, at)
         return self._azure_files(location, at, entry.file_mode, entry.directory_mode)
 
@@ -148,9 +150,22 @@ class _Chooser:
         try:
             if how == "cifs":
                 return volume, {"key": self._key(location.account, at)}
-            return volume, credentials.for_nodes(location, self._seconds)
+            opens = credentials.for_nodes(location, self._seconds)
         except ShareError as error:
             raise DocumentError(f"{at} ({volume['name']}): {error}") from error
+        if credentials.find(location.account).sas:
+            self._tell_end(opens["sas"], location.account)
+        return volume, opens
+
+    def _tell_end(self, sas: str, account: str) -> None:
+        """Warn of a user's SAS that a job may outlive; one that we make lasts as long as Azure has it."""
+        ends = credentials.expiry(sas)
+        if ends and ends < datetime.now(timezone.utc) + timedelta(seconds=self._seconds):
+            warning = (
+                f"the SAS of storage account '{account}' ends at {ends:%Y-%m-%d %H:%M} UTC: a job that still runs then fails"
+            )
+            if warning not in self.warnings:
+                self.warnings.append(warning)
 
     def _key(self, account: str, at: str) -> str:
         key = credentials.find(account).key
@@ -182,9 +197,9 @@ class _Chooser:
         return volume, {}
 
     def _blob_container(self, entry: AzureBlobFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
-        if not entry.account_name and not os.environ.get(ACCOUNT_VARIABLE):
+        if not entry.account_name and not self._account:
             raise DocumentError(f"{at}: accountName is missing; give it, or set {ACCOUNT_VARIABLE}")
-        account = _filled(entry.account_name or f"<{ACCOUNT_VARIABLE}>", at, "accountName")
+        account = self._filled(entry.account_name or f"<{ACCOUNT_VARIABLE}>", at, "accountName")
         if not re.fullmatch(r"[a-z0-9-]{1,63}", account):
             raise DocumentError(f"{at}: accountName is '{account}', which no storage account can be called")
         if not re.fullmatch(r"[a-z0-9$][a-z0-9-]{2,62}", entry.container_name):
@@ -232,20 +247,25 @@ class _Chooser:
         }
         return volume, {}
 
+    @property
+    def _account(self) -> str:
+        """The storage account of documents that name none: the environment's, else the control share's."""
+        control = self._cluster.location
+        named = os.environ.get(ACCOUNT_VARIABLE) or os.environ.get("AZURE_STORAGE_ACCOUNT")
+        return named or (control.account if control else "")
+
+    def _filled(self, text: str, at: str, key: str) -> str:
+        """A text with Batch AI's placeholder for the account filled."""
+        placeholder = f"<{ACCOUNT_VARIABLE}>"
+        if placeholder in text and not self._account:
+            raise DocumentError(
+                f"{at}: {key} has the placeholder {placeholder}; set {ACCOUNT_VARIABLE} to the storage account's name"
+            )
+        return text.replace(placeholder, self._account)
+
     def _unmanaged(self, entry: UnmanagedFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
         name = f"unmanaged file system {entry.relative_mount_path.strip('/')}"
         return {"kind": "command", "name": name, "share": None, "command": entry.mount_command}, {}
-
-
-def _filled(text: str, at: str, key: str) -> str:
-    """A text with Batch AI's placeholder for the account filled from the environment."""
-    placeholder = f"<{ACCOUNT_VARIABLE}>"
-    account = os.environ.get(ACCOUNT_VARIABLE, "")
-    if placeholder in text and not account:
-        raise DocumentError(
-            f"{at}: {key} has the placeholder {placeholder}; set {ACCOUNT_VARIABLE} to the storage account's name"
-        )
-    return text.replace(placeholder, account)
 
 
 def _remember(account: str, given: StorageCredentials | None, at: str) -> None:

@@ -79,7 +79,7 @@ def test_ignored(project: Any) -> None:
     found, login, notices = choose_container(made, properties(), IGNORE, "job.json")
     assert (found, login) == (None, None)
     assert notices == [
-        "job.json: the cluster document says containers: ignore; the job runs on the bare nodes, without the image team/a and what"
+        "notice: the cluster document says containers: ignore, so the job runs on the bare nodes, without the image team/a and what"
         " its container was to mount and set"
     ]
     assert copied_variables(made, IGNORE, {}) == {}

@@ -74,6 +74,9 @@ class StartRequest(NamedTuple):
     node_count: int
     secrets: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        return f"StartRequest({self.mark!r}, {self.folder!r}, {self.node_count})"
+
 
 class NodeCommand(NamedTuple):
     """What one node would run."""

@@ -134,7 +134,9 @@ class Agent:
 
     def _tell(self, error: BaseException) -> None:
         """Everything of an error that should not have happened: to the node's log, and to the agent's own."""
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        # A share that fails is no bug, and the last line of the agent's log is what its client can tell of it.
+        said = isinstance(error, ControlError)
+        text = str(error) + "\n" if said else "".join(traceback.format_exception(type(error), error, error.__traceback__))
         sys.stderr.write(text)
         self.shipper.note(text.rstrip())
 
@@ -221,7 +223,8 @@ class Agent:
     def _end_as_node_zero(self, failure: Optional[Failure], stop: Optional[Stop], exit_record: Dict[str, Any]) -> None:
         failures = [failure] if failure else []
         with self._going_on():
-            if (failure or stop) and not (stop and (stop.queued or stop.kind == "verdict")):
+            heard = not self.layout.control.refused(0.0)
+            if heard and (failure or stop) and not (stop and (stop.queued or stop.kind == "verdict")):
                 self.peers.await_exits(self.layout.plan["lossSeconds"] + 10.0, lambda: self.runtime.pump(0.05))
             for node, record in sorted(self.peers.exits.items()):
                 if record.get("left"):
@@ -240,23 +243,24 @@ class Agent:
         self.shipper.note("verdict: %s %s" % (verdict["executionState"], verdict["reason"] or ""))
         self._finish_shipping()
         with self._going_on():
-            if self.runtime.node_lock is not None:
-                self._copy_logs()
+            if self.runtime.node_lock is not None and self._copy_logs():
                 self._drain()
         exit_record["segments"] = verdict["segments"] = self.shipper.sequence
         with self._going_on():
             self._write_exit(exit_record)
         self._claim_verdict(verdict)
 
-    def _copy_logs(self) -> None:
+    def _copy_logs(self) -> bool:
+        """Copy the logs where stdOutErrPathPrefix wants them; whether something was written."""
         prefix = self.layout.plan.get("logCopyPrefix")
         if prefix and not self.phases.mounts.has(prefix["volume"]):
-            return  # they would stay on the node's disk, in the way of the next mount
+            return False  # they would stay on the node's disk, in the way of the next mount
         try:
             staging.copy_logs(self.layout)
         except OSError as error:
             self._trouble = True
             sys.stderr.write("the logs could not all be copied to stdOutErrPathPrefix: %s\n" % error)
+        return bool(prefix)
 
     def _claim_verdict(self, verdict: Dict[str, Any]) -> None:
         control, paths = self.layout.control, self.layout.paths

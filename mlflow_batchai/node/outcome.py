@@ -12,6 +12,7 @@ _CONSEQUENCES = (
     "gloo::IoException",
     "Gloo all-reduce failed",
 )
+SHORT_LINE = 20
 
 
 class Stop(Exception):
@@ -100,7 +101,8 @@ class Failure(Exception):
 
     def reason(self, lines: int = 20) -> str:
         """The sentence, and the last lines of what failed."""
-        tail = "\n".join(self.tail[-lines:])
+        # What the sentence has said already isn't said twice.
+        tail = "\n".join(line for line in self.tail[-lines:] if len(line) < SHORT_LINE or line.strip() not in str(self))
         return "%s\n%s" % (self, tail) if tail else str(self)
 
     @property

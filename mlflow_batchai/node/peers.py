@@ -12,6 +12,9 @@ from mlflow_batchai.node.shipper import Shipper
 
 # An agent comes within this many seconds of its ticket, so of ours, or never; it speaks from its first moment.
 COMING_SECONDS = tickets.ARRIVAL_SECONDS + tickets.MARGIN_SECONDS
+# Who is not let in on the share for so long (its SAS has expired, the account has new keys) never will be; until then it may be
+# a network rule that someone is just correcting.
+REFUSED_SECONDS = 900.0
 
 
 class Peers:
@@ -66,11 +69,14 @@ class Peers:
 
         Raises:
             Stop: it has its verdict, a cancel was asked for, or a peer failed, stopped, fell silent, or (node 0) never came.
-            Failure: node 0 never came.
+            Failure: node 0 never came, or we are not let in on the share any more.
             Exception: what ended the share thread: we can't hear anyone any more.
         """
         if self.shipper.broken is not None:
             raise self.shipper.broken
+        refused = self.layout.control.refused(REFUSED_SECONDS)
+        if refused:
+            raise Failure(protocol.NODE_LOST, "%s: %s" % (self.layout.node_id, refused), node=self.layout.node)
         if self.shipper.verdict is not None:
             raise Stop("verdict", "the attempt has its verdict already")
         for request in self.shipper.requests():
@@ -98,7 +104,7 @@ class Peers:
             came = self.shipper.has_spoken(node) or node in self.announces
             if silent <= self.layout.plan["lossSeconds"] + (0.0 if came else COMING_SECONDS):
                 continue
-            if self.layout.node == 0 and self._exit_of(node):
+            if self.layout.node == 0 and (self._exit_of(node) or self._exit_without_notice(node)):
                 continue  # it is done
             self._give_up(node, came, silent)
 
@@ -156,6 +162,14 @@ class Peers:
             if record is None or self.shipper.heard(node) < record["segments"]:
                 return False
         return True
+
+    def _exit_without_notice(self, node: int) -> bool:
+        """Whether a peer that fell silent had written its exit.json, and was killed before it could say so on the board."""
+        with contextlib.suppress(OSError):
+            record = self.layout.control.read_closed(self.layout.paths.exit(node))
+            if record:
+                self.exits[node] = record
+        return node in self.exits
 
     def _exit_of(self, node: int) -> Optional[Dict[str, Any]]:
         """A peer's exit.json once it is there; a share that can't be read just now has none."""

@@ -175,9 +175,10 @@ class Phases:
             if task.status is not None or time.monotonic() > until:
                 self.runtime.drain([task])
                 sentence = task.tail[-1] if task.tail else "it said nothing"
+                where = " in the image %s" % self.plan["container"]["image"] if self.plan["container"] else ""
                 raise Failure(
                     protocol.RENDEZVOUS_FAILED,
-                    "Horovod's rendezvous server did not start on node-0: %s" % sentence,
+                    "Horovod's rendezvous server did not start on node-0%s: %s" % (where, sentence),
                     node=0,
                     tail=list(task.tail),
                 )

@@ -213,6 +213,8 @@ class JobPaths:
 
 
 OBJECTS = ".batchai/objects"
+# What says that all objects of one set lie on the share; removed with them, as it lies in the same folder.
+TREES = OBJECTS + "/trees"
 
 
 def object_path(sha256: str) -> str:

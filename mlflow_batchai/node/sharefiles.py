@@ -2,12 +2,17 @@
 
 import contextlib
 import time
-from typing import Callable, List, Optional
+from typing import TYPE_CHECKING, Callable, List, Mapping, Optional
 
 from mlflow_batchai.node.control.base import Attempt
 from mlflow_batchai.node.protocol import Record
 
+if TYPE_CHECKING:
+    from concurrent import futures
+
 PATIENCE_SECONDS = 60.0
+# Writers that say more than can be read must not keep an agent from saying something itself: others would think it gone.
+ROUNDS_SECONDS = 5.0
 
 
 class Follower:
@@ -27,15 +32,18 @@ class Follower:
         self.silent = 0.0
         self._looked = time.monotonic()
 
-    def read(self, attempt: Attempt) -> List[Record]:
+    def read(self, attempt: Attempt, most: Optional[int] = None) -> List[Record]:
         """Records of the segments that have been closed since the last call.
+
+        Args:
+            most: of so many segments at most.
 
         Raises:
             OSError: the share can't be read (what was read before that is returned first).
         """
         found: List[Record] = []
         before = self.sequence
-        while True:
+        while most is None or self.sequence - before < most:
             try:
                 records = attempt.segment(self.writer, self.sequence)
             except OSError:
@@ -53,6 +61,63 @@ class Follower:
             self.silent += min(max(0.0, looked - self._looked), attempt.longest_silence)
         self._looked, self.beats = looked, beats
         return found
+
+
+class Rounds:
+    """Reads what several writers have said.
+
+    Args:
+        at_once: of how many at a time.
+    """
+
+    def __init__(self, followers: Mapping[int, Follower], attempt: Attempt, at_once: int) -> None:
+        self._followers = followers
+        self._attempt = attempt
+        self._at_once = min(at_once, len(followers))
+        self._pool: Optional[futures.ThreadPoolExecutor] = None
+
+    def read(self, take: Callable[[int, List[Record]], None]) -> None:
+        """Take what has come since the last call, as far as that can be done in a while: a segment of each writer at a time, so
+        that none waits for the many of another.
+
+        Raises:
+            OSError: the share can't be read (what was read before that is taken).
+        """
+        errors: List[OSError] = []
+
+        def read(node: int) -> List[Record]:
+            if errors:
+                return []  # it would only take time
+            try:
+                return self._followers[node].read(self._attempt, 1)
+            except OSError as error:
+                errors.append(error)
+                return []
+
+        until = time.monotonic() + ROUNDS_SECONDS
+        waiting = list(self._followers)
+        while waiting:
+            before = {node: self._followers[node].sequence for node in waiting}
+            for node, records in zip(waiting, self._workers().map(read, waiting) if self._at_once > 1 else map(read, waiting)):
+                take(node, records)
+            waiting = [node for node in waiting if self._followers[node].sequence > before[node]]
+            if time.monotonic() > until:
+                break
+        if errors:
+            raise errors[0]
+
+    def _workers(self) -> "futures.ThreadPoolExecutor":
+        if self._pool is None:
+            # Only here: most agents start no thread for it.
+            from concurrent import futures
+
+            self._pool = futures.ThreadPoolExecutor(self._at_once, "peers", self._attempt.hasty)
+        return self._pool
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
 
 
 def patiently(step: Callable[[], None]) -> None:

@@ -6,6 +6,7 @@ counted, but never a metric. Node 0 reads its peers' segments and joins everyone
 """
 
 import collections
+import contextlib
 import itertools
 import threading
 import time
@@ -15,7 +16,7 @@ from mlflow_batchai.node import protocol
 from mlflow_batchai.node.control.base import MAX_PENDING_BYTES, LogFile
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.protocol import Record
-from mlflow_batchai.node.sharefiles import Follower
+from mlflow_batchai.node.sharefiles import Follower, Rounds
 from mlflow_batchai.node.tasks import readable
 
 TICK_SECONDS = 0.25
@@ -46,6 +47,7 @@ class Shipper(threading.Thread):
         self._layout = layout
         self._writer = protocol.agent_writer(layout.node)
         self._followers = {node: Follower(protocol.agent_writer(node)) for node in peers}
+        self._rounds = Rounds(self._followers, layout.attempt, layout.control.at_once)
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._records: List[Record] = []
@@ -155,7 +157,9 @@ class Shipper(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._run()
+            self._layout.attempt.hasty()
+            with contextlib.closing(self._rounds):
+                self._run()
         except Exception as error:
             # A bug. The main thread sees it at its next check: without this thread it would wait for ever.
             self.broken = error
@@ -287,14 +291,7 @@ class Shipper(threading.Thread):
     def _read(self) -> None:
         layout, attempt = self._layout, self._layout.attempt
         attempt.look()
-        for node, follower in self._followers.items():
-            for record in follower.read(attempt):
-                if record["k"] == "log":
-                    if layout.node == 0:
-                        self._join(record)
-                else:
-                    with self._lock:
-                        self._inbox.append((node, record))
+        self._rounds.read(self._take_in)
         if self.verdict is None:
             self.verdict = attempt.read("verdict", layout.paths.verdict_file)
         if layout.node == 0:
@@ -304,3 +301,12 @@ class Shipper(threading.Thread):
                     if request is not None:
                         with self._lock:
                             self._requests[name] = request
+
+    def _take_in(self, node: int, records: List[Record]) -> None:
+        for record in records:
+            if record["k"] == "log":
+                if self._layout.node == 0:
+                    self._join(record)
+            else:
+                with self._lock:
+                    self._inbox.append((node, record))

@@ -9,7 +9,7 @@ from typing import Any, List, Mapping, Optional, Tuple
 from mlflow_batchai.node.control.base import ControlShare
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.mounts import table, undo
-from mlflow_batchai.node.protocol import OBJECTS, object_path
+from mlflow_batchai.node.protocol import OBJECTS, TREES, object_path
 
 # What ranks import before a script's first line: the weight check for scripts that use stock Horovod with Keras 3.
 SITECUSTOMIZE = "sitecustomize.py"
@@ -79,13 +79,21 @@ def _fetch(control: ControlShare, entry: Mapping[str, Any], target: str) -> None
     try:
         found = control.fetch(source, target)
     except FileNotFoundError:
-        raise SetupError("'%s' of the project is missing on the share (%s)" % (name, OBJECTS)) from None
+        sentence = "'%s' of the project is missing on the share (%s): %ssubmit again"
+        raise SetupError(sentence % (name, OBJECTS, _forget("delete", control))) from None
     if found != entry["sha256"]:
         raise SetupError(
-            "'%s' of the project is damaged on the share (%s): delete the object and submit again"
-            % (name, control.where(source))
+            "'%s' of the project is damaged on the share (%s): delete the object and %ssubmit again"
+            % (name, control.where(source), _forget("", control))
         )
     os.chmod(target, entry["mode"])
+
+
+def _forget(verb: str, control: ControlShare) -> str:
+    """What has the next submit look for each object: where that costs requests, it believes what says that all are there."""
+    if control.at_once == 1:
+        return ""
+    return "%s the folder %s there, and " % (verb, TREES) if verb else "the folder %s there, and " % TREES
 
 
 def link_inputs(layout: NodeLayout) -> None:
@@ -105,11 +113,12 @@ def link_inputs(layout: NodeLayout) -> None:
             try:
                 size = os.stat(source).st_size
             except FileNotFoundError:
-                raise SetupError("%s is missing on the share (%s)" % (name, OBJECTS)) from None
+                sentence = "%s is missing on the share (%s): %ssubmit again"
+                raise SetupError(sentence % (name, OBJECTS, _forget("delete", layout.control))) from None
             if size != entry["size"]:
                 raise SetupError(
-                    "%s is damaged on the share (%s has %d bytes instead of %d): delete the object and submit again"
-                    % (name, source, size, entry["size"])
+                    "%s is damaged on the share (%s has %d bytes instead of %d): delete the object and %ssubmit again"
+                    % (name, source, size, entry["size"], _forget("", layout.control))
                 )
             os.symlink(source, target)
 

@@ -16,12 +16,14 @@ ARCHIVE_SECONDS = 90 * DAY_SECONDS
 _LOG = re.compile(r"\.log$")
 _OF_A_TICKET = re.compile(r"^(?P<number>\d+)\.")
 _ARCHIVE = re.compile(r"^agent-[0-9a-f]+\.")
+_TOOL = re.compile(r"^rclone-[0-9a-f]+")
 
 
 def tidy(root: str, now: float, archive: Optional[str] = None) -> None:
     """Called by an agent that has taken the node; what can't be removed is left.
 
-    Removes agents' logs, and what belongs to tickets whose own file is gone, after 30 days; archives after 90 days without use.
+    Removes agents' logs, and what belongs to tickets whose own file is gone, after 30 days; archives, and tools that
+    clients have sent, after 90 days without use.
 
     Args:
         archive: the one that runs, which stays; default: ours.
@@ -34,6 +36,8 @@ def tidy(root: str, now: float, archive: Optional[str] = None) -> None:
         return not has_ticket and now - status.st_mtime > LEFTOVER_SECONDS
 
     _remove(os.path.dirname(tickets.ticket_path(root, 0)), _OF_A_TICKET, is_leftover)
+    # Who uses one says so by its time.
+    _remove(os.path.join(root, "tools"), _TOOL, lambda name, status: now - status.st_mtime > ARCHIVE_SECONDS)
     own = archive or archive_path()
     if not os.path.isfile(own):
         return  # run from source

@@ -42,9 +42,13 @@ class Answer(NamedTuple):
     skew: float | None = None
 
 
+def _where(location: AzureLocation, path: str) -> str:
+    return f"share {location.url}: '{path}'" if path else f"share {location.url}"
+
+
 def of_answer(location: AzureLocation, path: str, credential: Credential, answer: Answer) -> ShareError:
     """The error that an answer is."""
-    where = f"share {location.url}: '{path}'"
+    where = _where(location, path)
     code, status = answer.code, answer.status
     if code in NO_SHARE:
         state = "no" if code == "ShareNotFound" else "no usable"
@@ -99,7 +103,7 @@ def _refusal(location: AzureLocation, credential: Credential, answer: Answer) ->
 def of_network(location: AzureLocation, path: str, error: BaseException) -> ShareError:
     """The error that a request without an answer is. Texts of such errors hold whole addresses, a SAS with them: not shown."""
     host = location.endpoint.split("/")[2]
-    where = f"share {location.url}: '{path}'"
+    where = _where(location, path)
     causes = list(_causes(error))
     names = {type(cause).__name__ for cause in causes}
     if is_unknown_host(error):

@@ -46,7 +46,9 @@ class AzureFilesShare:
         try:
             from mlflow_batchai.shares.azure_sdk import Files
         except ImportError as error:
-            raise ShareError(f"Azure file shares need {error.name}: pip install 'mlflow-batchai[azure]'") from error
+            raise ShareError(
+                f"Azure file shares need Microsoft's SDK ({error.name} can't be imported): pip install 'mlflow-batchai[azure]'"
+            ) from error
         self._files: Files = Files(location, credentials.find(location.account))
         # Folders that this process knows to be there.
         self._made: set[str] = set()

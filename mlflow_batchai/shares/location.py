@@ -38,6 +38,16 @@ class AzureLocation(NamedTuple):
         """The address of the whole share."""
         return f"{self.endpoint}/{self.share}"
 
+    def served_by(self, endpoint: str | None) -> AzureLocation:
+        """The same share of a public address where another file service has the account.
+
+        Args:
+            endpoint: that service, ``ACCOUNT`` in it standing for the account's name; None: it is where its address says.
+        """
+        if endpoint is None or self.endpoint != f"https://{self.account}.file.core.windows.net":
+            return self
+        return self._replace(endpoint=endpoint.replace("ACCOUNT", self.account).rstrip("/"))
+
     def below(self, path: str) -> AzureLocation:
         """A folder of this one. Raises ShareError for a path that leads out of it."""
         return self._replace(folder="/".join(part for part in (self.folder, *_parts(path, self.url)) if part))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from mlflow_batchai.errors import ProjectError, ShareNotFoundError
-from mlflow_batchai.node.protocol import OBJECTS, encode, object_path
+from mlflow_batchai.node.protocol import OBJECTS, TREES, encode, object_path
 from mlflow_batchai.shares.base import Share
 from mlflow_batchai.shares.ignore import IgnoreRules
 
@@ -24,8 +24,6 @@ IGNORED_NAMES = frozenset(
 BLOCK = 1 << 20
 # Files of more bytes are sent one after the other: a share sends pieces of each at once.
 LARGE = 4 << 20
-# What says that all objects of one set lie on the share; removed with them, as it lies in the same folder.
-TREES = f"{OBJECTS}/trees"
 
 Progress = Callable[[int, int], None]
 Item = TypeVar("Item")

@@ -14,6 +14,7 @@ from mlflow_batchai.spec.base import (
     exactly_one,
     matching,
     refuse_repeats,
+    wrong,
 )
 from mlflow_batchai.spec.environment import ResourceId, SecretReference
 
@@ -28,6 +29,8 @@ class StorageCredentials(SpecModel):
 
     @model_validator(mode="after")
     def _one_source(self) -> StorageCredentials:
+        if not self.model_fields_set:
+            raise wrong("is empty; give accountKey, or leave it out for the environment's")
         exactly_one(self, "account_key", "account_key_secret_reference")
         return self
 

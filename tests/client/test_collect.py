@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -146,6 +148,41 @@ def test_names_that_lead_out_of_a_folder_are_left_out(scene, monkeypatch):
     notes = collect.Logs(scene.client, scene.job).send(complete=True)
     assert len(notes) == 3 and "'../../evil' can't be a name here" in notes[1]
     assert [path.name for path in (scene.artifacts / "stdouterr").iterdir()] == ["stdout.txt"]
+
+
+def test_names_are_as_ranks_wrote_them(scene, azure, tmp_path):
+    """Azure takes no colon; rclone, by which nodes mount a share, writes another letter for it."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    if shutil.which("rclone", path=path) is None:
+        pytest.skip("rclone is not installed")
+    files = ["a:b/10:30?.h5", "c \uff1a.txt", "dot.", "plain.txt"]
+    local = tmp_path / "rank"
+    for name in files:
+        (local / name).parent.mkdir(parents=True, exist_ok=True)
+        (local / name).write_text(name)
+    name = scene.share.url.rpartition("/")[2]
+    settings = {"TYPE": "azurefiles", "SHARE_NAME": name, "SAS_URL": f"{azure.endpoint}?{azure.sas(name)}"}
+    environment = {f"RCLONE_CONFIG_A_{key}": value for key, value in settings.items()}
+    argv = ["rclone", "--config", "/dev/null", "copy", str(local), f"a:{OUTPUTS}/run 1:2"]
+    subprocess.run(argv, env={**os.environ, **environment, "PATH": path}, check=True)
+    scene.job.plan["volumes"][0]["how"] = "rclone"
+    scene.job.plan["outputDirectories"][0]["pathSuffix"] = "run 1:2"
+    assert collect.upload_outputs(scene.client, scene.job) == []
+    for name in files:
+        assert (scene.artifacts / "outputs" / "run 1:2" / name).read_text() == name
+    with collect._local_file(scene.job, f"/mnt/share/{OUTPUTS}/run 1:2/{files[0]}") as file:
+        assert file.read_text() == files[0]
+
+
+def test_one_file_that_cant_be_had_costs_no_other(scene, monkeypatch):
+    for name in ("a", "b"):
+        scene.share.write(f"{OUTPUTS}/{name}", name.encode())
+    real = scene.share.list
+    more = [Entry("gone", 4, False), Entry("長" * 200, 1, False)]  # Azure counts letters
+    monkeypatch.setattr(scene.share, "list", lambda path: more + real(path) if path == OUTPUTS else real(path))
+    notes = collect.upload_outputs(scene.client, scene.job)
+    assert len(notes) == 2 and "can't be a name here" in notes[0] and notes[1] == "outputs: not sent: gone is gone"
+    assert sorted(path.name for path in (scene.artifacts / "outputs").iterdir()) == ["a", "b"]
 
 
 def test_copies_go_with_their_owner(scene, tmp_path, monkeypatch):

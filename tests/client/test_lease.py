@@ -102,6 +102,16 @@ def test_a_holder_that_beats_is_never_pushed_out(folder):
     holder.check()
 
 
+def test_who_waits_where_looks_cost_requests_looks_seldom(folder):
+    made = folder(board=True)
+    holder = lease(made)
+    holder.acquire()
+    looks = []
+    time = Time(during=lambda: (looks.append(1), holder.save({})))
+    assert not lease(made, time).acquire(stop=lambda: time.now >= 1600)
+    assert len(looks) <= 120
+
+
 def test_takeover_after_the_grace_time_and_the_holder_notices(folder):
     made = folder()
     holder = lease(made)
@@ -183,7 +193,7 @@ def test_who_claims_in_the_moment_of_the_end_sees_it(folder):
 
 
 def test_beating_keeps_it_and_stops_with_the_block(folder, monkeypatch):
-    monkeypatch.setattr(lease_module, "PACE", (0.01, GRACE_SECONDS))
+    monkeypatch.setattr(lease_module, "PACE", (0.01, GRACE_SECONDS, 0.5))
     made = folder()
     holder = lease(made)
     holder.acquire()

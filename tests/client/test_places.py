@@ -69,7 +69,8 @@ def test_output_places():
             {"id": "ALL", "pathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/data", "pathSuffix": None},
         ],
     }
+    models = "runs/workspaces/w/jobs/j/id/outputs/models"
     assert output_places(plan) == [
-        {"id": "MODEL", "share": "file:///control", "path": "runs/workspaces/w/jobs/j/id/outputs/models", "suffix": "models"},
-        {"id": "ALL", "share": "file:///data", "path": "workspaces/w/jobs/j/id/outputs", "suffix": ""},
+        {"id": "MODEL", "share": "file:///control", "path": models, "suffix": "models", "rclone": False},
+        {"id": "ALL", "share": "file:///data", "path": "workspaces/w/jobs/j/id/outputs", "suffix": "", "rclone": False},
     ]

@@ -10,8 +10,9 @@ from job_folder import line, report
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
-from mlflow_batchai import follower, runs
-from mlflow_batchai.errors import ClusterError
+from mlflow_batchai import collect, follower, runs
+from mlflow_batchai import relay as relay_module
+from mlflow_batchai.errors import ClusterError, ShareError
 from mlflow_batchai.lease import Lease, LeaseLostError
 from mlflow_batchai.relay import Relay
 
@@ -290,6 +291,36 @@ def test_a_failed_job_makes_no_model_and_says_why(scene):
     assert client.search_logged_models([run.info.experiment_id]) == []
 
 
+@pytest.mark.parametrize("stays_away", [False, True])
+def test_results_on_a_share_that_is_away_are_waited_for(scene, monkeypatch, stays_away):
+    """The lid was closed in the middle of a download: its run must not end without them, nor wait for ever."""
+    made, client, relay = scene
+    made.write(made.paths.plan, {**made.plan, "board": True, "model": None})
+    made.verdict()
+    made.notice("verdict")
+    ending = relay()
+    now = [1000.0]
+    monkeypatch.setattr(relay_module.time, "monotonic", lambda: now[0])
+    send, tries = collect.upload_outputs, []
+
+    def failing(*arguments):
+        tries.append(1)
+        now[0] += 60
+        if len(tries) == 1 or stays_away:
+            raise ShareError("there is no host x")
+        return send(*arguments)
+
+    monkeypatch.setattr(collect, "upload_outputs", failing)
+    state = made.job.state()
+    for _ in range(4 if stays_away else 1):
+        with pytest.raises(ShareError, match="no host x"):
+            ending.finish(state)
+        assert client.get_run(made.plan["runId"]).info.status != "FINISHED"
+    ending.finish(state)
+    run = client.get_run(made.plan["runId"])
+    assert (run.info.status, run.data.tags.get("batchai.notes")) == ("FINISHED", "there is no host x" if stays_away else None)
+
+
 def test_a_model_outside_of_the_outputs_is_a_note(scene):
     made, client, relay = scene
     marker = f"{made.paths.folder}/outputs/m"
@@ -422,3 +453,25 @@ def test_a_run_that_was_deleted_is_not_waited_for(following):
     client.delete_run(made.plan["runId"])
     assert follow().error_code == "NodeLost"
     assert Lease(made.job).finished()
+
+
+def test_a_follower_whose_way_to_the_share_is_gone_leaves_when_another_has_ended_the_run(following, monkeypatch):
+    """Its SAS has expired, say; without this it would try for ever, and hold connections to the nodes."""
+    made, client, follow = following
+    made.announce(0)
+
+    def refused(*arguments):
+        raise ShareError("the SAS has expired")
+
+    lost = []
+
+    def state(job, ending=True):
+        lost.append(job)
+        if len(lost) == 20:
+            client.set_terminated(made.plan["runId"], "KILLED")
+        return refused()
+
+    monkeypatch.setattr(follower.Job, "state", state)
+    monkeypatch.setattr(follower.Watch, "check_or_complain", lambda watch: None)
+    assert follow() is None
+    assert 20 <= len(lost) <= 21

@@ -40,6 +40,8 @@ def test_files_that_hold_a_secret_stay(project):
         "properties: {secrets: [{name: TOKEN, value: x1}]}",
         "secrets: [{name: TOKEN, value: x1}]",
         '{"batchai": {"properties": {"secrets": [{"name": "TOKEN", "value": "x1"}]}}}',
+        '{"properties": {"mountVolumes": {"azureFileShares": [{"credentials": {"accountKey": "a2V5"}}]}}}',
+        "share: https://a.file.core.windows.net/s\ncredentials: {sasToken: sig=x}",
     ],
 )
 def test_documents_with_secrets_of_other_jobs_stay(project, text):
@@ -48,11 +50,27 @@ def test_documents_with_secrets_of_other_jobs_stay(project, text):
 
 
 @pytest.mark.parametrize(
-    "text", ["secrets: [a, b]", "secrets: {", "secrets:", "- secrets", "properties: {secrets: [{name: A}]}", "# secrets\nx: 1"]
+    "text",
+    [
+        "credentials: {accountKey: <AZURE_BATCHAI_STORAGE_KEY>}",
+        "secrets: [a, b]",
+        "secrets: {",
+        "secrets:",
+        "- secrets",
+        "properties: {secrets: [{name: A}]}",
+        "# secrets\nx: 1",
+    ],
 )
 def test_other_documents_go(project, text):
     folder = project(other__yaml=text, data__json='{"secrets": 3}')
     assert split(folder) == (["data.json", "other.yaml"], [])
+
+
+def test_a_large_file_is_not_read_at_once(project, monkeypatch):
+    monkeypatch.setattr("mlflow_batchai.secrecy.BLOCK", 64)
+    folder = project(clean__bin="x" * 1000, **{f"at{start}__bin": "x" * start + SECRET + "y" * 100 for start in range(45, 70)})
+    kept, withheld = split(folder, [SECRET, "another"])
+    assert (kept, len(withheld)) == (["clean.bin"], 25)
 
 
 def test_a_few_letters_are_no_secret(project):

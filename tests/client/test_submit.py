@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -241,6 +242,16 @@ def test_a_job_whose_cluster_is_not_known_here_is_never_said_to_have_none(scene)
         lookup.find("toy-012345", submitted.tracking)
 
 
+def test_a_job_on_an_azure_share_from_a_shell_without_credentials(scene, monkeypatch):
+    """Nothing is to be mounted: what is missing is what opens it."""
+    submitted = scene.submit()
+    scene.mlflow.set_tag(submitted.run_id, runs.TAG_CLUSTER, "gpus")
+    scene.mlflow.set_tag(submitted.run_id, runs.TAG_SHARE, "http://127.0.0.1:1/nobody/jobs")
+    with pytest.raises(ShareError, match=r"job toy-012345 can't be read from here: there is no key, SAS or Azure") as error:
+        lookup.find("toy-012345", submitted.tracking)
+    assert "mount" not in str(error.value)
+
+
 def test_outcome(scene):
     submitted = scene.submit()
     runner.outcome(submitted, JobState("succeeded"))
@@ -319,6 +330,61 @@ def test_a_slow_share_has_time_to_itself(watching, monkeypatch, seconds, pause):
     monkeypatch.setattr(runner.time, "sleep", sleep)
     runner.watch(submitted, console, Signals())
     assert pauses == [pytest.approx(pause)]
+
+
+def away(job, monkeypatch, *times):
+    """Have the share fail for the looks of those numbers."""
+    state, looks = job.state, itertools.count()
+
+    def look(*arguments):
+        if next(looks) in times:
+            raise ShareError("share https://x: there is no host x")
+        return state(*arguments)
+
+    monkeypatch.setattr(job, "state", look)
+
+
+def test_a_share_that_is_away_for_a_while_is_looked_for(watching, monkeypatch):
+    """This machine slept, and has no network yet: a job of days is not left for that."""
+    made, submitted, script = watching
+    made.announce(0)
+    away(submitted.job, monkeypatch, 1, 2)
+    script += [lambda: made.segment(0, {"k": "a"}), lambda: None, lambda: None, lambda: None, lambda: None]
+    script += [made.verdict, lambda: finish(made)]
+    console = Console()
+    assert runner.watch(submitted, console, Signals()).execution_state == "succeeded"
+    said = "share https://x: there is no host x (job toy-0123 goes on; still looking for it)"
+    assert console.said == ["running", "a", said, "closed"]
+
+
+def test_a_share_that_stays_away_is_left_in_the_end(watching, monkeypatch):
+    _, submitted, _ = watching
+    now = [1000.0]
+    away(submitted.job, monkeypatch, *range(1000))
+    monkeypatch.setattr(runner.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(runner.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    with pytest.raises(ShareError, match="there is no host x; job toy-0123 goes on: batchai job attach toy-0123"):
+        runner.watch(submitted, Console(), Signals())
+    assert now[0] - 1000 == pytest.approx(runner.SHARE_PATIENCE_SECONDS, rel=0.1)
+
+
+def test_ctrl_c_while_the_share_is_away_is_not_forgotten(watching, monkeypatch):
+    made, submitted, script = watching
+    asked = []
+
+    def request(*arguments):
+        asked.append(1)
+        if len(asked) == 1:
+            raise ShareError("share https://x: there is no host x")
+        made.verdict("failed", terminated=True)
+        finish(made)
+
+    monkeypatch.setattr(submitted.job, "request_cancel", request)
+    signals = Signals()
+    script += [lambda: None] * 4
+    signals.cancelled = True
+    assert runner.watch(submitted, Console(), signals).terminated
+    assert len(asked) == 2
 
 
 def test_only_what_comes_from_now_on(watching):

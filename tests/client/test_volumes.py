@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
+from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from urllib.parse import parse_qs
 
 import pytest
 
 from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.engines.base import StartRequest
 from mlflow_batchai.errors import DocumentError, NotSupportedError
 from mlflow_batchai.places import place_logs
+from mlflow_batchai.prepared import Prepared
 from mlflow_batchai.shares import credentials
+from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.location import parse
 from mlflow_batchai.spec.cluster import ClusterDocument
@@ -120,7 +124,29 @@ def test_placeholders_are_filled_from_the_environment(choose, monkeypatch):
 def test_a_sas_of_the_users_is_passed_on(choose, monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "acc")
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "?sv=1&ss=f&srt=sco&sp=rwdlc&se=2999-01-01T00:00:00Z&sig=x")
-    assert choose(file_share(credentials=None)).credentials["1"]["sas"].startswith("sv=1&")
+    chosen = choose(file_share(credentials=None))
+    assert chosen.credentials["1"]["sas"].startswith("sv=1&")
+    assert chosen.warnings == []
+
+
+def test_what_opens_a_volume_is_in_no_repr(choose):
+    chosen = choose(file_share(), mount="cifs")
+    assert chosen.credentials["1"]["key"] == KEY
+    told = {"volumes": chosen.credentials, "registry": {"username": "u", "password": "hush-hush"}}
+    prepared = Prepared("n", "j", "p", {}, {}, {}, {"TOKEN": "hush-hush"}, told, 1.0, [], [], [])
+    request = StartRequest("j", "j/1", "folder", 1, 2, {"variables": prepared.secrets, **told})
+    for shown in map(repr, (chosen, prepared, request, Credential(KEY, None))):
+        assert KEY not in shown and "hush" not in shown
+
+
+def test_a_sas_that_a_job_may_outlive_is_told_of_once(choose, monkeypatch):
+    ends = datetime.now(timezone.utc) + timedelta(minutes=30)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "acc")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", f"sv=1&ss=f&srt=sco&sp=rwdlc&se={ends:%Y-%m-%dT%H:%M:%SZ}&sig=x")
+    entries = [*file_share(credentials=None)["azureFileShares"]] * 2
+    second = {**entries[1], "relativeMountPath": "other"}
+    [warning] = choose({"azureFileShares": [entries[0], second]}).warnings
+    assert warning == f"the SAS of storage account 'acc' ends at {ends:%Y-%m-%d %H:%M} UTC: a job that still runs then fails"
 
 
 def test_the_other_kinds(choose):

@@ -7,7 +7,14 @@ import pytest
 from mlflow_batchai import follower
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.follower import CANCEL_PATIENCE_SECONDS, DRAIN_PATIENCE_SECONDS, SILENCE_MARGIN_SECONDS, Silence, Watch
+from mlflow_batchai.follower import (
+    BOARD_PATIENCE_SECONDS,
+    CANCEL_PATIENCE_SECONDS,
+    DRAIN_PATIENCE_SECONDS,
+    SILENCE_MARGIN_SECONDS,
+    Silence,
+    Watch,
+)
 from mlflow_batchai.node.agent import LAST_DRAIN_SECONDS
 
 
@@ -43,8 +50,8 @@ class World:
 
 @pytest.fixture
 def scene(folder):
-    def make(nodes=2, announced=True):
-        made = folder(nodes=nodes)
+    def make(nodes=2, announced=True, **plan):
+        made = folder(nodes=nodes, **plan)
         made.handle(nodes)
         for node in range(nodes) if announced else ():
             made.announce(node)
@@ -130,6 +137,17 @@ def test_a_cancel_request_is_left_to_the_agents_for_a_while(scene):
     assert not check(CANCEL_PATIENCE_SECONDS - 1).ended
     state = check(2.0)
     assert (state.run_status, state.error_code, world.cancelled) == ("KILLED", "JobTerminate", 1)
+
+
+def test_agents_that_look_seldom_hear_of_it_later(scene):
+    made, world, _, check = scene(board=True)
+    made.job.request_cancel("me", "")
+    made.job.board.look(now=True)
+    check()
+    check(CANCEL_PATIENCE_SECONDS + 1)
+    assert world.cancelled == 0
+    check(BOARD_PATIENCE_SECONDS)
+    assert world.cancelled == 1
 
 
 @pytest.mark.parametrize(("announced", "code"), [(True, "JobTerminate"), (False, "JobTerminated")])

@@ -119,11 +119,40 @@ def test_a_lost_node_is_noticed(rest_cluster: Cluster) -> None:
     assert "node-1 has not been heard of for" in verdict["reason"]
 
 
+def test_an_agent_that_is_killed_before_its_last_notice(rest_cluster: Cluster) -> None:
+    """It has said how it ended: its node is not lost."""
+    killed = """
+_write = noticed.NoticedFiles.write
+def write(self, notice, path, records):
+    if notice == "exit-1":
+        import os
+        self._share.write_closed(path, records)
+        os.kill(os.getpid(), 9)
+    _write(self, notice, path, records)
+noticed.NoticedFiles.write = write
+noticed.BEAT_SECONDS = 0.5
+"""
+    job = rest_cluster.submit("true", nodes=2, patch=QUICK + killed, lossSeconds=3.0)
+    assert job.wait(40)["executionState"] == "succeeded", job.said()
+    assert job.agents[1].returncode == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("absent", [0, 1])
 def test_an_agent_that_never_came_is_given_up(rest_cluster: Cluster, absent: int) -> None:
     hasty = QUICK + "peers.COMING_SECONDS = 1.0\nnoticed.BEAT_SECONDS = 0.5\nagent.CLAIM_SECONDS = 0.5"
     job = rest_cluster.submit("echo never", nodes=2, patch=hasty, absent=[absent], lossSeconds=3.0)
     assert f"the agent of node-{absent} never came" in job.wait(40)["reason"]
+
+
+def test_a_sas_that_ends_before_the_job(rest_cluster: Cluster, azure: AzureServer) -> None:
+    """Nobody can say how it ended: nodes are given back, and the client finds the reason where it looks for it."""
+    rest_cluster.sas = azure.sas(rest_cluster.address.split("/")[-2], seconds=3)
+    hurry = "sharefiles.PATIENCE_SECONDS = agent.DRAIN_SECONDS = agent.CLAIM_SECONDS = 0.5\npeers.REFUSED_SECONDS = 2.0\n"
+    job = rest_cluster.submit("sleep 4", nodes=2, patch=QUICK + hurry)
+    for agent, log in zip(job.agents, job.logs, strict=True):
+        assert agent.wait(30) == 1
+        assert re.search(r"the SAS of the file share \S+ .*has expired \(at", log.read_text().splitlines()[-1]), log.read_text()
+    assert (job.verdict(), job.processes()) == (None, set())
 
 
 def test_a_peer_that_only_beats_has_come(rest_cluster: Cluster) -> None:

@@ -188,3 +188,20 @@ def test_an_agent_imports_what_its_volumes_need() -> None:
     assert "mlflow_batchai.node.mounts.link" in imported
     for name in ("mounts.rclone", "mounts.cifs", "mounts.rc", "containers.container", "control.rest"):
         assert f"mlflow_batchai.node.{name}" not in imported
+
+
+@pytest.mark.parametrize(("name", "levels"), [("a", 1200), ("é" * 120, 30)])
+def test_a_folder_deeper_than_a_path_may_be_goes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, levels: int
+) -> None:
+    """What a job has made must not keep the next ones from the node."""
+    top = tmp_path / "job"
+    top.mkdir()
+    monkeypatch.chdir(top)
+    for _ in range(levels):
+        os.mkdir(name)
+        os.chdir(name)
+        Path("file").touch()
+    os.chdir(tmp_path)
+    undo.remove_tree(str(top))
+    assert not top.exists()

@@ -164,3 +164,17 @@ def test_logs_are_not_copied_where_nothing_is_mounted(cluster: Cluster, azure: A
     assert "there is no such share" in job.wait(30)["reason"]
     assert "Traceback" not in job.said()
     assert_nothing_left(cluster, job)
+
+
+def test_a_frozen_mount_does_not_hold_up_a_cancel(cluster: Cluster, azure: AzureServer) -> None:
+    """It is waited for once, given up, and gone with the rest."""
+    azure.share("frozen")
+    patch = "agent.LAST_DRAIN_SECONDS = 0.5"
+    job = submit(cluster, "echo go; exec sleep 600", [files_volume(azure, "frozen")], {"key": azure.key}, patch=patch)
+    wait_for(lambda: job.log("stdout.txt"), what=job.said)
+    [pid] = [pid for pid in job.processes() if "rclone" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(pid, signal.SIGSTOP)
+    job.cancel("me", "enough")
+    assert job.wait(30)["reason"] == "terminated by me: enough"
+    assert job.log("execution.log").count("what rclone holds (timed out) could not be written to it: ") == 1
+    assert_nothing_left(cluster, job)

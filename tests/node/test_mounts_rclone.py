@@ -198,6 +198,7 @@ def test_what_can_not_be_mounted_is_a_sentence(
     node = make_node([files_volume(azure, "fine"), files_volume(azure, "data", **changes)], {"key": azure.key}, given)
     begun = time.monotonic()
     failure = node.failure()
+    wait_for(lambda: not [thread for thread in threading.enumerate() if isinstance(thread, probe.Probe)], seconds=3)
     assert time.monotonic() - begun < 5
     assert (failure.code, failure.exit_code, failure.node) == ("AZFMountError", -1, 0)
     assert failure.as_error()["message"] == "An Azure file share could not be mounted"
@@ -263,6 +264,7 @@ def test_a_full_share_is_told_of_when_it_is_drained(azure: AzureServer, make_nod
     node = make_node([files_volume(azure, "full")], {"key": azure.key})
     node.mounts.mount_all()
     azure.quota("full", 1000)
+    assert node.mounts.has(0)
     for number in range(7):
         (node.targets[0] / f"model{number}.h5").write_bytes(b"m" * 5000)
     with pytest.raises(Failure) as caught:
@@ -273,6 +275,7 @@ def test_a_full_share_is_told_of_when_it_is_drained(azure: AzureServer, make_nod
         caught.value
     )
     assert any("ERROR" in note for note in node.shipper.notes)
+    assert not node.mounts.has(0)
 
 
 def test_an_rclone_that_dies_is_told_of(azure: AzureServer, make_node: NodeMaker) -> None:
@@ -515,7 +518,7 @@ def test_a_server_that_is_not_there_yet(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", port)) as server:
         server.settimeout(5)
         server.accept()[0].close()
-    looking._until = 0.0
+    looking.stop()
     looking.join(5)
     assert not looking.error
 
@@ -530,8 +533,8 @@ def test_a_file_that_is_uploaded_while_we_look(
     [mount] = node.mounts._rclones
     ask = rc.ask
 
-    def slowly(folder_: str, command: str, *arguments: Any) -> dict[str, Any]:
-        answer = ask(folder_, command, *arguments)
+    def slowly(folder_: str, command: str, *arguments: Any, **more: Any) -> dict[str, Any]:
+        answer = ask(folder_, command, *arguments, **more)
         if command == "vfs/queue":
             wait_for(lambda: (folder / "a").exists() and not ask(folder_, command)["queue"], seconds=5)
         return answer

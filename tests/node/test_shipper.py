@@ -15,7 +15,7 @@ from mlflow_batchai.node import protocol, sharefiles, shipper
 from mlflow_batchai.node.control import base, mounted
 from mlflow_batchai.node.control.mounted import MountedLogFile
 from mlflow_batchai.node.layout import NodeLayout
-from mlflow_batchai.node.sharefiles import Follower
+from mlflow_batchai.node.sharefiles import Follower, Rounds
 from mlflow_batchai.node.shipper import Shipper
 
 
@@ -368,6 +368,64 @@ def test_between_two_looks_nobody_is_silent(monkeypatch: pytest.MonkeyPatch) -> 
     attempt.looked, attempt.number = 2004.0, 1
     follower.read(attempt)  # type: ignore[arg-type]
     assert (follower.silent, follower.beats, follower.sequence) == (0.0, 1, 0)
+
+
+class Talkers:
+    """Writers who never come to an end, on a share that takes a while for each look; one of them can't be read."""
+
+    looked = 1000.0
+    longest_silence = 24.0
+
+    def __init__(self, unreadable: str = "") -> None:
+        self.unreadable = unreadable
+        self.hurried = 0
+
+    def hasty(self) -> None:
+        self.hurried += 1
+
+    def segment(self, writer: str, sequence: int) -> list[dict[str, Any]]:
+        time.sleep(0.01)
+        if writer == self.unreadable:
+            raise OSError("it is away")
+        return [{"k": "n", "n": sequence}]
+
+    def beats(self, writer: str) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_many_who_say_much_are_not_listened_to_for_ever(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """Node 0 of a hundred would say nothing itself meanwhile, and be given up."""
+    monkeypatch.setattr(sharefiles, "ROUNDS_SECONDS", 0.3)
+    followers = {node: Follower(f"agent-{node}") for node in range(16)}
+    heard: dict[int, list[int]] = {node: [] for node in followers}
+    attempt = Talkers()
+    rounds = Rounds(followers, attempt, at_once)  # type: ignore[arg-type]
+    with contextlib.closing(rounds):
+        for _ in range(2):
+            begun = time.monotonic()
+            rounds.read(lambda node, records: heard[node].extend(record["n"] for record in records))
+            assert time.monotonic() - begun < 2
+    count = len(heard[0])
+    assert count >= (4 if at_once == 1 else 10)
+    assert all(numbers == list(range(count)) for numbers in heard.values()), "none before the others, none twice"
+    assert (attempt.hurried > 0) == (at_once > 1)
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_what_others_said_is_not_lost_with_one_who_cant_be_read(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr(sharefiles, "ROUNDS_SECONDS", 0.0)
+    followers = {node: Follower(f"agent-{node}") for node in range(6)}
+    heard: dict[int, list[int]] = {node: [] for node in followers}
+    attempt = Talkers(unreadable="agent-3")
+    with contextlib.closing(Rounds(followers, attempt, at_once)) as rounds:  # type: ignore[arg-type]
+        for trial in range(3):
+            attempt.unreadable = "agent-3" if trial < 2 else ""
+            with contextlib.nullcontext() if trial == 2 else pytest.raises(OSError, match="away"):
+                rounds.read(lambda node, records: heard[node].extend(record["n"] for record in records))
+    assert heard[0] == [0, 1, 2]
+    for node, follower in followers.items():
+        assert heard[node] == list(range(follower.sequence))
 
 
 def test_a_log_file_keeps_what_was_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,8 +62,17 @@ def test_missing_and_damaged_objects_are_told(make_layout: Callable[..., NodeLay
     (share / protocol.object_path(entry["sha256"])).write_bytes(b"wrong")
     with pytest.raises(SetupError, match=r"'train.py' of the project is damaged on the share .*delete the object"):
         staging.fetch_code(layout)
+    # There the client believes a list of all objects: deleting one alone would not have it sent again.
+    layout.control.at_once = 2
+    with pytest.raises(SetupError, match=r"delete the object and the folder .batchai/objects/trees there, and submit again"):
+        staging.fetch_code(layout)
     (share / protocol.object_path(entry["sha256"])).unlink()
-    with pytest.raises(SetupError, match=r"'train.py' of the project is missing on the share"):
+    with pytest.raises(SetupError, match=r"is missing on the share .*: delete the folder .batchai/objects/trees there, and"):
+        staging.fetch_code(layout)
+    layout.control.at_once = 1
+    with pytest.raises(
+        SetupError, match=r"'train.py' of the project is missing on the share \(.batchai/objects\): submit again"
+    ):
         staging.fetch_code(layout)
 
 

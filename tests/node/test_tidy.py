@@ -41,6 +41,9 @@ def put(path: Path, days: float, read: float | None = None) -> Path:
         ("agents/agent-0123456789abcdef.pyz", 89, True),
         ("agents/agent-aaaaaaaaaaaaaaaa.pyz", 400, True),
         ("agents/mine.txt", 400, True),
+        ("tools/rclone-0123456789abcdef", 91, False),
+        ("tools/rclone-0123456789abcdef", 89, True),
+        ("tools/mine", 400, True),
     ],
 )
 def test_by_age(tmp_path: Path, name: str, days: float, stays: bool) -> None:

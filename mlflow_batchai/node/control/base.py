@@ -114,6 +114,10 @@ class ControlShare(abc.ABC):
     def close(self) -> None:
         """Give back what is kept open between two calls, if anything; there may be more calls."""
 
+    def refused(self, seconds: float) -> Optional[str]:
+        """A sentence on why we are not let in any more, if that has been so for that long: time won't mend it."""
+        return None
+
     def names(self, path: str) -> List[str]:
         """The names in a directory; none if it isn't there."""
         return [entry.name for entry in self.entries(path)]
@@ -145,8 +149,12 @@ class Attempt(abc.ABC):
         others."""
 
     @abc.abstractmethod
+    def hasty(self) -> None:
+        """The calling thread asks again by itself: from now on what it asks is given up soon."""
+
+    @abc.abstractmethod
     def look(self) -> None:
-        """Called every moment by one thread, which asks again by itself: look at what is new, if it is time to."""
+        """Called every moment by one thread: look at what is new, if it is time to."""
 
     @abc.abstractmethod
     def pace(self, phase: str) -> None:

@@ -153,6 +153,9 @@ class NamedFiles(Attempt):
     def longest_silence(self) -> float:
         return self.beat_seconds
 
+    def hasty(self) -> None:
+        """How long the file system tries is its own affair."""
+
     def look(self) -> None:
         """Every reading looks."""
 

@@ -28,7 +28,6 @@ class NoticedFiles(Attempt):
         self._written: Optional[int] = None
         self.beat_seconds = BEAT_SECONDS
         self.flush_seconds = FLUSH_SECONDS
-        self._hasty = False
 
     @property
     def looked(self) -> float:
@@ -38,10 +37,10 @@ class NoticedFiles(Attempt):
     def longest_silence(self) -> float:
         return self._board.interval + self.beat_seconds
 
+    def hasty(self) -> None:
+        self._share.wire.hasty(HASTE_SECONDS)
+
     def look(self) -> None:
-        if not self._hasty:
-            self._share.wire.hasty(HASTE_SECONDS)
-            self._hasty = True
         self._board.look()
 
     def pace(self, phase: str) -> None:

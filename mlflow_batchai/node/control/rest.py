@@ -22,6 +22,9 @@ BLOCK_BYTES = 4 << 20
 DATA_VERSION = "2026-10-06"
 LOG_SECONDS, LOG_BYTES = 4.0, 1 << 20
 
+# A share that isn't there any more is given up sooner than one that doesn't let us in: a SAS can be wrong for a while (clocks).
+GONE_SECONDS = 120.0
+
 
 class RestShare(ControlShare):
     """Requests to the Azure Files REST API.
@@ -39,6 +42,13 @@ class RestShare(ControlShare):
 
     def close(self) -> None:
         self.wire.close()
+
+    def refused(self, seconds: float) -> Optional[str]:
+        denied = self.wire.denied
+        if denied is None:
+            return None
+        wait = min(seconds, GONE_SECONDS) if denied.gone else seconds
+        return denied.sentence if time.monotonic() - denied.since >= wait else None
 
     def where(self, path: str) -> str:
         return "%s/%s" % (self.wire.name, path) if path else self.wire.name

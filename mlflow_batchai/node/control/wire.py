@@ -52,6 +52,20 @@ class Answer(NamedTuple):
         return self.status < 300
 
 
+class Denied(NamedTuple):
+    """All that was asked was refused for want of the right to ask, or of a share.
+
+    Attributes:
+        since: when that began (``time.monotonic``).
+        sentence: why, at first.
+        gone: whether the share isn't there: nobody will give it back with what lay on it.
+    """
+
+    since: float
+    sentence: str
+    gone: bool = False
+
+
 _ASKERS_OWN = frozenset([400, 404, 409, 411, 413, 416])
 
 
@@ -65,6 +79,7 @@ class Wire:
 
     Attributes:
         name: the share's address, for people.
+        denied: whether we are not let in now, and since when.
 
     Raises:
         ControlError: the address or the SAS is none.
@@ -97,6 +112,7 @@ class Wire:
         self._local = threading.local()
         self._lock = threading.Lock()
         self._idle: List[http.client.HTTPConnection] = []
+        self.denied: Optional[Denied] = None
 
     def hasty(self, patience: float) -> None:
         """The calling thread asks again by itself: from now on it gives up after so many seconds."""
@@ -154,10 +170,16 @@ class Wire:
                 code = answered.get("x-ms-error-code", "")
                 if status < 300 or (status in _ASKERS_OWN and code not in _PASSING_CODES):
                     if code == "ShareNotFound":
-                        raise self.refusal(method, path, status, code, answered)
+                        refusal = self.refusal(method, path, status, code, answered)
+                        self.denied = self.denied or Denied(time.monotonic(), str(refusal), gone=True)
+                        raise refusal
+                    self.denied = None
                     return Answer(status, code, answered, content, tries)
                 if status not in _PASSING and code not in _PASSING_CODES:
-                    raise self.refusal(method, path, status, code, answered)
+                    refusal = self.refusal(method, path, status, code, answered)
+                    if status in (401, 403):
+                        self.denied = self.denied or Denied(time.monotonic(), str(refusal))
+                    raise refusal
                 why, number = "takes no requests now (%d %s)" % (status, code or "without a reason"), errno.EBUSY
                 wait = _seconds(answered.get("retry-after", ""))
             # Agents of one job must not come again all at the same moment.

@@ -120,7 +120,10 @@ class Mounts:
         return rclone
 
     def has(self, index: int) -> bool:
-        """Whether a volume is mounted; what is written to the path of one that isn't would stay on the node."""
+        """Whether a volume is mounted, and has taken what was written to it.
+
+        What is written to the path of one that isn't mounted would stay on the node; one that doesn't answer would hold us up.
+        """
         return index in self._there
 
     def _find_rclone(self) -> str:
@@ -166,7 +169,8 @@ class Mounts:
             if not said and time.monotonic() - begun > SAY_SECONDS:
                 said = True
                 for mount, progress in waiting.items():
-                    mount.note("waiting until it holds %d file(s) more" % len(progress.names))
+                    what = "%d file(s)" % len(progress.names) if progress.names else "what was written"
+                    mount.note("waiting until it holds %s" % what)
             for mount, progress in list(waiting.items()):
                 try:
                     pending = mount.pending()
@@ -187,6 +191,7 @@ class Mounts:
                     self._check()
 
     def _undrained(self, mount: "RcloneMount", progress: "_Progress", why: str) -> Failure:
+        self._there.discard(mount.index)
         names = progress.names
         shown = ", ".join(names[:NAMED_FILES]) + (
             " and %d more" % (len(names) - NAMED_FILES) if len(names) > NAMED_FILES else ""

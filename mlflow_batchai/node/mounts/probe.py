@@ -42,6 +42,10 @@ class Probe(threading.Thread):
         self.error = ""
         self.last = ""
 
+    def stop(self) -> None:
+        """Nobody wants to know any more."""
+        self._until = 0.0
+
     def run(self) -> None:
         if not self._by_proxy and not self._reaches():
             self.error = self.last
@@ -64,7 +68,7 @@ class Probe(threading.Thread):
                 return True
             except OSError as error:
                 self.last = "dial tcp %s: %s" % (self._host, error)
-            if time.monotonic() > until:
+            if time.monotonic() > min(until, self._until):
                 return False
             time.sleep(0.3)
 

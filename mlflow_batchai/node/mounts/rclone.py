@@ -224,6 +224,8 @@ class RcloneMount(Mount):
 
     def undo(self) -> str:
         there = self._probe is not None and self._probe.done
+        if self._probe:
+            self._probe.stop()
         if self.task is not None and not there:
             self._stop(0.0)  # it might still mount
         why = super().undo()

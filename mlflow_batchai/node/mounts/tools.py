@@ -88,6 +88,7 @@ def sent_rclone(root: str, sent: Mapping[str, Any], fetch: Fetch) -> str:
     os.makedirs(folder, exist_ok=True)
     with _locked(path + ".lock"):
         if os.path.exists(path):
+            os.utime(path)  # so that it isn't tidied away (node/tidy.py)
             return path
         new = path + ".new"
         with contextlib.suppress(FileNotFoundError):

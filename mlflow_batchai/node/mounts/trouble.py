@@ -1,5 +1,6 @@
 """What a node lacks for a kind of volume: asked before anything of a job exists."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -23,10 +24,14 @@ def trouble(volume: Mapping[str, Any], python: Optional[str] = None, sent: Optio
     if how == "cifs":
         if not (shutil.which("mount.cifs") or os.path.exists("/sbin/mount.cifs")):
             return "mount.cifs is not installed; install it (Debian: cifs-utils), or %s" % RATHER
+        if not _kernel_knows("cifs"):
+            return "the kernel there knows no SMB (cifs); %s" % RATHER
         return _root_trouble() and "%s; or %s" % (NEEDS_ROOT, RATHER)
     if how == "nfs":
         if not (shutil.which("mount.nfs") or os.path.exists("/sbin/mount.nfs")):
             return "mount.nfs is not installed; install it (Debian: nfs-common)"
+        if not _kernel_knows("nfs"):
+            return "the kernel there knows no NFS"
         return _root_trouble()
     if how == "blobfuse2":
         if shutil.which("blobfuse2") is None:
@@ -35,6 +40,24 @@ def trouble(volume: Mapping[str, Any], python: Optional[str] = None, sent: Optio
     if how in ("bind", "link") and not os.path.isdir(volume["source"]):
         return "%s is not a directory; mount the share at it, or correct the path" % volume["source"]
     return None
+
+
+def _kernel_knows(kind: str) -> bool:
+    """Whether the kernel mounts such file systems: now, or with a module that lies there to be loaded. If in doubt, it may."""
+    try:
+        with open("/proc/filesystems", encoding="ascii", errors="replace") as file:
+            known = any(line.split()[-1:] == [kind] for line in file)
+    except OSError:
+        return True
+    modules = os.path.join("/lib/modules", os.uname().release)
+    if known or not os.path.isdir(modules):
+        # No modules for it to load: what it knows now is all.
+        return known
+    for name in ("modules.dep", "modules.builtin"):
+        with contextlib.suppress(OSError), open(os.path.join(modules, name), encoding="ascii", errors="replace") as file:
+            if any("/%s.ko" % kind in line for line in file):
+                return True
+    return False
 
 
 def _rclone_trouble(python: Optional[str], sent: Mapping[str, Any]) -> Optional[str]:

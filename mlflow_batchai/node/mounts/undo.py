@@ -7,7 +7,7 @@ import signal
 import stat
 import subprocess
 import time
-from typing import Iterator, List, Sequence, Set
+from typing import Iterator, List, NamedTuple, Sequence, Set
 
 from mlflow_batchai.node import tickets
 from mlflow_batchai.node.mounts import table
@@ -17,6 +17,10 @@ STEP_SECONDS = 10.0
 BUSY_SECONDS = 1.0
 LAST_SECONDS = 60.0
 KILL_SECONDS = 1.0
+
+# Folders in folders, and bytes of a path below the folder that is removed.
+DEEPEST = 100
+LONGEST = 1000
 
 
 def unmount(path: str) -> str:
@@ -144,29 +148,53 @@ def _unless_held(root: str, ours: bool) -> Iterator[bool]:
 
 def remove_tree(folder: str) -> None:
     """Remove a folder with all that is in it, except what is mounted there; what can't be removed stays."""
+    top = table.real(folder)
     points = {mounted.point for mounted in table.below(folder)}
     try:
-        device = os.lstat(folder).st_dev
+        device = os.lstat(top).st_dev
     except OSError:
         return
-    _remove(table.real(folder), points, device)
+    todo = [top]
+    while todo:
+        _remove(todo.pop(), _Tree(top, points, device, todo))
+    with contextlib.suppress(OSError):
+        os.rmdir(top)
 
 
-def _remove(path: str, points: Set[str], device: int) -> None:
-    if path in points:
+class _Tree(NamedTuple):
+    top: str
+    points: Set[str]
+    device: int
+    deep: List[str]
+
+    def lift(self, path: str) -> bool:
+        """Whether a folder that lies too deep for a path (4096 bytes) or for us was moved up, to be removed later."""
+        if any(point.startswith(path + "/") for point in self.points):
+            return False
+        moved = os.path.join(self.top, "deep-%d" % time.monotonic_ns())
+        os.rename(path, moved)
+        self.deep.append(moved)
+        return True
+
+
+def _remove(path: str, tree: _Tree, level: int = 0) -> None:
+    if path in tree.points:
         return
     try:
         status = os.lstat(path)
         if not stat.S_ISDIR(status.st_mode):
             os.unlink(path)
             return
-        if status.st_dev != device:
+        if status.st_dev != tree.device:
             return  # mounted since we looked
+        is_deep = level > DEEPEST or len(os.fsencode(path)) > len(os.fsencode(tree.top)) + LONGEST
+        if is_deep and tree.lift(path):
+            return
         with os.scandir(path) as entries:
             names = [entry.name for entry in entries]
     except OSError:
         return
     for name in names:
-        _remove(os.path.join(path, name), points, device)
+        _remove(os.path.join(path, name), tree, level + 1)
     with contextlib.suppress(OSError):
         os.rmdir(path)
