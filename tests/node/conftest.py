@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from azure_server import AzureServer
-from node_world import Cluster, PlanMaker
+from node_world import QUICK, Cluster, PlanMaker
 from plans import toy_plan
 
 from mlflow_batchai.engines import archive
@@ -68,4 +68,5 @@ def rest_cluster(tmp_path: Path, make_plan: PlanMaker, agent_pyz: Path, azure: A
 def any_cluster(request: pytest.FixtureRequest) -> Cluster:
     """Both kinds in turn."""
     made: Cluster = request.getfixturevalue("cluster" if request.param == "directory" else "rest_cluster")
+    made.patch = QUICK if request.param == "rest" else ""
     return made

@@ -105,6 +105,14 @@ class Job:
         return processes.marked(self.mark)
 
 
+# What may be waited for: nobody in a test waits for the paces of days.
+QUICK = """
+from mlflow_batchai.node.control.board import Pace
+for phase in board.PACES:
+    board.PACES[phase] = (Pace(0.3, 1.0), Pace(0.3, 1.0))
+"""
+
+
 class Cluster:
     """N node folders on this machine and a share; starts jobs the way ``engines/hosts.py`` does.
 
@@ -136,6 +144,8 @@ class Cluster:
         self._fake.write_text(FAKE_PYTHON)
         self._fake.chmod(0o755)
         self._jobs: list[Job] = []
+        # Python code that every agent runs first.
+        self.patch = ""
 
     def submit(
         self,
@@ -192,12 +202,13 @@ class Cluster:
             root.mkdir(parents=True, exist_ok=True)
             own = {"number": ticket["number"], "taken": time.time() - ticket["age"], "after": ticket["after"][name]}
             argv = [python, "-I", "-S", str(self._agent)]
-            if patch:
+            if self.patch or patch:
                 lines = [
                     "import sys",
                     f"sys.path.insert(0, {str(self._agent)!r})",
                     "from mlflow_batchai.node import agent, peers, phases, protocol, runtime, shipper, sharefiles, staging, tickets",
                     "from mlflow_batchai.node.control import board, mounted, noticed, rest, wire",
+                    self.patch,
                     patch,
                     "sys.exit(agent.main(sys.argv[2:]))",
                 ]

@@ -106,7 +106,9 @@ def test_the_first_cause_is_the_verdict(any_cluster: Cluster) -> None:
 
 
 def test_a_failing_rank_ends_those_that_would_run_on(any_cluster: Cluster) -> None:
-    job = any_cluster.submit("if [ $BATCHAI_RANK = 1 ]; then kill -SEGV $$; fi; (setsid sleep 600 &) ; sleep 600", nodes=2)
+    waits = 'until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/up" ]; do sleep 0.02; done'
+    runs_on = '(setsid sleep 600 &) ; touch "$AZ_BATCHAI_SHARED_JOB_TEMP/up"; sleep 600'
+    job = any_cluster.submit(f"if [ $BATCHAI_RANK = 1 ]; then {waits}; kill -SEGV $$; fi; {runs_on}", nodes=2)
     verdict = job.wait()
     assert (verdict["exitCode"], verdict["reason"]) == (139, "rank 1 on node-1 was killed by SIGSEGV")
     assert job.exit(0)["ranks"][0]["signal"] == signal.SIGTERM

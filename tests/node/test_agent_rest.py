@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from azure_server import AzureServer, Request
-from node_world import Cluster, Job, PlanMaker
+from node_world import QUICK, Cluster, Job, PlanMaker
 from waiting import wait_for
 
 from mlflow_batchai.engines import archive
@@ -25,12 +25,6 @@ from mlflow_batchai.node import protocol
 from mlflow_batchai.shares.directory import DirectoryShare
 
 HOLD = 'echo go; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.1; done'
-# What may be waited for: nobody in a test waits for the paces of days.
-QUICK = """
-from mlflow_batchai.node.control.board import Pace
-for phase in board.PACES:
-    board.PACES[phase] = (Pace(0.3, 1.0), Pace(0.3, 1.0))
-"""
 
 
 @pytest.fixture
@@ -241,8 +235,8 @@ def test_a_growing_log_is_sent_once(rest_cluster: Cluster, azure: AzureServer) -
     assert everything / written < 1.6
 
 
-# A day of ours in a quarter of its time.
-SCALE = 4.0
+# A minute of ours in an eighth of its time.
+SCALE = 8.0
 SCALED = f"""
 from mlflow_batchai.node.control.board import Pace
 for phase, paces in board.PACES.items():
@@ -271,7 +265,7 @@ def test_ten_idle_agents_ask_little(ten: Cluster, azure: AzureServer) -> None:
 
 def test_latency_of_a_line(rest_cluster: Cluster) -> None:
     """From a rank's print to a reader of the board at a client's pace."""
-    job = rest_cluster.submit(f"for i in $(seq 60); do echo at $(date +%s.%N); sleep 0.7; done; {HOLD}", nodes=2)
+    job = rest_cluster.submit(f"for i in $(seq 30); do echo at $(date +%s.%N); sleep 0.7; done; {HOLD}", nodes=2)
     share = DirectoryShare(job.share)
     wait_for(lambda: (job.share / job.paths.board / "announce-0").exists(), 20)
     reader = EventReader(ReadJob(share, job.plan["folder"]))
@@ -290,7 +284,7 @@ def test_latency_of_a_line(rest_cluster: Cluster) -> None:
     thread = threading.Thread(target=read)
     thread.start()
     try:
-        wait_for(lambda: len(seen) == 120, 90)
+        wait_for(lambda: len(seen) == 60, 90)
     finally:
         done.set()
         thread.join()

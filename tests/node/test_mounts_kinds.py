@@ -24,6 +24,7 @@ from waiting import wait_for
 
 from mlflow_batchai.node import processes, runtime
 from mlflow_batchai.node.mounts import mount, table
+from mlflow_batchai.node.mounts import trouble as trouble_module
 from mlflow_batchai.node.mounts.blobfuse2 import BlobfuseMount
 from mlflow_batchai.node.mounts.cifs import CifsMount, write_credentials
 from mlflow_batchai.node.mounts.command import ShellMount
@@ -358,6 +359,10 @@ def test_what_a_node_lacks(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(shutil, "which", lambda name, **more: "/bin/" + name)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(trouble_module, "_kernel_knows", lambda kind: False)
+    assert str(trouble(cifs_volume())).startswith("the kernel there knows no SMB (cifs); mount: rclone goes over")
+    assert str(trouble(nfs_volume())) == "the kernel there knows no NFS"
+    monkeypatch.setattr(trouble_module, "_kernel_knows", lambda kind: True)
     assert "mounting needs root" in str(trouble(cifs_volume()))
     assert "mounting needs root" in str(trouble(nfs_volume()))
     monkeypatch.setattr(os, "geteuid", lambda: 0)

@@ -381,7 +381,7 @@ def test_no_login(azure, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     text = refused(lambda: open_share(azure.url("data")))
     assert text.startswith(
-        "there is no key, SAS or Azure login for the storage account 'devaccount'; set AZURE_STORAGE_ACCOUNT"
+        "there is no key, SAS or Azure login for the storage account 'devaccount'; give its key in the document"
     )
 
 
@@ -397,7 +397,10 @@ def test_without_the_sdk_there_is_a_hint_and_nothing_else_needs_it():
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout == "ShareError Azure file shares need azure.storage.fileshare: pip install 'mlflow-batchai[azure]'\n"
+    assert (
+        result.stdout
+        == "ShareError Azure file shares need Microsoft's SDK (azure.storage.fileshare can't be imported): pip install 'mlflow-batchai[azure]'\n"
+    )
 
 
 def test_the_sdk_says_nothing_of_its_own(azure, opened, capfd):

@@ -152,5 +152,5 @@ def test_an_account_sas_for_blobs(azure):
 
 
 def test_a_login_can_sign_nothing_over_http(azure):
-    with pytest.raises(ShareError, match="there is no key, SAS or Azure login for the storage account 'devaccount'; set"):
+    with pytest.raises(ShareError, match="there is no key, SAS or Azure login for the storage account 'devaccount'; give"):
         for_nodes(parse(azure.url("mine")), 600)
