@@ -1,6 +1,6 @@
 """What a running job asks of its share: how soon a rank's line is on the submitting terminal, and how many requests that takes.
 
-    python benchmarks/share_job.py [--nodes 2] [--seconds 20] [--idle 20] [--round-trip 20]
+    python benchmarks/share_job.py [--nodes 2] [--seconds 20] [--settle 40] [--idle 20] [--round-trip 20]
 
 The same job on the local cluster, whose nodes use the control share as a directory, by an endpoint of this machine (REST from
 agents and client), and by that endpoint with a round trip before every answer. Beside it stands the least that a reader
@@ -35,7 +35,6 @@ while time.time() < until:
 print("idle", flush=True)
 time.sleep(IDLE + 60)
 """
-SETTLE_SECONDS = 40.0
 # Which client a request came from, by its User-Agent.
 CLIENTS = (("rclone", "mounts"), ("azsdk", "client"), ("", "agents"))
 
@@ -49,7 +48,7 @@ class Job:
         (home / "clusters" / "bench.yaml").write_text(json.dumps({"nodes": options.nodes, "python": sys.executable, **cluster}))
         project.mkdir()
         (project / "MLproject").write_text("name: lines\nentry_points: {main: {command: python -u rank.py}}\n")
-        text = RANK.replace("SECONDS", str(options.seconds)).replace("IDLE", str(options.idle + SETTLE_SECONDS))
+        text = RANK.replace("SECONDS", str(options.seconds)).replace("IDLE", str(options.idle + options.settle))
         (project / "rank.py").write_text(text)
         properties = {"nodeCount": options.nodes, "horovodSettings": {}}
         (project / "batchai.yaml").write_text(json.dumps({"cluster": "bench", "properties": properties}))
@@ -131,7 +130,7 @@ def measure(
     print(f"{row}: {statistics.median(job.delays):.2f} and {percentile(job.delays, 0.95):.2f}")
     if server:
         print(f"{name}: requests a second from Enter to the last line: {told(server, busy)}")
-        time.sleep(SETTLE_SECONDS)
+        time.sleep(options.settle)
         server.reset()
         time.sleep(options.idle)
         print(f"{name}: requests a second of the idle job: {told(server, options.idle)}")
@@ -156,15 +155,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--settle", type=float, default=40.0, help="seconds until a job counts as idle")
     parser.add_argument("--idle", type=float, default=20.0)
-    parser.add_argument("--round-trip", type=float, default=20.0, help="milliseconds")
+    parser.add_argument("--round-trip", type=float, default=20.0, help="milliseconds; 0: without that")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="share-job-") as place, AzureServer(Path(place)) as server:
         scratch = Path(place)
         os.environ.update(AZURE_BATCHAI_STORAGE_ACCOUNT=server.account, AZURE_BATCHAI_STORAGE_KEY=server.key)
         print(f"{options.nodes} nodes with a rank each on {os.cpu_count()} cores, a line every 0.2 s\n")
         measure(scratch, "directory", {}, None, options)
-        for name, latency in (("REST", 0.0), (f"REST, {options.round_trip:.0f} ms away", options.round_trip / 1000)):
+        away = [(f"REST, {options.round_trip:.0f} ms away", options.round_trip / 1000)] if options.round_trip else []
+        for name, latency in (("REST", 0.0), *away):
             share = f"bench{int(latency * 1000)}"
             server.share(share)
             server.latency(latency)

@@ -59,3 +59,15 @@ def test_share_transfer(world: Any) -> None:
     assert len(rows) == 28
     assert all(re.search(r": -?\d+\.\d\d \(", row) for row in rows), rows
     assert len([row for row in rows if "(requests): 1.00" in row]) == 2, rows
+
+
+def test_share_job(world: Any) -> None:
+    """Without the wait until a job counts as idle: its figures are for people who wait."""
+    script = str(ROOT / "benchmarks" / "share_job.py")
+    options = ["--nodes", "1", "--seconds", "2", "--settle", "0", "--idle", "1", "--round-trip", "0"]
+    result = world.call([sys.executable, script, *options], timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    figures = [re.sub(r" of \d+$", "", line.rpartition(": ")[0]) for line in result.stdout.splitlines()[2:]]
+    assert len(figures) == 5
+    assert all(figure in shown for figure in figures), figures
