@@ -17,7 +17,7 @@ import pytest
 from azure_server import AzureServer, self_signed
 
 from mlflow_batchai.node import examine, place, protocol
-from mlflow_batchai.node.control import base, open_control, rest, wire
+from mlflow_batchai.node.control import base, open_control, proxies, rest, wire
 from mlflow_batchai.node.control.base import ControlError, ControlShare, Entry
 from mlflow_batchai.node.control.noticed import NoticedFiles
 from mlflow_batchai.node.protocol import JobPaths
@@ -441,7 +441,7 @@ def test_a_proxy_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        found = wire._proxy("https", "acct.file.core.windows.net")
+        found = proxies.proxy_for("https", "acct.file.core.windows.net")
         return found and (found.hostname, found.port)
 
     assert proxy() is None

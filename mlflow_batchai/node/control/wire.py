@@ -4,21 +4,19 @@ Written from Microsoft's description of the Azure Files REST API. What failed is
 429, 500, 502, 503, 504; everything that is sent here may arrive twice.
 """
 
-import base64
 import errno
 import http.client
 import ipaddress
-import os
 import random
 import ssl
 import threading
 import time
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
-from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
+from mlflow_batchai.node.control import proxies
 from mlflow_batchai.node.control.base import ControlError
+from mlflow_batchai.node.control.denials import denial
 
 VERSION = "2022-11-02"
 # A service that hangs: longer than any that is only slow takes for 4 MiB.
@@ -29,7 +27,6 @@ _PASSING = frozenset([408, 429, 500, 502, 503, 504])
 _PASSING_CODES = frozenset(
     ["DeletePending", "SharingViolation", "FileLockConflict", "ShareBeingDeleted", "ShareSnapshotInProgress"]
 )
-_UTC_FORMATS = ("%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%MZ", "%Y-%m-%d", "%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class Answer(NamedTuple):
@@ -106,7 +103,7 @@ class Wire:
         self._names = names
         self._sas = (sas or "").lstrip("?")
         self._context: Optional[ssl.SSLContext] = None
-        self._proxy = _proxy(parts.scheme.lower(), self._host)
+        self._proxy = proxies.proxy_for(parts.scheme.lower(), self._host)
         self._patience = patience
         self._timeout = min(ANSWER_SECONDS, patience)
         self._local = threading.local()
@@ -235,7 +232,7 @@ class Wire:
         else:
             connection = http.client.HTTPConnection(host, port, timeout=self._timeout)
         if self._proxy:
-            connection.set_tunnel(self._host, self._port, _proxy_headers(self._proxy))
+            connection.set_tunnel(self._host, self._port, proxies.headers_for(self._proxy))
         return connection
 
     def refusal(self, method: str, path: str, status: int, code: str, headers: Mapping[str, str]) -> ControlError:
@@ -246,30 +243,8 @@ class Wire:
         if code == "ShareSizeLimitReached" or status == 507:
             return ControlError("%s is full: delete files there, or raise its quota" % what, errno.ENOSPC)
         if status in (401, 403):
-            return ControlError(self._denial(method, code or str(status), headers), errno.EACCES)
+            return ControlError(denial(self.name, self._sas, method, code or str(status), headers), errno.EACCES)
         return ControlError("%s refuses %s of %s: %d %s" % (what, method, path or "its root", status, code), errno.EIO)
-
-    def _denial(self, method: str, code: str, headers: Mapping[str, str]) -> str:
-        """Why Azure doesn't let us, as far as the SAS itself tells."""
-        said = {name: values[0] for name, values in parse_qs(self._sas).items()}
-        now = _server_time(headers.get("date", ""))
-        start, end = _moment(said.get("st", "")), _moment(said.get("se", ""))
-        if not self._sas:
-            return "the file share %s asks for a SAS, and there is none: submit with credentials for it" % self.name
-        if end and end <= now:
-            return "the SAS of the file share %s has expired (at %s): submit again with a new one" % (self.name, said["se"])
-        if start and start > now:
-            return "the SAS of the file share %s is not valid before %s" % (self.name, said["st"])
-        if code == "AuthorizationPermissionMismatch":
-            needed = "write" if method == "PUT" else "read and list"
-            return "the SAS of the file share %s does not allow to %s (it has sp=%s; rcwdl is needed)" % (
-                self.name,
-                needed,
-                said.get("sp", ""),
-            )
-        if code in ("AuthenticationFailed", "InvalidAuthenticationInfo", "401", "403"):
-            return "the file share %s does not accept the SAS (%s): the account's key may have been changed" % (self.name, code)
-        return "the file share %s does not let this node in (%s): look at the account's network rules" % (self.name, code)
 
 
 def _is_test_endpoint(host: str) -> bool:
@@ -294,42 +269,3 @@ def _words(error: BaseException, timeout: float) -> str:
 
 def _seconds(text: str) -> float:
     return float(text) if text.isdigit() else 0.0
-
-
-def _moment(text: str) -> Optional[datetime]:
-    for form in _UTC_FORMATS:
-        try:
-            return datetime.strptime(text, form).replace(tzinfo=timezone.utc)
-        except ValueError:
-            continue
-    return None
-
-
-def _server_time(date: str) -> datetime:
-    """By the service's clock, which is the one that counts."""
-    try:
-        return parsedate_to_datetime(date).astimezone(timezone.utc)
-    except (TypeError, ValueError, IndexError):
-        return datetime.now(timezone.utc)
-
-
-def _proxy(scheme: str, host: str) -> Optional[SplitResult]:
-    """The proxy that the node's variables name for a host, as other programs heed them."""
-    named = os.environ.get(scheme + "_proxy") or os.environ.get(scheme.upper() + "_PROXY") or ""
-    if scheme != "https" or not named:
-        return None
-    spared = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    for entry in (entry.strip().lstrip(".") for entry in spared.split(",")):
-        if entry and (entry == "*" or host == entry or host.endswith("." + entry)):
-            return None
-    try:
-        return urlsplit(named if "//" in named else "http://" + named)
-    except ValueError:
-        return None
-
-
-def _proxy_headers(proxy: SplitResult) -> Dict[str, str]:
-    if not proxy.username:
-        return {}
-    pair = "%s:%s" % (unquote(proxy.username), unquote(proxy.password or ""))
-    return {"Proxy-Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
