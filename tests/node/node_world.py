@@ -110,6 +110,7 @@ QUICK = """
 from mlflow_batchai.node.control.board import Pace
 for phase in board.PACES:
     board.PACES[phase] = (Pace(0.3, 1.0), Pace(0.3, 1.0))
+rest.LOG_SECONDS = 0.3
 """
 
 

@@ -16,7 +16,7 @@ def denial(name: str, sas: str, method: str, code: str, headers: Mapping[str, st
         code: of the error, or the status.
         headers: of the answer: the service's clock is the one that counts.
     """
-    said = {name: values[0] for name, values in parse_qs(sas).items()}
+    said = {field: values[0] for field, values in parse_qs(sas).items()}
     now = _server_time(headers.get("date", ""))
     start, end = _moment(said.get("st", "")), _moment(said.get("se", ""))
     if not sas:
