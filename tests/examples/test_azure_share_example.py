@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from azure_server import AzureServer
+from example_text import commands
 from ssh_world import on_servers
 from sshd import SshNodes
 
@@ -23,12 +23,6 @@ NOT_RUN = {
     "export ": "a shell of its own would forget it: the test puts both variables into every command's environment",
     "read -rs": "as above",
 }
-
-
-def commands() -> list[str]:
-    """Every line of the example's shell blocks."""
-    text = (EXAMPLE / "README.md").read_text(encoding="utf-8")
-    return [line for block in re.findall(r"^```sh\n(.*?)^```", text, re.S | re.M) for line in block.splitlines() if line]
 
 
 @pytest.mark.training
@@ -48,7 +42,7 @@ def test_from_nothing_to_a_result(world: Any, ssh_servers: SshNodes, azure: Azur
         "AZURE_BATCHAI_STORAGE_KEY": azure.key,
     }
     skipped = []
-    for command in commands():
+    for command in commands(EXAMPLE):
         if reason := next((word for word in NOT_RUN if command.startswith(word)), None):
             skipped.append(reason)
             continue

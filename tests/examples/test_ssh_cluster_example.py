@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from example_text import commands
 from netns import Machines, Setup, unavailable
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ssh_cluster"
@@ -22,12 +22,6 @@ STAND_INS = {
     "python3 -m venv": "the machines have no way to a package index: this environment stands for the one on the share",
     "pip install": "as above",
 }
-
-
-def commands() -> list[str]:
-    """Every line of the example's shell blocks."""
-    text = (EXAMPLE / "README.md").read_text(encoding="utf-8")
-    return [line for block in re.findall(r"^```sh\n(.*?)^```", text, re.S | re.M) for line in block.splitlines() if line]
 
 
 @pytest.fixture
@@ -63,7 +57,7 @@ def test_from_nothing_to_a_result(world: Any, machines: Machines, tmp_path: Path
         return text
 
     skipped = []
-    for command in commands():
+    for command in commands(EXAMPLE):
         stand_in = next((word for word in STAND_INS if word in command), None)
         if stand_in:
             skipped.append(stand_in)
@@ -109,5 +103,5 @@ def _let_in(machines: Machines, key: str) -> None:
 def test_the_document_says_what_the_text_says() -> None:
     document = yaml.safe_load((EXAMPLE / "nc6cluster.yaml").read_text(encoding="utf-8"))
     assert document["hosts"] == ADDRESSES
-    text = "\n".join(commands())
+    text = "\n".join(commands(EXAMPLE))
     assert document["keyFile"] in text and document["user"] in text and document["shareOnNodes"] in text
