@@ -45,6 +45,12 @@ def ssh_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshNodes]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def _no_credentials_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each endpoint has a key of its own for the same account, and a process remembers what documents gave."""
+    monkeypatch.setattr("mlflow_batchai.shares.credentials._remembered", {})
+
+
 @pytest.fixture(scope="module")
 def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
     """An Azure Files and blob endpoint for one test module; a test that sets faults, latency or a size limit takes them back."""
