@@ -191,7 +191,8 @@ def test_another_first_host_while_jobs_are_there_is_refused(site: SshSite) -> No
 
 def test_a_program_that_is_interrupted_waits_for_no_node(tmp_path: Path) -> None:
     code = f"""
-import socket
+import signal, socket
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes begin with it ignored
 from mlflow_batchai.engines.ssh_hosts import SshHosts, SshNode
 from mlflow_batchai.shell.targets import resolve
 silent = socket.create_server(("127.0.0.1", 0))
