@@ -129,7 +129,7 @@ class UploadStream(io.RawIOBase):
         self._buffer.clear()
         self._sent += len(data)
         if not self._begun:
-            self._length = len(data) if last else self._expected
+            self._length = len(data) if last else max(len(data), self._expected)
             self._within(self._temporary, lambda: self._files.create(self._temporary, self._length))
             self._begun = True
         elif self._sent > self._length:
