@@ -6,6 +6,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from mlflow_batchai.clusters import Cluster, share_secret
 from mlflow_batchai.doctor import findings
@@ -20,7 +21,7 @@ from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.identity import identify
 from mlflow_batchai.shell.errors import HostKeyError
 from mlflow_batchai.spec.job import JobProperties
-from mlflow_batchai.volumes import choose_volumes
+from mlflow_batchai.volumes import Volume, choose_volumes
 
 # A first import of TensorFlow from a slow disk takes a minute.
 TRAINING_SECONDS = 90.0
@@ -34,6 +35,29 @@ LEFT_SECONDS = 86400.0
 
 FOLDER = ".batchai/doctor"
 CLIENT = "client"
+
+
+class _Case(NamedTuple):
+    """What is the same for all nodes of one examination, worked out once.
+
+    Attributes:
+        identity: the control share's.
+        folder: where nodes put files for each other to see.
+        secret: what opens the control share for them, None: a directory.
+        volumes: those that every job of the cluster mounts.
+    """
+
+    cluster: Cluster
+    identity: str
+    folder: str
+    secret: str | None
+    volumes: Sequence[Volume]
+
+
+def _mounted(cluster: Cluster) -> list[Volume]:
+    """The volumes of every job, but for directories."""
+    chosen = choose_volumes(JobProperties(), cluster, "doctor", ASK_SECONDS)
+    return [volume for volume in chosen.volumes if volume["kind"] != "link"]
 
 
 def examine(cluster: Cluster) -> Iterator[Check]:
@@ -53,10 +77,11 @@ def examine(cluster: Cluster) -> Iterator[Check]:
     cluster.share.claim(folder)
     try:
         cluster.share.write(f"{folder}/{CLIENT}", protocol.encode([{"host": CLIENT}]))
-        yield from _by_themselves(cluster, patients, identity, folder)
+        case = _Case(cluster, identity, folder, share_secret(cluster.location), _mounted(cluster))
+        yield from _by_themselves(case, patients)
         present = [patient for patient in patients if not patient.lost]
         yield from _of_all(present, patients[0].answers.get("place"))
-        yield from _visible(cluster, present, folder)
+        yield from _visible(case, present)
         if present and present[0].is_remote:
             yield from _network(present, cluster.document.network_interface)
     finally:
@@ -86,7 +111,7 @@ def _patients(cluster: Cluster) -> list[Patient]:
     return [Patient(index, node) for index, node in enumerate(engine.nodes)]
 
 
-def _by_themselves(cluster: Cluster, patients: Sequence[Patient], identity: str, folder: str) -> Iterator[Check]:
+def _by_themselves(case: _Case, patients: Sequence[Patient]) -> Iterator[Check]:
     """What can be said of each node without the others; the nodes of one machine in turn, what they have in common once."""
     machines: dict[int, list[Patient]] = {}
     for patient in patients:
@@ -98,8 +123,8 @@ def _by_themselves(cluster: Cluster, patients: Sequence[Patient], identity: str,
             for patient in group:
                 if not _present(patient, say):
                     continue
-                _equipment(cluster, patient, identity, folder, say)
-                trained = trained or _training(cluster, patient)
+                _equipment(case, patient, say)
+                trained = trained or _training(case.cluster, patient)
                 say(patient.check("training", trained))
 
         return run
@@ -133,8 +158,9 @@ def _present(patient: Patient, say: Say) -> bool:
     return True
 
 
-def _equipment(cluster: Cluster, patient: Patient, identity: str, folder: str, say: Say) -> None:
-    """Clock, GPUs, share, space: what fails leaves no answer behind."""
+def _equipment(case: _Case, patient: Patient, say: Say) -> None:
+    """Clock, GPUs, share, mounts, space: what fails leaves no answer behind."""
+    cluster = case.cluster
     if patient.is_remote:
         try:
             say(patient.check("clock", findings.clock(*_clock(patient))))
@@ -146,29 +172,26 @@ def _equipment(cluster: Cluster, patient: Patient, identity: str, folder: str, s
         say(patient.failed("GPUs", error))
     path = cluster.share_on_nodes
     try:
-        secret = share_secret(cluster.location)
-        said = patient.ask("offer", share=path, identity=identity, path=f"{folder}/{patient.token}", sas=secret)
+        file = f"{case.folder}/{patient.token}"
+        said = patient.ask("offer", share=path, identity=case.identity, path=file, sas=case.secret)
         say(patient.check("share", findings.share(said, path, patient.title)))
     except ClusterError as error:
         mend = "" if cluster.location else "; if the machine is fine, mount the share anew"
         say(patient.failed("share", f"{path}: {patient.without_name(error)}{mend}"))
-    _mounts(cluster, patient, say)
+    _mounts(case, patient, say)
     try:
         patient.ask("place", root=patient.node.root)
     except ClusterError as error:
         say(patient.failed("space", error))
 
 
-def _mounts(cluster: Cluster, patient: Patient, say: Say) -> None:
-    """Whether a node has what it takes to mount what the cluster's document has it mount for every job."""
-    volumes = [
-        volume for volume in choose_volumes(JobProperties(), cluster, "doctor", ASK_SECONDS).volumes if volume["kind"] != "link"
-    ]
-    if not volumes:
+def _mounts(case: _Case, patient: Patient, say: Say) -> None:
+    """Whether a node has what it takes to mount the volumes of every job."""
+    if not case.volumes:
         return
     try:
-        said = patient.ask("needs", volumes=volumes, container=None, python=cluster.python)
-        say(patient.check("mounts", findings.mounts(said, [volume["name"] for volume in volumes])))
+        said = patient.ask("needs", volumes=case.volumes, container=None, python=case.cluster.python)
+        say(patient.check("mounts", findings.mounts(said, [volume["name"] for volume in case.volumes])))
     except ClusterError as error:
         say(patient.failed("mounts", error))
 
@@ -232,7 +255,7 @@ def _trouble(patient: Patient, place: Answer, first: Answer | None, places: dict
     )
 
 
-def _visible(cluster: Cluster, present: Sequence[Patient], folder: str) -> Iterator[Check]:
+def _visible(case: _Case, present: Sequence[Patient]) -> Iterator[Check]:
     """Whether what one writes on the share is there for the others; of the nodes that could write."""
     writers = [patient for patient in present if patient.answers.get("offer", {"trouble": "lost"})["trouble"] is None]
 
@@ -241,9 +264,11 @@ def _visible(cluster: Cluster, present: Sequence[Patient], folder: str) -> Itera
         names = {CLIENT: "this machine", **others}
 
         def look() -> tuple[dict[str, str], str]:
-            share, secret = cluster.share_on_nodes, share_secret(cluster.location)
-            there = patient.ask("unseen", share=share, folder=folder, names=list(names), sas=secret)["unseen"]
-            return {names[name]: why for name, why in there.items()}, _unseen_here(cluster, f"{folder}/{patient.token}")
+            share, secret = case.cluster.share_on_nodes, case.secret
+            there = patient.ask("unseen", share=share, folder=case.folder, names=list(names), sas=secret)["unseen"]
+            return {names[name]: why for name, why in there.items()}, _unseen_here(
+                case.cluster, f"{case.folder}/{patient.token}"
+            )
 
         def run(say: Say) -> None:
             started = time.monotonic()
