@@ -78,7 +78,7 @@ class Hosts:
         return len(self._nodes)
 
     def check(self, node_count: int, needs: Needs | None = None) -> Sequence[str]:
-        self._needs = needs
+        self._needs, self.lacking = needs, {}
         self._usable(node_count)
         return []
 
