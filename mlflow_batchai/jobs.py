@@ -47,6 +47,7 @@ class JobState:
         reason: one sentence, and the last lines of the rank that failed.
         terminated: whether a person ended it.
         end_time: milliseconds since the epoch, None while it runs.
+        start_time: when the last of its nodes was taken, likewise; None before.
     """
 
     execution_state: str
@@ -55,6 +56,7 @@ class JobState:
     reason: str = ""
     terminated: bool = False
     end_time: int | None = None
+    start_time: int | None = None
 
     @property
     def ended(self) -> bool:
@@ -88,7 +90,7 @@ def fold(snapshot: Snapshot) -> JobState:
 
     The order in which files were seen plays no part.
     """
-    verdict = snapshot.verdict
+    verdict, start = snapshot.verdict, _start_time(snapshot)
     if verdict is not None:
         return JobState(
             verdict["executionState"],
@@ -97,16 +99,23 @@ def fold(snapshot: Snapshot) -> JobState:
             verdict["reason"],
             bool(verdict["terminated"]),
             verdict["endTime"],
+            start,
         )
     if any(record.get("failure") or record.get("stopped") for record in snapshot.exits.values()):
-        return JobState(protocol.TERMINATING)
+        return JobState(protocol.TERMINATING, start_time=start)
     if snapshot.exits:
-        return JobState(protocol.RUNNING)
+        return JobState(protocol.RUNNING, start_time=start)
     if snapshot.requests:
-        return JobState(protocol.TERMINATING)
+        return JobState(protocol.TERMINATING, start_time=start)
     if len(snapshot.announces) >= snapshot.node_count:
-        return JobState(protocol.RUNNING)
+        return JobState(protocol.RUNNING, start_time=start)
     return JobState(protocol.QUEUED)
+
+
+def _start_time(snapshot: Snapshot) -> int | None:
+    if len(snapshot.announces) < snapshot.node_count:
+        return None
+    return max((int(record["time"]) for record in snapshot.announces.values() if "time" in record), default=None)
 
 
 class Job:
@@ -160,6 +169,10 @@ class Job:
             return protocol.decode_one(self.share.read(path))
         except (ShareNotFoundError, TornFileError):
             return None
+
+    def document(self) -> Record:
+        """The document as it was submitted, secrets masked; empty if it isn't there any more."""
+        return self._closed(self.paths.spec) or {}
 
     def handle(self) -> Record | None:
         """The engine's handle (``submitted.json``), or None."""

@@ -144,6 +144,8 @@ class Relay:
         self._lease.check()
         self._state = state.execution_state
         self._client.set_tag(self._run_id, runs.TAG_STATE, state.execution_state)
+        if state.start_time is not None:
+            self._client.set_tag(self._run_id, runs.TAG_STARTED, str(state.start_time))
         self._client.update_run(self._run_id, status=state.run_status)
 
     def cancel_wanted(self) -> bool:
@@ -189,9 +191,10 @@ class Relay:
 
         tags = {
             runs.TAG_STATE: state.execution_state,
-            "batchai.exitCode": "" if state.exit_code is None else str(state.exit_code),
-            "batchai.errorCode": state.error_code,
-            "batchai.reason": state.reason[-runs.LONGEST_TAG :],
+            runs.TAG_STARTED: "" if state.start_time is None else str(state.start_time),
+            runs.TAG_EXIT_CODE: "" if state.exit_code is None else str(state.exit_code),
+            runs.TAG_ERROR_CODE: state.error_code,
+            runs.TAG_REASON: state.reason[-runs.LONGEST_TAG :],
         }
         if self._dropped:
             notes.append(f"{self._dropped} log lines were dropped while the share stalled")

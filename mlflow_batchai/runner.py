@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlflow_batchai import runs
+from mlflow_batchai import config, runs
 from mlflow_batchai.clusters import Cluster, share_secret
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.detached import Submitted, follower_log, keep_follower, start_follower
@@ -39,6 +39,7 @@ class RunRequest:
     Attributes:
         tags: MLflow's own tags of the run.
         run_id: an existing run to use, or None.
+        resource_group: part of the job's id; None: the default one.
     """
 
     tracking: Tracking
@@ -48,6 +49,7 @@ class RunRequest:
     tags: Mapping[str, str]
     run_name: str | None = None
     run_id: str | None = None
+    resource_group: str | None = None
 
 
 def submit(
@@ -137,8 +139,10 @@ def _tags(prepared: Prepared, cluster: Cluster, request: RunRequest) -> dict[str
         runs.TAG_WORKSPACE: request.workspace,
         runs.TAG_SHARE: cluster.share.url,
         runs.TAG_STATE: protocol.QUEUED,
-        "batchai.nodes": str(prepared.plan["nodeCount"]),
-        "batchai.attempt": "1",
+        runs.TAG_RESOURCE_GROUP: request.resource_group or config.default("resource_group") or config.RESOURCE_GROUP,
+        runs.TAG_TOOL: prepared.plan["framework"],
+        runs.TAG_NODES: str(prepared.plan["nodeCount"]),
+        runs.TAG_ATTEMPT: "1",
     }
 
 

@@ -1,0 +1,203 @@
+"""A job as Batch AI's own command showed it, and what ours has besides.
+
+Reference: its REST API 2018-05-01, resource ``workspaces/experiments/jobs``. The document's parts stand as they were submitted;
+secrets are null, as Batch AI returned them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from mlflow_batchai import config, runs
+from mlflow_batchai.detached import Submitted
+from mlflow_batchai.jobs import Job, JobState, Snapshot, fold
+from mlflow_batchai.node import protocol
+from mlflow_batchai.node.layout import node_id
+from mlflow_batchai.shares import Share
+from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.spec.durations import format_duration
+from mlflow_batchai.spec.frameworks import FRAMEWORKS
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+TYPE = "Microsoft.BatchAI/workspaces/experiments/jobs"
+# What a stored document has in place of a secret, and the keys that hold one.
+_MASK, _SECRET_KEYS = "*" * 10, frozenset({"value", "accountKey", "password"})
+_LISTS = ("inputDirectories", "outputDirectories", "environmentVariables", "secrets")
+_BLOCKS = ("mountVolumes", "containerSettings", "jobPreparation")
+
+
+def view(submitted: Submitted) -> dict[str, Any]:
+    """All of a job, read from its folder and its run."""
+    job = submitted.job
+    run = runs.client(submitted.tracking).get_run(submitted.run_id)
+    snapshot = job.snapshot()
+    state = fold(snapshot)
+    plan, tags = job.plan, run.data.tags
+    document = _shown(job.document().get("properties") or {})
+    return {
+        **_identity(
+            plan["name"], tags.get(runs.TAG_RESOURCE_GROUP), plan["workspace"], plan["experiment"], plan["cluster"]
+        ),
+        "toolType": plan["framework"],
+        "nodeCount": plan["nodeCount"],
+        "schedulingPriority": document.get("schedulingPriority", "normal"),
+        **{key: document.get(key) for key in _BLOCKS},
+        **_framework(plan, document),
+        **{key: document.get(key) or [] for key in _LISTS},
+        "stdOutErrPathPrefix": document.get("stdOutErrPathPrefix"),
+        "constraints": {"maxWallClockTime": format_duration(timedelta(seconds=plan["maxWallClockSeconds"]))},
+        **_states(state.execution_state, run.info.start_time, state.start_time, state.end_time),
+        "executionInfo": _execution(state),
+        "jobOutputDirectoryPathSegment": plan["segment"],
+        # What follows is ours.
+        "jobId": plan["job"],
+        **_run(run),
+        "attempt": job.paths.attempt,
+        "errorCode": state.error_code or None,
+        "reason": state.reason or None,
+        "command": plan["command"],
+        "processCount": plan["ranks"],
+        "nodes": [_node(node, record, snapshot) for node, record in sorted(snapshot.announces.items())],
+        "share": job.share.url,
+        "folder": job.folder,
+        "files": _files(job),
+    }
+
+
+def summary(run: Run, experiment: str | None = None) -> dict[str, Any]:
+    """What the run of a job says of it: enough for a list, with no look at the share.
+
+    Args:
+        experiment: the name of the run's experiment; default: as its job's folder has it.
+    """
+    tags, info = run.data.tags, run.info
+    segment = "/".join(tags.get(runs.TAG_FOLDER, "").split("/")[-7:])
+    state = tags.get(runs.TAG_STATE, protocol.QUEUED)
+    started, ended = _number(tags.get(runs.TAG_STARTED)), info.end_time if state in protocol.ENDED_STATES else None
+    code = tags.get(runs.TAG_ERROR_CODE, "")
+    errors = (protocol.error_record(code),) if code in protocol.MESSAGES else ()
+    known = JobState(state, _number(tags.get(runs.TAG_EXIT_CODE)), errors, end_time=ended, start_time=started)
+    in_folder = segment.split("/")[3] if segment.count("/") == 6 else None
+    return {
+        **_identity(
+            tags[runs.TAG_JOB],
+            tags.get(runs.TAG_RESOURCE_GROUP),
+            tags.get(runs.TAG_WORKSPACE, "default"),
+            experiment or in_folder,
+            tags.get(runs.TAG_CLUSTER, ""),
+        ),
+        "toolType": tags.get(runs.TAG_TOOL),
+        "nodeCount": _number(tags.get(runs.TAG_NODES)),
+        **_states(state, info.start_time, started, ended),
+        "executionInfo": _execution(known),
+        "jobOutputDirectoryPathSegment": segment or None,
+        "jobId": segment.rpartition("/")[2] or None,
+        **_run(run),
+        "attempt": _number(tags.get(runs.TAG_ATTEMPT)),
+        "errorCode": code or None,
+        "reason": tags.get(runs.TAG_REASON),
+        "share": tags.get(runs.TAG_SHARE),
+        "folder": tags.get(runs.TAG_FOLDER),
+    }
+
+
+def is_terminated(shown: Mapping[str, Any]) -> bool:
+    """Whether a person ended the job that a view or a summary shows."""
+    return shown["runStatus"] == "KILLED" or shown["errorCode"] in (protocol.JOB_TERMINATED, protocol.JOB_TERMINATE)
+
+
+def address(share: Share, path: str) -> str:
+    """Where a path of a share is for a person: a path of this machine, or an address."""
+    if isinstance(share, DirectoryShare):
+        return str(share.local(path)) if path else str(share.root)
+    return f"{share.url}/{quote(path)}" if path else share.url
+
+
+def iso(milliseconds: int | None) -> str | None:
+    """A time as Batch AI's command printed it: ``2018-06-14T22:22:57.543+00:00``."""
+    if milliseconds is None:
+        return None
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _identity(name: str, group: str | None, workspace: str, experiment: str | None, cluster: str) -> dict[str, Any]:
+    group = group or config.RESOURCE_GROUP
+    base = f"/subscriptions/local/resourceGroups/{group}/providers/Microsoft.BatchAI/workspaces/{workspace}"
+    return {
+        "id": f"{base}/experiments/{experiment}/jobs/{name}",
+        "name": name,
+        "type": TYPE,
+        "resourceGroup": group,
+        "workspace": workspace,
+        "experimentName": experiment,
+        "cluster": {"id": f"{base}/clusters/{cluster}", "name": cluster, "resourceGroup": group},
+    }
+
+
+def _states(state: str, created: int | None, started: int | None, ended: int | None) -> dict[str, Any]:
+    changed = {protocol.QUEUED: created, protocol.RUNNING: started}.get(state, ended)
+    return {
+        "executionState": state,
+        "executionStateTransitionTime": iso(changed),
+        "provisioningState": "succeeded",
+        "provisioningStateTransitionTime": iso(created),
+        "creationTime": iso(created),
+    }
+
+
+def _execution(state: JobState) -> dict[str, Any] | None:
+    """``executionInfo``, which is null until a job has started, or ended without that."""
+    if state.start_time is None and not state.ended:
+        return None
+    return {
+        "startTime": iso(state.start_time),
+        "endTime": iso(state.end_time),
+        "exitCode": state.exit_code,
+        "errors": [dict(error) for error in state.errors] or None,
+    }
+
+
+def _run(run: Run) -> dict[str, Any]:
+    return {"runId": run.info.run_id, "runStatus": run.info.status}
+
+
+def _framework(plan: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document's framework block, with the default that the service would have filled in."""
+    for key in FRAMEWORKS:
+        if key in document:
+            counted = {"processCount": plan["processCount"]} if key == "horovodSettings" else {}
+            return {key: {**document[key], **counted}}
+    return {"customToolkitSettings": {"commandLine": plan["command"]}}
+
+
+def _node(node: int, announce: Mapping[str, Any], snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "id": node_id(node),
+        "host": announce["host"],
+        "address": announce["address"],
+        "gpus": announce.get("gpus", []),
+        "exit": snapshot.exits.get(node),
+    }
+
+
+def _files(job: Job) -> dict[str, str]:
+    """Where the logs lie: their folder, and what all ranks wrote."""
+    folder = job.paths.stdouterr
+    names = {"stdouterr": folder, "stdout": f"{folder}/stdout.txt", "stderr": f"{folder}/stderr.txt"}
+    return {key: address(job.share, path) for key, path in names.items()}
+
+
+def _shown(value: Any) -> Any:
+    """A part of the document as it was submitted, its secrets null."""
+    if isinstance(value, Mapping):
+        return {key: None if key in _SECRET_KEYS and part == _MASK else _shown(part) for key, part in value.items()}
+    return [_shown(part) for part in value] if isinstance(value, list) else value
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text else None
