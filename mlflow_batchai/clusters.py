@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlflow_batchai.config import home
 from mlflow_batchai.engines.base import Engine
-from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError, ShareError, UsageError
+from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError, ShareError
 from mlflow_batchai.shares import Share, credentials, open_share
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.identity import identify
@@ -25,14 +26,6 @@ if TYPE_CHECKING:
 DEFAULT_CLUSTER = "local"
 # What nodes are given to look at the share before a job.
 CHECK_SECONDS = 3600.0
-
-
-def home() -> Path:
-    """The client's folder: ``$BATCHAI_HOME``, by default ``~/.batchai``."""
-    try:
-        return Path(os.environ.get("BATCHAI_HOME") or Path.home() / ".batchai").absolute()
-    except RuntimeError as error:
-        raise UsageError("this user has no home folder; set BATCHAI_HOME to a folder of its own") from error
 
 
 @dataclass(frozen=True)

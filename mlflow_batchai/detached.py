@@ -7,7 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow_batchai import clusters, shell
+from mlflow_batchai import shell
+from mlflow_batchai.config import home
 from mlflow_batchai.errors import JobError
 from mlflow_batchai.jobs import Job
 from mlflow_batchai.lease import Lease
@@ -39,14 +40,14 @@ def start_follower(submitted: Submitted) -> None:
     # -P: what lies in the user's folder must not be imported in place of a library.
     argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "mlflow_batchai.follower"]
     # The store's address goes by MLflow's own variable: a database's holds a password, and `ps` shows everyone our arguments.
-    environment = {**os.environ, **tracking.environment, **credentials.exported(), "BATCHAI_HOME": str(clusters.home())}
+    environment = {**os.environ, **tracking.environment, **credentials.exported(), "BATCHAI_HOME": str(home())}
     submitted.follower = shell.spawn([*argv, job.share.url, job.folder], environment, follower_log(job))
     submitted.starts += 1
 
 
 def follower_log(job: Job) -> Path:
     """Where a job's follower says what troubles it."""
-    return clusters.home() / "followers" / f"{job.plan['job']}.log"
+    return home() / "followers" / f"{job.plan['job']}.log"
 
 
 def ensure_follower(submitted: Submitted) -> None:

@@ -8,13 +8,18 @@ A message is one sentence (or a sentence and the last lines of a log): what was 
     ├── ProjectError             the MLproject or its entry point is wrong
     │   └── ParameterError       a parameter is unknown, missing, or not of its declared type
     ├── NotSupportedError        understood, but not built yet or not possible on this cluster
-    ├── ClusterError             unknown cluster, too few nodes, engine can't be reached
+    ├── ClusterError             too few nodes, engine can't be reached
+    ├── NotFoundError            there is nothing of that name; the message has the names that exist
+    │   ├── ClusterNotFoundError     (a ClusterError, too)
+    │   ├── WorkspaceNotFoundError
+    │   ├── ExperimentNotFoundError
+    │   └── StorageNotFoundError     no such share, folder or file in a storage account
     ├── ShareError               the control share can't be read or written
     │   └── ShareNotFoundError   no such file on the share
     ├── HorovodBuildError        the Horovod wheel could not be built
     ├── ModelError               a saved model can't become an MLflow model
     └── JobError                 something about one job
-        ├── JobNotFoundError     no job of that name or run id
+        ├── JobNotFoundError     no job of that name or run id (a NotFoundError, too)
         ├── JobFailedError       the job has ended and did not succeed
         └── JobDetachedError     we stopped watching; the job goes on
 """
@@ -47,7 +52,27 @@ class NotSupportedError(BatchAIError):
 
 
 class ClusterError(BatchAIError):
-    """Unknown cluster, too few nodes, or an engine that can't be reached."""
+    """Too few nodes, or an engine that can't be reached."""
+
+
+class NotFoundError(BatchAIError):
+    """There is nothing of that name; the message has the names that exist."""
+
+
+class ClusterNotFoundError(ClusterError, NotFoundError):
+    """No cluster of that name."""
+
+
+class WorkspaceNotFoundError(NotFoundError):
+    """No workspace of that name."""
+
+
+class ExperimentNotFoundError(NotFoundError):
+    """No experiment of that name in the tracking store."""
+
+
+class StorageNotFoundError(NotFoundError):
+    """No such share, folder or file in a storage account."""
 
 
 class ShareError(BatchAIError):
@@ -70,7 +95,7 @@ class JobError(BatchAIError):
     """Something about one job."""
 
 
-class JobNotFoundError(JobError):
+class JobNotFoundError(JobError, NotFoundError):
     """No job of that name or run id."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -197,6 +197,12 @@ def find(mlflow: MlflowClient, name: str) -> Run:
 def jobs(mlflow: MlflowClient, limit: int = PAGE) -> list[Run]:
     """Runs of jobs, newest first."""
     return _search(mlflow, f"tags.`{TAG_JOB}` LIKE '%'", limit)
+
+
+def running(mlflow: MlflowClient, experiments: Sequence[str]) -> list[Run]:
+    """Runs of jobs that have not ended, of these experiments (by id)."""
+    condition = f"tags.`{TAG_JOB}` LIKE '%' AND attributes.status IN ('SCHEDULED', 'RUNNING')"
+    return list(mlflow.search_runs(list(experiments), condition, max_results=PAGE))
 
 
 def _search(mlflow: MlflowClient, condition: str, limit: int) -> list[Run]:

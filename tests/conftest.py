@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 from azure_server import AzureServer
+from command_line import Cli
 from netns import Machine
 from sshd import SshNodes, ssh_nodes
 from waiting import wait_for
@@ -274,3 +275,9 @@ def world(tmp_path: Path, store_template: Path) -> Iterator[World]:
         assert not lines, f"left running: {lines}"
     finally:
         made.close()
+
+
+@pytest.fixture
+def cli(world: World) -> Cli:
+    """The command ``batchai`` in a fresh world, in this process."""
+    return Cli(world)

@@ -18,6 +18,8 @@ from mlflow_batchai.node.protocol import MARK_VARIABLE, NODE_VARIABLE
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+# Longer than an exec is between its new memory and the environment in it.
+EXEC_SECONDS = 0.005
 
 
 def _prctl(option: int, value: int) -> bool:
@@ -95,15 +97,45 @@ def marked(mark: str, node: Optional[int] = None) -> Set[int]:
     if node is not None:
         wanted.append(("%s=%d" % (NODE_VARIABLE, node)).encode())
     found = set()
-    for pid in pids():
-        try:
-            with open("/proc/%d/environ" % pid, "rb") as file:
-                variables = file.read().split(b"\0")
-        except OSError:  # gone, or another user's
-            continue
+    read = {pid: _environment(pid) for pid in pids()}
+    if hollow := [pid for pid, text in read.items() if text == b"" and _has_program(pid)]:
+        # One that is just starting another program has no environment for a moment, and would be missed.
+        time.sleep(EXEC_SECONDS)
+        read.update((pid, _environment(pid)) for pid in hollow)
+    for pid, text in read.items():
+        variables = (text or b"").split(b"\0")
         if all(variable in variables for variable in wanted) and start_time(pid) is not None:
             found.add(pid)
     found.discard(os.getpid())
+    return found
+
+
+def _environment(pid: int) -> Optional[bytes]:
+    """A process's environment as it was started with; None: it is gone, or another user's."""
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _has_program(pid: int) -> bool:
+    """Whether it is neither a zombie nor one of the kernel's own."""
+    try:
+        return bool(os.readlink("/proc/%d/exe" % pid))
+    except OSError:
+        return False
+
+
+def arguments() -> Set[str]:
+    """Every word of every process's command line."""
+    found: Set[str] = set()
+    for pid in pids():
+        try:
+            with open("/proc/%d/cmdline" % pid, "rb") as file:
+                found.update(os.fsdecode(word) for word in file.read().split(b"\0"))
+        except OSError:  # it has gone
+            continue
     return found
 
 

@@ -203,3 +203,12 @@ def test_the_command_sweeps_one_node(
     assert processes.marked(mark) == {first.pid}
     assert processes.main([mark]) == 0
     assert capsys.readouterr().out == "\n\n"
+
+
+def test_what_starts_another_program_all_the_time_is_found(run, mark, tmp_path):
+    """Between an exec and its end a process shows no environment."""
+    again = tmp_path / "again.sh"
+    again.write_text('#!/bin/sh\nexec /bin/sh "$0"\n')
+    process = run("/bin/sh", str(again))
+    wait_for(lambda: process.pid in processes.marked(mark))
+    assert [True] * 150 == [process.pid in processes.marked(mark) for _ in range(150)]

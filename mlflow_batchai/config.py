@@ -1,0 +1,57 @@
+"""The client's folder, and what its ``config.yaml`` and the environment say of defaults."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlflow_batchai.errors import UsageError
+
+if TYPE_CHECKING:
+    from mlflow_batchai.spec.settings import SettingsFile
+
+RESOURCE_GROUP, WORKSPACE = "batchai", "default"
+
+
+def home() -> Path:
+    """The client's folder: ``$BATCHAI_HOME``, by default ``~/.batchai``."""
+    try:
+        return Path(os.environ.get("BATCHAI_HOME") or Path.home() / ".batchai").absolute()
+    except RuntimeError as error:
+        raise UsageError("this user has no home folder; set BATCHAI_HOME to a folder of its own") from error
+
+
+def settings() -> SettingsFile | None:
+    """``$BATCHAI_HOME/config.yaml``, None where there is no such file.
+
+    Raises:
+        DocumentError: it is wrong.
+    """
+    path = home() / "config.yaml"
+    if not path.is_file() or not path.stat().st_size:
+        return None
+    return _read(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)
+def _read(path: Path, changed: int) -> SettingsFile:
+    # Most commands have no such file, and then nothing of pydantic to import.
+    from mlflow_batchai.spec.loading import parse, read
+    from mlflow_batchai.spec.settings import SettingsFile
+
+    return parse(SettingsFile, read(path), str(path))[0]
+
+
+def default(name: str) -> str | None:
+    """A default: BATCHAI_<NAME> of the environment, else ``defaults`` of config.yaml; None: nobody said.
+
+    Args:
+        name: ``resource_group``, ``workspace``, ``experiment``, ``cluster`` or ``output``.
+    """
+    if given := os.environ.get(f"BATCHAI_{name.upper()}"):
+        return given
+    found = settings()
+    said: str | None = getattr(found.defaults, name) if found else None
+    return said

@@ -1,0 +1,44 @@
+"""``config.yaml``: one user's defaults, and the storage accounts whose keys he has."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from mlflow_batchai.spec.base import Name, NonEmpty, SecretText, SpecModel, exactly_one, matching
+from mlflow_batchai.spec.cluster import Endpoint
+
+OUTPUTS = ("json", "jsonc", "yaml", "table", "tsv", "none")
+GroupName = Annotated[str, matching(r"[-\w.]{1,90}", "have 1 to 90 letters, digits, '-', '_' or '.'")]
+
+
+class Defaults(SpecModel):
+    """What commands take where an option is absent."""
+
+    resource_group: GroupName | None = None
+    workspace: Name | None = None
+    experiment: NonEmpty | None = None
+    cluster: NonEmpty | None = None
+    output: Literal["json", "jsonc", "yaml", "table", "tsv", "none"] | None = None
+
+
+class AccountSettings(SpecModel):
+    """What opens a storage account, and where it is if not in the public cloud (``ACCOUNT`` in it is the account's name)."""
+
+    account_key: SecretText | None = None
+    sas_token: SecretText | None = None
+    connection_string: SecretText | None = None
+    file_endpoint: Endpoint | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> AccountSettings:
+        exactly_one(self, "account_key", "sas_token", "connection_string")
+        return self
+
+
+class SettingsFile(SpecModel):
+    """A whole config.yaml; every key is optional. ``shares`` maps a storage account to what opens it."""
+
+    defaults: Defaults = Defaults()
+    shares: dict[NonEmpty, AccountSettings] = Field(default_factory=dict)
