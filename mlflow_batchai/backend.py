@@ -17,7 +17,7 @@ from mlflow.exceptions import ExecutionException, MlflowException
 from mlflow.projects.backend.abstract_backend import AbstractBackend
 from mlflow.projects.submitted_run import SubmittedRun
 
-from mlflow_batchai import clusters, detached, planning, runner, runs
+from mlflow_batchai import clusters, detached, projects, runner, runs
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.errors import BatchAIError, DocumentError, NotSupportedError, ProjectError
 from mlflow_batchai.node import protocol
@@ -125,7 +125,7 @@ def _prepare(
     values = bind(entry, params, project.source)
     cluster, more = clusters.load(config.cluster)
     manager = backend_config.get("ENV_MANAGER")
-    prepared = planning.prepare(project, entry, values, config, cluster, cwd, manager, source, documents)
+    prepared = projects.prepare(project, entry, values, config, cluster, cwd, manager, source, documents)
     console = JobConsole(1)
     for warning in [*warnings, *more, *prepared.warnings]:
         console.say(warning)

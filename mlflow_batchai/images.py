@@ -22,10 +22,11 @@ _HUB = frozenset(("docker.io", "index.docker.io", "hub.docker.com", "registry-1.
 Chosen = tuple[dict[str, Any] | None, dict[str, str] | None, list[str]]
 
 
-def choose_container(project: MLProject, properties: JobProperties, document: ClusterDocument, source: str) -> Chosen:
+def choose_container(project: MLProject | None, properties: JobProperties, document: ClusterDocument, source: str) -> Chosen:
     """The container that a job asks for, unless its cluster's document says ``containers: ignore``.
 
     Args:
+        project: None for a document that stands alone.
         source: the job document's name in messages.
 
     Returns:
@@ -38,8 +39,8 @@ def choose_container(project: MLProject, properties: JobProperties, document: Cl
         DocumentError, ProjectError: two containers are asked for, or one that can't be.
         NotSupportedError: the registry's password is in Azure Key Vault.
     """
-    settings, docker_env = properties.container_settings, project.docker_env
-    if settings and docker_env:
+    settings, docker_env = properties.container_settings, project.docker_env if project else None
+    if settings and project and docker_env:
         raise DocumentError(
             f"{source}: properties.containerSettings and docker_env in {project.source} both name a container; keep one"
         )
@@ -54,7 +55,7 @@ def choose_container(project: MLProject, properties: JobProperties, document: Cl
         return None, None, [notice]
     if settings:
         return (*_of_settings(settings, f"{source}: properties.containerSettings"), [])
-    assert docker_env
+    assert project and docker_env
     return _of_project(docker_env, f"{project.source}: docker_env"), None, []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,21 @@ DEFAULT_PREFIX = f"$AZ_BATCHAI_MOUNT_ROOT/{CONTROL_MOUNT}"
 
 # Stand-ins for the mount roots, which are a node's business: no user writes a NUL.
 _CLUSTER_ROOT, _JOB_ROOT = "\0cluster", "\0job"
+
+
+def slug(text: str, longest: int = 40) -> str:
+    """A name that Batch AI would take (``[-\\w_]``), short enough for paths."""
+    return (re.sub(r"[^-A-Za-z0-9_]+", "-", text).strip("-") or "job")[:longest]
+
+
+def segment(workspace: str, experiment: str, name: str, job_id: str) -> str:
+    """Batch AI's jobOutputDirectoryPathSegment: what tells the folders of one job from those of all others.
+
+    Args:
+        experiment: its name.
+        name: the job's.
+    """
+    return "/".join(("workspaces", slug(workspace), "experiments", slug(experiment), "jobs", name, job_id))
 
 
 def mount_points(volumes: Sequence[Mapping[str, Any]]) -> dict[str, int]:

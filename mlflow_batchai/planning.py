@@ -73,9 +73,7 @@ class Planned:
     warnings: list[str]
 
 
-def plan_job(
-    program: Program, properties: JobProperties, document: SpecModel, cluster: Cluster, source: str
-) -> Planned:
+def plan_job(program: Program, properties: JobProperties, document: SpecModel, cluster: Cluster, source: str) -> Planned:
     """Work out the job's plan.
 
     Args:

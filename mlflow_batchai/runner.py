@@ -20,7 +20,7 @@ from mlflow_batchai.events import EventReader
 from mlflow_batchai.jobs import Job, JobState, failed_verdict, pause_after
 from mlflow_batchai.lease import Lease
 from mlflow_batchai.node import protocol
-from mlflow_batchai.planning import slug
+from mlflow_batchai.places import segment as place_of
 from mlflow_batchai.prepared import Prepared
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares.objects import upload
@@ -68,17 +68,7 @@ def submit(
     share = cluster.share
     for files in (prepared.code, prepared.inputs, prepared.tools):
         upload(share, files, progress)
-    segment = "/".join(
-        (
-            "workspaces",
-            slug(request.workspace),
-            "experiments",
-            slug(request.experiment_name),
-            "jobs",
-            prepared.name,
-            prepared.job_id,
-        )
-    )
+    segment = place_of(request.workspace, request.experiment_name, prepared.name, prepared.job_id)
     folder = "/".join(part for part in (prepared.plan["folderPrefix"], segment) if part)
     mlflow = runs.client(request.tracking)
     with contextlib.ExitStack() as undo:

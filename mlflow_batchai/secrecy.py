@@ -17,7 +17,6 @@ STORAGE_KEYS = ("accountKey", "sasToken")
 _PLACES = {
     "environmentVariables": "properties.environmentVariables",
     "preparation": "properties.jobPreparation.commandLine",
-    "command": "the entry point's command",
     "parameters": "a parameter",
 }
 
@@ -88,8 +87,11 @@ def _opens_storage(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(_opens_storage(inner) for inner in value)
 
 
-def refuse_spoken(plan: Mapping[str, Any], secrets: Collection[str], source: str) -> None:
+def refuse_spoken(plan: Mapping[str, Any], secrets: Collection[str], source: str, command: str) -> None:
     """Refuse a plan, which lies on the share for all to read, that holds the text of a secret.
+
+    Args:
+        command: what messages call the plan's command.
 
     Raises:
         DocumentError: where it stands.
@@ -97,7 +99,7 @@ def refuse_spoken(plan: Mapping[str, Any], secrets: Collection[str], source: str
     values = [value for value in secrets if len(value) >= LEAST_LENGTH]
     for key, text in _texts({name: value for name, value in plan.items() if name not in ("secretNames", "code")}):
         if any(value in text for value in values):
-            place = _PLACES.get(key, key)
+            place = {**_PLACES, "command": command}.get(key, key)
             raise DocumentError(
                 f"{source}: {place} holds the text of a secret, and would be written to the share; refer to the secret's"
                 " variable there"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlflow_batchai import planning
+from mlflow_batchai import places, projects
 from mlflow_batchai.clusters import Cluster
 from mlflow_batchai.errors import (
     BatchAIError,
@@ -58,7 +58,7 @@ class Desk:
         places = str(share.root), (home, "shares", str(home.root / "shares"))
         cluster = Cluster("c", document, share, engine, places[0], document.mount or "folder", places[1], "/py", "/envs")
         file, _ = parse_batchai(config or {}, "batchai.yaml")
-        return planning.prepare(project, point, values, file, cluster, self.cwd, env_manager, "batchai.yaml")
+        return projects.prepare(project, point, values, file, cluster, self.cwd, env_manager, "batchai.yaml")
 
 
 @pytest.fixture
@@ -418,7 +418,7 @@ def test_the_hash_of_an_environment_changes_with_what_is_in_it(desk):
     [("My Project!", "My-Project"), ("ümlaut/x", "mlaut-x"), ("", "job"), ("---", "job"), ("a" * 99, "a" * 40)],
 )
 def test_slug(text, name):
-    assert planning.slug(text) == name
+    assert places.slug(text) == name
 
 
 def test_gpus_as_the_cluster_document_has_them(desk):

@@ -18,7 +18,7 @@ from mlflow_batchai.errors import ClusterError, JobDetachedError, JobError, JobF
 from mlflow_batchai.jobs import Job, JobState
 from mlflow_batchai.lease import Lease
 from mlflow_batchai.lookup import NoFolderError
-from mlflow_batchai.planning import Prepared
+from mlflow_batchai.prepared import Prepared
 from mlflow_batchai.runner import RunRequest
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.objects import scan, upload

@@ -1,0 +1,141 @@
+"""From an MLproject to a job: what a project adds to its properties, its command, parameters, files and environment."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.config import home
+from mlflow_batchai.environments import preparation_cache, training_environment
+from mlflow_batchai.errors import NotSupportedError, ProjectError
+from mlflow_batchai.images import choose_container, copied_variables
+from mlflow_batchai.inputs import choose_inputs
+from mlflow_batchai.places import slug
+from mlflow_batchai.planning import Program, plan_job
+from mlflow_batchai.prepared import Prepared
+from mlflow_batchai.secrecy import without_secrets
+from mlflow_batchai.shares.objects import scan
+from mlflow_batchai.spec.batchai import BatchaiFile
+from mlflow_batchai.spec.command import translate, variable_names
+from mlflow_batchai.spec.job import forbid_program
+from mlflow_batchai.spec.masking import masked
+from mlflow_batchai.spec.mlproject import EntryPoint, MLProject, Value
+
+
+def prepare(
+    project: MLProject,
+    entry: EntryPoint,
+    values: Sequence[Value],
+    config: BatchaiFile,
+    cluster: Cluster,
+    cwd: Path,
+    env_manager: str | None,
+    source: str,
+    documents: Collection[Path] = (),
+) -> Prepared:
+    """Work out the whole job.
+
+    Args:
+        config: batchai.yaml with ``--backend-config`` merged over it.
+        cwd: where relative ``path`` parameters start from.
+        env_manager: MLflow's ``--env-manager``.
+        source: the document's name in messages.
+        documents: files that the configuration was read from.
+
+    Raises:
+        BatchAIError: anything that would keep the job from running and can be seen from here.
+    """
+    properties = config.properties
+    forbid_program(properties, source)
+    if config.retries:
+        raise NotSupportedError(f"{source}: retries is not supported yet; remove it")
+    command = _command(entry, values, source)
+    if not properties.job_preparation:
+        _check_script(project, entry.command)
+    variables = variable_names(value.parameter.name for value in values)
+    inputs, staged, given = choose_inputs(values, variables, config.stage, cwd)
+    container, registry, notices = choose_container(project, properties, cluster.document, source)
+    if container and env_manager not in (None, "local"):
+        raise NotSupportedError(
+            f"--env-manager {env_manager}: the job trains in the image {container['image']}, with what that has; drop the"
+            " option, or the container"
+        )
+    program = Program(
+        command,
+        "the entry point's command",
+        given,
+        staged,
+        container,
+        training_environment(project, env_manager, cluster),
+        metrics=[{"name": rule.name, "regex": rule.regex, "step": rule.step} for rule in config.metrics],
+        model={"path": config.model.path, "register": config.model.register_as, "name": config.model.name}
+        if config.model
+        else None,
+    )
+    planned = plan_job(program, properties, config, cluster, source)
+    plan, warnings = planned.plan, [*notices, *planned.warnings]
+    code, withheld = without_secrets(scan(project.directory, _ours(cluster)), planned.spoken, documents)
+    warnings += [f"'{path}' is not sent to the nodes: it holds a secret" for path in withheld]
+    if (script := _script(entry.command)) in withheld:
+        raise ProjectError(
+            f"{project.source}: the command runs '{script}', which holds the text of a secret and can't be sent to the nodes;"
+            " take it out of there"
+        )
+    plan["code"] = [file.entry() for file in code]
+    plan["preparationCache"] = preparation_cache(plan, config.cache_preparation, source)
+    if config.cache_preparation is not False and not plan["preparation"]:
+        warnings.append(f"{source}: cachePreparation plays no part without properties.jobPreparation")
+    return Prepared(
+        config.name or f"{slug(project.name)}-{plan['job'][:6]}",
+        plan["job"],
+        project.name,
+        plan,
+        masked(config),
+        {value.parameter.name: value.text for value in values},
+        {**copied_variables(project, cluster.document), **planned.secrets},
+        {"volumes": planned.credentials, "registry": registry},
+        planned.seconds,
+        code,
+        inputs,
+        warnings,
+    )
+
+
+def _command(entry: EntryPoint, values: Sequence[Value], source: str) -> str:
+    """The shell line of the entry point, values referred to by their variables."""
+    variables = variable_names(value.parameter.name for value in values)
+    placeholders = {value.parameter.name: variables[value.parameter.name] for value in values if not value.extra}
+    numbers = {value.parameter.name for value in values if value.parameter.type == "int"}
+    command = translate(entry.command, placeholders, source, numbers)
+    return command + "".join(
+        f' --{shlex.quote(value.parameter.name)} "${{{variables[value.parameter.name]}}}"' for value in values if value.extra
+    )
+
+
+_SCRIPT = re.compile(r"\s*(?:python[\d.]*|bash|sh)\s+(?:-u\s+)?(?P<script>[\w.-][\w./-]*\.(?:py|sh))(?=\s|$)")
+
+
+def _script(command: str) -> str | None:
+    """The project's file that a command begins with, if it is plain to see."""
+    match = _SCRIPT.match(command)
+    return match["script"] if match else None
+
+
+def _check_script(project: MLProject, command: str) -> None:
+    """A script that the command begins with and that isn't in the project fails here, not minutes later on a node.
+
+    Later ones, and all if there is a job preparation, may have been made by what ran before.
+    """
+    script = _script(command)
+    if script and not (project.directory / script).exists():
+        raise ProjectError(f"{project.source}: the command runs '{script}', which is not in the project ({project.directory})")
+
+
+def _ours(cluster: Cluster) -> list[Path]:
+    """Folders of ours that a user may have put into his project."""
+    share = cluster.share.url
+    return [home(), *([Path(unquote(urlsplit(share).path))] if share.startswith("file:") else [])]
