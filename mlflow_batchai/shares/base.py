@@ -15,11 +15,13 @@ class Entry(NamedTuple):
         name: without its path.
         size: bytes; 0 for a directory.
         is_directory: whether it is one.
+        modified: when it was last written, in seconds since the epoch; None where the service doesn't say.
     """
 
     name: str
     size: int
     is_directory: bool
+    modified: float | None = None
 
 
 class Share(Protocol):
@@ -36,6 +38,7 @@ class Share(Protocol):
            once, and a mount, which may remember that a name was missing, has to look anew once a folder.
         8. ``download`` gives a file whole, of one time, or fails; then the next call goes on where it was, if that saves time.
         9. All of it may be called by many threads at once.
+        10. ``list`` tells when a file was last written, by the clock of what keeps it, and costs nothing more for that.
     """
 
     @property

@@ -153,8 +153,10 @@ class DirectoryShare:
                     # A name that is gone by now, or a link to nothing, must not hide the others.
                     with contextlib.suppress(FileNotFoundError):
                         if not entry.name.startswith(TEMPORARY):
-                            is_directory = entry.is_dir()
-                            entries.append(Entry(entry.name, 0 if is_directory else entry.stat().st_size, is_directory))
+                            is_directory, status = entry.is_dir(), entry.stat()
+                            entries.append(
+                                Entry(entry.name, 0 if is_directory else status.st_size, is_directory, status.st_mtime)
+                            )
         except ShareNotFoundError:
             return []
         return sorted(entries)
