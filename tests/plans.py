@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mlflow_batchai.node.protocol import PROTOCOL_VERSION
+
 
 def toy_plan(share: Path, **changes: Any) -> dict[str, Any]:
     """The plan of a job that runs ``true`` once on one node of a directory share, with changes (``ranks``: Horovod's)."""
@@ -12,7 +14,7 @@ def toy_plan(share: Path, **changes: Any) -> dict[str, Any]:
     job = changes.get("job", "abc1234567")
     segment = f"workspaces/default/experiments/exp/jobs/toy/{job}"
     return {
-        "protocol": 1,
+        "protocol": PROTOCOL_VERSION,
         "job": job,
         "name": "toy",
         "attempt": 1,

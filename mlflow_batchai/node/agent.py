@@ -232,7 +232,10 @@ class Agent:
             failures += self.peers.failures()
             if not failures and not stop:
                 failures += self.peers.early_leavers()
-        verdict = outcome.verdict(outcome.first_cause(failures), stop)
+        if stop and stop.kind == protocol.REQUEUE:
+            # Who wants the job's end has come while we made room: there will be no next attempt.
+            stop = self.peers.wish(stop.queued) or stop
+        verdict = outcome.verdict(outcome.first_cause(failures), stop, attempt=self.layout.paths.attempt)
         with self._going_on():
             if verdict["executionState"] == protocol.SUCCEEDED:
                 self.phases.describe_models()

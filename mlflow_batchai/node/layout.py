@@ -69,7 +69,7 @@ class NodeLayout:
         self.paths = JobPaths(plan["folder"], plan["attempt"])
         self.attempt = self.control.attempt(self.paths, node, plan["nodeCount"])
         mounted = os.path.join(self.mounted_share, *self.paths.folder.split("/"))
-        self.mounted_stdouterr = os.path.join(mounted, "stdouterr")
+        self.mounted_stdouterr = self.on_mount(self.paths.stdouterr)
         self.shared_temp = os.path.join(mounted, "shared")
 
     def on_mount(self, path: str) -> str:

@@ -19,7 +19,8 @@ class Stop(Exception):
     """The attempt ends here for a reason that isn't this node's failure.
 
     Attributes:
-        kind: ``cancel`` (a person asked), ``verdict`` (it has been given), ``node0`` (node 0 said so).
+        kind: ``cancel`` or ``requeue`` (someone asked), ``verdict`` (it has been given), ``node0`` (node 0 said so), ``peer``
+            (a peer failed or is gone).
         queued: whether the node wasn't taken yet.
         by: who asked.
     """
@@ -29,6 +30,11 @@ class Stop(Exception):
         self.kind = kind
         self.queued = queued
         self.by = by
+
+    @property
+    def asked(self) -> bool:
+        """Whether someone asked for it: then what fails meanwhile is no cause."""
+        return self.kind in (protocol.CANCEL, protocol.REQUEUE)
 
 
 class Failure(Exception):
@@ -122,11 +128,13 @@ def first_cause(failures: List[Failure]) -> Optional[Failure]:
     return min(failures, key=lambda failure: (failure.is_consequence and not failure.signalled, failure.time))
 
 
-def verdict(cause: Optional[Failure], stop: Optional[Stop], node: int = 0) -> protocol.Record:
-    """What node 0 says of the attempt, or the node that stands in for it: a person's wish to end it comes before failures,
-    which it may have caused."""
+def verdict(cause: Optional[Failure], stop: Optional[Stop], node: int = 0, attempt: int = 1) -> protocol.Record:
+    """What node 0 says of an attempt, or the node that stands in for it: a wish to end it comes before failures, which it may
+    have caused."""
     by = protocol.agent_writer(node)
-    if stop and stop.kind == "cancel":
+    if stop and stop.kind == protocol.REQUEUE:
+        return protocol.requeued_record(str(stop), by, attempt)
+    if stop and stop.kind == protocol.CANCEL:
         code = protocol.JOB_TERMINATED if stop.queued else protocol.JOB_TERMINATE
         reason = "terminated%s%s" % (" by %s" % stop.by if stop.by else "", ": %s" % stop if str(stop) else "")
         return protocol.verdict_record(protocol.FAILED, by, None, [protocol.error_record(code)], reason, terminated=True)

@@ -68,7 +68,7 @@ class Peers:
             starting: whether some node isn't taken yet, so the job is queued.
 
         Raises:
-            Stop: it has its verdict, a cancel was asked for, or a peer failed, stopped, fell silent, or (node 0) never came.
+            Stop: it has its verdict, its end was asked for, or a peer failed, stopped, fell silent, or (node 0) never came.
             Failure: node 0 never came, or we are not let in on the share any more.
             Exception: what ended the share thread: we can't hear anyone any more.
         """
@@ -79,10 +79,22 @@ class Peers:
             raise Failure(protocol.NODE_LOST, "%s: %s" % (self.layout.node_id, refused), node=self.layout.node)
         if self.shipper.verdict is not None:
             raise Stop("verdict", "the attempt has its verdict already")
-        for request in self.shipper.requests():
-            # Until every node is taken the job is queued, even if ours is taken already.
-            raise Stop("cancel", request.get("why", ""), queued=starting, by=request.get("who"))
+        wish = self.wish(starting)
+        if wish:
+            raise wish
         self._listen()
+
+    def wish(self, starting: bool) -> Optional[Stop]:
+        """What people want of the attempt: its end, with that of the job or only for now.
+
+        Args:
+            starting: until every node is taken the job is queued, even if ours is taken already.
+        """
+        request = protocol.wish(self.shipper.requests(), self.layout.paths.attempt)
+        if request is None:
+            return None
+        kind = protocol.CANCEL if request["kind"] == protocol.CANCEL else protocol.REQUEUE
+        return Stop(kind, request.get("why", ""), queued=starting, by=request.get("who"))
 
     def _listen(self) -> None:
         """Take in what peers have sent; raise if one failed, stopped, fell silent, or never came."""

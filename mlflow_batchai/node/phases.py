@@ -211,7 +211,7 @@ class Phases:
                 self._check()
             except Stop as stop:
                 # A peer's failure is often the consequence of one here that we have not seen yet.
-                if stop.kind != "cancel":
+                if not stop.asked:
                     self._look_at_ranks(0.0)
                 raise
 

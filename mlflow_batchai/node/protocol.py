@@ -12,7 +12,8 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 Record = Dict[str, Any]
 
-PROTOCOL_VERSION = 1
+# 2: a request says which attempt it is for, and may put the job back in the queue instead of ending it.
+PROTOCOL_VERSION = 2
 SEGMENTS_PER_FOLDER = 1000
 
 # Execution states of a job, as Batch AI named them.
@@ -22,6 +23,10 @@ TERMINATING = "terminating"
 SUCCEEDED = "succeeded"
 FAILED = "failed"
 ENDED_STATES = (SUCCEEDED, FAILED)
+
+# What a request asks for: the job's end, or only its attempt's, after which it waits in the queue again.
+CANCEL = "cancel"
+REQUEUE = "requeue"
 
 # Error codes. The first four are Batch AI's (recorded answers of the service), and so are AZFMountError, BFSMountError and
 # FailedStartingContainer (its users' reports); the others are ours.
@@ -89,18 +94,20 @@ def verdict_record(
     errors: Iterable[Record] = (),
     reason: str = "",
     terminated: bool = False,
+    next_attempt: Optional[int] = None,
 ) -> Record:
     """The content of ``verdict.json``, given now.
 
     Args:
-        state: one of ``ENDED_STATES``.
+        state: one of ``ENDED_STATES``; ``QUEUED`` if the job goes on with another attempt.
         by: the writer that gives it.
         exit_code: the job's; None if it was terminated or no command ended it.
         errors: what ``error_record`` made.
         reason: one sentence, and the last lines of what failed.
         terminated: whether a person ended the job.
+        next_attempt: the attempt that the job goes on with.
     """
-    return {
+    record = {
         "executionState": state,
         "exitCode": exit_code,
         "errors": list(errors),
@@ -109,6 +116,23 @@ def verdict_record(
         "by": by,
         "endTime": now_ms(),
     }
+    return record if next_attempt is None else dict(record, next=next_attempt)
+
+
+def requeued_record(reason: str, by: str, attempt: int) -> Record:
+    """The verdict on an attempt after which the job waits in the queue again."""
+    return verdict_record(QUEUED, by, reason=reason, next_attempt=attempt + 1)
+
+
+def request_record(kind: str, attempt: int, who: str, why: str) -> Record:
+    """The content of a request: what is asked of an attempt (``CANCEL`` or ``REQUEUE``), by whom and why."""
+    return {"kind": kind, "attempt": attempt, "who": who, "why": why, "time": now_ms()}
+
+
+def wish(requests: Iterable[Record], attempt: int) -> Optional[Record]:
+    """The request that counts for an attempt: one for the job's end comes before one for the queue."""
+    asked = [request for request in requests if request.get("attempt", 1) == attempt]
+    return min(asked, key=lambda request: request["kind"] != CANCEL) if asked else None
 
 
 def encode(records: Iterable[Record], compress: bool = False) -> bytes:
@@ -163,17 +187,25 @@ def decode_one(data: bytes) -> Record:
 
 
 class JobPaths:
-    """All file names of one job folder, as paths relative to the share's root, with ``/``."""
+    """All file names of one job folder, as paths relative to the share's root, with ``/``.
+
+    Attributes:
+        logs: the folder of all log files.
+        stdouterr: that of this attempt's: the first one's have Batch AI's names, those of later ones lie below.
+    """
 
     def __init__(self, folder: str, attempt: int = 1) -> None:
         self.folder = folder.strip("/")
         self.attempt = attempt
-        self.stdouterr = self._in("stdouterr")
+        self.logs = self._in("stdouterr")
+        self.stdouterr = self.logs + ("" if attempt == 1 else "/" + attempt_logs(attempt))
         self.spec = self._in("batchai/spec.json")
         self.plan = self._in("batchai/plan.json")
         self.requests = self._in("batchai/requests")
         self.relay = self._in("batchai/relay")
+        self.attempts = self._in("batchai/attempts")
         base = "batchai/attempts/%d" % attempt
+        self.begun = self._in(base)
         self.submitted = self._in(base + "/submitted.json")
         self.nodes = self._in(base + "/nodes")
         self.events = self._in(base + "/events")
@@ -225,6 +257,11 @@ def object_path(sha256: str) -> str:
 def identity_path(identity: str) -> str:
     """The folder on the share whose being there says that it is this very share, and no other folder of the same path."""
     return ".batchai/identity/%s" % identity
+
+
+def attempt_logs(attempt: int) -> str:
+    """The folder below ``stdouterr`` that holds the logs of an attempt after the first."""
+    return "attempt-%d" % attempt
 
 
 def agent_writer(node: int) -> str:

@@ -114,7 +114,7 @@ class Shipper(threading.Thread):
         return found
 
     def requests(self) -> List[Record]:
-        """Cancel requests seen so far (node 0 only)."""
+        """Requests seen so far, of whichever attempt (node 0 only)."""
         with self._lock:
             return list(self._requests.values())
 
