@@ -20,6 +20,7 @@ from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.spec.durations import format_duration
 from mlflow_batchai.spec.frameworks import FRAMEWORKS
+from mlflow_batchai.workspaces import arm_id, timestamp
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -40,9 +41,7 @@ def view(submitted: Submitted) -> dict[str, Any]:
     plan, tags = job.plan, run.data.tags
     document = _shown(job.document().get("properties") or {})
     return {
-        **_identity(
-            plan["name"], tags.get(runs.TAG_RESOURCE_GROUP), plan["workspace"], plan["experiment"], plan["cluster"]
-        ),
+        **_identity(plan["name"], tags.get(runs.TAG_RESOURCE_GROUP), plan["workspace"], plan["experiment"], plan["cluster"]),
         "toolType": plan["framework"],
         "nodeCount": plan["nodeCount"],
         "schedulingPriority": document.get("schedulingPriority", "normal"),
@@ -119,23 +118,20 @@ def address(share: Share, path: str) -> str:
 
 
 def iso(milliseconds: int | None) -> str | None:
-    """A time as Batch AI's command printed it: ``2018-06-14T22:22:57.543+00:00``."""
-    if milliseconds is None:
-        return None
-    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat(timespec="milliseconds")
+    """A time as Batch AI's command printed it: ``2018-06-14T22:22:57.543000+00:00``."""
+    return None if milliseconds is None else timestamp(datetime.fromtimestamp(milliseconds / 1000, timezone.utc))
 
 
 def _identity(name: str, group: str | None, workspace: str, experiment: str | None, cluster: str) -> dict[str, Any]:
     group = group or config.RESOURCE_GROUP
-    base = f"/subscriptions/local/resourceGroups/{group}/providers/Microsoft.BatchAI/workspaces/{workspace}"
     return {
-        "id": f"{base}/experiments/{experiment}/jobs/{name}",
+        "id": arm_id(group, workspace, "experiments", str(experiment), "jobs", name),
         "name": name,
         "type": TYPE,
         "resourceGroup": group,
         "workspace": workspace,
         "experimentName": experiment,
-        "cluster": {"id": f"{base}/clusters/{cluster}", "name": cluster, "resourceGroup": group},
+        "cluster": {"id": arm_id(group, workspace, "clusters", cluster), "name": cluster, "resourceGroup": group},
     }
 
 

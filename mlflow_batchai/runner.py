@@ -169,21 +169,31 @@ def user() -> str:
         return str(os.getuid())
 
 
-def wait(submitted: Submitted) -> JobState:
-    """Wait, showing nothing, until the job's run is finished."""
-    lease = Lease(submitted.job)
-    while not lease.finished():
-        keep_follower(submitted)
+def wait(submitted: Submitted, say: Callable[[str], None]) -> JobState:
+    """Wait until the job's run is finished.
+
+    Args:
+        say: told when its share is away.
+    """
+    patience = Patience(submitted.job, say)
+    while True:
+        with patience.trying():
+            if Lease(submitted.job).finished():
+                return submitted.job.state()
+            keep_follower(submitted)
         time.sleep(_look_seconds(submitted.job))
-    return submitted.job.state()
 
 
-class _Patience:
-    """A share that can't be used for a while (this machine slept, its network is away) is no reason to stop watching."""
+class Patience:
+    """A share that can't be used for a while (this machine slept, its network is away) is no reason to stop watching.
 
-    def __init__(self, job: Job, console: JobConsole) -> None:
+    Args:
+        say: told of it, in one sentence.
+    """
+
+    def __init__(self, job: Job, say: Callable[[str], None]) -> None:
         self._job = job
-        self._console = console
+        self._say = say
         self._since: float | None = None
 
     @contextlib.contextmanager
@@ -199,7 +209,7 @@ class _Patience:
             now = time.monotonic()
             if self._since is None:
                 self._since = now
-                self._console.say(f"{error} (job {self._job.name} goes on; still looking for it)")
+                self._say(f"{error} (job {self._job.name} goes on; still looking for it)")
             if now - self._since >= SHARE_PATIENCE_SECONDS:
                 raise ShareError(f"{error}; job {self._job.name} goes on: batchai job attach {self._job.name}") from error
             time.sleep(TROUBLE_SECONDS)
@@ -243,7 +253,7 @@ def _cancel_here(submitted: Submitted, console: JobConsole) -> None:
 def _watch(submitted: Submitted, console: JobConsole, reader: EventReader, signals: Signals) -> JobState:
     job = submitted.job
     shown = ""
-    patience = _Patience(job, console)
+    patience = Patience(job, console.say)
     while True:
         begun = time.monotonic()
         with patience.trying():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from mlflow_batchai.errors import ClusterError, JobNotFoundError, UsageError
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
+    from mlflow.store.entities import PagedList
     from mlflow.tracking import MlflowClient
 
 TAG_JOB = "batchai.job"
@@ -32,6 +33,7 @@ TAG_EXIT_CODE = "batchai.exitCode"
 TAG_ERROR_CODE = "batchai.errorCode"
 TAG_REASON = "batchai.reason"
 PAGE = 1000
+TERMINATED = "terminated"
 BATCH = 100
 LONGEST_TAG = 5000
 
@@ -168,8 +170,12 @@ def fail(mlflow: MlflowClient, run_id: str, reason: str, status: str = "FAILED")
     mlflow.set_terminated(run_id, status)
 
 
-def find(mlflow: MlflowClient, name: str) -> Run:
+def find(mlflow: MlflowClient, name: str, workspace: str | None = None, experiment_id: str | None = None) -> Run:
     """The run of a job, by its name or the run's id; the newest if several jobs have had the name.
+
+    Args:
+        workspace: the one that it must stand under; None: any.
+        experiment_id: likewise.
 
     Raises:
         JobNotFoundError: there is none; the message names some that exist.
@@ -179,37 +185,83 @@ def find(mlflow: MlflowClient, name: str) -> Run:
     if len(name) == 32:
         try:
             run = mlflow.get_run(name)
-            if TAG_JOB in run.data.tags:
+            there = run.info.lifecycle_stage == "active" and experiment_id in (None, run.info.experiment_id)
+            if TAG_JOB in run.data.tags and there and workspace in (None, run.data.tags.get(TAG_WORKSPACE)):
                 return run
         except MlflowException:
             pass
-    if "'" not in name and '"' not in name:
-        found = _search(mlflow, f"tags.`{TAG_JOB}` = '{name}'", 1)
-        if found:
-            return found[0]
-    known = [run.data.tags[TAG_JOB] for run in jobs(mlflow, limit=10)]
-    hint = (
-        f"; the newest are: {', '.join(known)}" if known else "; this tracking store has no jobs (is MLFLOW_TRACKING_URI set?)"
-    )
-    raise JobNotFoundError(f"there is no job '{name}'{hint}")
+    experiments = None if experiment_id is None else [experiment_id]
+    if found := jobs(mlflow, 1, experiments=experiments, name=name, workspace=workspace):
+        return found[0]
+    known = [run.data.tags[TAG_JOB] for run in jobs(mlflow, 10, experiments=experiments, workspace=workspace)]
+    if known:
+        hint = f"the newest are: {', '.join(dict.fromkeys(known))}"
+    elif workspace or experiment_id:
+        hint = "that workspace or experiment has none" if jobs(mlflow, 1) else "this tracking store has none"
+    else:
+        hint = "this tracking store has no jobs (is MLFLOW_TRACKING_URI set?)"
+    where = f" in workspace '{workspace}'" if workspace else ""
+    raise JobNotFoundError(f"there is no job '{name}'{where}; {hint}")
 
 
-def jobs(mlflow: MlflowClient, limit: int = PAGE) -> list[Run]:
-    """Runs of jobs, newest first."""
-    return _search(mlflow, f"tags.`{TAG_JOB}` LIKE '%'", limit)
+def jobs(
+    mlflow: MlflowClient,
+    limit: int = PAGE,
+    token: str | None = None,
+    experiments: Collection[str] | None = None,
+    name: str | None = None,
+    workspace: str | None = None,
+    cluster: str | None = None,
+    state: str | None = None,
+) -> PagedList[Run]:
+    """Runs of jobs, newest first: a page of them, whose ``token`` asks for the next one.
+
+    Args:
+        experiments: ids; None: all.
+        state: an execution state, or ``terminated``: those that a person has ended.
+    """
+    if experiments is None:
+        experiments = every_experiment(mlflow)
+    wanted = {TAG_JOB: name, TAG_WORKSPACE: workspace, TAG_CLUSTER: cluster, TAG_STATE: state}
+    conditions = []
+    if state == TERMINATED:
+        conditions.append("attributes.status = 'KILLED'")
+        del wanted[TAG_STATE]
+    for tag, value in wanted.items():
+        if value is not None and "'" in value:
+            return _page([], None)  # MLflow's language has no quotes for it, and no job has it
+        if value is not None:
+            conditions.append(f"tags.`{tag}` = '{value}'")
+    # Only jobs have these tags; one more condition would be one more join.
+    if not any(condition.startswith("tags") for condition in conditions):
+        conditions.append(f"tags.`{TAG_JOB}` LIKE '%'")
+    if not experiments:
+        return _page([], None)
+    order = ["attributes.start_time DESC"]
+    return mlflow.search_runs(list(experiments), " AND ".join(conditions), max_results=limit, order_by=order, page_token=token)
 
 
 def running(mlflow: MlflowClient, experiments: Sequence[str]) -> list[Run]:
     """Runs of jobs that have not ended, of these experiments (by id)."""
-    condition = f"tags.`{TAG_JOB}` LIKE '%' AND attributes.status IN ('SCHEDULED', 'RUNNING')"
-    return list(mlflow.search_runs(list(experiments), condition, max_results=PAGE))
+    ended = " AND ".join(f"attributes.status != '{status}'" for status in ("FINISHED", "FAILED", "KILLED"))
+    return list(mlflow.search_runs(list(experiments), f"tags.`{TAG_JOB}` LIKE '%' AND {ended}", max_results=PAGE))
 
 
-def _search(mlflow: MlflowClient, condition: str, limit: int) -> list[Run]:
-    experiments = [experiment.experiment_id for experiment in mlflow.search_experiments(max_results=PAGE)]
-    if not experiments:
-        return []
-    return list(mlflow.search_runs(experiments, condition, max_results=limit, order_by=["attributes.start_time DESC"]))
+def every_experiment(mlflow: MlflowClient) -> dict[str, str]:
+    """Name of each experiment of the store, by id."""
+    found: dict[str, str] = {}
+    token = None
+    while True:
+        page = mlflow.search_experiments(max_results=PAGE, page_token=token)
+        found.update((experiment.experiment_id, experiment.name) for experiment in page)
+        if not (token := page.token):
+            return found
+
+
+def _page(found: list[Run], token: str | None) -> PagedList[Run]:
+    from mlflow.store.entities import PagedList
+
+    return PagedList(found, token)
 
 
 def source_tags(uri: str, entry_point: str, directory: Path, user: str) -> dict[str, str]:
