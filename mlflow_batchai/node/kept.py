@@ -1,6 +1,7 @@
 """Folders that are made once for all jobs on a disk, and kept: training environments, and what job preparation made."""
 
 import contextlib
+import fcntl
 import os
 import shutil
 import time
@@ -8,9 +9,12 @@ import uuid
 from typing import Callable, Iterator
 
 from mlflow_batchai.node import tickets
+from mlflow_batchai.node.mounts import undo
 
 # Its first line is the stamp; the second tells one making from the next in the same place.
 MARKER = ".complete"
+# What the maker of a folder keeps locked, and what those who use one do. Both files stay: removing one would split its lock.
+MAKING, USING = ".lock", ".used"
 # How old the marker of something that is used may become before all of it is touched.
 YOUNG_SECONDS = 86400.0
 
@@ -22,19 +26,21 @@ def once(
     """Make a folder's content once for all jobs on this disk: yields whether it is to be made, in an empty place.
 
     Under a lock, so that the second of two agents waits for the first one; complete only when its marker is written, after the
-    body has ended well. What a body that failed has left is removed at once, of one that was killed by the next.
+    body has ended well. What a body that failed has left is removed at once, of one that was killed by the next. From here on
+    until this process ends the folder is in use: ``remove`` leaves it.
 
     Args:
         wait: waits a moment while another agent is at it; it raises if the job is to end.
         stamp: what the content depends on besides the folder's name, in one line: it is made anew when that has changed.
     """
     marker = os.path.join(folder, MARKER)
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    _use(folder, wait)
     if _is_made(marker, stamp):
         _keep_young(folder, marker)
         yield False
         return
-    os.makedirs(os.path.dirname(folder), exist_ok=True)
-    with open(folder + ".lock", "w") as lock:
+    with open(folder + MAKING, "w") as lock:
         if not tickets.try_lock(lock.fileno()):
             say("waiting for another job's agent that makes %s" % what)
             while not tickets.try_lock(lock.fileno()):
@@ -51,6 +57,51 @@ def once(
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+
+
+def _use(folder: str, wait: Callable[[], None]) -> None:
+    """Lock a folder against its removal for as long as this process lives: its interpreter is started again and again."""
+    descriptor = os.open(folder + USING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            wait()
+
+
+def is_in_use(folder: str) -> bool:
+    """Whether an agent makes a folder or uses it, as it stands this moment."""
+    with contextlib.ExitStack() as stack:
+        return not _alone(folder, stack)
+
+
+def remove(folder: str, is_wanted: Callable[[], bool]) -> bool:
+    """Remove a folder, unless an agent makes it or uses it; an agent that comes meanwhile waits, and makes it anew.
+
+    Args:
+        is_wanted: asked when no agent can begin to use it any more: whether it is to go nevertheless.
+
+    Returns:
+        Whether it is gone.
+    """
+    with contextlib.ExitStack() as stack:
+        if not _alone(folder, stack) or not is_wanted():
+            return False
+        # First: what is removed half-way is made anew.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, MARKER))
+        undo.remove_tree(folder)
+        return not os.path.lexists(folder)
+
+
+def _alone(folder: str, stack: contextlib.ExitStack) -> bool:
+    """Keep all agents away from a folder until the stack is closed; False if one is there."""
+    for name in (USING, MAKING):
+        file = stack.enter_context(open(folder + name, "a"))  # noqa: SIM115 (closed by the stack)
+        if not tickets.try_lock(file.fileno()):
+            return False
+    return True
 
 
 def making(folder: str) -> str:

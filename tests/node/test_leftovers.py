@@ -1,0 +1,186 @@
+"""What lies on a node that nothing uses is found and removed when a person asks; what is in use stays, and what is young."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlflow_batchai.node import host, kept
+
+DAY = 86400.0
+HASH = "0123456789abcdef"
+
+
+def put(path: Path, days: float, content: bytes = b"12345") -> Path:
+    """A file that was written and last read so many days ago."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    os.utime(path, (time.time() - days * DAY,) * 2)
+    return path
+
+
+def made(folder: Path, days: float) -> Path:
+    """A folder that a job has made and used last so many days ago."""
+    put(folder / "lib" / "big.so", 400, b"x" * 1000)
+    os.link(folder / "lib" / "big.so", folder / "lib" / "same.so")
+    put(folder / "bin" / "python", 400, b"x" * 7)
+    put(folder / kept.MARKER, days, b"stamp\nword\n")
+    return folder
+
+
+def found(root: Path, days: float = 30, **more: Any) -> dict[str, dict[str, Any]]:
+    items = host.answer("leftovers", {"root": str(root), "seconds": days * DAY, **more})["items"]
+    return {os.path.relpath(item["path"], root): item for item in items}
+
+
+def removed(root: Path, *paths: Path, days: float = 30, **more: Any) -> list[str]:
+    asked = {"root": str(root), "seconds": days * DAY, "remove": [str(path) for path in paths], **more}
+    return list(host.answer("leftovers", asked)["gone"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (f"envs/{HASH}", "environment"),
+        (f"prepared/{HASH}", "preparation"),
+        ("logs/abc-1.log", "log"),
+        ("tools/rclone-0123456789abcdef", "tool"),
+        ("agents/agent-0123456789abcdef.pyz", "agent"),
+        ("agents/agent-0123456789abcdef.1f2e.new", "agent"),
+    ],
+)
+def test_by_age(tmp_path: Path, name: str, kind: str) -> None:
+    own = put(tmp_path / "agents" / "agent-aaaaaaaaaaaaaaaa.pyz", 400)
+    path = made(tmp_path / name, 31) if kind in ("environment", "preparation") else put(tmp_path / name, 31)
+    more = {"archive": str(own)}
+    item = found(tmp_path, **more)[name]
+    # A file with two names is free when both are gone: its bytes are not promised.
+    assert (item["kind"], item["bytes"]) == (kind, 5 if path.is_file() else 18)
+    assert item["age"] == pytest.approx(31 * DAY, abs=60)
+    assert found(tmp_path, days=32, **more) == {}
+    assert removed(tmp_path, path, days=32, **more) == [] and path.exists()
+    assert removed(tmp_path, tmp_path / "else", **more) == [] and path.exists()
+    assert removed(tmp_path, path, **more) == [str(path)]
+    assert not path.exists() and own.exists()
+    assert found(tmp_path, **more) == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["envs/mine", "envs/lib", "logs/notes.txt", "logs/.hidden.log", "tools/mine", "id", "agents/mine.pyz"]
+)
+def test_what_is_not_ours_stays(tmp_path: Path, name: str) -> None:
+    path = put(tmp_path / name, 400)
+    assert found(tmp_path, days=0) == {}
+    assert removed(tmp_path, path, days=0) == [] and path.exists()
+
+
+def test_environments_may_lie_elsewhere(tmp_path: Path) -> None:
+    folder = made(tmp_path / "common" / HASH, 31)
+    root = tmp_path / "root"
+    assert found(root) == {}
+    assert list(found(root, environments=str(tmp_path / "common"))) == [f"../common/{HASH}"]
+    assert removed(root, folder, environments=str(tmp_path / "common")) == [str(folder)]
+
+
+def test_what_was_never_finished(tmp_path: Path) -> None:
+    folder = tmp_path / "envs" / HASH
+    put(folder / "half", 40)
+    os.utime(folder, (time.time() - 31 * DAY,) * 2)
+    assert found(tmp_path)[f"envs/{HASH}"]["reason"] == "never finished"
+    assert removed(tmp_path, folder) == [str(folder)]
+
+
+class Agent:
+    """A process that uses a kept folder, as an agent does until it ends."""
+
+    def __init__(self, folder: Path, stamp: str = "stamp") -> None:
+        code = f"""
+import sys, time
+from mlflow_batchai.node import kept
+def wait():
+    print("waits", flush=True)
+    time.sleep(0.05)
+with kept.once({str(folder)!r}, wait, print, "it", lambda: {stamp!r}) as needed:
+    if needed:
+        import os
+        os.mkdir({str(folder)!r})
+print("made" if needed else "there", flush=True)
+sys.stdin.read()
+"""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(kept.__file__).parents[2],
+        )
+
+    def says(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        self.process.communicate()
+
+
+def test_what_a_job_uses_stays_until_it_ends(tmp_path: Path) -> None:
+    folder = made(tmp_path / "envs" / HASH, 0.5)
+    agent = Agent(folder)
+    try:
+        assert agent.says() == "there"
+        assert found(tmp_path, days=0.1) == {}
+        assert removed(tmp_path, folder, days=0.1) == [] and (folder / kept.MARKER).exists()
+    finally:
+        agent.end()
+    assert list(found(tmp_path, days=0.1)) == [f"envs/{HASH}"]
+    assert removed(tmp_path, folder, days=0.1) == [str(folder)]
+
+
+def test_an_agent_that_comes_while_it_is_removed_makes_it_anew(tmp_path: Path) -> None:
+    folder = made(tmp_path / "envs" / HASH, 31)
+    agents: list[Agent] = []
+
+    def come() -> bool:
+        agents.append(Agent(folder))
+        assert agents[0].says() == "waits"
+        return True
+
+    try:
+        assert kept.remove(str(folder), come)
+        said = agents[0].says()
+        while said == "waits":
+            said = agents[0].says()
+        assert said == "made" and (folder / kept.MARKER).exists()
+    finally:
+        agents[0].end()
+
+
+def test_one_that_was_used_since_it_was_listed_stays(tmp_path: Path) -> None:
+    folder = made(tmp_path / "envs" / HASH, 31)
+    assert found(tmp_path)
+    os.utime(folder / kept.MARKER)
+    assert removed(tmp_path, folder) == [] and (folder / kept.MARKER).exists()
+
+
+def test_an_archive_that_runs_stays(tmp_path: Path) -> None:
+    own = put(tmp_path / "agents" / "agent-aaaaaaaaaaaaaaaa.pyz", 400)
+    runs = put(tmp_path / "agents" / "agent-bbbbbbbbbbbbbbbb.pyz", 400, b"import sys; sys.stdin.read()")
+    process = subprocess.Popen([sys.executable, str(runs)], stdin=subprocess.PIPE)
+    try:
+        assert found(tmp_path, archive=str(own)) == {}
+    finally:
+        process.communicate()
+    os.utime(runs, (time.time() - 31 * DAY,) * 2)
+    assert list(found(tmp_path, archive=str(own))) == ["agents/agent-bbbbbbbbbbbbbbbb.pyz"]
+
+
+def test_the_log_of_an_agent_that_lives_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = put(tmp_path / "logs" / "abc-1.log", 31)
+    monkeypatch.setattr("mlflow_batchai.node.register.living", lambda root: [{"log": str(log)}])
+    assert found(tmp_path) == {}
