@@ -9,24 +9,22 @@ import contextlib
 import io
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import Any, BinaryIO, cast
 
 from azure.core.exceptions import HttpResponseError, ResourceModifiedError, ServiceResponseError
-from azure.storage.fileshare import generate_share_sas
 
 from mlflow_batchai.errors import ShareNotFoundError
 from mlflow_batchai.shares import azure_errors
 from mlflow_batchai.shares.azure_answers import AnsweredError, ExistsError, translated
-from mlflow_batchai.shares.azure_client import FIRST_PAUSE_SECONDS, service_client, share_client
+from mlflow_batchai.shares.azure_client import FIRST_PAUSE_SECONDS, share_client
 from mlflow_batchai.shares.base import Entry
-from mlflow_batchai.shares.credentials import NODE_PERMISSIONS, Credential
+from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.location import AzureLocation
 from mlflow_batchai.shares.transfer import NotTakenError, Piece
 
 # How often a download is begun anew whose body was cut, or whose file changed meanwhile.
 ATTEMPTS = 6
-LONGEST_DELEGATION = timedelta(days=7)
 
 
 _proven: set[str] = set()
@@ -213,23 +211,3 @@ class _Again:
 
     def __call__(self, **_: Any) -> None:
         self.happened = True
-
-
-def make_sas(location: AzureLocation, key: str | None, seconds: float) -> str:
-    """A SAS of one share that may do what agents need; with no key by the login, for a week at most.
-
-    Raises:
-        ShareError: it can't be made.
-    """
-    now = datetime.now(timezone.utc)
-    starts, ends = now - timedelta(minutes=15), now + timedelta(seconds=seconds)
-    protocol: dict[str, Any] = {"protocol": "https"} if location.endpoint.startswith("https:") else {}
-    account, share = location.account, location.share
-    with translated(location, Credential(key), ""):
-        if key:
-            return generate_share_sas(account, share, key, permission=NODE_PERMISSIONS, expiry=ends, start=starts, **protocol)
-        ends = min(ends, now + LONGEST_DELEGATION - timedelta(minutes=1))
-        delegation = service_client(location, Credential()).get_user_delegation_key(start=starts, expiry=ends)
-        return generate_share_sas(
-            account, share, user_delegation_key=delegation, permission=NODE_PERMISSIONS, expiry=ends, start=starts, **protocol
-        )

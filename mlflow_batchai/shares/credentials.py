@@ -1,21 +1,26 @@
-"""What opens a storage account: from documents, from the environment, or (if there is neither) who the user is to Azure."""
+"""What opens a storage account: from documents, the environment or config.yaml, or (if none does) who the user is to Azure."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from urllib.parse import parse_qs, urlsplit
+from typing import NamedTuple
+from urllib.parse import parse_qs
 
+from mlflow_batchai.config import settings
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.shares.location import AzureLocation
+from mlflow_batchai.shares.location import AzureLocation, parse
 
 # How a process passes on what it read in documents to one that it starts: never in an argument.
 VARIABLE = "BATCHAI_STORAGE_CREDENTIALS"
+CONNECTION_VARIABLE = "AZURE_STORAGE_CONNECTION_STRING"
+_IN_CONFIG = "config.yaml: shares"
+KEY_BYTES = 64
 NODE_PERMISSIONS = "rcwdl"
 PERMISSION_NAMES = {"r": "read", "c": "create", "w": "write", "d": "delete", "l": "list"}
 
@@ -38,6 +43,20 @@ class Credential:
         return "account key" if self.key else "SAS" if self.sas else "login"
 
 
+class Connection(NamedTuple):
+    """What a connection string says.
+
+    Attributes:
+        account: its name, in small letters.
+        credential: what opens it.
+        endpoint: its file service, without a slash at its end; None: the public cloud's.
+    """
+
+    account: str
+    credential: Credential
+    endpoint: str | None
+
+
 _remembered: dict[str, Credential] = {}
 
 
@@ -53,10 +72,11 @@ def remember(account: str, credential: Credential) -> None:
 def find(account: str) -> Credential:
     """What opens an account. The first that names it: what was remembered, what our parent process exported,
     AZURE_BATCHAI_STORAGE_ACCOUNT with _KEY, then as the `az` command has it AZURE_STORAGE_CONNECTION_STRING, and
-    AZURE_STORAGE_ACCOUNT with _KEY or _SAS_TOKEN. An empty one if none does.
+    AZURE_STORAGE_ACCOUNT with _KEY or _SAS_TOKEN, then ``shares`` of config.yaml. An empty one if none does.
 
     Raises:
         ShareError: what was found is no key or no SAS; the sentence says where it stands.
+        DocumentError: config.yaml is wrong.
     """
     account = account.lower()
     if account in _remembered:
@@ -64,12 +84,52 @@ def find(account: str) -> Credential:
     for source, found in (
         (VARIABLE, _exported_to_us(account)),
         ("AZURE_BATCHAI_STORAGE_KEY", _pair(account, "AZURE_BATCHAI_STORAGE")),
-        ("AZURE_STORAGE_CONNECTION_STRING", _connection_string(account)),
+        (CONNECTION_VARIABLE, _of_connection(account)),
         ("AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN", _pair(account, "AZURE_STORAGE")),
     ):
         if found:
             return _checked(account, found, f" ({source})")
-    return Credential()
+    configured = _configured(account)
+    return _checked(account, configured.credential, f" ({_IN_CONFIG})") if configured else Credential()
+
+
+def file_endpoint(account: str) -> str | None:
+    """Where an account's file service is, as AZURE_STORAGE_CONNECTION_STRING or config.yaml says; None: neither does.
+
+    Raises:
+        DocumentError: config.yaml is wrong.
+    """
+    account = account.lower()
+    named = connection(os.environ.get(CONNECTION_VARIABLE, ""))
+    if named and named.account == account and named.endpoint:
+        return named.endpoint
+    configured = _configured(account)
+    return configured.endpoint if configured else None
+
+
+def is_key(text: str) -> bool:
+    """Whether a text could be an account's key: base64 of 64 bytes. What stands in documents in its place is none."""
+    try:
+        return len(base64.b64decode(text.strip(), validate=True)) == KEY_BYTES
+    except ValueError:
+        return False
+
+
+def connection(text: str) -> Connection | None:
+    """A connection string taken apart; None if it names no storage account."""
+    parts = (part.partition("=") for part in text.split(";"))
+    fields = {name.strip().lower(): value.strip() for name, _, value in parts}
+    endpoint = fields.get("fileendpoint", "").rstrip("/") or None
+    account = fields.get("accountname", "").lower()
+    if not account and endpoint:
+        # One with a SAS may name its account by the endpoint only.
+        with contextlib.suppress(ShareError):
+            account = parse(f"{endpoint}/share").account
+    if not account:
+        return None
+    if not endpoint and (suffix := fields.get("endpointsuffix")):
+        endpoint = f"https://{account}.file.{suffix}"
+    return Connection(account, Credential(fields.get("accountkey"), fields.get("sharedaccesssignature")), endpoint)
 
 
 def exported() -> dict[str, str]:
@@ -94,9 +154,9 @@ def for_nodes(location: AzureLocation, seconds: float) -> dict[str, str]:
     if found.sas:
         check_sas(found.sas, location)
         return {"sas": found.sas}
-    from mlflow_batchai.shares.azure_sdk import make_sas
+    from mlflow_batchai.shares.azure_sas import share_sas
 
-    return {"sas": make_sas(location, found.key, seconds)}
+    return {"sas": share_sas(location, found.key, seconds)}
 
 
 def check_sas(sas: str, location: AzureLocation) -> None:
@@ -155,17 +215,23 @@ def _pair(account: str, prefix: str) -> Credential | None:
     return Credential(key, sas) if key or sas else None
 
 
-def _connection_string(account: str) -> Credential | None:
-    text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
-    fields = {name.strip().lower(): value.strip() for name, _, value in (part.partition("=") for part in text.split(";"))}
-    if _account_of(fields) != account:
+def _of_connection(account: str) -> Credential | None:
+    named = connection(os.environ.get(CONNECTION_VARIABLE, ""))
+    found = named.credential if named and named.account == account else Credential()
+    return found if found.key or found.sas else None
+
+
+def _configured(account: str) -> Connection | None:
+    """What ``shares`` of config.yaml says of an account."""
+    file = settings()
+    entry = {name.lower(): entry for name, entry in file.shares.items()}.get(account) if file else None
+    if entry is None:
         return None
-    key, sas = fields.get("accountkey"), fields.get("sharedaccesssignature")
-    return Credential(key, sas) if key or sas else None
-
-
-def _account_of(fields: Mapping[str, str]) -> str:
-    """A connection string with a SAS may name its account by the endpoint only."""
-    if "accountname" in fields:
-        return fields["accountname"].lower()
-    return (urlsplit(fields.get("fileendpoint", "")).hostname or "").partition(".")[0]
+    endpoint = entry.file_endpoint.replace("ACCOUNT", account).rstrip("/") if entry.file_endpoint else None
+    if entry.connection_string:
+        named = connection(entry.connection_string.get_secret_value())
+        if named is None or named.account != account:
+            raise ShareError(f"the connectionString of storage account '{account}' ({_IN_CONFIG}) is not one of it")
+        return named._replace(endpoint=endpoint or named.endpoint)
+    key, sas = (secret.get_secret_value() if secret else None for secret in (entry.account_key, entry.sas_token))
+    return Connection(account, Credential(key, sas), endpoint)

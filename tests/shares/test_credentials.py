@@ -6,13 +6,19 @@ import base64
 import json
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
+from urllib.error import HTTPError
+from urllib.parse import parse_qs
+from urllib.request import Request, urlopen
 
 import pytest
 from azure.storage.fileshare import ShareClient
 
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.shares import credentials
-from mlflow_batchai.shares.credentials import Credential, exported, find, for_nodes, remember
+from mlflow_batchai.shares import credentials, open_share
+from mlflow_batchai.shares.credentials import Credential, connection, exported, file_endpoint, find, for_nodes, is_key, remember
+from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.shares.links import download_url
 from mlflow_batchai.shares.location import parse
 
 KEY, OTHER = (base64.b64encode(text * 32).decode() for text in (b"ab", b"cd"))
@@ -154,3 +160,103 @@ def test_an_account_sas_for_blobs(azure):
 def test_a_login_can_sign_nothing_over_http(azure):
     with pytest.raises(ShareError, match="there is no key, SAS or Azure login for the storage account 'devaccount'; give"):
         for_nodes(parse(azure.url("mine")), 600)
+
+
+CONFIG = """
+shares:
+  Acct: {accountKey: KEY, fileEndpoint: "http://127.0.0.1:10004/ACCOUNT/"}
+  other: {sasToken: "?SAS"}
+  third: {connectionString: "AccountName=third;AccountKey=KEY;EndpointSuffix=core.chinacloudapi.cn"}
+  wrong: {connectionString: "AccountName=third;AccountKey=KEY"}
+  spoilt: {accountKey: hush!}
+"""
+
+
+@pytest.fixture
+def configured(tmp_path, monkeypatch):
+    """A user with a config.yaml."""
+    monkeypatch.setenv("BATCHAI_HOME", str(tmp_path))
+    (tmp_path / "config.yaml").write_text(CONFIG.replace("KEY", KEY).replace("SAS", SAS), encoding="utf-8")
+
+
+def test_config_yaml_is_asked_last(configured, monkeypatch):
+    assert (find("ACCT"), find("other"), find("third")) == (Credential(KEY), Credential(sas=SAS), Credential(KEY))
+    assert find("nobody") == Credential()
+    assert file_endpoint("acct") == "http://127.0.0.1:10004/acct"
+    assert file_endpoint("third") == "https://third.file.core.chinacloudapi.cn"
+    assert file_endpoint("other") is file_endpoint("nobody") is None
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "acct")
+    monkeypatch.setenv("AZURE_STORAGE_KEY", OTHER)
+    assert find("acct") == Credential(OTHER)
+    assert file_endpoint("acct") == "http://127.0.0.1:10004/acct"
+    text = f"AccountName=acct;AccountKey={OTHER};FileEndpoint=http://10.0.0.1:1/acct/"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
+    assert file_endpoint("acct") == "http://10.0.0.1:1/acct"
+
+
+@pytest.mark.parametrize(
+    ("account", "said"),
+    [
+        ("wrong", r"the connectionString of storage account 'wrong' \(config.yaml: shares\) is not one of it"),
+        ("spoilt", r"the key of storage account 'spoilt' \(config.yaml: shares\) is not base64 text"),
+    ],
+)
+def test_what_config_yaml_has_wrong(configured, account, said):
+    with pytest.raises(ShareError, match=said) as error:
+        find(account)
+    assert "hush" not in str(error.value) and KEY not in str(error.value)
+
+
+def test_a_connection_string_names_its_account_by_an_emulators_endpoint():
+    found = connection(f"FileEndpoint=http://127.0.0.1:10004/devaccount/;SharedAccessSignature={SAS}")
+    assert found == ("devaccount", Credential(sas=SAS), "http://127.0.0.1:10004/devaccount")
+    assert connection(f"SharedAccessSignature={SAS}") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "could"), [(KEY, True), (f" {KEY}\n", True), ("REDACTED", False), ("schlüssel", False), ("", False)]
+)
+def test_what_could_be_a_key(text, could):
+    assert is_key(text) is could
+
+
+# Addresses of files.
+
+
+def fetched(url):
+    with urlopen(url) as answer:
+        return answer.read()
+
+
+def test_an_address_reads_one_file_and_no_other(azure):
+    (azure.share("mine") / "in it").mkdir()
+    for name in ("a b#%20é.h5", "other"):
+        (azure.share("mine") / "in it" / name).write_bytes(name.encode())
+    remember(azure.account, Credential(azure.key))
+    azure.reset()
+    url = download_url(open_share(azure.url("mine", "in it")), "a b#%20é.h5", 5)
+    assert azure.requests() == []
+    assert fetched(url) == "a b#%20é.h5".encode()
+    assert azure.key not in url
+    _, _, sas = url.partition("?")
+    with pytest.raises(HTTPError, match="403"):
+        fetched(f"{azure.url('mine', 'in%20it/other')}?{sas}")
+    with pytest.raises(HTTPError, match="403"):
+        urlopen(Request(url, method="DELETE", headers={"x-ms-version": "2026-10-06"}))
+    ends = datetime.fromisoformat(parse_qs(sas)["se"][0].replace("Z", "+00:00")) - datetime.now(timezone.utc)
+    assert timedelta(minutes=5) <= ends <= timedelta(minutes=6)
+
+
+def test_a_user_with_a_sas_gives_that(azure):
+    (azure.share("mine") / "x").write_bytes(b"1")
+    sas = azure.sas("mine", "r")
+    remember(azure.account, Credential(sas=sas))
+    assert download_url(open_share(azure.url("mine")), "x", 5) == f"{azure.url('mine')}/x?{sas}"
+
+
+def test_the_address_of_a_directorys_file(tmp_path):
+    share = DirectoryShare(tmp_path)
+    share.write("a/b c", b"1")
+    assert fetched(download_url(share, "a/b c", 5)) == b"1"
+    with pytest.raises(ShareError, match="is no path on it"):
+        download_url(share, "../x", 5)
