@@ -5,7 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from mlflow_batchai.engines.census import Census
 
 Handle = Mapping[str, Any]
 
@@ -130,3 +133,18 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Let go of connections; what is asked next opens them again."""
+
+
+class Scalable(Protocol):
+    """An engine whose nodes can be counted, and kept from taking jobs.
+
+    Promises:
+        1. ``census`` says of each node what it does just now; one that can't be asked is unusable, and holds up nothing.
+        2. After ``admit`` a job that had not taken a node before takes only one of the first ``count``; what runs goes on.
+    """
+
+    def census(self) -> Census:
+        """What the nodes do, and the queue; ClusterError if the queue can't be read."""
+
+    def admit(self, count: int) -> None:
+        """Have the first ``count`` nodes take jobs, and the others none; ClusterError if some could not be told."""

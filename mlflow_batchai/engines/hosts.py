@@ -10,11 +10,14 @@ import contextlib
 import functools
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, ClassVar, NamedTuple
 
+from mlflow_batchai.engines import asking
+from mlflow_batchai.engines.asking import Known
 from mlflow_batchai.engines.base import Handle, Needs, NodeCommand, Poll, PollState, StartRequest
+from mlflow_batchai.engines.census import Census, Place
 from mlflow_batchai.engines.machines import Answer, Machine
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.node.tickets import ARRIVAL_SECONDS
@@ -73,6 +76,16 @@ class Hosts:
         """All of them, for who asks them itself."""
         return self._nodes
 
+    def census(self) -> Census:
+        return asking.census(self._nodes, self._known(), self._book, self._each)
+
+    def admit(self, count: int) -> None:
+        asking.admit(self._nodes, count, self._each)
+
+    def _known(self) -> Sequence[Known]:
+        """The nodes, before they are asked what they do."""
+        return [Known(Place(node.name, "127.0.0.1", None)) for node in self._nodes]
+
     @property
     def node_limit(self) -> int:
         return len(self._nodes)
@@ -106,7 +119,7 @@ class Hosts:
     def submit(self, request: StartRequest) -> Handle:
         usable = {node.id: node for node in self._usable(request.node_count)}
         asked = time.monotonic()
-        ticket = self._take(usable, request)
+        ticket = asking.take(usable, self._nodes[0].machine, self._book, request, self._each)
         chosen = [usable[identity] for identity in ticket["nodes"]]
         handle: dict[str, Any] = {
             "engine": self.kind,
@@ -263,26 +276,6 @@ class Hosts:
             f"--node={index}",
             f"--part={node.part}",
         ]
-
-    def _take(self, usable: Mapping[str, Node], request: StartRequest) -> Answer:
-        """A ticket for the job; what nodes say of earlier ones is asked first, since only they can know."""
-        keeper = self._nodes[0].machine
-        earlier = keeper.ask("listing", book=self._book)["tickets"]
-        asked = {
-            identity: [(ticket["number"], ticket["age"]) for ticket in earlier if identity in ticket["nodes"]]
-            for identity in usable
-        }
-        busy = [identity for identity in usable if asked[identity]]
-        calls = [
-            functools.partial(usable[identity].machine.ask, "ended", root=usable[identity].root, asked=asked[identity])
-            for identity in busy
-        ]
-        ended = {}
-        for identity, said in zip(busy, self._each(calls), strict=True):
-            if isinstance(said, ClusterError):
-                raise said
-            ended[identity] = said["ended"]
-        return keeper.ask("take", book=self._book, nodes=list(usable), job=request.mark, count=request.node_count, ended=ended)
 
     def _machine(self, entry: Handle) -> Machine | None:
         return next((node.machine for node in self._nodes if node.name == entry["name"]), None)

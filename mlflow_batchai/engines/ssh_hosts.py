@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from mlflow_batchai.engines.asking import Known
 from mlflow_batchai.engines.base import Handle, Needs
+from mlflow_batchai.engines.census import Place
 from mlflow_batchai.engines.hosts import Hosts, Node
 from mlflow_batchai.engines.machines import Answer, Machine, SshMachine
 from mlflow_batchai.errors import ClusterError
@@ -114,6 +116,19 @@ class SshHosts(Hosts):
 
     def _look(self) -> tuple[list[Node], list[str]]:
         """(nodes that can be used, sentences on the others)."""
+        seen = self._inspect()
+        return [node for node, problem in seen if not problem], [str(problem) for _, problem in seen if problem]
+
+    def _known(self) -> Sequence[Known]:
+        targets = [machine.connection.target for machine in self._machines]
+        places = [Place(node.name, target.host, target.port) for node, target in zip(self._nodes, targets, strict=True)]
+        return [
+            Known(place, *((problem, "") if isinstance(problem, ClusterError) else (None, problem)))
+            for place, (_, problem) in zip(places, self._inspect(), strict=True)
+        ]
+
+    def _inspect(self) -> list[tuple[Node, ClusterError | str]]:
+        """All nodes, and why no job can be sent to them, or nothing; an error says that the node could not be asked."""
         opened = open_all(machine.connection for machine in self._machines)
         identity, secret = self._identity(), self._secret()
         answers: dict[str, Answer | ClusterError] = {}
@@ -126,22 +141,20 @@ class SshHosts(Hosts):
                 answers[node.name] = error
         calls = [functools.partial(self._hello, node, identity, secret) for node in up]
         answers.update(zip((node.name for node in up), self._each(calls), strict=True))
-        usable: list[Node] = []
-        problems: list[str] = []
+        found: list[tuple[Node, ClusterError | str]] = []
         first = answers[self._nodes[0].name]
         places: dict[str, str] = {}
         ids: dict[str, str] = {}
         for node in self._nodes:
             said = answers[node.name]
-            problem = str(said) if isinstance(said, ClusterError) else self._problem(node, said, places, first)
-            if isinstance(said, dict) and not problem:
+            if isinstance(said, ClusterError):
+                found.append((node, said))
+                continue
+            problem = self._problem(node, said, places, first)
+            if not problem:
                 problem = copy_sentence(node.machine.title, ids.setdefault(said["id"], node.name), node.name, said["root"])
-            if problem:
-                problems.append(problem)
-            else:
-                assert isinstance(said, dict)
-                usable.append(node._replace(id=said["id"]))
-        return usable, problems
+            found.append((node._replace(id=said["id"]), problem))
+        return found
 
     def _hello(self, node: Node, identity: str, secret: str | None) -> Answer:
         share = self._share

@@ -5,7 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from mlflow_batchai.node.staging import SetupError
 
@@ -90,6 +90,19 @@ def visible(environment: Mapping[str, str], run: Run = ask) -> Tuple[List[str], 
         if found not in ids:
             ids.append(found)
     return ids, "CUDA_VISIBLE_DEVICES=%s" % ",".join(chosen)
+
+
+def busy(ids: Sequence[str], environment: Mapping[str, str], run: Run = ask) -> int:
+    """How many of these GPUs (of ``visible``) some process computes on, whoever's it is; 0 where nvidia-smi can't say."""
+    program = _nvidia_smi(environment)
+    if program is None:
+        return 0
+    listed, indexes = run([program, "--query-gpu=index,uuid", "--format=csv,noheader"], environment)
+    asked, used = run([program, "--query-compute-apps=gpu_uuid", "--format=csv,noheader"], environment)
+    if listed != 0 or asked != 0:
+        return 0
+    uuids = {index.strip(): uuid.strip() for index, _, uuid in (line.partition(",") for line in indexes.splitlines())}
+    return len({uuids.get(name, name) for name in ids} & {line.strip() for line in used.splitlines()})
 
 
 def of_node(environment: Mapping[str, str], part: Part, wanted: Optional[int], node: str, run: Run = ask) -> Gpus:

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-from mlflow_batchai.node import boot, containers, place, processes, register, tickets
+from mlflow_batchai.node import boot, containers, gate, place, processes, register, tickets
 from mlflow_batchai.node.environment import for_agents
 from mlflow_batchai.node.layout import archive_path
 from mlflow_batchai.node.mounts import undo
@@ -29,23 +29,32 @@ class HostError(Exception):
 
 
 def ended(root: str, asked: Sequence[Sequence[Any]]) -> Answer:
-    """Which tickets have ended on this node.
+    """Which tickets have ended on this node, and whether it is ``closed`` to new ones.
 
     Args:
         asked: [number, seconds since it was taken] each; seconds, since clocks of nodes differ.
     """
     root, now = os.path.expanduser(root), time.time()
-    return {"ended": [number for number, age in asked if tickets.state(root, number, now - age, now) == "ended"]}
+    found = [number for number, age in asked if tickets.state(root, number, now - age, now) == "ended"]
+    return {"ended": found, "closed": gate.is_closed(root)}
 
 
 def listing(book: str) -> Answer:
-    """The tickets of the book: number, nodes, and seconds since each was taken."""
+    """The tickets of the book (see ``tickets.listing``)."""
     return {"tickets": tickets.listing(os.path.expanduser(book))}
 
 
-def take(book: str, nodes: Sequence[str], job: str, count: int, ended: Mapping[str, Sequence[int]]) -> Answer:
-    """See ``tickets.take``."""
-    return tickets.take(os.path.expanduser(book), nodes, job, count, ended)
+def take(
+    book: str,
+    nodes: Sequence[str],
+    job: str,
+    count: int,
+    ended: Mapping[str, Sequence[int]],
+    closed: Sequence[str] = (),
+    folder: str = "",
+) -> Answer:
+    """See ``tickets.take``; ``folder`` is the job's."""
+    return tickets.take(os.path.expanduser(book), nodes, job, count, ended, closed=closed, job_folder=folder)
 
 
 def drop(book: str, number: int, job: str) -> Answer:
@@ -184,7 +193,7 @@ def end(mark: str, agents: Sequence[Sequence[Any]], give_up: float) -> Answer:
 
 VERBS: Dict[str, Callable[..., Answer]] = {
     **place.VERBS,
-    **{function.__name__: function for function in (ended, listing, take, drop, start, poll, end)},
+    **{function.__name__: function for function in (ended, listing, take, drop, start, poll, end, gate.gate)},
 }
 
 
@@ -192,9 +201,9 @@ def _verb(name: str) -> Callable[..., Answer]:
     if name in VERBS:
         return VERBS[name]
     # Few clients ask these; the others don't wait for all that this imports.
-    from mlflow_batchai.node import examine, needs
+    from mlflow_batchai.node import census, examine, leftovers, needs
 
-    return {**examine.VERBS, **needs.VERBS}[name]
+    return {**examine.VERBS, **leftovers.VERBS, **needs.VERBS, "census": census.census}[name]
 
 
 def answer(verb: str, arguments: Mapping[str, Any]) -> Answer:

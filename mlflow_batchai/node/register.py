@@ -52,11 +52,17 @@ def is_alive(agent: Agent) -> bool:
     return same_boot and agent["started"] is not None and processes.is_alive(agent["pid"], agent["started"])
 
 
+def known(root: str) -> List[int]:
+    """The tickets that an agent was started for on this node, as far as that wasn't long ago."""
+    folder = os.path.join(root, "tickets")
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    numbers = [name[: -len(".agent")] for name in names if name.endswith(".agent")]
+    return sorted(int(number) for number in numbers if number.isdigit())
+
+
 def living(root: str) -> List[Agent]:
     """All agents that live on this node."""
-    folder = os.path.join(root, "tickets")
-    names = [name for name in os.listdir(folder) if name.endswith(".agent")] if os.path.isdir(folder) else []
-    found = [_read(os.path.join(folder, name)) for name in names]
+    found = [read(root, number) for number in known(root)]
     return [agent for agent in found if agent and is_alive(agent)]
 
 

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import time
-from typing import IO, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import IO, Any, Callable, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 # A ticket whose agent hasn't come within this many seconds is given up: its submitter died between two steps.
 ARRIVAL_SECONDS = 60.0
@@ -69,13 +69,20 @@ def ticket_path(root: str, number: int) -> str:
 
 
 def listing(folder: str, now: Optional[float] = None) -> List[Dict[str, Any]]:
-    """The book's tickets: ``number``, ``job``, ``nodes`` and ``age``, the seconds since it was taken."""
+    """The book's tickets: ``number``, ``job``, ``folder``, ``nodes`` and ``age``, the seconds since it was taken."""
     moment = time.time() if now is None else now
     return [_aged(entry, moment) for entry in _load(folder, moment)["tickets"]]
 
 
 def _aged(entry: Dict[str, Any], moment: float) -> Dict[str, Any]:
-    return {"number": entry["number"], "job": entry["job"], "nodes": entry["nodes"], "age": moment - entry["taken"]}
+    return {
+        "number": entry["number"],
+        "job": entry["job"],
+        # Books of versions before this one have none.
+        "folder": entry.get("folder", ""),
+        "nodes": entry["nodes"],
+        "age": moment - entry["taken"],
+    }
 
 
 def take(
@@ -85,11 +92,13 @@ def take(
     count: int,
     ended: Mapping[str, Sequence[int]],
     now: Optional[float] = None,
+    closed: Collection[str] = (),
+    job_folder: str = "",
 ) -> Dict[str, Any]:
     """Take ``count`` nodes for a job, in one step.
 
-    The nodes with the fewest jobs before them are chosen, earlier names first. Asked again for a job that has its ticket
-    already, it gives that ticket.
+    The nodes with the fewest jobs before them are chosen, earlier names first, and only then those that take no jobs now.
+    Asked again for a job that has its ticket already, it gives that ticket.
 
     Args:
         folder: the book's folder, on the disk of the cluster's first node.
@@ -97,9 +106,11 @@ def take(
         job: the job's mark.
         count: nodes wanted, at most ``len(nodes)``.
         ended: name -> numbers of tickets that have ended there. What has ended stays so: it doesn't matter when that was seen.
+        closed: names of those that take no jobs for now.
+        job_folder: on the control share, for who wants to know whose ticket it is.
 
     Returns:
-        ``{"number": int, "job": str, "nodes": [name...], "age": seconds, "after": {name: [earlier numbers...]}}``.
+        As ``listing`` gives it, and ``after``: name -> earlier numbers, of its nodes.
     """
     moment = time.time() if now is None else now
     if len(set(nodes)) < max(count, len(nodes)):
@@ -110,8 +121,9 @@ def take(
         entry = next((entry for entry in live if entry["job"] == job), None)
         if entry is None:
             waiting = _waiting(live, nodes, ended)
-            order = sorted(range(len(nodes)), key=lambda index: (len(waiting[nodes[index]]), index))[:count]
-            entry = {"number": book["next"], "job": job, "nodes": [nodes[index] for index in sorted(order)], "taken": moment}
+            order = sorted(range(len(nodes)), key=lambda index: (nodes[index] in closed, len(waiting[nodes[index]]), index))
+            chosen = [nodes[index] for index in sorted(order[:count])]
+            entry = {"number": book["next"], "job": job, "folder": job_folder, "nodes": chosen, "taken": moment}
             _store(folder, {"next": book["next"] + 1, "tickets": [*live, entry]})
     earlier = _waiting([other for other in live if other["number"] < entry["number"]], entry["nodes"], ended)
     return dict(_aged(entry, moment), after=earlier)

@@ -2,9 +2,9 @@
 
 import os
 import time
-from typing import Any, Callable, List, Mapping, Set
+from typing import Any, Callable, Mapping, Sequence, Set
 
-from mlflow_batchai.node import processes, tickets
+from mlflow_batchai.node import gate, processes, tickets
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.shipper import Shipper
 from mlflow_batchai.node.tidy import tidy
@@ -26,15 +26,17 @@ def take_node(layout: NodeLayout, ticket: Mapping[str, Any], shipper: Shipper, c
     root = layout.root
     node_lock = tickets.open_node_lock(root)
     before = list(ticket["after"])
-    said: List[int] = []
-    while before:
-        check()
+    said = ""
+    while True:
         before = tickets.predecessors(root, before, ticket["taken"], time.time())
-        if before and before != said:
-            shipper.note("waiting for %d job(s) before us on this node" % len(before))
-            said = before
-        if before:
-            time.sleep(TURN_POLL_SECONDS)
+        waits = _waits(root, before)
+        if not waits:
+            break
+        if waits != said:
+            shipper.note(waits)
+            said = waits
+        check()
+        time.sleep(TURN_POLL_SECONDS)
     agent_lock = tickets.open_agent_lock(root)  # ours until this process ends
     while not tickets.try_lock(agent_lock):
         check()
@@ -57,6 +59,13 @@ def take_node(layout: NodeLayout, ticket: Mapping[str, Any], shipper: Shipper, c
     tickets.forget_ended(root, time.time())
     tidy(root, time.time())
     return node_lock
+
+
+def _waits(root: str, before: Sequence[int]) -> str:
+    """What is waited for, or nothing."""
+    if before:
+        return "waiting for %d job(s) before us on this node" % len(before)
+    return "waiting: this node takes no jobs until its cluster grows again" if gate.is_closed(root) else ""
 
 
 def _left_behind(root: str) -> Set[int]:

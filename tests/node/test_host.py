@@ -205,7 +205,7 @@ def test_served_line_by_line(agent_pyz: Path, root: Path) -> None:
     Path(book, "book.json").write_text('{"next": 1, "tickets": []}')
     assert ask("take", book=book, nodes=["a", "b"], job="j/1", count=1, ended={})["ok"]["nodes"] == ["a"]
     assert ask("listing", book=book)["ok"]["tickets"][0]["number"] == 1
-    assert ask("ended", root=str(root), asked=[[1, 0.0], [2, 1000.0]]) == {"ok": {"ended": [2]}}
+    assert ask("ended", root=str(root), asked=[[1, 0.0], [2, 1000.0]]) == {"ok": {"ended": [2], "closed": False}}
     assert ask("listing", wrong=1)["error"].startswith("TypeError: ")
     assert ask("nonsense")["error"].startswith("KeyError: ")
     assert "File exists" in ask("drop", book=str(agent_pyz), number=1, job="j")["error"]

@@ -186,6 +186,7 @@ def test_drop(book: str, roots: list[str]) -> None:
     assert take(book, roots, "b", 1, now=100) == {
         "number": 2,
         "job": "b",
+        "folder": "",
         "nodes": ["0"],
         "after": {"0": []},
         "age": 0,

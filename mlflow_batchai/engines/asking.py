@@ -1,0 +1,104 @@
+"""Questions to all nodes of a cluster at once: what they do, which are to take jobs, and which one a job gets."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from mlflow_batchai.engines.base import StartRequest
+from mlflow_batchai.engines.census import Census, Place, Said, add_up, work_out
+from mlflow_batchai.engines.machines import Answer, Machine
+from mlflow_batchai.errors import ClusterError
+
+if TYPE_CHECKING:
+    from mlflow_batchai.engines.hosts import Node
+
+# nvidia-smi may take its time.
+CENSUS_SECONDS = 30.0
+
+Each = Callable[[Sequence[Callable[[], Answer]]], Sequence[Answer | ClusterError]]
+
+
+class Known(NamedTuple):
+    """A node as it is known before it is asked what it does.
+
+    Attributes:
+        lost: why it can't be asked.
+        trouble: why no job can be sent to it, or nothing.
+    """
+
+    place: Place
+    lost: ClusterError | None = None
+    trouble: str = ""
+
+
+def census(nodes: Sequence[Node], known: Sequence[Known], book: str, each: Each) -> Census:
+    """What the nodes do: one question a machine, and one for the queue to the first node."""
+    groups: dict[int, list[int]] = {}
+    for index, node in enumerate(nodes):
+        if known[index].lost is None:
+            groups.setdefault(id(node.machine), []).append(index)
+    calls: list[Callable[[], Answer]] = []
+    if known[0].lost is None:
+        calls.append(functools.partial(nodes[0].machine.ask, "listing", book=book))
+    for group in groups.values():
+        roots = [nodes[index].root for index in group]
+        calls.append(functools.partial(nodes[group[0]].machine.ask, "census", CENSUS_SECONDS, roots=roots))
+    answers = list(each(calls))
+    listed = answers.pop(0) if known[0].lost is None else {"tickets": []}
+    if isinstance(listed, ClusterError):
+        raise listed
+    said: list[Said] = [one.lost or ClusterError("") for one in known]
+    for group, answer in zip(groups.values(), answers, strict=True):
+        for position, index in enumerate(group):
+            if isinstance(answer, ClusterError):
+                said[index] = answer
+            else:
+                told = answer["nodes"][position]
+                said[index] = {**told, "id": nodes[index].id or told["id"]}
+    return work_out([one.place for one in known], said, [one.trouble for one in known], listed["tickets"], add_up(answers))
+
+
+def admit(nodes: Sequence[Node], count: int, each: Each) -> None:
+    """Have the first ``count`` nodes take jobs, and the others none.
+
+    Raises:
+        ClusterError: some could not be told, and why; the others have been.
+    """
+    calls = [
+        functools.partial(node.machine.ask, "gate", root=node.root, closed=index >= count) for index, node in enumerate(nodes)
+    ]
+    troubles = [str(said) for said in each(calls) if isinstance(said, ClusterError)]
+    if troubles:
+        raise ClusterError("; ".join(troubles))
+
+
+def take(usable: Mapping[str, Node], keeper: Machine, book: str, request: StartRequest, each: Each) -> Answer:
+    """A ticket for the job; what nodes say of earlier ones is asked first, since only they can know.
+
+    Args:
+        usable: id -> node, in the cluster's order.
+        keeper: the machine that keeps the book.
+    """
+    earlier = keeper.ask("listing", book=book)["tickets"]
+    calls = []
+    for identity, node in usable.items():
+        asked = [(ticket["number"], ticket["age"]) for ticket in earlier if identity in ticket["nodes"]]
+        calls.append(functools.partial(node.machine.ask, "ended", root=node.root, asked=asked))
+    ended, closed = {}, []
+    for identity, said in zip(usable, each(calls), strict=True):
+        if isinstance(said, ClusterError):
+            raise said
+        ended[identity] = said["ended"]
+        closed += [identity] if said["closed"] else []
+    return keeper.ask(
+        "take",
+        book=book,
+        nodes=list(usable),
+        job=request.mark,
+        count=request.node_count,
+        ended=ended,
+        closed=closed,
+        folder=request.folder,
+    )

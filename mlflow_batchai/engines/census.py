@@ -1,0 +1,146 @@
+"""What the nodes of a cluster do, worked out of what its machines say of them: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.node.tickets import ARRIVAL_SECONDS, MARGIN_SECONDS
+
+Said = Mapping[str, Any] | ClusterError
+
+
+class NodeState(str, Enum):
+    """Batch AI's words for what a node does, and ``closed``: it takes no jobs until the cluster grows."""
+
+    IDLE = "idle"
+    RUNNING = "running"
+    PREPARING = "preparing"
+    LEAVING = "leaving"
+    UNUSABLE = "unusable"
+    CLOSED = "closed"
+
+
+class Ticket(NamedTuple):
+    """A job's place in the queue.
+
+    Attributes:
+        mark: what the job's processes carry: ``<job id>/<attempt>``.
+        folder: the job folder on the control share, empty if an earlier version took the ticket.
+        nodes: indexes of its nodes in the cluster.
+        started: whether it has all its nodes.
+    """
+
+    number: int
+    mark: str
+    folder: str
+    nodes: tuple[int, ...]
+    started: bool
+
+
+class Gpus(NamedTuple):
+    """GPUs of a cluster: all that its machines have, and those that some process computes on."""
+
+    total: int
+    in_use: int
+
+
+class Place(NamedTuple):
+    """Where a node is, for people."""
+
+    name: str
+    address: str
+    port: int | None
+
+
+class NodeReport(NamedTuple):
+    """One node.
+
+    Attributes:
+        ticket: the number of the ticket that has it, or is just taking it.
+        why: what makes it unusable.
+    """
+
+    place: Place
+    state: NodeState
+    ticket: int | None = None
+    why: str = ""
+
+
+class Census(NamedTuple):
+    """What a cluster does.
+
+    Attributes:
+        tickets: the queue, in its order: jobs that run and jobs that wait.
+        gpus: None where no machine has any.
+    """
+
+    nodes: Sequence[NodeReport]
+    tickets: Sequence[Ticket]
+    gpus: Gpus | None = None
+
+
+def work_out(
+    places: Sequence[Place], said: Sequence[Said], troubles: Sequence[str], book: Sequence[Mapping[str, Any]], gpus: Gpus | None
+) -> Census:
+    """The census.
+
+    A node is *running* while a job has it, *leaving* if it is to take no other one, *preparing* while a job has it that waits
+    for its other nodes, or is just taking it, and *unusable* if it can't be asked or no job could be sent to it.
+
+    Args:
+        said: of each node: what ``node/census.py`` says of it, or why it could not be asked.
+        troubles: why no job can be sent to it, or nothing.
+        book: the ticket book's tickets.
+    """
+    tickets = [ticket for entry in book if (ticket := _ticket(entry, said)) is not None]
+    by_number = {ticket.number: ticket for ticket in tickets}
+    nodes = []
+    for place, answer, trouble in zip(places, said, troubles, strict=True):
+        if isinstance(answer, ClusterError):
+            nodes.append(NodeReport(place, NodeState.UNUSABLE, None, str(answer)))
+            continue
+        held, waiting = (_numbers(answer, word) for word in ("held", "waiting"))
+        if held:
+            whole = by_number[held[0]].started if held[0] in by_number else True
+            state = NodeState.LEAVING if answer["closed"] else NodeState.RUNNING if whole else NodeState.PREPARING
+            nodes.append(NodeReport(place, state, held[0]))
+        elif answer["closed"]:
+            nodes.append(NodeReport(place, NodeState.CLOSED))
+        elif trouble:
+            nodes.append(NodeReport(place, NodeState.UNUSABLE, None, trouble))
+        elif waiting:
+            nodes.append(NodeReport(place, NodeState.PREPARING, waiting[0]))
+        else:
+            nodes.append(NodeReport(place, NodeState.IDLE))
+    return Census(nodes, tickets, gpus)
+
+
+def _numbers(answer: Mapping[str, Any], word: str) -> list[int]:
+    """The tickets on a node whose agents say so, the earliest first."""
+    return sorted(int(number) for number, state in answer["agents"].items() if state == word)
+
+
+def _ticket(entry: Mapping[str, Any], said: Sequence[Said]) -> Ticket | None:
+    """A ticket of the book, unless all of its nodes that can be asked say that it is over."""
+    places: list[int] = []
+    states: list[str] = []
+    for index, answer in enumerate(said):
+        if isinstance(answer, ClusterError) or answer["id"] not in entry["nodes"]:
+            continue
+        # Its agent may just be on its way.
+        coming = "waiting" if entry["age"] < ARRIVAL_SECONDS + MARGIN_SECONDS else "ended"
+        places.append(index)
+        states.append(answer["agents"].get(str(entry["number"]), coming))
+    if not places or set(states) == {"ended"}:
+        return None
+    started = "waiting" not in states
+    return Ticket(entry["number"], entry["job"], entry.get("folder", ""), tuple(places), started)
+
+
+def add_up(answers: Sequence[Said]) -> Gpus | None:
+    """The GPUs of some machines, each of which has answered once."""
+    found = [answer["gpus"] for answer in answers if not isinstance(answer, ClusterError) and answer["gpus"]]
+    return Gpus(sum(one["total"] for one in found), sum(one["inUse"] for one in found)) if found else None

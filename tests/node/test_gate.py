@@ -1,0 +1,89 @@
+"""A closed node: what comes waits there and can be ended, what runs goes on; and what a node says of itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from booking import take
+from node_world import Cluster
+from waiting import wait_for
+
+from mlflow_batchai.node import tickets
+from mlflow_batchai.node.census import census
+from mlflow_batchai.node.gate import gate, is_closed
+
+HOLD = 'echo go; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
+
+
+def said(cluster: Cluster) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = census([str(root) for root in cluster.roots])["nodes"]
+    return found
+
+
+def test_an_agent_waits_until_its_node_is_opened(cluster: Cluster) -> None:
+    root = str(cluster.roots[0])
+    gate(root, True)
+    gate(root, True)
+    job = cluster.submit("echo done")
+    wait_for(lambda: "takes no jobs until its cluster grows" in job.log("execution.log"))
+    number = str(job.ticket["number"])
+    assert [(node["closed"], node["agents"]) for node in said(cluster)] == [(True, {number: "waiting"}), (False, {})]
+    assert tickets.said(root, int(number)) == "waiting"
+    gate(root, False)
+    gate(root, False)
+    assert job.wait()["executionState"] == "succeeded", job.said()
+    assert not is_closed(root)
+
+
+def test_one_that_waits_at_a_closed_node_can_be_ended(cluster: Cluster) -> None:
+    gate(str(cluster.roots[0]), True)
+    job = cluster.submit("echo never")
+    wait_for(lambda: "takes no jobs" in job.log("execution.log"))
+    job.cancel("ann", "")
+    verdict = job.wait()
+    assert (verdict["terminated"], verdict["errors"][0]["code"]) == (True, "JobTerminated")
+
+
+def test_what_runs_on_a_node_that_is_closed_goes_on(cluster: Cluster) -> None:
+    job = cluster.submit(HOLD)
+    wait_for(lambda: job.log("stdout.txt"))
+    gate(str(cluster.roots[0]), True)
+    later = cluster.submit("echo later")
+    assert later.ticket["nodes"] == ["1"]
+    assert later.wait()["executionState"] == "succeeded"
+    (job.share / job.plan["folder"] / "shared" / "end").touch()
+    assert job.wait()["executionState"] == "succeeded", job.said()
+
+
+def test_open_nodes_are_taken_first(tmp_path: Path) -> None:
+    book, roots = str(tmp_path / "book"), [str(tmp_path / str(index)) for index in range(3)]
+    take(book, roots, "a", 1, now=100)
+    names = ["0", "1", "2"]
+    first = tickets.take(book, names, "b", 1, {}, 100, closed=["1", "2"], job_folder="jobs/b")
+    assert (first["nodes"], first["folder"]) == (["0"], "jobs/b")
+    assert tickets.take(book, names, "c", 2, {}, 100, closed=["1", "2"])["nodes"] == ["0", "1"]
+    assert [ticket["folder"] for ticket in tickets.listing(book, 100)] == ["", "jobs/b", ""]
+
+
+def test_a_book_of_an_earlier_version(tmp_path: Path) -> None:
+    (tmp_path / "book.json").write_text('{"next": 2, "tickets": [{"number": 1, "job": "j/1", "nodes": ["0"], "taken": 100}]}')
+    assert tickets.listing(str(tmp_path), 101) == [{"number": 1, "job": "j/1", "folder": "", "nodes": ["0"], "age": 1}]
+
+
+def test_gpus_in_use(tmp_path: Path, monkeypatch: Any) -> None:
+    assert census([str(tmp_path / "none")]) == {"nodes": [{"id": None, "closed": False, "agents": {}}], "gpus": None}
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        '#!/bin/sh\ncase $1 in\n-L) for i in 0 1 2; do echo "GPU $i: X (UUID: GPU-$i$i)"; done;;\n'
+        '--query-gpu*) for i in 0 1 2; do echo "$i, GPU-$i$i"; done;;\n'
+        '--query-compute*) echo GPU-11; echo GPU-11; echo GPU-22; [ ! -e "$0.broken" ];;\nesac\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert census([])["gpus"] == {"total": 3, "inUse": 2}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert census([])["gpus"] == {"total": 2, "inUse": 1}
+    (tmp_path / "nvidia-smi.broken").touch()
+    assert census([])["gpus"] == {"total": 2, "inUse": 0}
