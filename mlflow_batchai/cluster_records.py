@@ -1,0 +1,64 @@
+"""Clusters as files of ``$BATCHAI_HOME/clusters``: NAME.yaml, the document, and NAME.state.json, the record of what changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mlflow_batchai.config import home
+from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.spec.loading import parse, read
+from mlflow_batchai.spec.record import ClusterRecord
+
+
+def document_path(name: str) -> Path:
+    """Where a cluster's document lies."""
+    return home() / "clusters" / f"{name}.yaml"
+
+
+def record_path(name: str) -> Path:
+    """Where its record lies."""
+    return home() / "clusters" / f"{name}.state.json"
+
+
+def find(name: str) -> ClusterRecord | None:
+    """A cluster's record; None for one that nobody has created or resized.
+
+    Raises:
+        DocumentError: it can't be read.
+    """
+    path = record_path(name)
+    return parse(ClusterRecord, read(path), str(path))[0] if path.is_file() else None
+
+
+def save(name: str, record: ClusterRecord) -> None:
+    """Write a cluster's record; ClusterError if that can't be done."""
+    _write(record_path(name), json.dumps(record.model_dump(mode="json", by_alias=True, exclude_none=True)))
+
+
+def save_document(name: str, data: dict[str, Any]) -> None:
+    """Write a cluster's document, which may hold secrets: for this user only. ClusterError if that can't be done."""
+    _write(document_path(name), yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+
+
+def delete(name: str) -> None:
+    """Remove both."""
+    for path in (document_path(name), record_path(name)):
+        path.unlink(missing_ok=True)
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole, or not at all."""
+    new = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        new.replace(path)
+    except OSError as error:
+        raise ClusterError(f"{path} can't be written: {error.strerror}") from error
