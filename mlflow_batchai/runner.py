@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlflow_batchai import config, runs
+from mlflow_batchai import config, folders, runs
 from mlflow_batchai.clusters import Cluster, share_secret
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.detached import Submitted, follower_log, keep_follower, start_follower
@@ -24,6 +24,7 @@ from mlflow_batchai.places import segment as place_of
 from mlflow_batchai.prepared import Prepared
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares.objects import upload
+from mlflow_batchai.shares.sweeps import settle
 from mlflow_batchai.signals import Signals
 
 WATCH_SECONDS, BOARD_WATCH_SECONDS = 0.1, 2.0
@@ -66,8 +67,10 @@ def submit(
         BatchAIError: it could not be submitted.
     """
     share = cluster.share
-    for files in (prepared.code, prepared.inputs, prepared.tools):
+    sets = (prepared.code, prepared.inputs, prepared.tools)
+    for files in sets:
         upload(share, files, progress)
+    folders.note(share, prepared.plan["folderPrefix"])
     segment = place_of(request.workspace, request.experiment_name, prepared.name, prepared.job_id)
     folder = "/".join(part for part in (prepared.plan["folderPrefix"], segment) if part)
     mlflow = runs.client(request.tracking)
@@ -97,6 +100,7 @@ def submit(
         undo.push(lambda kind, error, trace: _end_half_done(share, folder, error))
         share.write(paths.spec, protocol.encode([prepared.document]))
         share.write(paths.plan, protocol.encode([plan]))
+        settle(share, sets)
         mark = protocol.job_mark(prepared.job_id, 1)
         told = {
             "variables": prepared.secrets,

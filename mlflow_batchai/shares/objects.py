@@ -27,6 +27,7 @@ LARGE = 4 << 20
 
 Progress = Callable[[int, int], None]
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class StagedFile(NamedTuple):
@@ -146,11 +147,12 @@ def holds_any(share: Share) -> bool:
     return bool(share.list(OBJECTS))
 
 
-def upload(share: Share, files: Sequence[StagedFile], progress: Progress | None = None) -> int:
-    """Send what the share doesn't hold yet. Where requests cost time, a set of files that was sent before costs one of them.
+def upload(share: Share, files: Sequence[StagedFile], progress: Progress | None = None, anew: bool = False) -> int:
+    """Send what the share doesn't hold yet. Where requests cost time, a set that was confirmed before costs one of them.
 
     Args:
         progress: called with (bytes sent so far, bytes to send) as blocks are sent, never twice at a time.
+        anew: whether each file is looked for, whatever is known of the set.
 
     Returns:
         Bytes sent.
@@ -164,31 +166,45 @@ def upload(share: Share, files: Sequence[StagedFile], progress: Progress | None 
     if share.at_once == 1:
         missing = _missing(share, wanted, {file.sha256[:2] for file in wanted.values()})
     else:
-        tree = f"{TREES}/{hashlib.sha256(''.join(sorted(wanted)).encode()).hexdigest()}"
-        if _is_there(share, tree):
+        if not anew and _is_there(share, _tree(wanted)):
             return 0
         missing = _missing(share, wanted, _make_folders(share, {sha256[:2] for sha256 in wanted}))
     counter = _Counter(sum(file.size for file in missing), progress)
     small = [file for file in missing if file.size <= LARGE]
-    _each(share, lambda file: _send(share, file, counter), small)
+    each(share, lambda file: _send(share, file, counter), small)
     for file in missing:
         if file.size > LARGE:
             _send(share, file, counter)
-    if share.at_once > 1:
-        share.write(tree, encode([{"files": len(wanted)}]))
     return counter.sent
 
 
-def _each(share: Share, act: Callable[[Item], None], items: Iterable[Item]) -> None:
-    """Do something with each of several, as many at once as pay; the first failure ends it."""
+def confirm(share: Share, files: Sequence[StagedFile], anew: bool) -> int:
+    """Have the next submit of the same set believe that it lies there: who calls this knows that a plan names it.
+
+    Args:
+        anew: whether files may have been removed since ``upload``: then they are sent again.
+
+    Returns:
+        Bytes sent.
+    """
+    wanted = {file.sha256 for file in files if file.link is None}
+    sent = upload(share, files, anew=True) if anew else 0
+    if wanted and share.at_once > 1 and not _is_there(share, _tree(wanted)):
+        share.write(_tree(wanted), encode([{"files": len(wanted)}]))
+    return sent
+
+
+def _tree(wanted: Iterable[str]) -> str:
+    return f"{TREES}/{hashlib.sha256(''.join(sorted(wanted)).encode()).hexdigest()}"
+
+
+def each(share: Share, act: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """What comes of doing something with each of several, as many at once as pay; the first failure ends it."""
     if share.at_once == 1:
-        for item in items:
-            act(item)
-        return
+        return [act(item) for item in items]
     with ThreadPoolExecutor(share.at_once, "batchai-objects") as pool:
         try:
-            for future in [pool.submit(act, item) for item in items]:
-                future.result()
+            return [future.result() for future in [pool.submit(act, item) for item in items]]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -207,7 +223,7 @@ def _make_folders(share: Share, wanted: Collection[str]) -> set[str]:
     there = {entry.name for entry in share.list(OBJECTS)}
     if not there:
         share.claim(OBJECTS)
-    _each(share, lambda name: _claim(share, f"{OBJECTS}/{name}"), [name for name in (*wanted, "trees") if name not in there])
+    each(share, lambda name: _claim(share, f"{OBJECTS}/{name}"), [name for name in (*wanted, "trees") if name not in there])
     return there.intersection(wanted)
 
 
@@ -222,7 +238,7 @@ def _missing(share: Share, wanted: dict[str, StagedFile], folders: Collection[st
     def look(folder: str) -> None:
         known.update(entry.name for entry in share.list(f"{OBJECTS}/{folder}"))
 
-    _each(share, look, folders)
+    each(share, look, folders)
     return sorted(file for sha256, file in wanted.items() if sha256 not in known)
 
 

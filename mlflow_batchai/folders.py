@@ -1,0 +1,66 @@
+"""Where job folders lie on a control share, found without a tracking store."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from mlflow_batchai.errors import ShareNotFoundError
+from mlflow_batchai.node import protocol
+from mlflow_batchai.node.protocol import TornFileError
+from mlflow_batchai.shares import Share
+from mlflow_batchai.shares.objects import each
+
+# One file for each path under which job folders lie, besides the root: a share may hold millions of files that aren't ours.
+PREFIXES = ".batchai/prefixes"
+TOP = "workspaces"
+# Below the prefix: workspaces/<workspace>/experiments/<experiment>/jobs/<job>/<short id>; None: any name.
+_LEVELS: Sequence[str | None] = (TOP, None, "experiments", None, "jobs", None, None)
+
+
+def note(share: Share, prefix: str) -> None:
+    """Write that job folders lie under a path of the share (empty: its root, where they are looked for anyway)."""
+    if prefix:
+        name = hashlib.sha256(prefix.encode()).hexdigest()[:16]
+        share.write(f"{PREFIXES}/{name}", protocol.encode([{"prefix": prefix}]))
+
+
+def find(share: Share) -> list[str]:
+    """Every job folder: under the root, under each folder of the root, and under every path that was noted.
+
+    Raises:
+        ShareError: a folder that job folders may lie in can't be read.
+    """
+    prefixes = {""}
+    names = [f"{PREFIXES}/{entry.name}" for entry in share.list(PREFIXES)]
+    for _, data in share.read_many(names):
+        try:
+            prefixes.add(str(protocol.decode_one(data)["prefix"]))
+        except TornFileError:
+            continue
+    prefixes |= {entry.name for entry in share.list("") if entry.is_directory and entry.name not in (TOP, ".batchai")}
+    found: Iterable[str] = sorted(prefixes)
+    for level in _LEVELS:
+        found = _below(share, found, level)
+    return sorted(found)
+
+
+def _below(share: Share, folders: Iterable[str], name: str | None) -> list[str]:
+    if name is not None:
+        return [f"{folder}/{name}" if folder else name for folder in folders]
+    above = list(folders)
+    lists = each(share, share.list, above)
+    return [
+        f"{folder}/{entry.name}"
+        for folder, entries in zip(above, lists, strict=True)
+        for entry in entries
+        if entry.is_directory
+    ]
+
+
+def read_plan(share: Share, folder: str) -> protocol.Record | None:
+    """The plan of a job folder; None if it has none that is whole."""
+    try:
+        return protocol.decode_one(share.read(protocol.JobPaths(folder).plan))
+    except (ShareNotFoundError, TornFileError):
+        return None
