@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from mlflow_batchai import shell
 from mlflow_batchai.errors import ClusterError, JobNotFoundError, UsageError
+from mlflow_batchai.node.protocol import QUEUED
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -32,6 +33,10 @@ TAG_STARTED = "batchai.startTime"
 TAG_EXIT_CODE = "batchai.exitCode"
 TAG_ERROR_CODE = "batchai.errorCode"
 TAG_REASON = "batchai.reason"
+TAG_NOTES = "batchai.notes"
+# A person's wish to end the job, set in MLflow's own UI, say.
+TAG_CANCEL = "batchai.cancel"
+TAGS_OF_AN_END = (TAG_STARTED, TAG_EXIT_CODE, TAG_ERROR_CODE, TAG_REASON, TAG_NOTES)
 PAGE = 1000
 TERMINATED = "terminated"
 BATCH = 100
@@ -170,6 +175,27 @@ def fail(mlflow: MlflowClient, run_id: str, reason: str, status: str = "FAILED")
     mlflow.set_terminated(run_id, status)
 
 
+def begin_attempt(mlflow: MlflowClient, run_id: str, attempt: int) -> None:
+    """Bring the run of a job that goes on with another attempt back to SCHEDULED, without what the one before has left.
+
+    Its end time can't be taken away; the next end overwrites it.
+    """
+    from mlflow.entities import RunTag
+
+    forget(mlflow, run_id, TAGS_OF_AN_END)
+    tags = {TAG_ATTEMPT: str(attempt), TAG_STATE: QUEUED}
+    mlflow.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+    mlflow.update_run(run_id, status="SCHEDULED")
+
+
+def forget(mlflow: MlflowClient, run_id: str, tags: Collection[str]) -> None:
+    """Remove tags from a run; those that it hasn't are fine."""
+    there = mlflow.get_run(run_id).data.tags
+    for name in tags:
+        if name in there:
+            mlflow.delete_tag(run_id, name)
+
+
 def find(mlflow: MlflowClient, name: str, workspace: str | None = None, experiment_id: str | None = None) -> Run:
     """The run of a job, by its name or the run's id; the newest if several jobs have had the name.
 
@@ -274,6 +300,15 @@ def source_tags(uri: str, entry_point: str, directory: Path, user: str) -> dict[
         "mlflow.project.backend": "batchai",
     }
     commit = _git_commit(directory)
+    if commit:
+        tags["mlflow.source.git.commit"] = commit
+    return tags
+
+
+def document_tags(path: Path, user: str) -> dict[str, str]:
+    """MLflow's own tags of a job whose document names its program."""
+    tags = {"mlflow.user": user, "mlflow.source.name": str(path), "mlflow.source.type": "JOB"}
+    commit = _git_commit(path.parent)
     if commit:
         tags["mlflow.source.git.commit"] = commit
     return tags

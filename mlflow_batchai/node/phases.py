@@ -6,9 +6,8 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from mlflow_batchai.node import containers, gpus, launchers, protocol, staging
+from mlflow_batchai.node import containers, gpus, launchers, protocol, ranks, staging
 from mlflow_batchai.node.control.base import ENDING, GATHERING, RUNNING, STARTING
-from mlflow_batchai.node.environment import job_environment, thread_variables
 from mlflow_batchai.node.layout import NodeLayout, archive_path, node_id
 from mlflow_batchai.node.meeting import Meeting
 from mlflow_batchai.node.mounts.mounts import Mounts
@@ -52,7 +51,7 @@ class Phases:
         self.meeting = Meeting(layout, shipper, peers)
         self.part = part
         self.gpus = gpus.Gpus([], False, "")
-        self.preparation = Preparation(layout, shipper, runtime, self._check, lambda: self._environment({}))
+        self.preparation = Preparation(layout, shipper, runtime, self._check, self._environment)
         self.python = sys.executable
         self.credentials: Mapping[str, Any] = credentials or {}
         volumes = self.credentials.get("volumes") or {}
@@ -167,7 +166,7 @@ class Phases:
             hosts,
             str(self.plan["processCount"]),
         ]
-        self.runtime.start(task, argv, self._environment({}), stdin=True, helper=True)
+        self.runtime.start(task, argv, self._environment(), stdin=True, helper=True)
         until = time.monotonic() + RENDEZVOUS_SECONDS
         while not said:
             self.runtime.pump(0.02)
@@ -194,11 +193,16 @@ class Phases:
         rendezvous = self.meeting.rendezvous(rendezvous)
         for slot in slots:
             task = logged_task(self.shipper, "rank %d" % slot.rank, slot.rank)
-            extra = launchers.rank_variables(self.plan, slot, rendezvous, self.peers.network[slot.node]["name"])
-            extra.update(gpus.variables(self.gpus, slot.local_rank if self.plan["framework"] == "horovod" else None))
-            extra.update(thread_variables(self.peers.announces[self.layout.node]["cores"] // slot.local_size))
-            extra["PYTHONPATH"] = self.layout.site + os.pathsep + archive_path()
-            self.runtime.start(task, ["bash", "-c", self.plan["command"]], self._environment(extra))
+            environment = ranks.rank_environment(
+                self.layout,
+                self._known(),
+                slot,
+                rendezvous,
+                self.peers.network[slot.node]["name"],
+                self.peers.announces[self.layout.node]["cores"],
+                archive_path(),
+            )
+            self.runtime.start(task, ranks.argv(self.plan), environment)
         self.layout.attempt.pace(RUNNING)
         self.shipper.record("started", urgent=True, node=self.layout.node, ranks=[slot.rank for slot in slots])
         self.shipper.note("started %d rank(s): %s" % (len(slots), self.plan["command"]))
@@ -273,7 +277,7 @@ class Phases:
         self.runtime.start(
             task,
             [self.python, archive_path(), "describe", *files],
-            self._environment({}),
+            self._environment(),
             cwd=self.layout.temp,
             helper=True,
         )
@@ -297,15 +301,17 @@ class Phases:
         """GPUs of each node, as all have announced them: what every agent works out the same ranks from."""
         return [len(self.peers.announces[node]["gpus"]) for node in range(self.plan["nodeCount"])]
 
-    def _environment(self, extra: Mapping[str, str]) -> Dict[str, str]:
-        return job_environment(
-            self.layout,
+    def _environment(self) -> Dict[str, str]:
+        """Of preparation and helpers."""
+        return ranks.job_variables(self.layout, self._known())
+
+    def _known(self) -> ranks.Known:
+        return ranks.Known(
             os.environ,
             self.peers.addresses(),
-            len(self.gpus.ids),
+            self.gpus,
             self.runtime.secrets,
             self.python,
-            dict(gpus.variables(self.gpus), **extra),
             self.runtime.container.base if self.runtime.container else None,
         )
 

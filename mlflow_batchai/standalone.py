@@ -1,0 +1,149 @@
+"""From a Batch AI job document that names its own program to a job: no MLproject, no code that is sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.environments import preparation_cache
+from mlflow_batchai.errors import DocumentError
+from mlflow_batchai.images import choose_container
+from mlflow_batchai.node.layout import expand
+from mlflow_batchai.places import locate, mount_points
+from mlflow_batchai.planning import Program, plan_job
+from mlflow_batchai.prepared import Prepared
+from mlflow_batchai.shares import open_share
+from mlflow_batchai.spec.arguments import parameters
+from mlflow_batchai.spec.frameworks import CustomToolkitSettings, HorovodSettings
+from mlflow_batchai.spec.job import JobDocument, JobProperties, require_complete
+from mlflow_batchai.spec.masking import masked
+
+_REFERENCE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_]\w*)\}|(?P<plain>[A-Za-z_]\w*))", re.ASCII)
+_IN_DOUBLE_QUOTES = re.compile(r'([\\"`$])')
+# Folders of the job itself, which nothing but its preparation can have put a file into.
+_OWN_FOLDERS = ("AZ_BATCHAI_JOB_TEMP", "AZ_BATCHAI_JOB_TEMP_DIR", "AZ_BATCHAI_SHARED_JOB_TEMP")
+SCRIPT = "properties.horovodSettings.pythonScriptFilePath"
+
+
+def prepare(document: JobDocument, name: str, cluster: Cluster, source: str) -> Prepared:
+    """Work out the whole job.
+
+    Args:
+        name: the job's.
+        source: the document's file, for messages.
+
+    Raises:
+        BatchAIError: anything that would keep the job from running and can be seen without asking a share or a node.
+    """
+    properties = document.properties
+    require_complete(properties, source)
+    container, registry, notices = choose_container(None, properties, cluster.document, source)
+    program = _program(properties, container)
+    planned = plan_job(program, properties, document, cluster, source)
+    plan = planned.plan
+    plan["code"] = []
+    plan["preparationCache"] = preparation_cache(plan, False, source)
+    return Prepared(
+        name,
+        plan["job"],
+        name,
+        plan,
+        masked(document),
+        _parameters(properties),
+        planned.secrets,
+        {"volumes": planned.credentials, "registry": registry},
+        planned.seconds,
+        [],
+        [],
+        [*notices, *planned.warnings],
+    )
+
+
+def _program(properties: JobProperties, container: Mapping[str, Any] | None) -> Program:
+    """What the framework block says to run; a block of another kind, or none, is refused by the plan."""
+    settings = properties.horovod_settings
+    if settings is None:
+        custom = properties.custom_toolkit_settings
+        command = (custom.command_line if custom else None) or ""
+        return Program(command, "properties.customToolkitSettings.commandLine", container=container)
+    return Program(
+        _horovod_command(settings, properties),
+        "properties.horovodSettings",
+        container=container,
+        python=_training_python(settings, properties) if container is None else None,
+    )
+
+
+def _horovod_command(settings: HorovodSettings, properties: JobProperties) -> str:
+    """Interpreter and script as one word each, then the arguments, which are shell text."""
+    interpreter = settings.python_interpreter_path or "python"
+    words = [_word(interpreter, properties), _word(settings.python_script_file_path or "", properties)]
+    return " ".join([*words, *filter(None, [(settings.command_line_args or "").strip()])])
+
+
+def _word(path: str, properties: JobProperties) -> str:
+    """A path as one word of a shell line, the variables in it still variables: those of the service and of the document."""
+    if re.fullmatch(r"(~/)?[\w./+-]+", path, re.ASCII):
+        return path
+    known = {entry.name for entry in properties.environment_variables} | {secret.name for secret in properties.secrets}
+    parts, end = [], 0
+    for match in _REFERENCE.finditer(path):
+        name = match["braced"] or match["plain"]
+        if name.startswith("AZ_BATCHAI_") or name in known:
+            parts += [_IN_DOUBLE_QUOTES.sub(r"\\\1", path[end : match.start()]), f"${{{name}}}"]
+            end = match.end()
+    return '"' + "".join([*parts, _IN_DOUBLE_QUOTES.sub(r"\\\1", path[end:])]) + '"'
+
+
+def _training_python(settings: HorovodSettings, properties: JobProperties) -> str | None:
+    """The interpreter that nodes start Horovod's rendezvous server with: the script's own, unless that is yet to be made."""
+    python = settings.python_interpreter_path
+    return python if python and "$" not in python and not properties.job_preparation else None
+
+
+def _parameters(properties: JobProperties) -> dict[str, str]:
+    settings = properties.framework[1] if properties.framework else None
+    if isinstance(settings, HorovodSettings):
+        return parameters(settings.command_line_args or "")
+    if isinstance(settings, CustomToolkitSettings) and settings.command_line:
+        return {"commandLine": settings.command_line}
+    return {}
+
+
+def check_script(prepared: Prepared, properties: JobProperties, source: str) -> None:
+    """Look for the script, unless a jobPreparation may yet make it, or it lies where this machine can't look.
+
+    Raises:
+        DocumentError: it isn't there; the sentence says where it was looked for.
+        ShareError: its share can't be asked.
+    """
+    settings = properties.horovod_settings
+    if properties.job_preparation or settings is None or settings.python_script_file_path is None:
+        return
+    text, volumes = settings.python_script_file_path, prepared.plan["volumes"]
+    what = f"{source}: {SCRIPT} is '{text}'"
+    path = expand(text, {f"AZ_BATCHAI_INPUT_{entry.id}": entry.path for entry in properties.input_directories})
+    path = expand(path, {name: f"\0/{name}" for name in _OWN_FOLDERS})
+    if path.startswith("\0") or not path.startswith(("/", "$", "~")):
+        raise DocumentError(
+            f"{what}, and a job begins in an empty folder: put the script on a share, or have jobPreparation fetch it"
+        )
+    if not expand(path, {"AZ_BATCHAI_MOUNT_ROOT": "\0", "AZ_BATCHAI_JOB_MOUNT_ROOT": "\0"}).startswith("\0"):
+        return
+    index, inside = locate(path, mount_points(volumes), f"{source}: {SCRIPT}")
+    volume = volumes[index]
+    if volume["share"] is None:
+        return
+    folder, _, name = inside.rpartition("/")
+    found = next((entry for entry in open_share(volume["share"]).list(folder) if entry.name == name), None)
+    if found is None or found.is_directory:
+        trouble = "there is no such file" if found is None else "that is a folder"
+        raise DocumentError(f"{what}, and {trouble}: looked for '{inside}' on the {volume['name']} ({_shown(volume['share'])})")
+
+
+def _shown(share: str) -> str:
+    """A share's address as a person knows it."""
+    return unquote(urlsplit(share).path) if share.startswith("file:") else share
