@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-LOGS = "stdouterr"
 # Bytes of a file's name on this machine; Azure takes 255 letters of any alphabet.
 LONGEST_NAME = 255
 BLOCK = 16 << 20
 
 
 class Logs:
-    """A job's log files on their way to the run's artifacts under ``stdouterr``.
+    """An attempt's log files on their way to the run's artifacts, where they lie as in the job folder (``stdouterr``).
 
     Where the share is not a directory of this machine, each byte is fetched once: log files only grow.
     """
@@ -53,16 +52,16 @@ class Logs:
         Returns:
             Sentences on what was left out.
         """
-        share, path = self._job.share, self._job.paths.stdouterr
+        share, path, artifact = self._job.share, self._job.paths.stdouterr, self._job.paths.log_folder
         if isinstance(share, DirectoryShare):
             sizes = {entry.name: entry.size for entry in share.list(path)}
             if sizes == self._sent and not complete:
                 return []
-            notes = _upload(self._client, self._job, share, path, LOGS)
+            notes = _upload(self._client, self._job, share, path, artifact)
             self._sent = sizes
             return notes
         sizes, astray = _sizes(share, path)
-        notes = [f"{LOGS}: {note}" for note in astray]
+        notes = [f"{artifact}: {note}" for note in astray]
         grown = {name: size for name, size in sizes.items() if complete or size != self._sent.get(name)}
         if not grown:
             return notes
@@ -71,7 +70,7 @@ class Logs:
         fetched = _at_once(share, lambda name: _follow(share, f"{path}/{name}", copies / name, grown[name], complete), grown)
         for name, length in zip(grown, fetched, strict=True):
             if length != self._sent.get(name):
-                self._client.log_artifact(run_id, str(copies / name), f"{LOGS}/{name}".rpartition("/")[0])
+                self._client.log_artifact(run_id, str(copies / name), f"{artifact}/{name}".rpartition("/")[0])
             self._sent[name] = length
         return notes
 

@@ -25,7 +25,7 @@ class Snapshot:
         node_count: nodes of the job.
         announces: node -> announce.json.
         exits: node -> exit.json.
-        requests: cancel requests.
+        requests: what was asked of this attempt.
         verdict: the verdict, or None.
     """
 
@@ -48,6 +48,7 @@ class JobState:
         terminated: whether a person ended it.
         end_time: milliseconds since the epoch, None while it runs.
         start_time: when the last of its nodes was taken, likewise; None before.
+        next_attempt: the attempt that a queued job goes on with, if the one that was looked at is over.
     """
 
     execution_state: str
@@ -57,10 +58,11 @@ class JobState:
     terminated: bool = False
     end_time: int | None = None
     start_time: int | None = None
+    next_attempt: int | None = None
 
     @property
     def ended(self) -> bool:
-        """Whether the verdict has been given."""
+        """Whether the job's verdict has been given; one that puts it back in the queue is its attempt's only."""
         return self.execution_state in protocol.ENDED_STATES
 
     @property
@@ -88,9 +90,12 @@ RUN_STATUS = {
 def fold(snapshot: Snapshot) -> JobState:
     """The state that a snapshot says: verdict, then exits, then cancel request, then announcements.
 
-    The order in which files were seen plays no part.
+    A request to put the job back in the queue changes nothing until the attempt has its verdict, and neither do the exits that
+    follow from it. The order in which files were seen plays no part.
     """
     verdict, start = snapshot.verdict, _start_time(snapshot)
+    if verdict is not None and verdict.get("next"):
+        return JobState(protocol.QUEUED, reason=verdict["reason"], next_attempt=int(verdict["next"]))
     if verdict is not None:
         return JobState(
             verdict["executionState"],
@@ -101,11 +106,13 @@ def fold(snapshot: Snapshot) -> JobState:
             verdict["endTime"],
             start,
         )
-    if any(record.get("failure") or record.get("stopped") for record in snapshot.exits.values()):
+    cancelled = any(request["kind"] == protocol.CANCEL for request in snapshot.requests)
+    ending = any(record.get("failure") or record.get("stopped") for record in snapshot.exits.values())
+    if ending and (cancelled or not snapshot.requests):
         return JobState(protocol.TERMINATING, start_time=start)
     if snapshot.exits:
         return JobState(protocol.RUNNING, start_time=start)
-    if snapshot.requests:
+    if cancelled:
         return JobState(protocol.TERMINATING, start_time=start)
     if len(snapshot.announces) >= snapshot.node_count:
         return JobState(protocol.RUNNING, start_time=start)
@@ -119,11 +126,13 @@ def _start_time(snapshot: Snapshot) -> int | None:
 
 
 class Job:
-    """One job on a share: everything that clients read of it and write to it.
+    """One attempt of a job on a share: everything that clients read of it and write to it.
 
     Args:
         share: the control share.
         folder: the job folder on it.
+        attempt: its number, from 1; None: the job's current one.
+        plan: the job's, if it was read already.
 
     Attributes:
         board: what says what is new, where asking for every file by name would cost too many requests; else None.
@@ -132,13 +141,13 @@ class Job:
         JobNotFoundError: there is no plan in that folder.
     """
 
-    def __init__(self, share: Share, folder: str, attempt: int = 1) -> None:
+    def __init__(self, share: Share, folder: str, attempt: int | None = None, plan: Record | None = None) -> None:
         self.share = share
         self.folder = folder
-        self.paths = JobPaths(folder, attempt)
-        plan = self._closed(self.paths.plan)
+        plan = plan or self._closed(JobPaths(folder).plan)
         if plan is None:
             raise JobNotFoundError(f"there is no job at {folder} on {share.url}")
+        self.paths = JobPaths(folder, attempt or self.newest())
         self.plan: Record = plan
         self.board = Board(share, self.paths) if plan.get("board") else None
         self._announces: dict[int, Record] = {}
@@ -154,6 +163,29 @@ class Job:
     def node_count(self) -> int:
         """Nodes of the job."""
         return int(self.plan["nodeCount"])
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+        return self.paths.attempt
+
+    def newest(self) -> int:
+        """The number of the job's current attempt: the last one that was begun, or that its verdict says is to follow."""
+        begun = (int(entry.name) for entry in self.share.list(JobPaths(self.folder).attempts) if entry.name.isdigit())
+        last = max(begun, default=1)
+        verdict = self._closed(JobPaths(self.folder, last).verdict_file) or {}
+        return int(verdict.get("next") or last)
+
+    def at(self, attempt: int) -> Job:
+        """Another attempt of the same job; nothing is read."""
+        return self if attempt == self.attempt else Job(self.share, self.folder, attempt, self.plan)
+
+    def begin(self, attempt: int) -> Job | None:
+        """Begin an attempt; None if somebody else has, or has given it up meanwhile."""
+        begun = self.at(attempt)
+        if not self.share.claim(begun.paths.begun) or self._closed(begun.paths.verdict_file) is not None:
+            return None
+        return begun
 
     def share_at(self, address: str) -> Share:
         """A share that the plan names by its submitter's address; the control share may lie elsewhere on this machine."""
@@ -221,7 +253,7 @@ class Job:
         return fold(self.snapshot(None if ending else ()))
 
     def requests(self) -> list[Record]:
-        """Cancel requests."""
+        """What was asked of this attempt."""
         if self.board is not None:
             prefix = "request-"
             names = [f"{name[len(prefix) :]}.json" for name in self.board.look() if name.startswith(prefix)]
@@ -230,11 +262,21 @@ class Job:
         for name in names:
             if name not in self._requests and (record := self._closed(f"{self.paths.requests}/{name}")) is not None:
                 self._requests[name] = record
-        return [record for _, record in sorted(self._requests.items())]
+        return [record for _, record in sorted(self._requests.items()) if record.get("attempt", 1) == self.attempt]
 
     def request_cancel(self, who: str, why: str) -> None:
         """Ask for the job's end; agents see it within a second, where looks cost requests within a few."""
-        record = {"kind": "cancel", "who": who, "why": why, "time": protocol.now_ms()}
+        self._request(protocol.CANCEL, who, why)
+        # Asked first, then looked: who begins the next attempt does it the other way round, so one of us sees the other.
+        if (newest := self.newest()) != self.attempt:
+            self.at(newest).request_cancel(who, why)
+
+    def request_requeue(self, who: str, why: str) -> None:
+        """Ask for the end of this attempt; whoever asks begins the next one once this has its verdict."""
+        self._request(protocol.REQUEUE, who, why)
+
+    def _request(self, kind: str, who: str, why: str) -> None:
+        record = protocol.request_record(kind, self.attempt, who, why)
         identity = uuid.uuid4().hex
         self.share.write(self.paths.request(identity), protocol.encode([record]))
         self._notice(f"request-{identity}")
@@ -270,6 +312,12 @@ def failed_verdict(code: str, sentence: str, by: str, terminated: bool = False) 
     """A verdict that a client gives when no agent can."""
     error = protocol.error_record(code, [("message", sentence)])
     return protocol.verdict_record(protocol.FAILED, by, errors=[error], reason=sentence, terminated=terminated)
+
+
+def terminated_verdict(running: bool, by: str) -> Record:
+    """The verdict on a job that a person wanted ended, running or still queued, likewise."""
+    code = protocol.JOB_TERMINATE if running else protocol.JOB_TERMINATED
+    return failed_verdict(code, "terminated", by, terminated=True)
 
 
 def pause_after(took: float, least: float) -> float:

@@ -2,7 +2,7 @@
 
 The next one, on any machine, takes the next number when the holder is certainly gone (it was a process of this machine) or its
 counter stands still by the reader's own clock, and the holder stops when it sees that. The cursor of the relay lies in the same
-file: whoever comes next goes on from there.
+file: whoever comes next goes on from there. The run has one lease for all attempts of its job; its numbers only rise.
 """
 
 from __future__ import annotations
@@ -30,9 +30,13 @@ class Lease:
     """The right to write the run, as a numbered directory that only one process can create.
 
     Args:
-        job: the job.
+        job: the job, at the attempt that it is about.
         clock: seconds, for the grace time.
         sleep: waits that long.
+
+    Attributes:
+        attempt: once it is held: the attempt that is to be relayed, which may be an earlier one that isn't yet.
+        memory: what the relay has to know to go on.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Lease:
         self._sleep = sleep
         self._beat_seconds, self._grace_seconds, self._look_seconds = PACE if job.board is None else BOARD_PACE
         self._checked: float | None = None
+        self.attempt = job.attempt
         self.number = 0
         self._counter = 0
         self._finished = False
@@ -60,45 +65,56 @@ class Lease:
         except (ShareNotFoundError, TornFileError):
             return None
 
+    def _over(self, cursor: Record) -> bool:
+        """Whether a cursor says that the job's attempt is in the run."""
+        attempt = int(cursor.get("attempt", 1))
+        return attempt > self._job.attempt or (attempt == self._job.attempt and bool(cursor.get("finished")))
+
     def finished(self) -> bool:
-        """Whether a relay has finished the run."""
+        """Whether a relay has finished the run, or gone on to a later attempt."""
         newest = self._newest()
-        return bool(newest and (self._cursor(newest) or {}).get("finished"))
+        return bool(newest) and self._over(self._cursor(newest) or {})
+
+    def held_here(self) -> bool:
+        """Whether a process of this machine has it and lives; False if that can't be seen from here."""
+        cursor = self._cursor(self._newest()) or {}
+        return not cursor.get("finished") and processes.is_certainly_alive(cursor.get("holder") or {})
 
     def acquire(self, stop: Callable[[], bool] = lambda: False) -> bool:
         """Take the lease, waiting until its holder has let go or stood still for the grace time.
 
         Returns:
-            False if the run is finished, or ``stop`` said so, in the meantime.
+            False if the run is finished (``finished``), or ``stop`` said so, in the meantime.
         """
         watched: tuple[int, Any] | None = None
         since = self._clock()
         while not stop():
             newest = self._newest()
             cursor = self._cursor(newest) or {}
-            if cursor.get("finished"):
+            if self._over(cursor) and cursor.get("finished"):
                 return False
             seen = (newest, cursor.get("counter"))
             if seen != watched:
                 watched, since = seen, self._clock()
             stale = self._clock() - since > self._grace_seconds or processes.is_certainly_gone(cursor.get("holder") or {})
-            if (newest == 0 or stale) and self._job.share.claim(self._job.paths.lease(newest + 1)):
+            # One that is finished for an earlier attempt is free.
+            if (newest == 0 or stale or cursor.get("finished")) and self._job.share.claim(self._job.paths.lease(newest + 1)):
                 self.number = newest + 1
-                self.memory = self._last_memory(newest)
+                last = self._last_cursor(newest)
+                self.memory = dict(last.get("memory") or {})
                 # Its holder may have finished between our look and our claim.
-                finished = bool((self._cursor(newest) or {}).get("finished"))
-                self.save({}, finished)
-                return not finished
+                finished = bool(last.get("finished"))
+                over = finished and self._over(last)
+                self.attempt = int(last.get("attempt", 1)) + (finished and not over)
+                self.save({}, over)
+                return not over
             self._sleep(self._look_seconds)
         return False
 
-    def _last_memory(self, newest: int) -> Record:
-        """What the last holder that got to write anything knew."""
-        for number in range(newest, 0, -1):
-            cursor = self._cursor(number)
-            if cursor is not None:
-                return dict(cursor.get("memory") or {})
-        return {}
+    def _last_cursor(self, newest: int) -> Record:
+        """What the last holder that got to write anything wrote."""
+        cursors = (self._cursor(number) for number in range(newest, 0, -1))
+        return next((cursor for cursor in cursors if cursor is not None), {})
 
     def check(self, exactly: bool = True) -> None:
         """Raise LeaseLostError if another has taken over.
@@ -122,6 +138,7 @@ class Lease:
             record = {
                 "counter": self._counter,
                 "memory": self.memory,
+                "attempt": self.attempt,
                 "finished": finished,
                 "holder": processes.identity(),
             }

@@ -99,7 +99,8 @@ class MetricFold:
         return points
 
     def finish(self) -> list[Point]:
-        """The points that were still held back when the job ended."""
+        """The points that were still held back when the attempt ended; what comes now is of another one."""
+        self._epoch = None
         return self._release()
 
     def _release(self) -> list[Point]:

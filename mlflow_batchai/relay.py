@@ -29,12 +29,12 @@ AWAY_SECONDS = 300.0
 
 
 class Relay:
-    """Moves one job's events, logs, outputs and model into its run.
+    """Moves the events, logs, outputs and model of one attempt of a job into its run.
 
     Args:
-        job: the job.
+        job: the job, at that attempt.
         client: an MLflow client of the run's store.
-        lease: acquired already; its memory is where we go on.
+        lease: acquired already; its memory is where we go on. Of an earlier attempt's all stays but how far it had come.
     """
 
     def __init__(self, job: Job, client: MlflowClient, lease: Lease) -> None:
@@ -43,11 +43,13 @@ class Relay:
         self._lease = lease
         self._run_id = str(job.plan["runId"])
         memory = lease.memory
-        self._reader = EventReader(job, memory.get("cursor"), bool(memory.get("ending")))
+        self._begun = int(memory.get("attempt", 1)) == job.attempt
+        here = memory if self._begun else {}
+        self._reader = EventReader(job, here.get("cursor"), bool(here.get("ending")))
         self._metrics = MetricFold(job.plan["metrics"], memory.get("metrics"))
         self._models: list[Record] = list(memory.get("models", []))
         self._dropped = int(memory.get("dropped", 0))
-        self._state = str(memory.get("state", protocol.QUEUED))
+        self._state = str(here.get("state", protocol.QUEUED))
         # Points that the store has not taken yet: they wait for it, and the cursor is not saved before them.
         self._pending: list[Point] = []
         self._unsaved = False
@@ -55,7 +57,7 @@ class Relay:
         self._next_logs = time.monotonic() + FIRST_LOG_SECONDS
         self._log_interval = FIRST_LOG_SECONDS
         self._finishing: float | None = None
-        self.notes: list[str] = []
+        self.notes: list[str] = list(memory.get("notes", []))
 
     def step(self, to_the_end: bool = False) -> int:
         """Relay what is new; the number of segments that were read. ``to_the_end``: nothing more will be written."""
@@ -85,12 +87,14 @@ class Relay:
 
     def _memory(self) -> Record:
         return {
+            "attempt": self._job.attempt,
             "cursor": dict(self._reader.cursor),
             "ending": self._reader.ending,
             "metrics": self._metrics.remember(),
             "models": list(self._models),
             "dropped": self._dropped,
             "state": self._state,
+            "notes": list(self.notes),
         }
 
     def _take(self, record: Record) -> None:
@@ -137,8 +141,18 @@ class Relay:
         except Exception:  # a store that can't be reached says nothing of the run
             return False
 
+    def _begin(self) -> None:
+        """Once, for an attempt after the first: its run waits again, and says nothing more of the one before."""
+        if self._begun:
+            return
+        self._lease.check()
+        runs.begin_attempt(self._client, self._run_id, self._job.attempt)
+        self._begun = True
+        self._lease.save(self._memory())
+
     def show_state(self, state: JobState) -> None:
         """Bring the run's status and tags to the job's state, when that has changed."""
+        self._begin()
         if state.execution_state == self._state or state.ended:
             return
         self._lease.check()
@@ -151,7 +165,7 @@ class Relay:
     def cancel_wanted(self) -> bool:
         """Whether someone has set the run's tag ``batchai.cancel`` (in MLflow's own UI, say)."""
         tags = self._client.get_run(self._run_id).data.tags
-        return tags.get("batchai.cancel", "").lower() in ("true", "1", "yes")
+        return tags.get(runs.TAG_CANCEL, "").lower() in ("true", "1", "yes")
 
     def logs_when_due(self) -> None:
         """Upload the logs so far, at growing intervals: an artifact is always sent whole."""
@@ -160,6 +174,24 @@ class Relay:
         self._logs.send()
         self._log_interval = min(self._log_interval * 1.5, LONGEST_LOG_SECONDS)
         self._next_logs = time.monotonic() + self._log_interval
+
+    def pass_on(self) -> None:
+        """The attempt is over and the job goes on with another one: send the rest of what it said, and its logs.
+
+        Raises:
+            ShareError: a share over the network is away, perhaps for a moment: call it again.
+        """
+        self._finishing = self._finishing or time.monotonic()
+        self._begin()
+        self._send_rest()
+        with self._noting("logs", self.notes):
+            self.notes += self._logs.send(complete=True)
+        self._lease.save(self._memory())
+
+    def _send_rest(self) -> None:
+        self.step(to_the_end=True)
+        self._pending += self._metrics.finish()
+        self._send()
 
     def finish(self, state: JobState) -> None:
         """The job has its verdict: send the rest, the outputs and the model, then end the run.
@@ -170,9 +202,8 @@ class Relay:
             ShareError: a share over the network is away, perhaps for a moment: call it again.
         """
         self._finishing = self._finishing or time.monotonic()
-        self.step(to_the_end=True)
-        self._pending += self._metrics.finish()
-        self._send()
+        self._begin()
+        self._send_rest()
         # A store that fails below brings us here again: notes of that time are not kept.
         notes = list(self.notes)
         with self._noting("logs", notes):
@@ -201,7 +232,7 @@ class Relay:
         if self._metrics.repeated:
             notes.append(f"{self._metrics.repeated} metric values came for a step that had one; the first stands")
         if notes:
-            tags["batchai.notes"] = "\n".join(notes)[: runs.LONGEST_TAG]
+            tags[runs.TAG_NOTES] = "\n".join(notes)[: runs.LONGEST_TAG]
         self._client.log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items() if value])
         self._client.set_terminated(self._run_id, state.run_status, end_time=state.end_time)
 

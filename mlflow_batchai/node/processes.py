@@ -75,10 +75,17 @@ def identity() -> Dict[str, Any]:
 
 def is_certainly_gone(other: Mapping[str, Any]) -> bool:
     """Whether the process of an ``identity`` is gone; False whenever that can't be seen from here."""
-    here = identity()
-    if not here["machine"] or other.get("machine") != here["machine"]:
-        return False
-    return not is_alive(other["pid"], other["started"])
+    return _is_here(other) and not is_alive(other["pid"], other["started"])
+
+
+def is_certainly_alive(other: Mapping[str, Any]) -> bool:
+    """Whether the process of an ``identity`` lives; False whenever that can't be seen from here."""
+    return _is_here(other) and is_alive(other["pid"], other["started"])
+
+
+def _is_here(other: Mapping[str, Any]) -> bool:
+    machine = identity()["machine"]
+    return bool(machine) and other.get("machine") == machine
 
 
 def is_alive(pid: int, started: int) -> bool:

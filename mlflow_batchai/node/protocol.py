@@ -191,21 +191,23 @@ class JobPaths:
 
     Attributes:
         logs: the folder of all log files.
-        stdouterr: that of this attempt's: the first one's have Batch AI's names, those of later ones lie below.
+        log_folder: where in the job folder this attempt's lie; those of later ones have a folder in the first one's.
+        stdouterr: the same as a path on the share.
     """
 
     def __init__(self, folder: str, attempt: int = 1) -> None:
         self.folder = folder.strip("/")
         self.attempt = attempt
         self.logs = self._in("stdouterr")
-        self.stdouterr = self.logs + ("" if attempt == 1 else "/" + attempt_logs(attempt))
+        self.log_folder = "stdouterr" if attempt == 1 else "stdouterr/attempt-%d" % attempt
+        self.stdouterr = self._in(self.log_folder)
         self.spec = self._in("batchai/spec.json")
         self.plan = self._in("batchai/plan.json")
         self.requests = self._in("batchai/requests")
         self.relay = self._in("batchai/relay")
         self.attempts = self._in("batchai/attempts")
         base = "batchai/attempts/%d" % attempt
-        self.begun = self._in(base)
+        self.begun = self._in(base + "/begun")
         self.submitted = self._in(base + "/submitted.json")
         self.nodes = self._in(base + "/nodes")
         self.events = self._in(base + "/events")
@@ -257,11 +259,6 @@ def object_path(sha256: str) -> str:
 def identity_path(identity: str) -> str:
     """The folder on the share whose being there says that it is this very share, and no other folder of the same path."""
     return ".batchai/identity/%s" % identity
-
-
-def attempt_logs(attempt: int) -> str:
-    """The folder below ``stdouterr`` that holds the logs of an attempt after the first."""
-    return "attempt-%d" % attempt
 
 
 def agent_writer(node: int) -> str:

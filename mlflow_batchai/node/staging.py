@@ -170,9 +170,11 @@ def copy_logs(layout: NodeLayout) -> None:
     if not prefix:
         return
     index, path = prefix["volume"], prefix["path"]
-    below = layout.paths.stdouterr[len(layout.paths.folder) + 1 :]
     target = os.path.join(
-        layout.mount_path(layout.plan["volumes"][index]), *path.split("/"), layout.plan["segment"], *below.split("/")
+        layout.mount_path(layout.plan["volumes"][index]),
+        *path.split("/"),
+        layout.plan["segment"],
+        *layout.paths.log_folder.split("/"),
     )
     errors: List[OSError] = []
     _copy_tree(layout.control, layout.paths.stdouterr, target, errors)

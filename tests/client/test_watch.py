@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mlflow_batchai import follower
+from mlflow_batchai import watch as watch_module
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.follower import (
+from mlflow_batchai.node.agent import LAST_DRAIN_SECONDS
+from mlflow_batchai.watch import (
     BOARD_PATIENCE_SECONDS,
     CANCEL_PATIENCE_SECONDS,
     DRAIN_PATIENCE_SECONDS,
@@ -15,7 +16,6 @@ from mlflow_batchai.follower import (
     Silence,
     Watch,
 )
-from mlflow_batchai.node.agent import LAST_DRAIN_SECONDS
 
 
 class World:
@@ -194,7 +194,7 @@ def test_a_job_whose_submitter_died_before_its_handle_can_be_ended(folder):
 def test_clean_up_does_not_wait_for_nodes_that_cant_be_asked(scene, monkeypatch):
     _, world, watch, _ = scene()
     world.unknown = {0, 1}
-    monkeypatch.setattr(follower.time, "sleep", lambda seconds: pytest.fail("waited"))
+    monkeypatch.setattr(watch_module.time, "sleep", lambda seconds: pytest.fail("waited"))
     watch.clean_up()
     assert world.cancelled == 1
 
@@ -209,17 +209,17 @@ def test_clean_up_waits_for_agents_to_leave(scene, monkeypatch):
         if len(slept) == 3:
             world.gone = {0, 1}
 
-    monkeypatch.setattr(follower.time, "sleep", sleep)
+    monkeypatch.setattr(watch_module.time, "sleep", sleep)
     watch.clean_up()
     assert (len(slept), world.cancelled) == (3, 1)
 
 
 def test_clean_up_does_not_wait_for_ever(scene, monkeypatch):
     _, world, watch, _ = scene()
-    monkeypatch.setattr(follower.time, "sleep", lambda seconds: setattr(world, "now", world.now + seconds))
+    monkeypatch.setattr(watch_module.time, "sleep", lambda seconds: setattr(world, "now", world.now + seconds))
     watch.clean_up()
     assert world.cancelled == 1
-    assert follower.LEAVE_SECONDS <= world.now < follower.LEAVE_SECONDS + 1
+    assert watch_module.LEAVE_SECONDS <= world.now < watch_module.LEAVE_SECONDS + 1
 
 
 def test_node_0_unreachable_and_silent_is_lost(scene):
