@@ -82,10 +82,17 @@ class StartRequest(NamedTuple):
 
 
 class NodeCommand(NamedTuple):
-    """What one node would run."""
+    """What one node would run.
+
+    Attributes:
+        root: the node's own folder.
+        archive: the agent's, on the node.
+    """
 
     node: int
     argv: tuple[str, ...]
+    root: str
+    archive: str
 
 
 class Engine(Protocol):

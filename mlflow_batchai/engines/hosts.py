@@ -112,7 +112,12 @@ class Hosts:
 
     def render(self, request: StartRequest) -> Sequence[NodeCommand]:
         return [
-            NodeCommand(index, node.machine.shown(["agent", *self._arguments(request, index, node), f"--root={node.root}"]))
+            NodeCommand(
+                index,
+                node.machine.shown(["agent", *self._arguments(request, index, node), f"--root={node.root}"]),
+                node.root,
+                node.machine.archive,
+            )
             for index, node in enumerate(self._nodes[: request.node_count])
         ]
 

@@ -38,6 +38,10 @@ class Machine(Protocol):
     def command(self) -> list[str] | None:
         """What runs the agent there; None: whatever answers us."""
 
+    @property
+    def archive(self) -> str:
+        """Where the agent's archive lies there, or will."""
+
     def shown(self, arguments: list[str]) -> tuple[str, ...]:
         """What would be run there, for people."""
 
@@ -56,6 +60,8 @@ class LocalMachine:
     """
 
     title = "this machine"
+    # -I: the submitter's PYTHON* variables and user site don't leak in; -S: a tenth of the start.
+    _start = (sys.executable, "-I", "-S")
 
     def __init__(self, agents: Path) -> None:
         self._agents = agents
@@ -65,12 +71,16 @@ class LocalMachine:
     def command(self) -> list[str]:
         """The agent's command, its archive built once for all nodes."""
         if self._command is None:
-            # -I: the submitter's PYTHON* variables and user site don't leak in; -S: a tenth of the start.
-            self._command = [sys.executable, "-I", "-S", str(archive.stored(self._agents))]
+            archive.stored(self._agents)
+            self._command = [*self._start, self.archive]
         return self._command
 
+    @property
+    def archive(self) -> str:
+        return str(self._agents / archive.name_of(archive.build()))
+
     def shown(self, arguments: list[str]) -> tuple[str, ...]:
-        return (*self.command, *arguments)
+        return (*self._start, self.archive, *arguments)
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
         try:
@@ -113,9 +123,12 @@ class SshMachine:
         """Connect and log in, if that isn't done; which of its host keys we know from where, for people."""
         return self.connection.host_key()
 
+    @property
+    def archive(self) -> str:
+        return f"{self._root}/agents/{archive.name_of(archive.build())}"
+
     def shown(self, arguments: list[str]) -> tuple[str, ...]:
-        archive_path = f"{self._root}/agents/{archive.name_of(archive.build())}"
-        return ("ssh", self.address, shlex.join([self._python, "-I", "-S", archive_path, *arguments]))
+        return ("ssh", self.address, shlex.join([self._python, "-I", "-S", self.archive, *arguments]))
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
         from mlflow_batchai.shell.ssh import ConnectionLostError
