@@ -56,7 +56,7 @@ class BatchAISubmittedRun(SubmittedRun):
         return state.execution_state == protocol.SUCCEEDED
 
     def get_status(self) -> str:
-        return RunStatus.to_string(RunStatus.from_string(self._submitted.job.state().run_status))
+        return RunStatus.to_string(RunStatus.from_string(runner.state(self._submitted).run_status))
 
     def cancel(self) -> None:
         """End the job; returns when its run is KILLED (or had ended before)."""

@@ -8,16 +8,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from mlflow_batchai import config, folders, runs
 from mlflow_batchai.clusters import Cluster, share_secret
 from mlflow_batchai.console import JobConsole
-from mlflow_batchai.detached import Submitted, follower_log, keep_follower, start_follower
-from mlflow_batchai.engines.base import StartRequest
-from mlflow_batchai.errors import BatchAIError, JobDetachedError, JobFailedError, ShareError
+from mlflow_batchai.detached import Submitted, follower_log, keep_follower
+from mlflow_batchai.errors import JobDetachedError, JobFailedError, ShareError
 from mlflow_batchai.events import EventReader
-from mlflow_batchai.jobs import Job, JobState, failed_verdict, pause_after
+from mlflow_batchai.jobs import Job, JobState, pause_after
 from mlflow_batchai.lease import Lease
 from mlflow_batchai.node import protocol
 from mlflow_batchai.places import segment as place_of
@@ -26,6 +24,7 @@ from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares.objects import upload
 from mlflow_batchai.shares.sweeps import settle
 from mlflow_batchai.signals import Signals
+from mlflow_batchai.starting import attempt_fails_with_it, run_fails_with_it, start
 
 WATCH_SECONDS, BOARD_WATCH_SECONDS = 0.1, 2.0
 PATIENCE_SECONDS = 10.0
@@ -84,7 +83,7 @@ def submit(
             request.run_id,
         )
         run_id = run.info.run_id
-        undo.push(lambda kind, error, trace: _failed_submit(mlflow, run_id, error))
+        undo.enter_context(run_fails_with_it(request.tracking, run_id))
         plan = {
             **prepared.plan,
             "name": prepared.name,
@@ -97,33 +96,18 @@ def submit(
             "folder": folder,
         }
         paths = protocol.JobPaths(folder)
-        undo.push(lambda kind, error, trace: _end_half_done(share, folder, error))
+        undo.enter_context(attempt_fails_with_it(share, folder))
         share.write(paths.spec, protocol.encode([prepared.document]))
         share.write(paths.plan, protocol.encode([plan]))
         settle(share, sets)
-        mark = protocol.job_mark(prepared.job_id, 1)
         told = {
             "variables": prepared.secrets,
             "share": share_secret(cluster.location, prepared.seconds),
             **prepared.credentials,
         }
-        start = StartRequest(prepared.job_id, mark, folder, 1, plan["nodeCount"], told)
-        undo.callback(cluster.engine.close)
-        handle = cluster.engine.submit(start)
-        undo.callback(_end_agents, cluster, handle)
-        share.write(paths.submitted, protocol.encode([dict(handle)]))
-        submitted = Submitted(Job(share, folder), run_id, request.tracking)
-        start_follower(submitted)
-        undo.pop_all()
-    # From here on only the follower asks the nodes.
-    cluster.engine.close()
+        submitted = Submitted(Job(share, folder, 1, plan), run_id, request.tracking)
+        start(submitted, cluster, told)
     return submitted
-
-
-def _end_agents(cluster: Cluster, handle: Mapping[str, Any]) -> None:
-    # What went wrong first is what a person has to see.
-    with contextlib.suppress(BatchAIError):
-        cluster.engine.cancel(handle)
 
 
 def _tags(prepared: Prepared, cluster: Cluster, request: RunRequest) -> dict[str, str]:
@@ -140,29 +124,22 @@ def _tags(prepared: Prepared, cluster: Cluster, request: RunRequest) -> dict[str
     }
 
 
-def _failed_submit(mlflow: Any, run_id: str, error: BaseException | None) -> None:
-    # What went wrong first is what a person has to see, even if the store has gone as well.
-    with contextlib.suppress(Exception):
-        runs.fail(mlflow, run_id, _why(error), "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
-
-
-def _why(error: BaseException | None) -> str:
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted while it was being submitted"
-    return str(error) if isinstance(error, BatchAIError) else f"submitting failed: {type(error).__name__}: {error}"
-
-
-def _end_half_done(share: Any, folder: str, error: BaseException | None) -> None:
-    """A job folder whose submit failed has its verdict, so that nobody waits for it."""
-    with contextlib.suppress(BatchAIError):
-        terminated = isinstance(error, KeyboardInterrupt)
-        code = protocol.JOB_TERMINATED if terminated else protocol.NODE_SETUP_FAILED
-        Job(share, folder).claim_verdict(failed_verdict(code, _why(error), "submitter", terminated))
-
-
 def cancel(submitted: Submitted, why: str = "") -> None:
     """Ask for the job's end; returns at once."""
     submitted.job.request_cancel(user(), why)
+
+
+def state(submitted: Submitted, ending: bool = True) -> JobState:
+    """The job's state now; ``submitted.job`` is at its present attempt afterwards.
+
+    Args:
+        ending: see ``Job.state``.
+    """
+    while True:
+        found = submitted.job.state(ending)
+        if found.next_attempt is None:
+            return found
+        submitted.job = submitted.job.at(found.next_attempt)
 
 
 def user() -> str:
@@ -182,8 +159,9 @@ def wait(submitted: Submitted, say: Callable[[str], None]) -> JobState:
     patience = Patience(submitted.job, say)
     while True:
         with patience.trying():
-            if Lease(submitted.job).finished():
-                return submitted.job.state()
+            found = state(submitted)
+            if found.ended and Lease(submitted.job).finished():
+                return found
             keep_follower(submitted)
         time.sleep(_look_seconds(submitted.job))
 
@@ -240,7 +218,9 @@ def watch(submitted: Submitted, console: JobConsole, signals: Signals, from_star
     try:
         with signals.installed():
             signals.watching()
-            return _watch(submitted, console, reader, signals)
+            found = _watch_attempts(submitted, console, reader, signals)
+            _await_run(submitted, console, signals)
+            return found
     except JobDetachedError as error:
         raise JobDetachedError(
             f"{error}; job {job.name} goes on: batchai job attach {job.name} | batchai job terminate {job.name}"
@@ -254,26 +234,35 @@ def _cancel_here(submitted: Submitted, console: JobConsole) -> None:
     cancel(submitted, "Ctrl-C")
 
 
-def _watch(submitted: Submitted, console: JobConsole, reader: EventReader, signals: Signals) -> JobState:
-    job = submitted.job
+def _watch_attempts(submitted: Submitted, console: JobConsole, reader: EventReader, signals: Signals) -> JobState:
+    """Show one attempt after the other, until the job has ended."""
     shown = ""
-    patience = Patience(job, console.say)
+    patience = Patience(submitted.job, console.say)
     while True:
         begun = time.monotonic()
         with patience.trying():
             signals.check(lambda: _cancel_here(submitted, console))
             for _, _, records in reader.read():
                 console.records(records)
-            state = job.state(reader.ending)
-            if state.ended:
+            found = submitted.job.state(reader.ending)
+            if found.ended or found.next_attempt:
                 for _, _, records in reader.read(to_the_end=True):
                     console.records(records)
-                break
-            if state.execution_state != shown:
-                shown = state.execution_state
+                if found.next_attempt is None:
+                    return found
+                console.say(f"the job waits in the queue again, as attempt {found.next_attempt}: {found.reason}")
+                submitted.job = submitted.job.at(found.next_attempt)
+                reader = EventReader(submitted.job)
+            if found.execution_state != shown:
+                shown = found.execution_state
                 console.state({protocol.QUEUED: "queued: waiting for nodes", protocol.RUNNING: "running"}.get(shown, shown))
             keep_follower(submitted)
         time.sleep(pause_after(time.monotonic() - begun, WATCH_SECONDS))
+
+
+def _await_run(submitted: Submitted, console: JobConsole, signals: Signals) -> None:
+    """The job has ended: wait until its run has."""
+    job, patience = submitted.job, Patience(submitted.job, console.say)
     lease = Lease(job)
     ended, said = time.monotonic(), False
     while True:
@@ -286,7 +275,6 @@ def _watch(submitted: Submitted, console: JobConsole, reader: EventReader, signa
             said = True
             console.say(f"the job has ended; its last results are on their way to MLflow (see {follower_log(job)})")
         time.sleep(_look_seconds(job) / 2)
-    return state
 
 
 def _look_seconds(job: Job) -> float:
@@ -294,12 +282,12 @@ def _look_seconds(job: Job) -> float:
     return WATCH_SECONDS if job.board is None else BOARD_WATCH_SECONDS
 
 
-def outcome(submitted: Submitted, state: JobState) -> None:
+def outcome(submitted: Submitted, ended: JobState) -> None:
     """Raise JobFailedError, with the reason, unless the job has succeeded."""
-    if state.execution_state == protocol.SUCCEEDED:
+    if ended.execution_state == protocol.SUCCEEDED:
         return
-    if state.terminated:
+    if ended.terminated:
         raise JobFailedError(
-            f"job {submitted.job.name} was {state.reason or 'terminated'} (run {submitted.run_id} is KILLED)", None
+            f"job {submitted.job.name} was {ended.reason or 'terminated'} (run {submitted.run_id} is KILLED)", None
         )
-    raise JobFailedError(f"job {submitted.job.name} failed: {state.reason}", state.exit_code)
+    raise JobFailedError(f"job {submitted.job.name} failed: {ended.reason}", ended.exit_code)

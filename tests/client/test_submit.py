@@ -62,7 +62,7 @@ def scene(store_template, tmp_path, monkeypatch):
     experiment = mlflow.create_experiment("My exp/1", artifact_location=(tmp_path / "artifacts").as_uri())
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "train.py").write_text("1", encoding="utf-8")
-    plan = {"job": "0123456789", "nodeCount": 1, "ranks": 1, "folderPrefix": "logs"}
+    plan = {"job": "0123456789", "nodeCount": 1, "ranks": 1, "framework": "custom", "folderPrefix": "logs"}
     code = scan(tmp_path / "project")
     prepared = Prepared(
         "toy-012345", "0123456789", "toy", plan, {}, {"lr": "0.1"}, {"TOKEN": "hush-hush"}, {}, 60.0, code, [], []
