@@ -131,7 +131,12 @@ def _identity(name: str, group: str | None, workspace: str, experiment: str | No
         "resourceGroup": group,
         "workspace": workspace,
         "experimentName": experiment,
-        "cluster": {"id": arm_id(group, workspace, "clusters", cluster), "name": cluster, "resourceGroup": group},
+        "cluster": {
+            "id": arm_id(group, workspace, "clusters", cluster),
+            "name": cluster,
+            "resourceGroup": group,
+            "workspace": workspace,
+        },
     }
 
 

@@ -37,15 +37,23 @@ class NoFolderError(JobError):
         super().__init__(f"job {self.name} has no job folder: {why} (looked for on {where}){hint}")
 
 
-def find(name: str, tracking: Tracking) -> Submitted:
+def find(name: str, tracking: Tracking, workspace: str | None = None, experiment_id: str | None = None) -> Submitted:
     """A job that was submitted earlier, by its name or run id.
+
+    Args:
+        workspace: the one that it must stand under; None: any.
+        experiment_id: likewise.
 
     Raises:
         JobNotFoundError: there is none.
         NoFolderError: its folder is not on its share.
         ShareError: its share is not on this machine.
     """
-    run = runs.find(runs.client(tracking), name)
+    return of_run(runs.find(runs.client(tracking), name, workspace, experiment_id), tracking)
+
+
+def of_run(run: Run, tracking: Tracking) -> Submitted:
+    """The job of a run; raises as ``find`` does."""
     return Submitted(_job_of(run), run.info.run_id, tracking)
 
 

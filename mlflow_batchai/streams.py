@@ -1,1 +1,123 @@
-"""Following a file of a share while others write it: all of its text, each character once, nothing lost at the end."""
+"""Following a text file of a share while others write it: all of it, each character once, nothing lost at the end."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+from mlflow_batchai.errors import ShareNotFoundError
+from mlflow_batchai.shares import Share
+
+# What one look asks for at most.
+PIECE = 4 << 20
+# Bytes before the place where we are that every look asks for again: they tell whether it is still the same file. A range that
+# begins inside of a file also saves the second request that one behind its end would cost (``shares/azure_sdk.py``).
+KNOWN = 64
+
+
+class RestartedError(Exception):
+    """The file was cut or replaced: what was read of it before is gone."""
+
+
+class Tail:
+    """A file of which every look gives what is new.
+
+    Args:
+        share: where it lies.
+        path: its path there.
+
+    Attributes:
+        found: whether it has been there.
+    """
+
+    def __init__(self, share: Share, path: str) -> None:
+        self.found = False
+        self._share = share
+        self._path = path
+        self._position = 0
+        self._known = b""
+
+    def read(self, last: bool = False) -> bytes:
+        """Up to ``PIECE`` new bytes; none while it isn't there.
+
+        NULs at its end are not given before something comes behind them: a file that grows by REST is made longer before it is
+        written.
+
+        Args:
+            last: nothing more will be written, so they are given.
+
+        Raises:
+            RestartedError: the next call begins at its start.
+            ShareError: the share can't be read now; the call may be repeated.
+        """
+        try:
+            data = self._share.read(self._path, self._position - len(self._known), len(self._known) + PIECE)
+        except ShareNotFoundError:
+            return b""
+        self.found = True
+        if not data.startswith(self._known):
+            self._position, self._known = 0, b""
+            raise RestartedError
+        data = data[len(self._known) :]
+        if not last and len(data) < PIECE:
+            data = data.rstrip(b"\0")
+        self._position += len(data)
+        self._known = (self._known + data)[-KNOWN:]
+        return data
+
+
+def follow(
+    tail: Tail,
+    ended: Callable[[], bool],
+    restarted: Callable[[], None],
+    pause: float,
+    trying: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Iterator[str]:
+    """The file's text as it grows, until its writers have ended; bytes that are no UTF-8 become U+FFFD.
+
+    Args:
+        ended: whether nothing more will be written; asked before each look, so that what was written before is seen.
+        restarted: told when the file was cut or replaced and its text begins anew.
+        pause: seconds between looks that found nothing.
+        trying: around each look; what it swallows is tried again.
+    """
+    decoder = _decoder()
+    while True:
+        last, anew, data = False, False, b""
+        with trying():
+            over = ended()
+            try:
+                data = tail.read(last=over)
+                last = over and len(data) < PIECE
+            except RestartedError:
+                anew = True
+        text = decoder.decode(data, final=last or anew)
+        if text:
+            yield text
+        if last:
+            return
+        if anew:
+            decoder = _decoder()
+            restarted()
+        elif len(data) < PIECE:
+            time.sleep(pause)
+
+
+def so_far(tail: Tail, ended: bool) -> Iterator[str]:
+    """The file's text up to now.
+
+    Args:
+        ended: whether nothing more will be written.
+    """
+    decoder = _decoder()
+    while data := tail.read(last=ended):
+        yield decoder.decode(data)
+    if rest := decoder.decode(b"", final=True):
+        yield rest
+
+
+def _decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("replace")

@@ -1,142 +1,158 @@
-"""``batchai job``: the jobs of a tracking store."""
+"""``batchai job``: jobs as runs of the tracking store, each with its folder on a share."""
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlflow_batchai.cli.job_lookup import find_job, find_run
+from mlflow_batchai.cli.options import Scope, ask, command, confirmed, named, notice, tracking
+from mlflow_batchai.cli.output import Column
+from mlflow_batchai.errors import ShareError, UsageError
+
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-    from mlflow_batchai.runs import Tracking
+    from mlflow_batchai.detached import Submitted
 
-COLUMNS = ("Name", "Cluster", "Nodes", "State", "Exit code", "Run")
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-def job() -> None:
-    """List, show, attach to and terminate jobs.
-
-    A job is named by its name or by its MLflow run id. The tracking store is MLflow's: MLFLOW_TRACKING_URI, or
-    sqlite:///mlflow.db in this folder.
-    """
+STATES = ("queued", "running", "terminating", "succeeded", "failed", "terminated")
 
 
-def _tracking() -> Tracking:
-    from mlflow import get_tracking_uri
+def _state(job: Mapping[str, Any]) -> str:
+    from mlflow_batchai import jobview
 
-    # MLflow would try a server that is down for two minutes, in silence; a person at a prompt wants to know sooner.
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    from mlflow_batchai import runs
-
-    return runs.absolute(get_tracking_uri(), Path.cwd())
+    return f"{job['executionState']} (terminated)" if jobview.is_terminated(job) else str(job["executionState"])
 
 
-@job.command("list")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="The newest N jobs.")
-def list_jobs(output: str, limit: int) -> None:
-    """The newest jobs first.
-
-    Example: batchai job list -n 10
-    """
-    from mlflow_batchai import runs
-
-    rows = [_row(run) for run in runs.jobs(runs.client(_tracking()), limit)]
-    if output == "json":
-        click.echo(json.dumps(rows, indent=2))
-        return
-    table = [
-        COLUMNS,
-        *(tuple(str(row[key]) for key in ("name", "cluster", "nodes", "executionState", "exitCode", "runId")) for row in rows),
-    ]
-    widths = [max(len(line[column]) for line in table) for column in range(len(COLUMNS))]
-    for number, line in enumerate(table):
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-        if number == 0:
-            click.echo("  ".join("-" * width for width in widths))
+COLUMNS: list[Column] = [
+    ("Name", "name"),
+    ("Cluster", "cluster.name"),
+    ("Cluster RG", "cluster.resourceGroup"),
+    ("Cluster Workspace", "cluster.workspace"),
+    ("Tool", "toolType"),
+    ("Nodes", "nodeCount"),
+    ("State", _state),
+    ("Exit code", "executionInfo.exitCode"),
+]
 
 
-def _row(run: Run) -> dict[str, Any]:
-    tags = run.data.tags
-    return {
-        "name": tags["batchai.job"],
-        "cluster": tags.get("batchai.cluster", ""),
-        "nodes": int(tags["batchai.nodes"]) if "batchai.nodes" in tags else "",
-        "executionState": tags.get("batchai.executionState", ""),
-        "exitCode": int(tags["batchai.exitCode"]) if "batchai.exitCode" in tags else "",
-        "runId": run.info.run_id,
-        "runStatus": run.info.status,
+@command(COLUMNS, example="batchai job list -w vision -e digits --state running -o table", experiment=True)
+@click.option("-c", "--cluster", metavar="NAME", help="Only jobs of this cluster.")
+@click.option("--state", type=click.Choice(STATES), help="Only jobs in this state.")
+@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="The newest N of them.")
+@click.option("--page-token", metavar="TOKEN", help="Go on where an earlier list ended, which gave this.")
+@click.option("--all", "every", is_flag=True, help="All of them, however many there are.")
+def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, page_token: str | None, every: bool) -> Any:
+    """Jobs, the newest first: of all workspaces and experiments, unless one is named."""
+    from mlflow.exceptions import MlflowException
+
+    from mlflow_batchai import experiments, jobview, runs, workspaces
+
+    store = tracking()
+    mlflow = runs.client(store)
+    if scope.experiment_given:
+        found = experiments.find(mlflow, scope.experiment)
+        names = {found.experiment_id: found.name}
+    else:
+        names = runs.every_experiment(mlflow)
+    wanted = {
+        "workspace": scope.workspace if scope.workspace_given else None,
+        "cluster": cluster.rstrip("/").rpartition("/")[2] if cluster else None,
+        "state": state,
     }
+    listed: list[Run] = []
+    try:
+        while True:
+            page = runs.jobs(mlflow, runs.PAGE if every else limit, page_token, names, **wanted)
+            listed += page
+            # A database gives it as bytes, a server as text.
+            page_token = page.token.decode() if isinstance(page.token, bytes) else page.token
+            if not (every and page_token):
+                break
+    except MlflowException as error:
+        if page_token is None:
+            raise
+        raise UsageError(f"--page-token {page_token}: MLflow does not know it: {error.message}") from error
+    if page_token:
+        notice(f"there are more: --page-token {page_token}, or --all")
+    if not listed:
+        if scope.workspace_given:
+            # Jobs may stand under a workspace that has no record here: only now it matters.
+            workspaces.find(scope.workspace)
+        notice(f"no such job in {store.uri}")
+    return [jobview.summary(run, names.get(run.info.experiment_id)) for run in listed]
 
 
-@job.command()
-@click.argument("name")
-def show(name: str) -> None:
-    """A job as JSON: its state, errors, nodes, and where its folder lies.
+@command(COLUMNS, example="batchai job show digits-3f2a1c --query executionState", experiment=True)
+@named("job")
+def show(scope: Scope, name: str) -> Any:
+    """A job: its state, errors, nodes, and where its files lie."""
+    from mlflow_batchai import jobview, lookup
 
-    Example: batchai job show cifar_horovod-3f2a1c
+    run, store = find_run(scope, name)
+    try:
+        return jobview.view(lookup.of_run(run, store))
+    except lookup.NoFolderError as lost:
+        if not lost.run_ended:
+            raise
+        notice(f"the folder of job {lost.name} is gone; this is what its run says")
+        return jobview.summary(run)
+
+
+@command(example="batchai job wait digits-3f2a1c", experiment=True)
+@named("job")
+@click.option("--interval", type=click.IntRange(1), default=15, help="Accepted as `az` had it; a job's end is noticed sooner.")
+def wait(scope: Scope, name: str, interval: int) -> None:
+    """Wait for a job's end; the exit code is the job's, and never 0 for one that did not succeed.
+
+    Ctrl-C leaves the job running.
     """
-    from mlflow_batchai import lookup
+    from mlflow_batchai import detached, lookup, runner
 
-    found = lookup.find(name, _tracking())
-    snapshot = found.job.snapshot()
-    state = found.job.state()
-    plan = found.job.plan
-    click.echo(
-        json.dumps(
-            {
-                "name": plan["name"],
-                "id": plan["job"],
-                "runId": found.run_id,
-                "cluster": plan["cluster"],
-                "workspace": plan["workspace"],
-                "experimentName": plan["experiment"],
-                "executionState": state.execution_state,
-                "executionInfo": {
-                    "exitCode": state.exit_code,
-                    "errors": list(state.errors),
-                    "reason": state.reason,
-                    "endTime": state.end_time,
-                },
-                "nodeCount": plan["nodeCount"],
-                "processCount": plan["ranks"],
-                "command": plan["command"],
-                "nodes": [
-                    {
-                        "id": f"node-{node}",
-                        "host": record["host"],
-                        "address": record["address"],
-                        "exit": snapshot.exits.get(node),
-                    }
-                    for node, record in sorted(snapshot.announces.items())
-                ],
-                "share": found.job.share.url,
-                "folder": found.job.folder,
-                "jobOutputDirectoryPathSegment": plan["segment"],
-            },
-            indent=2,
-        )
-    )
+    run, store = find_run(scope, name)
+    try:
+        found = lookup.of_run(run, store)
+    except lookup.NoFolderError as lost:
+        if not lost.run_ended:
+            raise
+        _told(run)
+        return
+    detached.ensure_follower(found)
+    runner.outcome(found, runner.wait(found, notice))
+    notice(f"job {found.job.name} succeeded")
 
 
-@job.command()
-@click.argument("name")
+def _told(run: Run) -> None:
+    """How a job ended whose folder is gone.
+
+    Raises:
+        JobFailedError: it did not succeed.
+    """
+    from mlflow_batchai import jobview
+    from mlflow_batchai.errors import JobFailedError
+
+    known = jobview.summary(run)
+    if run.info.status != "FINISHED":
+        why = "was terminated" if jobview.is_terminated(known) else "failed"
+        raise JobFailedError(f"job {known['name']} {why}: {known['reason']}", (known["executionInfo"] or {}).get("exitCode"))
+    notice(f"job {known['name']} succeeded")
+
+
+@command(example="batchai job attach digits-3f2a1c", experiment=True)
+@named("job")
 @click.option("--new", "only_new", is_flag=True, help="Only output that comes from now on.")
-def attach(name: str, only_new: bool) -> None:
-    """Show a job until it has ended; exit code 0 only if it succeeds.
+def attach(scope: Scope, name: str, only_new: bool) -> None:
+    """Show a job's output and progress until it has ended; exit code 0 only if it succeeds.
 
     Ctrl-C leaves the job running here (it was submitted elsewhere); `batchai job terminate` ends it.
     """
-    from mlflow_batchai import detached, lookup, runner
+    from mlflow_batchai import detached, runner
     from mlflow_batchai.console import JobConsole
     from mlflow_batchai.signals import Signals
 
-    found = lookup.find(name, _tracking())
+    found = find_job(scope, name)
     console = JobConsole(found.job.plan["ranks"])
     detached.ensure_follower(found)
     state = runner.watch(found, console, Signals(cancels=False), from_start=not only_new)
@@ -144,49 +160,74 @@ def attach(name: str, only_new: bool) -> None:
     console.say(f"job {found.job.name} succeeded")
 
 
-@job.command()
-@click.argument("name")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@command(example="batchai job terminate digits-3f2a1c -y", experiment=True)
+@named("job")
+@confirmed
 @click.option("--no-wait", is_flag=True, help="Return before the job has ended.")
-def terminate(name: str, yes: bool, no_wait: bool) -> None:
-    """End a job: its ranks are gone and its run is KILLED when this returns.
-
-    Example: batchai job terminate cifar_horovod-3f2a1c -y
-    """
+def terminate(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
+    """End a job: its ranks are gone and its run is KILLED when this returns. One that has ended stays as it is."""
     from mlflow_batchai import detached, lookup, runner
 
-    tracking = _tracking()
+    run, store = find_run(scope, name)
     try:
-        found = lookup.find(name, tracking)
+        found = lookup.of_run(run, store)
     except lookup.NoFolderError as lost:
         if lost.run_ended:
-            click.echo(f"job {lost.name} has ended already", err=True)
+            notice(f"job {lost.name} has ended already")
             return
-        _ask(lost.name, yes)
-        lookup.end_run(lost, tracking)
-        click.echo(f"job {lost.name}: nothing of it had been started; its run is KILLED", err=True)
+        ask(f"Terminate job {lost.name}?", yes)
+        lookup.end_run(lost, store)
+        notice(f"job {lost.name}: nothing of it had been started; its run is KILLED")
         return
     if found.job.state().ended:
-        click.echo(f"job {found.job.name} has ended already", err=True)
+        notice(f"job {found.job.name} has ended already")
         # Its run may not have: whoever relayed it may be gone.
         detached.ensure_follower(found)
-        runner.wait(found)
+        if not no_wait:
+            runner.wait(found, notice)
         return
-    _ask(found.job.name, yes)
-    runner.cancel(found, "batchai job terminate")
+    ask(f"Terminate job {found.job.name}?", yes)
+    state = _end(found, "batchai job terminate", no_wait)
+    if state is not None:
+        notice(f"job {found.job.name}: {state.execution_state} ({state.reason or state.error_code})")
+
+
+@command(example="batchai job delete digits-3f2a1c -y", experiment=True)
+@named("job")
+@confirmed
+@click.option("--no-wait", is_flag=True, help="Return before a job that runs has ended.")
+def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
+    """End a job and delete its run, which MLflow can restore until `mlflow gc`. Its files stay until `batchai gc`."""
+    from mlflow_batchai import detached, jobview, lookup, runner, runs
+
+    run, store = find_run(scope, name)
+    job, run_id = run.data.tags[runs.TAG_JOB], run.info.run_id
+    ask(f"Delete job {job}?", yes)
+    files = "nothing of it lies on its share"
+    try:
+        found = lookup.of_run(run, store)
+        files = f"its files stay at {jobview.address(found.job.share, found.job.folder)} until `batchai gc`"
+        if not found.job.state().ended:
+            _end(found, "batchai job delete", no_wait)
+        elif not no_wait:
+            detached.ensure_follower(found)
+            runner.wait(found, notice)
+    except lookup.NoFolderError:
+        pass
+    except ShareError as error:
+        if run.info.end_time is None:
+            raise
+        files = f"its files stay where this machine can't see them ({error})"
+    runs.client(store).delete_run(run_id)
+    notice(f"job {job} is deleted; {files}; its run is in MLflow's trash (mlflow runs restore --run-id {run_id})")
+
+
+def _end(found: Submitted, why: str, no_wait: bool) -> Any:
+    """Have a job end; its state then, None if that isn't waited for."""
+    from mlflow_batchai import detached, runner
+
+    runner.cancel(found, why)
     if no_wait:
-        return
+        return None
     detached.ensure_follower(found)
-    state = runner.wait(found)
-    click.echo(f"job {found.job.name}: {state.execution_state} ({state.reason or state.error_code})", err=True)
-
-
-def _ask(name: str, yes: bool) -> None:
-    """Have a person agree to ending a job, unless ``--yes`` has."""
-    from mlflow_batchai.errors import UsageError
-
-    if yes:
-        return
-    if not os.isatty(0):
-        raise UsageError(f"ending job {name} needs -y where there is no terminal to ask on")
-    click.confirm(f"End job {name}?", abort=True, err=True)
+    return runner.wait(found, notice)

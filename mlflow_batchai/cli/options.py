@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -194,6 +195,9 @@ def tracking() -> Tracking:
 
     # MLflow would try a server that is down for two minutes, in silence; a person at a prompt wants to know sooner.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    # It tells of every table that it makes in a new store.
+    for name in ("alembic", "mlflow.store.db.utils"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     from mlflow_batchai import runs
 
     return runs.absolute(get_tracking_uri(), Path.cwd())

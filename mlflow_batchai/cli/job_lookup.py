@@ -1,0 +1,48 @@
+"""The job that a person means: by name or run id, in the workspace and the experiment that were named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlflow_batchai.cli.options import Scope, tracking
+from mlflow_batchai.errors import JobNotFoundError
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+    from mlflow_batchai.detached import Submitted
+    from mlflow_batchai.runs import Tracking
+
+
+def find_run(scope: Scope, name: str) -> tuple[Run, Tracking]:
+    """The run of a job, and its store.
+
+    Raises:
+        NotFoundError: there is no such job, workspace or experiment.
+    """
+    from mlflow_batchai import experiments, runs, workspaces
+
+    store = tracking()
+    mlflow = runs.client(store)
+    experiment = experiments.find(mlflow, scope.experiment).experiment_id if scope.experiment_given else None
+    workspace = scope.workspace if scope.workspace_given else None
+    try:
+        return runs.find(mlflow, name, workspace, experiment), store
+    except JobNotFoundError:
+        # Jobs may stand under a workspace that has no record here: only now it matters.
+        if workspace is not None:
+            workspaces.find(workspace)
+        raise
+
+
+def find_job(scope: Scope, name: str) -> Submitted:
+    """A job, its folder opened.
+
+    Raises:
+        NotFoundError: there is no such job, workspace or experiment.
+        NoFolderError: its folder is not on its share.
+        ShareError: its share is not on this machine.
+    """
+    from mlflow_batchai import lookup
+
+    return lookup.of_run(*find_run(scope, name))

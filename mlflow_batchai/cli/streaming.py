@@ -1,0 +1,67 @@
+"""Files of a job as text on the terminal, as far as they are written and as they grow."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Iterable, Iterator
+
+import click
+
+from mlflow_batchai import jobview, outputs, runner
+from mlflow_batchai.cli.options import notice
+from mlflow_batchai.cli.output import quiet_end
+from mlflow_batchai.detached import Submitted
+from mlflow_batchai.errors import JobError
+from mlflow_batchai.streams import Tail, follow
+
+# Seconds between two looks at a file: at a folder of this machine or a mount, and where each costs a request.
+LOOK_SECONDS, REQUEST_SECONDS = 0.2, 0.7
+
+
+def stream_file(found: Submitted, identity: str, path: str) -> Iterator[str]:
+    """A file of a job's directory as it grows, until the job has ended: of its present attempt, and of those that follow.
+
+    Raises:
+        JobError: the job has ended without it.
+        NotFoundError: the job has no such directory.
+    """
+    name = path.rpartition("/")[2]
+    patience = runner.Patience(found.job, notice)
+    seen = False
+    while True:
+        job = found.job
+        place = outputs.directory(job, identity)
+        tail = Tail(place.share, place.inside(path))
+        notice(f"{jobview.address(place.share, place.inside(path))} (Ctrl-C leaves the job running)")
+
+        def over(attempt: int = job.attempt) -> bool:
+            return runner.state(found).ended or found.job.attempt != attempt
+
+        def restarted() -> None:
+            click.echo(f"\nbatchai: {name} was cut or replaced; it begins anew", err=True)
+
+        pause = LOOK_SECONDS if job.board is None else REQUEST_SECONDS
+        yield from follow(tail, over, restarted, pause, patience.trying)
+        seen = seen or tail.found
+        if found.job.attempt == job.attempt:
+            break
+        if identity == outputs.LOGS:
+            notice(f"job {job.name} goes on with attempt {found.job.attempt}")
+    if not seen:
+        raise JobError(f"The file {name} not found for the completed job.")
+
+
+def show_text(pieces: Iterable[str], job: str) -> None:
+    """Print text as it comes; Ctrl-C, and a reader that leaves (``| head``), end that and nothing else."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        for piece in pieces:
+            sys.stdout.write(piece.encode(encoding, "backslashreplace").decode(encoding))
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        click.echo(f"\nbatchai: job {job} goes on", err=True)
+    except OSError as error:
+        if error.errno != errno.EPIPE:
+            raise
+        quiet_end()

@@ -1,0 +1,95 @@
+"""A job's directories by Batch AI's ids, as a client sees them: its logs, and what its document names."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mlflow_batchai.errors import NotFoundError, ShareError
+from mlflow_batchai.jobs import Job
+from mlflow_batchai.places import locate, mount_points, output_places
+from mlflow_batchai.shares import Share, spelling
+from mlflow_batchai.shares.base import Entry
+
+LOGS = "stdouterr"
+SHOWN = 20
+
+
+class Directory(NamedTuple):
+    """A directory of a job.
+
+    Attributes:
+        id: ``stdouterr``, or one of the document's outputDirectories.
+        share: where it lies.
+        path: its path there, as nodes call it.
+        rclone: whether the share has it in rclone's spelling.
+    """
+
+    id: str
+    share: Share
+    path: str
+    rclone: bool = False
+
+    def inside(self, path: str) -> str:
+        """The path on the share of what lies in it, by the name that the job gave it."""
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        whole = "/".join([self.path, *parts])
+        return spelling.on_share(whole) if self.rclone else whole
+
+    def called(self, name: str) -> str:
+        """What the job calls a name on the share."""
+        return spelling.on_mount(name) if self.rclone else name
+
+    def entries(self, path: str) -> list[Entry]:
+        """What lies directly in a folder of it, or the one file of that name.
+
+        Raises:
+            NotFoundError: there is no such path; the message says how far it goes, and what is there.
+        """
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        for depth, part in enumerate(parts):
+            entries = self._listed("/".join(parts[:depth]))
+            found = next((entry for entry in entries if entry.name == part), None)
+            if found is not None and not found.is_directory and depth + 1 == len(parts):
+                return [found]
+            if found is None or not found.is_directory:
+                where = "/".join([self.id, *parts[:depth]])
+                names = [entry.name for entry in entries]
+                listed = ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "") if names else "nothing yet"
+                raise NotFoundError(f"there is no '{part}' in {where}; there is: {listed}")
+        return self._listed("/".join(parts))
+
+    def _listed(self, path: str) -> list[Entry]:
+        return [entry._replace(name=self.called(entry.name)) for entry in self.share.list(self.inside(path))]
+
+
+def directory(job: Job, identity: str) -> Directory:
+    """A directory of a job's present attempt.
+
+    Raises:
+        NotFoundError: the job has none of that id.
+        ShareError: it lies where this machine can't read it.
+    """
+    if identity == LOGS:
+        return Directory(identity, job.share, job.paths.stdouterr)
+    for place in output_places(job.plan):
+        if place["id"] == identity:
+            return Directory(identity, job.share_at(place["share"]), place["path"], place["rclone"])
+    for entry in job.plan["outputDirectories"]:
+        if entry["id"] == identity:
+            index, _ = locate(entry["pathPrefix"], mount_points(job.plan["volumes"]), identity)
+            volume = job.plan["volumes"][index]
+            raise ShareError(
+                f"output directory '{identity}' of job {job.name} lies on {volume['name']}, which this machine can't read; look"
+                " at it on a node"
+            )
+    known = ", ".join([LOGS, *(entry["id"] for entry in job.plan["outputDirectories"])])
+    raise NotFoundError(f"job {job.name} has no output directory '{identity}'; it has: {known}")
+
+
+def log_name(job: Job, rank: int | None, stream: str) -> str:
+    """The file of the logs that holds what one rank wrote (None: all, joined).
+
+    Args:
+        stream: ``stdout`` or ``stderr``.
+    """
+    return f"{stream}.txt" if rank is None or job.plan["ranks"] == 1 else f"{stream}-{rank}.txt"
