@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlflow_batchai import accounts
 from mlflow_batchai.config import home
 from mlflow_batchai.engines.base import Engine
 from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError, ShareError
@@ -37,7 +38,8 @@ class Cluster:
         document: what it says.
         share: the control share, as this machine has it.
         share_on_nodes: its path on the nodes, or its address if it is an Azure file share: they use it by REST.
-        mount: how nodes mount Azure file shares: ``folder``, ``rclone``, ``cifs`` or ``bind``.
+        mount: how nodes mount Azure file shares: ``folder``, ``rclone``, ``cifs`` or ``bind``; None: by rclone what something
+            opens, as folders what nothing does.
         file_shares: where the folders that stand for Azure file shares lie: a share, a path on it, their path on the nodes;
             None where there is no such place.
         python: the training interpreter of its nodes.
@@ -50,7 +52,7 @@ class Cluster:
     share: Share
     engine: Engine
     share_on_nodes: str
-    mount: str
+    mount: str | None
     file_shares: tuple[DirectoryShare, str, str] | None
     python: str
     environments: str | None
@@ -105,7 +107,8 @@ def _azure(document: ClusterDocument, path: Path) -> AzureLocation | None:
     if not is_azure(text):
         return None
     try:
-        location = parse(text).served_by(document.file_endpoint)
+        location = parse(text)
+        location = location.served_by(document.file_endpoint or credentials.file_endpoint(location.account))
     except ShareError as error:
         raise ClusterError(f"{path}: share: {error}") from error
     if given := document.credentials:
@@ -143,8 +146,8 @@ def _local(name: str, document: ClusterDocument, path: Path) -> Cluster:
         share,
         LocalHosts(home(), name, document.nodes, on_nodes),
         on_nodes,
-        document.mount or ("rclone" if location else "folder"),
-        None if location else (DirectoryShare(home()), "shares", str(home() / "shares")),
+        document.mount,
+        (DirectoryShare(home()), accounts.FOLDER, str(home() / accounts.FOLDER)),
         python,
         str(home() / "envs"),
         location,
@@ -163,7 +166,7 @@ def _ssh(name: str, document: ClusterDocument, path: Path) -> Cluster:
     else:
         folder = _shared_folder(document, path)
         share, on_nodes = folder, document.share_on_nodes or str(folder.root)
-        stand_ins = (folder, "shares", f"{on_nodes}/shares")
+        stand_ins = (folder, accounts.FOLDER, f"{on_nodes}/{accounts.FOLDER}")
     engine = SshHosts(
         _ssh_nodes(document),
         on_nodes,

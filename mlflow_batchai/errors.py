@@ -15,7 +15,8 @@ A message is one sentence (or a sentence and the last lines of a log): what was 
     │   ├── ExperimentNotFoundError
     │   └── StorageNotFoundError     no such share, folder or file in a storage account
     ├── ShareError               the control share can't be read or written
-    │   └── ShareNotFoundError   no such file on the share
+    │   ├── ShareNotFoundError   no such file on the share
+    │   └── ShareMissingError    there is no such share
     ├── HorovodBuildError        the Horovod wheel could not be built
     ├── ModelError               a saved model can't become an MLflow model
     └── JobError                 something about one job
@@ -81,6 +82,10 @@ class ShareError(BatchAIError):
 
 class ShareNotFoundError(ShareError):
     """No such file on the share."""
+
+
+class ShareMissingError(ShareError):
+    """There is no such share."""
 
 
 class HorovodBuildError(BatchAIError):

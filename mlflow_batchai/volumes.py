@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
+from mlflow_batchai import accounts
 from mlflow_batchai.clusters import Cluster
-from mlflow_batchai.errors import BatchAIError, DocumentError, NotSupportedError, ShareError
+from mlflow_batchai.errors import BatchAIError, DocumentError, ShareError
+from mlflow_batchai.placeholders import ACCOUNT, ACCOUNT_VARIABLE, KEY_VARIABLE, filled, has_key, named_account, remember
 from mlflow_batchai.places import CONTROL_MOUNT
 from mlflow_batchai.shares import credentials, open_share
-from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.location import AzureLocation, parse
 from mlflow_batchai.spec.job import JobProperties
 from mlflow_batchai.spec.volumes import (
@@ -25,8 +24,6 @@ from mlflow_batchai.spec.volumes import (
     StorageCredentials,
     UnmanagedFileSystem,
 )
-
-ACCOUNT_VARIABLE, KEY_VARIABLE = "AZURE_BATCHAI_STORAGE_ACCOUNT", "AZURE_BATCHAI_STORAGE_KEY"
 
 Volume = dict[str, Any]
 
@@ -110,22 +107,35 @@ class _Chooser:
         self.volumes.append(volume)
 
     def _file_share(self, entry: AzureFileShare, at: str) -> tuple[Volume, dict[str, str]]:
-        cluster = self._cluster
-        if cluster.mount == "folder":
-            return self._stand_in(entry, at)
-        account = self._filled(entry.account_name, at, "accountName") if entry.account_name else None
+        # Where a directory can stand for it, an account needs no name.
+        meant = self._account or (accounts.UNNAMED if self._cluster.mount in (None, "folder") else "")
+        account = filled(entry.account_name, meant, at, "accountName") if entry.account_name else None
         try:
-            location = parse(self._filled(entry.azure_file_url, at, "azureFileUrl"), account)
+            location = parse(filled(entry.azure_file_url, meant, at, "azureFileUrl"), account)
         except ShareError as error:
             raise DocumentError(f"{at}: azureFileUrl: {error}") from error
-        location = location.served_by(self._cluster.document.file_endpoint)
-        _remember(location.account, entry.credentials, at)
+        if self._cluster.mount == "folder" or not self._is_azure(location.account, entry.credentials, at):
+            return self._stand_in(location)
+        location = location.served_by(self._cluster.document.file_endpoint or credentials.file_endpoint(location.account))
         return self._azure_files(location, at, entry.file_mode, entry.directory_mode)
+
+    def _is_azure(self, account: str, given: StorageCredentials | None, at: str) -> bool:
+        """Whether a file share's account is Azure's; what opens it by the document is remembered."""
+        control = self._cluster.location
+        if self._cluster.mount or (control and control.account == account):
+            remember(account, given, at)
+            return True
+        if has_key(given):
+            remember(account, given, at)
+        try:
+            return accounts.is_azure(account)
+        except ShareError as error:
+            raise DocumentError(f"{at}: {error}") from error
 
     def _azure_files(
         self, location: AzureLocation, at: str, file_mode: str, directory_mode: str
     ) -> tuple[Volume, dict[str, str]]:
-        how = self._cluster.mount
+        how = self._cluster.mount or "rclone"
         volume: Volume = {
             "kind": "azureFiles",
             "name": f"file share {location.account}/{location.share}",
@@ -161,11 +171,13 @@ class _Chooser:
         """Warn of a user's SAS that a job may outlive; one that we make lasts as long as Azure has it."""
         ends = credentials.expiry(sas)
         if ends and ends < datetime.now(timezone.utc) + timedelta(seconds=self._seconds):
-            warning = (
+            self._warn(
                 f"the SAS of storage account '{account}' ends at {ends:%Y-%m-%d %H:%M} UTC: a job that still runs then fails"
             )
-            if warning not in self.warnings:
-                self.warnings.append(warning)
+
+    def _warn(self, sentence: str) -> None:
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
 
     def _key(self, account: str, at: str) -> str:
         key = credentials.find(account).key
@@ -176,18 +188,17 @@ class _Chooser:
             )
         return key
 
-    def _stand_in(self, entry: AzureFileShare, at: str) -> tuple[Volume, dict[str, str]]:
+    def _stand_in(self, location: AzureLocation) -> tuple[Volume, dict[str, str]]:
         """A folder in place of an Azure share."""
         cluster = self._cluster
         assert cluster.file_shares
-        parts = urlsplit(entry.azure_file_url)
-        account = entry.account_name or (parts.hostname or "").split(".")[0]
-        name = parts.path.strip("/")
-        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name) or ".." in name.split("/") or not re.fullmatch(r"[\w.-]+", account):
-            raise DocumentError(f"{at}: '{entry.azure_file_url}' names no account and share")
         share, path, on_nodes = cluster.file_shares
+        account, name = location.account, "/".join(part for part in (location.share, location.folder) if part)
         folder = share.made(f"{path}/{account}/{name}")
-        self.warnings.append(f"on cluster '{cluster.name}' the file share {account}/{name} is the directory {folder}")
+        if cluster.mount:
+            self._warn(f"on cluster '{cluster.name}' the file share {account}/{name} is the directory {folder}")
+        else:
+            self._warn(accounts.stand_in(account))
         volume = {
             "kind": "link",
             "name": f"file share {account}/{name}",
@@ -199,12 +210,12 @@ class _Chooser:
     def _blob_container(self, entry: AzureBlobFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
         if not entry.account_name and not self._account:
             raise DocumentError(f"{at}: accountName is missing; give it, or set {ACCOUNT_VARIABLE}")
-        account = self._filled(entry.account_name or f"<{ACCOUNT_VARIABLE}>", at, "accountName")
+        account = filled(entry.account_name or ACCOUNT, self._account, at, "accountName")
         if not re.fullmatch(r"[a-z0-9-]{1,63}", account):
             raise DocumentError(f"{at}: accountName is '{account}', which no storage account can be called")
         if not re.fullmatch(r"[a-z0-9$][a-z0-9-]{2,62}", entry.container_name):
             raise DocumentError(f"{at}: containerName is '{entry.container_name}', which no blob container can be called")
-        _remember(account, entry.credentials, at)
+        remember(account, entry.credentials, at)
         found = credentials.find(account)
         opens = {"key": found.key} if found.key else {"sas": found.sas} if found.sas else None
         if opens is None:
@@ -251,40 +262,11 @@ class _Chooser:
     def _account(self) -> str:
         """The storage account of documents that name none: the environment's, else the control share's."""
         control = self._cluster.location
-        named = os.environ.get(ACCOUNT_VARIABLE) or os.environ.get("AZURE_STORAGE_ACCOUNT")
-        return named or (control.account if control else "")
-
-    def _filled(self, text: str, at: str, key: str) -> str:
-        """A text with Batch AI's placeholder for the account filled."""
-        placeholder = f"<{ACCOUNT_VARIABLE}>"
-        if placeholder in text and not self._account:
-            raise DocumentError(
-                f"{at}: {key} has the placeholder {placeholder}; set {ACCOUNT_VARIABLE} to the storage account's name"
-            )
-        return text.replace(placeholder, self._account)
+        return named_account() or (control.account if control else "")
 
     def _unmanaged(self, entry: UnmanagedFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
         name = f"unmanaged file system {entry.relative_mount_path.strip('/')}"
         return {"kind": "command", "name": name, "share": None, "command": entry.mount_command}, {}
-
-
-def _remember(account: str, given: StorageCredentials | None, at: str) -> None:
-    """Use a document's key for its account from now on; a placeholder means the environment's."""
-    if given is None:
-        return
-    if given.account_key is None:
-        raise NotSupportedError(f"{at}: accountKeySecretReference (Azure Key Vault) is not supported yet; give accountKey")
-    key = given.account_key.get_secret_value()
-    if key == f"<{KEY_VARIABLE}>":
-        key = os.environ.get(KEY_VARIABLE, "")
-        if not key:
-            raise DocumentError(
-                f"{at}: accountKey has the placeholder <{KEY_VARIABLE}>; set {KEY_VARIABLE} to the account's key"
-            )
-    try:
-        credentials.remember(account, Credential(key, None))
-    except ShareError as error:
-        raise DocumentError(f"{at}: {error}") from error
 
 
 def _refuse_nested(volumes: Sequence[Volume]) -> None:

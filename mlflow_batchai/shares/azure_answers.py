@@ -18,6 +18,8 @@ from mlflow_batchai.shares.azure_errors import Answer
 from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.location import AzureLocation
 
+EXISTS = ("ResourceAlreadyExists", "ResourceTypeMismatch", "ShareAlreadyExists")
+
 
 class AnsweredError(ShareError):
     """A ShareError with what the service said."""
@@ -35,7 +37,7 @@ def translated(location: AzureLocation, credential: Credential, path: str) -> It
     try:
         yield
     except ResourceExistsError as error:
-        if error.status_code == 409 and _code(error) in ("ResourceAlreadyExists", "ResourceTypeMismatch"):
+        if error.status_code == 409 and _code(error) in EXISTS:
             raise ExistsError(str(_answered(location, credential, path, error))) from None
         raise _answered(location, credential, path, error) from None
     except HttpResponseError as error:

@@ -37,6 +37,16 @@ class ThrottledError(ServiceResponseError):
     """Status 429, which the SDK's policy takes as final."""
 
 
+class Again:
+    """A ``retry_hook`` that notes that the SDK sent a request once more."""
+
+    def __init__(self) -> None:
+        self.happened = False
+
+    def __call__(self, **_: Any) -> None:
+        self.happened = True
+
+
 class _Retries(ExponentialRetry):
     """The SDK's exponential policy, with a first pause of tenths of a second and an end by the clock."""
 

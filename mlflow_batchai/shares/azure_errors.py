@@ -10,7 +10,7 @@ import ssl
 from datetime import datetime, timezone
 from typing import NamedTuple
 
-from mlflow_batchai.errors import ShareError, ShareNotFoundError
+from mlflow_batchai.errors import ShareError, ShareMissingError, ShareNotFoundError
 from mlflow_batchai.shares.credentials import Credential, expiry
 from mlflow_batchai.shares.location import AzureLocation
 
@@ -51,11 +51,10 @@ def of_answer(location: AzureLocation, path: str, credential: Credential, answer
     where = _where(location, path)
     code, status = answer.code, answer.status
     if code in NO_SHARE:
-        state = "no" if code == "ShareNotFound" else "no usable"
-        return ShareError(
-            f"there is {state} file share '{location.share}' in the storage account '{location.account}' ({location.root}); "
-            "create it, or correct the name"
-        )
+        named = f"file share '{location.share}' in the storage account '{location.account}' ({location.root})"
+        if code == "ShareNotFound":
+            return ShareMissingError(f"there is no {named}; create it, or correct the name")
+        return ShareError(f"there is no usable {named}; it is being deleted, or is disabled ({code})")
     if code == NO_PARENT or status == 404:
         return ShareNotFoundError(f"there is no '{path}' on the share {location.url}")
     if code in FULL or status in (413, 507):

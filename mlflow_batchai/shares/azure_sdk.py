@@ -17,7 +17,7 @@ from azure.core.exceptions import HttpResponseError, ResourceModifiedError, Serv
 from mlflow_batchai.errors import ShareNotFoundError
 from mlflow_batchai.shares import azure_errors
 from mlflow_batchai.shares.azure_answers import AnsweredError, ExistsError, translated
-from mlflow_batchai.shares.azure_client import FIRST_PAUSE_SECONDS, share_client
+from mlflow_batchai.shares.azure_client import FIRST_PAUSE_SECONDS, Again, share_client
 from mlflow_batchai.shares.base import Entry
 from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.location import AzureLocation
@@ -115,7 +115,7 @@ class Files:
 
     def rename(self, path: str, target: str, size: int) -> None:
         """Move a file of that size, in place of one that was there."""
-        again = _Again()
+        again = Again()
         try:
             with self._errors(target):
                 self._share.get_file_client(path).rename_file(target, overwrite=True, retry_hook=again)
@@ -146,7 +146,7 @@ class Files:
 
     def make_directory(self, path: str, mark: str) -> bool:
         """Make a directory; False if something of that name was there. ``mark``: ASCII text that no other caller gives."""
-        again = _Again()
+        again = Again()
         client = self._share.get_directory_client(path)
         try:
             with self._errors(path):
@@ -201,13 +201,3 @@ class _Taken(io.RawIOBase):
 
 class _InterruptedError(Exception):
     """The body of an answer was cut."""
-
-
-class _Again:
-    """Notes that the SDK sent a request once more."""
-
-    def __init__(self) -> None:
-        self.happened = False
-
-    def __call__(self, **_: Any) -> None:
-        self.happened = True

@@ -157,7 +157,7 @@ class DirectoryShare:
                             entries.append(
                                 Entry(entry.name, 0 if is_directory else status.st_size, is_directory, status.st_mtime)
                             )
-        except ShareNotFoundError:
+        except (ShareNotFoundError, _NoDirectoryError):
             return []
         return sorted(entries)
 
@@ -190,5 +190,11 @@ class DirectoryShare:
             yield
         except FileNotFoundError as error:
             raise ShareNotFoundError(f"there is no '{path}' on the share {self.root}") from error
+        except NotADirectoryError as error:
+            raise _NoDirectoryError(f"share {self.root}: '{path}': {error.strerror}") from error
         except OSError as error:
             raise ShareError(f"share {self.root}: '{path}': {error.strerror or error}") from error
+
+
+class _NoDirectoryError(ShareError):
+    """What should be a directory is a file."""

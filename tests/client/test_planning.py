@@ -149,14 +149,14 @@ REFUSED = {
     "a share without a name": (
         properties(mountVolumes={"azureFileShares": [{**SHARE, "azureFileUrl": "https://acc.file.core.windows.net/"}]}),
         DocumentError,
-        "names no account and share",
+        "names no file share",
     ),
     "a share that climbs": (
         properties(
             mountVolumes={"azureFileShares": [{**SHARE, "azureFileUrl": "https://acc.file.core.windows.net/a/../../b"}]}
         ),
         DocumentError,
-        "names no account and share",
+        "a path on a share has no '.', '..' or NUL",
     ),
     "logs on no mount": (properties(stdOutErrPathPrefix="/tmp/x"), DocumentError, "properties.stdOutErrPathPrefix is '/tmp/x'"),
     "logs outside": (

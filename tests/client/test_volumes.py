@@ -41,14 +41,16 @@ def nothing_known(monkeypatch):
 
 
 @pytest.fixture
-def choose(tmp_path):
-    def choose(mounts=None, azure=False, **cluster_keys):
+def choose(tmp_path, monkeypatch):
+    monkeypatch.setenv("BATCHAI_HOME", str(tmp_path / "home"))
+
+    def choose(mounts=None, azure=False, local=False, **cluster_keys):
         document, _ = parse_cluster(cluster_keys, "c.yaml")
         assert isinstance(document, ClusterDocument)
         home = DirectoryShare(tmp_path / "home")
         location = parse(CONTROL) if azure else None
         share = SimpleNamespace(url=CONTROL) if azure else DirectoryShare(tmp_path / "share")
-        mount = document.mount or "rclone"
+        mount = document.mount or (None if local else "rclone")
         places = (home, "shares", str(home.root / "shares"))
         on_nodes = CONTROL if azure else str(tmp_path / "share")
         cluster = Cluster("c", document, share, None, on_nodes, mount, places, "/py", None, location)
@@ -180,6 +182,93 @@ def test_a_clusters_volumes_come_before_the_jobs(choose):
         ("job", "afs"),
     ]
     assert set(chosen.credentials) == {"2"}
+
+
+# What an account means on a local cluster.
+
+
+def kinds(chosen):
+    """How each volume but the control share is mounted, and what opens it."""
+    return [
+        (volume.get("how", volume["kind"]), set(chosen.credentials.get(str(n), ()))) for n, volume in enumerate(chosen.volumes)
+    ][1:]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        {"accountKey": "REDACTED"},
+        {"accountKey": "no key!"},
+        {"accountKey": "<AZURE_BATCHAI_STORAGE_KEY>"},
+        {"accountKeySecretReference": {"sourceVault": {"id": "v"}, "secretUrl": "https://v/s"}},
+    ],
+)
+def test_an_account_that_nothing_opens_is_a_directory_and_one_notice_says_so(choose, tmp_path, given):
+    one = file_share(azureFileUrl=f"{DATA}/in/it", credentials=given)["azureFileShares"]
+    other = file_share(relativeMountPath="more", azureFileUrl=DATA.replace("data", "more"))["azureFileShares"]
+    other[0].pop("credentials")
+    chosen = choose({"azureFileShares": one + other}, local=True)
+    assert kinds(chosen) == [("link", set())] * 2
+    folder = tmp_path / "home" / "shares" / "acc"
+    assert [volume["source"] for volume in chosen.volumes[1:]] == [str(folder / "data" / "in" / "it"), str(folder / "more")]
+    assert (folder / "data" / "in" / "it").is_dir()
+    [notice] = chosen.warnings
+    assert notice.startswith(f"there is no key or SAS for the storage account 'acc', so it is the directory {folder}; if it is")
+
+
+def test_an_account_with_credentials_is_azures(choose, tmp_path, monkeypatch):
+    assert kinds(choose(file_share(), local=True)) == [("rclone", {"sas"})]
+    monkeypatch.setattr(credentials, "_remembered", {})
+    nothing = file_share(credentials=None)
+    assert kinds(choose(nothing, local=True)) == [("link", set())]
+    (tmp_path / "home" / "config.yaml").write_text(
+        f"shares: {{acc: {{accountKey: '{KEY}', fileEndpoint: 'http://10.0.0.1:1/ACCOUNT'}}}}"
+    )
+    chosen = choose(nothing, local=True)
+    assert kinds(chosen) == [("rclone", {"sas"})]
+    assert chosen.volumes[1]["share"] == "http://10.0.0.1:1/acc/data"
+    assert chosen.warnings == []
+    monkeypatch.setenv("AZURE_BATCHAI_STORAGE_KEY", KEY)
+    (tmp_path / "home" / "config.yaml").unlink()
+    assert kinds(choose(file_share(credentials={"accountKey": "<AZURE_BATCHAI_STORAGE_KEY>"}), local=True)) == [
+        ("rclone", {"sas"})
+    ]
+
+
+def test_a_control_shares_account_is_azures_whoever_opens_it(choose, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "ctl")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "?sv=1&ss=f&srt=sco&sp=rwdlc&se=2999-01-01T00:00:00Z&sig=x")
+    mounts = file_share(credentials=None, azureFileUrl="https://<AZURE_BATCHAI_STORAGE_ACCOUNT>.file.core.windows.net/data")
+    assert kinds(choose(mounts, azure=True, local=True)) == [("rclone", {"sas"})]
+    assert kinds(choose(file_share(credentials=None), azure=True, local=True)) == [("link", set())]
+
+
+def test_the_tutorials_document_needs_no_account(choose, tmp_path, monkeypatch):
+    url = "https://<AZURE_BATCHAI_STORAGE_ACCOUNT>.file.core.windows.net/batchaishare"
+    mounts = file_share(azureFileUrl=url, credentials=None)
+    chosen = choose(mounts, local=True)
+    folder = tmp_path / "home" / "shares" / "local"
+    assert chosen.volumes[1]["source"] == str(folder / "batchaishare")
+    assert chosen.warnings[0].startswith(f"file shares of no named storage account are directories of {folder}; if they are")
+    monkeypatch.setenv("AZURE_BATCHAI_STORAGE_ACCOUNT", "mine")
+    assert choose(mounts, local=True).volumes[1]["name"] == "file share mine/batchaishare"
+
+
+def test_a_cluster_whose_document_says_how_does_that(choose):
+    assert kinds(choose(file_share(), local=True, mount="folder")) == [("link", set())]
+    with pytest.raises(DocumentError, match="is not base64"):
+        choose(file_share(credentials={"accountKey": "no key!"}), local=True, mount="rclone")
+
+
+def test_a_key_in_the_environment_that_is_none_is_told_of(choose, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "acc")
+    monkeypatch.setenv("AZURE_STORAGE_KEY", "hush!")
+    with pytest.raises(
+        DocumentError, match=r"azureFileShares\[0\]: the key of storage account 'acc' \(AZURE_STORAGE_KEY"
+    ) as caught:
+        choose(file_share(credentials=None), local=True)
+    assert "hush" not in str(caught.value)
 
 
 EXPIRED = "sv=1&ss=f&srt=sco&sp=rwdlc&se=2020-01-01T00:00:00Z&sig=x"

@@ -179,7 +179,7 @@ def test_4_a_listing_shows_names_sizes_and_kinds_in_order(share):
     expected = [(one, len(one.encode()), False) for one in names] + [("z", 0, True), ("claimed", 0, True)]
     assert told(share, "d") == sorted(expected)
     assert [entry.name for entry in share.list("")] == ["d"]
-    assert share.list("d/nowhere") == []
+    assert share.list("d/nowhere") == share.list(f"d/{names[0]}") == []
 
 
 def test_4_another_opened_at_its_address_sees_the_same(share, name):

@@ -1,0 +1,65 @@
+"""Storage accounts as job documents name them: Batch AI's placeholders, and the keys that stand beside them."""
+
+from __future__ import annotations
+
+import os
+
+from mlflow_batchai.errors import DocumentError, NotSupportedError, ShareError
+from mlflow_batchai.shares import credentials
+from mlflow_batchai.shares.credentials import Credential
+from mlflow_batchai.spec.volumes import StorageCredentials
+
+ACCOUNT_VARIABLE, KEY_VARIABLE = "AZURE_BATCHAI_STORAGE_ACCOUNT", "AZURE_BATCHAI_STORAGE_KEY"
+ACCOUNT, KEY = f"<{ACCOUNT_VARIABLE}>", f"<{KEY_VARIABLE}>"
+
+
+def named_account() -> str:
+    """The storage account of documents that name none, as the environment says; empty if it doesn't."""
+    return os.environ.get(ACCOUNT_VARIABLE) or os.environ.get("AZURE_STORAGE_ACCOUNT") or ""
+
+
+def filled(text: str, account: str, at: str, key: str) -> str:
+    """A document's text with the placeholder for the account filled.
+
+    Args:
+        account: what it stands for; empty: nobody said.
+        at: the place in the document.
+        key: of the text.
+
+    Raises:
+        DocumentError: it has the placeholder, and nobody said.
+    """
+    if ACCOUNT in text and not account:
+        raise DocumentError(f"{at}: {key} has the placeholder {ACCOUNT}; set {ACCOUNT_VARIABLE} to the storage account's name")
+    return text.replace(ACCOUNT, account)
+
+
+def has_key(given: StorageCredentials | None) -> bool:
+    """Whether a document gives a key, or a placeholder for one that the environment has.
+
+    Documents are shown to others with some other word in its place.
+    """
+    text = given.account_key.get_secret_value() if given and given.account_key else ""
+    return bool(os.environ.get(KEY_VARIABLE)) if text == KEY else credentials.is_key(text)
+
+
+def remember(account: str, given: StorageCredentials | None, at: str) -> None:
+    """Use a document's key for its account from now on; a placeholder means the environment's.
+
+    Raises:
+        DocumentError: it is no key, or nobody said which.
+        NotSupportedError: it lies in a Key Vault.
+    """
+    if given is None:
+        return
+    if given.account_key is None:
+        raise NotSupportedError(f"{at}: accountKeySecretReference (Azure Key Vault) is not supported yet; give accountKey")
+    key = given.account_key.get_secret_value()
+    if key == KEY:
+        key = os.environ.get(KEY_VARIABLE, "")
+        if not key:
+            raise DocumentError(f"{at}: accountKey has the placeholder {KEY}; set {KEY_VARIABLE} to the account's key")
+    try:
+        credentials.remember(account, Credential(key, None))
+    except ShareError as error:
+        raise DocumentError(f"{at}: {error}") from error
