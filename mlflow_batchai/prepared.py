@@ -11,6 +11,14 @@ from mlflow_batchai.engines.base import Needs
 from mlflow_batchai.shares.objects import StagedFile
 
 
+def needs_of(plan: Mapping[str, Any]) -> Needs | None:
+    """What a plan wants of its nodes that not every node has, or None."""
+    volumes = [volume for volume in plan["volumes"] if volume["kind"] != "link"]
+    if not volumes and not plan["container"]:
+        return None
+    return Needs(volumes, plan["container"], plan["python"])
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A job that is ready to be submitted, and nothing of it exists yet.
@@ -43,10 +51,7 @@ class Prepared:
     @property
     def needs(self) -> Needs | None:
         """What it wants of its nodes that not every node has, or None."""
-        volumes = [volume for volume in self.plan["volumes"] if volume["kind"] != "link"]
-        if not volumes and not self.plan["container"]:
-            return None
-        return Needs(volumes, self.plan["container"], self.plan["python"])
+        return needs_of(self.plan)
 
     def with_tools(self, lacking: Mapping[str, Collection[str]]) -> Prepared:
         """The same job, sending its nodes what they lack (tool -> kinds of machine).

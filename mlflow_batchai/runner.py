@@ -86,6 +86,7 @@ def submit(
         undo.enter_context(run_fails_with_it(request.tracking, run_id))
         plan = {
             **prepared.plan,
+            "secretVariables": sorted(prepared.secrets),
             "name": prepared.name,
             "cluster": cluster.name,
             "workspace": request.workspace,

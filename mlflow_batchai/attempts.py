@@ -1,0 +1,156 @@
+"""More than one attempt of a job: one after its end (retry), or instead of one that makes room (requeue).
+
+A job keeps its folder, its run, its plan and its output directories, so a script that finds its checkpoint goes on from there.
+"""
+
+from __future__ import annotations
+
+import time
+
+from mlflow_batchai import detached, runner, runs
+from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.detached import Submitted
+from mlflow_batchai.errors import BatchAIError, JobError, JobNotFoundError
+from mlflow_batchai.jobs import Job, JobState, pause_after, terminated_verdict
+from mlflow_batchai.lease import Lease
+from mlflow_batchai.node import protocol
+from mlflow_batchai.planning import WAITING_SECONDS
+from mlflow_batchai.prepared import needs_of
+from mlflow_batchai.regained import told
+from mlflow_batchai.starting import attempt_fails_with_it, run_fails_with_it, start
+
+LOOK_SECONDS = 0.2
+# Agents end what they have within seconds. Where they can't, whoever follows the job says so for them (``watch.py``), which takes
+# three minutes at most: on an Azure share, with volumes to drain.
+MAKE_ROOM_SECONDS = 300.0
+
+
+def retry(submitted: Submitted, cluster: Cluster) -> None:
+    """Begin another attempt of a job that has ended without success; returns when its agents wait for their nodes.
+
+    ``submitted`` is at that attempt afterwards, and its run is SCHEDULED. One that fails half-way is undone as a submit is.
+
+    Args:
+        cluster: the job's.
+
+    Raises:
+        JobError: the job hasn't ended, has succeeded, somebody else retries it just now, or its secrets are not here.
+        BatchAIError: its nodes or its share can't be used.
+    """
+    state = runner.state(submitted)
+    job = submitted.job
+    if not state.ended:
+        raise JobError(
+            f"job {job.name} is {state.execution_state}; a job can be retried when it has ended (batchai job terminate"
+            f" {job.name} ends it)"
+        )
+    if state.execution_state == protocol.SUCCEEDED:
+        raise JobError(f"job {job.name} has succeeded; only a job that has not can be retried")
+    _check_here(job, cluster)
+    secrets = told(job, cluster, _seconds(job))
+    _check_nodes(job, cluster)
+    # Whoever relays the attempt before this one must have ended its run first.
+    detached.ensure_follower(submitted)
+    runner.wait(submitted, lambda sentence: None)
+    mlflow = runs.client(submitted.tracking)
+    if mlflow.get_run(submitted.run_id).info.lifecycle_stage != "active":
+        raise JobError(f"the run of job {job.name} is deleted: mlflow runs restore --run-id {submitted.run_id}")
+    begun = job.begin(job.attempt + 1)
+    if begun is None:
+        raise JobError(f"somebody else retries job {job.name} just now; see it with: batchai job show {job.name}")
+    submitted.job = begun
+    with run_fails_with_it(submitted.tracking, submitted.run_id), attempt_fails_with_it(job.share, job.folder, begun.attempt):
+        runs.begin_attempt(mlflow, submitted.run_id, begun.attempt)
+        # It was meant for the attempt that it ended.
+        runs.forget(mlflow, submitted.run_id, [runs.TAG_CANCEL])
+        start(submitted, cluster, secrets)
+
+
+def requeueable(submitted: Submitted, cluster: Cluster) -> str:
+    """Why a job can't be put back in the queue, as a sentence, or nothing."""
+    try:
+        state = runner.state(submitted)
+        if state.ended:
+            return f"job {submitted.job.name} has ended"
+        _check_here(submitted.job, cluster)
+        told(submitted.job, cluster, _seconds(submitted.job))
+    except BatchAIError as error:
+        return f"{error}; or wait for its end (waitforjobcompletion), or end it (terminate)"
+    return ""
+
+
+def requeue(submitted: Submitted, cluster: Cluster, why: str) -> None:
+    """End the attempt that runs and begin the next one, which waits in the queue; returns when its agents do.
+
+    ``submitted`` is at that attempt afterwards. A job that ends meanwhile, by itself or because somebody wants it, has ended.
+
+    Args:
+        cluster: the job's.
+        why: a sentence for people.
+
+    Raises:
+        JobError: it can't be put back in the queue, and is left as it is; or its attempt doesn't end.
+        BatchAIError: the next attempt can't be started: the job has failed with that reason.
+    """
+    if trouble := requeueable(submitted, cluster):
+        raise JobError(trouble)
+    before = submitted.job
+    secrets = told(before, cluster, _seconds(before))
+    if not Lease(before).held_here():
+        detached.start_follower(submitted)
+    before.request_requeue(runner.user(), why)
+    state = _await_verdict(before)
+    if state.next_attempt is None:
+        return
+    begun = before.begin(state.next_attempt)
+    submitted.job = before.at(state.next_attempt)
+    if begun is None:
+        return  # by who wanted the same
+    wish = protocol.wish(before.requests(), before.attempt)
+    if wish and wish["kind"] == protocol.CANCEL:
+        # It came after the verdict: see ``Job.request_cancel``.
+        begun.claim_verdict(terminated_verdict(running=False, by="submitter"))
+        return
+    with attempt_fails_with_it(before.share, before.folder, begun.attempt):
+        start(submitted, cluster, secrets, follow=False)
+
+
+def _await_verdict(job: Job) -> JobState:
+    until = time.monotonic() + MAKE_ROOM_SECONDS
+    while True:
+        begun = time.monotonic()
+        state = job.state()
+        if state.ended or state.next_attempt:
+            return state
+        if begun > until:
+            raise JobError(
+                f"job {job.name} doesn't end its attempt {job.attempt} to make room; see {detached.follower_log(job)}, or end it"
+                f" (batchai job terminate {job.name})"
+            )
+        time.sleep(pause_after(time.monotonic() - begun, LOOK_SECONDS))
+
+
+def _check_here(job: Job, cluster: Cluster) -> None:
+    """Raise if agents of ours could not go on with the job on its cluster."""
+    if job.plan["protocol"] != protocol.PROTOCOL_VERSION:
+        raise JobError(
+            f"job {job.name} was submitted by another version of mlflow-batchai (its plan is of protocol"
+            f" {job.plan['protocol']}, this is {protocol.PROTOCOL_VERSION}): submit it again"
+        )
+    try:
+        there = Job(cluster.share, job.folder, job.attempt)
+    except JobNotFoundError:
+        there = None
+    if there is None or there.plan["job"] != job.plan["job"]:
+        raise JobError(f"job {job.name} lies on {job.share.url}, which is not the share of cluster '{cluster.name}' any more")
+
+
+def _check_nodes(job: Job, cluster: Cluster) -> None:
+    cluster.engine.check(job.node_count, needs_of(job.plan))
+    lacking = sorted(set(cluster.engine.lacking) - set(job.plan["tools"]))
+    if lacking:
+        raise JobError(f"nodes of cluster '{cluster.name}' have no {lacking[0]} now: install it there, or submit the job again")
+
+
+def _seconds(job: Job) -> float:
+    return float(job.plan["maxWallClockSeconds"] + WAITING_SECONDS)

@@ -1,0 +1,87 @@
+"""What the agents of another attempt are told: what opens a job's volumes, and its secrets, which were written down nowhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from mlflow_batchai.clusters import Cluster, share_secret
+from mlflow_batchai.errors import BatchAIError, JobError, ShareError
+from mlflow_batchai.jobs import Job
+from mlflow_batchai.shares import credentials
+from mlflow_batchai.shares.location import AzureLocation
+
+SECRET_PREFIX = "BATCHAI_SECRET_"
+REGISTRY = {"username": "BATCHAI_REGISTRY_USERNAME", "password": "BATCHAI_REGISTRY_PASSWORD"}
+
+
+def told(job: Job, cluster: Cluster, seconds: float, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """What agents are told on their standard input (``node/agent.py``).
+
+    What opens a storage account is looked for as at submit, except that the job's document is gone; the job's secrets are taken
+    from variables ``BATCHAI_SECRET_<NAME>``, its registry's user from ``BATCHAI_REGISTRY_USERNAME`` and ``_PASSWORD``.
+
+    Args:
+        seconds: for how long what opens the volumes has to be good.
+
+    Raises:
+        JobError: something isn't there, and what to set; nothing was done.
+    """
+    variables, missing = _variables(job, environment)
+    registry = None
+    if (job.plan["container"] or {}).get("credentials"):
+        registry = {key: environment.get(variable, "") for key, variable in REGISTRY.items()}
+        missing += [variable for key, variable in REGISTRY.items() if not registry[key]]
+    if missing:
+        raise JobError(
+            f"job {job.name} needs what only its submitter had; set {', '.join(missing)} to what its document gave as secrets"
+        )
+    try:
+        volumes = {
+            str(index): opens for index, volume in enumerate(job.plan["volumes"]) if (opens := _opens(volume, cluster, seconds))
+        }
+        share = share_secret(cluster.location, seconds)
+    except BatchAIError as error:
+        raise JobError(f"job {job.name} can't start again from here: {error}") from error
+    return {"variables": variables, "share": share, "volumes": volumes, "registry": registry}
+
+
+def _variables(job: Job, environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """(the job's secret variables, the names of those of ours that are not set)."""
+    found: dict[str, str] = {}
+    missing: list[str] = []
+    for name in job.plan["secretVariables"]:
+        # What docker_env copies from the submitter's environment is there under its own name.
+        names = [SECRET_PREFIX + name] if name in job.plan["secretNames"] else [SECRET_PREFIX + name, name]
+        value = next((environment[variable] for variable in names if variable in environment), None)
+        if value is None:
+            missing.append(SECRET_PREFIX + name)
+        else:
+            found[name] = value
+    return found, missing
+
+
+def _opens(volume: Mapping[str, Any], cluster: Cluster, seconds: float) -> dict[str, str]:
+    """What opens a volume of the plan on nodes, made anew; nothing for one that needs nothing.
+
+    Raises:
+        ShareError: it isn't to be had.
+    """
+    if volume["kind"] not in ("azureFiles", "azureBlob") or volume.get("how") == "bind":
+        return {}
+    where, account = f"{volume['where']} ({volume['name']})", volume["account"]
+    found = credentials.find(account)
+    try:
+        if volume["kind"] == "azureFiles" and volume["how"] != "cifs":
+            location = AzureLocation(volume["endpoint"], account, volume["container"], volume["folder"])
+            return credentials.for_nodes(location, seconds)
+    except ShareError as error:
+        raise ShareError(f"{where}: {error}") from error
+    if found.key:
+        return {"key": found.key}
+    if found.sas and volume["kind"] == "azureBlob":
+        return {"sas": found.sas}
+    raise ShareError(
+        f"{where}: there is no key for the account {account}; set AZURE_BATCHAI_STORAGE_ACCOUNT and AZURE_BATCHAI_STORAGE_KEY"
+    )
