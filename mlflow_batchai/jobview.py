@@ -11,8 +11,9 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from mlflow_batchai import config, runs
+from mlflow_batchai import config, runner, runs, scaling
 from mlflow_batchai.detached import Submitted
+from mlflow_batchai.errors import BatchAIError
 from mlflow_batchai.jobs import Job, JobState, Snapshot, fold
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.layout import node_id
@@ -33,15 +34,17 @@ _BLOCKS = ("mountVolumes", "containerSettings", "jobPreparation")
 
 
 def view(submitted: Submitted) -> dict[str, Any]:
-    """All of a job, read from its folder and its run."""
+    """All of a job, read from its folder and its run; ``submitted.job`` is at its present attempt afterwards."""
+    runner.state(submitted)
     job = submitted.job
     run = runs.client(submitted.tracking).get_run(submitted.run_id)
     snapshot = job.snapshot()
     state = fold(snapshot)
     plan, tags = job.plan, run.data.tags
+    before, why = _queue(job) if state.execution_state == protocol.QUEUED else (None, "")
     document = _shown(job.document().get("properties") or {})
     return {
-        **_identity(plan["name"], tags.get(runs.TAG_RESOURCE_GROUP), plan["workspace"], plan["experiment"], plan["cluster"]),
+        **_identity(tags, plan["workspace"], plan["experiment"]),
         "toolType": plan["framework"],
         "nodeCount": plan["nodeCount"],
         "schedulingPriority": document.get("schedulingPriority", "normal"),
@@ -56,9 +59,10 @@ def view(submitted: Submitted) -> dict[str, Any]:
         # What follows is ours.
         "jobId": plan["job"],
         **_run(run),
-        "attempt": job.paths.attempt,
+        "attempt": job.attempt,
         "errorCode": state.error_code or None,
-        "reason": state.reason or None,
+        "reason": why or state.reason or None,
+        "queuedBehind": before,
         "command": plan["command"],
         "processCount": plan["ranks"],
         "nodes": [_node(node, record, snapshot) for node, record in sorted(snapshot.announces.items())],
@@ -83,13 +87,7 @@ def summary(run: Run, experiment: str | None = None) -> dict[str, Any]:
     known = JobState(state, _number(tags.get(runs.TAG_EXIT_CODE)), errors, end_time=ended, start_time=started)
     in_folder = segment.split("/")[3] if segment.count("/") == 6 else None
     return {
-        **_identity(
-            tags[runs.TAG_JOB],
-            tags.get(runs.TAG_RESOURCE_GROUP),
-            tags.get(runs.TAG_WORKSPACE, "default"),
-            experiment or in_folder,
-            tags.get(runs.TAG_CLUSTER, ""),
-        ),
+        **_identity(tags, tags.get(runs.TAG_WORKSPACE, config.WORKSPACE), experiment or in_folder),
         "toolType": tags.get(runs.TAG_TOOL),
         "nodeCount": _number(tags.get(runs.TAG_NODES)),
         **_states(state, info.start_time, started, ended),
@@ -122,8 +120,11 @@ def iso(milliseconds: int | None) -> str | None:
     return None if milliseconds is None else timestamp(datetime.fromtimestamp(milliseconds / 1000, timezone.utc))
 
 
-def _identity(name: str, group: str | None, workspace: str, experiment: str | None, cluster: str) -> dict[str, Any]:
-    group = group or config.RESOURCE_GROUP
+def _identity(tags: Mapping[str, str], workspace: str, experiment: str | None) -> dict[str, Any]:
+    name, cluster = tags[runs.TAG_JOB], tags.get(runs.TAG_CLUSTER, "")
+    group = tags.get(runs.TAG_RESOURCE_GROUP, config.RESOURCE_GROUP)
+    cluster_id = tags.get(runs.TAG_CLUSTER_ID) or arm_id(group, workspace, "clusters", cluster)
+    parts = cluster_id.split("/")
     return {
         "id": arm_id(group, workspace, "experiments", str(experiment), "jobs", name),
         "name": name,
@@ -131,12 +132,7 @@ def _identity(name: str, group: str | None, workspace: str, experiment: str | No
         "resourceGroup": group,
         "workspace": workspace,
         "experimentName": experiment,
-        "cluster": {
-            "id": arm_id(group, workspace, "clusters", cluster),
-            "name": cluster,
-            "resourceGroup": group,
-            "workspace": workspace,
-        },
+        "cluster": {"id": cluster_id, "name": cluster, "resourceGroup": parts[4], "workspace": parts[8]},
     }
 
 
@@ -174,6 +170,15 @@ def _framework(plan: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str
             counted = {"processCount": plan["processCount"]} if key == "horovodSettings" else {}
             return {key: {**document[key], **counted}}
     return {"customToolkitSettings": {"commandLine": plan["command"]}}
+
+
+def _queue(job: Job) -> tuple[list[str] | None, str]:
+    """(the jobs that a queued one waits for, what it waits for in words); (None, why not) if its nodes can't be asked."""
+    try:
+        before = scaling.behind(job)
+        return before, f"queued behind {', '.join(before)}" if before else scaling.why_queued(job)
+    except BatchAIError as error:
+        return None, f"queued; {error}"
 
 
 def _node(node: int, announce: Mapping[str, Any], snapshot: Snapshot) -> dict[str, Any]:

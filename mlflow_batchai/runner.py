@@ -25,6 +25,7 @@ from mlflow_batchai.shares.objects import upload
 from mlflow_batchai.shares.sweeps import settle
 from mlflow_batchai.signals import Signals
 from mlflow_batchai.starting import attempt_fails_with_it, run_fails_with_it, start
+from mlflow_batchai.workspaces import arm_id
 
 WATCH_SECONDS, BOARD_WATCH_SECONDS = 0.1, 2.0
 PATIENCE_SECONDS = 10.0
@@ -119,10 +120,17 @@ def _tags(prepared: Prepared, cluster: Cluster, request: RunRequest) -> dict[str
         runs.TAG_SHARE: cluster.share.url,
         runs.TAG_STATE: protocol.QUEUED,
         runs.TAG_RESOURCE_GROUP: request.resource_group or config.default("resource_group") or config.RESOURCE_GROUP,
+        runs.TAG_CLUSTER_ID: _cluster_id(cluster),
         runs.TAG_TOOL: prepared.plan["framework"],
         runs.TAG_NODES: str(prepared.plan["nodeCount"]),
         runs.TAG_ATTEMPT: "1",
     }
+
+
+def _cluster_id(cluster: Cluster) -> str:
+    record = cluster.record
+    group, workspace = (record.resource_group, record.workspace) if record else (config.RESOURCE_GROUP, config.WORKSPACE)
+    return arm_id(group, workspace, "clusters", cluster.name)
 
 
 def cancel(submitted: Submitted, why: str = "") -> None:

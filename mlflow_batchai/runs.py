@@ -26,6 +26,7 @@ TAG_SHARE = "batchai.share"
 TAG_FOLDER = "batchai.folder"
 TAG_STATE = "batchai.executionState"
 TAG_RESOURCE_GROUP = "batchai.resourceGroup"
+TAG_CLUSTER_ID = "batchai.clusterId"
 TAG_TOOL = "batchai.tool"
 TAG_NODES = "batchai.nodes"
 TAG_ATTEMPT = "batchai.attempt"
@@ -271,6 +272,23 @@ def running(mlflow: MlflowClient, experiments: Sequence[str]) -> list[Run]:
     """Runs of jobs that have not ended, of these experiments (by id)."""
     ended = " AND ".join(f"attributes.status != '{status}'" for status in ("FINISHED", "FAILED", "KILLED"))
     return list(mlflow.search_runs(list(experiments), f"tags.`{TAG_JOB}` LIKE '%' AND {ended}", max_results=PAGE))
+
+
+def deleted(mlflow: MlflowClient) -> set[str]:
+    """Ids of jobs' runs that were deleted, and can be restored until ``mlflow gc`` removes them."""
+    from mlflow.entities import ViewType
+
+    experiments = [entry.experiment_id for entry in mlflow.search_experiments(ViewType.ALL, max_results=PAGE)]
+    found: set[str] = set()
+    token = None
+    while experiments:
+        page = mlflow.search_runs(
+            experiments, f"tags.`{TAG_JOB}` LIKE '%'", ViewType.DELETED_ONLY, max_results=PAGE, page_token=token
+        )
+        found.update(run.info.run_id for run in page)
+        if not (token := page.token):
+            break
+    return found
 
 
 def every_experiment(mlflow: MlflowClient) -> dict[str, str]:
