@@ -20,7 +20,7 @@ from mlflow_batchai.regained import told
 from mlflow_batchai.starting import attempt_fails_with_it, run_fails_with_it, start
 
 LOOK_SECONDS = 0.2
-# Agents end what they have within seconds. Where they can't, whoever follows the job says so for them (``watch.py``), which takes
+# Agents end what they have within seconds. Where they can't, whoever follows the job says so (``watch.py``), which takes
 # three minutes at most: on an Azure share, with volumes to drain.
 MAKE_ROOM_SECONDS = 300.0
 
@@ -124,8 +124,8 @@ def _await_verdict(job: Job) -> JobState:
             return state
         if begun > until:
             raise JobError(
-                f"job {job.name} doesn't end its attempt {job.attempt} to make room; see {detached.follower_log(job)}, or end it"
-                f" (batchai job terminate {job.name})"
+                f"job {job.name} doesn't end its attempt {job.attempt} to make room; see {detached.follower_log(job)},"
+                f" or end it (batchai job terminate {job.name})"
             )
         time.sleep(pause_after(time.monotonic() - begun, LOOK_SECONDS))
 
