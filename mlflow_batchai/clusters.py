@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlflow_batchai import accounts
+from mlflow_batchai import accounts, cluster_records
 from mlflow_batchai.config import home
-from mlflow_batchai.engines.base import Engine
-from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError, ShareError
+from mlflow_batchai.engines.base import Scalable
+from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, DocumentError, NotSupportedError, ShareError
 from mlflow_batchai.shares import Share, credentials, open_share
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.identity import identify
 from mlflow_batchai.shares.location import AzureLocation, is_azure, parse
 from mlflow_batchai.spec.base import key_of
-from mlflow_batchai.spec.cluster import ClusterDocument
+from mlflow_batchai.spec.cluster import ClusterDocument, ManualScale, ScaleSettings
 from mlflow_batchai.spec.cluster import Engine as EngineName
 from mlflow_batchai.spec.loading import load_cluster
+from mlflow_batchai.spec.record import ClusterRecord
 
 if TYPE_CHECKING:
     from mlflow_batchai.engines.ssh_hosts import SshNode
@@ -45,18 +46,39 @@ class Cluster:
         python: the training interpreter of its nodes.
         environments: where nodes keep built training environments, None: each under its own root.
         location: the control share's, if it is an Azure file share.
+        record: what of it changes; None where nobody has created or resized it.
     """
 
     name: str
     document: ClusterDocument
     share: Share
-    engine: Engine
+    engine: Scalable
     share_on_nodes: str
     mount: str | None
     file_shares: tuple[DirectoryShare, str, str] | None
     python: str
     environments: str | None
     location: AzureLocation | None = None
+    record: ClusterRecord | None = None
+
+    @property
+    def scale(self) -> ScaleSettings:
+        """How many nodes take jobs: as it was last resized to, else as the document says, where all of its nodes do."""
+        if self.record and self.record.scale_settings:
+            return self.record.scale_settings
+        written = self.document.scale_settings
+        if written and written.auto_scale:
+            return written
+        option = written.manual.node_deallocation_option if written and written.manual else "requeue"
+        target = self.engine.node_limit
+        return ScaleSettings(manual=ManualScale(target_node_count=target, node_deallocation_option=option))
+
+    @property
+    def open_nodes(self) -> int:
+        """Nodes that take jobs."""
+        scale = self.scale
+        most = scale.manual.target_node_count if scale.manual else 0
+        return scale.auto_scale.maximum_node_count if scale.auto_scale else most
 
 
 def names() -> list[str]:
@@ -69,19 +91,33 @@ def load(name: str | None) -> tuple[Cluster, list[str]]:
     """A cluster by name (None: the local one), and warnings about its document.
 
     Raises:
-        ClusterError: no document of that name.
+        ClusterNotFoundError: no document of that name.
         DocumentError: the document is wrong.
         NotSupportedError: its engine isn't built yet.
     """
     name = name or DEFAULT_CLUSTER
-    path = home() / "clusters" / f"{name}.yaml"
+    path = cluster_records.document_path(name)
     warnings: list[str] = []
     if "/" not in name and path.is_file():
         document, warnings = load_cluster(path)
     elif name == DEFAULT_CLUSTER:
         document = ClusterDocument.local()
     else:
-        raise ClusterError(f"there is no cluster '{name}' ({path}); the clusters are: {', '.join(names())}")
+        raise ClusterNotFoundError(f"there is no cluster '{name}' ({path}); the clusters are: {', '.join(names())}")
+    cluster, notices = make(name, document, path, cluster_records.find(name))
+    return cluster, warnings + notices
+
+
+def make(name: str, document: ClusterDocument, path: Path, record: ClusterRecord | None) -> tuple[Cluster, list[str]]:
+    """A cluster of a document, and warnings.
+
+    Args:
+        path: of the document, for messages.
+
+    Raises:
+        BatchAIError: it can't be used: see ``load``.
+    """
+    warnings = []
     if document.engine not in (EngineName.LOCAL, EngineName.SSH):
         raise NotSupportedError(f"{path}: engine {document.engine.value} is not supported yet; use engine: local or ssh")
     if unsupported := sorted(document.node_setup.model_fields_set - {"mount_volumes"}):
@@ -89,9 +125,10 @@ def load(name: str | None) -> tuple[Cluster, list[str]]:
         raise NotSupportedError(f"{path}: nodeSetup.{key} is not supported yet; prepare the nodes by hand and remove it")
     build, used = (_ssh, ("user_account_settings",)) if document.engine is EngineName.SSH else (_local, ())
     unused = [key_of(ClusterDocument, field) for field in _UNUSED if field in document.model_fields_set and field not in used]
-    if unused:
+    if unused and not (record and record.creation_time):
+        # Who creates a cluster by command is told then, once.
         warnings.append(f"{path}: {', '.join(unused)} plays no part with engine: {document.engine.value}")
-    return build(name, document, path), warnings
+    return build(name, document, path, record), warnings
 
 
 _UNUSED = ("vm_size", "vm_priority", "virtual_machine_configuration", "user_account_settings", "subnet")
@@ -124,7 +161,7 @@ def _no_stand_in(document: ClusterDocument, path: Path) -> None:
         )
 
 
-def _local(name: str, document: ClusterDocument, path: Path) -> Cluster:
+def _local(name: str, document: ClusterDocument, path: Path, record: ClusterRecord | None) -> Cluster:
     from mlflow_batchai.engines.local_hosts import LocalHosts
 
     python = str(Path(document.python).expanduser()) if document.python else sys.executable
@@ -144,17 +181,18 @@ def _local(name: str, document: ClusterDocument, path: Path) -> Cluster:
         name,
         document,
         share,
-        LocalHosts(home(), name, document.nodes, on_nodes),
+        LocalHosts(home(), name, max((record and record.nodes) or 0, document.nodes), on_nodes),
         on_nodes,
         document.mount,
         (DirectoryShare(home()), accounts.FOLDER, str(home() / accounts.FOLDER)),
         python,
         str(home() / "envs"),
         location,
+        record,
     )
 
 
-def _ssh(name: str, document: ClusterDocument, path: Path) -> Cluster:
+def _ssh(name: str, document: ClusterDocument, path: Path, record: ClusterRecord | None) -> Cluster:
     from mlflow_batchai.engines.ssh_hosts import SshHosts
 
     python = document.python or "python3"
@@ -175,7 +213,9 @@ def _ssh(name: str, document: ClusterDocument, path: Path) -> Cluster:
         lambda: identify(share),
         lambda: share_secret(location),
     )
-    return Cluster(name, document, share, engine, on_nodes, document.mount or "rclone", stand_ins, python, None, location)
+    return Cluster(
+        name, document, share, engine, on_nodes, document.mount or "rclone", stand_ins, python, None, location, record
+    )
 
 
 def share_secret(location: AzureLocation | None, seconds: float = CHECK_SECONDS) -> str | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from mlflow_batchai.engines.census import Census
+    from mlflow_batchai.engines.hosts import Node
 
 Handle = Mapping[str, Any]
 
@@ -142,13 +143,22 @@ class Engine(Protocol):
         """Let go of connections; what is asked next opens them again."""
 
 
-class Scalable(Protocol):
+class Scalable(Engine, Protocol):
     """An engine whose nodes can be counted, and kept from taking jobs.
 
     Promises:
         1. ``census`` says of each node what it does just now; one that can't be asked is unusable, and holds up nothing.
         2. After ``admit`` a job that had not taken a node before takes only one of the first ``count``; what runs goes on.
+
+    Attributes:
+        kind: the engine's name in cluster documents.
     """
+
+    kind: ClassVar[str]
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """All of them, for who asks them himself."""
 
     def census(self) -> Census:
         """What the nodes do, and the queue; ClusterError if the queue can't be read."""

@@ -6,8 +6,9 @@ import json
 import shlex
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mlflow_batchai.engines import archive
 from mlflow_batchai.errors import ClusterError
@@ -25,6 +26,13 @@ CLOSE_SECONDS = 1.0
 GREETING_LINES = 200
 # What node/boot.py says when it has made the folder and the archive isn't in it.
 SEND = "the archive is to be sent to "
+
+
+class ShellCommand(NamedTuple):
+    """What runs a person's shell line on a machine, and where it is started here."""
+
+    argv: list[str]
+    cwd: str | None
 
 
 class Machine(Protocol):
@@ -47,6 +55,9 @@ class Machine(Protocol):
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
         """Ask a verb of ``node/host.py``; ClusterError, with the machine in it, if it can't be done or asked."""
+
+    def shell(self, line: str | None, folder: str | None, root: str, forwards: Sequence[str], terminal: bool) -> ShellCommand:
+        """What runs a shell line on the node whose own folder is ``root`` (see ``cli/node_exec.py``)."""
 
     def close(self) -> None:
         """Let go of the connection; the next question opens another."""
@@ -87,6 +98,10 @@ class LocalMachine:
             return host.answer(verb, arguments)
         except host.HostError as error:
             raise ClusterError(str(error)) from error
+
+    def shell(self, line: str | None, folder: str | None, root: str, forwards: Sequence[str], terminal: bool) -> ShellCommand:
+        # A node that has had no job yet has no folder.
+        return ShellCommand(["bash", "-c", line or ""], folder or self.ask("place", root=root)["root"])
 
     def close(self) -> None:
         pass
@@ -152,6 +167,13 @@ class SshMachine:
             raise ClusterError(f"{self.title}: {answer['error']}")
         found: Answer = answer["ok"]
         return found
+
+    def shell(self, line: str | None, folder: str | None, root: str, forwards: Sequence[str], terminal: bool) -> ShellCommand:
+        from mlflow_batchai.shell import openssh
+
+        if line is not None and folder:
+            line = f"cd {shlex.quote(folder)} && {line}"
+        return ShellCommand(openssh.command_line(self.connection.target, line, forwards, terminal), None)
 
     def _again(self, line: bytes, timeout: float) -> bytes:
         try:

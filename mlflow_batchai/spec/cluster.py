@@ -30,8 +30,10 @@ from mlflow_batchai.spec.environment import (
 from mlflow_batchai.spec.volumes import MountVolumes
 
 DEFAULT_NODES = 2
-Nodes = Annotated[Count, Field(le=100)]
-NodesOrNone = Annotated[Whole, Field(le=100)]
+# As Batch AI's clusters had.
+MOST_NODES = 100
+Nodes = Annotated[Count, Field(le=MOST_NODES)]
+NodesOrNone = Annotated[Whole, Field(le=MOST_NODES)]
 Port = Annotated[Count, Field(le=65535)]
 NodeFolder = Annotated[str, matching(r"(/|~/)[^\0]*[^/\0]", "be an absolute path, or begin with ~/ (the login's home)")]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
-from mlflow_batchai.spec.base import SpecModel
+from mlflow_batchai.spec.base import SpecModel, keys_of
 
 
 def secret_values(document: object) -> Iterator[str]:
@@ -20,6 +21,17 @@ def secret_values(document: object) -> Iterator[str]:
     elif isinstance(document, (tuple, list)):
         for entry in document:
             yield from secret_values(entry)
+
+
+def as_shown(document: object) -> Any:
+    """A document as the service showed it: plain data with all of its keys, null for secrets and for what wasn't given."""
+    if isinstance(document, SpecModel):
+        return {key: as_shown(getattr(document, name)) for key, name in keys_of(type(document)).items()}
+    if isinstance(document, (tuple, list)):
+        return [as_shown(entry) for entry in document]
+    if isinstance(document, SecretStr):
+        return None
+    return document.value if isinstance(document, Enum) else document
 
 
 def masked(document: SpecModel) -> dict[str, Any]:

@@ -1,0 +1,179 @@
+"""How many of a cluster's nodes take jobs, and the queue for them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mlflow_batchai import cluster_records, clusters
+from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.engines.census import Census, NodeState, Ticket
+from mlflow_batchai.errors import ClusterError, ShareNotFoundError, UsageError
+from mlflow_batchai.jobs import Job
+from mlflow_batchai.node import protocol
+from mlflow_batchai.shares import Share
+from mlflow_batchai.spec.cluster import MOST_NODES, AutoScale, ManualScale, ScaleSettings
+from mlflow_batchai.spec.cluster import Engine as EngineName
+from mlflow_batchai.spec.record import ClusterRecord
+from mlflow_batchai.workspaces import timestamp
+
+STAY = "waitforjobcompletion"
+
+
+class Queued(NamedTuple):
+    """A job in a cluster's queue.
+
+    Attributes:
+        folder: its folder on the control share, empty if an earlier version of us submitted it.
+        nodes: names of the nodes that it has or waits for.
+        started: whether it has them all.
+    """
+
+    name: str
+    folder: str
+    ticket: Ticket
+    nodes: tuple[str, ...]
+
+    @property
+    def started(self) -> bool:
+        """Whether it has all its nodes."""
+        return self.ticket.started
+
+
+def queue(cluster: Cluster, census: Census | None = None) -> list[Queued]:
+    """The jobs that a cluster runs, and those that wait for it, in their order.
+
+    Raises:
+        BatchAIError: the nodes can't be asked, or the share can't be read.
+    """
+    census = census or cluster.engine.census()
+    return [
+        Queued(
+            name_of(cluster.share, ticket), ticket.folder, ticket, tuple(census.nodes[node].place.name for node in ticket.nodes)
+        )
+        for ticket in census.tickets
+    ]
+
+
+def name_of(share: Share, ticket: Ticket) -> str:
+    """The name of a ticket's job; its id where its folder is not known or gone."""
+    identity = ticket.mark.rpartition("/")[0]
+    if not ticket.folder:
+        return identity
+    try:
+        return str(protocol.decode_one(share.read(protocol.JobPaths(ticket.folder).plan))["name"])
+    except (ShareNotFoundError, protocol.TornFileError):
+        return identity
+
+
+def behind(job: Job) -> list[str]:
+    """The names of the jobs that a queued job waits for: those before it on its nodes.
+
+    Raises:
+        BatchAIError: its cluster isn't known here, or its nodes can't be asked.
+    """
+    cluster, _ = clusters.load(job.plan["cluster"])
+    try:
+        census = cluster.engine.census()
+        return [name_of(cluster.share, ticket) for ticket in _before(job, census)]
+    finally:
+        cluster.engine.close()
+
+
+def why_queued(job: Job) -> str:
+    """What a queued job waits for, in a few words: ``queued behind NAME, NAME``; raises as ``behind``."""
+    cluster, _ = clusters.load(job.plan["cluster"])
+    try:
+        census = cluster.engine.census()
+        if names := [name_of(cluster.share, ticket) for ticket in _before(job, census)]:
+            return f"queued behind {', '.join(names)}"
+        ours = _ticket(job, census)
+        if ours and any(census.nodes[node].state in (NodeState.CLOSED, NodeState.LEAVING) for node in ours.nodes):
+            return f"queued: {too_few(cluster, job.node_count)}"
+    finally:
+        cluster.engine.close()
+    return "queued: waiting for nodes"
+
+
+def too_few(cluster: Cluster, node_count: int) -> str:
+    """What a job says that waits for a cluster to grow."""
+    return (
+        f"{cluster.open_nodes} of the {cluster.engine.node_limit} nodes of cluster '{cluster.name}' take jobs; "
+        f"it starts after: batchai cluster resize -n {cluster.name} -t {node_count}"
+    )
+
+
+def _ticket(job: Job, census: Census) -> Ticket | None:
+    mark = protocol.job_mark(job.plan["job"], job.attempt)
+    return next((ticket for ticket in census.tickets if ticket.mark == mark), None)
+
+
+def _before(job: Job, census: Census) -> list[Ticket]:
+    ours = _ticket(job, census)
+    if ours is None:
+        return []
+    return [other for other in census.tickets if other.number < ours.number and set(other.nodes) & set(ours.nodes)]
+
+
+def manual(cluster: Cluster, target: int, option: str | None = None) -> ScaleSettings:
+    """Settings of a fixed number of nodes.
+
+    Args:
+        option: what becomes of jobs on nodes that leave; None: as it was.
+
+    Raises:
+        ClusterError: the cluster can't have as many nodes.
+    """
+    before = cluster.scale.manual
+    kept = before.node_deallocation_option if before else "requeue"
+    _check_size(cluster, target)
+    return ScaleSettings.model_validate({"manual": {"targetNodeCount": target, "nodeDeallocationOption": option or kept}})
+
+
+def automatic(cluster: Cluster, minimum: int, maximum: int) -> ScaleSettings:
+    """Settings of a number of nodes that follows the queue.
+
+    Raises:
+        UsageError: the numbers make no sense.
+        ClusterError: the cluster can't have as many nodes.
+    """
+    if minimum > maximum:
+        raise UsageError(f"--min {minimum} is more than --max {maximum}")
+    _check_size(cluster, maximum)
+    return ScaleSettings(auto_scale=AutoScale(minimum_node_count=minimum, maximum_node_count=maximum))
+
+
+def _check_size(cluster: Cluster, count: int) -> None:
+    if count > MOST_NODES:
+        raise UsageError(f"a cluster has at most {MOST_NODES} nodes")
+    if cluster.document.engine is not EngineName.LOCAL and count > cluster.engine.node_limit:
+        raise ClusterError(
+            f"cluster '{cluster.name}' has {cluster.engine.node_limit} hosts; name more in its document"
+            f" ({cluster_records.document_path(cluster.name)}) to have {count} nodes"
+        )
+
+
+def apply(cluster: Cluster, settings: ScaleSettings) -> Cluster:
+    """Give a cluster other scale settings: the record first, then its nodes are told. What runs on them is left alone.
+
+    Returns:
+        The cluster as it is now.
+
+    Raises:
+        ClusterError: some nodes could not be told; the others have been.
+    """
+    record = cluster.record or ClusterRecord()
+    wanted = settings.auto_scale.maximum_node_count if settings.auto_scale else _target(settings.manual)
+    size = max(wanted, cluster.engine.node_limit, cluster.document.nodes)
+    changes = {
+        "scale_settings": settings,
+        "nodes": size if size != cluster.document.nodes else None,
+        "allocation_time": timestamp(),
+    }
+    cluster_records.save(cluster.name, record.model_copy(update=changes))
+    now, _ = clusters.load(cluster.name)
+    now.engine.admit(wanted)
+    return now
+
+
+def _target(settings: ManualScale | None) -> int:
+    return settings.target_node_count if settings else 0
