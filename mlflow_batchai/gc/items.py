@@ -1,0 +1,42 @@
+"""One thing that can be freed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+# In the order in which they are shown, and freed: what a job folder names is free only when that is gone.
+KINDS = ("job", "staged files", "environment", "preparation", "tool", "agent", "log", "wheel")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing that can be freed.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        path: where it lies: a share's address with the path on it, ``node:path``, or a path of this machine.
+        size: bytes that come free.
+        modified: when it was last written or used, seconds since the epoch; None where that isn't known.
+        reason: a few words on why it can go.
+        remove: frees it, and says whether it is gone; what is in use by now stays. It may be interrupted, and asked twice; it
+            raises BatchAIError.
+    """
+
+    kind: str
+    path: str
+    size: int
+    modified: float | None
+    reason: str
+    remove: Callable[[], bool] = field(repr=False, compare=False)
+
+    def row(self) -> dict[str, Any]:
+        """As plain data."""
+        when = None
+        if self.modified is not None:
+            when = datetime.fromtimestamp(self.modified, timezone.utc).isoformat(timespec="seconds")
+        return {"kind": self.kind, "path": self.path, "bytes": self.size, "modified": when, "reason": self.reason}

@@ -1,0 +1,91 @@
+"""Staged files: what no job names goes, once it is old enough that nobody can be just about to name it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from mlflow_batchai import folders
+from mlflow_batchai.errors import ShareError
+from mlflow_batchai.gc import staged
+from mlflow_batchai.gc.items import Item
+from mlflow_batchai.node.protocol import OBJECTS, TREES, object_path
+from mlflow_batchai.shares import sweeps
+
+DAY = 86400.0
+
+
+def look(control: Any, going: tuple[str, ...] = (), days: float = 30) -> list[Item]:
+    return staged.find(control.share, folders.find(control.share), going, time.time() - days * DAY)
+
+
+def test_what_no_job_names(control: Any) -> None:
+    old, young, code = control.staged("aa1", 31), control.staged("aa2", 29), control.staged("bb1", 90)
+    data, tool = control.staged("cc1", 90), control.staged("cc2", 90)
+    control.job(
+        "lives",
+        code=(code,),
+        inputs=[{"variable": "DATA", "files": [{"path": "x", "sha256": data, "size": 10}]}],
+        tools={"rclone": {"machine": "x86_64", "sha256": tool, "size": 10}},
+    )
+    control.share.write(f"{TREES}/0123", b"all there")
+    (item,) = look(control)
+    assert (item.path, item.size, item.reason) == (f"{control.share.url}/{OBJECTS}", 10, "1 file that no job names")
+    assert item.modified == pytest.approx(time.time() - 31 * DAY, abs=60)
+    assert item.remove()
+    there = [sha256 for sha256 in (old, young, code, data, tool) if control.there(object_path(sha256))]
+    assert there == [young, code, data, tool]
+    # A whole set may not be there any more: each of its files is looked for.
+    assert control.share.list(TREES) == []
+    assert look(control) == []
+
+
+def test_what_only_jobs_name_that_go(control: Any) -> None:
+    shared, own = control.staged("aa1", 31), control.staged("bb1", 31)
+    control.job("stays", code=(shared,))
+    goes = control.job("goes", ended=40, code=(shared, own))
+    assert look(control) == []
+    (item,) = look(control, going=(goes,))
+    assert item.size == 10
+    control.share.delete(goes)
+    assert item.remove()
+    assert control.there(object_path(shared)) and not control.there(object_path(own))
+
+
+def test_a_job_that_comes_after_the_search_keeps_its_files(control: Any) -> None:
+    sha256 = control.staged("aa1", 31)
+    (item,) = look(control)
+    control.job("new", code=(sha256,))
+    assert item.remove()
+    assert control.there(object_path(sha256))
+
+
+def test_a_plan_that_cant_be_read_keeps_all(control: Any) -> None:
+    sha256 = control.staged("aa1", 31)
+    (item,) = look(control)
+    folder = control.job("odd")
+    control.share.write(f"{folder}/batchai/plan.json", b"half of it")
+    with pytest.raises(ShareError, match="odd0123 can't be read"):
+        look(control)
+    with pytest.raises(ShareError, match="odd0123 can't be read"):
+        item.remove()
+    assert control.there(object_path(sha256))
+
+
+def test_more_than_one_sweep_takes(on_directory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    control = on_directory
+    for number in range(10):
+        control.staged(f"a{number}", 31)
+    (item,) = look(control)
+    monkeypatch.setattr(sweeps, "AT_A_TIME", 4)
+    real, looks = sweeps.Sweep.may_go_on, iter([True, False, True, True, False, True, True, True])
+    monkeypatch.setattr(sweeps.Sweep, "may_go_on", lambda self: next(looks) and real(self))
+    assert item.remove()
+    assert look(control, days=0) == []
+    # A share that answers too slowly for even one is left as it is.
+    control.staged("aa1", 31)
+    (item,) = look(control)
+    monkeypatch.setattr(sweeps.Sweep, "may_go_on", lambda self: False)
+    assert not item.remove()
