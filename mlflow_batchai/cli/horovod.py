@@ -1,4 +1,4 @@
-"""`batchai horovod`: the Horovod wheel for one's own TensorFlow or PyTorch."""
+"""``batchai horovod build``: the Horovod wheel for one's own TensorFlow or PyTorch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from mlflow_batchai import horovod_wheel
 from mlflow_batchai.errors import HorovodBuildError
 
 
-@click.group()
-def horovod() -> None:
-    """Build Horovod for today's TensorFlow or PyTorch."""
-
-
-@horovod.command()
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: batchai horovod build --framework torch",
+)
 @click.option(
     "--python",
     metavar="PATH",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from mlflow_batchai.cli.options import Scope, command, named, new_name
+from mlflow_batchai.cli.options import Scope, ask, command, confirmed, named, new_name, notice
 from mlflow_batchai.cli.output import Column
 
+F = TypeVar("F", bound=Callable[..., Any])
 COLUMNS: list[Column] = [
     ("Name", "name"),
     ("Resource Group", "resourceGroup"),
@@ -17,8 +21,21 @@ COLUMNS: list[Column] = [
 ]
 
 
+def _named(function: F) -> F:
+    """The workspace's name, also by -w, as ``az batchai`` took it; never the default one, which nobody has typed."""
+
+    @functools.wraps(function)
+    def run(scope: Scope, name: str | None, **values: Any) -> Any:
+        typed = click.get_current_context().get_parameter_source("workspace_") is ParameterSource.COMMANDLINE
+        if not name and not typed:
+            raise click.UsageError("the name of the workspace is missing: -n NAME")
+        return function(scope, name or scope.workspace, **values)
+
+    return named("workspace", optional=True)(run)  # type: ignore[return-value]
+
+
 @command(COLUMNS, example="batchai workspace create -n vision -l eastus")
-@named("workspace")
+@_named
 @click.option("-l", "--location", metavar="NAME", help="Shown with the workspace; nothing depends on it.")
 def create(scope: Scope, name: str, location: str | None) -> Any:
     """Make a workspace. One that is there already is shown."""
@@ -28,7 +45,7 @@ def create(scope: Scope, name: str, location: str | None) -> Any:
 
 
 @command(COLUMNS, example="batchai workspace show vision")
-@named("workspace")
+@_named
 def show(scope: Scope, name: str) -> Any:
     """A workspace."""
     from mlflow_batchai import workspaces
@@ -42,3 +59,19 @@ def list_workspaces(scope: Scope) -> Any:
     from mlflow_batchai import workspaces
 
     return [workspaces.find(name) for name in workspaces.names()]
+
+
+@command(example="batchai workspace delete vision -y")
+@_named
+@confirmed
+@click.option("--no-wait", is_flag=True, help="Has no effect: clusters are gone when their jobs have ended.")
+def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
+    """Delete a workspace and its clusters, ending their jobs. Experiments and their runs stay in MLflow."""
+    from mlflow_batchai import cluster_records, resizing, workspaces
+
+    workspaces.find(name)
+    clusters = cluster_records.in_workspace(name)
+    ask(f"Delete workspace {name}" + (f" and its clusters ({', '.join(clusters)})?" if clusters else "?"), yes)
+    for cluster in clusters:
+        resizing.delete(cluster, notice)
+    workspaces.delete(name)

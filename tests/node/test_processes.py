@@ -211,4 +211,4 @@ def test_what_starts_another_program_all_the_time_is_found(run, mark, tmp_path):
     again.write_text('#!/bin/sh\nexec /bin/sh "$0"\n')
     process = run("/bin/sh", str(again))
     wait_for(lambda: process.pid in processes.marked(mark))
-    assert [True] * 150 == [process.pid in processes.marked(mark) for _ in range(150)]
+    assert [process.pid in processes.marked(mark) for _ in range(150)] == [True] * 150

@@ -1,0 +1,103 @@
+"""examples/tutorial: Batch AI's own tutorial, step by step as a shell script, on four nodes of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_text import commands
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tutorial"
+
+
+def in_steps(output: str) -> dict[str, str]:
+    """Step's title -> what its commands printed."""
+    pieces = re.split(r"^# (\d+ .*)$", output, flags=re.M)
+    return {title: text.strip("\n") for title, text in zip(pieces[1::2], pieces[2::2], strict=True)}
+
+
+@pytest.mark.training
+@pytest.mark.timeout(600)
+def test_from_first_to_last(world: Any, tmp_path: Path) -> None:
+    """Each step's output has the shape that Batch AI's had; training is real, and its .h5 is downloaded."""
+    variables = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    for name in [name for name in os.environ if name.startswith(("AZURE_", "BATCHAI_"))]:
+        world.environment.pop(name, None)
+    world.environment["BATCHAI_HOME"] = str(world.home)
+    done = world.call(["sh", str(EXAMPLE / "tutorial.sh")], timeout=500, **variables)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    said = in_steps(done.stdout)
+    assert [int(title.split()[0]) for title in said] == list(range(1, 14))
+    step = {int(title.split()[0]): text for title, text in said.items()}
+
+    workspace = json.loads(step[1])
+    assert workspace["id"].endswith("/resourceGroups/batchai.horovod/providers/Microsoft.BatchAI/workspaces/myworkspace")
+    assert (workspace["location"], workspace["provisioningState"]) == ("eastus", "succeeded")
+    assert json.loads(step[2])["type"] == "Microsoft.BatchAI/workspaces/experiments"
+    cluster = json.loads(step[3])
+    assert cluster["scaleSettings"]["manual"]["targetNodeCount"] == 4
+    assert (cluster["vmSize"], cluster["vmPriority"]) == ("STANDARD_NC6", "lowpriority")
+    assert set(cluster["nodeStateCounts"]) == {
+        f"{state}NodeCount" for state in ("idle", "running", "preparing", "unusable", "leaving")
+    }
+
+    titles, _, row = step[4].splitlines()
+    wanted = ["Name", "Resource Group", "Workspace", "VM Size", "State", "Idle", "Running", "Preparing", "Leaving", "Unusable"]
+    assert re.split(r" {2,}", titles) == wanted
+    cells = "nc6cluster batchai.horovod myworkspace STANDARD_NC6 steady 4 0 0 0 0"
+    assert row.split() == cells.split()
+
+    assert '"created": true' in step[5]
+    job = json.loads(step[7])
+    assert (job["name"], job["executionState"], job["toolType"], job["nodeCount"]) == (
+        "cifar_distributed",
+        "queued",
+        "horovod",
+        4,
+    )
+    assert job["executionInfo"] is None or job["executionInfo"]["exitCode"] is None
+    state, _, counts = step[8].partition("\n")
+    assert json.loads(state) == "running"
+    assert json.loads(counts)["runningNodeCount"] == 4 and json.loads(counts)["idleNodeCount"] == 0
+
+    assert "4 ranks train 6 epochs each" in step[9]
+    accuracy = re.search(r"^Test accuracy: ([\d.]+)$", step[9], re.M)
+    assert accuracy and float(accuracy[1]) > 0.85
+    assert re.split(r" {2,}", step[10].splitlines()[0]) == ["Name", "Type", "Size", "Modified"]
+    listed = {line.split()[0] for line in step[10].splitlines()}
+    assert {"stdout.txt", "stderr.txt", "execution-node-3.log", "stdout-job_prep-node-0.txt", "cifar_cnn.h5"} <= listed
+
+    assert (world.cwd / "cifar_cnn.h5").read_bytes().startswith(b"\x89HDF")
+    assert "left" not in step[12]
+    notices = [line for line in done.stderr.splitlines() if "mystorage" in line and "directory" in line]
+    assert notices, "that the account is a directory here is said"
+
+    # After its last step nothing is left but the run in MLflow's trash.
+    for arguments in (
+        ["job", "show", "cifar_distributed"],
+        ["cluster", "show", "nc6cluster"],
+        ["workspace", "show", "myworkspace"],
+    ):
+        assert world.batchai(*arguments).returncode == 3
+    world.wait_gone()
+
+
+def test_the_text_is_the_script() -> None:
+    """Each command of the README stands in the script as it stands there."""
+    script = (
+        (EXAMPLE / "tutorial.sh")
+        .read_text(encoding="utf-8")
+        .replace('"$here/', "")
+        .replace('.py"', ".py")
+        .replace('.json"', ".json")
+    )
+    shown = commands(EXAMPLE)
+    assert len([line for line in shown if line.startswith("batchai ")]) >= 17
+    for line in shown:
+        assert line in script, line
+    assert len(re.findall(r"^step ", script, re.M)) == 13
