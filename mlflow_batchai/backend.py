@@ -129,7 +129,7 @@ def _prepare(
     console = JobConsole(1)
     for warning in [*warnings, *more, *prepared.warnings]:
         console.say(warning)
-    check_volumes(prepared.plan["volumes"])
+    check_volumes(prepared.plan["volumes"], cluster)
     for warning in cluster.engine.check(prepared.plan["nodeCount"], prepared.needs):
         console.say(warning)
     prepared = prepared.with_tools(cluster.engine.lacking)

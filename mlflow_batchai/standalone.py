@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -137,11 +138,22 @@ def check_script(prepared: Prepared, properties: JobProperties, source: str) -> 
     volume = volumes[index]
     if volume["share"] is None:
         return
-    folder, _, name = inside.rpartition("/")
-    found = next((entry for entry in open_share(volume["share"]).list(folder) if entry.name == name), None)
-    if found is None or found.is_directory:
-        trouble = "there is no such file" if found is None else "that is a folder"
+    found = _kind(volume["share"], inside)
+    if found != "a file":
+        trouble = f"that is {found}" if found else "there is no such file"
         raise DocumentError(f"{what}, and {trouble}: looked for '{inside}' on the {volume['name']} ({_shown(volume['share'])})")
+
+
+def _kind(share: str, path: str) -> str:
+    """What lies there, for a sentence; empty for nothing."""
+    if share.startswith("file:"):
+        file = Path(_shown(share), path)
+        return "a folder" if file.is_dir() else "a file" if file.exists() else ""
+    folder, _, name = path.rpartition("/")
+    for entry in open_share(share).list(folder):
+        if entry.name == name:
+            return "a folder" if entry.is_directory else "a file"
+    return ""
 
 
 def _shown(share: str) -> str:

@@ -6,12 +6,14 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from mlflow_batchai import accounts
 from mlflow_batchai.clusters import Cluster
 from mlflow_batchai.errors import BatchAIError, DocumentError, ShareError
-from mlflow_batchai.placeholders import ACCOUNT, ACCOUNT_VARIABLE, KEY_VARIABLE, filled, has_key, named_account, remember
+from mlflow_batchai.placeholders import ACCOUNT, ACCOUNT_VARIABLE, KEY_VARIABLE, filled, has_key, remember
 from mlflow_batchai.places import CONTROL_MOUNT
 from mlflow_batchai.shares import credentials, open_share
 from mlflow_batchai.shares.location import AzureLocation, parse
@@ -194,7 +196,7 @@ class _Chooser:
         assert cluster.file_shares
         share, path, on_nodes = cluster.file_shares
         account, name = location.account, "/".join(part for part in (location.share, location.folder) if part)
-        folder = share.made(f"{path}/{account}/{name}")
+        folder = share.local(f"{path}/{account}/{name}")
         if cluster.mount:
             self._warn(f"on cluster '{cluster.name}' the file share {account}/{name} is the directory {folder}")
         else:
@@ -262,7 +264,7 @@ class _Chooser:
     def _account(self) -> str:
         """The storage account of documents that name none: the environment's, else the control share's."""
         control = self._cluster.location
-        return named_account() or (control.account if control else "")
+        return accounts.default() or (control.account if control else "")
 
     def _unmanaged(self, entry: UnmanagedFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
         name = f"unmanaged file system {entry.relative_mount_path.strip('/')}"
@@ -285,8 +287,8 @@ def _refuse_nested(volumes: Sequence[Volume]) -> None:
             )
 
 
-def check_volumes(volumes: Sequence[Volume]) -> None:
-    """Ask for every volume that this machine can reach, one request each, before anything exists.
+def check_volumes(volumes: Sequence[Volume], cluster: Cluster) -> None:
+    """Ask for every volume that this machine can reach, one request each, and make the folders that stand for Azure's.
 
     Raises:
         ShareError: one can't be used: no such share, wrong key, no network.
@@ -297,3 +299,7 @@ def check_volumes(volumes: Sequence[Volume]) -> None:
                 open_share(volume["share"]).list("")
             except BatchAIError as error:
                 raise ShareError(f"{volume['where']} ({volume['name']}): {error}") from error
+        elif volume["kind"] == "link" and volume is not volumes[0]:
+            assert cluster.file_shares
+            share = cluster.file_shares[0]
+            share.made(str(PurePosixPath(unquote(urlsplit(volume["share"]).path)).relative_to(share.root)))

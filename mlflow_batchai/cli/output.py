@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -15,6 +15,14 @@ from mlflow_batchai.errors import UsageError
 
 Column = tuple[str, str | Callable[[Mapping[str, Any]], object]]
 """A table's column: its title, and what stands in it: a path of keys (``executionInfo.exitCode``), or a function of the row."""
+
+
+class Tabular(NamedTuple):
+    """A result whose table has other rows than itself."""
+
+    whole: Any
+    rows: Sequence[Mapping[str, Any]]
+    columns: Sequence[Column]
 
 
 def check_query(query: str) -> Callable[[Any], Any]:
@@ -70,6 +78,8 @@ def render(data: Any, output: str, columns: Sequence[Column] | None = None, colo
 
 def emit(data: Any, output: str, query: Callable[[Any], Any] | None = None, columns: Sequence[Column] | None = None) -> None:
     """Print a command's result."""
+    if isinstance(data, Tabular):
+        data, columns = (list(data.rows), data.columns) if output == "table" and query is None else (data.whole, None)
     if query is not None:
         data, columns = query(data), None
     colored = output == "jsonc" and sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -24,7 +24,10 @@ class DirectoryShare:
     """See ``Share`` for the promises. What it makes is as open to others as its root: nodes may be another user on it.
 
     Args:
-        root: an absolute path; made if it isn't there.
+        root: an absolute path; made with the first thing that is put there, if it isn't there.
+
+    Raises:
+        ShareError: something else than a directory is there, or it can't be looked at.
     """
 
     at_once = 1
@@ -32,9 +35,10 @@ class DirectoryShare:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            if self.root.exists() and not self.root.is_dir():
+                raise ShareError(f"{self.root} is no folder")
         except OSError as error:
-            raise ShareError(f"the folder {self.root} can't be made: {error.strerror}") from error
+            raise ShareError(f"the folder {self.root} can't be used: {error.strerror}") from error
 
     @classmethod
     def existing(cls, root: str | Path) -> DirectoryShare:
@@ -93,8 +97,10 @@ class DirectoryShare:
         with self._errors(path):
             if not source.exists():
                 freshen(str(source))
-            with source.open("rb") as incoming:
-                partial = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
+            incoming = source.open("rb")
+        partial = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
+        try:
+            with incoming:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 try:
                     with partial.open("xb") as outgoing:
@@ -103,6 +109,8 @@ class DirectoryShare:
                 except BaseException:
                     partial.unlink(missing_ok=True)
                     raise
+        except OSError as error:
+            raise ShareError(f"share {self.root}: '{path}' can't be copied to '{target}': {error.strerror or error}") from error
         if progress:
             progress(target.stat().st_size)
 
@@ -131,6 +139,9 @@ class DirectoryShare:
     def _make(self, folder: Path) -> None:
         """A directory with its parents."""
         if folder.is_dir():
+            return
+        if folder == self.root:
+            folder.mkdir(parents=True, exist_ok=True)
             return
         self._make(folder.parent)
         with contextlib.suppress(FileExistsError):

@@ -25,6 +25,7 @@ from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.spec.cluster import ClusterDocument
 from mlflow_batchai.spec.loading import parse_batchai
 from mlflow_batchai.spec.mlproject import bind, find_entry_point, load_project
+from mlflow_batchai.volumes import check_volumes
 
 SHARE = {"azureFileUrl": "https://acc.file.core.windows.net/data", "relativeMountPath": "afs"}
 
@@ -56,7 +57,9 @@ class Desk:
         engine = SimpleNamespace(node_limit=nodes)
         share, home = DirectoryShare(self.root / "share"), DirectoryShare(self.root / "home")
         places = str(share.root), (home, "shares", str(home.root / "shares"))
-        cluster = Cluster("c", document, share, engine, places[0], document.mount or "folder", places[1], "/py", "/envs")
+        self.cluster = cluster = Cluster(
+            "c", document, share, engine, places[0], document.mount or "folder", places[1], "/py", "/envs"
+        )
         file, _ = parse_batchai(config or {}, "batchai.yaml")
         return projects.prepare(project, point, values, file, cluster, self.cwd, env_manager, "batchai.yaml")
 
@@ -307,6 +310,8 @@ def test_file_shares_are_directories_here_and_logs_may_lie_there(desk):
     )
     prepared = desk.prepare(config)
     folder = desk.root / "home" / "shares" / "acc" / "data"
+    assert not folder.parent.exists()
+    check_volumes(prepared.plan["volumes"], desk.cluster)
     assert folder.is_dir()
     assert prepared.plan["volumes"][1] == {
         "scope": "job",

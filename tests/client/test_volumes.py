@@ -23,7 +23,7 @@ from mlflow_batchai.spec.cluster import ClusterDocument
 from mlflow_batchai.spec.job import JobProperties
 from mlflow_batchai.spec.loading import parse_cluster
 from mlflow_batchai.spec.problems import parse as parse_model
-from mlflow_batchai.volumes import choose_volumes
+from mlflow_batchai.volumes import check_volumes, choose_volumes
 
 KEY = base64.b64encode(b"k" * 64).decode()
 DATA = "https://acc.file.core.windows.net/data"
@@ -55,7 +55,9 @@ def choose(tmp_path, monkeypatch):
         on_nodes = CONTROL if azure else str(tmp_path / "share")
         cluster = Cluster("c", document, share, None, on_nodes, mount, places, "/py", None, location)
         properties, _ = parse_model(JobProperties, {"mountVolumes": mounts or {}}, "job.json")
-        return choose_volumes(properties, cluster, "job.json", 3600.0)
+        chosen = choose_volumes(properties, cluster, "job.json", 3600.0)
+        choose.check = lambda: check_volumes(chosen.volumes, cluster)
+        return chosen
 
     return choose
 
@@ -212,7 +214,9 @@ def test_an_account_that_nothing_opens_is_a_directory_and_one_notice_says_so(cho
     assert kinds(chosen) == [("link", set())] * 2
     folder = tmp_path / "home" / "shares" / "acc"
     assert [volume["source"] for volume in chosen.volumes[1:]] == [str(folder / "data" / "in" / "it"), str(folder / "more")]
-    assert (folder / "data" / "in" / "it").is_dir()
+    assert not folder.exists()
+    choose.check()
+    assert (folder / "data" / "in" / "it").is_dir() and (folder / "more").is_dir()
     [notice] = chosen.warnings
     assert notice.startswith(f"there is no key or SAS for the storage account 'acc', so it is the directory {folder}; if it is")
 
@@ -222,6 +226,7 @@ def test_an_account_with_credentials_is_azures(choose, tmp_path, monkeypatch):
     monkeypatch.setattr(credentials, "_remembered", {})
     nothing = file_share(credentials=None)
     assert kinds(choose(nothing, local=True)) == [("link", set())]
+    (tmp_path / "home").mkdir()
     (tmp_path / "home" / "config.yaml").write_text(
         f"shares: {{acc: {{accountKey: '{KEY}', fileEndpoint: 'http://10.0.0.1:1/ACCOUNT'}}}}"
     )

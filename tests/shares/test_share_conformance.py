@@ -155,6 +155,7 @@ def test_3_one_process_of_many_gets_a_claim(share):
         "print(*[int(share.claim(f'c/{n}')) for n in range(50)])"
     )
     argv = [sys.executable, "-c", code, share.url]
+    share.claim("another")
     processes = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     for process in processes:
         process.stdin.write("x")
@@ -410,6 +411,7 @@ def test_a_link_to_nothing_hides_no_other_name(tmp_path):
 
 def test_deleting_a_link_leaves_what_it_points_to(tmp_path):
     share = DirectoryShare(tmp_path / "share")
+    share.claim("a")
     (tmp_path / "precious").mkdir()
     (tmp_path / "share" / "link").symlink_to(tmp_path / "precious")
     share.delete("link")

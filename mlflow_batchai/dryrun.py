@@ -1,0 +1,116 @@
+"""What a job would run, without running it: by the very functions that nodes start its ranks with.
+
+What is only known on nodes, or once there is a run, stands in angle brackets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlflow_batchai import runs
+from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.engines.base import NodeCommand, StartRequest
+from mlflow_batchai.node import launchers, protocol, ranks
+from mlflow_batchai.node.environment import thread_variables
+from mlflow_batchai.node.gpus import Gpus, of_node
+from mlflow_batchai.node.layout import NodeLayout, node_id
+from mlflow_batchai.node.network import LOOPBACK
+from mlflow_batchai.node.staging import SetupError
+from mlflow_batchai.places import segment as place_of
+from mlflow_batchai.prepared import Prepared
+from mlflow_batchai.spec.cluster import Engine
+
+MASK = "**********"
+JOB, RUN = "<job id>", "<run id>"
+
+
+def describe(prepared: Prepared, cluster: Cluster, workspace: str, experiment: str) -> dict[str, Any]:
+    """The job as plain data: what each node and each rank would run, with which environment, mounts and files.
+
+    Nothing is made, no node is asked, and secrets are asterisks.
+
+    Args:
+        experiment: its name.
+    """
+    segment = place_of(workspace, experiment, prepared.name, JOB)
+    folder = "/".join(part for part in (prepared.plan["folderPrefix"], segment) if part)
+    plan = {**prepared.plan, "job": JOB, "runId": RUN, "segment": segment, "folder": folder, "attempt": 1}
+    request = StartRequest(JOB, protocol.job_mark(JOB, 1), folder, 1, plan["nodeCount"], {})
+    commands = cluster.engine.render(request)
+    files = [*prepared.code, *prepared.inputs, *prepared.tools]
+    return {
+        "name": prepared.name,
+        "cluster": cluster.name,
+        "workspace": workspace,
+        "experimentName": experiment,
+        "folder": f"{cluster.share.url}/{folder}",
+        "container": (plan["container"] or {}).get("image"),
+        "nodes": [{"node": node_id(command.node), "command": list(command.argv)} for command in commands],
+        "mounts": [_mount(volume) for volume in plan["volumes"]],
+        "preparation": plan["preparation"],
+        "ranks": _ranks(plan, prepared, cluster, commands),
+        "files": {"count": len({file.sha256 for file in files}), "bytes": sum(file.size for file in files)},
+        "parameters": dict(prepared.parameters),
+        "secrets": sorted(prepared.secrets),
+    }
+
+
+def _mount(volume: Mapping[str, Any]) -> dict[str, Any]:
+    root = "$AZ_BATCHAI_JOB_MOUNT_ROOT" if volume["scope"] == "job" else "$AZ_BATCHAI_MOUNT_ROOT"
+    how = {"link": "directory", "azureFiles": volume.get("how"), "azureBlob": volume.get("how")}.get(volume["kind"])
+    source = volume["source"] if volume["kind"] == "link" else volume["share"] or volume.get("source") or volume.get("command")
+    return {"path": f"{root}/{volume['path']}", "name": volume["name"], "how": how or volume["kind"], "source": source}
+
+
+def _ranks(
+    plan: Mapping[str, Any], prepared: Prepared, cluster: Cluster, commands: Sequence[NodeCommand]
+) -> list[dict[str, Any]]:
+    here = cluster.document.engine is Engine.LOCAL
+    # Nodes of one machine meet on loopback.
+    loopback = here and not plan["networkInterface"]
+    counted = [_gpus(plan, cluster, command.node) for command in commands]
+    addresses = [LOOPBACK["address"] if loopback else f"<address of {node_id(command.node)}>" for command in commands]
+    interface = str(LOOPBACK["name"]) if loopback else plan["networkInterface"] or "<network interface>"
+    rendezvous = {"address": addresses[0], "port": "<port>" if launchers.needs_rendezvous(plan) else 0}
+    own = {name: runs.shown(value) if name.lower().endswith("_proxy") else value for name, value in os.environ.items()}
+    document = {entry["name"] for entry in plan["environmentVariables"]} | set(prepared.secrets)
+    found = []
+    for slot in launchers.slots_of(plan, [len(gpus.ids) for gpus in counted]):
+        command = commands[slot.node]
+        layout = NodeLayout(command.root, dict(plan), slot.node)
+        known = ranks.Known(
+            own if here else {name: f"<{name} of the node>" for name in ("PATH", "HOME")},
+            addresses,
+            counted[slot.node],
+            dict.fromkeys(prepared.secrets, MASK),
+            plan["python"] if "/" in plan["python"] else f"<folder of {plan['python']}>/{plan['python']}",
+            {"PATH": "<PATH of the image>"} if plan["container"] else None,
+        )
+        cores = max(1, len(os.sched_getaffinity(0)) // cluster.engine.node_limit) if here else 0
+        environment = ranks.rank_environment(layout, known, slot, rendezvous, interface, cores, command.archive)
+        if not here:
+            threads = f"<cores of {node_id(slot.node)} / {slot.local_size}>"
+            environment.update(dict.fromkeys(thread_variables(1).keys() - document, threads))
+        found.append(
+            {
+                "rank": slot.rank,
+                "node": node_id(slot.node),
+                "argv": ranks.argv(plan),
+                "directory": layout.code,
+                "environment": environment,
+            }
+        )
+    return found
+
+
+def _gpus(plan: Mapping[str, Any], cluster: Cluster, node: int) -> Gpus:
+    """A node's GPUs: what this machine has of them, else as many as the cluster document says."""
+    wanted = plan["gpusPerNode"]
+    if cluster.document.engine is Engine.LOCAL:
+        try:
+            return of_node(os.environ, (node, cluster.engine.node_limit), wanted, node_id(node))
+        except SetupError:
+            pass
+    return Gpus([str(number) for number in range(wanted or 0)], wanted == 0, "gpusPerNode")
