@@ -49,9 +49,11 @@ class Directory(NamedTuple):
         for depth, part in enumerate(parts):
             entries = self._listed("/".join(parts[:depth]))
             found = next((entry for entry in entries if entry.name == part), None)
-            if found is not None and not found.is_directory and depth + 1 == len(parts):
-                return [found]
-            if found is None or not found.is_directory:
+            if found is not None and not found.is_directory:
+                if depth + 1 == len(parts):
+                    return [found]
+                raise NotFoundError(f"{'/'.join([self.id, *parts[: depth + 1]])} is a file, not a folder")
+            if found is None:
                 where = "/".join([self.id, *parts[:depth]])
                 names = [entry.name for entry in entries]
                 listed = ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "") if names else "nothing yet"

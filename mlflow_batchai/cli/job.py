@@ -81,7 +81,8 @@ def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, 
         if scope.workspace_given:
             # Jobs may stand under a workspace that has no record here: only now it matters.
             workspaces.find(scope.workspace)
-        notice(f"no such job in {store.uri}")
+        filtered = scope.experiment_given or any(wanted.values())
+        notice(f"{'no such jobs' if filtered else 'no jobs'} in {store.uri}")
     return [jobview.summary(run, names.get(run.info.experiment_id)) for run in listed]
 
 

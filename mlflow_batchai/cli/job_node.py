@@ -73,7 +73,7 @@ def _alive(found: Submitted) -> list[dict[str, Any]]:
 @command(example="batchai job node exec -j digits-3f2a1c -n node-0 --exec nvidia-smi", experiment=True)
 @named("job", ("-j", "--job"), dest="job")
 @click.option("-n", "--node-id", "node", metavar="ID", help="The job's node: node-2, or its host's name.  [node-0]")
-@click.option("--exec", "line", metavar="COMMAND", help="A shell line; without one, a shell.")
+@click.option("--exec", "line", metavar="COMMAND", help="A shell line; may be left out with -L.")
 @click.option("-L", "--address", "forwards", metavar="PORT:HOST:PORT", multiple=True, help="Forward a port, as ssh -L does.")
 def execute(scope: Scope, job: str, node: str | None, line: str | None, forwards: tuple[str, ...]) -> None:
     """Run a command on a node of a job, or forward ports; the exit code is the command's."""

@@ -36,7 +36,7 @@ def stream_file(found: Submitted, identity: str, path: str) -> Iterator[str]:
         notice(f"{jobview.address(place.share, place.inside(path))} (Ctrl-C leaves the job running)")
 
         def over(attempt: int = job.attempt) -> bool:
-            return runner.state(found).ended or found.job.attempt != attempt
+            return runner.state(found, ending=False).ended or found.job.attempt != attempt
 
         def restarted() -> None:
             click.echo(f"\nbatchai: {name} was cut or replaced; it begins anew", err=True)

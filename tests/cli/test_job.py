@@ -1,0 +1,260 @@
+"""``batchai job show|wait|attach|terminate|delete``: what each says and exits with, whatever has become of the job."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from command_line import Cli
+
+from mlflow_batchai import detached, lookup, runner, runs
+from mlflow_batchai.errors import JobDetachedError, ShareError
+from mlflow_batchai.jobs import JobState
+from mlflow_batchai.shares.directory import DirectoryShare
+
+TAGS = {
+    runs.TAG_JOB: "toy-1",
+    runs.TAG_CLUSTER: "local",
+    runs.TAG_WORKSPACE: "default",
+    runs.TAG_SHARE: "file:///nowhere",
+    runs.TAG_FOLDER: "workspaces/default/experiments/Default/jobs/toy-1/0123456789",
+    runs.TAG_STATE: "running",
+    runs.TAG_NODES: "2",
+}
+
+
+@pytest.fixture
+def run(cli: Cli):
+    """The run of a job."""
+    return runs.create(cli.world.client, "0", TAGS, {}, None, None)
+
+
+@pytest.fixture
+def job(cli: Cli, run, monkeypatch, tmp_path):
+    """A job that the run's tags name, as far as the command line looks into it."""
+    made = SimpleNamespace(
+        name="toy-1", plan={"ranks": 1}, folder="logs/seg", share=DirectoryShare(tmp_path / "share"), calls=[]
+    )
+    made.current, made.ended = JobState("running"), JobState("succeeded", 0)
+    made.state = lambda ending=True: made.current
+    found = detached.Submitted(made, run.info.run_id, None)
+
+    def wait(found, say):
+        made.calls.append("wait")
+        return made.ended
+
+    def watch(found, console, signals, **options):
+        made.calls.append(options)
+        if isinstance(made.ended, Exception):
+            raise made.ended
+        return made.ended
+
+    monkeypatch.setattr(lookup, "of_run", lambda run, tracking: found)
+    monkeypatch.setattr(detached, "ensure_follower", lambda found: made.calls.append("follower"))
+    monkeypatch.setattr(runner, "cancel", lambda found, why: made.calls.append(f"cancel: {why}"))
+    monkeypatch.setattr(runner, "wait", wait)
+    monkeypatch.setattr(runner, "watch", watch)
+    return made
+
+
+def lose_folder(monkeypatch, run):
+    """Have the job's folder be gone, as ``lookup`` finds it."""
+
+    def of_run(run, tracking):
+        raise lookup.NoFolderError(run, "file:///share")
+
+    monkeypatch.setattr(lookup, "of_run", of_run)
+
+
+def end_run(cli, run, status, **tags):
+    for name, value in tags.items():
+        cli.world.client.set_tag(run.info.run_id, f"batchai.{name}", value)
+    cli.world.client.set_terminated(run.info.run_id, status)
+
+
+@pytest.mark.parametrize("verb", ["show", "wait", "attach", "terminate", "delete", "logs"])
+def test_an_unknown_job_is_one_sentence_and_exit_code_3(cli, run, verb):
+    assert cli("job", verb, "nope") == (3, "", "batchai: there is no job 'nope'; the newest are: toy-1\n")
+
+
+def test_a_bug_is_one_sentence_too_and_debug_shows_where(cli, run, monkeypatch):
+    monkeypatch.setattr(lookup, "of_run", lambda run, tracking: {}["nope"])
+    assert cli("job", "show", "toy-1") == (1, "", "batchai: KeyError: 'nope' (with --debug: where)\n")
+    with pytest.raises(KeyError):
+        cli("job", "show", "toy-1", "--debug")
+
+
+ENDS = [
+    (JobState("succeeded", 0), 0, "batchai: job toy-1 succeeded\n"),
+    (JobState("failed", 7, reason="rank 0 died"), 7, "batchai: job toy-1 failed: rank 0 died\n"),
+    (JobState("failed", None, terminated=True), 1, "is KILLED)\n"),
+    (JobState("failed", None, ({"code": "NodeLost"},), reason="node-1 was lost"), 1, "job toy-1 failed: node-1 was lost\n"),
+]
+
+
+@pytest.mark.parametrize(("ended", "code", "words"), [*ENDS, (JobDetachedError("left; job toy-1 goes on"), 1, "goes on\n")])
+def test_attach(cli, job, ended, code, words):
+    job.ended = ended
+    said = cli("job", "attach", "toy-1")
+    assert (said.code, said.out) == (code, "")
+    assert said.err.endswith(words)
+    assert job.calls == ["follower", {"from_start": True}]
+    assert cli("job", "attach", "-n", "toy-1", "--new").code == code
+    assert job.calls[-1] == {"from_start": False}
+
+
+@pytest.mark.parametrize(("ended", "code", "words"), ENDS)
+def test_wait_exits_with_the_jobs_code_and_never_0_for_one_that_failed(cli, job, ended, code, words):
+    job.ended = ended
+    said = cli("job", "wait", "-n", "toy-1", "--interval", "15")
+    assert (said.code, said.out) == (code, "")
+    assert said.err.endswith(words)
+    assert job.calls == ["follower", "wait"]
+
+
+@pytest.mark.parametrize(
+    ("status", "tags", "code", "words"),
+    [
+        ("FINISHED", {"executionState": "succeeded", "exitCode": "0"}, 0, "job toy-1 succeeded"),
+        ("FAILED", {"executionState": "failed", "exitCode": "5", "reason": "rank 0"}, 5, "job toy-1 failed: rank 0"),
+        ("KILLED", {"executionState": "failed", "errorCode": "JobTerminate", "reason": "by me"}, 1, "was terminated: by me"),
+    ],
+)
+def test_a_job_whose_folder_is_gone_is_what_its_run_says(cli, run, monkeypatch, status, tags, code, words):
+    end_run(cli, run, status, **tags)
+    lose_folder(monkeypatch, run)
+    said = cli("job", "wait", "toy-1")
+    assert (said.code, said.out) == (code, "")
+    assert words in said.err
+    said = cli("job", "show", "toy-1")
+    assert said.err == "batchai: the folder of job toy-1 is gone; this is what its run says\n"
+    shown = json.loads(said.out)
+    assert (shown["runStatus"], shown["executionState"]) == (status, tags["executionState"])
+
+
+def test_a_job_without_a_folder_that_has_not_ended_is_an_error(cli, run, monkeypatch):
+    cli.world.client.update_run(run.info.run_id, status="RUNNING")
+    lose_folder(monkeypatch, run)
+    for verb in ("show", "wait", "attach"):
+        said = cli("job", verb, "toy-1")
+        assert (said.code, said.out) == (1, "")
+        assert said.err.startswith("batchai: job toy-1 has no job folder: ")
+
+
+def test_ctrl_c_leaves_a_job_that_is_waited_for(cli, job, monkeypatch):
+    def wait(found, say):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "wait", wait)
+    assert cli("job", "wait", "toy-1") == (1, "", "\nbatchai: interrupted; jobs that run go on\n")
+
+
+def test_terminate(cli, job):
+    job.ended = JobState("failed", reason="terminated by me", terminated=True)
+    assert cli("job", "terminate", "toy-1", "-y") == (0, "", "batchai: job toy-1: failed (terminated by me)\n")
+    assert job.calls == ["cancel: batchai job terminate", "follower", "wait"]
+    job.calls.clear()
+    assert cli("job", "terminate", "toy-1", "-y", "--no-wait") == (0, "", "")
+    assert job.calls == ["cancel: batchai job terminate"]
+
+
+@pytest.mark.parametrize("verb", ["terminate", "delete"])
+def test_what_cannot_be_undone_is_asked_only_on_a_terminal(cli, job, verb):
+    said = cli("job", verb, "toy-1")
+    assert (said.code, said.out) == (2, "")
+    assert said.err == f"batchai: {verb.capitalize()} job toy-1: this needs -y where there is no terminal to ask on\n"
+    assert job.calls == []
+
+
+def test_terminate_what_has_ended(cli, job):
+    job.current = JobState("succeeded", 0)
+    assert cli("job", "terminate", "toy-1") == (0, "", "batchai: job toy-1 has ended already\n")
+    assert job.calls == ["follower", "wait"]  # its run may not have ended
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        ("SCHEDULED", 0, "batchai: job toy-1: nothing of it had been started; its run is KILLED\n"),
+        ("KILLED", 0, "batchai: job toy-1 has ended already\n"),
+        ("RUNNING", 1, "batchai: job toy-1 has no job folder: "),
+    ],
+)
+def test_terminate_what_never_began(cli, run, monkeypatch, status, code, words):
+    cli.world.client.update_run(run.info.run_id, status=status)
+    lose_folder(monkeypatch, run)
+    if status == "SCHEDULED":
+        assert cli("job", "terminate", "toy-1").code == 2  # it asks, too
+    said = cli("job", "terminate", "toy-1", "-y")
+    assert (said.code, said.out) == (code, "")
+    assert said.err.startswith(words)
+    assert cli.world.client.get_run(run.info.run_id).info.status == ("RUNNING" if code else "KILLED")
+
+
+def deleted(cli, run):
+    return cli.world.client.get_run(run.info.run_id).info.lifecycle_stage == "deleted"
+
+
+def test_delete_what_runs(cli, job, run):
+    """It is ended first; its run goes to MLflow's trash, its files stay; afterwards there is no such job."""
+    said = cli("job", "delete", "toy-1", "-y")
+    assert (said.code, said.out) == (0, "")
+    assert f"its files stay at {job.share.root}/logs/seg until `batchai gc`" in said.err
+    assert f"mlflow runs restore --run-id {run.info.run_id}" in said.err
+    assert job.calls == ["cancel: batchai job delete", "follower", "wait"]
+    assert deleted(cli, run)
+    for name in ("toy-1", run.info.run_id):
+        assert cli("job", "show", name).code == 3
+    assert cli.json("job", "list") == []
+
+
+def test_delete_without_waiting(cli, job, run):
+    assert cli("job", "delete", "toy-1", "-y", "--no-wait").code == 0
+    assert job.calls == ["cancel: batchai job delete"]
+    assert deleted(cli, run)
+
+
+def test_delete_what_has_ended_waits_for_its_last_results(cli, job, run):
+    job.current = JobState("succeeded", 0)
+    assert cli("job", "delete", "toy-1", "-y").code == 0
+    assert job.calls == ["follower", "wait"]
+    assert deleted(cli, run)
+
+
+def test_delete_what_has_no_folder(cli, run, monkeypatch):
+    lose_folder(monkeypatch, run)
+    said = cli("job", "delete", "toy-1", "-y")
+    assert (said.code, "nothing of it lies on its share" in said.err) == (0, True)
+    assert deleted(cli, run)
+
+
+def test_delete_where_the_share_is_not_here(cli, run, monkeypatch):
+    """A job that may run is not forgotten; one that has ended may be."""
+
+    def of_run(run, tracking):
+        raise ShareError("it is not on this machine")
+
+    monkeypatch.setattr(lookup, "of_run", of_run)
+    assert cli("job", "delete", "toy-1", "-y") == (1, "", "batchai: it is not on this machine\n")
+    assert not deleted(cli, run)
+    end_run(cli, run, "FINISHED", executionState="succeeded")
+    assert cli("job", "delete", "toy-1", "-y").code == 0
+    assert deleted(cli, run)
+
+
+def test_a_job_is_looked_for_where_a_person_says(cli, run):
+    assert cli("job", "show", "toy-1", "-e", "nope").code == 3
+    assert "the experiments are: Default" in cli("job", "show", "toy-1", "-e", "nope").err
+    assert "the workspaces are: default" in cli("job", "show", "toy-1", "-w", "nope").err
+    cli.json("workspace", "create", "vision")
+    assert cli("job", "show", "toy-1", "-w", "vision") == (
+        3,
+        "",
+        "batchai: there is no job 'toy-1' in workspace 'vision'; that workspace or experiment has none\n",
+    )
+    # By its run id as well.
+    assert cli("job", "show", run.info.run_id, "-w", "vision").code == 3
+    # Where it is, it is found: only its share is not on this machine.
+    assert cli("job", "show", "toy-1", "-w", "default", "-e", "Default").code == 1
+    assert cli("job", "show", "it's").code == 3
