@@ -36,6 +36,13 @@ def find(name: str) -> ClusterRecord | None:
     return parse(ClusterRecord, read(path), str(path))[0] if path.is_file() else None
 
 
+def in_workspace(workspace: str) -> list[str]:
+    """The names of the clusters that were created in a workspace."""
+    names = sorted(path.name.removesuffix(".state.json") for path in (home() / "clusters").glob("*.state.json"))
+    found = ((name, find(name)) for name in names)
+    return [name for name, record in found if record and record.creation_time and record.workspace == workspace]
+
+
 def save(name: str, record: ClusterRecord) -> None:
     """Write a cluster's record; ClusterError if that can't be done."""
     _write(record_path(name), json.dumps(record.model_dump(mode="json", by_alias=True, exclude_none=True)))

@@ -10,6 +10,16 @@ from mlflow_batchai.engines.base import Handle, Poll
 from mlflow_batchai.engines.hosts import Hosts, Node
 from mlflow_batchai.engines.machines import LocalMachine, Machine
 from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.node.staging import remove_job_folder
+
+
+def _folder(home: Path, cluster: str) -> Path:
+    return home / "nodes" / cluster
+
+
+def remove_nodes(home: Path, cluster: str) -> None:
+    """Remove the folders of a cluster's nodes, on which nothing runs any more; mounts there are undone, not emptied."""
+    remove_job_folder(str(_folder(home, cluster)))
 
 
 class LocalHosts(Hosts):
@@ -26,7 +36,7 @@ class LocalHosts(Hosts):
     poll_seconds = 1.0
 
     def __init__(self, home: Path, cluster: str, nodes: int, share: str) -> None:
-        folder = home / "nodes" / cluster
+        folder = _folder(home, cluster)
         machine = LocalMachine(home / "agents")
         made = [Node(str(index), machine, str(folder / str(index)), f"{index}/{nodes}", str(index)) for index in range(nodes)]
         super().__init__(made, str(folder / "book"), share)

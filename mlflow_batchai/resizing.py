@@ -1,0 +1,161 @@
+"""Changing how many of a cluster's nodes take jobs, deleting clusters, and what becomes of the jobs that run there."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection
+
+from mlflow_batchai import attempts, cluster_records, clusters, lookup, runner, scaling
+from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.config import home
+from mlflow_batchai.engines.census import NodeState, Ticket
+from mlflow_batchai.engines.local_hosts import remove_nodes
+from mlflow_batchai.errors import (
+    BatchAIError,
+    ClusterError,
+    ClusterNotFoundError,
+    DocumentError,
+    JobError,
+    NotSupportedError,
+    UsageError,
+)
+from mlflow_batchai.jobs import Job
+from mlflow_batchai.lease import Lease
+from mlflow_batchai.runs import Tracking
+from mlflow_batchai.spec.cluster import Engine, ScaleSettings
+
+Say = Callable[[str], None]
+
+TERMINATE, REQUEUE = "terminate", "requeue"
+# Ranks get 10 s to end, agents on an Azure share up to 18 s to look; who relays a job then needs a moment for its run.
+END_SECONDS, RELAY_SECONDS, LOOK_SECONDS = 90.0, 15.0, 0.3
+
+
+def resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Callable[[], Tracking], say: Say) -> Cluster:
+    """Give a cluster other scale settings, and see to the jobs on nodes that take no more jobs then.
+
+    Args:
+        option: what becomes of those that run there: ``requeue``, ``terminate`` or ``waitforjobcompletion``.
+        tracking: the store that their runs are in; asked for only if a job is put back in the queue.
+        say: told what becomes of each job.
+
+    Returns:
+        The cluster as it is now; some of its nodes may still be leaving.
+
+    Raises:
+        ClusterError: some nodes could not be told; the others have been.
+    """
+    now = scaling.apply(cluster, settings)
+    census = now.engine.census()
+    closed = {index for index, node in enumerate(census.nodes) if node.state in (NodeState.CLOSED, NodeState.LEAVING)}
+    ending = set()
+    for ticket in census.tickets:
+        if not closed.intersection(ticket.nodes):
+            continue
+        name = scaling.name_of(now.share, ticket)
+        if ticket.started and option == TERMINATE:
+            ending |= _terminate(now, ticket, f"cluster {now.name} was resized", say)
+        elif (ticket.started and option == REQUEUE) or _fits(ticket, now, closed):
+            _requeue(now, ticket, name, tracking, say)
+        elif ticket.started:
+            say(f"job {name} goes on; its nodes leave when it has ended")
+        else:
+            say(f"job {name} waits: {scaling.too_few(now, len(ticket.nodes))}")
+    _await_end(now, ending, say)
+    if now.document.engine is Engine.SSH and closed:
+        say(f"the machines of cluster '{now.name}' keep running, and cost what they cost; they only take no jobs")
+    return now
+
+
+def _fits(ticket: Ticket, cluster: Cluster, closed: Collection[int]) -> bool:
+    """Whether a job that waits for a closed node would find enough others."""
+    return not ticket.started and len(ticket.nodes) <= cluster.engine.node_limit - len(closed)
+
+
+def _requeue(cluster: Cluster, ticket: Ticket, name: str, tracking: Callable[[], Tracking], say: Say) -> None:
+    """Put a job back in the queue; one for which that can't be done is left alone, and it is said why."""
+    goes_on = "goes on; its nodes leave when it has ended" if ticket.started else "waits for its nodes"
+    try:
+        job = Job(cluster.share, ticket.folder) if ticket.folder else None
+        if job is None:
+            raise JobError("it was submitted by an earlier version")
+        found = lookup.find(job.plan["runId"], tracking())
+        if found.job.folder != job.folder:
+            raise JobError("its run is in another tracking store (MLFLOW_TRACKING_URI)")
+        attempts.requeue(found, cluster, f"cluster {cluster.name} was resized")
+    except BatchAIError as error:
+        say(f"job {name} {goes_on}: it can't be put back in the queue: {error}")
+    else:
+        say(f"job {name} is in the queue again (attempt {found.job.attempt})")
+
+
+def _terminate(cluster: Cluster, ticket: Ticket, why: str, say: Say) -> set[str]:
+    """Ask for a job's end; its mark, if it will come."""
+    name = scaling.name_of(cluster.share, ticket)
+    if not ticket.folder:
+        say(f"job {name} goes on: it was submitted by an earlier version; end it with: batchai job terminate")
+        return set()
+    try:
+        Job(cluster.share, ticket.folder).request_cancel(runner.user(), why)
+    except BatchAIError as error:
+        say(f"job {name} can't be ended: {error}")
+        return set()
+    say(f"job {name} is terminated")
+    return {ticket.mark}
+
+
+def _await_end(cluster: Cluster, marks: set[str], say: Say) -> None:
+    """Wait until no node has these jobs any more."""
+    until = time.monotonic() + END_SECONDS
+    while marks and (there := [ticket for ticket in cluster.engine.census().tickets if ticket.mark in marks]):
+        if time.monotonic() > until:
+            say(f"still ending: {', '.join(scaling.name_of(cluster.share, ticket) for ticket in there)}")
+            return
+        time.sleep(LOOK_SECONDS)
+
+
+def delete(name: str, say: Say) -> None:
+    """Delete a cluster: its jobs are ended, then its document, its record, and its nodes' folders on this machine removed.
+
+    The control share stays, and so do machines that are reached over SSH, which take jobs of others again.
+
+    Raises:
+        ClusterNotFoundError: there is none.
+        UsageError: it is the local cluster, which needs no document.
+        ClusterError: its nodes can't be asked whether jobs run there; nothing was removed.
+    """
+    there = cluster_records.document_path(name).is_file()
+    if not there and cluster_records.find(name) is None:
+        if name == clusters.DEFAULT_CLUSTER:
+            raise UsageError(f"the cluster '{name}' needs no document, is always there, and can't be deleted")
+        raise ClusterNotFoundError(f"there is no cluster '{name}'; the clusters are: {', '.join(clusters.names())}")
+    try:
+        cluster, _ = clusters.load(name)
+    except (DocumentError, NotSupportedError, ClusterError) as error:
+        # No job can run there that could be asked for.
+        say(str(error))
+        cluster_records.delete(name)
+        return
+    try:
+        _end_jobs(cluster, say)
+        # Its hosts may belong to other documents as well.
+        with contextlib.suppress(ClusterError):
+            cluster.engine.admit(cluster.engine.node_limit)
+        cluster_records.delete(name)
+        if cluster.document.engine is Engine.LOCAL:
+            remove_nodes(home(), name)
+    finally:
+        cluster.engine.close()
+
+
+def _end_jobs(cluster: Cluster, say: Say) -> None:
+    tickets = cluster.engine.census().tickets
+    marks: set[str] = set()
+    for ticket in tickets:
+        marks |= _terminate(cluster, ticket, f"cluster {cluster.name} was deleted", say)
+    _await_end(cluster, marks, say)
+    jobs = [Job(cluster.share, ticket.folder) for ticket in tickets if ticket.mark in marks]
+    until = time.monotonic() + RELAY_SECONDS
+    while any(not Lease(job).finished() for job in jobs) and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
