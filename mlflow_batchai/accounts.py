@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,6 +21,13 @@ FOLDER = "shares"
 _ACCOUNT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _SHARE = re.compile(r"[a-z0-9](?:[a-z0-9]|-(?=[a-z0-9])){2,62}")
 _NAMED_AT_MOST = 20
+
+
+def default() -> str:
+    """The storage account that the environment names; empty if it names none."""
+    connected = credentials.connection(os.environ.get(credentials.CONNECTION_VARIABLE, ""))
+    named = os.environ.get("AZURE_BATCHAI_STORAGE_ACCOUNT") or os.environ.get("AZURE_STORAGE_ACCOUNT")
+    return named or (connected.account if connected else "")
 
 
 def is_azure(account: str) -> bool:

@@ -13,11 +13,6 @@ ACCOUNT_VARIABLE, KEY_VARIABLE = "AZURE_BATCHAI_STORAGE_ACCOUNT", "AZURE_BATCHAI
 ACCOUNT, KEY = f"<{ACCOUNT_VARIABLE}>", f"<{KEY_VARIABLE}>"
 
 
-def named_account() -> str:
-    """The storage account of documents that name none, as the environment says; empty if it doesn't."""
-    return os.environ.get(ACCOUNT_VARIABLE) or os.environ.get("AZURE_STORAGE_ACCOUNT") or ""
-
-
 def filled(text: str, account: str, at: str, key: str) -> str:
     """A document's text with the placeholder for the account filled.
 
