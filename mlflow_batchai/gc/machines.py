@@ -63,7 +63,11 @@ def of_ssh_nodes(cluster: Cluster, seconds: float, say: Say) -> list[Item]:
             return []
 
     nodes = [node for node in engine.nodes if isinstance(node.machine, SshMachine)]
-    return [item for items in at_once([partial(ask, node) for node in nodes]) for item in items]
+    try:
+        return [item for items in at_once([partial(ask, node) for node in nodes]) for item in items]
+    finally:
+        # What is to be removed opens them anew: a person may think about it for long.
+        engine.close()
 
 
 def _of_node(machine: Machine, prefix: str, arguments: Answer) -> list[Item]:
