@@ -39,15 +39,20 @@ def on_account(function: F) -> F:
         options = (values.pop(name) for name in ("account_name", "account_key", "sas_token", "connection_string", "auth_mode"))
         return function(account=_account(*options), **values)
 
-    better = "(shown to others in the list of processes: {} isn't)"
+    better = "{} of the account; safer in {}: others see command lines."
     wrapped: Callable[..., Any] = run
     for option in (
         click.option(
-            "--auth-mode", type=click.Choice(["key", "login"]), default="key", help="login: as az login has it.  [key]"
+            "--auth-mode",
+            type=click.Choice(["key", "login"]),
+            default="key",
+            help="key, or who `az login` has logged in.  [key]",
         ),
-        click.option("--connection-string", metavar="TEXT", help=better.format("AZURE_STORAGE_CONNECTION_STRING")),
-        click.option("--sas-token", metavar="SAS", help=better.format("AZURE_STORAGE_SAS_TOKEN")),
-        click.option("--account-key", metavar="KEY", help=better.format("AZURE_STORAGE_KEY")),
+        click.option(
+            "--connection-string", metavar="TEXT", help=better.format("Connection string", "AZURE_STORAGE_CONNECTION_STRING")
+        ),
+        click.option("--sas-token", metavar="SAS", help=better.format("Shared access signature", "AZURE_STORAGE_SAS_TOKEN")),
+        click.option("--account-key", metavar="KEY", help=better.format("Key", "AZURE_STORAGE_KEY")),
         click.option("--account-name", metavar="NAME", help="Storage account.  [AZURE_STORAGE_ACCOUNT]"),
     ):
         wrapped = option(wrapped)

@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -416,3 +417,17 @@ def test_it_is_made_from_its_location(azure, opened):
     share = opened(folder="a b")
     share.write("x", b"1")
     assert AzureFilesShare(parse(azure.url(parse(share.url).share))).read("a b/x") == b"1"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2026-11-28T09:52:43.1234567Z", 1795859563.1234567),
+        ("2026-11-28T09:52:43Z", 1795859563.0),
+        (None, None),
+        ("", None),
+        ("yesterday", None),
+    ],
+)
+def test_when_a_service_says_that_a_file_was_written(text, seconds):
+    assert azure_sdk._modified(SimpleNamespace(last_write_time=text)) == seconds
