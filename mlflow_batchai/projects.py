@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -78,7 +79,12 @@ def prepare(
     )
     planned = plan_job(program, properties, config, cluster, source)
     plan, warnings = planned.plan, [*notices, *planned.warnings]
-    code, withheld = without_secrets(scan(project.directory, _ours(cluster)), planned.spoken, documents)
+    left_out: Counter[str] = Counter()
+    files = scan(project.directory, _ours(cluster), lambda file: left_out.update([file]))
+    code, withheld = without_secrets(files, planned.spoken, documents)
+    if count := left_out.total():
+        what = "1 file or folder is" if count == 1 else f"{count} files and folders are"
+        warnings.append(f"{what} not sent to the nodes ({', '.join(sorted(left_out, reverse=True))})")
     warnings += [f"'{path}' is not sent to the nodes: it holds a secret" for path in withheld]
     if (script := _script(entry.command)) in withheld:
         raise ProjectError(

@@ -57,24 +57,28 @@ class IgnoreRules:
     def __init__(self, folder: Path, above: IgnoreRules | None = None, name: str = "") -> None:
         self._above = above
         self._name = name
-        self._rules = [rule for line in _lines(folder) if (rule := parse(line)) is not None]
+        self._rules = [(rule, file) for file, line in _lines(folder) if (rule := parse(line)) is not None]
         self._rules.reverse()
 
-    def leave_out(self, name: str, is_directory: bool) -> bool:
-        """Whether a name in this folder is no part of the project; of a folder that isn't, nothing is."""
+    def leave_out(self, name: str, is_directory: bool) -> str:
+        """Which kind of ignore file says that a name in this folder is no part of the project; empty: it is one.
+
+        Of a folder that is none nothing is.
+        """
         path, place = name, self
         while True:
             # The nearest file that speaks of a path decides, and in it the last line that does.
-            for rule in place._rules:
+            for rule, file in place._rules:
                 if (is_directory or not rule.folders_only) and rule.regex.fullmatch(path if rule.whole else name):
-                    return rule.leaves_out
+                    return file if rule.leaves_out else ""
             if place._above is None:
-                return False
+                return ""
             path, place = f"{place._name}/{path}", place._above
 
 
-def _lines(folder: Path) -> list[str]:
-    lines: list[str] = []
+def _lines(folder: Path) -> list[tuple[str, str]]:
+    """(name of the ignore file, line) of all of a folder's."""
+    lines: list[tuple[str, str]] = []
     for name in NAMES:
         path = folder / name
         if not path.is_file():
@@ -83,7 +87,7 @@ def _lines(folder: Path) -> list[str]:
             text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
         except OSError as error:
             raise ProjectError(f"'{path}' can't be read: {error.strerror}") from error
-        lines += [line.removesuffix("\r") for line in text.split("\n")]
+        lines += [(name, line.removesuffix("\r")) for line in text.split("\n")]
     return lines
 
 

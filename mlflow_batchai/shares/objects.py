@@ -66,32 +66,37 @@ def hash_file(path: Path) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def scan(root: Path, skip: Collection[Path] = ()) -> list[StagedFile]:
+def scan(root: Path, skip: Collection[Path] = (), left_out: Callable[[str], None] = lambda file: None) -> list[StagedFile]:
     """Every file of a project folder, sorted by path, without what IGNORED_NAMES and the folder's ignore files list.
 
     Args:
         skip: folders that are no part of it though they lie in it (the client's own, the share).
+        left_out: told the name of the ignore file (``.gitignore``) for each file and folder that one leaves out.
 
     Raises:
         ProjectError: a symbolic link leads out of the folder, or a file can't be read, or an ignore file can't.
     """
-    return [_staged(root, path) for path in sorted(_walk(root, {path.resolve() for path in skip}))]
+    return [_staged(root, path) for path in sorted(_walk(root, {path.resolve() for path in skip}, left_out))]
 
 
-def _walk(root: Path, skip: Collection[Path]) -> Iterator[Path]:
+def _walk(root: Path, skip: Collection[Path], left_out: Callable[[str], None]) -> Iterator[Path]:
     rules = {str(root): IgnoreRules(root)}
     for folder, names, files in os.walk(root, onerror=_unreadable):
         here, ours = Path(folder), rules.pop(folder)
         for name in [name for name in names if (here / name).is_symlink()]:
             names.remove(name)
             files.append(name)
-        names[:] = [
-            name
-            for name in names
-            if name not in IGNORED_NAMES and (here / name).resolve() not in skip and not ours.leave_out(name, is_directory=True)
-        ]
+
+        def is_part(name: str, is_directory: bool, here: Path = here, ours: IgnoreRules = ours) -> bool:
+            if name in IGNORED_NAMES or (is_directory and (here / name).resolve() in skip):
+                return False
+            if file := ours.leave_out(name, is_directory):
+                left_out(file)
+            return not file
+
+        names[:] = [name for name in names if is_part(name, is_directory=True)]
         rules.update((os.path.join(folder, name), IgnoreRules(here / name, ours, name)) for name in names)  # noqa: PTH118 (as os.walk)
-        yield from (here / name for name in files if name not in IGNORED_NAMES and not ours.leave_out(name, is_directory=False))
+        yield from (here / name for name in files if is_part(name, is_directory=False))
 
 
 def _unreadable(error: OSError) -> NoReturn:

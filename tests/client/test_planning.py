@@ -96,6 +96,26 @@ def test_a_bare_project(desk):
     assert (prepared.secrets, prepared.warnings, plan["model"]) == ({}, [], None)
 
 
+@pytest.mark.parametrize(
+    ("ignored", "ours", "warning"),
+    [
+        ("", "", None),
+        ("nothing\n__pycache__\n", "", None),
+        ("*.log\n", "", "1 file or folder is not sent to the nodes (.gitignore)"),
+        ("data\n*.log\n", "", "2 files and folders are not sent to the nodes (.gitignore)"),
+        ("*.log\n", "data\n!a.log\n", "1 file or folder is not sent to the nodes (.batchaiignore)"),
+        ("*.log\n", "data\n", "2 files and folders are not sent to the nodes (.gitignore, .batchaiignore)"),
+    ],
+)
+def test_what_ignore_files_keep_back_is_told(desk, ignored, ours, warning):
+    for name in ("a.log", "data/one.csv", "data/two.csv", "__pycache__/x.pyc"):
+        (desk.project / name).parent.mkdir(exist_ok=True)
+        (desk.project / name).write_text("")
+    (desk.project / ".gitignore").write_text(ignored)
+    (desk.project / ".batchaiignore").write_text(ours)
+    assert desk.prepare().warnings == ([warning] if warning else [])
+
+
 def test_a_plan_is_json_whatever_was_typed(desk):
     desk.command, desk.parameters = "python train.py {note}", "{note: string}"
     note = 'a "b" \\ \n é \udcff $(x)'
