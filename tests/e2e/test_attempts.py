@@ -2,86 +2,175 @@
 
 from __future__ import annotations
 
+import io
 import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from azure_server import AzureServer
+from ssh_world import HereClient, until
 
 from mlflow_batchai import attempts, clusters, lookup, runner, runs
+from mlflow_batchai.console import JobConsole
 from mlflow_batchai.errors import JobError
+from mlflow_batchai.signals import Signals
 
-OUTPUT = "properties: {nodeCount: %d, outputDirectories: [{id: OUT, pathPrefix: $AZ_BATCHAI_MOUNT_ROOT/share}]%s}"
-# Each step is one line of its checkpoint; what the test puts into the folder says when to fail, wait or go on.
+# Each step is one line of its checkpoint; what lies in its output folder says when to wait, fail or go on.
 TOY = """
     import os, pathlib, sys, time
     from mlflow_batchai.training import report
     out = pathlib.Path(os.environ["AZ_BATCHAI_OUTPUT_OUT"])
     checkpoint = out / "checkpoint"
     done = len(checkpoint.read_text().split()) if checkpoint.exists() else 0
-    print("from step", done, "secret", os.environ.get("TOKEN"), flush=True)
-    for step in range(max(0, done - 1), 4):  # the last one again, as a script does that saves before it reports
+    print("from step", done, "with", len(os.environ.get("TOKEN", "")), flush=True)
+    for step in range(max(0, done - 1), 4):  # the last one again, as who saves before he reports has to
         report.log(step=step, loss=10.0 * done + step)
-        with open(checkpoint, "a") as file:
-            file.write(f"{step}\\n" if step >= done else "")
+        if step >= done:
+            with open(checkpoint, "a") as file:
+                file.write(f"{step}\\n")
         while step == 1 and not (out / "go").exists():
             time.sleep(0.05)
         if step == 1 and (out / "fail").exists() and not done:
             sys.exit(3)
     print("done", flush=True)
 """
+EXPECTED = [(0, 0.0), (1, 1.0), (2, 22.0), (3, 23.0)]
+
+
+def toy(world: Any, name: str = "toy", **properties: Any) -> Path:
+    """The project, for both nodes of the cluster ``two``."""
+    output = {"id": "OUT", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share"}
+    document = {"cluster": "two", "properties": {"nodeCount": 2, "outputDirectories": [output], **properties}}
+    return world.project(TOY, batchai=json.dumps(document), name=name)
+
+
+def describe(world: Any, **document: Any) -> None:
+    folder = world.home / "clusters"
+    folder.mkdir(parents=True)
+    (folder / "two.yaml").write_text(json.dumps({"nodes": 2, **document}))
 
 
 @pytest.fixture
-def here(world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """This process as a client of the world."""
-    for name in ("BATCHAI_HOME", "MLFLOW_TRACKING_URI"):
-        monkeypatch.setenv(name, world.environment[name])
-    monkeypatch.chdir(world.cwd)
-    return runs.absolute(world.environment["MLFLOW_TRACKING_URI"], world.cwd)
+def client(world: Any, monkeypatch: pytest.MonkeyPatch) -> HereClient:
+    return HereClient(world, monkeypatch)
 
 
-def points(world: Any) -> list[tuple[int, float]]:
-    return [(point.step, point.value) for point in world.client.get_metric_history(world.last.info.run_id, "loss")]
+@pytest.fixture(params=["directory", "azure"])
+def share(request: pytest.FixtureRequest, world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the control share, of a cluster ``two``."""
+    if request.param == "directory":
+        describe(world)
+        yield world.home / "share"
+        return
+    azure: AzureServer = request.getfixturevalue("azure")
+    for name, value in (("ACCOUNT", azure.account), ("KEY", azure.key)):
+        monkeypatch.setenv(f"AZURE_BATCHAI_STORAGE_{name}", value)
+    folder = azure.share("attempts")
+    azure.reset()
+    endpoint = azure.endpoint.replace(azure.account, "ACCOUNT")
+    where = {f"{azure.account}/attempts": str(folder)}
+    describe(world, share=azure.url("attempts"), fileEndpoint=endpoint, mount="bind", mountedAt=where)
+    yield folder
 
 
-def test_a_retry_goes_on_from_the_checkpoint(world: Any, here: Any) -> None:
-    secrets = ", secrets: [{name: TOKEN, value: s3cr3t-canary}]"
-    project = world.project(TOY, batchai=OUTPUT % (1, secrets))
-    process = world.start(world.command(project))
-    world.wait(lambda: world.runs() and world.last.info.status == "RUNNING")
-    run = world.last
-    outputs = world.folder(run) / "outputs"
-    world.wait(lambda: (outputs / "checkpoint").exists())
-    (outputs / "fail").touch()
-    (outputs / "go").touch()
-    assert process.wait(60) == 1
-    failed = world.last
+def points(world: Any, run: Any) -> list[tuple[int, float]]:
+    return [(point.step, point.value) for point in world.client.get_metric_history(run.info.run_id, "loss")]
+
+
+def outputs(share: Path, run: Any) -> Path:
+    return share / run.data.tags["batchai.folder"] / "outputs"
+
+
+def trains(world: Any, share: Path, run: Any) -> None:
+    """Wait until a run's job has come to its second step and waits there."""
+    file = outputs(share, run) / "checkpoint"
+    until(world, lambda: file.exists() and file.read_text().split() == ["0", "1"])
+    until(world, lambda: world.client.get_run(run.info.run_id).info.status == "RUNNING")
+
+
+def test_a_retry_goes_on_from_the_checkpoint(world: Any, client: HereClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    describe(world)
+    run = client.submit(toy(world, secrets=[{"name": "TOKEN", "value": "s3cr3t-canary"}]))
+    there = outputs(world.home / "share", run)
+    there.mkdir(parents=True, exist_ok=True)
+    (there / "fail").touch()
+    (there / "go").touch()
+    tracking = runs.absolute(world.uri, world.cwd)
+    found, cluster = lookup.find(run.info.run_id, tracking), clusters.load("two")[0]
+    with pytest.raises(JobError, match=r"is (queued|running); a job can be retried when it has ended"):
+        attempts.retry(found, cluster)
+    assert runner.wait(found, print).exit_code == 3
+    failed = world.client.get_run(run.info.run_id)
     assert (failed.info.status, failed.data.tags["batchai.exitCode"]) == ("FAILED", "3")
+    with pytest.raises(JobError, match="needs what only its submitter had; set BATCHAI_SECRET_TOKEN to"):
+        attempts.retry(found, cluster)
+    assert (found.job.attempt, world.client.get_run(run.info.run_id).info.status) == (1, "FAILED")
 
-    found = lookup.find(run.info.run_id, here)
-    cluster, _ = clusters.load("local")
-    refused = world.batchai("job", "retry", run.info.run_id)
-    assert refused.returncode == 1 and "set BATCHAI_SECRET_TOKEN" in refused.stderr, refused.stderr
-    assert world.last.info.status == "FAILED"
-    retried = world.call([str(world.command("")[0]).replace("mlflow", "batchai"), "job", "retry", run.info.run_id], BATCHAI_SECRET_TOKEN="s3cr3t-canary")
-    assert retried.returncode == 0, retried.stderr
-    shown = json.loads(retried.stdout)
-    assert (shown["attempt"], shown["executionState"], shown["runStatus"]) == (2, "queued", "SCHEDULED")
-    assert runner.wait(found, print).execution_state == "failed"  # what it was opened for
-    now = lookup.find(run.info.run_id, here)
-    assert now.job.attempt == 2
-    assert runner.wait(now, print).execution_state == "succeeded"
-    run = world.last
+    monkeypatch.setenv("BATCHAI_SECRET_TOKEN", "s3cr3t-canary")
+    attempts.retry(found, cluster)
+    again = world.client.get_run(run.info.run_id)
+    assert (again.info.status, again.data.tags["batchai.executionState"]) == ("SCHEDULED", "queued")
+    assert not {"batchai.exitCode", "batchai.errorCode", "batchai.reason"} & set(again.data.tags)
+    assert lookup.find(run.info.run_id, tracking).job.attempt == found.job.attempt == 2
+    assert runner.wait(found, print).execution_state == "succeeded"
+
+    run = world.client.get_run(run.info.run_id)
     tags = run.data.tags
     assert run.info.status == "FINISHED" and run.info.end_time > failed.info.end_time
     assert (tags["batchai.attempt"], tags["batchai.exitCode"], "batchai.reason" in tags) == ("2", "0", False)
-    # Trained again: counted, and not stored again.
-    assert points(world) == [(0, 0.0), (1, 1.0), (2, 22.0), (3, 23.0)]
+    # A step that was trained again is counted, and not stored again.
+    assert points(world, run) == EXPECTED
     assert "1 metric values came for a step that had one" in tags["batchai.notes"]
-    assert world.log() == "from step 0 secret s3cr3t-canary\n"
-    assert world.log("attempt-2/stdout.txt") == "from step 2 secret s3cr3t-canary\ndone\n"
-    for name, text in (("stdout.txt", world.log()), ("attempt-2/stdout.txt", world.log("attempt-2/stdout.txt"))):
-        assert world.artifact(f"stdouterr/{name}") == text
+    logs = {"stdout.txt": "from step 0 with 13\n", "attempt-2/stdout.txt": "from step 2 with 13\ndone\n"}
+    for name, text in logs.items():
+        assert world.log(name, run) == world.artifact(f"stdouterr/{name}", run) == text
+    for file in world.home.rglob("*"):
+        assert not file.is_file() or b"s3cr3t-canary" not in file.read_bytes(), file
     with pytest.raises(JobError, match="has succeeded; only a job that has not can be retried"):
-        attempts.retry(now, cluster)
-    world.wait_gone()
+        attempts.retry(found, cluster)
+
+
+def test_a_requeued_job_waits_and_runs_again(world: Any, share: Path, client: HereClient) -> None:
+    """Its nodes go to the job behind it; its run is SCHEDULED again, never ended in between, and who watches it sees it all."""
+    tracking = runs.absolute(world.uri, world.cwd)
+    first = client.submit(toy(world))
+    trains(world, share, first)
+    second = client.submit(toy(world, "second"))
+    found = lookup.find(first.info.run_id, tracking)
+    watched, out = lookup.find(first.info.run_id, tracking), io.StringIO()
+    ended: list[Any] = []
+    watcher = threading.Thread(
+        target=lambda: ended.append(runner.watch(watched, JobConsole(1, out, out), Signals())), daemon=True
+    )
+    watcher.start()
+    begun = time.monotonic()
+    attempts.requeue(found, clusters.load("two")[0], "the cluster gets smaller")
+    assert time.monotonic() - begun < 30
+    assert found.job.attempt == 2
+    statuses = set()
+
+    def status() -> tuple[str, str]:
+        run = world.client.get_run(first.info.run_id)
+        statuses.add(run.info.status)
+        return run.info.status, run.data.tags["batchai.attempt"]
+
+    until(world, lambda: status() == ("SCHEDULED", "2"))
+    trains(world, share, second)
+    assert status() == ("SCHEDULED", "2")
+    assert (found.job.state().execution_state, len(found.job.snapshot().announces)) == ("queued", 0)
+    (outputs(share, second) / "go").touch()
+    (outputs(share, first) / "go").touch()
+    until(world, lambda: status()[0] == "FINISHED")
+    assert statuses <= {"RUNNING", "SCHEDULED", "FINISHED"}
+    watcher.join(20)
+    assert ended and ended[0].execution_state == "succeeded"
+    assert out.getvalue().count("from step 0") == out.getvalue().count("from step 2") == out.getvalue().count("done\n") == 1
+    assert "batchai: the job waits in the queue again, as attempt 2: the cluster gets smaller" in out.getvalue()
+    assert points(world, first) == EXPECTED
+    assert world.artifact("stdouterr/stdout.txt", first).startswith("from step 0")
+    assert world.artifact("stdouterr/attempt-2/stdout.txt", first) == "from step 2 with 0\ndone\n"
+    until(world, lambda: world.client.get_run(second.info.run_id).info.status == "FINISHED")

@@ -92,9 +92,14 @@ class Job:
         return found
 
     def cancel(self, who: str, why: str) -> None:
-        path = self.share / self.paths.request("5f1d")
-        protocol.write_closed(str(path), [{"kind": "cancel", "who": who, "why": why, "time": 0}])
-        self.notice("request-5f1d")
+        self.ask(protocol.CANCEL, who, why)
+
+    def ask(self, kind: str, who: str, why: str, attempt: int = 1) -> None:
+        """Make a request, as clients do."""
+        identity = uuid.uuid4().hex
+        path = self.share / self.paths.request(identity)
+        protocol.write_closed(str(path), [protocol.request_record(kind, attempt, who, why)])
+        self.notice(f"request-{identity}")
 
     def notice(self, name: str) -> None:
         """Have agents that look at the board see what was written."""

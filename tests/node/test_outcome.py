@@ -53,6 +53,14 @@ def test_batch_ai_s_error_and_the_reason() -> None:
     assert len(Failure(protocol.NODE_LOST, "gone", 1).as_error()["details"]) == 2
 
 
+def test_a_requeued_attempt_is_no_end() -> None:
+    failure = Failure(protocol.JOB_FAILED, "rank 0 was killed by SIGTERM", 0, rank=0, exit_code=143)
+    found = verdict(failure, Stop("requeue", "the cluster gets smaller", by="ann"), attempt=3)
+    assert (found["executionState"], found["next"], found["reason"]) == ("queued", 4, "the cluster gets smaller")
+    assert (found["exitCode"], found["errors"], found["terminated"]) == (None, [], False)
+    assert "next" not in verdict(failure, None, attempt=3)
+
+
 LOST = Failure(protocol.NODE_LOST, "node-1 has not been heard of for 60 s", node=1, tail=["a"])
 
 
