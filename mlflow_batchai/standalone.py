@@ -17,7 +17,7 @@ from mlflow_batchai.places import locate, mount_points
 from mlflow_batchai.planning import Program, plan_job
 from mlflow_batchai.prepared import Prepared
 from mlflow_batchai.shares import open_share
-from mlflow_batchai.spec.arguments import parameters
+from mlflow_batchai.spec.arguments import LONGEST_VALUE, parameters
 from mlflow_batchai.spec.frameworks import CustomToolkitSettings, HorovodSettings
 from mlflow_batchai.spec.job import JobDocument, JobProperties, require_complete
 from mlflow_batchai.spec.masking import masked
@@ -110,7 +110,7 @@ def _parameters(properties: JobProperties) -> dict[str, str]:
     if isinstance(settings, HorovodSettings):
         return parameters(settings.command_line_args or "")
     if isinstance(settings, CustomToolkitSettings) and settings.command_line:
-        return {"commandLine": settings.command_line}
+        return {"commandLine": settings.command_line[:LONGEST_VALUE]}
     return {}
 
 
