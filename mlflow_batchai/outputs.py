@@ -39,8 +39,8 @@ class Directory(NamedTuple):
         """What the job calls a name on the share."""
         return spelling.on_mount(name) if self.rclone else name
 
-    def entries(self, path: str) -> list[Entry]:
-        """What lies directly in a folder of it, or the one file of that name.
+    def entries(self, path: str) -> dict[str, Entry]:
+        """What lies directly in a folder of it, or the one file of that name; by the path from here.
 
         Raises:
             NotFoundError: there is no such path; the message says how far it goes, and what is there.
@@ -51,14 +51,14 @@ class Directory(NamedTuple):
             found = next((entry for entry in entries if entry.name == part), None)
             if found is not None and not found.is_directory:
                 if depth + 1 == len(parts):
-                    return [found]
+                    return {path: found}
                 raise NotFoundError(f"{'/'.join([self.id, *parts[: depth + 1]])} is a file, not a folder")
             if found is None:
                 where = "/".join([self.id, *parts[:depth]])
                 names = [entry.name for entry in entries]
                 listed = ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "") if names else "nothing yet"
                 raise NotFoundError(f"there is no '{part}' in {where}; there is: {listed}")
-        return self._listed("/".join(parts))
+        return {"/".join([*parts, entry.name]): entry for entry in self._listed("/".join(parts))}
 
     def _listed(self, path: str) -> list[Entry]:
         return [entry._replace(name=self.called(entry.name)) for entry in self.share.list(self.inside(path))]

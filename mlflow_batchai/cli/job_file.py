@@ -48,7 +48,7 @@ def list_files(scope: Scope, job: str, identity: str, path: str, expiry: int) ->
     from mlflow_batchai import outputs
 
     place = outputs.directory(find_job(scope, job).job, identity)
-    return [_shown(place, path, entry, expiry) for entry in place.entries(path)]
+    return [_shown(place, file, entry, expiry) for file, entry in place.entries(path).items()]
 
 
 def _shown(place: Directory, path: str, entry: Entry, expiry: int) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def _shown(place: Directory, path: str, entry: Entry, expiry: int) -> dict[str, 
     url = None
     if not entry.is_directory:
         try:
-            url = download_url(place.share, place.inside(f"{path}/{entry.name}"), expiry)
+            url = download_url(place.share, place.inside(path), expiry)
         except ShareError as error:
             notice(f"no download URLs: {error}")
     return {

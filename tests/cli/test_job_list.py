@@ -1,0 +1,185 @@
+"""``batchai job list``: what runs' tags say, newest first, a page at a time, with no look at a share."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from command_line import Cli
+
+from mlflow_batchai import jobview, runs
+from mlflow_batchai.workspaces import arm_id
+
+# Column titles of `az batchai job list` (azure-cli-batchai 0.4.10, _format.py).
+TITLES = ["Name", "Cluster", "Cluster RG", "Cluster Workspace", "Tool", "Nodes", "State", "Exit code"]
+
+
+def tags(name: str, **changes: str) -> dict[str, str]:
+    """What a submitter writes of a job."""
+    given = {"cluster": "local", "workspace": "default", "executionState": "queued", "nodes": "2", "tool": "horovod", **changes}
+    found = {f"batchai.{key}": value for key, value in given.items()}
+    folder = f"logs/workspaces/{given['workspace']}/experiments/Default/jobs/{name}/0123456789"
+    return {runs.TAG_JOB: name, runs.TAG_FOLDER: folder, runs.TAG_SHARE: "file:///share", **found}
+
+
+@pytest.fixture
+def made(cli: Cli):
+    """Makes the run of a job, each a second after the one before."""
+    began = [1_700_000_000_000]
+
+    def make(name: str, status: str = "SCHEDULED", experiment: str = "0", **changes: str) -> str:
+        began[0] += 1000
+        run = cli.world.client.create_run(experiment, began[0], tags(name, **changes))
+        cli.world.client.update_run(run.info.run_id, status=status)
+        if status in ("FINISHED", "FAILED", "KILLED"):
+            cli.world.client.set_terminated(run.info.run_id, status, began[0] + 500)
+        return str(run.info.run_id)
+
+    return make
+
+
+def names(said) -> list[str]:
+    return [row["name"] for row in said]
+
+
+def test_an_empty_list_says_where_it_looked(cli):
+    assert cli("job", "list") == (0, "[]\n", f"batchai: no jobs in {cli.world.uri}\n")
+    assert cli("job", "list", "-c", "nc6", "-o", "table") == (0, "", f"batchai: no such jobs in {cli.world.uri}\n")
+
+
+def test_a_new_store_is_made_without_a_word_of_mlflow(cli, tmp_path):
+    uri = f"sqlite:///{tmp_path}/new.db"
+    assert cli("job", "list", MLFLOW_TRACKING_URI=uri) == (0, "[]\n", f"batchai: no jobs in {uri}\n")
+
+
+def test_the_table_is_batch_ais(cli, made):
+    made("done", "FINISHED", executionState="succeeded", exitCode="0")
+    made("broken", "FAILED", executionState="failed", exitCode="3", errorCode="JobFailed")
+    made("ended", "KILLED", executionState="failed", errorCode="JobTerminated")
+    made("waits", clusterId=arm_id("rg.one", "vision", "clusters", "nc6"), cluster="nc6")
+    cli.world.client.create_run("0")  # another's run
+    table = cli("job", "list", "-o", "table").out.splitlines()
+    starts = [table[1].index("-")] + [at + 2 for at in range(len(table[1])) if table[1][at : at + 2] == "  "]
+    cells = [[line[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=True)] for line in table]
+    assert cells[0] == TITLES
+    assert cells[2:] == [
+        ["waits", "nc6", "rg.one", "vision", "horovod", "2", "queued", ""],
+        ["ended", "local", "batchai", "default", "horovod", "2", "failed (terminated)", ""],
+        ["broken", "local", "batchai", "default", "horovod", "2", "failed", "3"],
+        ["done", "local", "batchai", "default", "horovod", "2", "succeeded", "0"],
+    ]
+
+
+def test_a_row_has_batch_ais_shape(cli, made):
+    run_id = made("toy", "KILLED", executionState="failed", errorCode="JobTerminate", startTime="1700000001200", reason="by me")
+    (row,) = cli.json("job", "list")
+    assert row["id"] == arm_id("batchai", "default", "experiments", "Default", "jobs", "toy")
+    assert row["type"] == "Microsoft.BatchAI/workspaces/experiments/jobs"
+    assert (row["resourceGroup"], row["workspace"], row["experimentName"]) == ("batchai", "default", "Default")
+    assert (row["toolType"], row["nodeCount"], row["provisioningState"]) == ("horovod", 2, "succeeded")
+    assert row["creationTime"] == "2023-11-14T22:13:21+00:00"
+    # Batch AI: a job that a person has ended has failed, with this error and without an exit code.
+    assert (row["executionState"], row["executionStateTransitionTime"]) == ("failed", "2023-11-14T22:13:21.500000+00:00")
+    assert row["executionInfo"] == {
+        "startTime": "2023-11-14T22:13:21.200000+00:00",
+        "endTime": "2023-11-14T22:13:21.500000+00:00",
+        "exitCode": None,
+        "errors": [
+            {"code": "JobTerminate", "message": "The specified job has been terminated by the user", "details": []},
+        ],
+    }
+    assert row["jobOutputDirectoryPathSegment"] == "workspaces/default/experiments/Default/jobs/toy/0123456789"
+    assert (row["runId"], row["runStatus"], row["errorCode"], row["reason"]) == (run_id, "KILLED", "JobTerminate", "by me")
+    assert jobview.is_terminated(row)
+
+
+def test_a_job_that_waits_has_no_execution_info(cli, made):
+    made("waits")
+    (row,) = cli.json("job", "list")
+    assert (row["executionInfo"], row["executionState"], row["runStatus"]) == (None, "queued", "SCHEDULED")
+
+
+def test_runs_of_an_earlier_version_are_jobs_too(cli):
+    cli.world.client.create_run("0", tags={runs.TAG_JOB: "old"})
+    (row,) = cli.json("job", "list")
+    assert (row["name"], row["toolType"], row["nodeCount"], row["jobId"]) == ("old", None, None, None)
+    assert cli("job", "list", "-o", "table").code == 0
+
+
+def test_filters(cli, made):
+    cli.world.client.create_experiment("digits")
+    digits = cli.world.client.get_experiment_by_name("digits").experiment_id
+    made("a", "FINISHED", executionState="succeeded")
+    made("b", "RUNNING", executionState="running", cluster="nc6")
+    made("c", "FAILED", executionState="failed", workspace="vision")
+    made("d", "KILLED", experiment=digits, executionState="failed", workspace="vision", cluster="nc6")
+    assert names(cli.json("job", "list")) == ["d", "c", "b", "a"]
+    assert names(cli.json("job", "list", "-w", "vision")) == ["d", "c"]
+    assert names(cli.json("job", "list", BATCHAI_WORKSPACE="vision")) == ["d", "c"]
+    assert names(cli.json("job", "list", "-e", "digits")) == ["d"]
+    assert names(cli.json("job", "list", "-c", "nc6")) == ["d", "b"]
+    assert names(cli.json("job", "list", "--cluster", arm_id("g", "w", "clusters", "nc6"))) == ["d", "b"]
+    assert names(cli.json("job", "list", "--state", "failed")) == ["d", "c"]
+    assert names(cli.json("job", "list", "--state", "terminated")) == ["d"]
+    assert names(cli.json("job", "list", "--state", "terminated", "-c", "local")) == []
+    assert names(cli.json("job", "list", "-w", "vision", "-c", "nc6", "--state", "failed", "-e", "digits")) == ["d"]
+    assert names(cli.json("job", "list", "-c", 'it\'s "here"')) == []
+    assert cli.json("job", "list", "--query", "[?runStatus=='KILLED'].name") == ["d"]
+    assert cli("job", "list", "-e", "nope").code == 3
+    assert cli("job", "list", "-w", "nope").code == 3
+    assert cli("job", "list", "--state", "nope").code == 2
+    # Who asks for one thing is not shown another's.
+    assert cli("job", "show", "a", "-w", "vision").code == 3
+
+
+def test_pages(cli, made):
+    for number in range(5):
+        made(f"toy-{number}")
+    said = cli("job", "list", "-n", "2", "--query", "[].name")
+    token = said.err.partition("--page-token ")[2].partition(",")[0]
+    assert said.err == f"batchai: there are more: --page-token {token}, or --all\n"
+    said = cli("job", "list", "-n", "2", "--page-token", token, "--query", "[].name", "-o", "tsv")
+    assert said.out == "toy-2\ntoy-1\n"
+    assert cli("job", "list", "-n", "2", "--page-token", "nope").code == 2
+    assert cli("job", "list", "-n", "0").code == 2
+    assert cli("job", "list", "-n", "5").err == ""
+
+
+def test_all_pages(cli, made, monkeypatch):
+    monkeypatch.setattr(runs, "PAGE", 2)
+    for number in range(5):
+        made(f"toy-{number}")
+    assert names(cli.json("job", "list", "--all")) == [f"toy-{number}" for number in (4, 3, 2, 1, 0)]
+
+
+def test_of_several_jobs_of_one_name_the_newest_is_meant(cli, made):
+    made("toy")
+    newest = made("toy")
+    assert runs.find(cli.world.client, "toy").info.run_id == newest
+
+
+def test_runs_that_have_not_ended(cli, made):
+    ended = [made("a", "FINISHED"), made("b", "FAILED"), made("c", "KILLED")]
+    going = {made("d", "RUNNING"), made("e")}
+    found = {run.info.run_id for run in runs.running(cli.world.client, ["0"])}
+    assert found == going and not found & set(ended)
+
+
+def test_showing_jobs_costs_less_than_searching_them(cli):
+    """The bound of the benchmark is 1.5; here it is loose, since the machine may be busy."""
+    client = cli.world.client
+    for number in range(60):
+        client.create_run("0", number, tags(f"toy-{number}"))
+
+    def seconds(what) -> float:
+        times = []
+        for _ in range(5):
+            begun = time.perf_counter()
+            what()
+            times.append(time.perf_counter() - begun)
+        return min(times)
+
+    found = client.search_runs(["0"], f"tags.`{runs.TAG_JOB}` LIKE '%'", max_results=60)
+    shown = seconds(lambda: [jobview.summary(run) for run in found])
+    searched = seconds(lambda: runs.jobs(client, 60, experiments=["0"]))
+    assert shown < searched / 2, (shown, searched)
