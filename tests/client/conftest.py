@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from job_folder import JobFolder
+from relay_world import Gone, StoreClient, Time
+
+from mlflow_batchai import follower, runs
+from mlflow_batchai.lease import Lease
+from mlflow_batchai.relay import Relay
 
 # Machines are slow at times; the examples are the same in every run.
 settings.register_profile("batchai", deadline=None, derandomize=True, database=None)
@@ -23,3 +29,47 @@ def folder(tmp_path: Path) -> Callable[..., JobFolder]:
         return JobFolder(tmp_path / name, nodes, **plan)
 
     return make
+
+
+@pytest.fixture
+def relayed(folder, store_template, tmp_path):
+    """(job folder, client, makes a relay as a new process would)"""
+    shutil.copy(store_template, tmp_path / "m.db")
+    tracking = runs.absolute("sqlite:///m.db", tmp_path)
+    real = runs.client(tracking)
+    experiment = real.create_experiment("e", artifact_location=(tmp_path / "artifacts").as_uri())
+    run = runs.create(real, experiment, {runs.TAG_JOB: "toy"}, {}, None, None)
+    prefix = "$AZ_BATCHAI_MOUNT_ROOT/share"
+    made = folder(
+        runId=run.info.run_id,
+        metrics=[{"name": "f1", "regex": r"f1 (\S+)", "step": None}],
+        model={"path": None, "register": "net", "name": "model"},
+        outputDirectories=[{"id": "M", "pathPrefix": prefix, "pathSuffix": "m"}],
+    )
+    client = StoreClient(real)
+    time = Time()
+
+    def relay():
+        lease = Lease(made.job, time.clock, time.sleep)
+        if not lease.acquire():
+            return None
+        return Relay(made.job, client, lease)
+
+    return made, client, relay
+
+
+@pytest.fixture
+def following(relayed, monkeypatch):
+    """(job folder, client, follows): the follower's loop without its waiting."""
+    made, client, _ = relayed
+    made.handle()
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        assert len(naps) < 50, "it goes on for ever"
+
+    monkeypatch.setattr(follower.time, "sleep", nap)
+    monkeypatch.setattr(follower.runs, "client", lambda tracking: client)
+    monkeypatch.setattr(follower.clusters, "load", lambda name: (type("C", (), {"engine": Gone()})(), []))
+    return made, client, lambda: follower.follow(made.job, None)

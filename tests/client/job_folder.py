@@ -44,6 +44,11 @@ class JobFolder:
         """The job, freshly opened: as another process sees it."""
         return Job(self.share, FOLDER)
 
+    def begin(self, attempt: int) -> None:
+        """From now on write what belongs to that attempt, which somebody has begun."""
+        self.paths = protocol.JobPaths(FOLDER, attempt)
+        self.share.claim(self.paths.begun)
+
     def write(self, path: str, record: Record) -> None:
         self.share.write(path, protocol.encode([record]))
 

@@ -21,6 +21,7 @@ GOOD = {"failure": None, "stopped": None}
 BAD = {"failure": {"code": "JobFailed"}, "stopped": None}
 STOPPED = {"failure": None, "stopped": "node 0 said so"}
 REQUEST = {"kind": "cancel", "who": "me", "why": ""}
+REQUEUE = {"kind": "requeue", "who": "me", "why": ""}
 
 
 def verdict(state: str = "succeeded", **fields):
@@ -39,6 +40,12 @@ CASES = [
     ({"exits": {1: BAD}}, "terminating", "RUNNING"),
     ({"exits": {0: GOOD, 1: STOPPED}}, "terminating", "RUNNING"),
     ({"exits": {0: GOOD, 1: GOOD}}, "running", "RUNNING"),
+    # Who makes room goes on running until it waits again.
+    ({"requests": [REQUEUE]}, "queued", "SCHEDULED"),
+    ({"announces": {0: ANNOUNCE, 1: ANNOUNCE}, "requests": [REQUEUE]}, "running", "RUNNING"),
+    ({"exits": {1: STOPPED}, "requests": [REQUEUE]}, "running", "RUNNING"),
+    ({"exits": {1: STOPPED}, "requests": [REQUEUE, REQUEST]}, "terminating", "RUNNING"),
+    ({"requests": [REQUEUE, REQUEST]}, "terminating", "RUNNING"),
     ({"verdict": verdict()}, "succeeded", "FINISHED"),
     ({"verdict": verdict("failed", exitCode=3)}, "failed", "FAILED"),
     ({"verdict": verdict("failed", exitCode=None, terminated=True)}, "failed", "KILLED"),
@@ -49,6 +56,7 @@ CASES = [
 @pytest.mark.parametrize(("seen", "state", "status"), CASES)
 def test_table(seen, state, status):
     found = fold(Snapshot(2, **seen))
+    assert found.next_attempt is None
     assert (found.execution_state, found.run_status) == (state, status)
     assert found.ended == (seen.get("verdict") is not None)
 
@@ -58,7 +66,7 @@ snapshots = st.builds(
     st.just(3),
     st.dictionaries(st.integers(0, 2), st.just(ANNOUNCE)),
     st.dictionaries(st.integers(0, 2), st.sampled_from([GOOD, BAD, STOPPED])),
-    st.lists(st.just(REQUEST), max_size=2),
+    st.lists(st.sampled_from([REQUEST, REQUEUE]), max_size=2),
     st.none() | st.sampled_from([verdict(), verdict("failed", exitCode=1), verdict("failed", terminated=True)]),
 )
 
@@ -86,9 +94,12 @@ def test_only_a_verdict_ends_a_job_and_it_overrides_all(snapshot: Snapshot):
 def test_exits_come_before_requests_and_requests_before_announcements(snapshot: Snapshot):
     open_job = Snapshot(3, snapshot.announces, snapshot.exits, snapshot.requests)
     if snapshot.exits:
-        assert fold(open_job) == fold(Snapshot(3, exits=snapshot.exits))
-    elif snapshot.requests:
+        ended = Snapshot(3, exits=snapshot.exits, requests=snapshot.requests)
+        assert fold(open_job) == fold(ended)
+    elif REQUEST in snapshot.requests:
         assert fold(open_job).execution_state == protocol.TERMINATING
+    else:
+        assert fold(open_job) == fold(Snapshot(3, snapshot.announces))
 
 
 def test_state_of_a_client_verdict():

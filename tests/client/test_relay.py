@@ -6,15 +6,14 @@ import shutil
 import zipfile
 
 import pytest
-from job_folder import line, report
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+from relay_world import EXPECTED, Crash, fill, history
 
-from mlflow_batchai import collect, follower, runs
+from mlflow_batchai import collect, follower
 from mlflow_batchai import relay as relay_module
-from mlflow_batchai.errors import ClusterError, ShareError
+from mlflow_batchai.errors import ShareError
 from mlflow_batchai.lease import Lease, LeaseLostError
-from mlflow_batchai.relay import Relay
 
 TENSOR = {"name": "x", "shape": [-1, 4], "dtype": "float32"}
 META = {
@@ -28,97 +27,9 @@ META = {
 }
 
 
-class Crash(BaseException):
-    """Nothing catches it, as nothing catches SIGKILL."""
-
-
-class Client:
-    """An MLflow client that fails before or after a call; after a Crash its process is dead, and no other call gets through."""
-
-    def __init__(self, real):
-        self._real = real
-        self.calls = []
-        self.before = {}
-        self.after = {}
-        self.dead = False
-
-    def __getattr__(self, name):
-        method = getattr(self._real, name)
-        if not callable(method):
-            return method
-
-        def call(*arguments, **named):
-            self.calls.append(name)
-            self._fail(self.before, name)
-            result = method(*arguments, **named)
-            self._fail(self.after, name)
-            return result
-
-        return call
-
-    def _fail(self, table, name):
-        errors = table.get(name)
-        error = Crash() if self.dead else errors.pop(0) if errors else None
-        if error:
-            self.dead = isinstance(error, Crash)
-            raise error
-
-
-class Time:
-    now = 0.0
-
-    def clock(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
-
-
 @pytest.fixture
-def scene(folder, store_template, tmp_path):
-    """(job folder, client, makes a relay as a new process would)"""
-    shutil.copy(store_template, tmp_path / "m.db")
-    tracking = runs.absolute("sqlite:///m.db", tmp_path)
-    real = runs.client(tracking)
-    experiment = real.create_experiment("e", artifact_location=(tmp_path / "artifacts").as_uri())
-    run = runs.create(real, experiment, {runs.TAG_JOB: "toy"}, {}, None, None)
-    prefix = "$AZ_BATCHAI_MOUNT_ROOT/share"
-    made = folder(
-        runId=run.info.run_id,
-        metrics=[{"name": "f1", "regex": r"f1 (\S+)", "step": None}],
-        model={"path": None, "register": "net", "name": "model"},
-        outputDirectories=[{"id": "M", "pathPrefix": prefix, "pathSuffix": "m"}],
-    )
-    client = Client(real)
-    time = Time()
-
-    def relay():
-        lease = Lease(made.job, time.clock, time.sleep)
-        if not lease.acquire():
-            return None
-        return Relay(made.job, client, lease)
-
-    return made, client, relay
-
-
-def history(client, run_id):
-    run = client.get_run(run_id)
-    return {
-        key: [(point.step, point.value, point.timestamp) for point in client.get_metric_history(run_id, key)]
-        for key in run.data.metrics
-    }
-
-
-def fill(made):
-    made.segment(0, report(0, loss=1.5), line("f1 0.5\nEpoch 1/2\n2/2 - 0s - acc: 0.25"))
-    made.segment(1, report(1, loss=0.5), line("f1 0.75\nEpoch 2/2\n2/2 - 0s - acc: 0.5"))
-
-
-EXPECTED = {
-    "loss": [(0, 1.5, 5), (1, 0.5, 5)],
-    "f1": [(0, 0.5, 7), (1, 0.75, 7)],
-    "acc": [(0, 0.25, 7), (1, 0.5, 7)],
-}
+def scene(relayed):
+    return relayed
 
 
 def model(made, name="net.keras"):
@@ -391,37 +302,6 @@ def test_a_folder_that_is_a_link_out_of_the_share_is_not_sent(scene, tmp_path, l
 
 
 # The follower around it.
-
-
-class Gone:
-    """An engine whose agents have all left."""
-
-    poll_seconds = 1.0
-
-    def poll(self, handle):
-        from mlflow_batchai.engines.base import Poll, PollState
-
-        return Poll(PollState.GONE, "gone", (0,))
-
-    def cancel(self, handle):
-        raise ClusterError("can't be ended from here")
-
-
-@pytest.fixture
-def following(scene, monkeypatch):
-    """(job folder, client, follows): the follower's loop without its waiting."""
-    made, client, _ = scene
-    made.handle()
-    naps = []
-
-    def nap(seconds):
-        naps.append(seconds)
-        assert len(naps) < 50, "it goes on for ever"
-
-    monkeypatch.setattr(follower.time, "sleep", nap)
-    monkeypatch.setattr(follower.runs, "client", lambda tracking: client)
-    monkeypatch.setattr(follower.clusters, "load", lambda name: (type("C", (), {"engine": Gone()})(), []))
-    return made, client, lambda: follower.follow(made.job, None)
 
 
 def test_it_ends_a_job_that_was_lost(following):

@@ -1,0 +1,273 @@
+"""A job's attempts as clients read and write them: which is the current one, who begins the next, and the run that shows all."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import pytest
+from job_folder import report
+from relay_world import EXPECTED, Crash, fill, history
+
+from mlflow_batchai import follower
+from mlflow_batchai.engines.base import Poll, PollState
+from mlflow_batchai.jobs import Job, Snapshot, fold
+from mlflow_batchai.lease import Lease
+from mlflow_batchai.node import protocol
+from mlflow_batchai.watch import CANCEL_PATIENCE_SECONDS, Watch
+
+
+def requeued(made, why="room is needed"):
+    """What node 0 writes last of an attempt that made room."""
+    made.verdict("queued", next=made.paths.attempt + 1, reason=why, exitCode=None)
+
+
+def test_a_verdict_that_is_not_the_job_s_end():
+    state = fold(Snapshot(2, verdict=protocol.requeued_record("room is needed", "agent-0", 1)))
+    assert (state.execution_state, state.run_status, state.ended) == ("queued", "SCHEDULED", False)
+    assert (state.next_attempt, state.reason, state.exit_code, state.end_time) == (2, "room is needed", None, None)
+
+
+def test_the_current_attempt(folder):
+    made = folder()
+    first = made.job
+    assert (first.attempt, first.newest()) == (1, 1)
+    requeued(made)
+    # Nobody has begun it yet, and all the same it is the one that a person means.
+    assert (made.job.attempt, made.job.state().execution_state, made.job.handle()) == (2, "queued", None)
+    assert (first.attempt, first.newest()) == (1, 2)
+    made.begin(2)
+    made.handle()
+    made.verdict("failed")
+    assert (made.job.attempt, made.job.state().ended) == (2, True)
+    made.begin(10)
+    assert made.job.attempt == 10
+    assert made.job.at(2).state().execution_state == "failed"
+    assert Job(made.share, made.paths.folder, 1).state().next_attempt == 2
+
+
+def test_logs_of_later_attempts_lie_below():
+    assert protocol.JobPaths("f").stdouterr == "f/stdouterr"
+    assert (protocol.JobPaths("f", 3).stdouterr, protocol.JobPaths("f", 3).logs) == ("f/stdouterr/attempt-3", "f/stdouterr")
+
+
+def test_one_of_many_begins_the_next_attempt(folder):
+    made = folder()
+    made.verdict("failed")
+    job = made.job
+    barrier, won = threading.Barrier(8), []
+
+    def go():
+        barrier.wait()
+        if (begun := job.begin(2)) is not None:
+            won.append(begun.attempt)
+
+    threads = [threading.Thread(target=go) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert won == [2]
+
+
+def test_an_attempt_that_was_given_up_is_not_begun(folder):
+    """Who was to begin it slept, and the follower said so."""
+    made = folder()
+    requeued(made)
+    assert made.job.claim_verdict(protocol.verdict_record("failed", "follower", reason="nobody came"))
+    assert made.job.begin(2) is None
+
+
+@pytest.mark.parametrize("board", [False, True])
+def test_requests_are_for_one_attempt(folder, board):
+    made = folder(board=board)
+    made.job.request_cancel("me", "it is wrong")
+    assert made.job.state().execution_state == "terminating"
+    made.notice("verdict")
+    made.verdict("failed", terminated=True)
+    made.begin(2)
+    assert (made.job.requests(), made.job.state().execution_state) == ([], "queued")
+    made.job.request_requeue("me", "room")
+    assert [request["kind"] for request in made.job.requests()] == ["requeue"]
+    assert [request["kind"] for request in made.job.at(1).requests()] == ["cancel"]
+
+
+def test_who_cancels_an_attempt_that_is_over_cancels_the_next(folder):
+    """A client that has not seen yet that the job was put back in the queue."""
+    made = folder()
+    stale = made.job
+    requeued(made)
+    stale.request_cancel("me", "")
+    assert [request["attempt"] for request in made.job.requests()] == [2]
+    assert made.job.state().execution_state == "terminating"
+
+
+class Nodes:
+    """An engine whose agents stay, whatever is asked of them."""
+
+    poll_seconds = 1.0
+    cancelled = 0
+
+    def poll(self, handle):
+        return Poll(PollState.ALIVE)
+
+    def cancel(self, handle):
+        self.cancelled += 1
+
+
+@pytest.mark.parametrize(("kinds", "state"), [(["requeue"], "queued"), (["requeue", "cancel"], "failed")])
+def test_agents_that_make_no_room_are_ended(folder, kinds, state):
+    made = folder()
+    made.handle()
+    made.announce(0)
+    job, nodes, now = made.job, Nodes(), [0.0]
+    for kind in kinds:
+        job._request(kind, "me", "room is needed")
+    watch = Watch(job, nodes, clock=lambda: now[0])
+    for now[0] in (1.0, CANCEL_PATIENCE_SECONDS, CANCEL_PATIENCE_SECONDS + 2):
+        assert job.state().next_attempt is None and not job.state().ended
+        watch.check()
+    assert (nodes.cancelled, job.state().execution_state) == (1, state)
+    assert job.state().next_attempt == (2 if state == "queued" else None)
+
+
+# The lease: one for all attempts.
+
+
+def lease(made, attempt=None):
+    time = [0.0]
+    return Lease(
+        made.job if attempt is None else made.job.at(attempt), lambda: time[0], lambda s: time.__setitem__(0, time[0] + s)
+    )
+
+
+def test_a_lease_that_is_finished_for_one_attempt_is_free_for_the_next(folder):
+    made = folder()
+    made.verdict("failed")
+    first = lease(made)
+    assert first.acquire()
+    first.save({"attempt": 1, "metrics": "known"}, finished=True)
+    assert first.finished() and not lease(made).acquire()
+    made.begin(2)
+    second = lease(made)
+    assert not second.finished() and first.finished()
+    assert second.acquire()
+    assert (second.number, second.attempt, second.memory) == (2, 2, {"attempt": 1, "metrics": "known"})
+    # To those who wait for the first attempt it is over, to those who wait for the second it isn't.
+    assert first.finished() and not second.finished()
+    second.save({}, finished=True)
+    assert second.finished() and not lease(made).acquire()
+
+
+def test_an_heir_begins_with_the_attempt_that_was_not_done(folder):
+    made = folder()
+    holder = lease(made)
+    holder.acquire()
+    holder.save({"attempt": 1, "cursor": {"agent-0": 3}})
+    requeued(made)
+    made.begin(2)
+    heir = lease(made)
+    assert heir.acquire()
+    assert (heir.attempt, heir.memory["cursor"]) == (1, {"agent-0": 3})
+
+
+# The follower: from one attempt to the next, each metric once.
+
+
+def two_attempts(made):
+    """A job that made room after its first steps, and trained the last of them again."""
+    fill(made)
+    requeued(made)
+    made.begin(2)
+    made.segment(0, report(1, loss=9.9), report(2, loss=0.25))
+    made.share.write(made.paths.stdouterr + "/stdout.txt", b"again\n")
+    made.handle()
+    made.verdict()
+
+
+TWICE = {**EXPECTED, "loss": [*EXPECTED["loss"], (2, 0.25, 5)]}
+
+
+def check_both(made, client):
+    run = client.get_run(made.plan["runId"])
+    assert history(client, made.plan["runId"]) == TWICE
+    assert (run.info.status, run.data.tags["batchai.attempt"]) == ("FINISHED", "2")
+    assert "1 metric values came for a step that had one" in run.data.tags["batchai.notes"]
+    assert [entry.path for entry in client.list_artifacts(made.plan["runId"], "stdouterr/attempt-2")] == [
+        "stdouterr/attempt-2/stdout.txt"
+    ]
+
+
+def test_it_goes_on_with_the_next_attempt(following):
+    made, client, follow = following
+    two_attempts(made)
+    assert follow().execution_state == "succeeded"
+    check_both(made, client)
+    assert "set_terminated" in client.calls and client.calls.count("set_terminated") == 1
+    assert follow() is None
+
+
+# Where a follower dies: (method, which of its calls, whether that was still made).
+CRASHES = [
+    ("log_batch", 0, True),  # metrics of the first attempt
+    ("log_batch", 1, False),  # those that were held back until its end
+    ("log_batch", 2, False),  # the tags of the second attempt
+    ("log_batch", 2, True),
+    ("update_run", 0, True),
+    ("log_batch", 3, True),  # its metrics
+    ("set_terminated", 0, True),
+]
+
+
+@pytest.mark.parametrize(("method", "which", "made_it"), CRASHES)
+def test_a_follower_that_dies_between_attempts_is_made_up_for(following, monkeypatch, method, which, made_it):
+    made, client, follow = following
+    # The holder was a process of this machine, and is gone: this one.
+    monkeypatch.setattr("mlflow_batchai.node.processes.identity", lambda: {"machine": "", "pid": 0, "started": 0})
+    monkeypatch.setattr("mlflow_batchai.lease.PACE", (60.0, 0.0, 0.0))
+    two_attempts(made)
+    (client.after if made_it else client.before)[method] = [None] * which + [Crash()]
+    with pytest.raises(Crash):
+        follow()
+    client.dead = False
+    assert follow().execution_state == "succeeded"
+    check_both(made, client)
+
+
+def test_a_retry_after_the_end_is_followed_by_another_process(following):
+    made, client, follow = following
+    fill(made)
+    made.verdict("failed", reason="it is broken")
+    assert follow().execution_state == "failed"
+    ended = client.get_run(made.plan["runId"])
+    assert (ended.info.status, ended.data.tags["batchai.reason"]) == ("FAILED", "it is broken")
+    made.begin(2)
+    made.segment(0, report(1, loss=9.9), report(2, loss=0.25))
+    made.share.write(made.paths.stdouterr + "/stdout.txt", b"again\n")
+    made.handle()
+    made.verdict(endTime=1_800_000_000_000)
+    assert follow().execution_state == "succeeded"
+    check_both(made, client)
+    run = client.get_run(made.plan["runId"])
+    assert run.info.end_time == 1_800_000_000_000
+    assert "batchai.reason" not in run.data.tags
+
+
+def test_an_attempt_that_nobody_starts_is_given_up(following, monkeypatch):
+    """Who made room for another job died before he could put this one back: it ends with a sentence, and can be retried."""
+    made, client, follow = following
+    fill(made)
+    requeued(made)
+    clock = [0.0]
+
+    def later():
+        clock[0] += 2.0
+        return clock[0]
+
+    monkeypatch.setattr(follower, "Watch", functools.partial(Watch, clock=later))
+    state = follow()
+    assert (state.execution_state, state.error_code) == ("failed", "NodeSetupFailed")
+    assert "its submitter died before it had started every agent" in state.reason
+    run = client.get_run(made.plan["runId"])
+    assert (run.info.status, run.data.tags["batchai.attempt"]) == ("FAILED", "2")
+    assert made.job.begin(3).attempt == 3
