@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from mlflow_batchai.config import home
-from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.errors import ClusterError, UsageError
 from mlflow_batchai.spec.loading import parse, read
 from mlflow_batchai.spec.record import ClusterRecord
 
@@ -48,9 +48,14 @@ def save(name: str, record: ClusterRecord) -> None:
     _write(record_path(name), json.dumps(record.model_dump(mode="json", by_alias=True, exclude_none=True)))
 
 
-def save_document(name: str, data: dict[str, Any]) -> None:
-    """Write a cluster's document, which may hold secrets: for this user only. ClusterError if that can't be done."""
-    _write(document_path(name), yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+def add_document(name: str, data: dict[str, Any]) -> None:
+    """Write a new cluster's document, which may hold secrets: for this user only.
+
+    Raises:
+        UsageError: somebody has just made one of that name.
+        ClusterError: it can't be written.
+    """
+    _write(document_path(name), yaml.safe_dump(data, sort_keys=False, allow_unicode=True), new=True)
 
 
 def delete(name: str) -> None:
@@ -59,13 +64,20 @@ def delete(name: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def _write(path: Path, text: str) -> None:
-    """Whole, or not at all."""
-    new = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+def _write(path: Path, text: str, new: bool = False) -> None:
+    """Whole, or not at all; ``new``: not over one that is there."""
+    other = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        with os.fdopen(os.open(other, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
-        new.replace(path)
+        if new:
+            path.hardlink_to(other)
+            other.unlink()
+        else:
+            other.replace(path)
+    except FileExistsError as error:
+        other.unlink()
+        raise UsageError(f"{path} has just been made by somebody else; see batchai cluster list") from error
     except OSError as error:
         raise ClusterError(f"{path} can't be written: {error.strerror}") from error

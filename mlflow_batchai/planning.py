@@ -12,6 +12,7 @@ from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError
 from mlflow_batchai.node.layout import undefined
 from mlflow_batchai.node.protocol import PROTOCOL_VERSION
 from mlflow_batchai.places import CONTROL_MOUNT, place_logs
+from mlflow_batchai.scaling import larger, too_few
 from mlflow_batchai.secrecy import refuse_spoken
 from mlflow_batchai.spec.base import SpecModel
 from mlflow_batchai.spec.job import JobProperties
@@ -87,13 +88,15 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
     if node_count > cluster.engine.node_limit:
         raise ClusterError(
             f"{source}: properties.nodeCount is {node_count} and cluster '{cluster.name}' has"
-            f" {cluster.engine.node_limit} node(s)"
+            f" {cluster.engine.node_limit} node(s){larger(cluster, node_count)}"
         )
     if framework == "horovod":
         _check_gpus(cluster, process_count, node_count, source)
     limit = _seconds(properties)
     chosen = choose_volumes(properties, cluster, source, limit + WAITING_SECONDS)
     warnings = list(chosen.warnings)
+    if node_count > cluster.open_nodes:
+        warnings.append(too_few(cluster, node_count))
     if framework == "custom" and node_count > 1:
         warnings.append(f"{source}: without horovodSettings the command runs once, on node-0; the other nodes only stay taken")
     folder_prefix, log_copy, notices = place_logs(properties, chosen.volumes, source)

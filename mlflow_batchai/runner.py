@@ -21,6 +21,7 @@ from mlflow_batchai.node import protocol
 from mlflow_batchai.places import segment as place_of
 from mlflow_batchai.prepared import Prepared
 from mlflow_batchai.runs import Tracking
+from mlflow_batchai.scaling import WAITING, WhyQueued
 from mlflow_batchai.shares.objects import upload
 from mlflow_batchai.shares.sweeps import settle
 from mlflow_batchai.signals import Signals
@@ -246,6 +247,7 @@ def _cancel_here(submitted: Submitted, console: JobConsole) -> None:
 def _watch_attempts(submitted: Submitted, console: JobConsole, reader: EventReader, signals: Signals) -> JobState:
     """Show one attempt after the other, until the job has ended."""
     shown = ""
+    waiting: WhyQueued | None = None
     patience = Patience(submitted.job, console.say)
     while True:
         begun = time.monotonic()
@@ -264,7 +266,10 @@ def _watch_attempts(submitted: Submitted, console: JobConsole, reader: EventRead
                 reader = EventReader(submitted.job)
             if found.execution_state != shown:
                 shown = found.execution_state
-                console.state({protocol.QUEUED: "queued: waiting for nodes", protocol.RUNNING: "running"}.get(shown, shown))
+                console.state({protocol.QUEUED: WAITING, protocol.RUNNING: "running"}.get(shown, shown))
+                waiting = WhyQueued(submitted.job) if shown == protocol.QUEUED else None
+            if waiting and (told := waiting.news()):
+                console.state(told)
             keep_follower(submitted)
         time.sleep(pause_after(time.monotonic() - begun, WATCH_SECONDS))
 

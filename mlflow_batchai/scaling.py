@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from mlflow_batchai import cluster_records, clusters
@@ -11,12 +15,15 @@ from mlflow_batchai.errors import ClusterError, ShareNotFoundError, UsageError
 from mlflow_batchai.jobs import Job
 from mlflow_batchai.node import protocol
 from mlflow_batchai.shares import Share
+from mlflow_batchai.shell.together import in_background
 from mlflow_batchai.spec.cluster import MOST_NODES, AutoScale, ManualScale, ScaleSettings
 from mlflow_batchai.spec.cluster import Engine as EngineName
 from mlflow_batchai.spec.record import ClusterRecord
 from mlflow_batchai.workspaces import timestamp
 
-STAY = "waitforjobcompletion"
+WAITING = "queued: waiting for nodes"
+# A job that gets its nodes at once has nobody asked; one that waits long is told of changes.
+FIRST_SECONDS, AGAIN_SECONDS = 1.0, 30.0
 
 
 class Queued(NamedTuple):
@@ -91,7 +98,37 @@ def why_queued(job: Job) -> str:
             return f"queued: {too_few(cluster, job.node_count)}"
     finally:
         cluster.engine.close()
-    return "queued: waiting for nodes"
+    return WAITING
+
+
+class WhyQueued:
+    """What a queued job waits for, asked of its nodes beside what else is done: soon, and now and then again.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, job: Job, clock: Callable[[], float] = time.monotonic) -> None:
+        self._job = job
+        self._clock = clock
+        self._next = clock() + FIRST_SECONDS
+        self._asked: Future[str] | None = None
+        self._told = WAITING
+
+    def news(self) -> str:
+        """What it waits for, if that has changed; else nothing. Returns at once."""
+        if self._asked is None:
+            if self._clock() >= self._next:
+                self._asked = in_background(functools.partial(why_queued, self._job))
+            return ""
+        if not self._asked.done():
+            return ""
+        asked, self._asked, self._next = self._asked, None, self._clock() + AGAIN_SECONDS
+        if asked.exception() is not None:
+            return ""  # nodes that can't be asked are a trouble that others tell of
+        news = asked.result() if asked.result() != self._told else ""
+        self._told = asked.result()
+        return news
 
 
 def too_few(cluster: Cluster, node_count: int) -> str:
@@ -100,6 +137,13 @@ def too_few(cluster: Cluster, node_count: int) -> str:
         f"{cluster.open_nodes} of the {cluster.engine.node_limit} nodes of cluster '{cluster.name}' take jobs; "
         f"it starts after: batchai cluster resize -n {cluster.name} -t {node_count}"
     )
+
+
+def larger(cluster: Cluster, node_count: int) -> str:
+    """How a cluster that has too few nodes gets more, behind a sentence that says so."""
+    if cluster.document.engine is EngineName.LOCAL:
+        return f"; it gets more by: batchai cluster resize -n {cluster.name} -t {node_count}"
+    return "; name more hosts in its document"
 
 
 def _ticket(job: Job, census: Census) -> Ticket | None:

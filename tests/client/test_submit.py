@@ -67,7 +67,9 @@ def scene(store_template, tmp_path, monkeypatch):
     prepared = Prepared(
         "toy-012345", "0123456789", "toy", plan, {}, {"lr": "0.1"}, {"TOKEN": "hush-hush"}, {}, 60.0, code, [], []
     )
-    cluster = SimpleNamespace(name="local", engine=Engine(), share=DirectoryShare(tmp_path / "share"), location=None)
+    cluster = SimpleNamespace(
+        name="local", engine=Engine(), share=DirectoryShare(tmp_path / "share"), location=None, record=None
+    )
     request = RunRequest(tracking, experiment, "My exp/1", "default", {"mlflow.user": "me"})
     spawned = []
     monkeypatch.setattr(detached.shell, "spawn", lambda argv, environment, log: spawned.append((argv, environment)) or 4711)

@@ -1,0 +1,60 @@
+"""Making a cluster: its document is checked, then written, and its nodes are told whether they take jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mlflow_batchai import cluster_records, clusters, scaling
+from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.errors import BatchAIError, ClusterError, UsageError
+from mlflow_batchai.spec.cluster import ScaleSettings
+from mlflow_batchai.spec.loading import parse_cluster
+from mlflow_batchai.spec.record import ClusterRecord
+
+
+def create(name: str, data: Mapping[str, Any], source: str, record: ClusterRecord, say: Callable[[str], None]) -> Cluster:
+    """Make a cluster.
+
+    Args:
+        data: its document, as plain data; secrets in it are kept as they stand, in a file for this user only.
+        source: where it comes from, for messages.
+        record: where it belongs, and since when it is there.
+        say: told of warnings.
+
+    Raises:
+        UsageError: there is one of that name.
+        BatchAIError: the document is wrong, or can't be used yet; nothing was made.
+    """
+    if cluster_records.document_path(name).exists():
+        raise UsageError(
+            f"there is a cluster '{name}' already; delete it first (batchai cluster delete -n {name}), or name another"
+        )
+    document, warnings = parse_cluster(data, source)
+    for warning in warnings:
+        say(warning)
+    cluster, _ = clusters.make(name, document, Path(source), record)
+    settings = _settings(cluster)
+    cluster_records.add_document(name, dict(data))
+    try:
+        cluster_records.save(name, record)
+        try:
+            return scaling.apply(cluster, settings)
+        except ClusterError as error:
+            # Of machines: the cluster is there, and they are unusable until they can be asked.
+            say(str(error))
+            return clusters.load(name)[0]
+    except BatchAIError:
+        cluster_records.delete(name)
+        raise
+
+
+def _settings(cluster: Cluster) -> ScaleSettings:
+    """What the document says, as far as the cluster can have it: with no word of it, all nodes."""
+    written = cluster.document.scale_settings
+    if written and written.auto_scale:
+        return scaling.automatic(cluster, written.auto_scale.minimum_node_count, written.auto_scale.maximum_node_count)
+    if written and written.manual:
+        return scaling.manual(cluster, written.manual.target_node_count, written.manual.node_deallocation_option)
+    return scaling.manual(cluster, cluster.engine.node_limit)
