@@ -36,7 +36,8 @@ def stream_file(found: Submitted, identity: str, path: str) -> Iterator[str]:
         notice(f"{jobview.address(place.share, place.inside(path))} (Ctrl-C leaves the job running)")
 
         def over(attempt: int = job.attempt) -> bool:
-            return runner.state(found, ending=False).ended or found.job.attempt != attempt
+            ended = runner.state(found, ending=False).ended
+            return ended or (identity == outputs.LOGS and found.job.attempt != attempt)
 
         def restarted() -> None:
             click.echo(f"\nbatchai: {name} was cut or replaced; it begins anew", err=True)
@@ -44,10 +45,10 @@ def stream_file(found: Submitted, identity: str, path: str) -> Iterator[str]:
         pause = LOOK_SECONDS if job.board is None else REQUEST_SECONDS
         yield from follow(tail, over, restarted, pause, patience.trying)
         seen = seen or tail.found
-        if found.job.attempt == job.attempt:
+        # An output directory is the same for all attempts; each has logs of its own.
+        if identity != outputs.LOGS or found.job.attempt == job.attempt:
             break
-        if identity == outputs.LOGS:
-            notice(f"job {job.name} goes on with attempt {found.job.attempt}")
+        notice(f"job {job.name} goes on with attempt {found.job.attempt}")
     if not seen:
         raise JobError(f"The file {name} not found for the completed job.")
 

@@ -1,0 +1,189 @@
+"""A job's files on the terminal: from one attempt to the next, and whatever becomes of the terminal."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlflow_batchai import jobview, outputs, runner, scaling
+from mlflow_batchai.cli import streaming
+from mlflow_batchai.detached import Submitted
+from mlflow_batchai.errors import ClusterError, JobError, NotFoundError, ShareError
+from mlflow_batchai.jobs import Job, JobState
+from mlflow_batchai.node import protocol
+from mlflow_batchai.runs import Tracking
+from mlflow_batchai.shares.directory import DirectoryShare
+
+FOLDER = "workspaces/default/experiments/Default/jobs/toy/0123456789"
+
+
+class Attempts:
+    """A job folder with attempts, as their agents write it."""
+
+    def __init__(self, root: Path, **plan: Any) -> None:
+        self.share = DirectoryShare(root)
+        volume = {"scope": "cluster", "path": "share", "share": self.share.url, "how": "link"}
+        self.plan = {"name": "toy", "nodeCount": 1, "ranks": 1, "board": False, "volumes": [volume], "outputDirectories": []}
+        self.share.write(protocol.JobPaths(FOLDER).plan, protocol.encode([{**self.plan, "segment": FOLDER, **plan}]))
+
+    @property
+    def submitted(self) -> Submitted:
+        return Submitted(Job(self.share, FOLDER), "r" * 32, Tracking("", {}))
+
+    def log(self, attempt: int, text: str, name: str = "stdout.txt") -> None:
+        self.share.write(f"{protocol.JobPaths(FOLDER, attempt).stdouterr}/{name}", text.encode())
+
+    def end(self, attempt: int, following: int | None = None) -> None:
+        paths = protocol.JobPaths(FOLDER, attempt)
+        verdict = protocol.verdict_record(protocol.SUCCEEDED, "agent-0", 0)
+        self.share.claim(paths.verdict)
+        self.share.write(paths.verdict_file, protocol.encode([{**verdict, **({"next": following} if following else {})}]))
+
+
+@pytest.fixture
+def attempts(tmp_path: Path) -> Attempts:
+    return Attempts(tmp_path / "share")
+
+
+def test_a_stream_goes_on_with_the_next_attempt(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the first attempt wrote last is shown, then the whole of the second."""
+    attempts.log(1, "one\n")
+    pieces = streaming.stream_file(attempts.submitted, outputs.LOGS, "./stdout.txt")
+    assert next(pieces) == "one\n"
+    attempts.log(1, "one\nlast of the first\n")
+    attempts.end(1, following=2)
+    assert next(pieces) == "last of the first\n"
+    attempts.log(2, "two\n")
+    attempts.end(2)
+    assert "".join(pieces) == "two\n"
+    assert "job toy goes on with attempt 2" in capsys.readouterr().err
+
+
+def test_an_output_directory_is_the_same_for_all_attempts(tmp_path: Path) -> None:
+    directory = {"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": None}
+    attempts = Attempts(tmp_path / "share", outputDirectories=[directory])
+    attempts.share.write(f"{FOLDER}/outputs/notes.txt", b"one\n")
+    pieces = streaming.stream_file(attempts.submitted, "MODEL", "notes.txt")
+    assert next(pieces) == "one\n"
+    attempts.end(1, following=2)
+    attempts.share.write(f"{FOLDER}/outputs/notes.txt", b"one\ntwo\n")
+    attempts.end(2)
+    assert "".join(pieces) == "two\n"
+
+
+def test_a_stream_begins_with_the_present_attempt(attempts: Attempts) -> None:
+    attempts.log(1, "one\n")
+    attempts.end(1, following=2)
+    attempts.log(2, "two\n")
+    attempts.end(2)
+    assert "".join(streaming.stream_file(attempts.submitted, outputs.LOGS, "stdout.txt")) == "two\n"
+
+
+def test_a_file_that_never_came(attempts: Attempts) -> None:
+    attempts.log(1, "one\n")
+    attempts.end(1)
+    with pytest.raises(JobError, match=r"^The file nope\.txt not found for the completed job\.$"):
+        list(streaming.stream_file(attempts.submitted, outputs.LOGS, "nope.txt"))
+
+
+def test_a_stream_that_begins_anew_says_so(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
+    attempts.log(1, "one\n")
+    pieces = streaming.stream_file(attempts.submitted, outputs.LOGS, "stdout.txt")
+    assert next(pieces) == "one\n"
+    attempts.log(1, "another\n")
+    assert next(pieces) == "another\n"
+    attempts.end(1)
+    assert list(pieces) == []
+    assert "batchai: stdout.txt was cut or replaced; it begins anew\n" in capsys.readouterr().err
+
+
+def test_what_is_written_shows_within_a_second(attempts: Attempts) -> None:
+    assert max(streaming.LOOK_SECONDS, streaming.REQUEST_SECONDS) < 1
+    attempts.log(1, "one\n")
+    timer = threading.Timer(0.05, attempts.log, (1, "one\nno line's end"))
+    pieces = streaming.stream_file(attempts.submitted, outputs.LOGS, "stdout.txt")
+    assert next(pieces) == "one\n"
+    timer.start()
+    assert next(pieces) == "no line's end"
+    timer.join()
+
+
+def test_ctrl_c_leaves_the_job_running(capsys: pytest.CaptureFixture[str]) -> None:
+    def pieces() -> Iterator[str]:
+        yield "one\n"
+        raise KeyboardInterrupt
+
+    streaming.show_text(pieces(), "toy")
+    assert capsys.readouterr() == ("one\n", "\nbatchai: job toy goes on\n")
+
+
+class Closed(io.StringIO):
+    """Standard output whose reader has left."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_reader_that_leaves_ends_it_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdout", Closed())
+    streaming.show_text(iter(["one\n"]), "toy")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_that_cannot_show_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", newline="\n"))
+    streaming.show_text(iter(["Größe\n"]), "toy")
+    assert raw.getvalue() == b"Gr\\xf6\\xdfe\n"
+
+
+def test_names_that_rclone_spells_otherwise(tmp_path: Path) -> None:
+    """What a rank calls ``epoch:1.h5`` is found by that name, and shown by it."""
+    share = DirectoryShare(tmp_path)
+    share.write("outputs/epoch\uff1a1.h5", b"x")
+    share.write("outputs/more\uff1f/a", b"y")
+    place = outputs.Directory("MODEL", share, "outputs", rclone=True)
+    assert list(place.entries(".")) == ["epoch:1.h5", "more?"]
+    assert share.read(place.inside("epoch:1.h5")) == b"x"
+    assert list(place.entries("more?")) == ["more?/a"]
+    with pytest.raises(NotFoundError, match=r"there is no 'less\?' in MODEL; there is: epoch:1\.h5, more\?"):
+        place.entries("less?")
+
+
+def test_what_a_queued_job_waits_for(monkeypatch: pytest.MonkeyPatch, attempts: Attempts) -> None:
+    job = attempts.submitted.job
+    monkeypatch.setattr(scaling, "behind", lambda job: ["first", "second"])
+    assert jobview._queue(job) == (["first", "second"], "queued behind first, second")
+    monkeypatch.setattr(scaling, "behind", lambda job: [])
+    monkeypatch.setattr(scaling, "why_queued", lambda job: "queued: 0 of the 2 nodes take jobs")
+    assert jobview._queue(job) == ([], "queued: 0 of the 2 nodes take jobs")
+
+    def away(job: Job) -> list[str]:
+        raise ClusterError("node-0 does not answer")
+
+    monkeypatch.setattr(scaling, "behind", away)
+    assert jobview._queue(job) == (None, "queued; node-0 does not answer")
+
+
+def test_waiting_outlasts_a_share_that_is_away(attempts: Attempts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``job wait`` of a job whose run is finished, once its share is back."""
+    submitted, said = attempts.submitted, []
+    answers = [ShareError("share away"), ShareError("share away"), JobState("succeeded", 0)]
+
+    def state(submitted: Submitted) -> JobState:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(runner, "state", state)
+    monkeypatch.setattr(runner.Lease, "finished", lambda lease: True)
+    monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
+    assert runner.wait(submitted, said.append).exit_code == 0
+    assert said == ["share away (job toy goes on; still looking for it)"]
