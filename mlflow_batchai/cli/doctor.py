@@ -2,85 +2,104 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 
 from mlflow_batchai import clusters
-from mlflow_batchai.doctor import CHECKS, Check, State, examine, names
+from mlflow_batchai.cli import output as printing
+from mlflow_batchai.cli.options import OUTPUTS
+from mlflow_batchai.doctor import CHECKS, Check, Complete, State, examine, names
 
 _COLORS = {State.OK: "green", State.WARNING: "yellow", State.FAILED: "red"}
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: batchai doctor nc6cluster",
+)
 @click.argument("cluster", required=False)
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def doctor(cluster: str | None, output: str) -> int:
+@click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="How it is printed.")
+@click.option("--query", metavar="JMESPATH", help="The part of the result that is printed.")
+@click.option("--debug", is_flag=True, hidden=True, expose_value=False)
+def doctor(cluster: str | None, output: str, query: str | None) -> int:
     """Whether a cluster is ready for jobs: every node, one line a check.
 
     CLUSTER is the name of a document in $BATCHAI_HOME/clusters, by default the local cluster. A check that failed says what to
     do; the exit code is then 1. Jobs that run are not disturbed.
-
-    Example: batchai doctor nc6cluster
     """
+    search = None if query is None else printing.check_query(query)
     found, warnings = clusters.load(cluster)
     for warning in warnings:
         click.echo(f"batchai: {warning}", err=True)
     nodes = names(found)
-    checks = _examined(found, len(nodes))
-    checks.sort(key=lambda check: (nodes.index(check.node), CHECKS.index(check.name)))
-    click.echo(_json(found.name, nodes, checks) if output == "json" else _table(nodes, checks))
+    if output == "table" and not search:
+        checks = _examined(found, len(nodes), _show)
+        click.echo(_summary(nodes, checks))
+    else:
+        checks = _examined(found, len(nodes))
+        checks.sort(key=lambda check: (nodes.index(check.node), CHECKS.index(check.name)))
+        printing.emit(_data(found.name, nodes, checks), output, search)
     return 1 if any(check.state is State.FAILED for check in checks) else 0
 
 
-def _examined(cluster: clusters.Cluster, count: int) -> list[Check]:
-    """All checks; on a terminal a line tells how many there are so far."""
+def _examined(
+    cluster: clusters.Cluster, count: int, show: Callable[[str, Sequence[Check]], None] = lambda node, checks: None
+) -> list[Check]:
+    """All checks; on a terminal a line tells how many there are so far.
+
+    Args:
+        show: given each node with its checks, as soon as it has them all.
+    """
     terminal = sys.stderr.isatty()
     checks: list[Check] = []
-    for check in examine(cluster):
-        checks.append(check)
+    for said in examine(cluster):
+        if isinstance(said, Complete):
+            if terminal:
+                click.echo("\r\x1b[K", nl=False, err=True)
+            of_node = [check for check in checks if check.node == said.node]
+            show(said.node, sorted(of_node, key=lambda check: CHECKS.index(check.name)))
+            continue
+        checks.append(said)
         if terminal:
             click.echo(f"\r{cluster.name}: {len(checks)} checks on {count} nodes", nl=False, err=True)
-    if terminal:
-        click.echo("\r\x1b[K", nl=False, err=True)
     # Not if it was interrupted: a connection is closed when its question has been answered.
     cluster.engine.close()
     return checks
 
 
-def _json(cluster: str, nodes: Sequence[str], checks: Sequence[Check]) -> str:
-    return json.dumps(
-        {
-            "cluster": cluster,
-            "nodes": len(nodes),
-            "ready": _ready(nodes, checks),
-            "checks": [
-                {"node": check.node, "name": check.name, "state": check.state.value, "text": check.text} for check in checks
-            ],
-        },
-        indent=2,
-    )
+def _data(cluster: str, nodes: Sequence[str], checks: Sequence[Check]) -> dict[str, Any]:
+    return {
+        "cluster": cluster,
+        "nodes": len(nodes),
+        "ready": _ready(nodes, checks),
+        "checks": [
+            {"node": check.node, "name": check.name, "state": check.state.value, "text": check.text} for check in checks
+        ],
+    }
 
 
-def _table(nodes: Sequence[str], checks: Sequence[Check]) -> str:
+def _show(node: str, checks: Sequence[Check]) -> None:
+    """A node's block."""
     colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     state_width, name_width = max(len(state.value) for state in State), max(len(name) for name in CHECKS)
-    lines = []
-    for node in nodes:
-        lines.append(node)
-        for check in checks:
-            if check.node == node:
-                state = check.state.value.ljust(state_width)
-                shown = click.style(state, fg=_COLORS[check.state]) if colored else state
-                lines.append(f"  {shown}  {check.name.ljust(name_width)}  {check.text}")
+    lines = [node]
+    for check in checks:
+        state = check.state.value.ljust(state_width)
+        shown = click.style(state, fg=_COLORS[check.state]) if colored else state
+        lines.append(f"  {shown}  {check.name.ljust(name_width)}  {check.text}")
+    click.echo("\n".join(lines))
+
+
+def _summary(nodes: Sequence[str], checks: Sequence[Check]) -> str:
     counts = {state: sum(check.state is state for check in checks) for state in State}
     told = [_plural(counts[State.FAILED], "check") + " failed"] if counts[State.FAILED] else []
     told += [_plural(counts[State.WARNING], "warning")] if counts[State.WARNING] else []
     ready = f"{_ready(nodes, checks)} of {_plural(len(nodes), 'node')} {'is' if len(nodes) == 1 else 'are'} ready"
-    return "\n".join([*lines, "; ".join([ready, ", ".join(told)]) if told else ready])
+    return "; ".join([ready, ", ".join(told)]) if told else ready
 
 
 def _ready(nodes: Sequence[str], checks: Sequence[Check]) -> int:

@@ -14,7 +14,20 @@ from mlflow_batchai.shares.location import is_azure
 Answer = Mapping[str, Any]
 
 # In the order in which they are shown; a node has those that its engine knows of.
-CHECKS = ("reachable", "host key", "python", "training", "GPUs", "share", "visible", "mounts", "network", "clock", "space")
+CHECKS = (
+    "reachable",
+    "host key",
+    "python",
+    "training",
+    "GPUs",
+    "containers",
+    "share",
+    "visible",
+    "mounts",
+    "network",
+    "clock",
+    "space",
+)
 
 CLOCK_SECONDS = 5.0
 CLOCK_SECONDS_SHOWN = 0.1
@@ -53,6 +66,12 @@ class Check(NamedTuple):
     name: str
     state: State
     text: str
+
+
+class Complete(NamedTuple):
+    """No further checks of a node will come."""
+
+    node: str
 
 
 def ok(text: str) -> Finding:
@@ -116,6 +135,22 @@ def accelerators(said: Answer, counts: Sequence[int]) -> Finding:
         mixed = f"nodes of this cluster have from {min(counts)} to {max(counts)}"
         return warning(f"{text}; {mixed}: mend those that miss some, or set gpusPerNode to what all have")
     return ok(text)
+
+
+def containers(said: Answer, ignored: bool) -> Finding:
+    """Of ``examine.containers``: a node without an engine runs all jobs but those that name a container.
+
+    Args:
+        ignored: whether the cluster document has jobs run without their container.
+    """
+    if ignored:
+        return ok("not needed: the cluster document says containers: ignore")
+    if said["kind"]:
+        return ok(f"{said['kind']} ({said['program']})")
+    why = "; ".join(said["reasons"])
+    if said["broken"]:
+        return warning(f"none works ({why}): jobs that name a container fail there; mend it, or set containers: ignore")
+    return ok(f"none ({why}): jobs that name a container need docker or podman there")
 
 
 def share(said: Answer, path: str, title: str) -> Finding:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mlflow_batchai.doctor import findings
-from mlflow_batchai.doctor.findings import Check, Finding
+from mlflow_batchai.doctor.findings import Check, Complete, Finding
 from mlflow_batchai.engines.hosts import Node
 from mlflow_batchai.engines.machines import Answer, SshMachine
 from mlflow_batchai.errors import ClusterError
 
 ASK_SECONDS = 20.0
 
-Say = Callable[[Check], None]
+Say = Callable[[Check | Complete], None]
 
 
 class Patient:
@@ -54,12 +54,12 @@ class Patient:
         return str(error).removeprefix(f"{self.title}: ").removeprefix(f"{self._label}: ")
 
 
-def together(works: Sequence[Callable[[Say], None]]) -> Iterator[Check]:
+def together(works: Sequence[Callable[[Say], None]]) -> Iterator[Check | Complete]:
     """What all of them say, as it comes, until all have ended.
 
     Each has a thread of its own, for which a program that is interrupted doesn't wait.
     """
-    said: queue.SimpleQueue[Check | BaseException | None] = queue.SimpleQueue()
+    said: queue.SimpleQueue[Check | Complete | BaseException | None] = queue.SimpleQueue()
 
     def run(work: Callable[[Say], None]) -> None:
         try:

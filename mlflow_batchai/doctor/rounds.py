@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from mlflow_batchai.clusters import Cluster, share_secret
 from mlflow_batchai.doctor import findings
-from mlflow_batchai.doctor.findings import Check, Finding
+from mlflow_batchai.doctor.findings import Check, Complete, Finding
 from mlflow_batchai.doctor.patients import ASK_SECONDS, Patient, Say, together
 from mlflow_batchai.engines.hosts import Hosts
 from mlflow_batchai.engines.machines import Answer, SshMachine
@@ -25,6 +25,8 @@ from mlflow_batchai.volumes import Volume, choose_volumes
 
 # A first import of TensorFlow from a slow disk takes a minute.
 TRAINING_SECONDS = 90.0
+# Two engines may each take a while to say that they don't work (``engines.LOOK_SECONDS``).
+CONTAINERS_SECONDS = 40.0
 # As long as a share's caches may take; a job would wait longer.
 VISIBLE_SECONDS = 10.0
 LISTEN_SECONDS = 60.0
@@ -60,8 +62,10 @@ def _mounted(cluster: Cluster) -> list[Volume]:
     return [volume for volume in chosen.volumes if volume["kind"] != "link"]
 
 
-def examine(cluster: Cluster) -> Iterator[Check]:
+def examine(cluster: Cluster) -> Iterator[Check | Complete]:
     """Examine all nodes; checks come as they are made, in no order of nodes, and every wait is bounded.
+
+    After a node's last check comes ``Complete``: of one that is lost at once, of the others when all have been asked.
 
     A node that can't be reached, or whose agent can't be run, has no further checks. The local cluster has no checks of what
     lies between machines (host key, network, clock).
@@ -84,6 +88,7 @@ def examine(cluster: Cluster) -> Iterator[Check]:
         yield from _visible(case, present)
         if present and present[0].is_remote:
             yield from _network(present, cluster.document.network_interface)
+        yield from (Complete(patient.name) for patient in present)
     finally:
         # A share that fails now has failed in a check, too.
         with contextlib.suppress(ShareError):
@@ -111,7 +116,7 @@ def _patients(cluster: Cluster) -> list[Patient]:
     return [Patient(index, node) for index, node in enumerate(engine.nodes)]
 
 
-def _by_themselves(case: _Case, patients: Sequence[Patient]) -> Iterator[Check]:
+def _by_themselves(case: _Case, patients: Sequence[Patient]) -> Iterator[Check | Complete]:
     """What can be said of each node without the others; the nodes of one machine in turn, what they have in common once."""
     machines: dict[int, list[Patient]] = {}
     for patient in patients:
@@ -120,12 +125,16 @@ def _by_themselves(case: _Case, patients: Sequence[Patient]) -> Iterator[Check]:
     def work(group: Sequence[Patient]) -> Callable[[Say], None]:
         def run(say: Say) -> None:
             trained: Finding | None = None
+            boxed: Finding | None = None
             for patient in group:
                 if not _present(patient, say):
+                    say(Complete(patient.name))
                     continue
                 _equipment(case, patient, say)
                 trained = trained or _training(case.cluster, patient)
                 say(patient.check("training", trained))
+                boxed = boxed or _containers(case.cluster, patient)
+                say(patient.check("containers", boxed))
 
         return run
 
@@ -216,6 +225,14 @@ def _training(cluster: Cluster, patient: Patient) -> Finding:
     return findings.training(said, cluster.python)
 
 
+def _containers(cluster: Cluster, patient: Patient) -> Finding:
+    try:
+        said = patient.ask("containers", CONTAINERS_SECONDS)
+    except ClusterError as error:
+        return findings.warning(patient.without_name(error))
+    return findings.containers(said, ignored=cluster.document.containers == "ignore")
+
+
 def _of_all(present: Sequence[Patient], first: Answer | None) -> Iterator[Check]:
     """What can only be judged when all have answered, though each was asked alone.
 
@@ -255,7 +272,7 @@ def _trouble(patient: Patient, place: Answer, first: Answer | None, places: dict
     )
 
 
-def _visible(case: _Case, present: Sequence[Patient]) -> Iterator[Check]:
+def _visible(case: _Case, present: Sequence[Patient]) -> Iterator[Check | Complete]:
     """Whether what one writes on the share is there for the others; of the nodes that could write."""
     writers = [patient for patient in present if patient.answers.get("offer", {"trouble": "lost"})["trouble"] is None]
 
@@ -295,7 +312,7 @@ def _unseen_here(cluster: Cluster, path: str) -> str:
     return ""
 
 
-def _network(present: Sequence[Patient], interface: str | None) -> Iterator[Check]:
+def _network(present: Sequence[Patient], interface: str | None) -> Iterator[Check | Complete]:
     """Whether the nodes reach each other: all listen, then all try all addresses of all others."""
     mark = uuid.uuid4().hex
 

@@ -16,6 +16,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from mlflow_batchai.node import gpus, network, place, reach, trainenv
+from mlflow_batchai.node.containers import engines
 from mlflow_batchai.node.control import is_address, open_control
 from mlflow_batchai.node.control.base import ControlError
 from mlflow_batchai.node.environment import allowed
@@ -126,6 +127,18 @@ def accelerators(part: str, wanted: Optional[int]) -> Answer:
     }
 
 
+def containers() -> Answer:
+    """The container engine that jobs would have here.
+
+    Returns:
+        ``kind`` (docker, podman; None: none works), ``program``, ``reasons``: why those that were tried before don't work,
+        ``broken``: whether one of those is installed.
+    """
+    found = engines.look(os.environ)
+    kind, program = (found.engine.kind, found.engine.program) if found.engine else (None, None)
+    return {"kind": kind, "program": program, "reasons": found.reasons, "broken": found.broken}
+
+
 def offer(share: str, identity: str, path: str, sas: Optional[str] = None) -> Answer:
     """Put a file on the control share for the others to see.
 
@@ -204,5 +217,5 @@ def probe(targets: Sequence[Sequence[Any]], seconds: float) -> Answer:
 
 
 VERBS: Dict[str, Callable[..., Answer]] = {
-    function.__name__: function for function in (facts, clock, training, accelerators, offer, unseen, listen, probe)
+    function.__name__: function for function in (facts, clock, training, accelerators, containers, offer, unseen, listen, probe)
 }

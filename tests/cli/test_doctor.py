@@ -121,8 +121,8 @@ def test_a_cluster_that_is_ready(ssh):
     assert [line for line in lines if not line.startswith("  ")] == [server.address for server in ssh.servers]
     told = [line[2:].split("  ") for line in lines[1 : len(REMOTE) + 1]]
     assert [parts[0] for parts in told] == ["ok"] * len(REMOTE)
-    assert [line[11:22].strip() for line in lines[1 : len(REMOTE) + 1]] == REMOTE
-    text = dict(zip(REMOTE, (line[22:].strip() for line in lines[1:]), strict=False))
+    assert [line[11:23].strip() for line in lines[1 : len(REMOTE) + 1]] == REMOTE
+    text = dict(zip(REMOTE, (line[23:].strip() for line in lines[1:]), strict=False))
     server = ssh.servers[0]
     assert text["reachable"].startswith(f"{server.user}@{server.address}:{server.port} in ")
     assert text["host key"].startswith("ED25519 SHA256:") and f"({server.known_hosts}, line 1)" in text["host key"]
@@ -188,6 +188,49 @@ def test_a_node_that_is_off_and_one_that_is_unknown(ssh):
     assert list(found["127.0.0.13"]) == ["host key"] and "ssh-keyscan" in found["127.0.0.13"]["host key"][1]
     for address in ("127.0.0.11", "127.0.0.14"):
         assert list(found[address]) == REMOTE and found[address]["visible"][1].endswith("and 1 other node")
+
+
+def test_a_node_is_shown_when_nothing_more_will_come(ssh, monkeypatch):
+    """One that is lost is shown before the others have been asked everything."""
+    ssh.document(**{**ssh.base, "hosts": ssh.base["hosts"][:3]})
+    seen = []
+    real = rounds._of_all
+
+    def of_all(*arguments):
+        seen.append(ssh.capsys.readouterr().out)
+        yield from real(*arguments)
+
+    monkeypatch.setattr(rounds, "_of_all", of_all)
+    ssh.servers[1].stop()
+    try:
+        code, out, _ = ssh.run("c")
+    finally:
+        ssh.servers[1].start()
+    assert code == 1
+    head, line = seen[0].splitlines()
+    assert head == "127.0.0.12" and "reachable" in line and "refused the connection" in line
+    assert [line for line in out.splitlines() if not line.startswith("  ")][:2] == ["127.0.0.11", "127.0.0.13"]
+
+
+@pytest.mark.parametrize(
+    ("script", "ignored", "state", "text"),
+    [
+        (None, False, "ok", "none (docker is not on PATH; podman is not on PATH): jobs that name a container need"),
+        ("echo 'Client: Docker Engine'", False, "ok", "docker (BIN/docker)"),
+        ("echo 'the daemon does not run' >&2; exit 1", False, "warning", "none works (docker: the daemon does not run; podman"),
+        ("exit 1", True, "ok", "not needed: the cluster document says containers: ignore"),
+    ],
+)
+def test_containers(client, monkeypatch, script, ignored, state, text):
+    programs = client.root / "bin"
+    programs.mkdir()
+    if script:
+        (programs / "docker").write_text(f"#!/bin/sh\n{script}\n")
+        (programs / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    client.document(nodes=1, containers="ignore" if ignored else None, python="/bin/true")
+    found = client.checks(1)["node-0"]["containers"]
+    assert found[0] == state and found[1].startswith(text.replace("BIN", str(programs)))
 
 
 def test_a_python_that_is_too_old(ssh):
@@ -298,7 +341,6 @@ def test_colors_on_a_terminal_only_where_they_are_welcome(client, plain):
 @pytest.mark.parametrize(
     ("keys", "name", "part"),
     [
-        ({}, "nobody", "there is no cluster 'nobody'"),
         ({"engine": "ssh"}, "c", "has engine: ssh and no hosts"),
         ({"engine": "ssh", "hosts": ["10.255.255.1"], "share": "/no/such/share"}, "c", "there is no folder /no/such/share"),
     ],
@@ -307,6 +349,21 @@ def test_what_can_not_be_examined_is_one_sentence(client, keys, name, part):
     client.document(**keys)
     code, out, err = client.run(name)
     assert (code, out) == (1, "") and part in err and len(err.splitlines()) == 1
+
+
+def test_a_cluster_that_is_not_there(client):
+    client.document()
+    code, out, err = client.run("nobody")
+    assert (code, out) == (3, "") and "there is no cluster 'nobody'" in err and len(err.splitlines()) == 1
+
+
+def test_other_forms_of_the_result(client):
+    client.document(nodes=2)
+    assert client.run("c", "--query", "ready", "-o", "tsv")[:2] == (0, "2\n")
+    code, out, _ = client.run("c", "-o", "yaml")
+    assert code == 0 and yaml.safe_load(out)["nodes"] == 2
+    code, out, err = client.run("c", "--query", "ready[")
+    assert (code, out) == (2, "") and "is no JMESPath expression" in err
 
 
 @pytest.fixture(scope="module")

@@ -27,30 +27,46 @@ class Engine(NamedTuple):
     kind: str
 
 
+class Found(NamedTuple):
+    """What a node has.
+
+    Attributes:
+        engine: the one that works, or None.
+        reasons: why each of those that were tried before it doesn't.
+        broken: whether one of those is installed.
+    """
+
+    engine: Optional[Engine]
+    reasons: List[str]
+    broken: bool
+
+
 def engine(environment: Optional[Mapping[str, str]] = None) -> Optional[Engine]:
     """The engine of this node: docker if its daemon answers, else podman, else None.
 
     Args:
         environment: the node's; default: this process's.
     """
-    return _look(os.environ if environment is None else environment)[0]
+    return look(os.environ if environment is None else environment).engine
 
 
 def trouble(container: Optional[Mapping[str, Any]]) -> Optional[str]:
     """Why this node can't run a plan's ``container`` (None: no container), as a sentence without the node's name, or None."""
     if not container:
         return None
-    found, reasons = _look(os.environ)
-    if found:
+    found = look(os.environ)
+    if found.engine:
         return None
     return (
         "no container engine works (%s), and the job runs in the image %s: install docker or podman there, or set containers:"
-        " ignore in the cluster document to run such jobs without their container" % ("; ".join(reasons), container["image"])
+        " ignore in the cluster document to run such jobs without their container"
+        % ("; ".join(found.reasons), container["image"])
     )
 
 
-def _look(environment: Mapping[str, str]) -> Tuple[Optional[Engine], List[str]]:
-    reasons = []
+def look(environment: Mapping[str, str]) -> Found:
+    """The engine of this node, and why those that come before it don't work."""
+    reasons, broken = [], False
     for name, arguments in _PROBES.items():
         program = shutil.which(name, path=environment.get("PATH", os.defpath))
         if program is None:
@@ -58,9 +74,10 @@ def _look(environment: Mapping[str, str]) -> Tuple[Optional[Engine], List[str]]:
             continue
         code, said = ask([program, *arguments], own_environment(environment), seconds=LOOK_SECONDS)
         if code == 0:
-            return Engine(program, "podman" if "podman" in said.lower() else name), reasons
+            return Found(Engine(program, "podman" if "podman" in said.lower() else name), reasons, broken)
+        broken = True
         reasons.append("%s: %s" % (name, last_line(said)))
-    return None, reasons
+    return Found(None, reasons, broken)
 
 
 def own_environment(environment: Mapping[str, str]) -> Dict[str, str]:
