@@ -60,7 +60,12 @@ def describe(prepared: Prepared, cluster: Cluster, workspace: str, experiment: s
 def _mount(volume: Mapping[str, Any]) -> dict[str, Any]:
     root = "$AZ_BATCHAI_JOB_MOUNT_ROOT" if volume["scope"] == "job" else "$AZ_BATCHAI_MOUNT_ROOT"
     how = {"link": "directory", "azureFiles": volume.get("how"), "azureBlob": volume.get("how")}.get(volume["kind"])
-    source = volume["source"] if volume["kind"] == "link" else volume["share"] or volume.get("source") or volume.get("command")
+    if volume["kind"] == "azureBlob":
+        source = f"{volume['endpoint']}/{volume['container']}"
+    elif volume["kind"] == "azureFiles":
+        source = volume["share"]
+    else:
+        source = volume.get("source") or volume["command"]
     return {"path": f"{root}/{volume['path']}", "name": volume["name"], "how": how or volume["kind"], "source": source}
 
 
