@@ -17,6 +17,7 @@ from mlflow_batchai.errors import (
     ClusterNotFoundError,
     DocumentError,
     JobError,
+    JobNotFoundError,
     NotSupportedError,
     UsageError,
 )
@@ -51,7 +52,7 @@ def resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Cal
     closed = {index for index, node in enumerate(census.nodes) if node.state in (NodeState.CLOSED, NodeState.LEAVING)}
     ending = set()
     for ticket in census.tickets:
-        if not closed.intersection(ticket.nodes):
+        if not closed.intersection(ticket.nodes) or _has_ended(now, ticket):
             continue
         name = scaling.name_of(now.share, ticket)
         if ticket.started and option == TERMINATE:
@@ -66,6 +67,14 @@ def resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Cal
     if now.document.engine is Engine.SSH and closed:
         say(f"the machines of cluster '{now.name}' keep running, and cost what they cost; they only take no jobs")
     return now
+
+
+def _has_ended(cluster: Cluster, ticket: Ticket) -> bool:
+    """Whether a job has its verdict, and only its agents are still there for a moment."""
+    try:
+        return bool(ticket.folder) and Job(cluster.share, ticket.folder).state().ended
+    except JobNotFoundError:
+        return False
 
 
 def _fits(ticket: Ticket, cluster: Cluster, closed: Collection[int]) -> bool:

@@ -1,0 +1,238 @@
+"""A cluster that grows and shrinks, with real agents: the queue by names, and what becomes of jobs on nodes that leave."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plans import toy_plan
+from waiting import wait_for
+
+from mlflow_batchai import cluster_records, cluster_states, clusters, resizing, scaling
+from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.engines.base import Handle, StartRequest
+from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, UsageError
+from mlflow_batchai.jobs import Job
+from mlflow_batchai.node import processes, protocol
+
+HOLD = 'until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
+
+
+class Site:
+    """A local cluster of two nodes, and the jobs that were sent to it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.said: list[str] = []
+        self._handles: list[Handle] = []
+
+    @property
+    def cluster(self) -> Cluster:
+        """As whoever asks just now finds it."""
+        return clusters.load("c")[0]
+
+    def submit(self, name: str, command: str = HOLD, nodes: int = 1) -> Job:
+        share = self.root / "share"
+        job = f"{os.getpid():x}{len(self._handles)}s"
+        folder = f"jobs/{name}"
+        plan = toy_plan(
+            share,
+            job=job,
+            name=name,
+            folder=folder,
+            segment=folder,
+            nodeCount=nodes,
+            command=command,
+            cluster="c",
+            coresPerNode=1,
+        )
+        cluster = self.cluster
+        cluster.share.write(protocol.JobPaths(folder).plan, protocol.encode([plan]))
+        request = StartRequest(job, protocol.job_mark(job, 1), folder, 1, nodes, {})
+        self._handles.append(cluster.engine.submit(request))
+        return Job(cluster.share, folder)
+
+    def resize(self, target: int, option: str = "requeue") -> Cluster:
+        def no_store() -> Any:
+            raise ClusterError("no store was to be asked for")
+
+        settings = scaling.manual(self.cluster, target, option)
+        return resizing.resize(self.cluster, settings, option, no_store, self.said.append)
+
+    def shown(self) -> tuple[str, str]:
+        """Allocation state, and the nodes' states by their counts: ``idle running preparing leaving``."""
+        shown = cluster_states.show(self.cluster, self.cluster.engine.census())
+        counts = shown["nodeStateCounts"]
+        assert shown["currentNodeCount"] == sum(counts.values())
+        return shown["allocationState"], " ".join(
+            str(counts[f"{state}NodeCount"]) for state in ("idle", "running", "preparing", "leaving")
+        )
+
+    def end(self, job: Job) -> None:
+        path = self.root / "share" / job.folder / "shared" / "end"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+
+    def close(self) -> None:
+        for handle in self._handles:
+            self.cluster_or_nothing(handle)
+            assert processes.marked(handle["mark"]) == set()
+
+    def cluster_or_nothing(self, handle: Handle) -> None:
+        try:
+            self.cluster.engine.cancel(handle)
+        except ClusterNotFoundError:
+            pass
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("BATCHAI_HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "clusters").mkdir(parents=True)
+    (tmp_path / "home" / "clusters" / "c.yaml").write_text(f"nodes: 2\nshare: {tmp_path}/share\n", encoding="utf-8")
+    made = Site(tmp_path)
+    yield made
+    made.close()
+
+
+def running(*jobs: Job) -> None:
+    wait_for(lambda: all(job.state().execution_state == "running" for job in jobs))
+
+
+def test_the_queue_by_names(site: Site) -> None:
+    first, second, third = site.submit("a"), site.submit("b"), site.submit("c", nodes=2)
+    running(first, second)
+    fourth = site.submit("d")
+    assert [(job.name, job.nodes, job.started) for job in scaling.queue(site.cluster)] == [
+        ("a", ("0",), True),
+        ("b", ("1",), True),
+        ("c", ("0", "1"), False),
+        ("d", ("0",), False),
+    ]
+    assert (scaling.behind(third), scaling.behind(fourth), scaling.behind(first)) == (["a", "b"], ["a", "c"], [])
+    assert scaling.why_queued(third) == "queued behind a, b"
+    now = [0.0]
+    waiting = scaling.WhyQueued(third, lambda: now[0])
+    assert waiting.news() == ""
+    now[0] = 1.0
+    assert wait_for(waiting.news) == "queued behind a, b"
+    site.end(first)
+    wait_for(lambda: first.state().ended)
+    wait_for(lambda: scaling.behind(third) == ["b"])
+    now[0] = 20.0
+    assert waiting.news() == ""
+    now[0] = 40.0
+    assert wait_for(waiting.news) == "queued behind b"
+    # The name of a job whose folder is gone is its id.
+    site.cluster.share.delete(protocol.JobPaths(first.folder).plan)
+    assert scaling.name_of(site.cluster.share, scaling.queue(site.cluster)[0].ticket) == "b"
+    tickets = [job.ticket._replace(folder=first.folder) for job in scaling.queue(site.cluster)[:1]]
+    assert scaling.name_of(site.cluster.share, tickets[0]) == second.plan["job"]
+
+
+def test_a_smaller_cluster_waits_for_jobs_that_run(site: Site) -> None:
+    """waitforjobcompletion: nodes are leaving until then, and the cluster is resizing."""
+    first, second = site.submit("a"), site.submit("b")
+    running(first, second)
+    assert site.shown() == ("steady", "0 2 0 0")
+    site.resize(0, "waitforjobcompletion")
+    assert site.said == ["job a goes on; its nodes leave when it has ended", "job b goes on; its nodes leave when it has ended"]
+    assert site.shown() == ("resizing", "0 0 0 2")
+    site.end(first)
+    wait_for(lambda: site.shown() == ("resizing", "0 0 0 1"))
+    site.end(second)
+    wait_for(lambda: site.shown() == ("steady", "0 0 0 0"))
+    third = site.submit("c", "true", nodes=2)
+    assert scaling.why_queued(third) == (
+        "queued: 0 of the 2 nodes of cluster 'c' take jobs; it starts after: batchai cluster resize -n c -t 2"
+    )
+    site.resize(1)
+    assert site.shown() == ("steady", "0 0 1 0")
+    assert site.said[-1].startswith("job c waits: 1 of the 2 nodes")
+    site.resize(2)
+    wait_for(lambda: third.state().execution_state == "succeeded")
+    wait_for(lambda: site.shown() == ("steady", "2 0 0 0"))
+
+
+def test_a_smaller_cluster_ends_jobs(site: Site) -> None:
+    first, second = site.submit("a", nodes=1), site.submit("b", nodes=1)
+    running(first, second)
+    site.resize(1, "terminate")
+    assert (first.state().execution_state, second.state().terminated) == ("running", True)
+    assert second.state().reason.endswith(": cluster c was resized")
+    assert (site.said, site.shown()) == (["job b is terminated"], ("steady", "0 1 0 0"))
+    # One that can't be put back in the queue is left alone, and that is said.
+    site.resize(0, "requeue")
+    assert site.said[-1].startswith("job a goes on; its nodes leave when it has ended: it can't be put back in the queue: ")
+    assert site.shown() == ("resizing", "0 0 0 1")
+
+
+def test_a_larger_cluster_than_its_document(site: Site) -> None:
+    site.resize(3)
+    assert (site.cluster.engine.node_limit, site.shown()) == (3, ("steady", "3 0 0 0"))
+    job = site.submit("a", "true", nodes=3)
+    wait_for(lambda: job.state().execution_state == "succeeded")
+    assert [command.argv[-2] for command in site.cluster.engine.render(StartRequest("j", "j/1", "f", 1, 3, {}))] == [
+        "--part=0/3",
+        "--part=1/3",
+        "--part=2/3",
+    ]
+    # Its agents may still be there for a moment.
+    site.resize(2)
+    assert (site.cluster.engine.node_limit, site.cluster.open_nodes, site.said) == (3, 2, [])
+    wait_for(lambda: site.shown() == ("steady", "2 0 0 0"))
+    with pytest.raises(UsageError, match="at most 100 nodes"):
+        site.resize(101)
+
+
+def test_a_size_that_follows_the_queue(site: Site) -> None:
+    def auto(minimum: int, maximum: int) -> None:
+        settings = scaling.automatic(site.cluster, minimum, maximum)
+        resizing.resize(site.cluster, settings, "waitforjobcompletion", lambda: None, site.said.append)  # type: ignore[arg-type,return-value]
+
+    auto(0, 3)
+    assert site.shown() == ("steady", "0 0 0 0")
+    auto(1, 3)
+    assert site.shown() == ("steady", "1 0 0 0")
+    job = site.submit("a", nodes=2)
+    running(job)
+    assert site.shown() == ("steady", "0 2 0 0")
+    site.end(job)
+    wait_for(lambda: site.shown() == ("steady", "1 0 0 0"))
+    site.resize(2)
+    assert site.cluster.scale.auto_scale is None and site.shown() == ("steady", "2 0 0 0")
+    with pytest.raises(UsageError, match="--min 2 is more than --max 1"):
+        auto(2, 1)
+
+
+def test_deleting_a_cluster_ends_its_jobs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resizing, "RELAY_SECONDS", 0.2)  # nobody relays them
+    job, queued = site.submit("a", nodes=2), site.submit("b")
+    running(job)
+    share = site.cluster.share
+    resizing.delete("c", site.said.append)
+    assert site.said == ["job a is terminated", "job b is terminated"]
+    for folder in (job.folder, queued.folder):
+        state = Job(share, folder).state()
+        assert (state.terminated, state.reason.partition(": ")[2]) == (True, "cluster c was deleted")
+    assert not (site.root / "home" / "nodes" / "c").exists()
+    assert list((site.root / "home" / "clusters").iterdir()) == []
+    with pytest.raises(ClusterNotFoundError, match="the clusters are: local"):
+        resizing.delete("c", site.said.append)
+
+
+@pytest.mark.parametrize("text", ["engine: slurm\n", "nodes: many\n", "{"])
+def test_a_cluster_that_cant_be_used_can_be_deleted(site: Site, text: str) -> None:
+    path = cluster_records.document_path("c")
+    path.write_text(text, encoding="utf-8")
+    resizing.delete("c", site.said.append)
+    assert not path.exists() and str(path) in site.said[0]
+
+
+def test_a_record_that_cant_be_read(site: Site) -> None:
+    cluster_records.record_path("c").write_text('{"nodes": 0}', encoding="utf-8")
+    with pytest.raises(Exception, match=r"c\.state\.json: nodes must be at least 1"):
+        clusters.load("c")
