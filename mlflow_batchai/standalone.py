@@ -42,6 +42,11 @@ def prepare(document: JobDocument, name: str, cluster: Cluster, source: str) -> 
     properties = document.properties
     require_complete(properties, source)
     container, registry, notices = choose_container(None, properties, cluster.document, source)
+    if properties.scheduling_priority != "normal":
+        notices = [
+            *notices,
+            f"{source}: properties.schedulingPriority plays no part: jobs start in the order in which they came",
+        ]
     program = _program(properties, container)
     planned = plan_job(program, properties, document, cluster, source)
     plan = planned.plan

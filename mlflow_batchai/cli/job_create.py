@@ -40,7 +40,7 @@ def create(scope: Scope, name: str, cluster_name: str | None, file: Path, mounts
     The document names the program (pythonScriptFilePath, commandLine); its arguments are the parameters of the MLflow run.
     """
     new_name(name, "job")
-    file = file.expanduser().absolute()
+    file = file.absolute()
     mounts.use_account()
     document = _read(file, mounts)
     if dry_run:

@@ -81,6 +81,15 @@ def test_a_horovod_job(desk):
     assert prepared.document["properties"]["horovodSettings"]["processCount"] == 4
 
 
+def test_what_plays_no_part_is_told_of(desk):
+    desk.put("hvd/train.py")
+    before = desk.prepare(schedulingPriority="normal").warnings
+    assert desk.prepare(schedulingPriority="high").warnings == [
+        "job.json: properties.schedulingPriority plays no part: jobs start in the order in which they came",
+        *before,
+    ]
+
+
 def test_a_command_line_of_its_own_runs_as_it_is(desk):
     line = "echo a | tee b; cd $AZ_BATCHAI_JOB_TEMP && ./x *"
     prepared = desk.prepare({"customToolkitSettings": {"commandLine": line}}, nodeCount=2)
