@@ -5,6 +5,7 @@ A job keeps its folder, its run, its plan and its output directories, so a scrip
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from mlflow_batchai import detached, runner, runs
@@ -37,6 +38,7 @@ def retry(submitted: Submitted, cluster: Cluster) -> None:
         JobError: the job hasn't ended, has succeeded, somebody else retries it just now, or its secrets are not here.
         BatchAIError: its nodes or its share can't be used.
     """
+    submitted.job = submitted.job.at(submitted.job.newest())
     state = runner.state(submitted)
     job = submitted.job
     if not state.ended:
@@ -48,7 +50,8 @@ def retry(submitted: Submitted, cluster: Cluster) -> None:
         raise JobError(f"job {job.name} has succeeded; only a job that has not can be retried")
     _check_here(job, cluster)
     secrets = told(job, cluster, _seconds(job))
-    _check_nodes(job, cluster)
+    with contextlib.closing(cluster.engine):
+        _check_nodes(job, cluster)
     # Whoever relays the attempt before this one must have ended its run first.
     detached.ensure_follower(submitted)
     runner.wait(submitted, lambda sentence: None)

@@ -241,7 +241,7 @@ def test_a_job_by_docker(cluster: Cluster, docker: FakeDocker) -> None:
     [run] = [call for call in calls if call[0] == "run"]
     for mount in (cluster.roots[0] / "mounts", folder, cluster.share):
         assert f"--mount=type=bind,source={mount},target={mount},bind-propagation=rprivate" in run
-    assert {f"--name=batchai-{job.plan['job']}-0", f"--label=BATCHAI_JOB={job.mark}", "--shm-size=1gb", "sha256:feed"} < set(
+    assert {f"--name=batchai-{job.plan['job']}-1-0", f"--label=BATCHAI_JOB={job.mark}", "--shm-size=1gb", "sha256:feed"} < set(
         run
     )
     assert docker.verbs()[-2:] == ["rm", "ps"]

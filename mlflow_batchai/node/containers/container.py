@@ -53,7 +53,8 @@ class Container:
         gpus: bool,
         check: Callable[[], None],
     ) -> None:
-        self.name = "batchai-%s-%d" % (layout.plan["job"], layout.node)
+        # Each attempt has its own: what another one has left on this machine may still be there, and be removed by its name.
+        self.name = "batchai-%s-%d" % (layout.mark.replace("/", "-"), layout.node)
         self.base: Dict[str, str] = {}
         self.python = ""
         self.shell = "bash"

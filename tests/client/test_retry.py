@@ -1,0 +1,305 @@
+"""Another attempt of a job: what is refused before anything is touched, what is told to its agents, and what half a start leaves."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import threading
+from types import SimpleNamespace
+from urllib.parse import parse_qs
+
+import pytest
+
+from mlflow_batchai import attempts, detached, runner, runs
+from mlflow_batchai.detached import Submitted
+from mlflow_batchai.engines.base import Poll, PollState
+from mlflow_batchai.errors import ClusterError, JobError
+from mlflow_batchai.jobs import Job
+from mlflow_batchai.lease import Lease
+from mlflow_batchai.node import processes, protocol
+from mlflow_batchai.regained import told
+from mlflow_batchai.shares.directory import DirectoryShare
+
+KEY = base64.b64encode(bytes(64)).decode()
+FILES = {
+    "kind": "azureFiles",
+    "how": "rclone",
+    "name": "file share acct/data",
+    "where": "job.json: mountVolumes.azureFileShares[0]",
+    "account": "acct",
+    "endpoint": "https://acct.file.core.windows.net",
+    "container": "data",
+    "folder": "",
+    "share": "https://acct.file.core.windows.net/data",
+}
+BLOBS = {**FILES, "kind": "azureBlob", "name": "blob container acct/data", "share": None}
+
+
+class Engine:
+    """Takes a job, or fails; remembers what it was told."""
+
+    node_limit = 1
+    poll_seconds = 1.0
+
+    def __init__(self):
+        self.started, self.cancelled, self.lacking = [], [], {}
+        self.error = None
+
+    def check(self, count, needs=None):
+        return []
+
+    def submit(self, request):
+        if self.error:
+            raise self.error
+        self.started.append(request)
+        return {"engine": "fake", "nodes": [0]}
+
+    def poll(self, handle):
+        return Poll(PollState.ALIVE)
+
+    def cancel(self, handle):
+        self.cancelled.append(handle)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def scene(folder, store_template, tmp_path, monkeypatch):
+    """A job that has failed, and its run."""
+    for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT", "AZURE_BATCHAI_STORAGE_ACCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("mlflow_batchai.shares.credentials._remembered", {})
+    monkeypatch.setenv("BATCHAI_HOME", str(tmp_path / "home"))
+    shutil.copy(store_template, tmp_path / "m.db")
+    tracking = runs.absolute("sqlite:///m.db", tmp_path)
+    mlflow = runs.client(tracking)
+    experiment = mlflow.create_experiment("e", artifact_location=(tmp_path / "artifacts").as_uri())
+    run = runs.create(mlflow, experiment, {runs.TAG_JOB: "toy", runs.TAG_CANCEL: "true"}, {}, None, None)
+    changes = {"protocol": protocol.PROTOCOL_VERSION, "runId": run.info.run_id, "container": None, "tools": {}, "python": "p"}
+    made = folder(**changes, secretVariables=[], secretNames=[], maxWallClockSeconds=60.0)
+    spawned = []
+    monkeypatch.setattr(detached.shell, "spawn", lambda argv, environment, log: spawned.append(argv) or 4711)
+    monkeypatch.setattr(detached, "_child_alive", lambda pid: True)
+    cluster = SimpleNamespace(name="local", engine=Engine(), share=DirectoryShare(made.share.root), location=None)
+    world = SimpleNamespace(made=made, cluster=cluster, spawned=spawned, mlflow=mlflow)
+    world.found = lambda: Submitted(made.job, run.info.run_id, tracking)
+    world.run = lambda: mlflow.get_run(run.info.run_id)
+
+    def fail(reason="it broke"):
+        made.verdict("failed", reason=reason)
+        lease = Lease(made.job)
+        lease.acquire()
+        lease.save({}, finished=True)
+        runs.fail(mlflow, run.info.run_id, reason)
+
+    def plan(**changes):
+        made.plan.update(changes)
+        made.write(made.paths.plan, made.plan)
+
+    world.fail, world.plan = fail, plan
+    return world
+
+
+def test_retried(scene):
+    scene.fail()
+    found = scene.found()
+    attempts.retry(found, scene.cluster)
+    run = scene.run()
+    assert (run.info.status, run.data.tags[runs.TAG_STATE], run.data.tags[runs.TAG_ATTEMPT]) == ("SCHEDULED", "queued", "2")
+    # The wish to end it was for the attempt that it ended.
+    assert not {runs.TAG_REASON, runs.TAG_CANCEL} & set(run.data.tags)
+    (request,) = scene.cluster.engine.started
+    assert (request.mark, request.attempt, request.folder) == ("0123456789/2", 2, scene.made.paths.folder)
+    assert request.secrets == {"variables": {}, "share": None, "volumes": {}, "registry": None}
+    assert found.job.attempt == scene.found().job.attempt == 2
+    assert found.job.handle() == {"engine": "fake", "nodes": [0]}
+    assert len(scene.spawned) == 1
+    with pytest.raises(JobError, match="job toy-0123 is queued; a job can be retried when it has ended"):
+        attempts.retry(scene.found(), scene.cluster)
+
+
+def test_of_two_who_retry_at_once_one_does(scene):
+    scene.fail()
+    barrier, said = threading.Barrier(2), []
+    found, begin = [scene.found(), scene.found()], Job.begin
+
+    def together(job, attempt):
+        barrier.wait()
+        return begin(job, attempt)
+
+    def go(mine):
+        try:
+            attempts.retry(mine, scene.cluster)
+        except JobError as error:
+            said.append(str(error))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Job, "begin", together)
+        threads = [threading.Thread(target=go, args=(mine,)) for mine in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert said == ["somebody else retries job toy-0123 just now; see it with: batchai job show toy-0123"]
+    assert len(scene.cluster.engine.started) == 1
+    assert scene.run().info.status == "SCHEDULED"
+
+
+def test_half_a_retry_is_undone(scene):
+    scene.fail()
+    scene.cluster.engine.error = ClusterError("no nodes today")
+    with pytest.raises(ClusterError):
+        attempts.retry(scene.found(), scene.cluster)
+    run, job = scene.run(), scene.found().job
+    assert (run.info.status, run.data.tags[runs.TAG_REASON]) == ("FAILED", "no nodes today")
+    assert (job.attempt, job.state().reason, job.at(1).state().reason) == (2, "no nodes today", "it broke")
+    # It can be tried again, once the run has the end of that one.
+    lease = Lease(job)
+    assert lease.acquire()
+    lease.save({}, finished=True)
+    scene.cluster.engine.error = None
+    attempts.retry(scene.found(), scene.cluster)
+    assert scene.run().data.tags[runs.TAG_ATTEMPT] == "3"
+
+
+REFUSED = [
+    (
+        {"protocol": 1},
+        r"job toy-0123 was submitted by another version of mlflow-batchai \(its plan is of protocol 1, this is \d\)",
+    ),
+    (
+        {"secretVariables": ["A", "B"], "secretNames": ["A"]},
+        "job toy-0123 needs what only its submitter had; set BATCHAI_SECRET_A, BATCHAI_SECRET_B to what its document gave",
+    ),
+    ({"container": {"credentials": True, "image": "i"}}, "set BATCHAI_REGISTRY_USERNAME, BATCHAI_REGISTRY_PASSWORD to what"),
+    (
+        {"volumes": [BLOBS]},
+        r"job toy-0123 can't start again from here: job.json: mountVolumes.azureFileShares\[0\] \(blob container acct/data\):"
+        " there is no key for the account acct; set AZURE_BATCHAI_STORAGE_ACCOUNT and AZURE_BATCHAI_STORAGE_KEY",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSED)
+def test_what_is_not_here_is_told_before_anything_is_touched(scene, changes, words):
+    scene.plan(**changes)
+    trouble = attempts.requeueable(scene.found(), scene.cluster)
+    assert trouble.endswith("; or wait for its end (waitforjobcompletion), or end it (terminate)")
+    with pytest.raises(JobError, match=words):
+        attempts.requeue(scene.found(), scene.cluster, "room is needed")
+    assert scene.made.job.requests() == []
+    scene.fail()
+    with pytest.raises(JobError, match=words):
+        attempts.retry(scene.found(), scene.cluster)
+    assert (scene.made.job.attempt, scene.run().info.status) == (1, "FAILED")
+    assert scene.spawned == scene.cluster.engine.started == []
+
+
+def test_a_cluster_with_another_share_is_refused(scene, tmp_path):
+    scene.fail()
+    scene.cluster.share = DirectoryShare(tmp_path / "another")
+    with pytest.raises(JobError, match="which is not the share of cluster 'local' any more"):
+        attempts.retry(scene.found(), scene.cluster)
+
+
+def test_a_deleted_run_is_refused(scene):
+    scene.fail()
+    scene.mlflow.delete_run(scene.run().info.run_id)
+    with pytest.raises(JobError, match=r"the run of job toy-0123 is deleted: mlflow runs restore --run-id \w{32}"):
+        attempts.retry(scene.found(), scene.cluster)
+    assert scene.made.job.attempt == 1
+
+
+def test_what_agents_are_told_again(scene, monkeypatch):
+    """Secrets from the environment; a new SAS of the job's lifetime for each share; keys where only they open a volume."""
+    bound, by_key = {**FILES, "how": "bind"}, {**FILES, "how": "cifs"}
+    volumes = [*scene.made.plan["volumes"], FILES, bound, by_key, BLOBS]
+    names = {"secretVariables": ["COPIED", "TOKEN"], "secretNames": ["TOKEN"]}
+    scene.plan(volumes=volumes, container={"credentials": True, "image": "i"}, **names)
+    monkeypatch.setenv("AZURE_BATCHAI_STORAGE_ACCOUNT", "acct")
+    monkeypatch.setenv("AZURE_BATCHAI_STORAGE_KEY", KEY)
+    environment = {
+        "BATCHAI_SECRET_TOKEN": "hush",
+        "TOKEN": "not this one",
+        "COPIED": "mine",
+        "BATCHAI_REGISTRY_USERNAME": "me",
+        "BATCHAI_REGISTRY_PASSWORD": "pass",
+    }
+    found = told(scene.made.job, scene.cluster, 3600.0, environment)
+    assert found["variables"] == {"TOKEN": "hush", "COPIED": "mine"}
+    assert found["registry"] == {"username": "me", "password": "pass"}
+    sas = parse_qs(found["volumes"].pop("1")["sas"])
+    assert (sas["sr"], "w" in sas["sp"][0]) == (["s"], True)
+    assert found["volumes"] == {"3": {"key": KEY}, "4": {"key": KEY}}
+
+
+# Requeue.
+
+
+def test_requeued(scene, monkeypatch):
+    """The follower that lives goes on with the next attempt: no other is started."""
+    monkeypatch.setattr("mlflow_batchai.attempts.LOOK_SECONDS", 0.01)
+    made, found = scene.made, scene.found()
+    lease = Lease(made.job)
+    lease.acquire()
+    assert lease.held_here()
+    ended = threading.Timer(0.2, lambda: made.verdict("queued", next=2, reason="room is needed"))
+    ended.start()
+    attempts.requeue(found, scene.cluster, "room is needed")
+    ended.join()
+    assert [(request["kind"], request["why"]) for request in made.job.at(1).requests()] == [("requeue", "room is needed")]
+    (request,) = scene.cluster.engine.started
+    assert (request.mark, found.job.attempt, found.job.handle()) == ("0123456789/2", 2, {"engine": "fake", "nodes": [0]})
+    assert scene.spawned == []
+    assert runner.state(found).execution_state == "queued"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_who_cancels_meanwhile_has_his_way(scene, monkeypatch, when):
+    made, found, other = scene.made, scene.found(), scene.found()
+    cancel = threading.Thread(target=lambda: other.job._request(protocol.CANCEL, "me", "") if when == "after" else None)
+
+    def verdict(job):
+        if when == "before":
+            made.verdict("failed", terminated=True, reason="terminated by me")
+        else:
+            made.verdict("queued", next=2, reason="room")
+            cancel.start()
+            cancel.join()
+        return job.state()
+
+    monkeypatch.setattr(attempts, "_await_verdict", verdict)
+    attempts.requeue(found, scene.cluster, "room")
+    assert scene.cluster.engine.started == []
+    state = runner.state(scene.found())
+    assert (state.run_status, state.ended) == ("KILLED", True)
+    assert scene.found().job.attempt == (1 if when == "before" else 2)
+
+
+def test_a_next_attempt_that_cant_start_fails_the_job(scene, monkeypatch):
+    made, found = scene.made, scene.found()
+    monkeypatch.setattr(attempts, "_await_verdict", lambda job: made.verdict("queued", next=2, reason="room") and job.state())
+    scene.cluster.engine.error = ClusterError("no nodes today")
+    with pytest.raises(ClusterError):
+        attempts.requeue(found, scene.cluster, "room")
+    assert (found.job.attempt, found.job.state().run_status, found.job.state().reason) == (2, "FAILED", "no nodes today")
+    assert len(scene.spawned) == 1  # nobody had followed it
+
+
+def test_a_job_that_makes_no_room_is_told_of(scene, monkeypatch):
+    monkeypatch.setattr(attempts, "MAKE_ROOM_SECONDS", 0.1)
+    monkeypatch.setattr(attempts, "LOOK_SECONDS", 0.02)
+    with pytest.raises(JobError, match=r"job toy-0123 doesn't end its attempt 1 to make room; see .*0123456789.log, or end it"):
+        attempts.requeue(scene.found(), scene.cluster, "room")
+    assert scene.found().job.attempt == 1
+
+
+def test_a_holder_elsewhere_is_not_seen_from_here(scene):
+    lease = Lease(scene.made.job)
+    assert not lease.held_here()
+    lease.acquire()
+    record = lease._cursor(1)
+    assert lease.held_here() and processes.is_certainly_alive(record["holder"])
+    scene.made.write(scene.made.paths.cursor(1), {**record, "holder": {**record["holder"], "machine": "another"}})
+    assert not lease.held_here()
