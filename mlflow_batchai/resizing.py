@@ -58,7 +58,7 @@ def resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Cal
         if ticket.started and option == TERMINATE:
             ending |= _terminate(now, ticket, f"cluster {now.name} was resized", say)
         elif (ticket.started and option == REQUEUE) or _fits(ticket, now, closed):
-            _requeue(now, ticket, name, tracking, say)
+            ending |= _requeue(now, ticket, name, tracking, say)
         elif ticket.started:
             say(f"job {name} goes on; its nodes leave when it has ended")
         else:
@@ -82,8 +82,12 @@ def _fits(ticket: Ticket, cluster: Cluster, closed: Collection[int]) -> bool:
     return not ticket.started and len(ticket.nodes) <= cluster.engine.node_limit - len(closed)
 
 
-def _requeue(cluster: Cluster, ticket: Ticket, name: str, tracking: Callable[[], Tracking], say: Say) -> None:
-    """Put a job back in the queue; one for which that can't be done is left alone, and it is said why."""
+def _requeue(cluster: Cluster, ticket: Ticket, name: str, tracking: Callable[[], Tracking], say: Say) -> set[str]:
+    """Put a job back in the queue; one for which that can't be done is left alone, and it is said why.
+
+    Returns:
+        The mark of the attempt that ends, if it does.
+    """
     goes_on = "goes on; its nodes leave when it has ended" if ticket.started else "waits for its nodes"
     try:
         job = Job(cluster.share, ticket.folder) if ticket.folder else None
@@ -95,8 +99,9 @@ def _requeue(cluster: Cluster, ticket: Ticket, name: str, tracking: Callable[[],
         attempts.requeue(found, cluster, f"cluster {cluster.name} was resized")
     except BatchAIError as error:
         say(f"job {name} {goes_on}: it can't be put back in the queue: {error}")
-    else:
-        say(f"job {name} is in the queue again (attempt {found.job.attempt})")
+        return set()
+    say(f"job {name} is in the queue again (attempt {found.job.attempt})")
+    return {ticket.mark}
 
 
 def _terminate(cluster: Cluster, ticket: Ticket, why: str, say: Say) -> set[str]:

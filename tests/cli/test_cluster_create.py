@@ -1,0 +1,271 @@
+"""`batchai cluster create` and what it shows, lists and deletes, without a job."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command_line import Cli
+
+CLUSTER: dict[str, Any] = {
+    "properties": {
+        "vmSize": "STANDARD_NC6",
+        "scaleSettings": {"manual": {"targetNodeCount": 3, "nodeDeallocationOption": "terminate"}},
+        "userAccountSettings": {"adminUserName": "demo", "adminUserPassword": "hush-hush"},
+        "nodeSetup": {
+            "mountVolumes": {
+                "azureFileShares": [
+                    {
+                        "accountName": "acc",
+                        "azureFileUrl": "https://acc.file.core.windows.net/files",
+                        "credentials": {"accountKey": "aHVzaA=="},
+                        "relativeMountPath": "files",
+                    }
+                ]
+            }
+        },
+    }
+}
+
+
+def document(cli: Cli, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((cli.world.home / "clusters" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def written(cli: Cli, data: Any, name: str = "cluster.json") -> str:
+    (cli.world.cwd / name).write_text(data if isinstance(data, str) else json.dumps(data), encoding="utf-8")
+    return name
+
+
+def counts(cli: Cli, name: str) -> str:
+    """Idle, running, preparing, leaving, unusable."""
+    found = cli.json("cluster", "show", "-n", name)
+    numbers = found["nodeStateCounts"]
+    assert found["currentNodeCount"] == sum(numbers.values())
+    return " ".join(str(numbers[f"{state}NodeCount"]) for state in ("idle", "running", "preparing", "leaving", "unusable"))
+
+
+def test_the_tutorials_cluster(cli: Cli) -> None:
+    cli("workspace", "create", "-n", "myworkspace", "-l", "eastus")
+    where = ("-w", "myworkspace", "-g", "batchai.horovod")
+    made = cli.json("cluster", "create", "-n", "nc6", *where, "-s", "STANDARD_NC6", "-t", "4", "--vm-priority", "lowpriority")
+    said = cli(
+        "cluster", "create", "-n", "other", *where, "-s", "A", "-u", "me", "-p", "hush-hush", "--generate-ssh-keys", "-t", "1"
+    )
+    assert said.err.count("\n") == 1
+    assert "--vm-size, --generate-ssh-keys, --user-name, --password play no part with engine: local" in said.err
+    assert "hush-hush" not in (cli.world.home / "clusters" / "other.yaml").read_text()
+    # What Batch AI answered: it is accepted, and has no nodes yet.
+    assert (made["allocationState"], made["currentNodeCount"], made["provisioningState"]) == ("resizing", 0, "succeeded")
+    shown = cli.json("cluster", "show", "nc6", *where)
+    assert (shown["allocationState"], shown["nodeStateCounts"]["idleNodeCount"]) == ("steady", 4)
+    identity = (
+        "/subscriptions/local/resourceGroups/batchai.horovod/providers/Microsoft.BatchAI/workspaces/myworkspace/clusters/nc6"
+    )
+    assert (shown["id"], shown["type"]) == (identity, "Microsoft.BatchAI/workspaces/clusters")
+    assert (shown["location"], shown["resourceGroup"], shown["workspace"]) == ("eastus", "batchai.horovod", "myworkspace")
+    assert (shown["vmSize"], shown["vmPriority"], shown["engine"]) == ("STANDARD_NC6", "lowpriority", "local")
+    for key in ("creationTime", "provisioningStateTransitionTime", "allocationStateTransitionTime"):
+        assert shown[key].endswith("+00:00")
+    assert shown["scaleSettings"]["manual"] == {"targetNodeCount": 4, "nodeDeallocationOption": "requeue"}
+    assert cli("cluster", "show", "-n", "nc6", *where, "-o", "table").out.splitlines() == [
+        "Name  Resource Group   Workspace    VM Size       State   Idle  Running  Preparing  Leaving  Unusable",
+        "----  ---------------  -----------  ------------  ------  ----  -------  ---------  -------  --------",
+        "nc6   batchai.horovod  myworkspace  STANDARD_NC6  steady  4     0        0          0        0",
+    ]
+    assert [row["name"] for row in cli.json("cluster", "list")] == ["local", "nc6", "other"]
+    assert [row["name"] for row in cli.json("cluster", "list", "-w", "myworkspace")] == ["nc6", "other"]
+    assert cli.json("cluster", "list", "-w", "default", "--query", "[].name") == ["local"]
+    elsewhere = cli("cluster", "show", "-n", "nc6", "-w", "default")
+    assert elsewhere.code == 3 and "no cluster 'nc6' in workspace 'default' (it is in 'myworkspace')" in elsewhere.err
+
+
+def test_a_document_with_options_over_it(cli: Cli) -> None:
+    file = written(cli, CLUSTER)
+    made = cli.json("cluster", "create", "-n", "c", "-f", file)
+    assert made["scaleSettings"]["manual"] == {"targetNodeCount": 3, "nodeDeallocationOption": "terminate"}
+    assert made["userAccountSettings"] == {"adminUserName": "demo", "adminUserSshPublicKey": None}
+    [share] = made["nodeSetup"]["mountVolumes"]["azureFileShares"]
+    assert share["credentials"] == {"accountKey": None, "accountKeySecretReference": None}
+    path = cli.world.home / "clusters" / "c.yaml"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert document(cli, "c") == CLUSTER
+    options = ("--min", "1", "--max", "4", "-s", "X", "-i", "UbuntuLTS", "-k", "ssh-rsa AAAA", "--python", "python3")
+    assert (
+        cli("cluster", "create", "-n", "d", "-f", file, *options, "--subnet", "/s", "--share", "here").code == 1
+    )  # no program
+    assert not (cli.world.home / "clusters" / "d.yaml").exists()
+    options = (
+        "--min",
+        "1",
+        "--max",
+        "4",
+        "-s",
+        "X",
+        "-i",
+        "UbuntuLTS",
+        "-k",
+        "ssh-rsa AAAA",
+        "--subnet",
+        "/s",
+        "--share",
+        "here",
+    )
+    shown = cli.json("cluster", "create", "-n", "d", "-f", file, *options)
+    assert shown["scaleSettings"] == {
+        "manual": None,
+        "autoScale": {"minimumNodeCount": 1, "maximumNodeCount": 4, "initialNodeCount": 0},
+    }
+    assert (shown["vmSize"], shown["subnet"], shown["userAccountSettings"]["adminUserSshPublicKey"]) == (
+        "X",
+        {"id": "/s"},
+        "ssh-rsa AAAA",
+    )
+    assert shown["virtualMachineConfiguration"]["imageReference"]["offer"] == "UbuntuServer"
+    assert document(cli, "d")["share"] == str(cli.world.cwd / "here")
+    assert counts(cli, "d") == "1 0 0 0 0"
+
+
+def test_volumes(cli: Cli) -> None:
+    account = ("--storage-account-name", "acc", "--storage-account-key", "aHVzaA==")
+    said = cli(
+        "cluster",
+        "create",
+        "-n",
+        "c",
+        *account,
+        "--afs-name",
+        "files",
+        "--bfs-name",
+        "blobs",
+        "--bfs-mount-path",
+        "b",
+        "--nfs",
+        "n",
+    )
+    assert (said.code, said.err.count("\n")) == (0, 1)
+    assert "--storage-account-key is not kept" in said.err and "aHVzaA" not in json.dumps(document(cli, "c"))
+    assert document(cli, "c")["nodeSetup"]["mountVolumes"] == {
+        "azureFileShares": [{"azureFileUrl": "https://acc.file.core.windows.net/files", "relativeMountPath": "afs"}],
+        "azureBlobFileSystems": [{"containerName": "blobs", "relativeMountPath": "b", "accountName": "acc"}],
+        "fileServers": [{"fileServer": {"id": "n"}, "relativeMountPath": "nfs"}],
+    }
+    said = cli(
+        "cluster",
+        "create",
+        "-n",
+        "auto",
+        "--use-auto-storage",
+        "--query",
+        "nodeSetup.mountVolumes.azureFileShares[].relativeMountPath",
+    )
+    assert json.loads(said.out) == ["autoafs"] and "no storage account is made" in said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("-t", "1", "--max", "2"), 2, "give one or the other"),
+        (("--min", "1"), 2, "--min and --max belong together"),
+        (("--min", "3", "--max", "2"), 2, "--min 3 is more than --max 2"),
+        (("-t", "101"), 1, "scaleSettings.manual.targetNodeCount must be at most 100"),
+        (("-t", "-1"), 2, "x>=0"),
+        (("--custom-image", "x"), 2, "--custom-image needs --image"),
+        (("-i", "x"), 2, "--image 'x' must be UbuntuLTS"),
+        (("--vm-priority", "cheap"), 2, "dedicated"),
+        (("--setup-task", "x"), 2, "belong together"),
+        (("--setup-task", "x", "--setup-task-output", "y"), 1, "nodeSetup.setupTask is not supported yet"),
+        (("--host", "a"), 1, "has engine: ssh and no share"),
+        (("--host", "a", "--share", "/", "--use-auto-storage"), 1, "--use-auto-storage made a storage account in Azure"),
+        (("--host", "203.0.113.1", "--share", "/nope"), 1, "there is no folder /nope on this machine"),
+        (("--host", "203.0.113.1", "--share", "/", "-t", "2"), 1, "has 1 hosts; name more"),
+        (("-f", "none.json"), 1, "none.json: can't be read: No such file"),
+        (("-f", "empty.json"), 1, "empty.json"),
+        (("-f", "bad.json"), 1, "bad.json: properties.vmSise is not a known key; did you mean vmSize?"),
+        (("-f", "slurm.yaml"), 1, "slurm.yaml: engine slurm is not supported yet"),
+        (("-w", "nope"), 3, "there is no workspace 'nope'; the workspaces are: default"),
+    ],
+)
+def test_refusals_leave_nothing(cli: Cli, options: tuple[str, ...], code: int, message: str) -> None:
+    written(cli, "", "empty.json")
+    written(cli, {"properties": {"vmSise": "x"}}, "bad.json")
+    written(cli, "engine: slurm", "slurm.yaml")
+    said = cli("cluster", "create", "-n", "c", *options)
+    assert (said.code, said.out) == (code, "") and message in said.err, said
+    folder = cli.world.home / "clusters"
+    assert not folder.exists() or list(folder.iterdir()) == []
+
+
+def test_names(cli: Cli) -> None:
+    assert cli("cluster", "create", "-n", "a/b").code == 2
+    assert cli("cluster", "create", "-n", "zero", "-t", "0", "-o", "none").code == 0
+    again = cli("cluster", "create", "-n", "zero")
+    assert again.code == 2 and "there is a cluster 'zero' already" in again.err
+    assert counts(cli, "zero") == "0 0 0 0 0"
+    for verb in (("show",), ("delete", "-y"), ("resize", "-t", "1"), ("auto-scale", "--min", "0", "--max", "1")):
+        said = cli("cluster", verb[0], "-n", "nope", *verb[1:])
+        assert said.code == 3 and "the clusters are: local, zero" in said.err, said
+    for noun in ("node", "file"):
+        assert cli("cluster", noun, "list", "-c", "nope").code == 3
+    files = cli("cluster", "file", "list", "-c", "zero")
+    assert json.loads(files.out) == [] and "has no setup task" in files.err
+
+
+def test_resize_and_delete(cli: Cli) -> None:
+    cli("cluster", "create", "-n", "c", "-t", "0", "-o", "none")
+    assert cli.json("cluster", "resize", "-n", "c", "-t", "5", "--query", "currentNodeCount") == 5
+    assert cli.json("cluster", "resize", "c", "--target", "2", "--node-deallocation-option", "Terminate")["scaleSettings"][
+        "manual"
+    ] == {"targetNodeCount": 2, "nodeDeallocationOption": "terminate"}
+    rows = cli("cluster", "node", "list", "-c", "c", "-o", "table").out.splitlines()
+    assert re.split(r" {2,}", rows[0]) == ["ID", "IP", "SSH Port", "State", "Job"]
+    assert [row.split() for row in rows[2:]] == [
+        *([str(index), "127.0.0.1", "idle"] for index in range(2)),
+        *([str(index), "127.0.0.1", "closed"] for index in range(2, 5)),
+    ]
+    assert cli.json("cluster", "auto-scale", "-n", "c", "--min", "1", "--max", "3")["currentNodeCount"] == 1
+    asked = cli("cluster", "delete", "-n", "c")
+    assert asked.code == 2 and "Delete cluster c: this needs -y" in asked.err
+    assert cli("cluster", "delete", "-n", "c", "-y") == (0, "", "")
+    assert cli("cluster", "show", "-n", "c").code == 3
+    assert not (cli.world.home / "nodes" / "c").exists()
+    local = cli("cluster", "delete", "-n", "local", "-y")
+    assert local.code == 2 and "is always there" in local.err
+
+
+def test_a_document_that_cant_be_used_spoils_no_list(cli: Cli) -> None:
+    folder = cli.world.home / "clusters"
+    folder.mkdir(parents=True)
+    (folder / "wrong.yaml").write_text("nodes: many\n", encoding="utf-8")
+    (folder / "mine.yaml").write_text("nodes: 3\nvmSize: A\n", encoding="utf-8")
+    local, mine, wrong = cli.json("cluster", "list")
+    assert (local["name"], mine["currentNodeCount"], mine["creationTime"], mine["workspace"]) == ("local", 3, None, "default")
+    assert (wrong["provisioningState"], wrong["errors"][0]["code"]) == ("failed", "ClusterUnusable")
+    assert "nodes must be a whole number" in wrong["errors"][0]["message"]
+    assert "wrong  batchai         default             failed" in cli("cluster", "list", "-o", "table").out
+    assert cli("cluster", "show", "-n", "wrong").code == 1
+
+
+def test_commands_on_a_node(cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
+    said = cli("cluster", "node", "exec", "-c", "local", "-n", "1", "--exec", 'pwd; echo $((6*7)) "\'"; exit 7', "-L", "1:h:2")
+    assert said.code == 7 and "-L plays no part" in said.err
+    assert capfd.readouterr().out == f"{cli.world.home}/nodes/local/1\n42 '\n"
+    assert cli("cluster", "node", "exec", "-c", "local", "-n", "0", "--exec", "kill -TERM $$").code == 143
+    unknown = cli("cluster", "node", "exec", "-c", "local", "-n", "9", "--exec", "true")
+    assert unknown.code == 3 and "cluster 'local' has no node '9'; its nodes are: 0, 1" in unknown.err
+    for options, message in (
+        (("-L", "1:h:2"), "there is nothing to do"),
+        (("--exec", "true", "-L", "x"), "must be PORT:HOST:PORT"),
+    ):
+        refused = cli("cluster", "node", "exec", "-c", "local", "-n", "0", *options)
+        assert refused.code == 2 and message in refused.err
+
+
+def test_a_path_is_no_cluster(cli: Cli, tmp_path: Path) -> None:
+    assert cli("cluster", "show", "-n", "../clusters/x").code == 3
