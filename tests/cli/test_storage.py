@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from azure_server import AzureServer
 from command_line import Cli
 
+from mlflow_batchai.cli.storage import progress
 from mlflow_batchai.shares import credentials
 
 NAMES = ["plain", "two words", "quo'te`s", "a+b&c=d", "hé 世界", "a%20b#c%2Fd", "$HOME;~{}[]", ".hidden"]
@@ -241,6 +244,19 @@ def test_deletes_need_a_yes(account: Account) -> None:
         said = account(*arguments)
         assert said.code == 2 and "needs -y where there is no terminal" in said.err
     assert (account.root / "data" / "x").exists()
+
+
+def test_a_person_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    with progress("data/x", 1000) as tell:
+        tell(500)
+        tell(500)
+    assert "data/x" in shown.getvalue() and "100%" in shown.getvalue()
 
 
 # Which account, and what it means.
