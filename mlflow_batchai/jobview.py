@@ -17,6 +17,7 @@ from mlflow_batchai.errors import BatchAIError
 from mlflow_batchai.jobs import Job, JobState, Snapshot, fold
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.layout import node_id
+from mlflow_batchai.places import DEFAULT_PREFIX
 from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.spec.durations import format_duration
@@ -51,7 +52,7 @@ def view(submitted: Submitted) -> dict[str, Any]:
         **{key: document.get(key) for key in _BLOCKS},
         **_framework(plan, document),
         **{key: document.get(key) or [] for key in _LISTS},
-        "stdOutErrPathPrefix": document.get("stdOutErrPathPrefix"),
+        "stdOutErrPathPrefix": document.get("stdOutErrPathPrefix", DEFAULT_PREFIX),
         "constraints": {"maxWallClockTime": format_duration(timedelta(seconds=plan["maxWallClockSeconds"]))},
         **_states(state.execution_state, run.info.start_time, state.start_time, state.end_time),
         "executionInfo": _execution(state),

@@ -52,9 +52,9 @@ def cli(tmp_path_factory: pytest.TempPathFactory, store_template: Path) -> Itera
     try:
         submitted = world.run(world.project(TRAIN, batchai=DOCUMENT))
         assert submitted.returncode == 0, submitted.stderr
-        world.wait(lambda: (outputs(world) / "ready").exists(), 30, "the ranks don't run")
-        world.wait(lambda: world.log().count("\n") == 2 and world.log("stderr.txt").count("\n") == 2, 30, "no output")
-        world.wait(lambda: world.last.info.status == "RUNNING", 30, "the run says that it waits")
+        world.wait(lambda: (outputs(world) / "ready").exists(), 90, "the ranks don't run")
+        world.wait(lambda: world.log().count("\n") == 2 and world.log("stderr.txt").count("\n") == 2, 90, "no output")
+        world.wait(lambda: world.last.info.status == "RUNNING", 90, "the run says that it waits")
         yield Cli(world)
     finally:
         world.close()
@@ -75,7 +75,7 @@ def ended(cli: Cli) -> dict[str, Any]:
     timer.start()
     seen["stream"] = following("job", "file", "stream", "-j", "toy-1", "-f", "stdout-1.txt")
     timer.join()
-    seen["wait"] = waiting.communicate(timeout=60), waiting.returncode
+    seen["wait"] = waiting.communicate(timeout=120), waiting.returncode
     return seen
 
 
@@ -105,6 +105,7 @@ def test_show_is_batch_ais_shape(cli: Cli) -> None:
     assert shown["environmentVariables"] == [{"name": "A", "value": "b"}]
     assert shown["secrets"] == [{"name": "S", "value": None}]
     assert shown["constraints"] == {"maxWallClockTime": "PT2H"}
+    assert shown["stdOutErrPathPrefix"] == "$AZ_BATCHAI_MOUNT_ROOT/share"
     assert shown["jobOutputDirectoryPathSegment"] == cli.world.plan()["segment"]
     # Ours.
     run = cli.world.last

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from azure_server import AzureServer
 
 from mlflow_batchai import jobview, outputs, runner, scaling
 from mlflow_batchai.cli import streaming
@@ -18,6 +19,8 @@ from mlflow_batchai.errors import ClusterError, JobError, NotFoundError, ShareEr
 from mlflow_batchai.jobs import Job, JobState
 from mlflow_batchai.node import protocol
 from mlflow_batchai.runs import Tracking
+from mlflow_batchai.shares import Share, credentials, open_share
+from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.directory import DirectoryShare
 
 FOLDER = "workspaces/default/experiments/Default/jobs/toy/0123456789"
@@ -26,8 +29,8 @@ FOLDER = "workspaces/default/experiments/Default/jobs/toy/0123456789"
 class Attempts:
     """A job folder with attempts, as their agents write it."""
 
-    def __init__(self, root: Path, **plan: Any) -> None:
-        self.share = DirectoryShare(root)
+    def __init__(self, share: Share, **plan: Any) -> None:
+        self.share = share
         volume = {"scope": "cluster", "path": "share", "share": self.share.url, "how": "link"}
         self.plan = {"name": "toy", "nodeCount": 1, "ranks": 1, "board": False, "volumes": [volume], "outputDirectories": []}
         self.share.write(protocol.JobPaths(FOLDER).plan, protocol.encode([{**self.plan, "segment": FOLDER, **plan}]))
@@ -48,7 +51,7 @@ class Attempts:
 
 @pytest.fixture
 def attempts(tmp_path: Path) -> Attempts:
-    return Attempts(tmp_path / "share")
+    return Attempts(DirectoryShare(tmp_path / "share"))
 
 
 def test_a_stream_goes_on_with_the_next_attempt(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +70,7 @@ def test_a_stream_goes_on_with_the_next_attempt(attempts: Attempts, capsys: pyte
 
 def test_an_output_directory_is_the_same_for_all_attempts(tmp_path: Path) -> None:
     directory = {"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": None}
-    attempts = Attempts(tmp_path / "share", outputDirectories=[directory])
+    attempts = Attempts(DirectoryShare(tmp_path / "share"), outputDirectories=[directory])
     attempts.share.write(f"{FOLDER}/outputs/notes.txt", b"one\n")
     pieces = streaming.stream_file(attempts.submitted, "MODEL", "notes.txt")
     assert next(pieces) == "one\n"
@@ -112,6 +115,26 @@ def test_what_is_written_shows_within_a_second(attempts: Attempts) -> None:
     timer.start()
     assert next(pieces) == "no line's end"
     timer.join()
+
+
+def test_a_share_where_every_look_costs_a_request(azure: AzureServer) -> None:
+    """An Azure file share: the end is noticed by the board."""
+    azure.share("streams")
+    credentials.remember(azure.account, Credential(azure.key))
+    attempts = Attempts(open_share(azure.url("streams")), board=True)
+    attempts.log(1, "one\n")
+    pieces = streaming.stream_file(attempts.submitted, outputs.LOGS, "stdout.txt")
+    assert next(pieces) == "one\n"
+    timer = threading.Timer(0.1, attempts.log, (1, "one\ntwo\n"))
+    timer.start()
+    assert next(pieces) == "two\n"
+    timer.join()
+    attempts.log(1, "one\ntwo\nlast\n")
+    attempts.submitted.job.claim_verdict(protocol.verdict_record(protocol.SUCCEEDED, "agent-0", 0))
+    azure.reset()
+    assert "".join(pieces) == "last\n"
+    looks = [one.path for one in azure.requests() if one.method == "GET" and one.path.endswith("stdout.txt")]
+    assert len(looks) < 40
 
 
 def test_ctrl_c_leaves_the_job_running(capsys: pytest.CaptureFixture[str]) -> None:
