@@ -143,7 +143,7 @@ class SshMachine:
         return f"{self._root}/agents/{archive.name_of(archive.build())}"
 
     def shown(self, arguments: list[str]) -> tuple[str, ...]:
-        return ("ssh", self.address, shlex.join([self._python, "-I", "-S", self.archive, *arguments]))
+        return ("ssh", f"ssh://{self.address}", shlex.join([self._python, "-I", "-S", self.archive, *arguments]))
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
         from mlflow_batchai.shell.ssh import ConnectionLostError

@@ -193,7 +193,10 @@ def test_nodes_over_ssh_are_not_asked(cli: Cli, job: Write) -> None:
     settings = {"pythonScriptFilePath": "/code/x.py", "processCount": 4}
     document = job(horovodSettings=settings, mountVolumes=None, stdOutErrPathPrefix="$AZ_BATCHAI_MOUNT_ROOT/share")
     shown = cli.json("job", "create", "x", "-f", document, "-c", "far", "--dry-run")
-    assert [node["command"][:2] for node in shown["nodes"]] == [["ssh", "me@10.255.255.1:22"], ["ssh", "me@10.255.255.2:22"]]
+    assert [node["command"][:2] for node in shown["nodes"]] == [
+        ["ssh", "ssh://me@10.255.255.1:22"],
+        ["ssh", "ssh://me@10.255.255.2:22"],
+    ]
     assert [rank["environment"]["CUDA_VISIBLE_DEVICES"] for rank in shown["ranks"]] == ["0", "1", "0", "1"]
     last = shown["ranks"][-1]["environment"]
     assert last["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "<address of node-0>" and last["HOROVOD_GLOO_IFACE"] == "<network interface>"
