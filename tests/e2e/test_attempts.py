@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -12,11 +13,11 @@ from typing import Any
 
 import pytest
 from azure_server import AzureServer
+from command_line import Cli
 from ssh_world import HereClient, until
 
 from mlflow_batchai import attempts, clusters, lookup, runner, runs
 from mlflow_batchai.console import JobConsole
-from mlflow_batchai.errors import JobError
 from mlflow_batchai.signals import Signals
 
 # Each step is one line of its checkpoint; what lies in its output folder says when to wait, fail or go on.
@@ -92,31 +93,33 @@ def trains(world: Any, share: Path, run: Any) -> None:
     until(world, lambda: world.client.get_run(run.info.run_id).info.status == "RUNNING")
 
 
-def test_a_retry_goes_on_from_the_checkpoint(world: Any, client: HereClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retry_goes_on_from_the_checkpoint(world: Any, client: HereClient, cli: Cli) -> None:
+    """``batchai job retry``: refused where there is nothing to retry, or a secret is missing; then the job's folder and run go on."""
     describe(world)
     run = client.submit(toy(world, secrets=[{"name": "TOKEN", "value": "s3cr3t-canary"}]))
+    name = run.data.tags["batchai.job"]
     there = outputs(world.home / "share", run)
     there.mkdir(parents=True, exist_ok=True)
     (there / "fail").touch()
     (there / "go").touch()
-    tracking = runs.absolute(world.uri, world.cwd)
-    found, cluster = lookup.find(run.info.run_id, tracking), clusters.load("two")[0]
-    with pytest.raises(JobError, match=r"is (queued|running); a job can be retried when it has ended"):
-        attempts.retry(found, cluster)
-    assert runner.wait(found, print).exit_code == 3
+    early = cli("job", "retry", name)
+    assert (early.code, early.out) == (1, "")
+    assert re.search(rf"job {name} is (queued|running); a job can be retried when it has ended", early.err)
+    assert cli("job", "wait", name).code == 3
     failed = world.client.get_run(run.info.run_id)
     assert (failed.info.status, failed.data.tags["batchai.exitCode"]) == ("FAILED", "3")
-    with pytest.raises(JobError, match="needs what only its submitter had; set BATCHAI_SECRET_TOKEN to"):
-        attempts.retry(found, cluster)
-    assert (found.job.attempt, world.client.get_run(run.info.run_id).info.status) == (1, "FAILED")
+    refused = cli("job", "retry", name)
+    assert refused.code == 1 and f"job {name} needs what only its submitter had; set BATCHAI_SECRET_TOKEN" in refused.err
+    unchanged = world.client.get_run(run.info.run_id)
+    assert (unchanged.info, unchanged.data.tags) == (failed.info, failed.data.tags)
 
-    monkeypatch.setenv("BATCHAI_SECRET_TOKEN", "s3cr3t-canary")
-    attempts.retry(found, cluster)
+    shown = cli.json("job", "retry", "-n", run.info.run_id, BATCHAI_SECRET_TOKEN="s3cr3t-canary")
+    assert (shown["name"], shown["attempt"], shown["runStatus"], shown["executionInfo"]) == (name, 2, "SCHEDULED", None)
     again = world.client.get_run(run.info.run_id)
-    assert (again.info.status, again.data.tags["batchai.executionState"]) == ("SCHEDULED", "queued")
     assert not {"batchai.exitCode", "batchai.errorCode", "batchai.reason"} & set(again.data.tags)
-    assert lookup.find(run.info.run_id, tracking).job.attempt == found.job.attempt == 2
-    assert runner.wait(found, print).execution_state == "succeeded"
+    streamed = cli("job", "file", "stream", "-j", name, "-f", "stdout.txt")
+    assert streamed.out == "from step 2 with 13\ndone\n"
+    assert cli("job", "wait", name).code == 0
 
     run = world.client.get_run(run.info.run_id)
     tags = run.data.tags
@@ -125,13 +128,14 @@ def test_a_retry_goes_on_from_the_checkpoint(world: Any, client: HereClient, mon
     # A step that was trained again is counted, and not stored again.
     assert points(world, run) == EXPECTED
     assert "1 metric values came for a step that had one" in tags["batchai.notes"]
-    logs = {"stdout.txt": "from step 0 with 13\n", "attempt-2/stdout.txt": "from step 2 with 13\ndone\n"}
-    for name, text in logs.items():
-        assert world.log(name, run) == world.artifact(f"stdouterr/{name}", run) == text
+    logs = {"stdout.txt": "from step 0 with 13\n", "attempt-2/stdout.txt": streamed.out}
+    for path, text in logs.items():
+        assert world.log(path, run) == world.artifact(f"stdouterr/{path}", run) == text
     for file in world.home.rglob("*"):
         assert not file.is_file() or b"s3cr3t-canary" not in file.read_bytes(), file
-    with pytest.raises(JobError, match="has succeeded; only a job that has not can be retried"):
-        attempts.retry(found, cluster)
+    late = cli("job", "retry", name)
+    assert late.code == 1 and f"job {name} has succeeded; only a job that has not can be retried" in late.err
+    assert cli("job", "retry", "nonsense").code == 3
 
 
 def test_a_requeued_job_waits_and_runs_again(world: Any, share: Path, client: HereClient) -> None:

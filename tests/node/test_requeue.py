@@ -12,10 +12,10 @@ STAYS = "trap '' TERM; echo started; while true; do sleep 0.1; done"
 SHORT = "runtime.TERMINATE_SECONDS = 0.5"
 
 
-def test_requeue_while_running(any_cluster: Cluster) -> None:
+def test_requeue_while_running(cluster: Cluster) -> None:
     """Its ranks have their time to save; that they end so is no failure."""
     saves = "trap 'echo saved > \"$AZ_BATCHAI_SHARED_JOB_TEMP/$BATCHAI_RANK\"; exit 5' TERM; echo started; while true; do sleep 0.05; done"
-    job = any_cluster.submit(saves, nodes=2)
+    job = cluster.submit(saves, nodes=2)
     wait_for(lambda: job.log("stdout.txt").count("started") == 2)
     job.ask(protocol.REQUEUE, "ann", "the cluster gets smaller")
     verdict = job.wait()
@@ -23,7 +23,7 @@ def test_requeue_while_running(any_cluster: Cluster) -> None:
     assert (verdict["errors"], verdict["exitCode"], verdict["terminated"]) == ([], None, False)
     shared = job.share / job.plan["folder"] / "shared"
     assert [(shared / str(rank)).read_text() for rank in (0, 1)] == ["saved\n", "saved\n"]
-    assert_clean(any_cluster, job)
+    assert_clean(cluster, job)
 
 
 def test_requeue_while_queued_leaves_the_job_before_alone(cluster: Cluster) -> None:
