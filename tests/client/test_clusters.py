@@ -40,7 +40,7 @@ def test_nodes_over_ssh_are_not_asked_yet(home):
     assert (cluster.engine.node_limit, warnings, cluster.python, cluster.environments) == (2, [], "python3", None)
     assert cluster.share_on_nodes == str(home / "share")
     shown = [" ".join(command.argv) for command in cluster.engine.render(request())]
-    assert shown[0].startswith("ssh me@203.0.113.1:22 ")
+    assert shown[0].startswith("ssh ssh://me@203.0.113.1:22 ")
     assert "/var/tmp/batchai-me/agents/agent-" in shown[0]
     assert shown[1].endswith("--root=/scratch/b")
 
@@ -60,7 +60,7 @@ def test_batch_ais_account_is_the_login(home):
     cluster, warnings = clusters.load("c")
     assert [warning.split(": ", 1)[1] for warning in warnings] == ["vmSize plays no part with engine: ssh"]
     argv = cluster.engine.render(request()._replace(node_count=1))[0].argv
-    assert argv[1] == "demo@203.0.113.1:22"
+    assert argv[1] == "ssh://demo@203.0.113.1:22"
     assert "hush-hush" not in repr((cluster, argv))
     assert (cluster.share_on_nodes, cluster.python) == ("/srv/s", "/opt/py/bin/python")
 
