@@ -123,12 +123,14 @@ class _Chooser:
 
     def _is_azure(self, account: str, given: StorageCredentials | None, at: str) -> bool:
         """Whether a file share's account is Azure's; what opens it by the document is remembered."""
-        control = self._cluster.location
-        if self._cluster.mount or (control and control.account == account):
+        if self._cluster.mount:
             remember(account, given, at)
             return True
         if has_key(given):
             remember(account, given, at)
+        control = self._cluster.location
+        if control and control.account == account:
+            return True
         try:
             return accounts.is_azure(account)
         except ShareError as error:

@@ -62,7 +62,8 @@ def _no_login(location: AzureLocation, credential: Credential) -> ShareError:
         return ShareError(f"the key of storage account '{location.account}' can't sign; copy it again")
     return ShareError(
         f"there is no key, SAS or Azure login for the storage account '{location.account}'; give its key in the "
-        "document (credentials), set AZURE_BATCHAI_STORAGE_ACCOUNT and AZURE_BATCHAI_STORAGE_KEY, or log in (az login)"
+        "document (credentials) or in config.yaml (shares), set AZURE_BATCHAI_STORAGE_ACCOUNT and AZURE_BATCHAI_STORAGE_KEY, "
+        "or log in (az login)"
     )
 
 

@@ -246,6 +246,9 @@ def test_a_control_shares_account_is_azures_whoever_opens_it(choose, monkeypatch
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "?sv=1&ss=f&srt=sco&sp=rwdlc&se=2999-01-01T00:00:00Z&sig=x")
     mounts = file_share(credentials=None, azureFileUrl="https://<AZURE_BATCHAI_STORAGE_ACCOUNT>.file.core.windows.net/data")
     assert kinds(choose(mounts, azure=True, local=True)) == [("rclone", {"sas"})]
+    mounts["azureFileShares"][0]["credentials"] = {"accountKey": "REDACTED"}
+    chosen = choose(mounts, azure=True, local=True)
+    assert chosen.credentials["1"]["sas"].endswith("&sig=x")
     assert kinds(choose(file_share(credentials=None), azure=True, local=True)) == [("link", set())]
 
 
