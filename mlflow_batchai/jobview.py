@@ -176,8 +176,8 @@ def _framework(plan: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str
 def _queue(job: Job) -> tuple[list[str] | None, str]:
     """(the jobs that a queued one waits for, what it waits for in words); (None, why not) if its nodes can't be asked."""
     try:
-        before = scaling.behind(job)
-        return before, f"queued behind {', '.join(before)}" if before else scaling.why_queued(job)
+        found = scaling.waits(job)
+        return list(found.behind), found.why
     except BatchAIError as error:
         return None, f"queued; {error}"
 

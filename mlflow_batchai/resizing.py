@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from mlflow_batchai import attempts, cluster_records, clusters, lookup, runner, scaling
 from mlflow_batchai.clusters import Cluster
 from mlflow_batchai.config import home
-from mlflow_batchai.engines.census import NodeState, Ticket
+from mlflow_batchai.engines.census import Ticket
 from mlflow_batchai.engines.local_hosts import remove_nodes
 from mlflow_batchai.errors import (
     BatchAIError,
@@ -49,7 +49,7 @@ def resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Cal
     """
     now = scaling.apply(cluster, settings)
     census = now.engine.census()
-    closed = {index for index, node in enumerate(census.nodes) if node.state in (NodeState.CLOSED, NodeState.LEAVING)}
+    closed = scaling.closed(census)
     ending = set()
     for ticket in census.tickets:
         if not closed.intersection(ticket.nodes) or _has_ended(now, ticket):
@@ -62,7 +62,7 @@ def resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Cal
         elif ticket.started:
             say(f"job {name} goes on; its nodes leave when it has ended")
         else:
-            say(f"job {name} waits: {scaling.too_few(now, len(ticket.nodes))}")
+            say(f"job {name} waits: {scaling.too_few(now, len(ticket.nodes), census)}")
     _await_end(now, ending, say)
     if now.document.engine is Engine.SSH and closed:
         say(f"the machines of cluster '{now.name}' keep running, and cost what they cost; they only take no jobs")

@@ -72,8 +72,20 @@ def name_of(share: Share, ticket: Ticket) -> str:
         return identity
 
 
-def behind(job: Job) -> list[str]:
-    """The names of the jobs that a queued job waits for: those before it on its nodes.
+class Waits(NamedTuple):
+    """What a queued job waits for.
+
+    Attributes:
+        behind: names of the jobs before it on its nodes.
+        why: in a few words, for people.
+    """
+
+    behind: tuple[str, ...]
+    why: str
+
+
+def waits(job: Job) -> Waits:
+    """What a queued job waits for, asked of its nodes.
 
     Raises:
         BatchAIError: its cluster isn't known here, or its nodes can't be asked.
@@ -81,24 +93,22 @@ def behind(job: Job) -> list[str]:
     cluster, _ = clusters.load(job.plan["cluster"])
     try:
         census = cluster.engine.census()
-        return [name_of(cluster.share, ticket) for ticket in _before(job, census)]
-    finally:
-        cluster.engine.close()
-
-
-def why_queued(job: Job) -> str:
-    """What a queued job waits for, in a few words: ``queued behind NAME, NAME``; raises as ``behind``."""
-    cluster, _ = clusters.load(job.plan["cluster"])
-    try:
-        census = cluster.engine.census()
-        if names := [name_of(cluster.share, ticket) for ticket in _before(job, census)]:
-            return f"queued behind {', '.join(names)}"
         ours = _ticket(job, census)
-        if ours and any(census.nodes[node].state in (NodeState.CLOSED, NodeState.LEAVING) for node in ours.nodes):
-            return f"queued: {too_few(cluster, job.node_count)}"
+        if ours is None:
+            return Waits((), WAITING)
+        before = [other for other in census.tickets if other.number < ours.number and set(other.nodes) & set(ours.nodes)]
+        if names := tuple(name_of(cluster.share, ticket) for ticket in before):
+            return Waits(names, f"queued behind {', '.join(names)}")
+        if closed(census).intersection(ours.nodes):
+            return Waits((), f"queued: {too_few(cluster, job.node_count, census)}")
+        return Waits((), WAITING)
     finally:
         cluster.engine.close()
-    return WAITING
+
+
+def closed(census: Census) -> set[int]:
+    """Indexes of the nodes that take no more jobs."""
+    return {index for index, node in enumerate(census.nodes) if node.state in (NodeState.CLOSED, NodeState.LEAVING)}
 
 
 class WhyQueued:
@@ -112,29 +122,29 @@ class WhyQueued:
         self._job = job
         self._clock = clock
         self._next = clock() + FIRST_SECONDS
-        self._asked: Future[str] | None = None
+        self._asked: Future[Waits] | None = None
         self._told = WAITING
 
     def news(self) -> str:
         """What it waits for, if that has changed; else nothing. Returns at once."""
         if self._asked is None:
             if self._clock() >= self._next:
-                self._asked = in_background(functools.partial(why_queued, self._job))
+                self._asked = in_background(functools.partial(waits, self._job))
             return ""
         if not self._asked.done():
             return ""
         asked, self._asked, self._next = self._asked, None, self._clock() + AGAIN_SECONDS
         if asked.exception() is not None:
             return ""  # nodes that can't be asked are a trouble that others tell of
-        news = asked.result() if asked.result() != self._told else ""
-        self._told = asked.result()
-        return news
+        before, self._told = self._told, asked.result().why
+        return self._told if self._told != before else ""
 
 
-def too_few(cluster: Cluster, node_count: int) -> str:
+def too_few(cluster: Cluster, node_count: int, census: Census | None = None) -> str:
     """What a job says that waits for a cluster to grow."""
+    takes = len(census.nodes) - len(closed(census)) if census else cluster.open_nodes
     return (
-        f"{cluster.open_nodes} of the {cluster.engine.node_limit} nodes of cluster '{cluster.name}' take jobs; "
+        f"{takes} of the {cluster.engine.node_limit} nodes of cluster '{cluster.name}' take jobs; "
         f"it starts after: batchai cluster resize -n {cluster.name} -t {node_count}"
     )
 
@@ -149,13 +159,6 @@ def larger(cluster: Cluster, node_count: int) -> str:
 def _ticket(job: Job, census: Census) -> Ticket | None:
     mark = protocol.job_mark(job.plan["job"], job.attempt)
     return next((ticket for ticket in census.tickets if ticket.mark == mark), None)
-
-
-def _before(job: Job, census: Census) -> list[Ticket]:
-    ours = _ticket(job, census)
-    if ours is None:
-        return []
-    return [other for other in census.tickets if other.number < ours.number and set(other.nodes) & set(ours.nodes)]
 
 
 def manual(cluster: Cluster, target: int, option: str | None = None) -> ScaleSettings:

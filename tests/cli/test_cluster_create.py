@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from pathlib import Path
@@ -269,3 +270,15 @@ def test_commands_on_a_node(cli: Cli, capfd: pytest.CaptureFixture[str]) -> None
 
 def test_a_path_is_no_cluster(cli: Cli, tmp_path: Path) -> None:
     assert cli("cluster", "show", "-n", "../clusters/x").code == 3
+
+
+def test_gpus_in_use(cli: Cli, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    listing = 'for i in 0 1 2 3; do echo "GPU $i: X (UUID: GPU-$i)"; done'
+    indexes = 'for i in 0 1 2 3; do echo "$i, GPU-$i"; done'
+    tool.write_text(
+        f"#!/bin/sh\ncase $1 in\n-L) {listing};;\n--query-gpu*) {indexes};;\n*) echo GPU-2;;\nesac\n", encoding="utf-8"
+    )
+    tool.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    assert cli.json("cluster", "show", "local", "--query", "gpus", PATH=path) == {"perNode": 2, "total": 4, "inUse": 1}

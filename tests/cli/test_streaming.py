@@ -181,16 +181,13 @@ def test_names_that_rclone_spells_otherwise(tmp_path: Path) -> None:
 
 def test_what_a_queued_job_waits_for(monkeypatch: pytest.MonkeyPatch, attempts: Attempts) -> None:
     job = attempts.submitted.job
-    monkeypatch.setattr(scaling, "behind", lambda job: ["first", "second"])
+    monkeypatch.setattr(scaling, "waits", lambda job: scaling.Waits(("first", "second"), "queued behind first, second"))
     assert jobview._queue(job) == (["first", "second"], "queued behind first, second")
-    monkeypatch.setattr(scaling, "behind", lambda job: [])
-    monkeypatch.setattr(scaling, "why_queued", lambda job: "queued: 0 of the 2 nodes take jobs")
-    assert jobview._queue(job) == ([], "queued: 0 of the 2 nodes take jobs")
 
-    def away(job: Job) -> list[str]:
+    def away(job: Job) -> scaling.Waits:
         raise ClusterError("node-0 does not answer")
 
-    monkeypatch.setattr(scaling, "behind", away)
+    monkeypatch.setattr(scaling, "waits", away)
     assert jobview._queue(job) == (None, "queued; node-0 does not answer")
 
 

@@ -112,8 +112,8 @@ def test_the_queue_by_names(site: Site) -> None:
         ("c", ("0", "1"), False),
         ("d", ("0",), False),
     ]
-    assert (scaling.behind(third), scaling.behind(fourth), scaling.behind(first)) == (["a", "b"], ["a", "c"], [])
-    assert scaling.why_queued(third) == "queued behind a, b"
+    assert [scaling.waits(job).behind for job in (third, fourth, first)] == [("a", "b"), ("a", "c"), ()]
+    assert scaling.waits(third).why == "queued behind a, b"
     now = [0.0]
     waiting = scaling.WhyQueued(third, lambda: now[0])
     assert waiting.news() == ""
@@ -121,7 +121,7 @@ def test_the_queue_by_names(site: Site) -> None:
     assert wait_for(waiting.news) == "queued behind a, b"
     site.end(first)
     wait_for(lambda: first.state().ended)
-    wait_for(lambda: scaling.behind(third) == ["b"])
+    wait_for(lambda: scaling.waits(third).behind == ("b",))
     now[0] = 20.0
     assert waiting.news() == ""
     now[0] = 40.0
@@ -146,7 +146,7 @@ def test_a_smaller_cluster_waits_for_jobs_that_run(site: Site) -> None:
     site.end(second)
     wait_for(lambda: site.shown() == ("steady", "0 0 0 0"))
     third = site.submit("c", "true", nodes=2)
-    assert scaling.why_queued(third) == (
+    assert scaling.waits(third).why == (
         "queued: 0 of the 2 nodes of cluster 'c' take jobs; it starts after: batchai cluster resize -n c -t 2"
     )
     site.resize(1)
