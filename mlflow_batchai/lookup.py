@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mlflow_batchai import clusters, runs
+from mlflow_batchai import clusters, index, runs
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import BatchAIError, JobError, JobNotFoundError, ShareError
 from mlflow_batchai.jobs import Job
@@ -49,7 +49,7 @@ def find(name: str, tracking: Tracking, workspace: str | None = None, experiment
         NoFolderError: its folder is not on its share.
         ShareError: its share is not on this machine.
     """
-    return of_run(runs.find(runs.client(tracking), name, workspace, experiment_id), tracking)
+    return of_run(index.find(runs.client(tracking), name, workspace, experiment_id), tracking)
 
 
 def of_run(run: Run, tracking: Tracking) -> Submitted:

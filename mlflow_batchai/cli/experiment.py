@@ -65,11 +65,11 @@ def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     """
     from mlflow.exceptions import MlflowException
 
-    from mlflow_batchai import experiments, runs
+    from mlflow_batchai import experiments, index, runs
 
     mlflow = _client()
     found = experiments.find(mlflow, name, _workspace(scope))
-    if running := runs.running(mlflow, [found.experiment_id]):
+    if running := index.running(mlflow, [found.experiment_id]):
         listed = ", ".join(run.data.tags[runs.TAG_JOB] for run in running)
         raise UsageError(f"experiment '{name}' has jobs that have not ended: {listed}; wait for them or terminate them")
     ask(f"Delete experiment {name} with its runs?", yes)

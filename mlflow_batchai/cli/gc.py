@@ -114,10 +114,10 @@ def _deleted_runs() -> set[str]:
     path = store.uri.removeprefix("sqlite:///") if store.uri.startswith("sqlite:///") else store.uri
     if "://" not in path and not Path(path).exists():
         return set()
-    from mlflow_batchai import runs
+    from mlflow_batchai import index, runs
 
     try:
-        return runs.deleted(runs.client(store))
+        return index.deleted(runs.client(store))
     except Exception as error:  # whatever a store may raise, jobs can be judged by their age
         notice(f"MLflow's store {store.uri} can't be asked which runs were deleted: {' '.join(str(error).split())[:200]}")
         return set()

@@ -48,7 +48,7 @@ def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, 
     """Jobs, the newest first: of all workspaces and experiments, unless one is named."""
     from mlflow.exceptions import MlflowException
 
-    from mlflow_batchai import experiments, jobview, runs, workspaces
+    from mlflow_batchai import experiments, index, jobview, runs, workspaces
 
     store = tracking()
     mlflow = runs.client(store)
@@ -56,7 +56,7 @@ def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, 
         found = experiments.find(mlflow, scope.experiment)
         names = {found.experiment_id: found.name}
     else:
-        names = runs.every_experiment(mlflow)
+        names = {entry.experiment_id: entry.name for entry in experiments.every(mlflow)}
     wanted = {
         "workspace": scope.workspace if scope.workspace_given else None,
         "cluster": cluster.rstrip("/").rpartition("/")[2] if cluster else None,
@@ -65,7 +65,7 @@ def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, 
     listed: list[Run] = []
     try:
         while True:
-            page = runs.jobs(mlflow, runs.PAGE if every else limit, page_token, names, **wanted)
+            page = index.jobs(mlflow, index.PAGE if every else limit, page_token, names, **wanted)
             listed += page
             # A database gives it as bytes, a server as text.
             page_token = page.token.decode() if isinstance(page.token, bytes) else page.token

@@ -91,14 +91,14 @@ def _described(scope: Scope, name: str, document: JobDocument, cluster: Cluster,
 
 def _submitted(scope: Scope, name: str, document: JobDocument, cluster_name: str | None, file: Path) -> dict[str, Any]:
     """Start the job, and show it."""
-    from mlflow_batchai import experiments, jobview, runner, runs, standalone
+    from mlflow_batchai import experiments, index, jobview, runner, runs, standalone
     from mlflow_batchai.volumes import check_volumes
 
     store = tracking()
     mlflow = runs.client(store)
     experiment = _experiment(scope, mlflow)
     workspace = scope.workspace if scope.workspace_given else experiments.workspace_of(experiment)
-    if runs.jobs(mlflow, 1, experiments=[experiment.experiment_id], name=name, workspace=workspace):
+    if index.jobs(mlflow, 1, experiments=[experiment.experiment_id], name=name, workspace=workspace):
         raise UsageError(
             f"there is a job '{name}' in experiment '{experiment.name}' already; choose another name, or delete it first"
             f" (batchai job delete {name})"

@@ -20,14 +20,14 @@ def find_run(scope: Scope, name: str) -> tuple[Run, Tracking]:
     Raises:
         NotFoundError: there is no such job, workspace or experiment.
     """
-    from mlflow_batchai import experiments, runs, workspaces
+    from mlflow_batchai import experiments, index, runs, workspaces
 
     store = tracking()
     mlflow = runs.client(store)
     experiment = experiments.find(mlflow, scope.experiment).experiment_id if scope.experiment_given else None
     workspace = scope.workspace if scope.workspace_given else None
     try:
-        return runs.find(mlflow, name, workspace, experiment), store
+        return index.find(mlflow, name, workspace, experiment), store
     except JobNotFoundError:
         # Jobs may stand under a workspace that has no record here: only now it matters.
         if workspace is not None:

@@ -7,7 +7,7 @@ import time
 import pytest
 from command_line import Cli
 
-from mlflow_batchai import jobview, runs
+from mlflow_batchai import index, jobview, runs
 from mlflow_batchai.workspaces import arm_id
 
 # Column titles of `az batchai job list` (azure-cli-batchai 0.4.10, _format.py).
@@ -146,7 +146,7 @@ def test_pages(cli, made):
 
 
 def test_all_pages(cli, made, monkeypatch):
-    monkeypatch.setattr(runs, "PAGE", 2)
+    monkeypatch.setattr(index, "PAGE", 2)
     for number in range(5):
         made(f"toy-{number}")
     assert names(cli.json("job", "list", "--all")) == [f"toy-{number}" for number in (4, 3, 2, 1, 0)]
@@ -155,13 +155,13 @@ def test_all_pages(cli, made, monkeypatch):
 def test_of_several_jobs_of_one_name_the_newest_is_meant(cli, made):
     made("toy")
     newest = made("toy")
-    assert runs.find(cli.world.client, "toy").info.run_id == newest
+    assert index.find(cli.world.client, "toy").info.run_id == newest
 
 
 def test_runs_that_have_not_ended(cli, made):
     ended = [made("a", "FINISHED"), made("b", "FAILED"), made("c", "KILLED")]
     going = {made("d", "RUNNING"), made("e")}
-    found = {run.info.run_id for run in runs.running(cli.world.client, ["0"])}
+    found = {run.info.run_id for run in index.running(cli.world.client, ["0"])}
     assert found == going and not found & set(ended)
 
 
@@ -181,5 +181,5 @@ def test_showing_jobs_costs_less_than_searching_them(cli):
 
     found = client.search_runs(["0"], f"tags.`{runs.TAG_JOB}` LIKE '%'", max_results=60)
     shown = seconds(lambda: [jobview.summary(run) for run in found])
-    searched = seconds(lambda: runs.jobs(client, 60, experiments=["0"]))
+    searched = seconds(lambda: index.jobs(client, 60, experiments=["0"]))
     assert shown < searched / 2, (shown, searched)

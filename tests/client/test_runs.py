@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_batchai import runs
+from mlflow_batchai import index, runs
 from mlflow_batchai.errors import JobNotFoundError, UsageError
 
 HERE = Path("/here")
@@ -99,13 +99,13 @@ def test_create_and_find(store):
     assert stored.info.status == "SCHEDULED"
     assert stored.info.run_name == "my name"
     assert stored.data.params == parameters
-    assert runs.find(mlflow, "toy-1").info.run_id == run.info.run_id
-    assert runs.find(mlflow, run.info.run_id).info.run_id == run.info.run_id
+    assert index.find(mlflow, "toy-1").info.run_id == run.info.run_id
+    assert index.find(mlflow, run.info.run_id).info.run_id == run.info.run_id
     for name in ("nope", "n'o\"pe", "x" * 32, "a' OR '1'='1"):
         with pytest.raises(JobNotFoundError, match="the newest are: toy-1"):
-            runs.find(mlflow, name)
+            index.find(mlflow, name)
     again = runs.create(mlflow, experiment, {runs.TAG_JOB: "toy-1"}, {}, None, None)
-    assert runs.find(mlflow, "toy-1").info.run_id == again.info.run_id
+    assert index.find(mlflow, "toy-1").info.run_id == again.info.run_id
 
 
 def test_an_existing_run(store):

@@ -1,0 +1,118 @@
+"""The index of jobs: runs found by the tags that their submitter and their relay write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from mlflow_batchai import experiments as stored
+from mlflow_batchai.errors import JobNotFoundError
+from mlflow_batchai.runs import TAG_CLUSTER, TAG_JOB, TAG_STATE, TAG_WORKSPACE
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.store.entities import PagedList
+    from mlflow.tracking import MlflowClient
+
+PAGE = 1000
+TERMINATED = "terminated"
+
+
+def find(mlflow: MlflowClient, name: str, workspace: str | None = None, experiment_id: str | None = None) -> Run:
+    """The run of a job, by its name or the run's id; the newest if several jobs have had the name.
+
+    Args:
+        workspace: the one that it must stand under; None: any.
+        experiment_id: likewise.
+
+    Raises:
+        JobNotFoundError: there is none; the message names some that exist.
+    """
+    from mlflow.exceptions import MlflowException
+
+    if len(name) == 32:
+        try:
+            run = mlflow.get_run(name)
+            there = run.info.lifecycle_stage == "active" and experiment_id in (None, run.info.experiment_id)
+            if TAG_JOB in run.data.tags and there and workspace in (None, run.data.tags.get(TAG_WORKSPACE)):
+                return run
+        except MlflowException:
+            pass
+    experiments = None if experiment_id is None else [experiment_id]
+    if found := jobs(mlflow, 1, experiments=experiments, name=name, workspace=workspace):
+        return found[0]
+    known = [run.data.tags[TAG_JOB] for run in jobs(mlflow, 10, experiments=experiments, workspace=workspace)]
+    if known:
+        hint = f"the newest are: {', '.join(dict.fromkeys(known))}"
+    elif workspace or experiment_id:
+        hint = "that workspace or experiment has none" if jobs(mlflow, 1) else "this tracking store has none"
+    else:
+        hint = "this tracking store has no jobs (is MLFLOW_TRACKING_URI set?)"
+    where = f" in workspace '{workspace}'" if workspace else ""
+    raise JobNotFoundError(f"there is no job '{name}'{where}; {hint}")
+
+
+def jobs(
+    mlflow: MlflowClient,
+    limit: int = PAGE,
+    token: str | None = None,
+    experiments: Collection[str] | None = None,
+    name: str | None = None,
+    workspace: str | None = None,
+    cluster: str | None = None,
+    state: str | None = None,
+) -> PagedList[Run]:
+    """Runs of jobs, newest first: a page of them, whose ``token`` asks for the next one.
+
+    Args:
+        experiments: ids; None: all.
+        state: an execution state, or ``terminated``: those that a person has ended.
+    """
+    if experiments is None:
+        experiments = [entry.experiment_id for entry in stored.every(mlflow)]
+    wanted = {TAG_JOB: name, TAG_WORKSPACE: workspace, TAG_CLUSTER: cluster, TAG_STATE: state}
+    conditions = []
+    if state == TERMINATED:
+        conditions.append("attributes.status = 'KILLED'")
+        del wanted[TAG_STATE]
+    for tag, value in wanted.items():
+        if value is not None and "'" in value:
+            return _page([], None)  # MLflow's language has no quotes for it, and no job has it
+        if value is not None:
+            conditions.append(f"tags.`{tag}` = '{value}'")
+    # Only jobs have these tags; one more condition would be one more join.
+    if not any(condition.startswith("tags") for condition in conditions):
+        conditions.append(f"tags.`{TAG_JOB}` LIKE '%'")
+    if not experiments:
+        return _page([], None)
+    order = ["attributes.start_time DESC"]
+    return mlflow.search_runs(list(experiments), " AND ".join(conditions), max_results=limit, order_by=order, page_token=token)
+
+
+def running(mlflow: MlflowClient, experiments: Sequence[str]) -> list[Run]:
+    """Runs of jobs that have not ended, of these experiments (by id)."""
+    ended = " AND ".join(f"attributes.status != '{status}'" for status in ("FINISHED", "FAILED", "KILLED"))
+    return list(mlflow.search_runs(list(experiments), f"tags.`{TAG_JOB}` LIKE '%' AND {ended}", max_results=PAGE))
+
+
+def deleted(mlflow: MlflowClient) -> set[str]:
+    """Ids of jobs' runs that were deleted, and can be restored until ``mlflow gc`` removes them."""
+    from mlflow.entities import ViewType
+
+    experiments = [entry.experiment_id for entry in mlflow.search_experiments(ViewType.ALL, max_results=PAGE)]
+    found: set[str] = set()
+    token = None
+    while experiments:
+        page = mlflow.search_runs(
+            experiments, f"tags.`{TAG_JOB}` LIKE '%'", ViewType.DELETED_ONLY, max_results=PAGE, page_token=token
+        )
+        found.update(run.info.run_id for run in page)
+        if not (token := page.token):
+            break
+    return found
+
+
+def _page(found: list[Run], token: str | None) -> PagedList[Run]:
+    from mlflow.store.entities import PagedList
+
+    return PagedList(found, token)
