@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
+from typing import Any
 
 from mlflow_batchai import detached, runner, runs
 from mlflow_batchai.clusters import Cluster
@@ -26,13 +28,14 @@ LOOK_SECONDS = 0.2
 MAKE_ROOM_SECONDS = 300.0
 
 
-def retry(submitted: Submitted, cluster: Cluster) -> None:
+def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) -> None:
     """Begin another attempt of a job that has ended without success; returns when its agents wait for their nodes.
 
     ``submitted`` is at that attempt afterwards, and its run is SCHEDULED. One that fails half-way is undone as a submit is.
 
     Args:
         cluster: the job's.
+        say: told when its share is away while the end of the attempt before is waited for.
 
     Raises:
         JobError: the job hasn't ended, has succeeded, somebody else retries it just now, or its secrets are not here.
@@ -54,7 +57,7 @@ def retry(submitted: Submitted, cluster: Cluster) -> None:
         _check_nodes(job, cluster)
     # Whoever relays the attempt before this one must have ended its run first.
     detached.ensure_follower(submitted)
-    runner.wait(submitted, lambda sentence: None)
+    runner.wait(submitted, say)
     mlflow = runs.client(submitted.tracking)
     if mlflow.get_run(submitted.run_id).info.lifecycle_stage != "active":
         raise JobError(f"the run of job {job.name} is deleted: mlflow runs restore --run-id {submitted.run_id}")
@@ -72,17 +75,28 @@ def retry(submitted: Submitted, cluster: Cluster) -> None:
 def requeueable(submitted: Submitted, cluster: Cluster) -> str:
     """Why a job can't be put back in the queue, as a sentence, or nothing."""
     try:
-        state = runner.state(submitted)
-        if state.ended:
-            return f"job {submitted.job.name} has ended"
-        _check_here(submitted.job, cluster)
-        told(submitted.job, cluster, _seconds(submitted.job))
+        _told_again(submitted, cluster)
     except BatchAIError as error:
-        return f"{error}; or wait for its end (waitforjobcompletion), or end it (terminate)"
+        return str(error)
     return ""
 
 
-def requeue(submitted: Submitted, cluster: Cluster, why: str) -> None:
+def _told_again(submitted: Submitted, cluster: Cluster) -> dict[str, Any]:
+    """What the agents of the next attempt are to be told.
+
+    Raises:
+        JobError: the job has ended, or they can't be told all.
+    """
+    if runner.state(submitted).ended:
+        raise JobError(f"job {submitted.job.name} has ended")
+    try:
+        _check_here(submitted.job, cluster)
+        return told(submitted.job, cluster, _seconds(submitted.job))
+    except BatchAIError as error:
+        raise JobError(f"{error}; or wait for its end (waitforjobcompletion), or end it (terminate)") from error
+
+
+def requeue(submitted: Submitted, cluster: Cluster, why: str) -> bool:
     """End the attempt that runs and begin the next one, which waits in the queue; returns when its agents do.
 
     ``submitted`` is at that attempt afterwards. A job that ends meanwhile, by itself or because somebody wants it, has ended.
@@ -91,31 +105,33 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str) -> None:
         cluster: the job's.
         why: a sentence for people.
 
+    Returns:
+        Whether it waits in the queue; False: it has ended.
+
     Raises:
         JobError: it can't be put back in the queue, and is left as it is; or its attempt doesn't end.
         BatchAIError: the next attempt can't be started: the job has failed with that reason.
     """
-    if trouble := requeueable(submitted, cluster):
-        raise JobError(trouble)
+    secrets = _told_again(submitted, cluster)
     before = submitted.job
-    secrets = told(before, cluster, _seconds(before))
     if not Lease(before).held_here():
         detached.start_follower(submitted)
     before.request_requeue(runner.user(), why)
     state = _await_verdict(before)
     if state.next_attempt is None:
-        return
+        return False
     begun = before.begin(state.next_attempt)
     submitted.job = before.at(state.next_attempt)
     if begun is None:
-        return  # by who wanted the same
-    wish = protocol.wish(before.requests(), before.attempt)
+        return True  # by who wanted the same
+    # Who asked for the job's end before he could see that there is a next attempt: see ``Job.request_cancel``. Looked for anew.
+    wish = protocol.wish(Job(before.share, before.folder, before.attempt, before.plan).requests(), before.attempt)
     if wish and wish["kind"] == protocol.CANCEL:
-        # It came after the verdict: see ``Job.request_cancel``.
         begun.claim_verdict(terminated_verdict(running=False, by="submitter"))
-        return
+        return False
     with attempt_fails_with_it(before.share, before.folder, begun.attempt):
         start(submitted, cluster, secrets, follow=False)
+    return True
 
 
 def _await_verdict(job: Job) -> JobState:

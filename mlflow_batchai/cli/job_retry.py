@@ -22,6 +22,6 @@ def retry(scope: Scope, name: str) -> Any:
     cluster, warnings = clusters.load(found.job.plan["cluster"])
     for warning in warnings:
         notice(warning)
-    attempts.retry(found, cluster)
+    attempts.retry(found, cluster, notice)
     notice(f"job {found.job.name}: attempt {found.job.attempt} is on its way; batchai job attach {found.job.name}")
     return jobview.view(found)

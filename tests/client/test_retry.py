@@ -104,7 +104,7 @@ def scene(folder, store_template, tmp_path, monkeypatch):
 def test_retried(scene):
     scene.fail()
     found = scene.found()
-    attempts.retry(found, scene.cluster)
+    attempts.retry(found, scene.cluster, print)
     run = scene.run()
     assert (run.info.status, run.data.tags[runs.TAG_STATE], run.data.tags[runs.TAG_ATTEMPT]) == ("SCHEDULED", "queued", "2")
     # The wish to end it was for the attempt that it ended.
@@ -116,7 +116,7 @@ def test_retried(scene):
     assert found.job.handle() == {"engine": "fake", "nodes": [0]}
     assert len(scene.spawned) == 1
     with pytest.raises(JobError, match="job toy-0123 is queued; a job can be retried when it has ended"):
-        attempts.retry(scene.found(), scene.cluster)
+        attempts.retry(scene.found(), scene.cluster, print)
 
 
 def test_of_two_who_retry_at_once_one_does(scene):
@@ -130,7 +130,7 @@ def test_of_two_who_retry_at_once_one_does(scene):
 
     def go(mine):
         try:
-            attempts.retry(mine, scene.cluster)
+            attempts.retry(mine, scene.cluster, print)
         except JobError as error:
             said.append(str(error))
 
@@ -150,7 +150,7 @@ def test_half_a_retry_is_undone(scene):
     scene.fail()
     scene.cluster.engine.error = ClusterError("no nodes today")
     with pytest.raises(ClusterError):
-        attempts.retry(scene.found(), scene.cluster)
+        attempts.retry(scene.found(), scene.cluster, print)
     run, job = scene.run(), scene.found().job
     assert (run.info.status, run.data.tags[runs.TAG_REASON]) == ("FAILED", "no nodes today")
     assert (job.attempt, job.state().reason, job.at(1).state().reason) == (2, "no nodes today", "it broke")
@@ -159,7 +159,7 @@ def test_half_a_retry_is_undone(scene):
     assert lease.acquire()
     lease.save({}, finished=True)
     scene.cluster.engine.error = None
-    attempts.retry(scene.found(), scene.cluster)
+    attempts.retry(scene.found(), scene.cluster, print)
     assert scene.run().data.tags[runs.TAG_ATTEMPT] == "3"
 
 
@@ -191,7 +191,7 @@ def test_what_is_not_here_is_told_before_anything_is_touched(scene, changes, wor
     assert scene.made.job.requests() == []
     scene.fail()
     with pytest.raises(JobError, match=words):
-        attempts.retry(scene.found(), scene.cluster)
+        attempts.retry(scene.found(), scene.cluster, print)
     assert (scene.made.job.attempt, scene.run().info.status) == (1, "FAILED")
     assert scene.spawned == scene.cluster.engine.started == []
 
@@ -200,14 +200,14 @@ def test_a_cluster_with_another_share_is_refused(scene, tmp_path):
     scene.fail()
     scene.cluster.share = DirectoryShare(tmp_path / "another")
     with pytest.raises(JobError, match="which is not the share of cluster 'local' any more"):
-        attempts.retry(scene.found(), scene.cluster)
+        attempts.retry(scene.found(), scene.cluster, print)
 
 
 def test_a_deleted_run_is_refused(scene):
     scene.fail()
     scene.mlflow.delete_run(scene.run().info.run_id)
     with pytest.raises(JobError, match=r"the run of job toy-0123 is deleted: mlflow runs restore --run-id \w{32}"):
-        attempts.retry(scene.found(), scene.cluster)
+        attempts.retry(scene.found(), scene.cluster, print)
     assert scene.made.job.attempt == 1
 
 
@@ -246,7 +246,7 @@ def test_requeued(scene, monkeypatch):
     assert lease.held_here()
     ended = threading.Timer(0.2, lambda: made.verdict("queued", next=2, reason="room is needed"))
     ended.start()
-    attempts.requeue(found, scene.cluster, "room is needed")
+    assert attempts.requeue(found, scene.cluster, "room is needed")
     ended.join()
     assert [(request["kind"], request["why"]) for request in made.job.at(1).requests()] == [("requeue", "room is needed")]
     (request,) = scene.cluster.engine.started
@@ -270,7 +270,7 @@ def test_who_cancels_meanwhile_has_his_way(scene, monkeypatch, when):
         return job.state()
 
     monkeypatch.setattr(attempts, "_await_verdict", verdict)
-    attempts.requeue(found, scene.cluster, "room")
+    assert not attempts.requeue(found, scene.cluster, "room")
     assert scene.cluster.engine.started == []
     state = runner.state(scene.found())
     assert (state.run_status, state.ended) == ("KILLED", True)
