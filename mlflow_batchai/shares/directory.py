@@ -104,15 +104,16 @@ class DirectoryShare:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 try:
                     with partial.open("xb") as outgoing:
-                        shutil.copyfileobj(incoming, outgoing, BLOCK)
+                        while block := incoming.read(BLOCK):
+                            outgoing.write(block)
+                            if progress:
+                                progress(len(block))
                     partial.replace(target)
                 except BaseException:
                     partial.unlink(missing_ok=True)
                     raise
         except OSError as error:
             raise ShareError(f"share {self.root}: '{path}' can't be copied to '{target}': {error.strerror or error}") from error
-        if progress:
-            progress(target.stat().st_size)
 
     def write(self, path: str, data: bytes) -> None:
         with self.open_write(path) as file:
