@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from command_line import Cli
 from ssh_world import NAME, WAITS, HereClient, config, describe, ended, on_servers, running, until
 from sshd import SshNodes, make_key
 
@@ -179,7 +180,14 @@ def test_dropped_connections(world: Any, ssh_servers: SshNodes, here: HereClient
         server.drop()
     world.wait(lambda: len(answering() - before) == 4, 40, "the follower asks all nodes again")
     assert world.client.get_run(run.info.run_id).info.status == "RUNNING" and len(world.job_processes()) >= 4
-    result = world.batchai("job", "terminate", run.data.tags["batchai.job"], "-y")
+    name = run.data.tags["batchai.job"]
+    nodes = Cli(world).json("job", "node", "list", "-j", name)
+    assert [node["nodeId"] for node in nodes] == [f"node-{node}" for node in range(4)]
+    assert {(node["ipAddress"], node["port"]) for node in nodes} == {
+        (server.address, ssh_servers.port) for server in ssh_servers
+    }
+    assert f"node-0 ({nodes[0]['host']})" in Cli(world)("job", "node", "list", "-j", name, "-o", "table").out
+    result = world.batchai("job", "terminate", name, "-y")
     assert result.returncode == 0, result.stderr
     run = ended(world, run)
     assert run.info.status == "KILLED" and run.data.tags["batchai.errorCode"] == "JobTerminate"
