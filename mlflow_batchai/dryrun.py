@@ -12,7 +12,7 @@ from typing import Any
 from mlflow_batchai import runs
 from mlflow_batchai.clusters import Cluster
 from mlflow_batchai.engines.base import NodeCommand, StartRequest
-from mlflow_batchai.node import launchers, protocol, ranks
+from mlflow_batchai.node import launchers, protocol, ranks, trainenv
 from mlflow_batchai.node.environment import thread_variables
 from mlflow_batchai.node.gpus import Gpus, of_node
 from mlflow_batchai.node.layout import NodeLayout, node_id
@@ -90,7 +90,7 @@ def _ranks(
             addresses,
             counted[slot.node],
             dict.fromkeys(prepared.secrets, MASK),
-            plan["python"] if "/" in plan["python"] else f"<folder of {plan['python']}>/{plan['python']}",
+            _python(plan["python"], here),
             {"PATH": "<PATH of the image>"} if plan["container"] else None,
         )
         cores = max(1, len(os.sched_getaffinity(0)) // cluster.engine.node_limit) if here else 0
@@ -108,6 +108,12 @@ def _ranks(
             }
         )
     return found
+
+
+def _python(named: str, here: bool) -> str:
+    """The training interpreter's path: where nodes are this machine, as they find it."""
+    found = trainenv.find(named, os.environ) if here else None
+    return found or (named if "/" in named else f"<folder of {named}>/{named}")
 
 
 def _gpus(plan: Mapping[str, Any], cluster: Cluster, node: int) -> Gpus:
