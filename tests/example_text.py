@@ -7,6 +7,7 @@ from pathlib import Path
 
 
 def commands(example: Path) -> list[str]:
-    """Every line of the shell blocks of ``example/README.md``."""
+    """Every line of the shell blocks of ``example/README.md``, those inside of lists, too."""
     text = (example / "README.md").read_text(encoding="utf-8")
-    return [line for block in re.findall(r"^```sh\n(.*?)^```", text, re.S | re.M) for line in block.splitlines() if line]
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```", text, re.S | re.M)
+    return [line.strip() for block in blocks for line in block.splitlines() if line.strip()]

@@ -33,7 +33,9 @@ class AccountSettings(SpecModel):
 
     @model_validator(mode="after")
     def _one_source(self) -> AccountSettings:
-        exactly_one(self, "account_key", "sas_token", "connection_string")
+        # A key may also come from the environment; then only the address stands here.
+        if self.file_endpoint is None or self.model_fields_set & {"account_key", "sas_token", "connection_string"}:
+            exactly_one(self, "account_key", "sas_token", "connection_string")
         return self
 
 
