@@ -100,7 +100,6 @@ def follow(
         if last:
             return
         if anew:
-            decoder = _decoder()
             restarted()
         elif len(data) < PIECE:
             time.sleep(pause)

@@ -105,12 +105,15 @@ def test_the_end_race_with_a_real_writer(share):
 
 def test_characters_that_are_split_between_two_looks(share):
     text = "Größe 你好 🎓\n"
-    reader = Reader(share)
-    for cut, byte in enumerate(text.encode(), 1):
-        append(share, bytes([byte]))
-        # Nothing of a character is given before all of it is there.
-        reader.sees(text.encode()[:cut].decode("utf-8", "ignore"))
-    assert reader.end() == text
+    left = list(text.encode())
+    append(share, b"")
+
+    def ended():
+        append(share, bytes([left.pop(0)]))
+        return not left
+
+    # Every look finds one more byte; nothing of a character is given before all of it is there.
+    assert list(follow(Tail(share, "logs/stdout.txt"), ended, pytest.fail, 0)) == list(text)
 
 
 @pytest.mark.parametrize(
