@@ -133,6 +133,7 @@ def test_characters_that_are_split_between_two_looks(share):
         (b"nul \x00 inside", "nul \x00 inside"),
         (b"end\x00", "end\x00"),
     ],
+    ids=["no UTF-8", "half a character", "NUL inside", "NUL at the end"],
 )
 def test_what_is_no_text(share, written, shown):
     reader = Reader(share)
