@@ -47,7 +47,11 @@ def resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Cal
     Raises:
         ClusterError: some nodes could not be told; the others have been.
     """
-    now = scaling.apply(cluster, settings)
+    trouble: ClusterError | None = None
+    try:
+        now = scaling.apply(cluster, settings)
+    except ClusterError as error:
+        trouble, now = error, clusters.load(cluster.name)[0]
     census = now.engine.census()
     closed = scaling.closed(census)
     ending = set()
@@ -66,6 +70,8 @@ def resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Cal
     _await_end(now, ending, say)
     if now.document.engine is Engine.SSH and closed:
         say(f"the machines of cluster '{now.name}' keep running, and cost what they cost; they only take no jobs")
+    if trouble:
+        raise trouble
     return now
 
 

@@ -15,6 +15,7 @@ from mlflow_batchai.cli.output import Column
 if TYPE_CHECKING:
     from mlflow_batchai.clusters import Cluster
     from mlflow_batchai.spec.cluster import ScaleSettings
+    from mlflow_batchai.spec.record import ClusterRecord
 
 
 def _state(row: Mapping[str, Any]) -> object:
@@ -58,25 +59,36 @@ def list_clusters(scope: Scope) -> Any:
 
     A cluster that can't be used as its document stands is listed as failed, and `errors` says why.
     """
-    from mlflow_batchai import cluster_records, clusters, workspaces
+    from mlflow_batchai import clusters, workspaces
     from mlflow_batchai.shell.together import at_once
-    from mlflow_batchai.spec.record import ClusterRecord
 
-    records = {name: cluster_records.find(name) or ClusterRecord() for name in clusters.names()}
+    names = clusters.names()
     if scope.workspace_given:
         workspaces.find(scope.workspace)
-        records = {name: record for name, record in records.items() if record.workspace == scope.workspace}
+        names = [name for name in names if _record(name).workspace == scope.workspace]
+    return at_once([functools.partial(_listed, name) for name in names])
 
-    def listed(name: str, record: ClusterRecord) -> dict[str, Any]:
-        from mlflow_batchai import cluster_states
-        from mlflow_batchai.errors import BatchAIError
 
-        try:
-            return _shown(clusters.load(name)[0])
-        except BatchAIError as error:
-            return cluster_states.show_broken(name, record, str(error))
+def _listed(name: str) -> dict[str, Any]:
+    from mlflow_batchai import cluster_states, clusters
+    from mlflow_batchai.errors import BatchAIError
 
-    return at_once([functools.partial(listed, name, record) for name, record in records.items()])
+    try:
+        return _shown(clusters.load(name)[0])
+    except BatchAIError as error:
+        return cluster_states.show_broken(name, _record(name), str(error))
+
+
+def _record(name: str) -> ClusterRecord:
+    """A cluster's record; that of a hand-written document if it can't be read."""
+    from mlflow_batchai import cluster_records
+    from mlflow_batchai.errors import BatchAIError
+    from mlflow_batchai.spec.record import ClusterRecord
+
+    try:
+        return cluster_records.find(name) or ClusterRecord()
+    except BatchAIError:
+        return ClusterRecord()
 
 
 @command(example="batchai cluster delete -n nc6cluster -y")

@@ -13,7 +13,7 @@ from mlflow_batchai.engines.base import Handle, Needs
 from mlflow_batchai.engines.census import Place
 from mlflow_batchai.engines.hosts import Hosts, Node
 from mlflow_batchai.engines.machines import Answer, Machine, SshMachine
-from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.errors import ClusterError, ShareError
 from mlflow_batchai.node.place import OTHER_KEEPER
 from mlflow_batchai.shell.ssh import open_all
 from mlflow_batchai.shell.targets import Target
@@ -122,9 +122,14 @@ class SshHosts(Hosts):
     def _known(self) -> Sequence[Known]:
         targets = [machine.connection.target for machine in self._machines]
         places = [Place(node.name, target.host, target.port) for node, target in zip(self._nodes, targets, strict=True)]
+        try:
+            seen = self._inspect()
+        except ShareError as error:
+            # No job can be sent to any; what runs there they can say all the same.
+            return [Known(place, None, str(error)) for place in places]
         return [
             Known(place, *((problem, "") if isinstance(problem, ClusterError) else (None, problem)))
-            for place, (_, problem) in zip(places, self._inspect(), strict=True)
+            for place, (_, problem) in zip(places, seen, strict=True)
         ]
 
     def _inspect(self) -> list[tuple[Node, ClusterError | str]]:

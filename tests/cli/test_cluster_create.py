@@ -251,6 +251,10 @@ def test_a_document_that_cant_be_used_spoils_no_list(cli: Cli) -> None:
     assert "nodes must be a whole number" in wrong["errors"][0]["message"]
     assert "wrong  batchai         default             failed" in cli("cluster", "list", "-o", "table").out
     assert cli("cluster", "show", "-n", "wrong").code == 1
+    (folder / "mine.state.json").write_text("{", encoding="utf-8")
+    assert [row["provisioningState"] for row in cli.json("cluster", "list")] == ["succeeded", "failed", "failed"]
+    assert cli("cluster", "delete", "-n", "mine", "-y").code == 0
+    assert [path.name for path in folder.iterdir()] == ["wrong.yaml"]
 
 
 def test_commands_on_a_node(cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,17 @@ import pytest
 from plans import toy_plan
 from waiting import wait_for
 
-from mlflow_batchai import cluster_records, cluster_states, clusters, resizing, scaling
+from mlflow_batchai import cluster_records, cluster_states, clusters, resizing, runner, scaling
 from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.console import JobConsole
+from mlflow_batchai.detached import Submitted
 from mlflow_batchai.engines.base import Handle, StartRequest
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, UsageError
+from mlflow_batchai.events import EventReader
 from mlflow_batchai.jobs import Job
 from mlflow_batchai.node import processes, protocol
+from mlflow_batchai.runs import Tracking
+from mlflow_batchai.signals import Signals
 
 HOLD = 'until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
 
@@ -131,6 +137,18 @@ def test_the_queue_by_names(site: Site) -> None:
     assert scaling.name_of(site.cluster.share, scaling.queue(site.cluster)[0].ticket) == "b"
     tickets = [job.ticket._replace(folder=first.folder) for job in scaling.queue(site.cluster)[:1]]
     assert scaling.name_of(site.cluster.share, tickets[0]) == second.plan["job"]
+
+
+def test_who_watches_a_queued_job_is_told_behind_whom_it_is(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    first = site.submit("a", nodes=2)
+    running(first)
+    second = site.submit("b", "echo done")
+    threading.Timer(1.5 * scaling.FIRST_SECONDS, site.end, [first]).start()
+    watched = Submitted(second, second.plan["runId"], Tracking("sqlite://", {}))
+    state = runner._watch_attempts(watched, JobConsole(1), EventReader(second), Signals(cancels=False))
+    assert state.execution_state == "succeeded"
+    said = capsys.readouterr().err
+    assert said.index("queued: waiting for nodes") < said.index("queued behind a") < said.index("running")
 
 
 def test_a_smaller_cluster_waits_for_jobs_that_run(site: Site) -> None:
