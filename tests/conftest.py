@@ -281,3 +281,13 @@ def world(tmp_path: Path, store_template: Path) -> Iterator[World]:
 def cli(world: World) -> Cli:
     """The command ``batchai`` in a fresh world, in this process."""
     return Cli(world)
+
+
+@pytest.fixture(scope="module")
+def shared_cli(tmp_path_factory: pytest.TempPathFactory, store_template: Path) -> Iterator[Cli]:
+    """The same in a world that all tests of a module share, for those that look at one job."""
+    made = World(tmp_path_factory.mktemp("shared"), store_template)
+    try:
+        yield Cli(made)
+    finally:
+        made.close()

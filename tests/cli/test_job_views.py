@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import Cli
-from conftest import World
 
 from mlflow_batchai.workspaces import arm_id
 
@@ -46,22 +44,20 @@ properties:
 
 
 @pytest.fixture(scope="module")
-def cli(tmp_path_factory: pytest.TempPathFactory, store_template: Path) -> Iterator[Cli]:
+def cli(shared_cli: Cli) -> Cli:
     """The command in a world where the job runs."""
-    world = World(tmp_path_factory.mktemp("views"), store_template)
-    try:
-        submitted = world.run(world.project(TRAIN, batchai=DOCUMENT))
-        assert submitted.returncode == 0, submitted.stderr
-        world.wait(lambda: (outputs(world) / "ready").exists(), 90, "the ranks don't run")
-        world.wait(lambda: world.log().count("\n") == 2 and world.log("stderr.txt").count("\n") == 2, 90, "no output")
-        world.wait(lambda: world.last.info.status == "RUNNING", 90, "the run says that it waits")
-        yield Cli(world)
-    finally:
-        world.close()
+    world = shared_cli.world
+    submitted = world.run(world.project(TRAIN, batchai=DOCUMENT))
+    assert submitted.returncode == 0, submitted.stderr
+    world.wait(lambda: (outputs(world) / "ready").exists(), 90, "the ranks don't run")
+    world.wait(lambda: world.log().count("\n") == 2 and world.log("stderr.txt").count("\n") == 2, 90, "no output")
+    world.wait(lambda: world.last.info.status == "RUNNING", 90, "the run says that it waits")
+    return shared_cli
 
 
-def outputs(world: World) -> Path:
-    return world.folder() / "outputs" / "models"
+def outputs(world: Any) -> Path:
+    """The output directory MODEL."""
+    return Path(world.folder() / "outputs" / "models")
 
 
 @pytest.fixture(scope="module")
