@@ -18,6 +18,7 @@ from mlflow.projects.backend.abstract_backend import AbstractBackend
 from mlflow.projects.submitted_run import SubmittedRun
 
 from mlflow_batchai import clusters, detached, projects, runner, runs
+from mlflow_batchai.config import WORKSPACE, default
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.errors import BatchAIError, DocumentError, NotSupportedError, ProjectError
 from mlflow_batchai.node import protocol
@@ -123,7 +124,7 @@ def _prepare(
     entry = find_entry_point(project, entry_name)
     config, source, documents, warnings = _configuration(project, backend_config)
     values = bind(entry, params, project.source)
-    cluster, more = clusters.load(config.cluster)
+    cluster, more = clusters.load(config.cluster or default("cluster"))
     manager = backend_config.get("ENV_MANAGER")
     prepared = projects.prepare(project, entry, values, config, cluster, cwd, manager, source, documents)
     console = JobConsole(1)
@@ -143,7 +144,7 @@ def _prepare(
         tracking,
         experiment_id,
         experiment,
-        config.workspace,
+        config.workspace or default("workspace") or WORKSPACE,
         runs.source_tags(_source_name(project_uri), entry_name, directory, runner.user()),
         command_line.get("run_name"),
         command_line.get("run_id"),
@@ -214,12 +215,13 @@ def _configuration(project: MLProject, backend_config: Mapping[str, Any]) -> tup
 def _experiment(
     tracking: runs.Tracking, experiment_id: str, config: BatchaiFile, command_line: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """(id, name) of the experiment: the command line's, else batchai.yaml's, else MLflow's default."""
+    """(id, name) of the experiment: the command line's, else batchai.yaml's, else config.yaml's, else MLflow's default."""
     mlflow = runs.client(tracking)
     named = any(command_line.get(key) for key in ("experiment_name", "experiment_id"))
-    if config.experiment and not named and experiment_id == DEFAULT_EXPERIMENT:
-        found = mlflow.get_experiment_by_name(config.experiment)
-        return (found.experiment_id if found else mlflow.create_experiment(config.experiment)), config.experiment
+    chosen = config.experiment or default("experiment")
+    if chosen and not named and experiment_id == DEFAULT_EXPERIMENT:
+        found = mlflow.get_experiment_by_name(chosen)
+        return (found.experiment_id if found else mlflow.create_experiment(chosen)), chosen
     return experiment_id, mlflow.get_experiment(experiment_id).name
 
 

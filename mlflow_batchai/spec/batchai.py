@@ -56,7 +56,7 @@ class BatchaiFile(SpecModel):
 
     cluster: NonEmpty | None = None
     experiment: NonEmpty | None = None
-    workspace: Name = "default"
+    workspace: Name | None = None
     name: Name | None = None
     properties: JobProperties = JobProperties()
     metrics: tuple[MetricRule, ...] = ()

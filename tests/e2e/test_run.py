@@ -120,11 +120,17 @@ def test_two_nodes(world: Any) -> None:
 def test_no_document(world: Any) -> None:
     """A project without batchai.yaml is one process on one node; its output has no prefix; the logs are Batch AI's of one node."""
     project = world.project("import os; print('alone', 'HOROVOD_RANK' in os.environ)")
-    result = world.run(project)
+    (world.home / "clusters").mkdir(parents=True)
+    (world.home / "clusters" / "mine.yaml").write_text("nodes: 1\n")
+    # What documents and options leave open, the user's defaults say.
+    (world.home / "config.yaml").write_text("defaults: {cluster: mine, experiment: digits}\n")
+    result = world.run(project, BATCHAI_WORKSPACE="vision")
     assert result.returncode == 0, result.stderr
     assert result.stdout == "alone False\n"
-    assert world.log() == "alone False\n"
-    assert {path.name for path in (world.folder() / "stdouterr").iterdir()} == {"stdout.txt", "execution.log"}
+    [run] = world.client.search_runs([world.client.get_experiment_by_name("digits").experiment_id])
+    assert (run.data.tags["batchai.cluster"], run.data.tags["batchai.workspace"]) == ("mine", "vision")
+    assert world.log(run=run) == "alone False\n"
+    assert {path.name for path in (world.folder(run) / "stdouterr").iterdir()} == {"stdout.txt", "execution.log"}
 
 
 def test_metrics_come_while_it_runs(world: Any) -> None:

@@ -43,7 +43,7 @@ def test_a_whole_file() -> None:
 
 def test_every_key_is_optional() -> None:
     assert parse_batchai({}, "batchai.yaml")[0] == BatchaiFile()
-    assert BatchaiFile().wait and BatchaiFile().workspace == "default" and BatchaiFile().model is None
+    assert BatchaiFile().wait and BatchaiFile().workspace is None and BatchaiFile().model is None
 
 
 @pytest.mark.parametrize(
