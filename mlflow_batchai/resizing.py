@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable
 
 from mlflow_batchai import attempts, cluster_records, clusters, lookup, runner, scaling
 from mlflow_batchai.clusters import Cluster
 from mlflow_batchai.config import home
-from mlflow_batchai.engines.census import Ticket
+from mlflow_batchai.engines.census import Census, NodeState, Ticket
 from mlflow_batchai.engines.local_hosts import remove_nodes
 from mlflow_batchai.errors import (
     BatchAIError,
@@ -28,13 +29,13 @@ from mlflow_batchai.spec.cluster import Engine, ScaleSettings
 
 Say = Callable[[str], None]
 
-TERMINATE, REQUEUE = "terminate", "requeue"
+TERMINATE, REQUEUE, STAY, GROW = "terminate", "requeue", "waitforjobcompletion", "grow"
 # Ranks get 10 s to end, agents on an Azure share up to 18 s to look; who relays a job then needs a moment for its run.
 END_SECONDS, RELAY_SECONDS, LOOK_SECONDS = 90.0, 15.0, 0.3
 
 
 def resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Callable[[], Tracking], say: Say) -> Cluster:
-    """Give a cluster other scale settings, and see to the jobs on nodes that take no more jobs then.
+    """Give a cluster other scale settings, and see to the jobs on nodes that take no more jobs then, and to those that wait.
 
     Args:
         option: what becomes of those that run there: ``requeue``, ``terminate`` or ``waitforjobcompletion``.
@@ -53,26 +54,50 @@ def resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Cal
     except ClusterError as error:
         trouble, now = error, clusters.load(cluster.name)[0]
     census = now.engine.census()
-    closed = scaling.closed(census)
     ending = set()
-    for ticket in census.tickets:
-        if not closed.intersection(ticket.nodes) or _has_ended(now, ticket):
+    for ticket, fate in fates(census, option):
+        if _has_ended(now, ticket):
             continue
         name = scaling.name_of(now.share, ticket)
-        if ticket.started and option == TERMINATE:
+        if fate == TERMINATE:
             ending |= _terminate(now, ticket, f"cluster {now.name} was resized", say)
-        elif (ticket.started and option == REQUEUE) or _fits(ticket, now, closed):
+        elif fate == REQUEUE:
             ending |= _requeue(now, ticket, name, tracking, say)
-        elif ticket.started:
+        elif fate == STAY:
             say(f"job {name} goes on; its nodes leave when it has ended")
         else:
             say(f"job {name} waits: {scaling.too_few(now, len(ticket.nodes), census)}")
     _await_end(now, ending, say)
-    if now.document.engine is Engine.SSH and closed:
+    if now.document.engine is Engine.SSH and scaling.closed(census):
         say(f"the machines of cluster '{now.name}' keep running, and cost what they cost; they only take no jobs")
     if trouble:
         raise trouble
     return now
+
+
+def fates(census: Census, option: str) -> list[tuple[Ticket, str]]:
+    """What becomes of the jobs of a cluster that was resized: of those for which that changes something.
+
+    A job that runs on a node which leaves has the fate that ``option`` says. One that waits is put back in the queue if it
+    stands at a closed node and would fit on the open ones, or behind others while as many nodes as it wants are free; at a
+    closed node it has to wait until the cluster grows (``GROW``) otherwise.
+    """
+    closed = scaling.closed(census)
+    taken = Counter(node for ticket in census.tickets for node in ticket.nodes)
+    free = sum(node.state is NodeState.IDLE and not taken[index] for index, node in enumerate(census.nodes))
+    found = []
+    for position, ticket in enumerate(census.tickets):
+        wanted = len(ticket.nodes)
+        leaves = bool(closed.intersection(ticket.nodes))
+        blocked = any(set(other.nodes).intersection(ticket.nodes) for other in census.tickets[:position])
+        if ticket.started:
+            found += [(ticket, option)] if leaves else []
+        elif leaves:
+            found.append((ticket, REQUEUE if wanted <= len(census.nodes) - len(closed) else GROW))
+        elif blocked and wanted <= (at_hand := free + sum(taken[node] == 1 for node in ticket.nodes)):
+            free = at_hand - wanted
+            found.append((ticket, REQUEUE))
+    return found
 
 
 def _has_ended(cluster: Cluster, ticket: Ticket) -> bool:
@@ -81,11 +106,6 @@ def _has_ended(cluster: Cluster, ticket: Ticket) -> bool:
         return bool(ticket.folder) and Job(cluster.share, ticket.folder).state().ended
     except JobNotFoundError:
         return False
-
-
-def _fits(ticket: Ticket, cluster: Cluster, closed: Collection[int]) -> bool:
-    """Whether a job that waits for a closed node would find enough others."""
-    return not ticket.started and len(ticket.nodes) <= cluster.engine.node_limit - len(closed)
 
 
 def _requeue(cluster: Cluster, ticket: Ticket, name: str, tracking: Callable[[], Tracking], say: Say) -> set[str]:

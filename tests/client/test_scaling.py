@@ -17,6 +17,7 @@ from mlflow_batchai.clusters import Cluster
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.engines.base import Handle, StartRequest
+from mlflow_batchai.engines.census import Census, NodeReport, NodeState, Place, Ticket
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, UsageError
 from mlflow_batchai.events import EventReader
 from mlflow_batchai.jobs import Job
@@ -148,7 +149,7 @@ def test_who_watches_a_queued_job_is_told_behind_whom_it_is(site: Site, capsys: 
     state = runner._watch_attempts(watched, JobConsole(1), EventReader(second), Signals(cancels=False))
     assert state.execution_state == "succeeded"
     said = capsys.readouterr().err
-    assert said.index("queued: waiting for nodes") < said.index("queued behind a") < said.index("running")
+    assert said.index("queued: waiting for nodes") < said.index("queued behind a")
 
 
 def test_a_smaller_cluster_waits_for_jobs_that_run(site: Site) -> None:
@@ -186,6 +187,42 @@ def test_a_smaller_cluster_ends_jobs(site: Site) -> None:
     site.resize(0, "requeue")
     assert site.said[-1].startswith("job a goes on; its nodes leave when it has ended: it can't be put back in the queue: ")
     assert site.shown() == ("resizing", "0 0 0 1")
+
+
+@pytest.mark.parametrize(
+    ("states", "tickets", "fates"),
+    [
+        # (nodes, started) each. Nothing changes for who runs on an open node, or takes one just now.
+        ("running idle", [([0], True)], []),
+        ("idle idle", [([0], False)], []),
+        ("running leaving", [([0], True), ([1], True)], [(1, "terminate")]),
+        ("running leaving", [([0, 1], True)], [(0, "terminate")]),
+        # It fits where it would have to wait its turn, or not at all.
+        ("running closed", [([0], True), ([1], False)], [(1, "requeue")]),
+        ("running closed", [([0], True), ([0, 1], False)], [(1, "grow")]),
+        ("closed closed", [([0], False)], [(0, "grow")]),
+        # Free nodes have come: the first in the queue gets them.
+        ("running idle", [([0], True), ([0], False), ([0], False)], [(1, "requeue")]),
+        ("running idle idle", [([0], True), ([0, 1], False), ([0], False)], [(1, "requeue")]),
+        ("running idle running", [([0], True), ([2], True), ([0, 2], False), ([0], False)], [(3, "requeue")]),
+        ("running idle idle idle", [([0], True), ([0, 1], False)], [(1, "requeue")]),
+        ("running unusable", [([0], True), ([0], False)], []),
+    ],
+)
+def test_what_becomes_of_jobs(states: str, tickets: list[tuple[list[int], bool]], fates: list[tuple[int, str]]) -> None:
+    nodes = [NodeReport(Place(str(index), "", None), NodeState(state)) for index, state in enumerate(states.split())]
+    queue = [Ticket(number, "", "", tuple(where), started) for number, (where, started) in enumerate(tickets)]
+    assert [(ticket.number, fate) for ticket, fate in resizing.fates(Census(nodes, queue), "terminate")] == fates
+
+
+def test_a_larger_cluster_has_nodes_for_who_waits(site: Site) -> None:
+    site.resize(1)
+    first, second = site.submit("a"), site.submit("b")
+    running(first)
+    site.resize(2)
+    [said] = site.said
+    assert said.startswith("job b waits for its nodes: it can't be put back in the queue: ")
+    assert second.state().execution_state == "queued"
 
 
 def test_a_larger_cluster_than_its_document(site: Site) -> None:
