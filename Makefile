@@ -38,6 +38,7 @@ bench: $(VENV)/.setup-dev ## All benchmarks: ratios measured side by side (minut
 	$(BIN)/python benchmarks/ssh_connect.py
 	$(BIN)/python benchmarks/share_transfer.py
 	$(BIN)/python benchmarks/share_job.py
+	$(BIN)/python benchmarks/cli.py
 
 format: $(VENV)/.setup-dev ## Format the code.
 	$(BIN)/ruff format $(SOURCES)

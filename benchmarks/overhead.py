@@ -1,6 +1,6 @@
 """What a job costs over bare ``horovodrun``: the same script both ways, in turn, in one sitting.
 
-    python benchmarks/overhead.py [--pairs 3] [--epochs 20]
+    python benchmarks/overhead.py [--pairs 3] [--epochs 20] [--probe FOLDER]
 
 Each round runs bare, ours, bare. Ratios ours/bare stand beside bare/bare: whole runs vary by a fifth on a small machine, and a
 ratio inside that noise says nothing. CPU seconds and memory are read from /proc while the ranks train.
@@ -102,11 +102,11 @@ def moments(marks: Path) -> list[dict[str, float]]:
     return [json.loads(Path(f"{marks}.{rank}").read_text()) for rank in (0, 1)]
 
 
-def bare(folder: Path, epochs: int, megabytes: float) -> dict[str, float]:
+def bare(folder: Path, probe: Path, epochs: int, megabytes: float) -> dict[str, float]:
     """One run by horovodrun."""
     marks = folder / "marks"
     begun = time.time()
-    command = [str(BIN / "horovodrun"), "-np", "2", "--gloo", sys.executable, str(PROBE / "train.py")]
+    command = [str(BIN / "horovodrun"), "-np", "2", "--gloo", sys.executable, str(probe / "train.py")]
     environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "TF_CPP_MIN_LOG_LEVEL": "2"}
     cores = str(max(1, (os.cpu_count() or 2) // 2))
     # The same threads a rank as a job gives: the launchers are compared, not thread counts.
@@ -116,13 +116,13 @@ def bare(folder: Path, epochs: int, megabytes: float) -> dict[str, float]:
     return _times(moments(marks), begun, ended)
 
 
-def ours(folder: Path, epochs: int, megabytes: float, uri: str) -> tuple[dict[str, float], Sampler]:
+def ours(folder: Path, probe: Path, epochs: int, megabytes: float, uri: str) -> tuple[dict[str, float], Sampler]:
     """One run by ``mlflow run`` on the local cluster."""
     marks = folder / "marks"
     sampler = Sampler(folder, lambda: _relaying(folder) and not Path(f"{marks}.0").exists())
     sampler.start()
     begun = time.time()
-    command = [str(BIN / "mlflow"), "run", str(PROBE), "--backend", "batchai", "-P", f"marks={marks}"]
+    command = [str(BIN / "mlflow"), "run", str(probe), "--backend", "batchai", "-P", f"marks={marks}"]
     environment = {**os.environ, "BATCHAI_HOME": str(folder / "home"), "MLFLOW_TRACKING_URI": uri}
     done = subprocess.run(
         [*command, "-P", f"epochs={epochs}", "-P", f"megabytes={megabytes}"], env=environment, capture_output=True, text=True
@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--megabytes", type=float, default=10.0)
+    parser.add_argument("--probe", type=Path, default=PROBE, help="a project whose train.py notes the same moments")
     options = parser.parse_args()
     bares: list[tuple[dict[str, float], dict[str, float]]] = []
     jobs: list[tuple[dict[str, float], Sampler]] = []
@@ -177,9 +178,10 @@ def main() -> None:
             folders = [Path(scratch) / f"{number}{name}" for name in ("first", "job", "second")]
             for folder in folders:
                 folder.mkdir()
-            first = bare(folders[0], options.epochs, options.megabytes)
-            jobs.append(ours(folders[1], options.epochs, options.megabytes, uri))
-            bares.append((first, bare(folders[2], options.epochs, options.megabytes)))
+            trained = (options.probe, options.epochs, options.megabytes)
+            first = bare(folders[0], *trained)
+            jobs.append(ours(folders[1], *trained, uri))
+            bares.append((first, bare(folders[2], *trained)))
             print(f"round {number + 1} of {options.pairs} done", file=sys.stderr)
     rounds = f"{options.pairs} rounds of bare, job, bare"
     print(f"{rounds}; {options.epochs} epochs, 2 ranks, {os.cpu_count()} cores; medians (min to max)\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -24,11 +25,40 @@ FIGURES = (
 )
 
 
+# What benchmarks/probe does, without a framework: work for both cores, an epoch every quarter of a second, and its moments.
+TOY = """
+    import json, os, sys, time
+    from mlflow_batchai.training import report
+    rank, moments = int(os.environ["HOROVOD_RANK"]), {"first_step": time.time()}
+    for epoch in range(int(sys.argv[2])):
+        while time.time() < moments["first_step"] + (epoch + 1) / 4:
+            sum(range(10_000))
+        if rank == 0:
+            report.log(step=epoch, loss=1 / (epoch + 1))
+    moments["trained"] = time.time()
+    with open(f"{sys.argv[1]}.{rank}", "w") as file:
+        json.dump(moments, file)
+"""
+
+
 @pytest.mark.training
-@pytest.mark.timeout(400)
 def test_overhead(world: Any) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "overhead.py"), "--pairs", "1", "--epochs", "20", "--megabytes", "1"]
-    result = world.call(command, timeout=380)
+    """With a toy for the training; the real one is the next test's."""
+    probe = ROOT / "benchmarks" / "probe"
+    project = world.project(
+        TOY, (probe / "MLproject").read_text(), (probe / "batchai.yaml").read_text().replace("model: {}", "")
+    )
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "overhead.py"),
+        "--pairs",
+        "1",
+        "--epochs",
+        "24",
+        "--probe",
+        str(project),
+    ]
+    result = world.call(command, timeout=200)
     assert result.returncode == 0, result.stderr
     for figure in FIGURES:
         assert re.search(rf"^{re.escape(figure)}.*: -?\d+\.\d\d \(", result.stdout, re.M), (figure, result.stdout)
@@ -36,6 +66,17 @@ def test_overhead(world: Any) -> None:
     shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     for line in result.stdout.splitlines()[2:]:
         assert line.partition(": ")[0].split(" takes ")[0] in shown, line
+
+
+@pytest.mark.training
+def test_the_probe(world: Any) -> None:
+    """What the benchmark trains, in one process of its own."""
+    marks = world.root / "marks"
+    result = world.call([sys.executable, str(ROOT / "benchmarks" / "probe" / "train.py"), str(marks), "1", "1"], timeout=120)
+    assert result.returncode == 0, result.stderr
+    moments = json.loads(Path(f"{marks}.0").read_text())
+    assert moments["born"] < moments["first_step"] < moments["trained"] < moments["end"]
+    assert (world.root / "model.h5").stat().st_size > 1_000_000
 
 
 def test_ssh_connect(world: Any) -> None:
@@ -70,4 +111,14 @@ def test_share_job(world: Any) -> None:
     shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     figures = [re.sub(r" of \d+$", "", line.rpartition(": ")[0]) for line in result.stdout.splitlines()[2:]]
     assert len(figures) == 5
+    assert all(figure in shown for figure in figures), figures
+
+
+def test_cli(world: Any) -> None:
+    script = str(ROOT / "benchmarks" / "cli.py")
+    result = world.call([sys.executable, script, "--pairs", "1", "--runs", "200"], timeout=120)
+    assert result.returncode == 0, result.stderr
+    shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    figures = [line.rpartition(": ")[0] for line in result.stdout.splitlines()[2:]]
+    assert len(figures) == 8
     assert all(figure in shown for figure in figures), figures

@@ -135,11 +135,11 @@ def test_an_idle_job_asks_for_little(world: Any, ssh_servers: SshNodes, account:
     process = world.start(world.command(world.project(sleeps, batchai=config(4))))
     up = share_of(account) / "team"
     until(world, lambda: sum(path.read_text().count("up") for path in up.rglob("stdout-*.txt")) == 4)
-    time.sleep(25)  # until the paces have slowed down
+    time.sleep(17)  # until the paces have slowed down
     account.reset()
-    time.sleep(15)
+    time.sleep(12)
     asked = [f"{request.method} {request.path} {request.comp}" for request in account.requests()]
-    assert len(asked) / 15 <= 2.0, asked
+    assert len(asked) / 12 <= 2.0, asked
     result = world.batchai("job", "terminate", world.last.data.tags["batchai.job"], "-y")
     assert result.returncode == 0, result.stderr
     _, err = process.communicate(timeout=60)

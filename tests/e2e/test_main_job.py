@@ -149,7 +149,7 @@ def test_hand_started_script_needs_no_job(world: Any) -> None:
 
 def test_python_env_gets_our_wheel(world: Any) -> None:
     """``--env-manager virtualenv`` builds python_env.yaml, which names horovod, with our wheel; built once for both nodes."""
-    arguments = [PROJECT, "--env-manager", "virtualenv", "-P", "data=digits", "-P", "epochs=2", "-P", "augment=false"]
+    arguments = [PROJECT, "--env-manager", "virtualenv", "-P", "data=digits", "-P", "epochs=1", "-P", "augment=false"]
     first = world.run(*arguments, timeout=590)
     assert first.returncode == 0, first.stderr
     assert len(list((world.home / "envs").glob("*/.complete"))) == 1
