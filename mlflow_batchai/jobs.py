@@ -1,128 +1,19 @@
-"""A job as it lies on a share, and the pure fold from what lies there to the job's state."""
+"""A job as it lies on a share."""
 
 from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection
 
 from mlflow_batchai.board import Board
 from mlflow_batchai.errors import JobNotFoundError, ShareNotFoundError
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.protocol import JobPaths, Record, TornFileError
 from mlflow_batchai.shares import Share, open_share
+from mlflow_batchai.states import JobState, Snapshot, fold
 
 LONGEST_PAUSE_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What the job folder holds of one attempt, as far as its state goes.
-
-    Attributes:
-        node_count: nodes of the job.
-        announces: node -> announce.json.
-        exits: node -> exit.json.
-        requests: what was asked of this attempt.
-        verdict: the verdict, or None.
-    """
-
-    node_count: int
-    announces: Mapping[int, Record] = field(default_factory=dict)
-    exits: Mapping[int, Record] = field(default_factory=dict)
-    requests: Sequence[Record] = ()
-    verdict: Record | None = None
-
-
-@dataclass(frozen=True)
-class JobState:
-    """A job's state in Batch AI's words (reference: its REST API 2018-05-01, ``executionState`` and ``executionInfo``).
-
-    Attributes:
-        execution_state: queued, running, terminating, succeeded or failed.
-        exit_code: the job's; None while it runs, and for one that was terminated or lost a node.
-        errors: Batch AI's errors: code, message, details.
-        reason: one sentence, and the last lines of the rank that failed.
-        terminated: whether a person ended it.
-        end_time: milliseconds since the epoch, None while it runs.
-        start_time: when the last of its nodes was taken, likewise; None before.
-        next_attempt: the attempt that a queued job goes on with, if the one that was looked at is over.
-    """
-
-    execution_state: str
-    exit_code: int | None = None
-    errors: tuple[Mapping[str, Any], ...] = ()
-    reason: str = ""
-    terminated: bool = False
-    end_time: int | None = None
-    start_time: int | None = None
-    next_attempt: int | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether the job's verdict has been given; one that puts it back in the queue is its attempt's only."""
-        return self.execution_state in protocol.ENDED_STATES
-
-    @property
-    def run_status(self) -> str:
-        """The MLflow run status that this state is."""
-        if self.terminated:
-            return "KILLED"
-        return RUN_STATUS[self.execution_state]
-
-    @property
-    def error_code(self) -> str:
-        """The first error's code, or an empty string."""
-        return str(self.errors[0]["code"]) if self.errors else ""
-
-
-RUN_STATUS = {
-    protocol.QUEUED: "SCHEDULED",
-    protocol.RUNNING: "RUNNING",
-    protocol.TERMINATING: "RUNNING",
-    protocol.SUCCEEDED: "FINISHED",
-    protocol.FAILED: "FAILED",
-}
-
-
-def fold(snapshot: Snapshot) -> JobState:
-    """The state that a snapshot says: verdict, then exits, then cancel request, then announcements.
-
-    A request to put the job back in the queue changes nothing until the attempt has its verdict, and neither do the exits that
-    follow from it. The order in which files were seen plays no part.
-    """
-    verdict, start = snapshot.verdict, _start_time(snapshot)
-    if verdict is not None and verdict.get("next"):
-        return JobState(protocol.QUEUED, reason=verdict["reason"], next_attempt=int(verdict["next"]))
-    if verdict is not None:
-        return JobState(
-            verdict["executionState"],
-            verdict["exitCode"],
-            tuple(verdict["errors"]),
-            verdict["reason"],
-            bool(verdict["terminated"]),
-            verdict["endTime"],
-            start,
-        )
-    cancelled = any(request["kind"] == protocol.CANCEL for request in snapshot.requests)
-    ending = any(record.get("failure") or record.get("stopped") for record in snapshot.exits.values())
-    if ending and (cancelled or not snapshot.requests):
-        return JobState(protocol.TERMINATING, start_time=start)
-    if snapshot.exits:
-        return JobState(protocol.RUNNING, start_time=start)
-    if cancelled:
-        return JobState(protocol.TERMINATING, start_time=start)
-    if len(snapshot.announces) >= snapshot.node_count:
-        return JobState(protocol.RUNNING, start_time=start)
-    return JobState(protocol.QUEUED)
-
-
-def _start_time(snapshot: Snapshot) -> int | None:
-    if len(snapshot.announces) < snapshot.node_count:
-        return None
-    return max((int(record["time"]) for record in snapshot.announces.values() if "time" in record), default=None)
 
 
 class Job:
@@ -306,18 +197,6 @@ class Job:
         """Write the verdict of a claimer that is certainly dead between its claim and its file."""
         if self._closed(self.paths.verdict_file) is None:
             self._write_verdict(verdict)
-
-
-def failed_verdict(code: str, sentence: str, by: str, terminated: bool = False) -> Record:
-    """A verdict that a client gives when no agent can."""
-    error = protocol.error_record(code, [("message", sentence)])
-    return protocol.verdict_record(protocol.FAILED, by, errors=[error], reason=sentence, terminated=terminated)
-
-
-def terminated_verdict(running: bool, by: str) -> Record:
-    """The verdict on a job that a person wanted ended, running or still queued, likewise."""
-    code = protocol.JOB_TERMINATE if running else protocol.JOB_TERMINATED
-    return failed_verdict(code, "terminated", by, terminated=True)
 
 
 def pause_after(took: float, least: float) -> float:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from mlflow_batchai import config, runner, runs, scaling
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import BatchAIError
-from mlflow_batchai.jobs import Job, JobState, Snapshot, fold
+from mlflow_batchai.jobs import Job
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.layout import node_id
 from mlflow_batchai.places import DEFAULT_PREFIX
@@ -22,6 +22,7 @@ from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.spec.durations import format_duration
 from mlflow_batchai.spec.frameworks import FRAMEWORKS
+from mlflow_batchai.states import JobState, Snapshot, fold
 from mlflow_batchai.workspaces import arm_id, timestamp
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from mlflow_batchai.clusters import Cluster
 from mlflow_batchai.detached import Submitted, start_follower
 from mlflow_batchai.engines.base import StartRequest
 from mlflow_batchai.errors import BatchAIError
-from mlflow_batchai.jobs import Job, failed_verdict
+from mlflow_batchai.jobs import Job
 from mlflow_batchai.node import protocol
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares import Share
+from mlflow_batchai.states import failed_verdict
 
 
 def start(submitted: Submitted, cluster: Cluster, told: Mapping[str, Any], follow: bool = True) -> None:

@@ -16,12 +16,13 @@ from mlflow_batchai import jobview, outputs, runner, scaling
 from mlflow_batchai.cli import streaming
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import ClusterError, JobError, NotFoundError, ShareError
-from mlflow_batchai.jobs import Job, JobState
+from mlflow_batchai.jobs import Job
 from mlflow_batchai.node import protocol
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares import Share, credentials, open_share
 from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.states import JobState
 
 FOLDER = "workspaces/default/experiments/Default/jobs/toy/0123456789"
 

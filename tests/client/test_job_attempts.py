@@ -11,9 +11,10 @@ from relay_world import EXPECTED, Crash, fill, history
 
 from mlflow_batchai import follower
 from mlflow_batchai.engines.base import Poll, PollState
-from mlflow_batchai.jobs import Job, Snapshot, fold
+from mlflow_batchai.jobs import Job
 from mlflow_batchai.lease import Lease
 from mlflow_batchai.node import protocol
+from mlflow_batchai.states import Snapshot, fold
 from mlflow_batchai.watch import CANCEL_PATIENCE_SECONDS, Watch
 
 
