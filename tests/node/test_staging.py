@@ -184,7 +184,15 @@ def test_logs_are_copied_where_the_document_wants_them(
     (logs / "z").write_text("late")
     with pytest.raises(FileNotFoundError):
         staging.copy_logs(layout)
-    assert (other / "logs" / layout.plan["segment"] / "stdouterr" / "z").read_text() == "late"
+    there = other / "logs" / layout.plan["segment"] / "stdouterr"
+    assert (there / "z").read_text() == "late"
+    # A later attempt's come beside them.
+    second = make_layout(volumes=volumes, logCopyPrefix={"volume": 1, "path": "logs"}, attempt=2)
+    (logs / "attempt-2").mkdir()
+    (logs / "attempt-2" / "stdout.txt").write_text("again")
+    staging.copy_logs(second)
+    assert ((there / "stdout.txt").read_text(), (there / "attempt-2" / "stdout.txt").read_text()) == ("hello", "again")
+    assert second.directories()["AZ_BATCHAI_STDOUTERR_DIR"] == f"{layout.mounted_stdouterr}/attempt-2"
     staging.copy_logs(make_layout())
 
 
