@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlflow_batchai.cli.job_lookup import find_job
+from mlflow_batchai.cli.job_lookup import find_job, of_attempt
 from mlflow_batchai.cli.options import Scope, command, named, notice
 from mlflow_batchai.cli.output import Column
 from mlflow_batchai.cli.streaming import show_text, stream_file
@@ -40,14 +40,15 @@ _PATH = click.option("-p", "--path", metavar="PATH", default=".", show_default=T
 @named("job", ("-j", "--job"), dest="job")
 @_DIRECTORY
 @_PATH
+@of_attempt
 @click.option(
     "--expiry", type=click.IntRange(1), default=60, show_default=True, help="For how many minutes download URLs are good."
 )
-def list_files(scope: Scope, job: str, identity: str, path: str, expiry: int) -> Any:
+def list_files(scope: Scope, job: str, identity: str, path: str, attempt: int | None, expiry: int) -> Any:
     """Logs, or what lies in an output directory."""
     from mlflow_batchai import outputs
 
-    place = outputs.directory(find_job(scope, job).job, identity)
+    place = outputs.directory(find_job(scope, job, attempt).job, identity)
     return [_shown(place, file, entry, expiry) for file, entry in place.entries(path).items()]
 
 
@@ -76,7 +77,8 @@ def _shown(place: Directory, path: str, entry: Entry, expiry: int) -> dict[str, 
 @click.option("-f", "--file-name", "file", metavar="NAME", required=True, help="The file; it may come later.")
 @_DIRECTORY
 @_PATH
-def stream(scope: Scope, job: str, file: str, identity: str, path: str) -> None:
+@of_attempt
+def stream(scope: Scope, job: str, file: str, identity: str, path: str, attempt: int | None) -> None:
     """Print a file as it grows, until the job has ended. Ctrl-C leaves the job running."""
-    found = find_job(scope, job)
+    found = find_job(scope, job, attempt)
     show_text(stream_file(found, identity, f"{path}/{file}"), found.job.name)

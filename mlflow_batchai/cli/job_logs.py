@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mlflow_batchai.cli.job_lookup import find_job
+from mlflow_batchai.cli.job_lookup import find_job, of_attempt
 from mlflow_batchai.cli.options import Scope, command, named, notice
 from mlflow_batchai.cli.streaming import show_text, stream_file
 from mlflow_batchai.errors import UsageError
@@ -15,11 +15,12 @@ from mlflow_batchai.errors import UsageError
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
 @click.option("--rank", type=click.IntRange(0), metavar="N", help="Only what this rank wrote.  [all, joined]")
 @click.option("--stderr", is_flag=True, help="Standard error instead of standard output.")
-def logs(scope: Scope, name: str, follow: bool, rank: int | None, stderr: bool) -> None:
+@of_attempt
+def logs(scope: Scope, name: str, follow: bool, rank: int | None, stderr: bool, attempt: int | None) -> None:
     """A job's output so far, of all ranks or of one. Ctrl-C leaves the job running."""
     from mlflow_batchai import outputs, streams
 
-    found = find_job(scope, name)
+    found = find_job(scope, name, attempt)
     job = found.job
     ranks = job.plan["ranks"]
     if rank is not None and rank >= ranks:
@@ -29,7 +30,8 @@ def logs(scope: Scope, name: str, follow: bool, rank: int | None, stderr: bool) 
         show_text(stream_file(found, outputs.LOGS, file), job.name)
         return
     place = outputs.directory(job, outputs.LOGS)
-    ended = job.state().ended
+    state = job.state()
+    ended = state.ended or state.next_attempt is not None
     tail = streams.Tail(place.share, place.inside(file))
     show_text(streams.so_far(tail, ended), job.name)
     if not tail.found:

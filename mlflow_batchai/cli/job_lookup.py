@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import click
+
 from mlflow_batchai.cli.options import Scope, tracking
-from mlflow_batchai.errors import JobNotFoundError
+from mlflow_batchai.errors import JobNotFoundError, NotFoundError
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
     from mlflow_batchai.detached import Submitted
     from mlflow_batchai.runs import Tracking
+
+of_attempt = click.option(
+    "--attempt", type=click.IntRange(1), metavar="N", help="Logs of an earlier attempt, from there on.  [the present one]"
+)
 
 
 def find_run(scope: Scope, name: str) -> tuple[Run, Tracking]:
@@ -35,14 +41,22 @@ def find_run(scope: Scope, name: str) -> tuple[Run, Tracking]:
         raise
 
 
-def find_job(scope: Scope, name: str) -> Submitted:
+def find_job(scope: Scope, name: str, attempt: int | None = None) -> Submitted:
     """A job, its folder opened.
 
+    Args:
+        attempt: the one that it is to be at; None: the present one.
+
     Raises:
-        NotFoundError: there is no such job, workspace or experiment.
+        NotFoundError: there is no such job, workspace, experiment or attempt.
         NoFolderError: its folder is not on its share.
         ShareError: its share is not on this machine.
     """
     from mlflow_batchai import lookup
 
-    return lookup.of_run(*find_run(scope, name))
+    found = lookup.of_run(*find_run(scope, name))
+    if attempt is not None:
+        if attempt > found.job.attempt:
+            raise NotFoundError(f"job {found.job.name} has no attempt {attempt}; it has {found.job.attempt}")
+        found.job = found.job.at(attempt)
+    return found

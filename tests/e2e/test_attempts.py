@@ -133,6 +133,13 @@ def test_a_retry_goes_on_from_the_checkpoint(world: Any, client: HereClient, cli
         assert world.log(path, run) == world.artifact(f"stdouterr/{path}", run) == text
     for file in world.home.rglob("*"):
         assert not file.is_file() or b"s3cr3t-canary" not in file.read_bytes(), file
+    assert cli("job", "logs", name).out == streamed.out
+    assert cli("job", "logs", name, "--attempt", "1").out == logs["stdout.txt"]
+    assert cli("job", "file", "stream", "-j", name, "-f", "stdout.txt", "--attempt", "1").out == logs["stdout.txt"]
+    for arguments in ((), ("--attempt", "1")):
+        assert "stdout.txt" in [file["name"] for file in cli.json("job", "file", "list", "-j", name, *arguments)]
+    unknown = cli("job", "logs", name, "--attempt", "3")
+    assert unknown.code == 3 and f"job {name} has no attempt 3; it has 2" in unknown.err
     late = cli("job", "retry", name)
     assert late.code == 1 and f"job {name} has succeeded; only a job that has not can be retried" in late.err
     assert cli("job", "retry", "nonsense").code == 3
