@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from mlflow_batchai.node.protocol import PROTOCOL_VERSION, JobPaths
 from mlflow_batchai.places import output_places
 from mlflow_batchai.shares import Share, spelling
 from mlflow_batchai.shares.base import Entry
+from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.objects import each
 
 # Agents that were started by a submitter which then died may wait for their turn as long as what opens their volumes is good.
@@ -52,6 +54,7 @@ class _Fate:
         attempt: the job's current one; None where there is no plan.
         lives: whether its job may still need something.
         trouble: a sentence on why nobody can say.
+        theirs: whether another user submitted it.
     """
 
     reason: str = ""
@@ -60,6 +63,7 @@ class _Fate:
     attempt: int | None = None
     lives: bool = False
     trouble: str = ""
+    theirs: bool = False
 
 
 def find(share: Share, found: Sequence[str], now: float, seconds: float, deleted: Collection[str], say: Say) -> Remains:
@@ -77,6 +81,8 @@ def find(share: Share, found: Sequence[str], now: float, seconds: float, deleted
     for folder, fate in fates.items():
         if fate.trouble:
             say(f"{share.url}: {folder} stays: {fate.trouble}")
+    if theirs := sum(fate.theirs for fate in fates.values()):
+        say(f"{share.url}: {theirs} job folder{' of another user stays' if theirs == 1 else 's of other users stay'}")
     going = {folder: fate for folder, fate in fates.items() if fate.reason}
     sizes = _sizes(share, [path for folder, fate in going.items() for path in (folder, *fate.also)])
     items = [
@@ -90,7 +96,7 @@ def find(share: Share, found: Sequence[str], now: float, seconds: float, deleted
         )
         for folder, fate in going.items()
     ]
-    living = frozenset(folder.rpartition("/")[2] for folder, fate in fates.items() if fate.lives or fate.trouble)
+    living = frozenset(folder.rpartition("/")[2] for folder, fate in fates.items() if fate.lives or fate.trouble or fate.theirs)
     return Remains(items, frozenset(going), living)
 
 
@@ -99,6 +105,8 @@ def _fate(share: Share, folder: str, now: float, seconds: float, deleted: Collec
         there = {entry.name: entry for entry in share.list(f"{folder}/batchai")}
         if not there:
             return _Fate()  # outputs of a job whose own folder lies elsewhere
+        if _is_theirs(share, folder):
+            return _Fate(theirs=True)
         if REMOVING in there:
             also = tuple(elsewhere(Job(share, folder))) if "plan.json" in there else ()
             return _Fate("its removal was interrupted", _newest(there.values()), also)
@@ -110,6 +118,16 @@ def _fate(share: Share, folder: str, now: float, seconds: float, deleted: Collec
         return _Fate(trouble=str(error))
     except (KeyError, TypeError, ValueError) as error:
         return _Fate(trouble=f"it can't be understood ({type(error).__name__}: {error})")
+
+
+def _is_theirs(share: Share, folder: str) -> bool:
+    """Whether another user submitted a job, where shares know of users; to root all are its own."""
+    if not isinstance(share, DirectoryShare) or os.geteuid() == 0:
+        return False
+    try:
+        return share.local(f"{folder}/batchai").stat().st_uid != os.geteuid()
+    except OSError:
+        return False  # gone meanwhile
 
 
 def _judge(job: Job, there: dict[str, Entry], now: float, seconds: float, deleted: Collection[str]) -> _Fate:

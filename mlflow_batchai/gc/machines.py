@@ -84,17 +84,17 @@ def _of_node(machine: Machine, prefix: str, arguments: Answer) -> list[Item]:
     ]
 
 
-def of_this_machine(living: Collection[str], before: float) -> list[Item]:
+def of_this_machine(living: Collection[str] | None, before: float) -> list[Item]:
     """Followers' logs, and Horovod wheels that were built for interpreters that nobody used since.
 
     Args:
-        living: short ids of jobs whose follower may run.
+        living: short ids of jobs whose follower may run; None: of some nobody knows.
         before: seconds since the epoch.
     """
-    logs = [path for path in sorted((home() / "followers").glob("*.log")) if path.stem not in living]
+    logs = [] if living is None else [path for path in (home() / "followers").glob("*.log") if path.stem not in living]
     items = [
         Item("log", str(path), size(str(path)), used, "not written since", partial(_unlink, path, before))
-        for path in logs
+        for path in sorted(logs)
         if (used := _used([path])) is not None and used < before
     ]
     cache = cache_root(None, os.environ)

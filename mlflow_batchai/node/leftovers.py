@@ -57,7 +57,7 @@ def leftovers(
 
     Returns:
         ``items``: of each the ``kind``, ``path``, ``bytes`` that would come free, ``age`` (seconds; clocks of nodes differ) and
-        ``reason``; ``gone``: the paths that were removed.
+        ``reason``; ``gone``: those of the paths where nothing is any more.
     """
     root, now = os.path.expanduser(root), time.time()
     own = archive or archive_path()
@@ -70,7 +70,8 @@ def leftovers(
     ]
     if remove is not None:
         wanted = set(remove)
-        return {"items": [], "gone": [each.path for each in found if each.path in wanted and each.remove()]}
+        gone = [each.path for each in found if each.path in wanted and each.remove()]
+        return {"items": [], "gone": [*gone, *(path for path in remove if path not in gone and not os.path.lexists(path))]}
     items = [
         {"kind": each.kind, "path": each.path, "bytes": size(each.path), "age": now - each.used, "reason": each.reason}
         for each in found

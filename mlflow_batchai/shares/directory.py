@@ -177,7 +177,10 @@ class DirectoryShare:
         target = self.local(path)
         with contextlib.suppress(ShareNotFoundError), self._errors(path):
             if target.is_dir() and not target.is_symlink():
-                shutil.rmtree(target)
+                # Another process may remove the same: what it was quicker with must not end our removal.
+                while target.exists():
+                    with contextlib.suppress(FileNotFoundError):
+                        shutil.rmtree(target)
             else:
                 target.unlink()
 

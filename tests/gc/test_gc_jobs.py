@@ -188,3 +188,14 @@ def test_what_cant_be_read_stays(on_directory: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(DirectoryShare, "list", refused)
     assert list(look(control)) == [ours]
     assert len(control.said) == 1 and f"{theirs} stays" in control.said[0] and "Permission denied" in control.said[0]
+
+
+def test_other_users_jobs_are_theirs(on_directory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    control = on_directory
+    control.job("one", ended=31)
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    assert look(control) == {} and control.said == [f"{control.share.url}: 1 job folder of another user stays"]
+    control.job("two", ended=31)
+    assert look(control) == {} and control.said == [f"{control.share.url}: 2 job folders of other users stay"]
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert len(look(control)) == 2

@@ -132,6 +132,8 @@ def test_a_cluster_that_cant_be_used_holds_up_nothing(home: Path, tmp_path: Path
     (home / "clusters").mkdir(parents=True)
     (home / "clusters" / "odd.yaml").write_text("engine: ssh\nhosts: [a]\nshare: /no/such/folder\n")
     log = put(home / "nodes" / "local" / "0" / "logs" / "abc-1.log", 31)
+    # Whose follower that is, and whether it lives, nobody knows.
+    put(home / "followers" / "some0123.log", 31)
     said: list[str] = []
     assert list(look(said=said)) == [str(log)]
     assert len(said) == 1 and said[0].startswith("cluster odd is left alone: ") and "/no/such/folder" in said[0]
