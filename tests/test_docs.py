@@ -15,7 +15,8 @@ from mlflow_batchai.node import protocol
 from mlflow_batchai.spec.base import keys_of
 from mlflow_batchai.spec.batchai import BatchaiFile
 from mlflow_batchai.spec.cluster import ClusterDocument
-from mlflow_batchai.spec.loading import load_text, parse_batchai, parse_cluster
+from mlflow_batchai.spec.loading import load_text, parse, parse_batchai, parse_cluster
+from mlflow_batchai.spec.settings import SettingsFile
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + [
@@ -42,11 +43,15 @@ RUN_BY_CI = {"make demo": "make demo", "make test": "make check"}
 RUN_ELSEWHERE = {
     """mlflow run projects/cifar_horovod --backend batchai --backend-config '{"cluster": "nc6cluster"}'""": "tests/examples",
     "batchai doctor nc6cluster": "tests/examples",
+    "sh examples/tutorial/tutorial.sh": "tests/examples",
 }
 RUN_HERE = {
     "mlflow run projects/cifar_horovod --backend batchai -P data=digits -P epochs=12 -P augment=false": 0,
     "batchai horovod build": 0,
     "batchai horovod build --help": 0,
+    "batchai job list --output table": 0,
+    "batchai cluster show local --query nodeStateCounts": 0,
+    "batchai gc --older-than 30d --dry-run": 0,
 }
 
 
@@ -71,7 +76,9 @@ def test_commands_run(command: str, world: Any) -> None:
 
 
 def test_documents_parse() -> None:
-    batchai, cluster, over_ssh, on_azure = blocks("yaml")
+    settings, batchai, cluster, over_ssh, on_azure = blocks("yaml")
+    known, warnings = parse(SettingsFile, load_text(settings, "README"), "README")
+    assert warnings == [] and known.defaults.workspace == "vision" and list(known.shares) == ["mystorage"]
     document, warnings = parse_batchai(load_text(batchai, "README"), "README")
     assert warnings == [] and document.properties.node_count == 2
     found, warnings = parse_cluster(load_text(cluster, "README"), "README")
@@ -97,7 +104,7 @@ BATCH_AIS = (
 
 
 def test_every_setting_is_named() -> None:
-    example = load_text(blocks("yaml")[0], "README")
+    example = load_text(blocks("yaml")[1], "README")
     keys = {field.alias or name for name, field in BatchaiFile.model_fields.items()} - {"name", "workspace", "retries"}
     assert keys == set(example)
     assert "`retries`" in README
@@ -109,6 +116,11 @@ def test_every_setting_is_named() -> None:
         "AZURE_STORAGE_CONNECTION_STRING",
         "AZURE_STORAGE_SAS_TOKEN",
         "BATCHAI_HOME",
+        "BATCHAI_WORKSPACE",
+        "BATCHAI_EXPERIMENT",
+        "BATCHAI_CLUSTER",
+        "BATCHAI_RESOURCE_GROUP",
+        "BATCHAI_OUTPUT",
         "BATCHAI_HOROVOD_CACHE",
         "BATCHAI_WEIGHT_CHECK",
         "MLFLOW_TRACKING_URI",
