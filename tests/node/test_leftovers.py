@@ -173,9 +173,12 @@ def test_one_that_was_used_since_it_was_listed_stays(tmp_path: Path) -> None:
 
 def test_an_archive_that_runs_stays(tmp_path: Path) -> None:
     own = put(tmp_path / "agents" / "agent-aaaaaaaaaaaaaaaa.pyz", 400)
-    runs = put(tmp_path / "agents" / "agent-bbbbbbbbbbbbbbbb.pyz", 400, b"import sys; sys.stdin.read()")
-    process = subprocess.Popen([sys.executable, str(runs)], stdin=subprocess.PIPE)
+    runs = put(tmp_path / "agents" / "agent-bbbbbbbbbbbbbbbb.pyz", 400, b"import sys; print(flush=True); sys.stdin.read()")
+    process = subprocess.Popen([sys.executable, str(runs)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        assert process.stdout
+        process.stdout.readline()  # in the middle of its start a process shows no arguments
+        os.utime(runs, (time.time() - 400 * DAY,) * 2)
         assert found(tmp_path, archive=str(own)) == {}
     finally:
         process.communicate()
