@@ -13,7 +13,7 @@ from typing import Any
 from mlflow_batchai import detached, runner, runs
 from mlflow_batchai.clusters import Cluster
 from mlflow_batchai.detached import Submitted
-from mlflow_batchai.errors import BatchAIError, JobError, JobNotFoundError
+from mlflow_batchai.errors import BatchAIError, JobError, JobNotFoundError, ShareError
 from mlflow_batchai.jobs import Job, pause_after
 from mlflow_batchai.lease import Lease
 from mlflow_batchai.node import protocol
@@ -73,30 +73,6 @@ def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) ->
         start(submitted, cluster, secrets)
 
 
-def requeueable(submitted: Submitted, cluster: Cluster) -> str:
-    """Why a job can't be put back in the queue, as a sentence, or nothing."""
-    try:
-        _told_again(submitted, cluster)
-    except BatchAIError as error:
-        return str(error)
-    return ""
-
-
-def _told_again(submitted: Submitted, cluster: Cluster) -> dict[str, Any]:
-    """What the agents of the next attempt are to be told.
-
-    Raises:
-        JobError: the job has ended, or they can't be told all.
-    """
-    if runner.state(submitted).ended:
-        raise JobError(f"job {submitted.job.name} has ended")
-    try:
-        _check_here(submitted.job, cluster)
-        return told(submitted.job, cluster, _seconds(submitted.job))
-    except BatchAIError as error:
-        raise JobError(f"{error}; or wait for its end (waitforjobcompletion), or end it (terminate)") from error
-
-
 def requeue(submitted: Submitted, cluster: Cluster, why: str) -> bool:
     """End the attempt that runs and begin the next one, which waits in the queue; returns when its agents do.
 
@@ -135,13 +111,29 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str) -> bool:
     return True
 
 
+def _told_again(submitted: Submitted, cluster: Cluster) -> dict[str, Any]:
+    """What the agents of the next attempt are to be told.
+
+    Raises:
+        JobError: the job has ended, or they can't be told all.
+    """
+    if runner.state(submitted).ended:
+        raise JobError(f"job {submitted.job.name} has ended")
+    try:
+        _check_here(submitted.job, cluster)
+        return told(submitted.job, cluster, _seconds(submitted.job))
+    except BatchAIError as error:
+        raise JobError(f"{error}; or wait for its end (waitforjobcompletion), or end it (terminate)") from error
+
+
 def _await_verdict(job: Job) -> JobState:
     until = time.monotonic() + MAKE_ROOM_SECONDS
     while True:
         begun = time.monotonic()
-        state = job.state()
-        if state.ended or state.next_attempt:
-            return state
+        with contextlib.suppress(ShareError):  # it may be away for a moment, and the attempt ends all the same
+            state = job.state()
+            if state.ended or state.next_attempt:
+                return state
         if begun > until:
             raise JobError(
                 f"job {job.name} doesn't end its attempt {job.attempt} to make room; see {detached.follower_log(job)},"

@@ -184,10 +184,9 @@ REFUSED = [
 @pytest.mark.parametrize(("changes", "words"), REFUSED)
 def test_what_is_not_here_is_told_before_anything_is_touched(scene, changes, words):
     scene.plan(**changes)
-    trouble = attempts.requeueable(scene.found(), scene.cluster)
-    assert trouble.endswith("; or wait for its end (waitforjobcompletion), or end it (terminate)")
-    with pytest.raises(JobError, match=words):
+    with pytest.raises(JobError, match=words) as refused:
         attempts.requeue(scene.found(), scene.cluster, "room is needed")
+    assert str(refused.value).endswith("; or wait for its end (waitforjobcompletion), or end it (terminate)")
     assert scene.made.job.requests() == []
     scene.fail()
     with pytest.raises(JobError, match=words):
@@ -235,6 +234,13 @@ def test_what_agents_are_told_again(scene, monkeypatch):
 
 
 # Requeue.
+
+
+def test_a_job_that_has_ended_is_not_put_back(scene):
+    scene.fail()
+    with pytest.raises(JobError, match="job toy-0123 has ended"):
+        attempts.requeue(scene.found(), scene.cluster, "room is needed")
+    assert scene.made.job.requests() == []
 
 
 def test_requeued(scene, monkeypatch):
