@@ -190,15 +190,14 @@ class JobPaths:
     """All file names of one job folder, as paths relative to the share's root, with ``/``.
 
     Attributes:
-        logs: the folder of all log files.
-        log_folder: where in the job folder this attempt's lie; those of later ones have a folder in the first one's.
+        log_folder: where in the job folder this attempt's logs lie; those of later ones have a folder in the first one's.
         stdouterr: the same as a path on the share.
+        begun: a folder that whoever begins an attempt after the first creates.
     """
 
     def __init__(self, folder: str, attempt: int = 1) -> None:
         self.folder = folder.strip("/")
         self.attempt = attempt
-        self.logs = self._in("stdouterr")
         self.log_folder = "stdouterr" if attempt == 1 else "stdouterr/attempt-%d" % attempt
         self.stdouterr = self._in(self.log_folder)
         self.spec = self._in("batchai/spec.json")
