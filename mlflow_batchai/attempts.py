@@ -11,17 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 from mlflow_batchai import detached, runner, runs
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import BatchAIError, JobError, JobNotFoundError, ShareError
-from mlflow_batchai.jobs import Job, pause_after
-from mlflow_batchai.lease import Lease
+from mlflow_batchai.job.jobs import Job, pause_after
+from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.job.states import JobState, terminated_verdict
 from mlflow_batchai.node import protocol
-from mlflow_batchai.planning import WAITING_SECONDS
-from mlflow_batchai.prepared import needs_of
+from mlflow_batchai.plan.planning import WAITING_SECONDS
+from mlflow_batchai.plan.prepared import needs_of
 from mlflow_batchai.regained import told
 from mlflow_batchai.starting import attempt_fails_with_it, run_fails_with_it, start
-from mlflow_batchai.states import JobState, terminated_verdict
 
 LOOK_SECONDS = 0.2
 # Agents end what they have within seconds. Where they can't, whoever follows the job says so (``watch.py``), which takes

@@ -17,17 +17,19 @@ from mlflow.exceptions import ExecutionException, MlflowException
 from mlflow.projects.backend.abstract_backend import AbstractBackend
 from mlflow.projects.submitted_run import SubmittedRun
 
-from mlflow_batchai import clusters, detached, projects, runner, runs
+from mlflow_batchai import detached, runner, runs
+from mlflow_batchai.cluster import clusters
 from mlflow_batchai.config import WORKSPACE, default
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.errors import BatchAIError, DocumentError, NotSupportedError, ProjectError
 from mlflow_batchai.node import protocol
-from mlflow_batchai.prepared import Prepared
+from mlflow_batchai.plan import projects
+from mlflow_batchai.plan.prepared import Prepared
+from mlflow_batchai.plan.volumes import check_volumes
 from mlflow_batchai.signals import Signals
 from mlflow_batchai.spec.batchai import BatchaiFile, merge
 from mlflow_batchai.spec.loading import parse_batchai, read, read_batchai
 from mlflow_batchai.spec.mlproject import MLProject, bind, find_entry_point, load_project
-from mlflow_batchai.volumes import check_volumes
 
 # What MLflow puts into the backend configuration itself.
 MLFLOW_KEYS = ("ENV_MANAGER", "SYNCHRONOUS", "DOCKER_ARGS", "STORAGE_DIR", "build_image", "docker_auth")

@@ -13,11 +13,11 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, TypeVar
 
 from mlflow_batchai.errors import ModelError, ShareNotFoundError
-from mlflow_batchai.jobs import Job
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.places import output_places
 from mlflow_batchai.models import logged
 from mlflow_batchai.models.facts import ModelFacts
 from mlflow_batchai.node.protocol import Record
-from mlflow_batchai.places import output_places
 from mlflow_batchai.shares import Share, spelling
 from mlflow_batchai.shares.directory import DirectoryShare
 

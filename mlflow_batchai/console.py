@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mlflow_batchai.errors import JobDetachedError
-from mlflow_batchai.metrics import numeric, whole
+from mlflow_batchai.job.metrics import numeric, whole
 from mlflow_batchai.node.protocol import Record
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from pathlib import Path
 from mlflow_batchai import shell
 from mlflow_batchai.config import home
 from mlflow_batchai.errors import JobError
-from mlflow_batchai.jobs import Job
-from mlflow_batchai.lease import Lease
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares import credentials
 

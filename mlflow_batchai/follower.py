@@ -15,15 +15,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlflow_batchai import clusters, runs
+from mlflow_batchai import runs
+from mlflow_batchai.cluster import clusters
 from mlflow_batchai.engines.absent import AbsentEngine
 from mlflow_batchai.engines.base import Engine
 from mlflow_batchai.errors import BatchAIError, ClusterError, ShareError
-from mlflow_batchai.jobs import Job, pause_after
-from mlflow_batchai.lease import Lease, LeaseLostError
+from mlflow_batchai.job.jobs import Job, pause_after
+from mlflow_batchai.job.lease import Lease, LeaseLostError
+from mlflow_batchai.job.states import JobState
 from mlflow_batchai.relay import Relay
 from mlflow_batchai.shares import open_share
-from mlflow_batchai.states import JobState
 from mlflow_batchai.watch import Watch
 
 if TYPE_CHECKING:

@@ -11,18 +11,19 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from mlflow_batchai import config, runner, runs, scaling
+from mlflow_batchai import config, runner, runs
+from mlflow_batchai.cluster import scaling
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import BatchAIError
-from mlflow_batchai.jobs import Job
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.places import DEFAULT_PREFIX
+from mlflow_batchai.job.states import JobState, Snapshot, fold
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.layout import node_id
-from mlflow_batchai.places import DEFAULT_PREFIX
 from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.spec.durations import format_duration
 from mlflow_batchai.spec.frameworks import FRAMEWORKS
-from mlflow_batchai.states import JobState, Snapshot, fold
 from mlflow_batchai.workspaces import arm_id, timestamp
 
 if TYPE_CHECKING:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mlflow_batchai import clusters, index, runs
+from mlflow_batchai import index, runs
+from mlflow_batchai.cluster import clusters
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import BatchAIError, JobError, JobNotFoundError, ShareError
-from mlflow_batchai.jobs import Job
+from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares import Share, open_share
 from mlflow_batchai.shares.location import is_azure

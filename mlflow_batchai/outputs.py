@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mlflow_batchai.errors import NotFoundError, ShareError
-from mlflow_batchai.jobs import Job
-from mlflow_batchai.places import locate, mount_points, output_places
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.places import locate, mount_points, output_places
 from mlflow_batchai.shares import Share, spelling
 from mlflow_batchai.shares.base import Entry
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from mlflow_batchai.clusters import Cluster, share_secret
+from mlflow_batchai.cluster.clusters import Cluster, share_secret
 from mlflow_batchai.errors import BatchAIError, JobError, ShareError
-from mlflow_batchai.jobs import Job
+from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.shares import credentials
 from mlflow_batchai.shares.location import AzureLocation
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from mlflow_batchai import collect, runs
 from mlflow_batchai.errors import BatchAIError, ShareError, ShareNotFoundError
-from mlflow_batchai.events import EventReader
-from mlflow_batchai.jobs import Job
-from mlflow_batchai.lease import Lease, LeaseLostError
-from mlflow_batchai.metrics import MetricFold, Point
+from mlflow_batchai.job.events import EventReader
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.lease import Lease, LeaseLostError
+from mlflow_batchai.job.metrics import MetricFold, Point
+from mlflow_batchai.job.states import JobState
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.protocol import Record
-from mlflow_batchai.states import JobState
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

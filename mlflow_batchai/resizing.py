@@ -7,8 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from mlflow_batchai import attempts, cluster_records, clusters, lookup, runner, scaling
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai import attempts, lookup, runner
+from mlflow_batchai.cluster import clusters, records, scaling
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.config import home
 from mlflow_batchai.engines.census import Census, NodeState, Ticket
 from mlflow_batchai.engines.local_hosts import remove_nodes
@@ -22,8 +23,8 @@ from mlflow_batchai.errors import (
     NotSupportedError,
     UsageError,
 )
-from mlflow_batchai.jobs import Job
-from mlflow_batchai.lease import Lease
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.spec.cluster import Engine, ScaleSettings
 
@@ -165,8 +166,8 @@ def delete(name: str, say: Say) -> None:
         UsageError: it is the local cluster, which needs no document.
         ClusterError: its nodes can't be asked whether jobs run there; nothing was removed.
     """
-    there = cluster_records.document_path(name).is_file()
-    if not there and cluster_records.find(name) is None:
+    there = records.document_path(name).is_file()
+    if not there and records.find(name) is None:
         if name == clusters.DEFAULT_CLUSTER:
             raise UsageError(f"the cluster '{name}' needs no document, is always there, and can't be deleted")
         raise ClusterNotFoundError(f"there is no cluster '{name}'; the clusters are: {', '.join(clusters.names())}")
@@ -175,14 +176,14 @@ def delete(name: str, say: Say) -> None:
     except (DocumentError, NotSupportedError, ClusterError) as error:
         # No job can run there that could be asked for.
         say(str(error))
-        cluster_records.delete(name)
+        records.delete(name)
         return
     try:
         _end_jobs(cluster, say)
         # Its hosts may belong to other documents as well.
         with contextlib.suppress(ClusterError):
             cluster.engine.admit(cluster.engine.node_limit)
-        cluster_records.delete(name)
+        records.delete(name)
         if cluster.document.engine is Engine.LOCAL:
             remove_nodes(home(), name)
     finally:

@@ -9,24 +9,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from mlflow_batchai import config, folders, runs
-from mlflow_batchai.clusters import Cluster, share_secret
+from mlflow_batchai import config, runs
+from mlflow_batchai.cluster.clusters import Cluster, share_secret
+from mlflow_batchai.cluster.scaling import WAITING, WhyQueued
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.detached import Submitted, follower_log, keep_follower
 from mlflow_batchai.errors import JobDetachedError, JobFailedError, ShareError
-from mlflow_batchai.events import EventReader
-from mlflow_batchai.jobs import Job, pause_after
-from mlflow_batchai.lease import Lease
+from mlflow_batchai.job import folders
+from mlflow_batchai.job.events import EventReader
+from mlflow_batchai.job.jobs import Job, pause_after
+from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.job.places import segment as place_of
+from mlflow_batchai.job.states import JobState
 from mlflow_batchai.node import protocol
-from mlflow_batchai.places import segment as place_of
-from mlflow_batchai.prepared import Prepared
+from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.runs import Tracking
-from mlflow_batchai.scaling import WAITING, WhyQueued
 from mlflow_batchai.shares.objects import upload
 from mlflow_batchai.shares.sweeps import settle
 from mlflow_batchai.signals import Signals
 from mlflow_batchai.starting import attempt_fails_with_it, run_fails_with_it, start
-from mlflow_batchai.states import JobState
 from mlflow_batchai.workspaces import arm_id
 
 WATCH_SECONDS, BOARD_WATCH_SECONDS = 0.1, 2.0

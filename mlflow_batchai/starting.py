@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlflow_batchai import runs
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.detached import Submitted, start_follower
 from mlflow_batchai.engines.base import StartRequest
 from mlflow_batchai.errors import BatchAIError
-from mlflow_batchai.jobs import Job
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.states import failed_verdict
 from mlflow_batchai.node import protocol
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares import Share
-from mlflow_batchai.states import failed_verdict
 
 
 def start(submitted: Submitted, cluster: Cluster, told: Mapping[str, Any], follow: bool = True) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from mlflow_batchai.engines.base import Engine, Handle, Poll, PollState
 from mlflow_batchai.errors import ClusterError, ShareNotFoundError
-from mlflow_batchai.jobs import Job
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.states import Snapshot, failed_verdict, terminated_verdict
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.layout import node_id
-from mlflow_batchai.states import Snapshot, failed_verdict, terminated_verdict
 
 CANCEL_PATIENCE_SECONDS = 30.0
 # For agents that have a volume by rclone: they send what ranks have written to it first (``agent.LAST_DRAIN_SECONDS``).

@@ -86,7 +86,7 @@ class HereClient:
 
     def cluster(self) -> Any:
         """The cluster as its document says."""
-        from mlflow_batchai import clusters
+        from mlflow_batchai.cluster import clusters
 
         return clusters.load(NAME)[0]
 

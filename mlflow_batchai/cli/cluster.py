@@ -13,7 +13,7 @@ from mlflow_batchai.cli.options import Scope, ask, command, confirmed, named, no
 from mlflow_batchai.cli.output import Column
 
 if TYPE_CHECKING:
-    from mlflow_batchai.clusters import Cluster
+    from mlflow_batchai.cluster.clusters import Cluster
     from mlflow_batchai.spec.cluster import ScaleSettings
     from mlflow_batchai.spec.record import ClusterRecord
 
@@ -45,10 +45,10 @@ def show(scope: Scope, name: str) -> Any:
 
 
 def _shown(cluster: Cluster) -> dict[str, Any]:
-    from mlflow_batchai import cluster_states
+    from mlflow_batchai.cluster import states
 
     try:
-        return cluster_states.show(cluster, cluster.engine.census())
+        return states.show(cluster, cluster.engine.census())
     finally:
         cluster.engine.close()
 
@@ -59,7 +59,8 @@ def list_clusters(scope: Scope) -> Any:
 
     A cluster that can't be used as its document stands is listed as failed, and `errors` says why.
     """
-    from mlflow_batchai import clusters, workspaces
+    from mlflow_batchai import workspaces
+    from mlflow_batchai.cluster import clusters
     from mlflow_batchai.shell.together import at_once
 
     names = clusters.names()
@@ -70,23 +71,23 @@ def list_clusters(scope: Scope) -> Any:
 
 
 def _listed(name: str) -> dict[str, Any]:
-    from mlflow_batchai import cluster_states, clusters
+    from mlflow_batchai.cluster import clusters, states
     from mlflow_batchai.errors import BatchAIError
 
     try:
         return _shown(clusters.load(name)[0])
     except BatchAIError as error:
-        return cluster_states.show_broken(name, _record(name), str(error))
+        return states.show_broken(name, _record(name), str(error))
 
 
 def _record(name: str) -> ClusterRecord:
     """A cluster's record; that of a hand-written document if it can't be read."""
-    from mlflow_batchai import cluster_records
+    from mlflow_batchai.cluster import records
     from mlflow_batchai.errors import BatchAIError
     from mlflow_batchai.spec.record import ClusterRecord
 
     try:
-        return cluster_records.find(name) or ClusterRecord()
+        return records.find(name) or ClusterRecord()
     except BatchAIError:
         return ClusterRecord()
 
@@ -110,7 +111,7 @@ def delete(scope: Scope, name: str, yes: bool) -> None:
 
 def _jobs(scope: Scope, name: str) -> list[str]:
     """The jobs that a cluster has, as far as that can be told."""
-    from mlflow_batchai import clusters, scaling
+    from mlflow_batchai.cluster import clusters, scaling
     from mlflow_batchai.errors import BatchAIError, ClusterNotFoundError
 
     try:
@@ -142,7 +143,7 @@ def resize(scope: Scope, name: str, target: int, option: str | None) -> Any:
     nodes are `leaving` until then). A local cluster can be made larger than its document says. The machines of a cluster over
     SSH keep running; those that leave only take no jobs.
     """
-    from mlflow_batchai import scaling
+    from mlflow_batchai.cluster import scaling
 
     cluster = find_cluster(scope, name)
     settings = scaling.manual(cluster, target, option)
@@ -160,7 +161,7 @@ def auto_scale(scope: Scope, name: str, minimum: int, maximum: int) -> Any:
     Nodes of a local cluster cost nothing while they are idle: the maximum is what jobs find, and what is shown as idle follows
     the queue. So it is with machines over SSH, which keep running.
     """
-    from mlflow_batchai import scaling
+    from mlflow_batchai.cluster import scaling
 
     cluster = find_cluster(scope, name)
     return _resized(cluster, scaling.automatic(cluster, minimum, maximum), "waitforjobcompletion")

@@ -77,7 +77,8 @@ def create(
 
     Options win over the document. Without either it has two nodes on this machine.
     """
-    from mlflow_batchai import cluster_creation, cluster_states, workspaces
+    from mlflow_batchai import workspaces
+    from mlflow_batchai.cluster import creation, states
     from mlflow_batchai.spec.loading import read
     from mlflow_batchai.spec.record import ClusterRecord
 
@@ -93,9 +94,9 @@ def create(
         location=location or workspace["location"],
         creation_time=workspaces.timestamp(),
     )
-    made = cluster_creation.create(name, data, str(file) if file else "batchai cluster create", record, notice)
+    made = creation.create(name, data, str(file) if file else "batchai cluster create", record, notice)
     # As Batch AI answered: the cluster is accepted, and nobody has asked its nodes yet.
-    return cluster_states.show(made, None)
+    return states.show(made, None)
 
 
 def _overlay(data: Document, options: Mapping[str, Any]) -> str:
@@ -195,7 +196,7 @@ def _setup_task(written: Any, command_line: str | None, output: str | None) -> D
 
 def _mount(data: Document, mounts: MountOptions, auto_storage: bool, engine: str) -> None:
     """Put the volumes of options into a document; keys of accounts never go there."""
-    from mlflow_batchai.placeholders import ACCOUNT
+    from mlflow_batchai.plan.placeholders import ACCOUNT
 
     setup = _get(data, "nodeSetup")
     before = setup if isinstance(setup, Mapping) else {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mlflow_batchai.cli.options import Scope, notice
 
 if TYPE_CHECKING:
-    from mlflow_batchai.clusters import Cluster
+    from mlflow_batchai.cluster.clusters import Cluster
 
 
 def find_cluster(scope: Scope, name: str) -> Cluster:
@@ -17,7 +17,7 @@ def find_cluster(scope: Scope, name: str) -> Cluster:
         NotFoundError: there is no such cluster, or no such workspace; or it was created in another one.
         BatchAIError: its document is wrong, or can't be used yet.
     """
-    from mlflow_batchai import clusters
+    from mlflow_batchai.cluster import clusters
 
     check_workspace(scope, name)
     cluster, warnings = clusters.load(name)
@@ -32,15 +32,16 @@ def check_workspace(scope: Scope, name: str) -> None:
     Raises:
         NotFoundError: there is no such workspace, or the cluster is in another.
     """
-    from mlflow_batchai import cluster_records, workspaces
+    from mlflow_batchai import workspaces
+    from mlflow_batchai.cluster import records
     from mlflow_batchai.errors import ClusterNotFoundError
 
     if not scope.workspace_given:
         return
     workspaces.find(scope.workspace)
-    record = cluster_records.find(name)
+    record = records.find(name)
     if record and record.creation_time and record.workspace != scope.workspace:
-        there = ", ".join(cluster_records.in_workspace(scope.workspace)) or "none"
+        there = ", ".join(records.in_workspace(scope.workspace)) or "none"
         raise ClusterNotFoundError(
             f"there is no cluster '{name}' in workspace '{scope.workspace}' (it is in '{record.workspace}'); the clusters"
             f" there are: {there}"

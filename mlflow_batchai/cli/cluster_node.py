@@ -27,13 +27,13 @@ def list_nodes(scope: Scope, name: str) -> Any:
 
     A node that takes no jobs, since the cluster was resized to fewer nodes, is `closed`.
     """
-    from mlflow_batchai import cluster_states, scaling
+    from mlflow_batchai.cluster import scaling, states
 
     cluster = find_cluster(scope, name)
     try:
         census = cluster.engine.census()
         jobs = {job.ticket.number: job.name for job in scaling.queue(cluster, census)}
-        return [cluster_states.show_node(node, jobs) for node in census.nodes]
+        return [states.show_node(node, jobs) for node in census.nodes]
     finally:
         cluster.engine.close()
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from mlflow_batchai import clusters
 from mlflow_batchai.cli import output as printing
 from mlflow_batchai.cli.options import OUTPUTS
+from mlflow_batchai.cluster import clusters
 from mlflow_batchai.doctor import CHECKS, Check, Complete, State, examine, names
 
 _COLORS = {State.OK: "green", State.WARNING: "yellow", State.FAILED: "red"}

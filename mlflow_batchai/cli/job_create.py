@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Experiment
     from mlflow.tracking import MlflowClient
 
-    from mlflow_batchai.clusters import Cluster
+    from mlflow_batchai.cluster.clusters import Cluster
     from mlflow_batchai.spec.job import JobDocument
 
 DEFAULT_EXPERIMENT = "Default"
@@ -64,7 +64,7 @@ def _read(file: Path, mounts: MountOptions) -> JobDocument:
 
 def _cluster(named: str | None, document: JobDocument) -> Cluster:
     """The cluster that was named here, by the document, or as everybody's default."""
-    from mlflow_batchai import clusters
+    from mlflow_batchai.cluster import clusters
 
     written = document.properties.cluster
     name = named or (written.name if written else None) or default("cluster")
@@ -77,7 +77,7 @@ def _cluster(named: str | None, document: JobDocument) -> Cluster:
 
 def _described(scope: Scope, name: str, document: JobDocument, cluster: Cluster, file: Path) -> Tabular:
     """The job that would be started; neither the tracking store nor a node is asked."""
-    from mlflow_batchai import dryrun, standalone
+    from mlflow_batchai.plan import dryrun, standalone
 
     prepared = standalone.prepare(document, name, cluster, str(file))
     for warning in prepared.warnings:
@@ -91,8 +91,9 @@ def _described(scope: Scope, name: str, document: JobDocument, cluster: Cluster,
 
 def _submitted(scope: Scope, name: str, document: JobDocument, cluster_name: str | None, file: Path) -> dict[str, Any]:
     """Start the job, and show it."""
-    from mlflow_batchai import experiments, index, jobview, runner, runs, standalone
-    from mlflow_batchai.volumes import check_volumes
+    from mlflow_batchai import experiments, index, jobview, runner, runs
+    from mlflow_batchai.plan import standalone
+    from mlflow_batchai.plan.volumes import check_volumes
 
     store = tracking()
     mlflow = runs.client(store)

@@ -13,7 +13,7 @@ from mlflow_batchai.cli.output import Column
 from mlflow_batchai.errors import BatchAIError, JobError, NotFoundError
 
 if TYPE_CHECKING:
-    from mlflow_batchai.clusters import Cluster
+    from mlflow_batchai.cluster.clusters import Cluster
     from mlflow_batchai.detached import Submitted
 
 
@@ -28,7 +28,7 @@ COLUMNS: list[Column] = [("ID", _called), ("IP", "ipAddress"), ("SSH Port", "por
 @named("job", ("-j", "--job"), dest="job")
 def list_nodes(scope: Scope, job: str) -> Any:
     """The nodes on which a job still runs, with address and port."""
-    from mlflow_batchai import clusters
+    from mlflow_batchai.cluster import clusters
 
     found = find_job(scope, job)
     nodes = _alive(found)
@@ -77,8 +77,8 @@ def _alive(found: Submitted) -> list[dict[str, Any]]:
 @click.option("-L", "--address", "forwards", metavar="PORT:HOST:PORT", multiple=True, help="Forward a port, as ssh -L does.")
 def execute(scope: Scope, job: str, node: str | None, line: str | None, forwards: tuple[str, ...]) -> None:
     """Run a command on a node of a job, or forward ports; the exit code is the command's."""
-    from mlflow_batchai import clusters
     from mlflow_batchai.cli import node_exec
+    from mlflow_batchai.cluster import clusters
 
     found = find_job(scope, job)
     nodes = _alive(found)

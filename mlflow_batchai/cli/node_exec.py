@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 
 from mlflow_batchai.cli.options import notice
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.engines.hosts import Node
 from mlflow_batchai.errors import ClusterError, NotFoundError, UsageError
 

@@ -13,7 +13,7 @@ from mlflow_batchai.cli.options import notice
 from mlflow_batchai.cli.output import quiet_end
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import JobError
-from mlflow_batchai.streams import Tail, follow
+from mlflow_batchai.job.streams import Tail, follow
 
 # Seconds between two looks at a file: at a folder of this machine or a mount, and where each costs a request.
 LOOK_SECONDS, REQUEST_SECONDS = 0.2, 0.7

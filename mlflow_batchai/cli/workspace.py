@@ -67,10 +67,11 @@ def list_workspaces(scope: Scope) -> Any:
 @click.option("--no-wait", is_flag=True, help="Has no effect: clusters are gone when their jobs have ended.")
 def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     """Delete a workspace and its clusters, ending their jobs. Experiments and their runs stay in MLflow."""
-    from mlflow_batchai import cluster_records, resizing, workspaces
+    from mlflow_batchai import resizing, workspaces
+    from mlflow_batchai.cluster import records
 
     workspaces.find(name)
-    clusters = cluster_records.in_workspace(name)
+    clusters = records.in_workspace(name)
     ask(f"Delete workspace {name}" + (f" and its clusters ({', '.join(clusters)})?" if clusters else "?"), yes)
     for cluster in clusters:
         resizing.delete(cluster, notice)

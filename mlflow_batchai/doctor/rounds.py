@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from mlflow_batchai.clusters import Cluster, share_secret
+from mlflow_batchai.cluster.clusters import Cluster, share_secret
 from mlflow_batchai.doctor import findings
 from mlflow_batchai.doctor.findings import Check, Complete, Finding
 from mlflow_batchai.doctor.patients import ASK_SECONDS, Patient, Say, together
@@ -17,11 +17,11 @@ from mlflow_batchai.engines.machines import Answer, SshMachine
 from mlflow_batchai.engines.ssh_hosts import copy_sentence, keeper_sentence, root_sentence, twin_sentence
 from mlflow_batchai.errors import ClusterError, NotSupportedError, ShareError
 from mlflow_batchai.node import protocol
+from mlflow_batchai.plan.volumes import Volume, choose_volumes
 from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.identity import identify
 from mlflow_batchai.shell.errors import HostKeyError
 from mlflow_batchai.spec.job import JobProperties
-from mlflow_batchai.volumes import Volume, choose_volumes
 
 # A first import of TensorFlow from a slow disk takes a minute.
 TRAINING_SECONDS = 90.0

@@ -6,11 +6,12 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from mlflow_batchai import clusters, folders
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.cluster import clusters
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import BatchAIError
 from mlflow_batchai.gc import jobs, machines, staged
 from mlflow_batchai.gc.items import KINDS, Item, Say
+from mlflow_batchai.job import folders
 from mlflow_batchai.shares import Share
 
 

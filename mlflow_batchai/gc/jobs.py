@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from mlflow_batchai import folders
 from mlflow_batchai.errors import BatchAIError, ShareError
 from mlflow_batchai.gc.items import Item, Say
-from mlflow_batchai.jobs import Job
-from mlflow_batchai.lease import Lease
+from mlflow_batchai.job import folders
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.job.places import output_places
 from mlflow_batchai.node.protocol import PROTOCOL_VERSION, JobPaths
-from mlflow_batchai.places import output_places
 from mlflow_batchai.shares import Share, spelling
 from mlflow_batchai.shares.base import Entry
 from mlflow_batchai.shares.directory import DirectoryShare

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.config import home
 from mlflow_batchai.engines import archive
 from mlflow_batchai.engines.hosts import Hosts, Node

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from mlflow_batchai import folders
 from mlflow_batchai.gc.items import Item
 from mlflow_batchai.gc.jobs import named_hashes
+from mlflow_batchai.job import folders
 from mlflow_batchai.node.protocol import OBJECTS, TREES
 from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.base import Entry

@@ -10,8 +10,8 @@ from command_line import Cli
 
 from mlflow_batchai import detached, lookup, runner, runs
 from mlflow_batchai.errors import JobDetachedError, ShareError
+from mlflow_batchai.job.states import JobState
 from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.states import JobState
 
 TAGS = {
     runs.TAG_JOB: "toy-1",

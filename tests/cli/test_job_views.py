@@ -158,7 +158,7 @@ def test_files_that_are_not_there(cli: Cli, arguments: list[str], words: str) ->
 
 
 def test_a_directory_that_this_machine_cannot_read(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlflow_batchai.jobs import Job
+    from mlflow_batchai.job.jobs import Job
 
     begin = Job.__init__
 

@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 from azure_server import AzureServer
 
-from mlflow_batchai import jobview, outputs, runner, scaling
+from mlflow_batchai import jobview, outputs, runner
 from mlflow_batchai.cli import streaming
+from mlflow_batchai.cluster import scaling
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import ClusterError, JobError, NotFoundError, ShareError
-from mlflow_batchai.jobs import Job
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.states import JobState
 from mlflow_batchai.node import protocol
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares import Share, credentials, open_share
 from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.states import JobState
 
 FOLDER = "workspaces/default/experiments/Default/jobs/toy/0123456789"
 

@@ -13,7 +13,7 @@ from job_folder import JobFolder
 from relay_world import Gone, StoreClient, Time
 
 from mlflow_batchai import follower, runs
-from mlflow_batchai.lease import Lease
+from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.relay import Relay
 
 # Machines are slow at times; the examples are the same in every run.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mlflow_batchai.jobs import Job
+from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.shares.directory import DirectoryShare

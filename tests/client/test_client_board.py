@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mlflow_batchai.board import FAST_SECONDS, IDLE_SECONDS, Board
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.events import EventReader
+from mlflow_batchai.job.board import FAST_SECONDS, IDLE_SECONDS, Board
+from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.node import protocol
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlflow_batchai import clusters
+from mlflow_batchai.cluster import clusters
 from mlflow_batchai.engines.absent import AbsentEngine
 from mlflow_batchai.engines.base import PollState
 from mlflow_batchai.engines.local_hosts import LocalHosts

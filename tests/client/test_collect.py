@@ -13,7 +13,7 @@ import pytest
 from job_folder import FOLDER
 
 from mlflow_batchai import collect, runs
-from mlflow_batchai.jobs import Job
+from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import protocol
 from mlflow_batchai.shares import Entry, credentials, open_share
 from mlflow_batchai.shares.credentials import Credential

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.events import EventReader
+from mlflow_batchai.job.events import EventReader
 
 
 def read(reader):

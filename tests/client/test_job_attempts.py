@@ -11,10 +11,10 @@ from relay_world import EXPECTED, Crash, fill, history
 
 from mlflow_batchai import follower
 from mlflow_batchai.engines.base import Poll, PollState
-from mlflow_batchai.jobs import Job
-from mlflow_batchai.lease import Lease
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.job.states import Snapshot, fold
 from mlflow_batchai.node import protocol
-from mlflow_batchai.states import Snapshot, fold
 from mlflow_batchai.watch import CANCEL_PATIENCE_SECONDS, Watch
 
 
@@ -225,7 +225,7 @@ def test_a_follower_that_dies_between_attempts_is_made_up_for(following, monkeyp
     made, client, follow = following
     # The holder was a process of this machine, and is gone: this one.
     monkeypatch.setattr("mlflow_batchai.node.processes.identity", lambda: {"machine": "", "pid": 0, "started": 0})
-    monkeypatch.setattr("mlflow_batchai.lease.PACE", (60.0, 0.0, 0.0))
+    monkeypatch.setattr("mlflow_batchai.job.lease.PACE", (60.0, 0.0, 0.0))
     two_attempts(made)
     (client.after if made_it else client.before)[method] = [None] * which + [Crash()]
     with pytest.raises(Crash):

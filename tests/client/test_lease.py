@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from mlflow_batchai import lease as lease_module
-from mlflow_batchai.lease import PACE, Lease, LeaseLostError
+from mlflow_batchai.job import lease as lease_module
+from mlflow_batchai.job.lease import PACE, Lease, LeaseLostError
 from mlflow_batchai.node import protocol
 
 GRACE_SECONDS = PACE[1]
@@ -67,7 +67,7 @@ def test_one_of_many_threads(folder):
 def test_one_of_many_processes(folder):
     made = folder()
     code = (
-        "import sys; from mlflow_batchai.jobs import Job; from mlflow_batchai.lease import Lease;"
+        "import sys; from mlflow_batchai.job.jobs import Job; from mlflow_batchai.job.lease import Lease;"
         "from mlflow_batchai.shares import open_share;"
         "asked = iter([False, True]);"
         "print(Lease(Job(open_share(sys.argv[1]), sys.argv[2])).acquire(lambda: next(asked)), flush=True); sys.stdin.read()"
@@ -83,7 +83,7 @@ def test_a_holder_that_is_certainly_gone_is_not_waited_for(folder):
     """It was a process of this machine, and it has ended: no grace time."""
     made = folder()
     code = (
-        "import sys; from mlflow_batchai.jobs import Job; from mlflow_batchai.lease import Lease;"
+        "import sys; from mlflow_batchai.job.jobs import Job; from mlflow_batchai.job.lease import Lease;"
         "from mlflow_batchai.shares import open_share;"
         "Lease(Job(open_share(sys.argv[1]), sys.argv[2])).acquire()"
     )

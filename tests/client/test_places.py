@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.places import locate, mount_points, output_places
+from mlflow_batchai.job.places import locate, mount_points, output_places
 
 VOLUMES = [
     {"scope": "cluster", "path": "share", "share": "file:///control"},

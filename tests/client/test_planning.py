@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlflow_batchai import places, projects
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import (
     BatchAIError,
     ClusterError,
@@ -20,12 +19,14 @@ from mlflow_batchai.errors import (
     ParameterError,
     ProjectError,
 )
+from mlflow_batchai.job import places
 from mlflow_batchai.node import protocol
+from mlflow_batchai.plan import projects
+from mlflow_batchai.plan.volumes import check_volumes
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.spec.cluster import ClusterDocument
 from mlflow_batchai.spec.loading import parse_batchai
 from mlflow_batchai.spec.mlproject import bind, find_entry_point, load_project
-from mlflow_batchai.volumes import check_volumes
 
 SHARE = {"azureFileUrl": "https://acc.file.core.windows.net/data", "relativeMountPath": "afs"}
 

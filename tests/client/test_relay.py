@@ -13,7 +13,7 @@ from relay_world import EXPECTED, Crash, fill, history
 from mlflow_batchai import collect, follower
 from mlflow_batchai import relay as relay_module
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.lease import Lease, LeaseLostError
+from mlflow_batchai.job.lease import Lease, LeaseLostError
 
 TENSOR = {"name": "x", "shape": [-1, 4], "dtype": "float32"}
 META = {

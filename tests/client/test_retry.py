@@ -14,8 +14,8 @@ from mlflow_batchai import attempts, detached, runner, runs
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError, JobError
-from mlflow_batchai.jobs import Job
-from mlflow_batchai.lease import Lease
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.node import processes, protocol
 from mlflow_batchai.regained import told
 from mlflow_batchai.shares.directory import DirectoryShare

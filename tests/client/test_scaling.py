@@ -12,15 +12,17 @@ import pytest
 from plans import toy_plan
 from waiting import wait_for
 
-from mlflow_batchai import cluster_records, cluster_states, clusters, resizing, runner, scaling
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai import resizing, runner
+from mlflow_batchai.cluster import clusters, records, scaling
+from mlflow_batchai.cluster import states as cluster_states
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.engines.base import Handle, StartRequest
 from mlflow_batchai.engines.census import Census, NodeReport, NodeState, Place, Ticket
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, UsageError
-from mlflow_batchai.events import EventReader
-from mlflow_batchai.jobs import Job
+from mlflow_batchai.job.events import EventReader
+from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import processes, protocol
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.signals import Signals
@@ -281,13 +283,13 @@ def test_deleting_a_cluster_ends_its_jobs(site: Site, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("text", ["engine: slurm\n", "nodes: many\n", "{"])
 def test_a_cluster_that_cant_be_used_can_be_deleted(site: Site, text: str) -> None:
-    path = cluster_records.document_path("c")
+    path = records.document_path("c")
     path.write_text(text, encoding="utf-8")
     resizing.delete("c", site.said.append)
     assert not path.exists() and str(path) in site.said[0]
 
 
 def test_a_record_that_cant_be_read(site: Site) -> None:
-    cluster_records.record_path("c").write_text('{"nodes": 0}', encoding="utf-8")
+    records.record_path("c").write_text('{"nodes": 0}', encoding="utf-8")
     with pytest.raises(Exception, match=r"c\.state\.json: nodes must be at least 1"):
         clusters.load("c")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.secrecy import refuse_spoken, without_secrets
+from mlflow_batchai.plan.secrecy import refuse_spoken, without_secrets
 from mlflow_batchai.shares.objects import scan
 
 SECRET = "hunter2hunter2"
@@ -67,7 +67,7 @@ def test_other_documents_go(project, text):
 
 
 def test_a_large_file_is_not_read_at_once(project, monkeypatch):
-    monkeypatch.setattr("mlflow_batchai.secrecy.BLOCK", 64)
+    monkeypatch.setattr("mlflow_batchai.plan.secrecy.BLOCK", 64)
     folder = project(clean__bin="x" * 1000, **{f"at{start}__bin": "x" * start + SECRET + "y" * 100 for start in range(45, 70)})
     kept, withheld = split(folder, [SECRET, "another"])
     assert (kept, len(withheld)) == (["clean.bin"], 25)

@@ -15,15 +15,15 @@ from mlflow_batchai import detached, lookup, runner, runs
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError, JobDetachedError, JobError, JobFailedError, ProjectError, ShareError
-from mlflow_batchai.jobs import Job
-from mlflow_batchai.lease import Lease
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.job.states import JobState
 from mlflow_batchai.lookup import NoFolderError
-from mlflow_batchai.prepared import Prepared
+from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.runner import RunRequest
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.objects import scan, upload
 from mlflow_batchai.signals import Signals
-from mlflow_batchai.states import JobState
 
 
 class Engine:

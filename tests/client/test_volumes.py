@@ -10,11 +10,12 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.engines.base import StartRequest
 from mlflow_batchai.errors import DocumentError, NotSupportedError
-from mlflow_batchai.places import place_logs
-from mlflow_batchai.prepared import Prepared
+from mlflow_batchai.job.places import place_logs
+from mlflow_batchai.plan.prepared import Prepared
+from mlflow_batchai.plan.volumes import check_volumes, choose_volumes
 from mlflow_batchai.shares import credentials
 from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.directory import DirectoryShare
@@ -23,7 +24,6 @@ from mlflow_batchai.spec.cluster import ClusterDocument
 from mlflow_batchai.spec.job import JobProperties
 from mlflow_batchai.spec.loading import parse_cluster
 from mlflow_batchai.spec.problems import parse as parse_model
-from mlflow_batchai.volumes import check_volumes, choose_volumes
 
 KEY = base64.b64encode(b"k" * 64).decode()
 DATA = "https://acc.file.core.windows.net/data"

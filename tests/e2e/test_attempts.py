@@ -16,7 +16,8 @@ from azure_server import AzureServer
 from command_line import Cli
 from ssh_world import HereClient, until
 
-from mlflow_batchai import attempts, clusters, lookup, runner, runs
+from mlflow_batchai import attempts, lookup, runner, runs
+from mlflow_batchai.cluster import clusters
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.signals import Signals
 

@@ -13,7 +13,7 @@ import pytest
 from netns import Machines, Setup, unavailable
 from ssh_world import HereClient, config, describe, ended, on_machines, running, until
 
-from mlflow_batchai import planning
+from mlflow_batchai.plan import planning
 
 pytestmark = [
     pytest.mark.skipif(unavailable() is not None, reason=unavailable() or ""),

@@ -18,7 +18,7 @@ from mlflow_batchai.engines.base import PollState, StartRequest
 from mlflow_batchai.engines.local_hosts import LocalHosts
 from mlflow_batchai.engines.ssh_hosts import SshHosts, SshNode
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.jobs import Job
+from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import protocol
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.identity import identify

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai import folders
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.gc import jobs
 from mlflow_batchai.gc.items import Item
-from mlflow_batchai.jobs import Job
+from mlflow_batchai.job import folders
+from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node.protocol import JobPaths
 from mlflow_batchai.shares.directory import DirectoryShare
 

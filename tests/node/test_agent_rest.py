@@ -19,8 +19,8 @@ from node_world import QUICK, Cluster, Job, PlanMaker
 from waiting import wait_for
 
 from mlflow_batchai.engines import archive
-from mlflow_batchai.events import EventReader
-from mlflow_batchai.jobs import Job as ReadJob
+from mlflow_batchai.job.events import EventReader
+from mlflow_batchai.job.jobs import Job as ReadJob
 from mlflow_batchai.node import protocol
 from mlflow_batchai.shares.directory import DirectoryShare
 

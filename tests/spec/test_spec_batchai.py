@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.metrics import MetricFold
+from mlflow_batchai.job.metrics import MetricFold
 from mlflow_batchai.spec.batchai import BatchaiFile, MetricRule, ModelSettings, merge
 from mlflow_batchai.spec.frameworks import HorovodSettings
 from mlflow_batchai.spec.loading import load_text, parse_batchai

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ProjectError
 from mlflow_batchai.spec.mlproject import MLProject
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from mlflow_batchai.clusters import Cluster
-from mlflow_batchai.environments import preparation_cache
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.images import choose_container
+from mlflow_batchai.job.places import locate, mount_points
 from mlflow_batchai.node.layout import expand
-from mlflow_batchai.places import locate, mount_points
-from mlflow_batchai.planning import Program, plan_job
-from mlflow_batchai.prepared import Prepared
+from mlflow_batchai.plan.environments import preparation_cache
+from mlflow_batchai.plan.images import choose_container
+from mlflow_batchai.plan.planning import Program, plan_job
+from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.shares import open_share
 from mlflow_batchai.spec.arguments import LONGEST_VALUE, parameters
 from mlflow_batchai.spec.frameworks import CustomToolkitSettings, HorovodSettings

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mlflow_batchai.errors import JobError, ShareError, ShareNotFoundError
-from mlflow_batchai.jobs import Job
+from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import processes, protocol
 from mlflow_batchai.node.protocol import Record, TornFileError
 

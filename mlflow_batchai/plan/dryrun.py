@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlflow_batchai import runs
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.engines.base import NodeCommand, StartRequest
+from mlflow_batchai.job.places import segment as place_of
 from mlflow_batchai.node import launchers, protocol, ranks, trainenv
 from mlflow_batchai.node.environment import thread_variables
 from mlflow_batchai.node.gpus import Gpus, of_node
 from mlflow_batchai.node.layout import NodeLayout, node_id
 from mlflow_batchai.node.network import LOOPBACK
 from mlflow_batchai.node.staging import SetupError
-from mlflow_batchai.places import segment as place_of
-from mlflow_batchai.prepared import Prepared
+from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.spec.cluster import Engine
 
 MASK = "**********"

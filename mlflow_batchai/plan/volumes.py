@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from mlflow_batchai import accounts
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import BatchAIError, DocumentError, ShareError
-from mlflow_batchai.placeholders import ACCOUNT, ACCOUNT_VARIABLE, KEY_VARIABLE, filled, has_key, remember
-from mlflow_batchai.places import CONTROL_MOUNT
+from mlflow_batchai.job.places import CONTROL_MOUNT
+from mlflow_batchai.plan.placeholders import ACCOUNT, ACCOUNT_VARIABLE, KEY_VARIABLE, filled, has_key, remember
 from mlflow_batchai.shares import credentials, open_share
 from mlflow_batchai.shares.location import AzureLocation, parse
 from mlflow_batchai.spec.job import JobProperties

@@ -9,16 +9,16 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.config import home
-from mlflow_batchai.environments import preparation_cache, training_environment
 from mlflow_batchai.errors import NotSupportedError, ProjectError
-from mlflow_batchai.images import choose_container, copied_variables
-from mlflow_batchai.inputs import choose_inputs
-from mlflow_batchai.places import slug
-from mlflow_batchai.planning import Program, plan_job
-from mlflow_batchai.prepared import Prepared
-from mlflow_batchai.secrecy import without_secrets
+from mlflow_batchai.job.places import slug
+from mlflow_batchai.plan.environments import preparation_cache, training_environment
+from mlflow_batchai.plan.images import choose_container, copied_variables
+from mlflow_batchai.plan.inputs import choose_inputs
+from mlflow_batchai.plan.planning import Program, plan_job
+from mlflow_batchai.plan.prepared import Prepared
+from mlflow_batchai.plan.secrecy import without_secrets
 from mlflow_batchai.shares.objects import scan
 from mlflow_batchai.spec.batchai import BatchaiFile
 from mlflow_batchai.spec.command import translate, variable_names

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlflow_batchai.cluster_records import document_path
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.cluster.records import document_path
 from mlflow_batchai.engines.census import Census, NodeReport, NodeState
 from mlflow_batchai.spec.cluster import AutoScale
 from mlflow_batchai.spec.masking import as_shown

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlflow_batchai import tools
 from mlflow_batchai.engines.base import Needs
+from mlflow_batchai.plan import tools
 from mlflow_batchai.shares.objects import StagedFile
 
 

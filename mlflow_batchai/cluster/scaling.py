@@ -8,11 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from mlflow_batchai import cluster_records, clusters
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.cluster import clusters, records
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.engines.census import Census, NodeState, Ticket
 from mlflow_batchai.errors import ClusterError, ShareNotFoundError, UsageError
-from mlflow_batchai.jobs import Job
+from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import protocol
 from mlflow_batchai.shares import Share
 from mlflow_batchai.shell.together import in_background
@@ -195,7 +195,7 @@ def _check_size(cluster: Cluster, count: int) -> None:
     if cluster.document.engine is not EngineName.LOCAL and count > cluster.engine.node_limit:
         raise ClusterError(
             f"cluster '{cluster.name}' has {cluster.engine.node_limit} hosts; name more in its document"
-            f" ({cluster_records.document_path(cluster.name)}) to have {count} nodes"
+            f" ({records.document_path(cluster.name)}) to have {count} nodes"
         )
 
 
@@ -216,7 +216,7 @@ def apply(cluster: Cluster, settings: ScaleSettings) -> Cluster:
         "nodes": size if size != cluster.document.nodes else None,
         "allocation_time": timestamp(),
     }
-    cluster_records.save(cluster.name, record.model_copy(update=changes))
+    records.save(cluster.name, record.model_copy(update=changes))
     now, _ = clusters.load(cluster.name)
     now.engine.admit(wanted)
     return now

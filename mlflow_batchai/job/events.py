@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 
-from mlflow_batchai.board import Board
-from mlflow_batchai.jobs import Job
+from mlflow_batchai.job.board import Board
+from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.protocol import Record, TornFileError
 

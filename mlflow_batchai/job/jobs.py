@@ -6,12 +6,12 @@ import contextlib
 import uuid
 from collections.abc import Callable, Collection
 
-from mlflow_batchai.board import Board
 from mlflow_batchai.errors import JobNotFoundError, ShareNotFoundError
+from mlflow_batchai.job.board import Board
+from mlflow_batchai.job.states import JobState, Snapshot, fold
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.protocol import JobPaths, Record, TornFileError
 from mlflow_batchai.shares import Share, open_share
-from mlflow_batchai.states import JobState, Snapshot, fold
 
 LONGEST_PAUSE_SECONDS = 5.0
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlflow_batchai import cluster_records, clusters, scaling
-from mlflow_batchai.clusters import Cluster
+from mlflow_batchai.cluster import clusters, records, scaling
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import BatchAIError, ClusterError, UsageError
 from mlflow_batchai.spec.cluster import ScaleSettings
 from mlflow_batchai.spec.loading import parse_cluster
@@ -27,7 +27,7 @@ def create(name: str, data: Mapping[str, Any], source: str, record: ClusterRecor
         UsageError: there is one of that name.
         BatchAIError: the document is wrong, or can't be used yet; nothing was made.
     """
-    if cluster_records.document_path(name).exists():
+    if records.document_path(name).exists():
         raise UsageError(
             f"there is a cluster '{name}' already; delete it first (batchai cluster delete -n {name}), or name another"
         )
@@ -36,9 +36,9 @@ def create(name: str, data: Mapping[str, Any], source: str, record: ClusterRecor
         say(warning)
     cluster, _ = clusters.make(name, document, Path(source), record)
     settings = _settings(cluster)
-    cluster_records.add_document(name, dict(data))
+    records.add_document(name, dict(data))
     try:
-        cluster_records.save(name, record)
+        records.save(name, record)
         try:
             return scaling.apply(cluster, settings)
         except ClusterError as error:
@@ -46,7 +46,7 @@ def create(name: str, data: Mapping[str, Any], source: str, record: ClusterRecor
             say(str(error))
             return clusters.load(name)[0]
     except BatchAIError:
-        cluster_records.delete(name)
+        records.delete(name)
         raise
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlflow_batchai import accounts, cluster_records
+from mlflow_batchai import accounts
+from mlflow_batchai.cluster import records
 from mlflow_batchai.config import home
 from mlflow_batchai.engines.base import Scalable
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, DocumentError, NotSupportedError, ShareError
@@ -96,7 +97,7 @@ def load(name: str | None) -> tuple[Cluster, list[str]]:
         NotSupportedError: its engine isn't built yet.
     """
     name = name or DEFAULT_CLUSTER
-    path = cluster_records.document_path(name)
+    path = records.document_path(name)
     warnings: list[str] = []
     if "/" not in name and path.is_file():
         document, warnings = load_cluster(path)
@@ -104,7 +105,7 @@ def load(name: str | None) -> tuple[Cluster, list[str]]:
         document = ClusterDocument.local()
     else:
         raise ClusterNotFoundError(f"there is no cluster '{name}' ({path}); the clusters are: {', '.join(names())}")
-    cluster, notices = make(name, document, path, cluster_records.find(name))
+    cluster, notices = make(name, document, path, records.find(name))
     return cluster, warnings + notices
 
 

@@ -1,0 +1,1 @@
+"""From documents to a plan, before anything exists."""
