@@ -50,7 +50,9 @@ def cli(shared_cli: Cli) -> Cli:
     submitted = world.run(world.project(TRAIN, batchai=DOCUMENT))
     assert submitted.returncode == 0, submitted.stderr
     world.wait(lambda: (outputs(world) / "ready").exists(), 90, "the ranks don't run")
-    world.wait(lambda: world.log().count("\n") == 2 and world.log("stderr.txt").count("\n") == 2, 90, "no output")
+    logs = [world.folder() / "stdouterr" / name for name in ("stdout.txt", "stderr.txt")]
+    # Ranks may have written before the agent has.
+    world.wait(lambda: [path.exists() and path.read_bytes().count(b"\n") for path in logs] == [2, 2], 90, "no output")
     world.wait(lambda: world.last.info.status == "RUNNING", 90, "the run says that it waits")
     return shared_cli
 
