@@ -45,6 +45,7 @@ class Agent:
         ticket: what ``tickets.take`` returned, for this node.
         given: what is never written anywhere (see ``main``).
         part: (i, n): this node is the i-th of n on its machine, from 0.
+        name: what the cluster calls this node; empty: its id in the job.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Agent:
         ticket: Mapping[str, Any],
         given: Mapping[str, Any],
         part: Tuple[int, int] = (0, 1),
+        name: str = "",
     ) -> None:
         plan = _plan(open_control(share, given.get("share")), protocol.JobPaths(folder, attempt).plan)
         if plan["protocol"] != protocol.PROTOCOL_VERSION:
@@ -72,7 +74,7 @@ class Agent:
         self.runtime = Runtime(self.layout, self.shipper, given.get("variables") or {})
         self.runtime.registry = given.get("registry")
         self.peers = Peers(self.layout, self.shipper)
-        self.phases = Phases(self.layout, self.shipper, self.runtime, self.peers, part, given)
+        self.phases = Phases(self.layout, self.shipper, self.runtime, self.peers, part, given, name)
         self._ticket_file: Optional[IO[str]] = None
         self._trouble = False
 
@@ -95,13 +97,13 @@ class Agent:
         try:
             if late is not None:
                 raise late
-            self.local_state("waiting")
-            self.runtime.node_lock = take_node(self.layout, self.ticket, self.shipper, lambda: self.peers.check(starting=True))
+            self.runtime.node_lock = take_node(
+                self.layout, self.ticket, self.shipper, lambda: self.peers.check(starting=True), self.local_state
+            )
             # Of a job whose agent was killed, for the node is ours.
             left = containers.sweep(self.root)
             if left:
                 self.shipper.note(left)
-            self.local_state("held")
             self.phases.run()
         except Stop as reason:
             stop = reason
@@ -310,8 +312,9 @@ def main(arguments: List[str]) -> int:
     """``agent --share S --folder F --attempt A --node K --root R --ticket JSON``, and one JSON object on standard input.
 
     ``--share`` is a directory or an address. ``--part I/N`` says that this node is part I (from 0) of the N that its machine is
-    cut into. The object: ``variables`` (name -> value, for the ranks), ``share`` (the SAS for an address, or null), ``volumes``
-    (index -> ``{"key": ...}`` or ``{"sas": ...}``), ``registry`` (``username`` and ``password``, or null).
+    cut into; ``--name TEXT`` is what the cluster calls it. The object: ``variables`` (name -> value, for the ranks), ``setup``
+    (the same for the setup task), ``share`` (the SAS for an address, or null), ``volumes`` (index -> ``{"key": ...}`` or
+    ``{"sas": ...}``), ``registry`` (``username`` and ``password``, or null).
     """
     parser = argparse.ArgumentParser(prog="agent")
     parser.add_argument("--share", required=True)
@@ -321,6 +324,7 @@ def main(arguments: List[str]) -> int:
     parser.add_argument("--root", required=True)
     parser.add_argument("--ticket", required=True)
     parser.add_argument("--part", type=_part, default=(0, 1))
+    parser.add_argument("--name", default="")
     options = parser.parse_args(arguments)
     given = json.loads(sys.stdin.read() or "{}")
     try:
@@ -334,6 +338,7 @@ def main(arguments: List[str]) -> int:
                 json.loads(options.ticket),
                 given,
                 options.part,
+                options.name,
             )
             return agent.run()
     except (staging.SetupError, ControlError) as error:

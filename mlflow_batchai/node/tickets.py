@@ -234,6 +234,11 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
+def unlock(descriptor: int) -> None:
+    """Let go of a lock; the descriptor can take it again."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
 def owner(root: str) -> Optional[Tuple[str, int]]:
     """(mark, index of the node in that job) of the job that last had the node."""
     try:

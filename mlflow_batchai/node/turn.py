@@ -12,32 +12,65 @@ from mlflow_batchai.node.tidy import tidy
 TURN_POLL_SECONDS = 0.2
 
 
-def take_node(layout: NodeLayout, ticket: Mapping[str, Any], shipper: Shipper, check: Callable[[], None]) -> int:
+def take_node(
+    layout: NodeLayout,
+    ticket: Mapping[str, Any],
+    shipper: Shipper,
+    check: Callable[[], None],
+    tell: Callable[[str], None],
+) -> int:
     """Wait for our turn and take the node; what a dead job left there is ended first.
 
     Args:
         ticket: what ``tickets.take`` returned, for this node.
         shipper: where it is said what is waited for.
         check: called while waiting; raises what is to end it.
+        tell: told ``waiting`` and ``held``, for whoever asks what the node does.
 
     Returns:
         The descriptor of the node's lock, held: the node is ours until the last process that has it open is gone.
     """
     root = layout.root
     node_lock = tickets.open_node_lock(root)
+    agent_lock = tickets.open_agent_lock(root)  # ours until this process ends
     before = list(ticket["after"])
+    tell("waiting")
+    while True:
+        _await_turn(root, before, ticket["taken"], shipper, check)
+        _lock(root, node_lock, agent_lock, shipper, check)
+        # Told first, then looked: who closes nodes does it the other way round, so one of us sees the other.
+        tell("held")
+        if not gate.is_closed(root):
+            break
+        tell("waiting")
+        for descriptor in (node_lock, agent_lock):
+            tickets.unlock(descriptor)
+    for descriptor in (node_lock, agent_lock):
+        # Nobody ever writes them, and systemd removes from /var/tmp what looks unused: the next agent would lock other files.
+        os.utime(descriptor)
+    tickets.set_owner(root, layout.mark, layout.node)
+    tickets.forget_ended(root, time.time())
+    tidy(root, time.time())
+    return node_lock
+
+
+def _await_turn(root: str, after: Sequence[int], taken: float, shipper: Shipper, check: Callable[[], None]) -> None:
+    """Wait until nobody is before us and the node takes jobs."""
     said = ""
     while True:
-        before = tickets.predecessors(root, before, ticket["taken"], time.time())
-        waits = _waits(root, before)
+        after = tickets.predecessors(root, after, taken, time.time())
+        waits = _waits(root, after)
         if not waits:
-            break
+            return
         if waits != said:
             shipper.note(waits)
             said = waits
         check()
         time.sleep(TURN_POLL_SECONDS)
-    agent_lock = tickets.open_agent_lock(root)  # ours until this process ends
+
+
+def _lock(root: str, node_lock: int, agent_lock: int, shipper: Shipper, check: Callable[[], None]) -> None:
+    """Take both locks, and end what the job before us left."""
     while not tickets.try_lock(agent_lock):
         check()
         time.sleep(TURN_POLL_SECONDS)
@@ -52,13 +85,6 @@ def take_node(layout: NodeLayout, ticket: Mapping[str, Any], shipper: Shipper, c
     # Those that have closed the lock's descriptor (daemons do) carry the mark still.
     if processes.sweep(lambda: _left_behind(root), grace=5.0):
         shipper.note("processes of the job before us would not end")
-    for descriptor in (node_lock, agent_lock):
-        # Nobody ever writes them, and systemd removes from /var/tmp what looks unused: the next agent would lock other files.
-        os.utime(descriptor)
-    tickets.set_owner(root, layout.mark, layout.node)
-    tickets.forget_ended(root, time.time())
-    tidy(root, time.time())
-    return node_lock
 
 
 def _waits(root: str, before: Sequence[int]) -> str:

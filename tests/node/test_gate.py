@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from booking import take
@@ -13,6 +14,7 @@ from waiting import wait_for
 from mlflow_batchai.node import tickets
 from mlflow_batchai.node.census import census
 from mlflow_batchai.node.gate import gate, is_closed
+from mlflow_batchai.node.turn import take_node
 
 HOLD = 'echo go; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
 
@@ -87,3 +89,25 @@ def test_gpus_in_use(tmp_path: Path, monkeypatch: Any) -> None:
     assert census([])["gpus"] == {"total": 2, "inUse": 1}
     (tmp_path / "nvidia-smi.broken").touch()
     assert census([])["gpus"] == {"total": 2, "inUse": 0}
+
+
+def test_a_node_that_is_closed_while_it_is_taken(tmp_path: Path) -> None:
+    """Who closes it has seen an agent that waits, so it has to go on waiting, and holds up nobody meanwhile."""
+    root, told = str(tmp_path), []
+    (tmp_path / "tickets").mkdir()
+
+    def tell(state: str) -> None:
+        told.append(state)
+        if told == ["waiting", "held"]:
+            gate(root, True)
+
+    def check() -> None:
+        for path in (tmp_path / "lock", tmp_path / "agent.lock"):
+            with path.open() as file:
+                assert tickets.try_lock(file.fileno())
+        gate(root, False)
+
+    layout: Any = SimpleNamespace(root=root, mark="j/1", node=0)
+    shipper: Any = SimpleNamespace(note=lambda text: None)
+    os.close(take_node(layout, {"after": [], "taken": 0.0}, shipper, check, tell))
+    assert told == ["waiting", "held", "waiting", "held"]
