@@ -59,6 +59,8 @@ class Relay:
         self._log_interval = FIRST_LOG_SECONDS
         self._finishing: float | None = None
         self.notes: list[str] = list(memory.get("notes", []))
+        # Of logs and outputs: what lies on the share only, which `batchai gc` leaves there.
+        self._left_out: list[str] = list(memory.get("leftOut", []))
 
     def step(self, to_the_end: bool = False) -> int:
         """Relay what is new; the number of segments that were read. ``to_the_end``: nothing more will be written."""
@@ -96,6 +98,7 @@ class Relay:
             "dropped": self._dropped,
             "state": self._state,
             "notes": list(self.notes),
+            "leftOut": list(self._left_out),
         }
 
     def _take(self, record: Record) -> None:
@@ -185,8 +188,11 @@ class Relay:
         self._finishing = self._finishing or time.monotonic()
         self._begin()
         self._send_rest()
-        with self._noting("logs", self.notes):
-            self.notes += self._logs.send(complete=True)
+        notes: list[str] = []
+        with self._noting("logs", notes):
+            notes += self._logs.send(complete=True)
+        self.notes += notes
+        self._left_out += notes
         self._lease.save(self._memory())
 
     def _send_rest(self) -> None:
@@ -206,16 +212,18 @@ class Relay:
         self._begin()
         self._send_rest()
         # A store that fails below brings us here again: notes of that time are not kept.
-        notes = list(self.notes)
-        with self._noting("logs", notes):
-            notes += self._logs.send(complete=True)
-        with self._noting("outputs", notes):
-            notes += collect.upload_outputs(self._client, self._job)
+        left_out: list[str] = []
+        with self._noting("logs", left_out):
+            left_out += self._logs.send(complete=True)
+        with self._noting("outputs", left_out):
+            left_out += collect.upload_outputs(self._client, self._job)
+        notes = [*self.notes, *left_out]
         if state.execution_state == protocol.SUCCEEDED:
             with self._noting("model", notes):
                 notes += collect.log_model(self._client, self._job, self._models)
         self._lease.check()
         self._end_run(state, notes)
+        self._left_out += left_out
         self._lease.save(self._memory(), finished=True)
 
     def _end_run(self, state: JobState, notes: list[str]) -> None:

@@ -135,10 +135,17 @@ def _judge(job: Job, there: dict[str, Entry], now: float, seconds: float, delete
         return _Fate(trouble="a newer mlflow-batchai made it; update this one")
     snapshot, state = job.snapshot(), job.state()
     if not state.ended:
-        never_started = not snapshot.announces and job.handle() is None and job.attempt == 1
-        return _half_done(there, now, seconds) if never_started else _Fate(lives=True)
-    by_submitter = (snapshot.verdict or {}).get("by") == "submitter"
-    if not by_submitter and not Lease(job).finished():
+        if snapshot.announces or job.handle() is not None:
+            return _Fate(lives=True)
+        fate = _half_done(there, now, seconds)
+        if fate.reason and job.attempt > 1:
+            # Whoever began it has died, and the attempt before has left results.
+            return _Fate(lives=True, trouble=f"its attempt {job.attempt} was never started: batchai job attach {job.name}")
+        return fate
+    # A later attempt that could not be started comes after one that has left results.
+    by_submitter = (snapshot.verdict or {}).get("by") == "submitter" and job.attempt == 1
+    lease = Lease(job)
+    if not by_submitter and not lease.finished():
         return _Fate(lives=True, trouble=f"its results are not in MLflow yet: batchai job attach {job.name}")
     since = (state.end_time or 0) / 1000
     also = tuple(elsewhere(job))
@@ -146,6 +153,9 @@ def _judge(job: Job, there: dict[str, Entry], now: float, seconds: float, delete
         return _Fate("its run was deleted", since, also)
     if now - since <= seconds:
         return _Fate()
+    if left_out := [] if by_submitter else lease.left_out():
+        what = f"not all of its results are in MLflow ({left_out[0]}); batchai job delete {job.name} gives them up"
+        return _Fate(trouble=what)
     return _Fate("its submit failed" if by_submitter else "ended; results are in MLflow", since, also)
 
 

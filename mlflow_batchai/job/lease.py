@@ -75,6 +75,11 @@ class Lease:
         newest = self._newest()
         return bool(newest) and self._over(self._cursor(newest) or {})
 
+    def left_out(self) -> list[str]:
+        """Sentences on the logs and outputs that could not be sent to the run (``relay.Relay``); empty if all were."""
+        memory = (self._cursor(self._newest()) or {}).get("memory") or {}
+        return [str(sentence) for sentence in memory.get("leftOut", [])]
+
     def held_here(self) -> bool:
         """Whether a process of this machine has it and lives; False if that can't be seen from here."""
         cursor = self._cursor(self._newest()) or {}

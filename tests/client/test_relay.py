@@ -242,6 +242,18 @@ def test_a_model_outside_of_the_outputs_is_a_note(scene):
     assert "is no path on it" in client.get_run(made.plan["runId"]).data.tags["batchai.notes"]
 
 
+def test_what_could_not_be_sent_is_remembered(scene):
+    """`batchai gc` asks: the share has the only copy."""
+    made, client, relay = scene
+    made.share.write(f"{made.paths.folder}/outputs/m/net.keras", b"x")
+    made.verdict()
+    first = relay()
+    client.before["log_artifacts"] = [OSError("disk full")]
+    first.finish(made.job.state())
+    assert Lease(made.job).finished() and Lease(made.job).left_out() == ["outputs: OSError: disk full"]
+    assert "outputs: OSError: disk full" in client.get_run(made.plan["runId"]).data.tags["batchai.notes"]
+
+
 def test_links_out_of_the_share_are_not_followed(scene, tmp_path):
     """What a rank links to would be read here, on another machine, with another user's rights."""
     made, client, relay = scene

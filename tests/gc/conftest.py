@@ -72,8 +72,8 @@ class ControlShare:
         self.aged(folder, 100)
         return folder
 
-    def verdict(self, folder: str, ended: float, by: str = "agent-0") -> None:
-        paths = JobPaths(folder)
+    def verdict(self, folder: str, ended: float, by: str = "agent-0", attempt: int = 1) -> None:
+        paths = JobPaths(folder, attempt)
         self.share.claim(paths.verdict)
         record = protocol.verdict_record(protocol.SUCCEEDED, by, 0)
         self.write(paths.verdict_file, {**record, "endTime": int((time.time() - ended * DAY) * 1000)})

@@ -51,6 +51,32 @@ def test_results_that_are_not_in_mlflow_stay(control: Any) -> None:
     ]
 
 
+def test_results_that_could_not_be_sent_stay(control: Any) -> None:
+    """The share has the only copy."""
+    folder = control.job("large", ended=50)
+    control.write(JobPaths(folder).cursor(2), {"finished": True, "memory": {"leftOut": ["outputs: disk full"]}})
+    assert look(control) == {}
+    assert control.said == [
+        f"{control.share.url}: {folder} stays: not all of its results are in MLflow (outputs: disk full); batchai job delete"
+        " large gives them up"
+    ]
+    assert look(control, deleted=["run-large"])[folder].reason == "its run was deleted"
+
+
+def test_a_later_attempt_that_was_not_started_comes_after_results(control: Any) -> None:
+    """Put back in the queue, and then its submitter could not start it, or died: nobody has sent what the first has left."""
+    refused, died = control.job("refused", relayed=False), control.job("died", relayed=False)
+    control.share.claim(JobPaths(refused, 2).begun)
+    control.verdict(refused, 31, by="submitter", attempt=2)
+    control.share.claim(JobPaths(died, 2).begun)
+    control.aged(died, 40)
+    assert look(control) == {}
+    assert control.said == [
+        f"{control.share.url}: {died} stays: its attempt 2 was never started: batchai job attach died",
+        f"{control.share.url}: {refused} stays: its results are not in MLflow yet: batchai job attach refused",
+    ]
+
+
 def test_a_deleted_run_goes_at_once_but_not_while_its_job_lives(control: Any) -> None:
     ended = control.job("ended", ended=0.1)
     control.job("runs")
