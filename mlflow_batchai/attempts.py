@@ -13,7 +13,7 @@ from typing import Any
 from mlflow_batchai import detached, runner, runs
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.detached import Submitted
-from mlflow_batchai.errors import BatchAIError, JobError, JobNotFoundError, ShareError
+from mlflow_batchai.errors import BatchAIError, JobError, JobFailedError, JobNotFoundError, ShareError
 from mlflow_batchai.job.jobs import Job, pause_after
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.states import JobState, terminated_verdict
@@ -73,7 +73,7 @@ def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) ->
         start(submitted, cluster, secrets)
 
 
-def requeue(submitted: Submitted, cluster: Cluster, why: str) -> bool:
+def requeue(submitted: Submitted, cluster: Cluster, why: str, say: Callable[[str], None]) -> bool:
     """End the attempt that runs and begin the next one, which waits in the queue; returns when its agents do.
 
     ``submitted`` is at that attempt afterwards. A job that ends meanwhile, by itself or because somebody wants it, has ended.
@@ -81,19 +81,22 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str) -> bool:
     Args:
         cluster: the job's.
         why: a sentence for people.
+        say: told before the end of its attempt is waited for.
 
     Returns:
         Whether it waits in the queue; False: it has ended.
 
     Raises:
         JobError: it can't be put back in the queue, and is left as it is; or its attempt doesn't end.
-        BatchAIError: the next attempt can't be started: the job has failed with that reason.
+        JobFailedError: the next attempt could not be started: the job has failed with that reason.
+        BatchAIError: its share can't be used.
     """
     secrets = _told_again(submitted, cluster)
     before = submitted.job
     if not Lease(before).held_here():
         detached.start_follower(submitted)
     before.request_requeue(runner.user(), why)
+    say(f"job {before.name} was asked to end its attempt {before.attempt}; waiting for that")
     state = _await_verdict(before)
     if state.next_attempt is None:
         return False
@@ -106,8 +109,11 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str) -> bool:
     if wish and wish["kind"] == protocol.CANCEL:
         begun.claim_verdict(terminated_verdict(running=False, by="submitter"))
         return False
-    with attempt_fails_with_it(before.share, before.folder, begun.attempt):
-        start(submitted, cluster, secrets, follow=False)
+    try:
+        with attempt_fails_with_it(before.share, before.folder, begun.attempt):
+            start(submitted, cluster, secrets, follow=False)
+    except BatchAIError as error:
+        raise JobFailedError(f"job {before.name} has failed, since it could not be started again: {error}") from error
     return True
 
 
@@ -121,6 +127,7 @@ def _told_again(submitted: Submitted, cluster: Cluster) -> dict[str, Any]:
         raise JobError(f"job {submitted.job.name} has ended")
     try:
         _check_here(submitted.job, cluster)
+        _check_nodes(submitted.job, cluster)
         return told(submitted.job, cluster, _seconds(submitted.job))
     except BatchAIError as error:
         raise JobError(f"{error}; or wait for its end (waitforjobcompletion), or end it (terminate)") from error

@@ -126,7 +126,7 @@ def _end(watch: Watch, relay: Relay, last: Callable[[], None], lease: Lease) -> 
     for, since nobody else will do it."""
     try:
         watch.clean_up()
-    except ClusterError as error:
+    except (ClusterError, ShareError) as error:
         relay.notes.append(str(error))
     trouble = 1.0
     while True:

@@ -19,12 +19,14 @@ from mlflow_batchai.errors import (
     ClusterNotFoundError,
     DocumentError,
     JobError,
+    JobFailedError,
     JobNotFoundError,
     NotSupportedError,
     UsageError,
 )
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.node import protocol
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.spec.cluster import Engine, ScaleSettings
 
@@ -48,7 +50,13 @@ def resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Cal
 
     Raises:
         ClusterError: some nodes could not be told; the others have been.
+        ClusterNotFoundError: somebody has just deleted it.
     """
+    with records.locked(cluster.name, say):
+        return _resize(clusters.load(cluster.name)[0], settings, option, tracking, say)
+
+
+def _resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Callable[[], Tracking], say: Say) -> Cluster:
     trouble: ClusterError | None = None
     try:
         now = scaling.apply(cluster, settings)
@@ -57,7 +65,7 @@ def resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Cal
     census = now.engine.census()
     ending = set()
     for ticket, fate in fates(census, option):
-        if _has_ended(now, ticket):
+        if not _goes_on(now, ticket):
             continue
         name = scaling.name_of(now.share, ticket)
         if fate == TERMINATE:
@@ -101,12 +109,13 @@ def fates(census: Census, option: str) -> list[tuple[Ticket, str]]:
     return found
 
 
-def _has_ended(cluster: Cluster, ticket: Ticket) -> bool:
-    """Whether a job has its verdict, and only its agents are still there for a moment."""
+def _goes_on(cluster: Cluster, ticket: Ticket) -> bool:
+    """Whether a ticket's attempt is what its job is at, and not over: its agents may be there for a moment longer."""
     try:
-        return bool(ticket.folder) and Job(cluster.share, ticket.folder).state().ended
+        job = Job(cluster.share, ticket.folder) if ticket.folder else None
+        return job is None or (ticket.mark == protocol.job_mark(job.plan["job"], job.attempt) and not job.state().ended)
     except JobNotFoundError:
-        return False
+        return True
 
 
 def _requeue(cluster: Cluster, ticket: Ticket, name: str, tracking: Callable[[], Tracking], say: Say) -> set[str]:
@@ -123,11 +132,14 @@ def _requeue(cluster: Cluster, ticket: Ticket, name: str, tracking: Callable[[],
         found = lookup.find(job.plan["runId"], tracking())
         if found.job.folder != job.folder:
             raise JobError("its run is in another tracking store (MLFLOW_TRACKING_URI)")
-        attempts.requeue(found, cluster, f"cluster {cluster.name} was resized")
+        again = attempts.requeue(found, cluster, f"cluster {cluster.name} was resized", say)
+    except JobFailedError as error:
+        say(str(error))
+        return {ticket.mark}
     except BatchAIError as error:
         say(f"job {name} {goes_on}: it can't be put back in the queue: {error}")
         return set()
-    say(f"job {name} is in the queue again (attempt {found.job.attempt})")
+    say(f"job {name} is in the queue again (attempt {found.job.attempt})" if again else f"job {name} has ended meanwhile")
     return {ticket.mark}
 
 
@@ -159,43 +171,51 @@ def _await_end(cluster: Cluster, marks: set[str], say: Say) -> None:
 def delete(name: str, say: Say) -> None:
     """Delete a cluster: its jobs are ended, then its document, its record, and its nodes' folders on this machine removed.
 
-    The control share stays, and so do machines that are reached over SSH, which take jobs of others again.
+    The control share stays, and so do machines that are reached over SSH, which take jobs of others again. Jobs that can't be
+    seen (its document is wrong, the machine that knows them is away) go on, and that is said.
 
     Raises:
         ClusterNotFoundError: there is none.
         UsageError: it is the local cluster, which needs no document.
-        ClusterError: its nodes can't be asked whether jobs run there; nothing was removed.
+        ClusterError: jobs still run on this machine's nodes; nothing was removed.
     """
     there = records.document_path(name).is_file()
     if not there and records.find(name) is None:
         if name == clusters.DEFAULT_CLUSTER:
             raise UsageError(f"the cluster '{name}' needs no document, is always there, and can't be deleted")
         raise ClusterNotFoundError(f"there is no cluster '{name}'; the clusters are: {', '.join(clusters.names())}")
-    try:
-        cluster, _ = clusters.load(name)
-    except (DocumentError, NotSupportedError, ClusterError) as error:
-        # No job can run there that could be asked for.
-        say(str(error))
-        records.delete(name)
-        return
-    try:
-        _end_jobs(cluster, say)
-        # Its hosts may belong to other documents as well.
-        with contextlib.suppress(ClusterError):
-            cluster.engine.admit(cluster.engine.node_limit)
-        records.delete(name)
-        if cluster.document.engine is Engine.LOCAL:
-            remove_nodes(home(), name)
-    finally:
-        cluster.engine.close()
+    with records.locked(name, say):
+        try:
+            cluster, _ = clusters.load(name)
+        except (DocumentError, NotSupportedError, ClusterError) as error:
+            say(f"{error}; jobs that may run there were not ended")
+            records.delete(name)
+            return
+        try:
+            _end_jobs(cluster, say)
+            # Its hosts may belong to other documents as well.
+            with contextlib.suppress(ClusterError):
+                cluster.engine.admit(cluster.engine.node_limit)
+            records.delete(name)
+            if cluster.document.engine is Engine.LOCAL:
+                remove_nodes(home(), name)
+        finally:
+            cluster.engine.close()
 
 
 def _end_jobs(cluster: Cluster, say: Say) -> None:
-    tickets = cluster.engine.census().tickets
+    census = cluster.engine.census()
+    if census.trouble:
+        say(f"{census.trouble}; jobs that may run there were not ended")
+    tickets = [ticket for ticket in census.tickets if scaling.sent_to(cluster, ticket)]
     marks: set[str] = set()
     for ticket in tickets:
         marks |= _terminate(cluster, ticket, f"cluster {cluster.name} was deleted", say)
     _await_end(cluster, marks, say)
+    # What agents of this machine still use must not be taken from under them.
+    if cluster.document.engine is Engine.LOCAL and (left := cluster.engine.census().tickets):
+        names = ", ".join(scaling.name_of(cluster.share, ticket) for ticket in left)
+        raise ClusterError(f"cluster '{cluster.name}' still has jobs: {names}; delete it again when they have ended")
     jobs = [Job(cluster.share, ticket.folder) for ticket in tickets if ticket.mark in marks]
     until = time.monotonic() + RELAY_SECONDS
     while any(not Lease(job).finished() for job in jobs) and time.monotonic() < until:

@@ -121,7 +121,7 @@ def _jobs(scope: Scope, name: str) -> list[str]:
     except BatchAIError:
         return []  # it can't be used as it is, and is deleted for that
     try:
-        return [job.name for job in scaling.queue(cluster)]
+        return [job.name for job in scaling.queue(cluster) if scaling.sent_to(cluster, job.ticket)]
     finally:
         cluster.engine.close()
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +67,32 @@ def delete(name: str) -> None:
         path.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def locked(name: str, say: Callable[[str], None]) -> Iterator[None]:
+    """For the time of the block nobody else with this client's folder changes the cluster.
+
+    Args:
+        say: told if somebody else does just now, who is waited for.
+
+    Raises:
+        ClusterError: there is no place for the lock.
+    """
+    path = home() / "locks" / f"cluster-{name}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # It stays: a lock that was removed is not the one that others wait for.
+        file = path.open("a")
+    except OSError as error:
+        raise ClusterError(f"{path} can't be written: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"cluster '{name}' is just being changed by another command; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def _write(path: Path, text: str, new: bool = False) -> None:
     """Whole, or not at all; ``new``: not over one that is there."""
     other = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
@@ -73,11 +102,11 @@ def _write(path: Path, text: str, new: bool = False) -> None:
             file.write(text)
         if new:
             path.hardlink_to(other)
-            other.unlink()
         else:
             other.replace(path)
     except FileExistsError as error:
-        other.unlink()
         raise UsageError(f"{path} has just been made by somebody else; see batchai cluster list") from error
     except OSError as error:
         raise ClusterError(f"{path} can't be written: {error.strerror}") from error
+    finally:
+        other.unlink(missing_ok=True)

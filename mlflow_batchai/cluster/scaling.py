@@ -12,6 +12,7 @@ from mlflow_batchai.cluster import clusters, records
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.engines.census import Census, NodeState, Ticket
 from mlflow_batchai.errors import ClusterError, ShareNotFoundError, UsageError
+from mlflow_batchai.job import folders
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import protocol
 from mlflow_batchai.shares import Share
@@ -70,6 +71,14 @@ def name_of(share: Share, ticket: Ticket) -> str:
         return str(protocol.decode_one(share.read(protocol.JobPaths(ticket.folder).plan))["name"])
     except (ShareNotFoundError, protocol.TornFileError):
         return identity
+
+
+def sent_to(cluster: Cluster, ticket: Ticket) -> bool:
+    """Whether a job was sent to a cluster by its name: machines over SSH may belong to other documents as well."""
+    if cluster.document.engine is EngineName.LOCAL or not ticket.folder:
+        return True
+    plan = folders.read_plan(cluster.share, ticket.folder)
+    return plan is not None and plan["cluster"] == cluster.name
 
 
 class Waits(NamedTuple):
@@ -201,6 +210,9 @@ def _check_size(cluster: Cluster, count: int) -> None:
 
 def apply(cluster: Cluster, settings: ScaleSettings) -> Cluster:
     """Give a cluster other scale settings: the record first, then its nodes are told. What runs on them is left alone.
+
+    Args:
+        cluster: as it is just now; who lets two do this at once has the record of one and the nodes of the other.
 
     Returns:
         The cluster as it is now.

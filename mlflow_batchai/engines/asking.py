@@ -57,7 +57,8 @@ def census(nodes: Sequence[Node], known: Sequence[Known], book: str, each: Each)
             else:
                 told = answer["nodes"][position]
                 said[index] = {**told, "id": nodes[index].id or told["id"]}
-    return work_out([one.place for one in known], said, [one.trouble for one in known], listed["tickets"], add_up(answers))
+    found = work_out([one.place for one in known], said, [one.trouble for one in known], listed["tickets"], add_up(answers))
+    return found if known[0].lost is None else found._replace(trouble=str(known[0].lost))
 
 
 def admit(nodes: Sequence[Node], count: int, each: Each) -> None:

@@ -161,7 +161,7 @@ class Scalable(Engine, Protocol):
         """All of them, for who asks them himself."""
 
     def census(self) -> Census:
-        """What the nodes do, and the queue; ClusterError if the queue can't be read."""
+        """What the nodes do, and the queue; ClusterError if its book is there and can't be read."""
 
     def admit(self, count: int) -> None:
         """Have the first ``count`` nodes take jobs, and the others none; ClusterError if some could not be told."""

@@ -75,11 +75,13 @@ class Census(NamedTuple):
     Attributes:
         tickets: the queue, in its order: jobs that run and jobs that wait.
         gpus: None where no machine has any.
+        trouble: why the queue can't be seen, or nothing.
     """
 
     nodes: Sequence[NodeReport]
     tickets: Sequence[Ticket]
     gpus: Gpus | None = None
+    trouble: str = ""
 
 
 def work_out(

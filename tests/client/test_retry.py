@@ -13,7 +13,7 @@ import pytest
 from mlflow_batchai import attempts, detached, runner, runs
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.engines.base import Poll, PollState
-from mlflow_batchai.errors import ClusterError, JobError
+from mlflow_batchai.errors import ClusterError, JobError, JobFailedError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.node import processes, protocol
@@ -43,9 +43,11 @@ class Engine:
 
     def __init__(self):
         self.started, self.cancelled, self.lacking = [], [], {}
-        self.error = None
+        self.error = self.trouble = None
 
     def check(self, count, needs=None):
+        if self.trouble:
+            raise self.trouble
         return []
 
     def submit(self, request):
@@ -111,7 +113,7 @@ def test_retried(scene):
     assert not {runs.TAG_REASON, runs.TAG_CANCEL} & set(run.data.tags)
     (request,) = scene.cluster.engine.started
     assert (request.mark, request.attempt, request.folder) == ("0123456789/2", 2, scene.made.paths.folder)
-    assert request.secrets == {"variables": {}, "share": None, "volumes": {}, "registry": None}
+    assert request.secrets == {"variables": {}, "setup": {}, "share": None, "volumes": {}, "registry": None}
     assert found.job.attempt == scene.found().job.attempt == 2
     assert found.job.handle() == {"engine": "fake", "nodes": [0]}
     assert len(scene.spawned) == 1
@@ -185,7 +187,7 @@ REFUSED = [
 def test_what_is_not_here_is_told_before_anything_is_touched(scene, changes, words):
     scene.plan(**changes)
     with pytest.raises(JobError, match=words) as refused:
-        attempts.requeue(scene.found(), scene.cluster, "room is needed")
+        attempts.requeue(scene.found(), scene.cluster, "room is needed", print)
     assert str(refused.value).endswith("; or wait for its end (waitforjobcompletion), or end it (terminate)")
     assert scene.made.job.requests() == []
     scene.fail()
@@ -239,7 +241,7 @@ def test_what_agents_are_told_again(scene, monkeypatch):
 def test_a_job_that_has_ended_is_not_put_back(scene):
     scene.fail()
     with pytest.raises(JobError, match="job toy-0123 has ended"):
-        attempts.requeue(scene.found(), scene.cluster, "room is needed")
+        attempts.requeue(scene.found(), scene.cluster, "room is needed", print)
     assert scene.made.job.requests() == []
 
 
@@ -252,7 +254,9 @@ def test_requeued(scene, monkeypatch):
     assert lease.held_here()
     ended = threading.Timer(0.2, lambda: made.verdict("queued", next=2, reason="room is needed"))
     ended.start()
-    assert attempts.requeue(found, scene.cluster, "room is needed")
+    said = []
+    assert attempts.requeue(found, scene.cluster, "room is needed", said.append)
+    assert said == ["job toy-0123 was asked to end its attempt 1; waiting for that"]
     ended.join()
     assert [(request["kind"], request["why"]) for request in made.job.at(1).requests()] == [("requeue", "room is needed")]
     (request,) = scene.cluster.engine.started
@@ -276,7 +280,7 @@ def test_who_cancels_meanwhile_has_his_way(scene, monkeypatch, when):
         return job.state()
 
     monkeypatch.setattr(attempts, "_await_verdict", verdict)
-    assert not attempts.requeue(found, scene.cluster, "room")
+    assert not attempts.requeue(found, scene.cluster, "room", print)
     assert scene.cluster.engine.started == []
     state = runner.state(scene.found())
     assert (state.run_status, state.ended) == ("KILLED", True)
@@ -287,17 +291,24 @@ def test_a_next_attempt_that_cant_start_fails_the_job(scene, monkeypatch):
     made, found = scene.made, scene.found()
     monkeypatch.setattr(attempts, "_await_verdict", lambda job: made.verdict("queued", next=2, reason="room") and job.state())
     scene.cluster.engine.error = ClusterError("no nodes today")
-    with pytest.raises(ClusterError):
-        attempts.requeue(found, scene.cluster, "room")
+    with pytest.raises(JobFailedError, match="job toy-0123 has failed, since it could not be started again: no nodes today"):
+        attempts.requeue(found, scene.cluster, "room", print)
     assert (found.job.attempt, found.job.state().run_status, found.job.state().reason) == (2, "FAILED", "no nodes today")
     assert len(scene.spawned) == 1  # nobody had followed it
+
+
+def test_a_job_that_could_not_start_again_is_left_as_it_is(scene):
+    scene.cluster.engine.trouble = ClusterError("node gpu2 is away")
+    with pytest.raises(JobError, match="node gpu2 is away; or wait for its end"):
+        attempts.requeue(scene.found(), scene.cluster, "room", print)
+    assert scene.found().job.requests() == [] and scene.spawned == []
 
 
 def test_a_job_that_makes_no_room_is_told_of(scene, monkeypatch):
     monkeypatch.setattr(attempts, "MAKE_ROOM_SECONDS", 0.1)
     monkeypatch.setattr(attempts, "LOOK_SECONDS", 0.02)
     with pytest.raises(JobError, match=r"job toy-0123 doesn't end its attempt 1 to make room; see .*0123456789.log, or end it"):
-        attempts.requeue(scene.found(), scene.cluster, "room")
+        attempts.requeue(scene.found(), scene.cluster, "room", print)
     assert scene.found().job.attempt == 1
 
 

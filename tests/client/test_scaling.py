@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import processes, protocol
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.signals import Signals
+from mlflow_batchai.spec.cluster import Engine
 
 HOLD = 'until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
 
@@ -70,6 +72,10 @@ class Site:
 
         settings = scaling.manual(self.cluster, target, option)
         return resizing.resize(self.cluster, settings, option, no_store, self.said.append)
+
+    def resize_in_turn(self, target: int) -> None:
+        """What ``resize`` does to the cluster once nobody else does it."""
+        scaling.apply(self.cluster, scaling.manual(self.cluster, target))
 
     def shown(self) -> tuple[str, str]:
         """Allocation state, and the nodes' states by their counts: ``idle running preparing leaving``."""
@@ -279,6 +285,53 @@ def test_deleting_a_cluster_ends_its_jobs(site: Site, monkeypatch: pytest.Monkey
     assert list((site.root / "home" / "clusters").iterdir()) == []
     with pytest.raises(ClusterNotFoundError, match="the clusters are: local"):
         resizing.delete("c", site.said.append)
+
+
+def test_nodes_are_not_removed_under_a_job(site: Site) -> None:
+    """One of an earlier version, which can't be told to end."""
+    job = site.submit("a")
+    running(job)
+    book = site.root / "home" / "nodes" / "c" / "book" / "book.json"
+    book.write_text(book.read_text().replace(job.folder, ""), encoding="utf-8")
+    with pytest.raises(ClusterError, match=f"cluster 'c' still has jobs: {job.plan['job']}; delete it again when they have"):
+        resizing.delete("c", site.said.append)
+    assert site.said[0].endswith("it was submitted by an earlier version; end it with: batchai job terminate")
+    assert records.document_path("c").is_file() and site.shown() == ("steady", "1 1 0 0")
+
+
+def test_jobs_of_other_documents_with_the_same_machines_stay(site: Site) -> None:
+    job, said = site.submit("a", "true"), site.said.append
+    ssh: Any = SimpleNamespace(name="c", document=SimpleNamespace(engine=Engine.SSH), share=job.share)
+    (ticket,) = site.cluster.engine.census().tickets
+    assert scaling.sent_to(ssh, ticket) and scaling.sent_to(ssh, ticket._replace(folder=""))
+    assert not scaling.sent_to(ssh, ticket._replace(folder="jobs/on/another/share"))
+    ssh.name, ssh.engine = "d", SimpleNamespace(census=lambda: Census([], [ticket], None, "node gpu1 is away"))
+    assert not scaling.sent_to(ssh, ticket)
+    resizing._end_jobs(ssh, said)
+    assert site.said == ["node gpu1 is away; jobs that may run there were not ended"]
+    assert job.requests() == []
+
+
+@pytest.mark.parametrize("option", ["terminate", "requeue"])
+def test_an_attempt_that_another_has_followed_is_let_go(site: Site, option: str) -> None:
+    """Its agents leave by themselves; the job waits elsewhere by now, and is not to be ended for them."""
+    job = site.submit("a")
+    running(job)
+    job.begin(2)
+    site.resize(0, option)
+    assert (site.said, job.requests(), job.at(2).requests()) == ([], [], [])
+
+
+def test_of_two_who_resize_at_once_one_waits(site: Site) -> None:
+    with records.locked("c", site.said.append):
+        other = threading.Thread(target=site.resize, args=[1])
+        other.start()
+        wait_for(lambda: site.said)
+        site.resize_in_turn(3)
+    other.join()
+    assert site.said == ["cluster 'c' is just being changed by another command; waiting for it"]
+    # The first one's larger size is not forgotten.
+    assert (site.cluster.engine.node_limit, site.shown()) == (3, ("steady", "1 0 0 0"))
 
 
 @pytest.mark.parametrize("text", ["engine: slurm\n", "nodes: many\n", "{"])

@@ -109,5 +109,12 @@ def test_a_machine_that_is_down_is_unusable(tmp_path: Any, ssh_servers: SshNodes
     finally:
         ssh_servers[1].start()
     assert states(site) == ["closed", "idle"]
+    ssh_servers[0].stop()
+    try:
+        # It keeps the ticket book.
+        found = site.engine.census()
+        assert [node.state.value for node in found.nodes] == ["unusable", "idle"] and "refused the connection" in found.trouble
+    finally:
+        ssh_servers[0].start()
     site.engine.admit(2)
     site.close()
