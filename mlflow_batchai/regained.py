@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from mlflow_batchai.cluster import setup
 from mlflow_batchai.cluster.clusters import Cluster, share_secret
 from mlflow_batchai.errors import BatchAIError, JobError, ShareError
 from mlflow_batchai.job.jobs import Job
@@ -20,7 +21,8 @@ def told(job: Job, cluster: Cluster, seconds: float, environment: Mapping[str, s
     """What agents are told on their standard input (``node/agent.py``).
 
     What opens a storage account is looked for as at submit, except that the job's document is gone; the job's secrets are taken
-    from variables ``BATCHAI_SECRET_<NAME>``, its registry's user from ``BATCHAI_REGISTRY_USERNAME`` and ``_PASSWORD``.
+    from variables ``BATCHAI_SECRET_<NAME>``, its registry's user from ``BATCHAI_REGISTRY_USERNAME`` and ``_PASSWORD``. Those
+    of the setup task stand in the cluster's document.
 
     Args:
         seconds: for how long what opens the volumes has to be good.
@@ -37,6 +39,7 @@ def told(job: Job, cluster: Cluster, seconds: float, environment: Mapping[str, s
         raise JobError(
             f"job {job.name} needs what only its submitter had; set {', '.join(missing)} to what its document gave as secrets"
         )
+    setup_secrets = _setup_secrets(job, cluster)
     try:
         volumes = {
             str(index): opens for index, volume in enumerate(job.plan["volumes"]) if (opens := _opens(volume, cluster, seconds))
@@ -44,7 +47,7 @@ def told(job: Job, cluster: Cluster, seconds: float, environment: Mapping[str, s
         share = share_secret(cluster.location, seconds)
     except BatchAIError as error:
         raise JobError(f"job {job.name} can't start again from here: {error}") from error
-    return {"variables": variables, "share": share, "volumes": volumes, "registry": registry}
+    return {"variables": variables, "setup": setup_secrets, "share": share, "volumes": volumes, "registry": registry}
 
 
 def _variables(job: Job, environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -60,6 +63,19 @@ def _variables(job: Job, environment: Mapping[str, str]) -> tuple[dict[str, str]
         else:
             found[name] = value
     return found, missing
+
+
+def _setup_secrets(job: Job, cluster: Cluster) -> dict[str, str]:
+    """Variable -> value, of the setup task that the job's plan has."""
+    wanted = (job.plan.get("setupTask") or {}).get("secretNames") or ()
+    task = cluster.document.node_setup.setup_task if wanted else None
+    found = setup.secrets(task) if task else {}
+    if missing := [name for name in wanted if name not in found]:
+        raise JobError(
+            f"job {job.name} can't start again from here: the document of cluster '{cluster.name}' has no"
+            f" {', '.join(missing)} among the secrets of nodeSetup.setupTask any more; add it again, or submit the job again"
+        )
+    return {name: found[name] for name in wanted}
 
 
 def _opens(volume: Mapping[str, Any], cluster: Cluster, seconds: float) -> dict[str, str]:

@@ -13,6 +13,7 @@ from mlflow_batchai.cli.cluster import COLUMNS
 from mlflow_batchai.cli.mount_options import MountOptions, mount_options
 from mlflow_batchai.cli.options import Scope, command, named, new_name, notice
 from mlflow_batchai.errors import NotSupportedError, UsageError
+from mlflow_batchai.job.places import DEFAULT_PREFIX
 
 Document = dict[str, Any]
 
@@ -51,8 +52,8 @@ AUTO_SHARE = {
 @click.option("--share", metavar="PATH", help="Control share: a folder, or an Azure file share's address.")
 @mount_options
 @click.option("--use-auto-storage", is_flag=True, help="On this machine: mount a directory as the file share `autoafs`.")
-@click.option("--setup-task", metavar="COMMAND", help="Not supported yet.")
-@click.option("--setup-task-output", metavar="PATH", help="Not supported yet.")
+@click.option("--setup-task", metavar="COMMAND", help="Shell line that each node runs before its first job.")
+@click.option("--setup-task-output", metavar="PATH", help=f"Where its logs go.  [{DEFAULT_PREFIX}]")
 @click.option("-u", "--user-name", metavar="NAME", help="The login, over SSH.")
 @click.option("-l", "--location", metavar="NAME", help="Shown with the cluster.  [the workspace's]")
 @click.option("-s", "--vm-size", metavar="SIZE", help="Kept and shown; has no effect.")
@@ -188,10 +189,16 @@ def _account(written: Any, user: str | None, key: str | None) -> Document | None
 def _setup_task(written: Any, command_line: str | None, output: str | None) -> Document | None:
     if command_line is None and output is None:
         return None
-    if command_line is None or output is None:
-        raise UsageError("--setup-task and --setup-task-output belong together; give both")
     before = written if isinstance(written, Mapping) else {}
-    return {**before, "setupTask": {"commandLine": command_line, "stdOutErrPathPrefix": output}}
+    task = before.get("setupTask")
+    task = dict(task) if isinstance(task, Mapping) else {}
+    if command_line is not None:
+        task["commandLine"] = command_line
+    elif not task:
+        raise UsageError("--setup-task-output says where the logs of --setup-task go; give that, too")
+    if output is not None or "stdOutErrPathPrefix" not in task:
+        task["stdOutErrPathPrefix"] = output or DEFAULT_PREFIX
+    return {**before, "setupTask": task}
 
 
 def _mount(data: Document, mounts: MountOptions, auto_storage: bool, engine: str) -> None:

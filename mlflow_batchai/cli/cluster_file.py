@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mlflow_batchai.cli.cluster_lookup import find_cluster
+from mlflow_batchai.cli.job_file import url_of
 from mlflow_batchai.cli.options import Scope, command, named, notice
 from mlflow_batchai.cli.output import Column
 
-COLUMNS: list[Column] = [("Name", "name"), ("Is directory", "isDirectory"), ("Size", "size")]
+if TYPE_CHECKING:
+    from mlflow_batchai.outputs import Directory
+    from mlflow_batchai.shares.base import Entry
+
+
+def _size(file: Mapping[str, Any]) -> object:
+    return "" if file["isDirectory"] else file["contentLength"]
+
+
+COLUMNS: list[Column] = [("Name", "name"), ("Is directory", "isDirectory"), ("Size", _size)]
+EXPIRY_MINUTES = 60
 
 
 @command(COLUMNS, example="batchai cluster file list -c nc6cluster")
 @named("cluster", option=("-c", "--cluster"))
-@click.option("-p", "--path", metavar="PATH", expose_value=False, help="A folder below the setup task's own.")
-def list_files(scope: Scope, name: str) -> Any:
-    """The logs of a cluster's setup task; none, since clusters with one can't be used yet."""
-    find_cluster(scope, name)
-    notice(f"cluster '{name}' has no setup task, which could have written files")
-    return []
+@click.option("-p", "--path", metavar="PATH", default=".", show_default=True, help="A folder below the setup task's own.")
+def list_files(scope: Scope, name: str, path: str) -> Any:
+    """The logs of a cluster's setup task, two of each node that has run it."""
+    from mlflow_batchai.plan import setup
+
+    place = setup.logs(find_cluster(scope, name))
+    if place is None:
+        notice(f"cluster '{name}' has no setup task, which could have written files")
+        return []
+    files = place.entries("")
+    if not files:
+        notice(f"the setup task of cluster '{name}' has not written anything yet; a node runs it before its first job")
+        return []
+    if path != ".":
+        files = place.entries(path)
+    return [_shown(place, file, entry) for file, entry in files.items()]
+
+
+def _shown(place: Directory, path: str, entry: Entry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "isDirectory": entry.is_directory,
+        "contentLength": None if entry.is_directory else entry.size,
+        "downloadUrl": url_of(place, path, entry, EXPIRY_MINUTES),
+    }

@@ -55,21 +55,27 @@ def list_files(scope: Scope, job: str, identity: str, path: str, attempt: int | 
 def _shown(place: Directory, path: str, entry: Entry, expiry: int) -> dict[str, Any]:
     """A file as Batch AI's command showed it."""
     from mlflow_batchai import jobview
-    from mlflow_batchai.shares.links import download_url
 
-    url = None
-    if not entry.is_directory:
-        try:
-            url = download_url(place.share, place.inside(path), expiry)
-        except ShareError as error:
-            notice(f"no download URLs: {error}")
     return {
         "name": entry.name,
         "fileType": "directory" if entry.is_directory else "file",
         "contentLength": None if entry.is_directory else entry.size,
         "lastModified": jobview.iso(None if entry.modified is None else int(entry.modified * 1000)),
-        "downloadUrl": url,
+        "downloadUrl": url_of(place, path, entry, expiry),
     }
+
+
+def url_of(place: Directory, path: str, entry: Entry, minutes: int) -> str | None:
+    """Where a file can be downloaded from for so long; None for a folder, and where that can't be had, which is said."""
+    from mlflow_batchai.shares.links import download_url
+
+    if entry.is_directory:
+        return None
+    try:
+        return download_url(place.share, place.inside(path), minutes)
+    except ShareError as error:
+        notice(f"no download URLs: {error}")
+        return None
 
 
 @command(example="batchai job file stream -j digits-3f2a1c -f stdout.txt", experiment=True)

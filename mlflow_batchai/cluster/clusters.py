@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlflow_batchai import accounts
-from mlflow_batchai.cluster import records
+from mlflow_batchai.cluster import records, setup
 from mlflow_batchai.config import home
 from mlflow_batchai.engines.base import Scalable
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, DocumentError, NotSupportedError, ShareError
@@ -121,9 +121,10 @@ def make(name: str, document: ClusterDocument, path: Path, record: ClusterRecord
     warnings = []
     if document.engine not in (EngineName.LOCAL, EngineName.SSH):
         raise NotSupportedError(f"{path}: engine {document.engine.value} is not supported yet; use engine: local or ssh")
-    if unsupported := sorted(document.node_setup.model_fields_set - {"mount_volumes"}):
+    if unsupported := sorted(document.node_setup.model_fields_set - {"mount_volumes", "setup_task"}):
         key = key_of(type(document.node_setup), unsupported[0])
-        raise NotSupportedError(f"{path}: nodeSetup.{key} is not supported yet; prepare the nodes by hand and remove it")
+        raise NotSupportedError(f"{path}: nodeSetup.{key} is not supported yet; remove it")
+    setup.check(document.node_setup, str(path))
     build, used = (_ssh, ("user_account_settings",)) if document.engine is EngineName.SSH else (_local, ())
     unused = [key_of(ClusterDocument, field) for field in _UNUSED if field in document.model_fields_set and field not in used]
     if unused and not (record and record.creation_time):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlflow_batchai.cluster import setup
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.cluster.records import document_path
 from mlflow_batchai.engines.census import Census, NodeReport, NodeState
@@ -40,12 +41,20 @@ def show(cluster: Cluster, census: Census | None) -> dict[str, Any]:
         "vmSize": document.vm_size,
         "vmPriority": document.vm_priority,
         "virtualMachineConfiguration": as_shown(document.virtual_machine_configuration),
-        "nodeSetup": as_shown(document.node_setup),
+        "nodeSetup": _node_setup(cluster),
         "userAccountSettings": account and {key: value for key, value in account.items() if key != "adminUserPassword"},
         "subnet": as_shown(document.subnet),
         "engine": document.engine.value,
         "gpus": _gpus(cluster, census),
     }
+
+
+def _node_setup(cluster: Cluster) -> dict[str, Any]:
+    """What nodes do before they take jobs, with the place of the setup task's logs as Batch AI showed it."""
+    shown: dict[str, Any] = as_shown(cluster.document.node_setup)
+    if task := cluster.document.node_setup.setup_task:
+        shown["setupTask"]["stdOutErrPathSuffix"] = setup.suffix(cluster.name, cluster.record, task)
+    return shown
 
 
 def show_broken(name: str, record: ClusterRecord, why: str) -> dict[str, Any]:

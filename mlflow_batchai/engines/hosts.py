@@ -279,6 +279,7 @@ class Hosts:
             f"--folder={request.folder}",
             f"--attempt={request.attempt}",
             f"--node={index}",
+            f"--name={node.name}",
             f"--part={node.part}",
         ]
 

@@ -99,13 +99,13 @@ def place_logs(
                 f"{source}: outputDirectories {entry.id} lies on {volumes[volume]['name']}, which this machine can't read:"
                 " what is written there stays there"
             )
-    below = _on_control(volumes, index)
+    below = on_control(volumes, index)
     if below is None:
         return "", {"volume": index, "path": path}, warnings
     return "/".join(part for part in (below, path) if part), None, warnings
 
 
-def _on_control(volumes: Sequence[Mapping[str, Any]], index: int) -> str | None:
+def on_control(volumes: Sequence[Mapping[str, Any]], index: int) -> str | None:
     """Where on the control share a volume lies, empty for its root; None: elsewhere."""
     control, volume = volumes[0]["share"], volumes[index]["share"]
     if index == 0 or (volumes[index]["kind"] == "azureFiles" and volume == control):

@@ -28,6 +28,7 @@ class Phases:
     Args:
         part: (i, n): this node is the i-th of n on its machine, and has that part of its cores and GPUs.
         credentials: what the agent was told on its standard input (see ``agent.main``).
+        name: what the cluster calls this node; empty: its id in the job.
 
     Raises (from ``run``):
         Failure: a step or a rank of this node failed.
@@ -42,6 +43,7 @@ class Phases:
         peers: Peers,
         part: gpus.Part = (0, 1),
         credentials: Optional[Mapping[str, Any]] = None,
+        name: str = "",
     ) -> None:
         self.layout = layout
         self.plan: Dict[str, Any] = layout.plan
@@ -50,6 +52,7 @@ class Phases:
         self.peers = peers
         self.meeting = Meeting(layout, shipper, peers)
         self.part = part
+        self.name = name or layout.node_id
         self.gpus = gpus.Gpus([], False, "")
         self.preparation = Preparation(layout, shipper, runtime, self._check, self._environment)
         self.python = sys.executable
@@ -59,7 +62,7 @@ class Phases:
         self._deadline: Optional[float] = None
 
     def run(self) -> None:
-        """All steps, in the order of a Batch AI job: mounts, code, environment, preparation, then the command."""
+        """All steps, in the order of a Batch AI job: mounts, setup task, code, environment, preparation, command."""
         staging.prepare_folders(self.layout)
         self.layout.attempt.pace(GATHERING)
         self._announce()
@@ -118,6 +121,7 @@ class Phases:
 
     def _set_up(self) -> None:
         self.mounts.mount_all()
+        self._run_setup_task()
         staging.make_directories(self.layout)
         staging.fetch_code(self.layout)
         staging.link_inputs(self.layout)
@@ -125,6 +129,19 @@ class Phases:
         sizes = launchers.slots_per_node(self.plan, self._gpu_counts())
         with open(self.layout.hostfile, "w", encoding="utf-8") as file:
             file.write(launchers.hostfile(self.peers.addresses(), sizes))
+
+    def _run_setup_task(self) -> None:
+        """The cluster's, where it hasn't run on this node yet. Its time is not the job's: the job's clock stands still."""
+        if not self.plan.get("setupTask"):
+            return
+        from mlflow_batchai.node.setup import SetupTask  # few clusters have one
+
+        begun = time.monotonic()
+        secrets = self.credentials.get("setup") or {}
+        gpus_here = len(self.gpus.ids)
+        SetupTask(self.layout, self.shipper, self.runtime, self.peers.check, secrets, self.name, gpus_here).run()
+        if self._deadline:
+            self._deadline += time.monotonic() - begun
 
     def _enter_container(self) -> None:
         """Where the plan names an image: all that is started from here on runs in its container."""

@@ -36,6 +36,7 @@ JOB_TERMINATED = "JobTerminated"  # terminated while queued
 JOB_TERMINATE = "JobTerminate"  # terminated while running (sic)
 NODE_LOST = "NodeLost"
 NODE_SETUP_FAILED = "NodeSetupFailed"
+SETUP_TASK_FAILED = "SetupTaskFailed"
 NETWORK_FAILED = "NetworkFailed"
 ENVIRONMENT_FAILED = "EnvironmentFailed"
 RENDEZVOUS_FAILED = "RendezvousFailed"
@@ -53,6 +54,7 @@ MESSAGES = {
     JOB_TERMINATE: "The specified job has been terminated by the user",
     NODE_LOST: "A node of the job was lost",
     NODE_SETUP_FAILED: "A node could not be made ready for the job",
+    SETUP_TASK_FAILED: "The cluster's setup task failed on a node of the job",
     NETWORK_FAILED: "The nodes of the job can't reach each other",
     ENVIRONMENT_FAILED: "The training environment could not be built",
     RENDEZVOUS_FAILED: "Horovod's rendezvous server could not be started",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlflow_batchai.cluster import setup
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.cluster.scaling import larger, too_few
 from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError
@@ -14,6 +15,7 @@ from mlflow_batchai.job.places import CONTROL_MOUNT, place_logs
 from mlflow_batchai.node.layout import undefined
 from mlflow_batchai.node.protocol import PROTOCOL_VERSION
 from mlflow_batchai.plan.secrecy import refuse_spoken
+from mlflow_batchai.plan.setup import choose_setup
 from mlflow_batchai.plan.volumes import choose_volumes
 from mlflow_batchai.spec.base import SpecModel
 from mlflow_batchai.spec.job import JobProperties
@@ -60,6 +62,7 @@ class Planned:
     Attributes:
         plan: without ``code`` and ``preparationCache``, which depend on the files that are sent.
         secrets: variable -> value.
+        setup: the same of the cluster's setup task.
         credentials: index of a volume -> what opens it.
         spoken: every text that must stand nowhere.
         seconds: how long the job may take, with its waiting.
@@ -68,6 +71,7 @@ class Planned:
 
     plan: dict[str, Any]
     secrets: dict[str, str] = field(repr=False)
+    setup: dict[str, str] = field(repr=False)
     credentials: dict[str, dict[str, str]] = field(repr=False)
     spoken: frozenset[str] = field(repr=False)
     seconds: float
@@ -101,6 +105,8 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         warnings.append(f"{source}: without horovodSettings the command runs once, on node-0; the other nodes only stay taken")
     folder_prefix, log_copy, notices = place_logs(properties, chosen.volumes, source)
     warnings += notices
+    setup_task, notices = choose_setup(cluster, chosen.volumes)
+    warnings += notices
     plan = {
         "protocol": PROTOCOL_VERSION,
         "job": uuid.uuid4().hex[:10],
@@ -109,6 +115,7 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         "processCount": process_count,
         "ranks": process_count if framework == "horovod" else 1,
         "command": program.command,
+        "setupTask": setup_task,
         "preparation": properties.job_preparation.command_line if properties.job_preparation else None,
         "parameters": dict(program.parameters),
         "inputs": list(program.inputs),
@@ -138,9 +145,12 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
     }
     warnings += _undefined(properties, program.command, source)
     secrets = {entry.name: _secret(entry, source) for entry in properties.secrets}
-    spoken = frozenset((*secret_values(document), *(text for opens in chosen.credentials.values() for text in opens.values())))
+    task = cluster.document.node_setup.setup_task
+    opening = (text for opens in chosen.credentials.values() for text in opens.values())
+    spoken = frozenset((*secret_values(document), *secret_values(task), *opening))
     refuse_spoken(plan, spoken, source, program.where)
-    return Planned(plan, secrets, chosen.credentials, spoken, limit + WAITING_SECONDS, warnings)
+    setup_secrets = setup.secrets(task) if task else {}
+    return Planned(plan, secrets, setup_secrets, chosen.credentials, spoken, limit + WAITING_SECONDS, warnings)
 
 
 def _framework(properties: JobProperties, source: str) -> tuple[str, int, int]:

@@ -28,7 +28,8 @@ class Prepared:
         document: the job document as submitted, secrets masked.
         parameters: parameter -> value as the user typed it, for MLflow.
         secrets: variable -> value; never written.
-        credentials: ``volumes`` (index -> what opens it) and ``registry`` (who pulls the image, or None); never written.
+        credentials: ``volumes`` (index -> what opens it), ``setup`` (variable -> value, of the cluster's setup task) and
+            ``registry`` (who pulls the image, or None); never written.
         seconds: how long the job may take, with its waiting.
         tools: programs that its nodes lack.
         warnings: sentences to print.

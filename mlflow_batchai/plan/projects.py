@@ -103,7 +103,7 @@ def prepare(
         masked(config),
         {value.parameter.name: value.text for value in values},
         {**copied_variables(project, cluster.document), **planned.secrets},
-        {"volumes": planned.credentials, "registry": registry},
+        {"volumes": planned.credentials, "setup": planned.setup, "registry": registry},
         planned.seconds,
         code,
         inputs,

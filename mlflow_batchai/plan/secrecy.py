@@ -18,6 +18,7 @@ _PLACES = {
     "environmentVariables": "properties.environmentVariables",
     "preparation": "properties.jobPreparation.commandLine",
     "parameters": "a parameter",
+    "setupTask": "nodeSetup.setupTask of the cluster document",
 }
 
 

@@ -60,7 +60,7 @@ def prepare(document: JobDocument, name: str, cluster: Cluster, source: str) -> 
         masked(document),
         _parameters(properties),
         planned.secrets,
-        {"volumes": planned.credentials, "registry": registry},
+        {"volumes": planned.credentials, "setup": planned.setup, "registry": registry},
         planned.seconds,
         [],
         [],

@@ -28,6 +28,8 @@ from mlflow_batchai.spec.volumes import (
 )
 
 Volume = dict[str, Any]
+# For who only looks where they are.
+LOOK_SECONDS = 3600.0
 
 
 class Chosen(NamedTuple):
@@ -58,11 +60,17 @@ def choose_volumes(properties: JobProperties, cluster: Cluster, source: str, sec
         ShareError: its credentials are no good.
     """
     chooser = _Chooser(cluster, seconds)
-    chooser.add_control()
-    chooser.add_all(cluster.document.node_setup.mount_volumes, "cluster", f"cluster '{cluster.name}': nodeSetup.mountVolumes")
+    chooser.add_cluster()
     chooser.add_all(properties.mount_volumes, "job", f"{source}: mountVolumes")
     _refuse_nested(chooser.volumes)
     return Chosen(chooser.volumes, chooser.credentials, chooser.warnings)
+
+
+def cluster_volumes(cluster: Cluster) -> list[Volume]:
+    """What every job of a cluster mounts; raises as ``choose_volumes`` does."""
+    chooser = _Chooser(cluster, LOOK_SECONDS)
+    chooser.add_cluster()
+    return chooser.volumes
 
 
 class _Chooser:
@@ -75,7 +83,13 @@ class _Chooser:
         self.credentials: dict[str, dict[str, str]] = {}
         self.warnings: list[str] = []
 
-    def add_control(self) -> None:
+    def add_cluster(self) -> None:
+        """The control share, and what the cluster's document names."""
+        self._add_control()
+        name, volumes = self._cluster.name, self._cluster.document.node_setup.mount_volumes
+        self.add_all(volumes, "cluster", f"cluster '{name}': nodeSetup.mountVolumes")
+
+    def _add_control(self) -> None:
         cluster = self._cluster
         common = {
             "scope": "cluster",

@@ -70,9 +70,20 @@ def test_batch_ais_account_is_the_login(home):
     [
         ("engine: slurm", NotSupportedError, "engine slurm is not supported yet; use engine: local or ssh"),
         (
-            "nodeSetup: {setupTask: {commandLine: x, stdOutErrPathPrefix: y}}",
+            "nodeSetup: {performanceCountersSettings: {appInsightsReference: {component: {id: x}, instrumentationKey: y}}}",
             NotSupportedError,
-            "nodeSetup.setupTask is not supported yet; prepare the nodes by hand",
+            "nodeSetup.performanceCountersSettings is not supported yet; remove it",
+        ),
+        (
+            "nodeSetup: {setupTask: {commandLine: x, stdOutErrPathPrefix: $AZ_BATCHAI_JOB_MOUNT_ROOT/y}}",
+            DocumentError,
+            "c.yaml: nodeSetup.setupTask.stdOutErrPathPrefix is .* on no mounted volume; the mounts are: .AZ_BATCHAI_MOUNT_ROOT/sh",
+        ),
+        (
+            "nodeSetup: {setupTask: {commandLine: x, stdOutErrPathPrefix: $AZ_BATCHAI_MOUNT_ROOT/share,"
+            " secrets: [{name: T, valueSecretReference: {sourceVault: {id: v}, secretUrl: u}}]}}",
+            NotSupportedError,
+            "setupTask.secrets 'T': valueSecretReference .Azure Key Vault. is not supported yet; give value",
         ),
         ("share: https://acc.blob.core.windows.net/s", ClusterError, "share: file share address https://acc.blob.* form https"),
         (

@@ -1,0 +1,64 @@
+"""The setup task of a cluster document: which one it is, its secrets, and where its logs lie."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from mlflow_batchai.errors import NotSupportedError
+from mlflow_batchai.job.places import CONTROL_MOUNT, locate, mount_points, slug
+from mlflow_batchai.spec.cluster import NodeSetup, SetupTask
+from mlflow_batchai.spec.record import ClusterRecord
+from mlflow_batchai.spec.volumes import MountVolumes
+
+
+def check(setup: NodeSetup, where: str) -> None:
+    """Refuse a setup task that could not be run, or whose logs could not be written.
+
+    Args:
+        where: what messages call the document.
+
+    Raises:
+        NotSupportedError: a secret of it lies in a Key Vault.
+        DocumentError: its logs would lie on no volume of the cluster.
+    """
+    task = setup.setup_task
+    if task is None:
+        return
+    for secret in task.secrets:
+        if secret.value is None:
+            raise NotSupportedError(
+                f"{where}: nodeSetup.setupTask.secrets '{secret.name}': valueSecretReference (Azure Key Vault) is not supported"
+                " yet; give value"
+            )
+    paths = [CONTROL_MOUNT, *_mounted(setup.mount_volumes)]
+    volumes = [{"scope": "cluster", "path": path} for path in paths]
+    locate(task.std_out_err_path_prefix, mount_points(volumes), f"{where}: nodeSetup.setupTask.stdOutErrPathPrefix")
+
+
+def _mounted(volumes: MountVolumes) -> list[str]:
+    paths = [
+        *(entry.relative_mount_path for entry in volumes.azure_file_shares),
+        *(entry.relative_mount_path for entry in volumes.azure_blob_file_systems),
+        *(entry.relative_mount_path for entry in volumes.file_servers),
+        *(entry.relative_mount_path for entry in volumes.unmanaged_file_systems),
+    ]
+    return [path.strip("/") for path in paths]
+
+
+def secrets(task: SetupTask) -> dict[str, str]:
+    """Variable -> value, of a task that was checked."""
+    return {secret.name: secret.value.get_secret_value() for secret in task.secrets if secret.value}
+
+
+def identity(task: SetupTask) -> str:
+    """What tells one content from another: the command line, the variables, and the names of the secrets."""
+    variables = [[entry.name, entry.value] for entry in task.environment_variables]
+    content = json.dumps([task.command_line, variables, sorted(secret.name for secret in task.secrets)])
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:10]
+
+
+def suffix(name: str, record: ClusterRecord | None, task: SetupTask) -> str:
+    """Batch AI's stdOutErrPathSuffix: where below its stdOutErrPathPrefix a cluster's setup task has its logs."""
+    workspace = (record or ClusterRecord()).workspace
+    return "/".join(("workspaces", slug(workspace), "clusters", slug(name, 64), identity(task)))

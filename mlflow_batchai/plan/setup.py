@@ -1,0 +1,70 @@
+"""A cluster's setup task as the plans of its jobs carry it, and its logs as a client sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlflow_batchai.cluster import setup
+from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.errors import ShareError
+from mlflow_batchai.job.places import locate, mount_points, on_control
+from mlflow_batchai.node.layout import undefined
+from mlflow_batchai.outputs import Directory
+from mlflow_batchai.plan.volumes import cluster_volumes
+from mlflow_batchai.shares import open_share
+
+# What a setup task is told of the node (``node/setup.py``).
+VARIABLES = ("AZ_BATCHAI_MOUNT_ROOT", "AZ_BATCHAI_NUM_GPUS")
+
+
+def choose_setup(cluster: Cluster, volumes: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any] | None, list[str]]:
+    """(the setup task as it stands in a plan, None if there is none; warnings).
+
+    ``logs`` says where its output goes: the index of a volume, or null for the control share, and the path there. Secrets stand
+    there by name only.
+
+    Args:
+        volumes: the plan's.
+    """
+    task = cluster.document.node_setup.setup_task
+    if task is None:
+        return None, []
+    where = f"cluster '{cluster.name}': nodeSetup.setupTask"
+    own = [volume for volume in volumes if volume["scope"] == "cluster"]
+    index, path = locate(task.std_out_err_path_prefix, mount_points(own), f"{where}.stdOutErrPathPrefix")
+    below = on_control(volumes, index)
+    parts = [below, path, setup.suffix(cluster.name, cluster.record, task)]
+    texts = [task.command_line, *(entry.value for entry in task.environment_variables)]
+    unknown = dict.fromkeys(name for text in texts for name in undefined(text, dict.fromkeys(VARIABLES, "")))
+    planned = {
+        "id": setup.identity(task),
+        "command": task.command_line,
+        "environmentVariables": [{"name": entry.name, "value": entry.value} for entry in task.environment_variables],
+        "secretNames": [secret.name for secret in task.secrets],
+        "logs": {"volume": index if below is None else None, "path": "/".join(part for part in parts if part)},
+    }
+    return planned, [f"{where}: ${name} is used and nothing defines it" for name in unknown]
+
+
+def logs(cluster: Cluster) -> Directory | None:
+    """Where the logs of a cluster's setup task lie; None if it has none.
+
+    Raises:
+        ShareError: they lie where this machine can't read them.
+    """
+    if cluster.document.node_setup.setup_task is None:
+        return None
+    volumes = cluster_volumes(cluster)
+    planned, _ = choose_setup(cluster, volumes)
+    assert planned
+    index, path = planned["logs"]["volume"], planned["logs"]["path"]
+    if index is None:
+        return Directory("the setup task's logs", cluster.share, path)
+    volume = volumes[index]
+    if volume["share"] is None:
+        raise ShareError(
+            f"the logs of the setup task of cluster '{cluster.name}' lie on {volume['name']}, which this machine can't read;"
+            " look at them on a node"
+        )
+    return Directory("the setup task's logs", open_share(volume["share"]), path, volume.get("how") == "rclone")

@@ -1,0 +1,124 @@
+"""The cluster's setup task on nodes: once a boot and content, its output where people look for it, its failure the job's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_world import Cluster, Job
+from waiting import wait_for
+
+SECRET = "hush-hush-7"
+LOGS = "logs/workspaces/default/clusters/c/0123456789"
+COMMAND = 'echo "$WHERE" ${#TOKEN} [$AZ_BATCHAI_JOB_TEMP] $(basename "$PWD"); echo oops >&2; echo once >> count; true'
+
+
+def submit(cluster: Cluster, command: str = COMMAND, nodes: int = 1, **changes: Any) -> Job:
+    """A job that prints how often the node's setup task has run."""
+    task = {
+        "id": "0123456789",
+        "command": command,
+        "environmentVariables": [{"name": "WHERE", "value": "$AZ_BATCHAI_MOUNT_ROOT/share"}],
+        "secretNames": ["TOKEN"],
+        "logs": {"volume": None, "path": LOGS},
+        **changes.pop("task", {}),
+    }
+    show = changes.pop("show", 'cat "$AZ_BATCHAI_MOUNT_ROOT/../setup/0123456789/wd/count"')
+    return cluster.submit(show, nodes, setupTask=task, told={"setup": {"TOKEN": SECRET}}, **changes)
+
+
+def folder(cluster: Cluster, node: int = 0) -> Path:
+    return cluster.roots[node] / "setup" / "0123456789"
+
+
+def log(cluster: Cluster, name: str = "stdout-node-0.txt") -> str:
+    return (cluster.share / LOGS / name).read_text(encoding="utf-8")
+
+
+def test_it_runs_once_a_boot_and_content(cluster: Cluster) -> None:
+    first = submit(cluster)
+    assert first.wait()["executionState"] == "succeeded", first.said()
+    assert first.log("stdout.txt") == "once\n"
+    assert log(cluster) == f"{cluster.roots[0]}/mounts/share {len(SECRET)} [] wd\n"
+    assert log(cluster, "stderr-node-0.txt") == "oops\n"
+    assert "setup task" in [record["phase"] for record in first.records("phase")]
+    again = submit(cluster)
+    assert again.wait()["executionState"] == "succeeded", again.said()
+    assert again.log("stdout.txt") == "once\n"
+    assert "setup task: done since the last boot (0123456789)" in again.log("execution.log")
+    (folder(cluster) / "done").write_text("another boot")
+    rebooted = submit(cluster)
+    assert rebooted.wait()["executionState"] == "succeeded", rebooted.said()
+    assert rebooted.log("stdout.txt") == "once\nonce\n"
+    assert log(cluster).count("\n") == 2, "the log goes on"
+    other = submit(cluster, task={"id": "fedcba9876"}, show="true")
+    assert other.wait()["executionState"] == "succeeded", other.said()
+    assert (cluster.roots[0] / "setup" / "fedcba9876" / "wd" / "count").read_text() == "once\n"
+    places = [path for path in (*cluster.share.rglob("*"), *cluster.roots[0].rglob("*")) if path.is_file()]
+    assert not [path for path in places if SECRET.encode() in path.read_bytes()]
+
+
+def test_a_failing_one_fails_the_job_and_is_tried_again(cluster: Cluster) -> None:
+    command = 'echo once >> count; test "$BATCHAI_NODE" = 0 || { echo no such driver; exit 7; }'
+    failed = submit(cluster, command, nodes=2)
+    verdict = failed.wait()
+    assert (verdict["executionState"], verdict["exitCode"]) == ("failed", 7), failed.said()
+    assert verdict["errors"][0]["code"] == "SetupTaskFailed"
+    assert verdict["reason"] == "the cluster's setup task on node-1 (node-1) exited with code 7\nno such driver"
+    assert log(cluster, "stdout-node-1.txt") == "no such driver\n"
+    assert not (folder(cluster, 1) / "done").exists()
+    assert failed.records("started") == []
+    mended = submit(cluster, "echo once >> count", nodes=2)
+    assert mended.wait()["executionState"] == "succeeded", mended.said()
+    counts = sorted((folder(cluster, node) / "wd" / "count").read_text() for node in range(2))
+    assert counts in (["once\n", "once\nonce\n"], ["once\nonce\n"] * 2), "node-0 may have been ended before it was marked"
+
+
+def test_one_that_is_ended_is_not_marked(cluster: Cluster) -> None:
+    waiting = submit(cluster, "echo begun; sleep 60")
+    wait_for(lambda: (folder(cluster) / "stdout.txt").exists() and waiting.records("phase")[-1]["phase"] == "setup task")
+    waiting.cancel("ann", "enough")
+    assert waiting.wait()["terminated"], waiting.said()
+    assert waiting.processes() == set() and not (folder(cluster) / "done").exists()
+    assert log(cluster) == "begun\n"
+
+
+@pytest.mark.parametrize(
+    ("patch", "limit", "code"), [("", 0.5, None), ("from mlflow_batchai.node import setup; setup.SECONDS = 0.5", None, "Setup")]
+)
+def test_its_time_is_its_own(cluster: Cluster, patch: str, limit: float | None, code: str | None) -> None:
+    """The job's clock stands still meanwhile, and it has a limit itself."""
+    job = submit(cluster, "echo once >> count; sleep 1.2", maxWallClockSeconds=limit, patch=patch)
+    verdict = job.wait()
+    if code is None:
+        assert verdict["executionState"] == "succeeded", job.said()
+    else:
+        assert verdict["errors"][0]["code"] == "SetupTaskFailed", job.said()
+        assert verdict["reason"].startswith("the cluster's setup task on node-0 (node-0) took longer than 0 s"), verdict
+
+
+def test_its_logs_on_another_volume(cluster: Cluster, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    control = {"scope": "cluster", "path": "share", "source": str(cluster.share), "share": "file:///", "kind": "link"}
+    volume = {**control, "path": "afs", "source": str(other), "name": "afs"}
+    job = submit(cluster, volumes=[control, volume], task={"logs": {"volume": 1, "path": "a/b"}})
+    assert job.wait()["executionState"] == "succeeded", job.said()
+    assert (other / "a" / "b" / "stderr-node-0.txt").read_text() == "oops\n"
+
+
+def test_a_share_that_takes_no_logs_ends_no_job(cluster: Cluster) -> None:
+    (cluster.share / "logs").write_text("no folder")
+    job = submit(cluster)
+    assert job.wait()["executionState"] == "succeeded", job.said()
+    assert f"could not all be written to its logs; it lies in {folder(cluster)}: " in job.log("execution.log")
+    assert (folder(cluster) / "stderr.txt").read_text() == "oops\n"
+
+
+def test_by_rest(rest_cluster: Cluster) -> None:
+    job = submit(rest_cluster)
+    assert job.wait()["executionState"] == "succeeded", job.said()
+    assert log(rest_cluster, "stderr-node-0.txt") == "oops\n"
+    assert SECRET not in json.dumps(job.plan)
