@@ -18,12 +18,16 @@ PAGE = 1000
 SHOWN = 20
 
 
-def every(mlflow: MlflowClient) -> list[Experiment]:
-    """All experiments of a store, the newest first."""
+def every(mlflow: MlflowClient, **which: Any) -> list[Experiment]:
+    """All experiments of a store, the newest first.
+
+    Args:
+        which: as MLflow's ``search_experiments`` takes it; default: those that are not deleted.
+    """
     found: list[Experiment] = []
     token: str | None = None
     while True:
-        page = mlflow.search_experiments(max_results=PAGE, page_token=token)
+        page = mlflow.search_experiments(max_results=PAGE, page_token=token, **which)
         found += page
         token = page.token
         if not token:

@@ -89,6 +89,16 @@ def jobs(
     return mlflow.search_runs(list(experiments), " AND ".join(conditions), max_results=limit, order_by=order, page_token=token)
 
 
+def is_first(mlflow: MlflowClient, run: Run) -> bool:
+    """Whether a new job is the first of its name in its experiment and workspace. Of several that are submitted at once one is:
+    each makes its run, and looks then.
+    """
+    tags = run.data.tags
+    found = jobs(mlflow, experiments=[run.info.experiment_id], name=tags[TAG_JOB], workspace=tags[TAG_WORKSPACE])
+    first = min(found, key=lambda other: (other.info.start_time, other.info.run_id), default=run)
+    return str(first.info.run_id) == str(run.info.run_id)
+
+
 def running(mlflow: MlflowClient, experiments: Sequence[str]) -> list[Run]:
     """Runs of jobs that have not ended, of these experiments (by id)."""
     ended = " AND ".join(f"attributes.status != '{status}'" for status in ("FINISHED", "FAILED", "KILLED"))
@@ -99,7 +109,7 @@ def deleted(mlflow: MlflowClient) -> set[str]:
     """Ids of jobs' runs that were deleted, and can be restored until ``mlflow gc`` removes them."""
     from mlflow.entities import ViewType
 
-    experiments = [entry.experiment_id for entry in mlflow.search_experiments(ViewType.ALL, max_results=PAGE)]
+    experiments = [entry.experiment_id for entry in stored.every(mlflow, view_type=ViewType.ALL)]
     found: set[str] = set()
     token = None
     while experiments:

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from mlflow_batchai import config, runs
+from mlflow_batchai import config, index, runs
 from mlflow_batchai.cluster.clusters import Cluster, share_secret
 from mlflow_batchai.cluster.scaling import WAITING, WhyQueued
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.detached import Submitted, follower_log, keep_follower
-from mlflow_batchai.errors import JobDetachedError, JobFailedError, ShareError
+from mlflow_batchai.errors import JobDetachedError, JobFailedError, ShareError, UsageError
 from mlflow_batchai.job import folders
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job, pause_after
@@ -44,6 +44,7 @@ class RunRequest:
         tags: MLflow's own tags of the run.
         run_id: an existing run to use, or None.
         resource_group: part of the job's id; None: the default one.
+        unique: whether its workspace and experiment may have no other job of that name.
     """
 
     tracking: Tracking
@@ -54,6 +55,7 @@ class RunRequest:
     run_name: str | None = None
     run_id: str | None = None
     resource_group: str | None = None
+    unique: bool = False
 
 
 def submit(
@@ -88,6 +90,9 @@ def submit(
         )
         run_id = run.info.run_id
         undo.enter_context(run_fails_with_it(request.tracking, run_id))
+        if request.unique and not index.is_first(mlflow, run):
+            mlflow.delete_run(run_id)  # so that it doesn't take the name
+            raise UsageError(f"somebody else has just started a job '{prepared.name}' in '{request.experiment_name}'")
         plan = {
             **prepared.plan,
             "secretVariables": sorted(prepared.secrets),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,6 +14,7 @@ from mlflow_batchai.errors import UsageError, WorkspaceNotFoundError
 
 TYPE = "Microsoft.BatchAI/workspaces"
 LOCATION = "local"
+PATTERN = r"[-\w]{1,64}"
 
 
 def arm_id(resource_group: str, workspace: str, *rest: str) -> str:
@@ -41,14 +43,7 @@ def find(name: str) -> dict[str, Any]:
     Raises:
         WorkspaceNotFoundError: there is none of that name.
     """
-    try:
-        record = json.loads(_path(name).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        if name != WORKSPACE:
-            raise WorkspaceNotFoundError(f"there is no workspace '{name}'; the workspaces are: {', '.join(names())}") from None
-        record = {"resourceGroup": RESOURCE_GROUP, "location": LOCATION, "creationTime": None}
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{_path(name)}: the workspace's record can't be read ({error}); remove it, create it anew") from error
+    record = _record(name)
     return {
         "id": arm_id(record["resourceGroup"], name),
         "name": name,
@@ -59,6 +54,37 @@ def find(name: str) -> dict[str, Any]:
         "provisioningState": "succeeded",
         "provisioningStateTransitionTime": record["creationTime"],
     }
+
+
+def _record(name: str) -> dict[str, Any]:
+    # What couldn't be a name must not become a path.
+    if not re.fullmatch(PATTERN, name):
+        raise _missing(name)
+    try:
+        found = json.loads(_path(name).read_text(encoding="utf-8"))
+        return {key: found[key] for key in ("resourceGroup", "location", "creationTime")}
+    except (FileNotFoundError, NotADirectoryError):
+        if name != WORKSPACE:
+            raise _missing(name) from None
+        return {"resourceGroup": RESOURCE_GROUP, "location": LOCATION, "creationTime": None}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{_path(name)}: the workspace's record can't be read ({error}); remove it, create it anew") from error
+
+
+def _missing(name: str) -> WorkspaceNotFoundError:
+    return WorkspaceNotFoundError(f"there is no workspace '{name}'; the workspaces are: {', '.join(names())}")
+
+
+def check_delete(name: str) -> None:
+    """See that a workspace could be removed.
+
+    Raises:
+        WorkspaceNotFoundError: there is none of that name.
+        UsageError: it is the default one.
+    """
+    find(name)
+    if name == WORKSPACE:
+        raise UsageError(f"the workspace '{WORKSPACE}' is always there and can't be deleted")
 
 
 def create(name: str, resource_group: str, location: str | None = None) -> dict[str, Any]:
@@ -82,15 +108,8 @@ def create(name: str, resource_group: str, location: str | None = None) -> dict[
 
 
 def delete(name: str) -> None:
-    """Remove a workspace's record.
-
-    Raises:
-        WorkspaceNotFoundError: there is none of that name.
-        UsageError: it is the default one.
-    """
-    find(name)
-    if name == WORKSPACE and not _path(name).exists():
-        raise UsageError(f"the workspace '{WORKSPACE}' is always there and can't be deleted")
+    """Remove a workspace's record; raises as ``check_delete`` does."""
+    check_delete(name)
     _path(name).unlink(missing_ok=True)
 
 

@@ -120,6 +120,7 @@ def _submitted(scope: Scope, name: str, document: JobDocument, cluster_name: str
         runs.document_tags(file, runner.user()),
         name,
         resource_group=scope.resource_group,
+        unique=True,
     )
     return jobview.view(runner.submit(prepared.with_tools(cluster.engine.lacking), cluster, request))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
+from pathlib import Path
 
 import click
 
@@ -29,6 +31,7 @@ click.version_option(__version__, prog_name="batchai")(batchai)
 def main() -> None:
     """Entry point of the command: errors become one sentence and an exit code."""
     debug = "--debug" in sys.argv[1:]
+    _open_streams()
     try:
         code = batchai.main(prog_name="batchai", complete_var="_BATCHAI_COMPLETE", standalone_mode=False)
         sys.stdout.flush()
@@ -54,6 +57,13 @@ def main() -> None:
         click.echo(f"batchai: {type(error).__name__}: {error} (with --debug: where)", err=True)
         sys.exit(EXIT_FAILED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_streams() -> None:
+    """Give the process what a shell's ``>&-`` took: else the first file that is opened would be its standard output."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 (for as long as the process lives)
 
 
 def _code(error: BatchAIError) -> int:

@@ -50,7 +50,9 @@ class NounGroup(click.Group):
         return NounGroup(cmd_name, entry) if isinstance(entry, Noun) else load(entry)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in self._noun.entries:
+        unknown = args and not args[0].startswith("-") and args[0] not in self._noun.entries
+        # A shell that completes a line wants no errors.
+        if unknown and not ctx.resilient_parsing:
             known = ", ".join(self._noun.entries)
             raise click.UsageError(f"there is no command '{args[0]}' here; the commands are: {known}", ctx)
         return super().resolve_command(ctx, args)

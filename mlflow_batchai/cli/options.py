@@ -63,7 +63,7 @@ def command(
     def decorate(function: F) -> click.Command:
         @functools.wraps(function)
         def run(**values: Any) -> None:
-            chosen = values.pop("output_") or output or default("output") or "json"
+            chosen = values.pop("output_") or default("output") or output or "json"
             if chosen not in OUTPUTS:
                 raise UsageError(f"BATCHAI_OUTPUT is '{chosen}'; it must be one of {', '.join(OUTPUTS)}")
             # A query that can't be used is refused before anything is done.

@@ -32,10 +32,13 @@ def check_query(query: str) -> Callable[[Any], Any]:
         UsageError: it is no JMESPath expression.
     """
     import jmespath
-    from jmespath.exceptions import JMESPathError
+    from jmespath.exceptions import JMESPathError, JMESPathTypeError
 
     try:
         search = jmespath.compile(query).search
+        # Some of what is wrong with it shows only when it is used, whatever on.
+        with contextlib.suppress(JMESPathTypeError):
+            search(None)
     except JMESPathError as error:
         raise UsageError(f"--query '{query}' is no JMESPath expression (jmespath.org): {_first_line(error)}") from error
 

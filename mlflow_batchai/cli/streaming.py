@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,7 +13,7 @@ from mlflow_batchai import jobview, outputs, runner
 from mlflow_batchai.cli.options import notice
 from mlflow_batchai.cli.output import quiet_end
 from mlflow_batchai.detached import Submitted
-from mlflow_batchai.errors import JobError
+from mlflow_batchai.errors import JobError, ShareError, UsageError
 from mlflow_batchai.job.streams import Tail, follow
 
 # Seconds between two looks at a file: at a folder of this machine or a mount, and where each costs a request.
@@ -25,8 +26,10 @@ def stream_file(found: Submitted, identity: str, path: str) -> Iterator[str]:
     Raises:
         JobError: the job has ended without it.
         NotFoundError: the job has no such directory.
+        UsageError: it can't be a file.
     """
     name = path.rpartition("/")[2]
+    _check(outputs.directory(found.job, identity), path)
     patience = runner.Patience(found.job, notice)
     seen = False
     while True:
@@ -51,6 +54,17 @@ def stream_file(found: Submitted, identity: str, path: str) -> Iterator[str]:
         notice(f"job {job.name} goes on with attempt {found.job.attempt}")
     if not seen:
         raise JobError(f"The file {name} not found for the completed job.")
+
+
+def _check(place: outputs.Directory, path: str) -> None:
+    """Raise UsageError for what would be waited for in vain, or until patience with a share ends."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not parts or ".." in parts:
+        raise UsageError(f"'{path}' is no file of {place.id}: the path has to name one, without '..'")
+    above, _, name = place.inside(path).rpartition("/")
+    with contextlib.suppress(ShareError):  # who reads it waits for a share that is away
+        if any(entry.name == name and entry.is_directory for entry in place.share.list(above)):
+            raise UsageError(f"'{path}' is a folder of {place.id}; batchai job file list -p shows what lies in it")
 
 
 def show_text(pieces: Iterable[str], job: str) -> None:

@@ -70,7 +70,7 @@ def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     from mlflow_batchai import resizing, workspaces
     from mlflow_batchai.cluster import records
 
-    workspaces.find(name)
+    workspaces.check_delete(name)
     clusters = records.in_workspace(name)
     ask(f"Delete workspace {name}" + (f" and its clusters ({', '.join(clusters)})?" if clusters else "?"), yes)
     for cluster in clusters:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +98,16 @@ def test_misuse(batchai, arguments, code):
 )
 def test_exit_codes(error, code):
     assert _code(error) == code
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_streams_that_are_closed(tmp_path, closed):
+    """Nothing is printed there, and no file takes their place."""
+    line = f"{shlex.quote(str(BATCHAI))} workspace create vision {closed}"
+    environment = {"PATH": os.environ["PATH"], "BATCHAI_HOME": str(tmp_path)}
+    done = subprocess.run(["sh", "-c", line], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(json.loads((tmp_path / "workspaces" / "vision.json").read_text())) >= {"resourceGroup", "location"}
 
 
 def test_a_reader_that_leaves_is_not_answered_with_a_traceback():

@@ -55,6 +55,7 @@ def test_a_dry_run_frees_nothing(cli: Cli, environment: Path) -> None:
     assert (said.code, said.err) == (0, "batchai: 1 thing, 2.0 KiB, would be freed\n")
     assert environment.exists()
     (row,) = json.loads(cli("gc", "--dry-run", "-o", "json").out)
+    assert json.loads(cli("gc", "--dry-run", BATCHAI_OUTPUT="json").out) == [row]
     assert row == {
         "kind": "environment",
         "path": str(environment),

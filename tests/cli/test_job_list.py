@@ -7,7 +7,7 @@ import time
 import pytest
 from command_line import Cli
 
-from mlflow_batchai import index, jobview, runs
+from mlflow_batchai import experiments, index, jobview, runs
 from mlflow_batchai.workspaces import arm_id
 
 # Column titles of `az batchai job list` (azure-cli-batchai 0.4.10, _format.py).
@@ -163,6 +163,19 @@ def test_runs_that_have_not_ended(cli, made):
     going = {made("d", "RUNNING"), made("e")}
     found = {run.info.run_id for run in index.running(cli.world.client, ["0"])}
     assert found == going and not found & set(ended)
+
+
+def test_deleted_runs_of_all_experiments(cli, made, monkeypatch):
+    """Of deleted ones, too, however many pages there are of them."""
+    monkeypatch.setattr(experiments, "PAGE", 1)
+    store, found = cli.world.client, set()
+    for name in ("one", "two"):
+        run = store.create_run(store.create_experiment(name), tags={"batchai.job": name})
+        found.add(run.info.run_id)
+        store.delete_run(run.info.run_id)
+    store.delete_experiment(run.info.experiment_id)
+    made("kept")
+    assert index.deleted(store) == found
 
 
 def test_showing_jobs_costs_less_than_searching_them(cli):

@@ -16,7 +16,7 @@ from mlflow_batchai import jobview, outputs, runner
 from mlflow_batchai.cli import streaming
 from mlflow_batchai.cluster import scaling
 from mlflow_batchai.detached import Submitted
-from mlflow_batchai.errors import ClusterError, JobError, NotFoundError, ShareError
+from mlflow_batchai.errors import ClusterError, JobError, NotFoundError, ShareError, UsageError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.node import protocol
@@ -95,6 +95,15 @@ def test_a_file_that_never_came(attempts: Attempts) -> None:
     attempts.end(1)
     with pytest.raises(JobError, match=r"^The file nope\.txt not found for the completed job\.$"):
         list(streaming.stream_file(attempts.submitted, outputs.LOGS, "nope.txt"))
+
+
+@pytest.mark.parametrize(
+    ("path", "words"), [("./../x", "no file of"), ("./", "no file of"), ("./folder", "'./folder' is a folder of stdouterr")]
+)
+def test_what_can_be_no_file_is_not_waited_for(attempts: Attempts, path: str, words: str) -> None:
+    attempts.log(1, "x", "folder/text")
+    with pytest.raises(UsageError, match=words):
+        next(streaming.stream_file(attempts.submitted, outputs.LOGS, path))
 
 
 def test_a_stream_that_begins_anew_says_so(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,23 @@ def test_a_workspace_from_create_to_delete(cli: Cli) -> None:
         "",
         "batchai: there is no workspace 'vision'; the workspaces are: default\n",
     )
-    assert cli("workspace", "delete", "default", "-y").code == 2
+    assert cli("workspace", "show", "../workspaces/vision").code == cli("workspace", "show", "x" * 300).code == 3
+
+
+def test_the_default_workspace_stays_with_its_clusters(cli: Cli) -> None:
+    cli.json("cluster", "create", "-n", "four", "-t", "4")
+    said = cli("workspace", "delete", "default", "-y")
+    assert said.code == 2 and "is always there" in said.err
+    assert cli("cluster", "show", "four").code == 0
+
+
+def test_a_record_that_is_none(cli: Cli) -> None:
+    cli.json("workspace", "create", "vision")
+    record = cli.world.home / "workspaces" / "vision.json"
+    for text in ("{}", "[]", "{"):
+        record.write_text(text)
+        said = cli("workspace", "show", "vision")
+        assert said.code == 2 and f"{record}: the workspace's record can't be read" in said.err
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b", "x" * 65, "../x", "é.x"])
@@ -100,6 +116,8 @@ def test_output_and_query(cli: Cli, arguments: list[str], out: str) -> None:
     [
         (["--query", "[?"], {}, "batchai: --query '[?' is no JMESPath expression"),
         (["--query", "length(@, @)"], {}, "batchai: --query 'length(@, @)'"),
+        (["--query", "[].nope(@)"], {}, "can't be used on this result: Unknown function: nope()"),
+        (["--query", "nope(@)"], {}, "'nope(@)' is no JMESPath expression (jmespath.org): Unknown function: nope()"),
         (["-o", "xml"], {}, "Error: Invalid value for '-o' / '--output'"),
         ([], {"BATCHAI_OUTPUT": "xml"}, "batchai: BATCHAI_OUTPUT is 'xml'; it must be one of json,"),
         (["-g", "a/b"], {}, "batchai: the resource group 'a/b' must have"),

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from mlflow_batchai import detached, lookup, runner, runs
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.engines.base import Poll, PollState
-from mlflow_batchai.errors import ClusterError, JobDetachedError, JobError, JobFailedError, ProjectError, ShareError
+from mlflow_batchai.errors import ClusterError, JobDetachedError, JobError, JobFailedError, ProjectError, ShareError, UsageError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.states import JobState
@@ -75,10 +76,20 @@ def scene(store_template, tmp_path, monkeypatch):
     spawned = []
     monkeypatch.setattr(detached.shell, "spawn", lambda argv, environment, log: spawned.append((argv, environment)) or 4711)
     scene = SimpleNamespace(mlflow=mlflow, experiment=experiment, cluster=cluster, spawned=spawned, root=tmp_path)
-    scene.submit = lambda: runner.submit(prepared, cluster, request)
+    scene.submit = lambda **more: runner.submit(prepared, cluster, replace(request, **more))
     scene.code = code
     scene.run = lambda: mlflow.search_runs([experiment])[0]
     return scene
+
+
+def test_of_two_jobs_of_one_name_at_once_the_first_goes_on(scene):
+    """Neither has seen the other's run before it made its own."""
+    scene.submit(unique=True)
+    first = scene.run().info.run_id
+    with pytest.raises(UsageError, match="somebody else has just started a job 'toy-012345' in 'My exp/1'"):
+        scene.submit(unique=True)
+    assert [run.info.run_id for run in scene.mlflow.search_runs([scene.experiment])] == [first]
+    assert len(scene.cluster.engine.started) == len(scene.spawned) == 1
 
 
 def written(root):
