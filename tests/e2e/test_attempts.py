@@ -160,7 +160,7 @@ def test_a_requeued_job_waits_and_runs_again(world: Any, share: Path, client: He
     )
     watcher.start()
     begun = time.monotonic()
-    attempts.requeue(found, clusters.load("two")[0], "the cluster gets smaller")
+    attempts.requeue(found, clusters.load("two")[0], "the cluster gets smaller", print)
     assert time.monotonic() - begun < 30
     assert found.job.attempt == 2
     statuses = set()
