@@ -48,4 +48,4 @@ def test_cancel(world: Any) -> None:
     result = call(world, world.project("import time; time.sleep(300)"), "cancel")
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "status: KILLED KILLED"
-    assert world.processes() == []
+    world.wait_gone(10)

@@ -54,7 +54,7 @@ def test_rank_raises(world: Any) -> None:
     assert world.last.info.status == "FAILED"
     assert tags["batchai.errorCode"] == "JobFailed" and tags["batchai.exitCode"] == "1"
     assert "rank 1 on node-1" in tags["batchai.reason"] and "ValueError" in tags["batchai.reason"]
-    assert world.processes() == []
+    world.wait_gone(10)
 
 
 def test_rank_is_killed(world: Any) -> None:
@@ -125,7 +125,7 @@ def test_ctrl_c_kills_everything(world: Any) -> None:
     assert process.returncode == 1 and "Traceback" not in err, err
     assert world.last.info.status == "KILLED"
     assert world.last.data.tags["batchai.errorCode"] == "JobTerminate" and "Ctrl-C" in world.last.data.tags["batchai.reason"]
-    assert world.processes() == []
+    world.wait_gone(10)
 
 
 def test_sigterm_detaches(world: Any) -> None:
@@ -258,7 +258,7 @@ def test_stragglers_after_success(world: Any) -> None:
     )
     result = world.run(project, timeout=60)
     assert result.returncode == 0 and result.stdout == "done\n"
-    assert world.processes() == []
+    world.wait_gone(10)
 
 
 def test_a_script_that_wants_a_tracking_server(world: Any) -> None:

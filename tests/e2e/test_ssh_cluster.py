@@ -210,7 +210,7 @@ def test_ctrl_c(world: Any, ssh_servers: SshNodes) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1 and "Traceback" not in err, err
     assert world.last.info.status == "KILLED" and "Ctrl-C" in world.last.data.tags["batchai.reason"]
-    assert world.processes() == []
+    world.wait_gone(10)
 
 
 def test_an_agent_is_killed(world: Any, ssh_servers: SshNodes, here: HereClient) -> None:
