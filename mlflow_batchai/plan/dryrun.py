@@ -49,6 +49,7 @@ def describe(prepared: Prepared, cluster: Cluster, workspace: str, experiment: s
         "container": (plan["container"] or {}).get("image"),
         "nodes": [{"node": node_id(command.node), "command": list(command.argv)} for command in commands],
         "mounts": [_mount(volume) for volume in plan["volumes"]],
+        "setupTask": plan["setupTask"],
         "preparation": plan["preparation"],
         "ranks": _ranks(plan, prepared, cluster, commands),
         "files": {"count": len({file.sha256 for file in files}), "bytes": sum(file.size for file in files)},

@@ -73,9 +73,15 @@ def _names_secrets(path: Path) -> bool:
         return False
     block = found.get("batchai") if isinstance(found.get("batchai"), Mapping) else found
     properties = block.get("properties") if isinstance(block, Mapping) else None
-    lists = [place.get("secrets") for place in (block, properties) if isinstance(place, Mapping)]
+    tasks = [_setup_task(place) for place in (block, properties)]
+    lists = [place.get("secrets") for place in (block, properties, *tasks) if isinstance(place, Mapping)]
     entries = [entry for entries in lists if isinstance(entries, list) for entry in entries]
     return any(isinstance(entry, Mapping) and entry.get("value") for entry in entries) or _opens_storage(found)
+
+
+def _setup_task(properties: Any) -> Any:
+    setup = properties.get("nodeSetup") if isinstance(properties, Mapping) else None
+    return setup.get("setupTask") if isinstance(setup, Mapping) else None
 
 
 def _opens_storage(value: Any) -> bool:

@@ -373,6 +373,39 @@ def test_secrets_stay_out_of_all_that_is_written(desk):
     assert prepared.plan["secretNames"] == ["TOKEN"]
 
 
+def test_a_setup_task_and_its_secrets(desk):
+    task = {
+        "commandLine": "prepare $AZ_BATCHAI_JOB_TEMP",
+        "stdOutErrPathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/afs/logs",
+        "environmentVariables": [{"name": "A", "value": "$AZ_BATCHAI_MOUNT_ROOT"}],
+        "secrets": [{"name": "TOKEN", "value": "hush-hush"}],
+    }
+    setup = {"mountVolumes": {"azureFileShares": [SHARE]}, "setupTask": task}
+    prepared = desk.prepare(nodeSetup=setup)
+    plan = prepared.plan["setupTask"]
+    assert plan == {
+        "id": plan["id"],
+        "command": task["commandLine"],
+        "environmentVariables": task["environmentVariables"],
+        "secretNames": ["TOKEN"],
+        "logs": {"volume": 1, "path": f"logs/workspaces/default/clusters/c/{plan['id']}"},
+    }
+    assert prepared.credentials["setup"] == {"TOKEN": "hush-hush"} and prepared.secrets == {}
+    assert "hush-hush" not in json.dumps([prepared.plan, prepared.document, prepared.warnings])
+    assert prepared.warnings[-1] == "cluster 'c': nodeSetup.setupTask: $AZ_BATCHAI_JOB_TEMP is used and nothing defines it"
+    # Not the secrets' values: only what they are called.
+    again = desk.prepare(nodeSetup={**setup, "setupTask": {**task, "secrets": [{"name": "TOKEN", "value": "another"}]}})
+    assert again.plan["setupTask"]["id"] == plan["id"]
+    changed = desk.prepare(nodeSetup={**setup, "setupTask": {**task, "commandLine": "prepare"}})
+    assert changed.plan["setupTask"]["id"] != plan["id"]
+    loud = {**task, "environmentVariables": [{"name": "A", "value": "x hush-hush"}]}
+    with pytest.raises(DocumentError, match=r"nodeSetup\.setupTask of the cluster document holds the text of a secret"):
+        desk.prepare(nodeSetup={**setup, "setupTask": loud})
+    on_share = {**task, "stdOutErrPathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share/"}
+    logs = desk.prepare(nodeSetup={"setupTask": on_share}).plan["setupTask"]["logs"]
+    assert logs == {"volume": None, "path": f"workspaces/default/clusters/c/{plan['id']}"}
+
+
 # The project's own files.
 
 

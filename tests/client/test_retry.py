@@ -19,6 +19,7 @@ from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.node import processes, protocol
 from mlflow_batchai.regained import told
 from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.spec.cluster import ClusterDocument
 
 KEY = base64.b64encode(bytes(64)).decode()
 FILES = {
@@ -233,6 +234,16 @@ def test_what_agents_are_told_again(scene, monkeypatch):
     sas = parse_qs(found["volumes"].pop("1")["sas"])
     assert (sas["sr"], "w" in sas["sp"][0]) == (["s"], True)
     assert found["volumes"] == {"3": {"key": KEY}, "4": {"key": KEY}}
+
+
+def test_a_setup_tasks_secrets_stand_in_the_clusters_document(scene):
+    scene.plan(setupTask={"secretNames": ["TOKEN"]})
+    task = {"commandLine": "x", "stdOutErrPathPrefix": "y", "secrets": [{"name": "TOKEN", "value": "hush"}]}
+    scene.cluster.document = ClusterDocument(nodeSetup={"setupTask": task})
+    assert told(scene.made.job, scene.cluster, 3600.0, {})["setup"] == {"TOKEN": "hush"}
+    scene.cluster.document = ClusterDocument()
+    with pytest.raises(JobError, match="the document of cluster 'local' has no TOKEN among the secrets of"):
+        told(scene.made.job, scene.cluster, 3600.0, {})
 
 
 # Requeue.

@@ -39,6 +39,8 @@ def test_files_that_hold_a_secret_stay(project):
     [
         "properties: {secrets: [{name: TOKEN, value: x1}]}",
         "secrets: [{name: TOKEN, value: x1}]",
+        "nodeSetup: {setupTask: {secrets: [{name: TOKEN, value: x1}]}}",
+        "properties: {nodeSetup: {setupTask: {secrets: [{name: TOKEN, value: x1}]}}}",
         '{"batchai": {"properties": {"secrets": [{"name": "TOKEN", "value": "x1"}]}}}',
         '{"properties": {"mountVolumes": {"azureFileShares": [{"credentials": {"accountKey": "a2V5"}}]}}}',
         "share: https://a.file.core.windows.net/s\ncredentials: {sasToken: sig=x}",
@@ -55,6 +57,7 @@ def test_documents_with_secrets_of_other_jobs_stay(project, text):
         "credentials: {accountKey: <AZURE_BATCHAI_STORAGE_KEY>}",
         "secrets: [a, b]",
         "secrets: {",
+        "nodeSetup: {setupTask: secrets}",
         "secrets:",
         "- secrets",
         "properties: {secrets: [{name: A}]}",
@@ -86,6 +89,7 @@ def test_a_few_letters_are_no_secret(project):
         ({"preparation": f"login {SECRET}"}, "properties.jobPreparation.commandLine"),
         ({"command": f"python train.py --token {SECRET}"}, "the entry point's command"),
         ({"parameters": {"BATCHAI_PARAM_token": SECRET}}, "a parameter"),
+        ({"setupTask": {"command": f"login {SECRET}"}}, "nodeSetup.setupTask of the cluster document"),
         ({"outputDirectories": [{"pathSuffix": SECRET}]}, "outputDirectories"),
     ],
 )
