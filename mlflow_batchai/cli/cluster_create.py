@@ -34,9 +34,11 @@ UNUSED = {
     "password": "--password",
     "subnet": "--subnet",
 }
+AUTO_ACCOUNT = "autostorage"
+AUTO_NAME = "batchaishare"
 AUTO_SHARE = {
-    "accountName": "autostorage",
-    "azureFileUrl": "https://autostorage.file.core.windows.net/batchaishare",
+    "accountName": AUTO_ACCOUNT,
+    "azureFileUrl": f"https://{AUTO_ACCOUNT}.file.core.windows.net/{AUTO_NAME}",
     "relativeMountPath": "autoafs",
 }
 
@@ -78,7 +80,7 @@ def create(
 
     Options win over the document. Without either it has two nodes on this machine.
     """
-    from mlflow_batchai import workspaces
+    from mlflow_batchai import accounts, workspaces
     from mlflow_batchai.cluster import creation, states
     from mlflow_batchai.spec.loading import read
     from mlflow_batchai.spec.record import ClusterRecord
@@ -96,6 +98,8 @@ def create(
         creation_time=workspaces.timestamp(),
     )
     made = creation.create(name, data, str(file) if file else "batchai cluster create", record, notice)
+    if use_auto_storage:
+        accounts.open_account(AUTO_ACCOUNT).create(AUTO_NAME)
     # As Batch AI answered: the cluster is accepted, and nobody has asked its nodes yet.
     return states.show(made, None)
 
@@ -226,7 +230,8 @@ def _mount(data: Document, mounts: MountOptions, auto_storage: bool, engine: str
             )
         found["azureFileShares"] = [*found.get("azureFileShares", ()), dict(AUTO_SHARE)]
         notice(
-            "--use-auto-storage: no storage account is made; autoafs is a directory of this machine, and there is no autobfs"
+            f"--use-auto-storage: nothing is made in Azure; autoafs is a directory of this machine, for `batchai storage` the"
+            f" file share '{AUTO_NAME}' of the account '{AUTO_ACCOUNT}', and there is no autobfs"
         )
     if found:
         _set(data, "nodeSetup", {**before, "mountVolumes": found})

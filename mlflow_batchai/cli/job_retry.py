@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlflow_batchai.cli.job import COLUMNS
 from mlflow_batchai.cli.job_lookup import find_job
 from mlflow_batchai.cli.options import Scope, command, named, notice
 
 
-@command(example="batchai job retry digits-3f2a1c", experiment=True)
+@command(COLUMNS, example="batchai job retry digits-3f2a1c", experiment=True)
 @named("job")
 def retry(scope: Scope, name: str) -> Any:
     """Run a job that has not succeeded once more: the same plan, run and output directories, in a new attempt.

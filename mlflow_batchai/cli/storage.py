@@ -53,7 +53,11 @@ def on_account(function: F) -> F:
         ),
         click.option("--sas-token", metavar="SAS", help=better.format("Shared access signature", "AZURE_STORAGE_SAS_TOKEN")),
         click.option("--account-key", metavar="KEY", help=better.format("Key", "AZURE_STORAGE_KEY")),
-        click.option("--account-name", metavar="NAME", help="Storage account.  [AZURE_STORAGE_ACCOUNT]"),
+        click.option(
+            "--account-name",
+            metavar="NAME",
+            help="Storage account.  [AZURE_BATCHAI_STORAGE_ACCOUNT, or AZURE_STORAGE_ACCOUNT]",
+        ),
     ):
         wrapped = option(wrapped)
     return wrapped  # type: ignore[return-value]

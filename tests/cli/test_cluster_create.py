@@ -166,7 +166,10 @@ def test_volumes(cli: Cli) -> None:
         "--query",
         "nodeSetup.mountVolumes.azureFileShares[].relativeMountPath",
     )
-    assert json.loads(said.out) == ["autoafs"] and "no storage account is made" in said.err
+    assert json.loads(said.out) == ["autoafs"] and "file share 'batchaishare' of the account 'autostorage'" in said.err
+    assert [share["name"] for share in cli.json("storage", "share", "list", "--account-name", "autostorage")] == [
+        "batchaishare"
+    ]
 
 
 @pytest.mark.parametrize(
