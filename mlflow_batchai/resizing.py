@@ -57,11 +57,13 @@ def resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Cal
 
 
 def _resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Callable[[], Tracking], say: Say) -> Cluster:
-    trouble: ClusterError | None = None
+    told = True
     try:
         now = scaling.apply(cluster, settings)
     except ClusterError as error:
-        trouble, now = error, clusters.load(cluster.name)[0]
+        # Said at once: what follows may take minutes.
+        say(str(error))
+        told, now = False, clusters.load(cluster.name)[0]
     census = now.engine.census()
     ending = set()
     for ticket, fate in fates(census, option):
@@ -79,8 +81,10 @@ def _resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Ca
     _await_end(now, ending, say)
     if now.document.engine is Engine.SSH and scaling.closed(census):
         say(f"the machines of cluster '{now.name}' keep running, and cost what they cost; they only take no jobs")
-    if trouble:
-        raise trouble
+    if not told:
+        raise ClusterError(
+            f"not all nodes of cluster '{now.name}' could be told whether they take jobs; resize it again when they can be"
+        )
     return now
 
 

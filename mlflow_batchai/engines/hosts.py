@@ -182,10 +182,8 @@ class Hosts:
             self.cancel(handle)
 
     def poll(self, handle: Handle) -> Poll:
-        if handle["engine"] != self.kind:
-            return self._cant_say(
-                handle, f"the job runs on engine {handle['engine']}, and its cluster's document says {self.kind}"
-            )
+        if trouble := self._other_engine(handle):
+            return self._cant_say(handle, trouble)
         answers = self._poll_nodes(handle)
         gone = tuple(index for index, said in enumerate(answers) if isinstance(said, dict) and not said["alive"])
         unknown = tuple(index for index, said in enumerate(answers) if not isinstance(said, dict))
@@ -206,6 +204,12 @@ class Hosts:
 
     def _called(self, handle: Handle, index: int) -> str:
         return f"node-{index}"
+
+    def _other_engine(self, handle: Handle) -> str:
+        """Why nothing can be asked of the job's nodes if its cluster's document has been changed that much, or nothing."""
+        if handle["engine"] == self.kind:
+            return ""
+        return f"the job runs on engine {handle['engine']}, and its cluster's document says {self.kind}"
 
     @staticmethod
     def _cant_say(handle: Handle, why: str) -> Poll:
@@ -243,6 +247,8 @@ class Hosts:
         return said
 
     def cancel(self, handle: Handle) -> None:
+        if trouble := self._other_engine(handle):
+            raise ClusterError(f"{trouble}; what runs there of the job may go on: end it by hand")
         machines: dict[int, list[Handle]] = {}
         for entry in handle["nodes"]:
             machines.setdefault(id(self._machine(entry) or entry), []).append(entry)

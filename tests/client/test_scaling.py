@@ -322,6 +322,17 @@ def test_an_attempt_that_another_has_followed_is_let_go(site: Site, option: str)
     assert (site.said, job.requests(), job.at(2).requests()) == ([], [], [])
 
 
+def test_a_node_that_cant_be_told(site: Site) -> None:
+    """It is named at once, and jobs are seen to all the same."""
+    job = site.submit("a", nodes=2)
+    running(job)
+    mark = site.root / "home" / "nodes" / "c" / "0" / "closed"
+    mark.mkdir()
+    with pytest.raises(ClusterError, match=r"not all nodes of cluster 'c' could be told .*; resize it again"):
+        site.resize(0, "terminate")
+    assert (site.said, job.state().terminated) == ([f"Is a directory: {mark}", "job a is terminated"], True)
+
+
 def test_of_two_who_resize_at_once_one_waits(site: Site) -> None:
     with records.locked("c", site.said.append):
         other = threading.Thread(target=site.resize, args=[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -285,6 +286,20 @@ def test_3_fewer_nodes_in_the_document_by_now(site):
         return
     assert smaller.poll(handle).state is PollState.ALIVE
     smaller.cancel(handle)
+
+
+def test_3_another_engine_in_the_document_by_now(site):
+    handle = {
+        "engine": "slurm",
+        "host": socket.gethostname(),
+        "ticket": 1,
+        "mark": "j/1",
+        "nodes": [{"name": "0", "root": "/n"}],
+    }
+    poll = site.engine.poll(handle)
+    assert (poll.state, poll.unknown) == (PollState.UNKNOWN, (0,)) and "runs on engine slurm" in poll.detail
+    with pytest.raises(ClusterError, match=r"runs on engine slurm, .* may go on: end it by hand"):
+        site.engine.cancel(handle)
 
 
 def test_4_cancel_leaves_nothing_and_may_be_called_again(site):
