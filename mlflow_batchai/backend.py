@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from mlflow.entities import RunStatus
+from mlflow.entities import Experiment, RunStatus
 from mlflow.exceptions import ExecutionException, MlflowException
 from mlflow.projects.backend.abstract_backend import AbstractBackend
 from mlflow.projects.submitted_run import SubmittedRun
 
-from mlflow_batchai import detached, runner, runs
+from mlflow_batchai import detached, experiments, runner, runs
 from mlflow_batchai.cluster import clusters
-from mlflow_batchai.config import WORKSPACE, default
+from mlflow_batchai.config import default
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.errors import BatchAIError, DocumentError, NotSupportedError, ProjectError
 from mlflow_batchai.node import protocol
@@ -137,16 +137,16 @@ def _prepare(
         console.say(warning)
     prepared = prepared.with_tools(cluster.engine.lacking)
     tracking = runs.absolute(tracking_uri, cwd)
-    experiment_id, experiment = _experiment(tracking, experiment_id, config, command_line)
+    experiment = _experiment(tracking, experiment_id, config, command_line)
     container = prepared.plan["container"]
     python = "python_env.yaml" if prepared.plan["environment"] else container["image"] if container else cluster.python
     nodes, ranks = prepared.plan["nodeCount"], prepared.plan["ranks"]
     console.say(f"job {prepared.name}: {nodes} node(s) of cluster {cluster.name}, {ranks} rank(s), training with {python}")
     request = runner.RunRequest(
         tracking,
-        experiment_id,
-        experiment,
-        config.workspace or default("workspace") or WORKSPACE,
+        experiment.experiment_id,
+        experiment.name,
+        config.workspace or default("workspace") or experiments.workspace_of(experiment),
         runs.source_tags(_source_name(project_uri), entry_name, directory, runner.user()),
         command_line.get("run_name"),
         command_line.get("run_id"),
@@ -216,15 +216,15 @@ def _configuration(project: MLProject, backend_config: Mapping[str, Any]) -> tup
 
 def _experiment(
     tracking: runs.Tracking, experiment_id: str, config: BatchaiFile, command_line: Mapping[str, Any]
-) -> tuple[str, str]:
-    """(id, name) of the experiment: the command line's, else batchai.yaml's, else config.yaml's, else MLflow's default."""
+) -> Experiment:
+    """The experiment: the command line's, else batchai.yaml's, else config.yaml's, else MLflow's default."""
     mlflow = runs.client(tracking)
     named = any(command_line.get(key) for key in ("experiment_name", "experiment_id"))
     chosen = config.experiment or default("experiment")
     if chosen and not named and experiment_id == DEFAULT_EXPERIMENT:
         found = mlflow.get_experiment_by_name(chosen)
-        return (found.experiment_id if found else mlflow.create_experiment(chosen)), chosen
-    return experiment_id, mlflow.get_experiment(experiment_id).name
+        return found or mlflow.get_experiment(mlflow.create_experiment(chosen))
+    return mlflow.get_experiment(experiment_id)
 
 
 def _command_line() -> Mapping[str, Any]:

@@ -48,7 +48,10 @@ def find(mlflow: MlflowClient, name: str, workspace: str | None = None, experime
         hint = "that workspace or experiment has none" if jobs(mlflow, 1) else "this tracking store has none"
     else:
         hint = "this tracking store has no jobs (is MLFLOW_TRACKING_URI set?)"
+    # Both may come from a user's defaults, which he forgets.
     where = f" in workspace '{workspace}'" if workspace else ""
+    if experiment_id is not None:
+        where += f" in experiment '{mlflow.get_experiment(experiment_id).name}'"
     raise JobNotFoundError(f"there is no job '{name}'{where}; {hint}")
 
 

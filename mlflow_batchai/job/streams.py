@@ -106,13 +106,19 @@ def follow(
 
 
 def so_far(tail: Tail, ended: bool) -> Iterator[str]:
-    """The file's text up to now.
+    """The file's text up to now; of one that is cut or replaced meanwhile also what it has then.
 
     Args:
         ended: whether nothing more will be written.
     """
     decoder = _decoder()
-    while data := tail.read(last=ended):
+    while True:
+        try:
+            data = tail.read(last=ended)
+        except RestartedError:
+            continue
+        if not data:
+            break
         yield decoder.decode(data)
     if rest := decoder.decode(b"", final=True):
         yield rest

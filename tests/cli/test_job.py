@@ -253,6 +253,9 @@ def test_a_job_is_looked_for_where_a_person_says(cli, run):
         "",
         "batchai: there is no job 'toy-1' in workspace 'vision'; that workspace or experiment has none\n",
     )
+    cli.json("experiment", "create", "digits")
+    for options, environment in ((("-e", "digits"), {}), ((), {"BATCHAI_EXPERIMENT": "digits"})):
+        assert "no job 'toy-1' in experiment 'digits'; that" in cli("job", "show", "toy-1", *options, **environment).err
     # By its run id as well.
     assert cli("job", "show", run.info.run_id, "-w", "vision").code == 3
     # Where it is, it is found: only its share is not on this machine.

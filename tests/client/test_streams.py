@@ -205,6 +205,14 @@ def test_so_far_leaves_out_what_is_not_written_yet(share):
     assert "".join(so_far(Tail(share, "logs/none.txt"), ended=False)) == ""
 
 
+def test_so_far_of_a_file_that_is_replaced_meanwhile(share):
+    append(share, b"old\n")
+    text = so_far(Tail(share, "logs/stdout.txt"), ended=False)
+    assert next(text) == "old\n"
+    share.write("logs/stdout.txt", b"new\n")
+    assert "".join(text) == "new\n"
+
+
 def test_a_share_that_is_away_is_waited_for(share):
     append(share, b"one\n")
     away, failed = threading.Event(), []

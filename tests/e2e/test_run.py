@@ -162,9 +162,12 @@ def test_metrics_come_while_it_runs(world: Any) -> None:
 def test_wait_false_and_attach(world: Any) -> None:
     """``wait: false`` returns at once; ``job attach`` shows everything and exits 0 when the job has succeeded."""
     project = world.project("import time; print('one'); time.sleep(3); print('two')", batchai="wait: false")
+    # An experiment that `batchai experiment create` made has a workspace, and so have its jobs.
+    world.client.set_experiment_tag("0", "batchai.workspace", "vision")
     started = time.monotonic()
     result = world.run(project)
     assert result.returncode == 0 and "job attach" in result.stderr
+    assert world.last.data.tags["batchai.workspace"] == "vision"
     assert world.last.info.status in ("SCHEDULED", "RUNNING"), time.monotonic() - started
     attached = world.batchai("job", "attach", world.last.data.tags["batchai.job"])
     assert attached.returncode == 0, attached.stderr
