@@ -124,7 +124,8 @@ class Watch:
         if self._handle:
             return self._engine.poll(self._handle)
         nodes = tuple(range(self._job.node_count))
-        return Poll(PollState.UNKNOWN, "its submitter died before it had started every agent", (), nodes)
+        why = f"its submitter died before it had started every agent; run it again: batchai job retry {self._job.name}"
+        return Poll(PollState.UNKNOWN, why, (), nodes)
 
     def _count(self) -> int:
         """How many segments node 0 has begun; nobody else counts them once the run was deleted. Or what its notices come to."""

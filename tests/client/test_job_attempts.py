@@ -268,7 +268,7 @@ def test_an_attempt_that_nobody_starts_is_given_up(following, monkeypatch):
     monkeypatch.setattr(follower, "Watch", functools.partial(Watch, clock=later))
     state = follow()
     assert (state.execution_state, state.error_code) == ("failed", "NodeSetupFailed")
-    assert "its submitter died before it had started every agent" in state.reason
+    assert "its submitter died before it had started every agent; run it again: batchai job retry toy-0123" in state.reason
     run = client.get_run(made.plan["runId"])
     assert (run.info.status, run.data.tags["batchai.attempt"]) == ("FAILED", "2")
     assert made.job.begin(3).attempt == 3
