@@ -36,7 +36,7 @@ def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) ->
 
     Args:
         cluster: the job's.
-        say: told when its share is away while the end of the attempt before is waited for.
+        say: told when the results of the attempt before are waited for, and when its share is away meanwhile.
 
     Raises:
         JobError: the job hasn't ended, has succeeded, somebody else retries it just now, or its secrets are not here.
@@ -57,6 +57,8 @@ def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) ->
     with contextlib.closing(cluster.engine):
         _check_nodes(job, cluster)
     # Whoever relays the attempt before this one must have ended its run first.
+    if not Lease(job).finished():
+        say(f"the last results of attempt {job.attempt} of job {job.name} are on their way to MLflow; waiting for that")
     detached.ensure_follower(submitted)
     runner.wait(submitted, say)
     mlflow = runs.client(submitted.tracking)

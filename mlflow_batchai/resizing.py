@@ -35,6 +35,7 @@ Say = Callable[[str], None]
 TERMINATE, REQUEUE, STAY, GROW = "terminate", "requeue", "waitforjobcompletion", "grow"
 # Ranks get 10 s to end, agents on an Azure share up to 18 s to look; who relays a job then needs a moment for its run.
 END_SECONDS, RELAY_SECONDS, LOOK_SECONDS = 90.0, 15.0, 0.3
+PATIENCE_SECONDS = 5.0
 
 
 def resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Callable[[], Tracking], say: Say) -> Cluster:
@@ -164,11 +165,15 @@ def _terminate(cluster: Cluster, ticket: Ticket, why: str, say: Say) -> set[str]
 
 def _await_end(cluster: Cluster, marks: set[str], say: Say) -> None:
     """Wait until no node has these jobs any more."""
-    until = time.monotonic() + END_SECONDS
+    begun, said = time.monotonic(), False
     while marks and (there := [ticket for ticket in cluster.engine.census().tickets if ticket.mark in marks]):
-        if time.monotonic() > until:
-            say(f"still ending: {', '.join(scaling.name_of(cluster.share, ticket) for ticket in there)}")
+        names = ", ".join(scaling.name_of(cluster.share, ticket) for ticket in there)
+        if time.monotonic() > begun + END_SECONDS:
+            say(f"still ending: {names}")
             return
+        if not said and time.monotonic() > begun + PATIENCE_SECONDS:
+            said = True
+            say(f"waiting for the end of {names}")
         time.sleep(LOOK_SECONDS)
 
 

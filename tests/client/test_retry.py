@@ -122,6 +122,22 @@ def test_retried(scene):
         attempts.retry(scene.found(), scene.cluster, print)
 
 
+def test_results_of_the_attempt_before_are_waited_for(scene):
+    """The last that a person sees of it is what is waited for; only then its run is begun anew."""
+    scene.made.verdict("failed", reason="it broke")
+    lease, said = Lease(scene.made.job), []
+    lease.acquire()
+
+    def say(text):
+        said.append(text)
+        assert scene.run().data.tags[runs.TAG_CANCEL] == "true"
+        lease.save({}, finished=True)
+
+    attempts.retry(scene.found(), scene.cluster, say)
+    assert said == ["the last results of attempt 1 of job toy-0123 are on their way to MLflow; waiting for that"]
+    assert len(scene.cluster.engine.started) == 1
+
+
 def test_of_two_who_retry_at_once_one_does(scene):
     scene.fail()
     barrier, said = threading.Barrier(2), []
