@@ -13,7 +13,6 @@ from mlflow_batchai.cli.cluster import COLUMNS
 from mlflow_batchai.cli.mount_options import MountOptions, mount_options
 from mlflow_batchai.cli.options import Scope, command, named, new_name, notice
 from mlflow_batchai.errors import NotSupportedError, UsageError
-from mlflow_batchai.job.places import DEFAULT_PREFIX
 
 Document = dict[str, Any]
 
@@ -55,7 +54,7 @@ AUTO_SHARE = {
 @mount_options
 @click.option("--use-auto-storage", is_flag=True, help="On this machine: mount a directory as the file share `autoafs`.")
 @click.option("--setup-task", metavar="COMMAND", help="Shell line that each node runs before its first job.")
-@click.option("--setup-task-output", metavar="PATH", help=f"Where its logs go.  [{DEFAULT_PREFIX}]")
+@click.option("--setup-task-output", metavar="PATH", help="Where its logs go.  [$AZ_BATCHAI_MOUNT_ROOT/share]")
 @click.option("-u", "--user-name", metavar="NAME", help="The login, over SSH.")
 @click.option("-l", "--location", metavar="NAME", help="Shown with the cluster.  [the workspace's]")
 @click.option("-s", "--vm-size", metavar="SIZE", help="Kept and shown; has no effect.")
@@ -185,12 +184,25 @@ def _account(written: Any, user: str | None, key: str | None) -> Document | None
     before = dict(written) if isinstance(written, Mapping) else {}
     found = {**before, "adminUserName": user or before.get("adminUserName") or getpass.getuser()}
     if key:
-        path = Path(key).expanduser()
-        found["adminUserSshPublicKey"] = path.read_text(encoding="utf-8").strip() if path.is_file() else key
+        found["adminUserSshPublicKey"] = _public_key(key)
     return found
 
 
+def _public_key(key: str) -> str:
+    """A public key that was given, or its file; a private one must not get into a document, which is shown."""
+    path = Path(key).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8").strip() if path.is_file() else key
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--ssh-key {key} can't be read as a public key: {error}") from error
+    if "PRIVATE KEY" in text:
+        raise UsageError("--ssh-key is a private key, which is not kept; give the public one (its file ends in .pub)")
+    return text
+
+
 def _setup_task(written: Any, command_line: str | None, output: str | None) -> Document | None:
+    from mlflow_batchai.job.places import DEFAULT_PREFIX
+
     if command_line is None and output is None:
         return None
     before = written if isinstance(written, Mapping) else {}

@@ -193,6 +193,8 @@ def test_volumes(cli: Cli) -> None:
         (("-f", "empty.json"), 1, "empty.json"),
         (("-f", "bad.json"), 1, "bad.json: properties.vmSise is not a known key; did you mean vmSize?"),
         (("-f", "slurm.yaml"), 1, "slurm.yaml: engine slurm is not supported yet"),
+        (("-k", "id"), 2, "--ssh-key is a private key, which is not kept; give the public one"),
+        (("-k", "binary"), 2, "--ssh-key binary can't be read as a public key: "),
         (("-w", "nope"), 3, "there is no workspace 'nope'; the workspaces are: default"),
     ],
 )
@@ -200,6 +202,8 @@ def test_refusals_leave_nothing(cli: Cli, options: tuple[str, ...], code: int, m
     written(cli, "", "empty.json")
     written(cli, {"properties": {"vmSise": "x"}}, "bad.json")
     written(cli, "engine: slurm", "slurm.yaml")
+    written(cli, "-----BEGIN OPENSSH PRIVATE KEY-----", "id")
+    (cli.world.cwd / "binary").write_bytes(b"\xff")
     said = cli("cluster", "create", "-n", "c", *options)
     assert (said.code, said.out) == (code, "") and message in said.err, said
     folder = cli.world.home / "clusters"
