@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from mlflow_batchai.cli import output as printing
-from mlflow_batchai.cli.options import OUTPUTS
+from mlflow_batchai.cli.options import OUTPUTS, default_output
 from mlflow_batchai.cluster import clusters
+from mlflow_batchai.config import default
 from mlflow_batchai.doctor import CHECKS, Check, Complete, State, examine, names
 
 _COLORS = {State.OK: "green", State.WARNING: "yellow", State.FAILED: "red"}
@@ -22,17 +23,18 @@ _COLORS = {State.OK: "green", State.WARNING: "yellow", State.FAILED: "red"}
     epilog="Example: batchai doctor nc6cluster",
 )
 @click.argument("cluster", required=False)
-@click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="How it is printed.")
+@click.option("-o", "--output", type=click.Choice(OUTPUTS), help="How it is printed.  [table]")
 @click.option("--query", metavar="JMESPATH", help="The part of the result that is printed.")
 @click.option("--debug", is_flag=True, hidden=True, expose_value=False)
-def doctor(cluster: str | None, output: str, query: str | None) -> int:
+def doctor(cluster: str | None, output: str | None, query: str | None) -> int:
     """Whether a cluster is ready for jobs: every node, one line a check.
 
-    CLUSTER is the name of a document in $BATCHAI_HOME/clusters, by default the local cluster. A check that failed says what to
-    do; the exit code is then 1. Jobs that run are not disturbed.
+    CLUSTER is the name of a document in $BATCHAI_HOME/clusters, by default BATCHAI_CLUSTER or the local cluster. A check that
+    failed says what to do; the exit code is then 1. Jobs that run are not disturbed.
     """
     search = None if query is None else printing.check_query(query)
-    found, warnings = clusters.load(cluster)
+    output = output or default_output("table")
+    found, warnings = clusters.load(cluster or default("cluster"))
     for warning in warnings:
         click.echo(f"batchai: {warning}", err=True)
     nodes = names(found)

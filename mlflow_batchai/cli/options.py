@@ -63,9 +63,7 @@ def command(
     def decorate(function: F) -> click.Command:
         @functools.wraps(function)
         def run(**values: Any) -> None:
-            chosen = values.pop("output_") or default("output") or output or "json"
-            if chosen not in OUTPUTS:
-                raise UsageError(f"BATCHAI_OUTPUT is '{chosen}'; it must be one of {', '.join(OUTPUTS)}")
+            chosen = values.pop("output_") or default_output(output or "json")
             # A query that can't be used is refused before anything is done.
             query = printing.check_query(text) if (text := values.pop("query_")) is not None else None
             arguments = [_scope(values)] if scoped else []
@@ -91,6 +89,18 @@ def command(
         return made
 
     return decorate
+
+
+def default_output(otherwise: str) -> str:
+    """How results are printed where no option says it.
+
+    Raises:
+        UsageError: BATCHAI_OUTPUT is no way to print them.
+    """
+    chosen = default("output") or otherwise
+    if chosen not in OUTPUTS:
+        raise UsageError(f"BATCHAI_OUTPUT is '{chosen}'; it must be one of {', '.join(OUTPUTS)}")
+    return chosen
 
 
 def _scope(values: dict[str, Any]) -> Scope:

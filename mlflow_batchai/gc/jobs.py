@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from mlflow_batchai.errors import BatchAIError, ShareError
+from mlflow_batchai.errors import BatchAIError, ShareError, ShareNotFoundError
 from mlflow_batchai.gc.items import Item, Say
 from mlflow_batchai.job import folders
 from mlflow_batchai.job.jobs import Job
@@ -25,6 +26,7 @@ from mlflow_batchai.shares.objects import each
 NEVER_STARTED_SECONDS = 7 * 86400.0
 # A directory in a job folder: its removal has begun, and whoever finds it goes on with that.
 REMOVING = "removing"
+TRIES = 5
 _FOLDER = re.compile(r"(?:(?P<prefix>.+)/)?(?P<segment>workspaces/[^/]+/experiments/[^/]+/jobs/(?P<job>[^/]+)/[^/]+)")
 
 
@@ -91,7 +93,7 @@ def find(share: Share, found: Sequence[str], now: float, seconds: float, deleted
             f"{share.url}/{folder}",
             sum(sizes[path] for path in (folder, *fate.also)),
             fate.since,
-            fate.reason,
+            "; also ".join((fate.reason, *fate.also)),
             partial(_remove, share, folder, fate.also, fate.attempt),
         )
         for folder, fate in going.items()
@@ -195,6 +197,14 @@ def elsewhere(job: Job) -> list[str]:
 
 def _remove(share: Share, folder: str, also: Sequence[str], attempt: int | None) -> bool:
     """Remove a job's folders, its own last, so that a removal that is interrupted can be gone on with."""
+    for _ in range(TRIES):
+        # What another gc removes under our hands.
+        with contextlib.suppress(ShareNotFoundError):
+            return _removed(share, folder, also, attempt)
+    return not share.list(folder)
+
+
+def _removed(share: Share, folder: str, also: Sequence[str], attempt: int | None) -> bool:
     mark = f"{folder}/batchai/{REMOVING}"
     names = {entry.name for entry in share.list(f"{folder}/batchai")}
     if not names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -18,6 +19,8 @@ from mlflow_batchai.shares.base import Entry
 TEMPORARY = ".new-"
 FILE_BITS = 0o666
 BLOCK = 1 << 20
+# How often a folder that is being removed may get something new.
+REFILLED = 5
 
 
 class DirectoryShare:
@@ -177,12 +180,22 @@ class DirectoryShare:
         target = self.local(path)
         with contextlib.suppress(ShareNotFoundError), self._errors(path):
             if target.is_dir() and not target.is_symlink():
-                # Another process may remove the same: what it was quicker with must not end our removal.
-                while target.exists():
-                    with contextlib.suppress(FileNotFoundError):
-                        shutil.rmtree(target)
+                self._remove_tree(target)
             else:
                 target.unlink()
+
+    def _remove_tree(self, folder: Path) -> None:
+        """Remove a folder though others remove the same, and something is put into it meanwhile, a few times."""
+        filled = 0
+        while folder.exists():
+            try:
+                shutil.rmtree(folder)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                filled += 1
+                if error.errno != errno.ENOTEMPTY or filled > REFILLED:
+                    raise
 
     @contextlib.contextmanager
     def open_write(self, path: str, size: int | None = None) -> Iterator[BinaryIO]:

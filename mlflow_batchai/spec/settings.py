@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from mlflow_batchai.spec.base import Name, NonEmpty, SecretText, SpecModel, exactly_one, matching
 from mlflow_batchai.spec.cluster import Endpoint
 
-OUTPUTS = ("json", "jsonc", "yaml", "table", "tsv", "none")
 GroupName = Annotated[str, matching(r"[-\w.]{1,90}", "have 1 to 90 letters, digits, '-', '_' or '.'")]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from command_line import Cli
 from netns import SHARE, Machines, Setup, unavailable
 from waiting import wait_for
 
@@ -523,3 +524,15 @@ def test_an_azure_share_that_may_only_be_read(ssh, azure):
     ssh.document(**{**ssh.base, "share": azure.url("batchai"), "credentials": {"sasToken": azure.sas("batchai", "rl")}})
     ended, _, err = ssh.run("c")
     assert ended == 1 and "lacks the permission for this" in err
+
+
+@pytest.mark.parametrize(
+    ("environment", "code", "words"),
+    [
+        ({"BATCHAI_CLUSTER": "mine"}, 3, "there is no cluster 'mine'"),
+        ({"BATCHAI_OUTPUT": "xml"}, 2, "BATCHAI_OUTPUT is 'xml'; it must be one of json,"),
+    ],
+)
+def test_defaults_of_the_user(cli: Cli, environment: dict[str, str], code: int, words: str) -> None:
+    said = cli("doctor", **environment)
+    assert (said.code, said.out) == (code, "") and words in said.err

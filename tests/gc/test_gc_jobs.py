@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.errors import ShareError
+from mlflow_batchai.errors import ShareError, ShareNotFoundError
 from mlflow_batchai.gc import jobs
 from mlflow_batchai.gc.items import Item
 from mlflow_batchai.job import folders
@@ -111,7 +111,7 @@ def test_outputs_and_logs_elsewhere_on_the_share(control: Any) -> None:
         control.share.write(path, b"x" * 5000)
     control.share.write(f"models/{lives}/outputs/best/m.h5", b"x")
     item = look(control)[old]
-    assert item.size > 11000
+    assert item.size > 11000 and item.reason == f"ended; results are in MLflow; also models/{segment}; also logs/all/{segment}"
     assert item.remove()
     assert not control.there(f"models/{segment}") and not control.there(f"logs/all/{segment}")
     assert control.there("models/mine.h5") and control.there(f"models/{lives}/outputs/best/m.h5")
@@ -154,7 +154,7 @@ def test_a_removal_that_was_interrupted_is_gone_on_with(on_directory: Any, monke
         try:
             assert found[folder].remove()
         except ShareError:
-            assert look(control)[folder].reason == "its removal was interrupted"
+            assert look(control)[folder].reason.startswith("its removal was interrupted")
             # Nobody can begin another attempt of it.
             assert control.there(f"{folder}/batchai/attempts/2/begun") or not control.there(f"{folder}/batchai/attempts")
     assert found == {} and not control.there(folder) and not control.there(f"models/{folder}")
@@ -189,6 +189,21 @@ def test_two_at_once(control: Any) -> None:
         thread.join()
     assert errors == []
     assert [folder for folder in made if control.there(folder)] == []
+
+
+def test_one_that_another_gc_removes_under_our_hands(on_directory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    control = on_directory
+    folder = control.job("old", ended=31)
+    item = look(control)[folder]
+
+    def claim(self: DirectoryShare, path: str) -> bool:
+        monkeypatch.undo()
+        self.delete(folder)
+        self.claim(f"{folder}/batchai/attempts")
+        raise ShareNotFoundError(path)
+
+    monkeypatch.setattr(DirectoryShare, "claim", claim)
+    assert item.remove() and not control.there(folder)
 
 
 def test_what_cant_be_understood_stays(control: Any) -> None:

@@ -458,3 +458,17 @@ def test_identity(tmp_path):
     assert name == identify(one) == identify(DirectoryShare(tmp_path / "one"))
     assert name != identify(other)
     assert (tmp_path / "one" / identity_path(name)).is_dir()
+
+
+def test_a_folder_that_gets_something_new_while_it_is_removed(tmp_path, monkeypatch):
+    share, real = DirectoryShare(tmp_path / "share"), os.rmdir
+    share.write("a/b/one", b"x")
+
+    def rmdir(path, **options):
+        monkeypatch.undo()
+        share.write("a/b/two", b"x")
+        real(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    share.delete("a")
+    assert share.list("") == []
