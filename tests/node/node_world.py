@@ -166,6 +166,7 @@ class Cluster:
         parts: bool = False,
         python_env: dict[str, Any] | None = None,
         trainer: str | None = None,
+        called: str = "",
         absent: Collection[int] = (),
         **changes: Any,
     ) -> Job:
@@ -179,6 +180,7 @@ class Cluster:
             enter: for each node, what stands before its agent's arguments to run it elsewhere.
             parts: whether the nodes are told that each is a part of this machine.
             python_env: the plan's ``environment``.
+            called: what the cluster calls the nodes.
             absent: nodes whose agents are never started: the submitter died.
             trainer: the plan's ``python``; default: a stand-in with Horovod for several nodes, else none.
         """
@@ -228,6 +230,7 @@ class Cluster:
                 f"--root={root}",
                 f"--ticket={json.dumps(own)}",
                 *([f"--part={node}/{nodes}"] if parts else []),
+                *([f"--name={called}"] if called else []),
             ]
             log = root / f"agent-{plan['job']}.log"
             job.logs.append(log)

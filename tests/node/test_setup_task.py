@@ -104,9 +104,10 @@ def test_its_logs_on_another_volume(cluster: Cluster, tmp_path: Path) -> None:
     other.mkdir()
     control = {"scope": "cluster", "path": "share", "source": str(cluster.share), "share": "file:///", "kind": "link"}
     volume = {**control, "path": "afs", "source": str(other), "name": "afs"}
-    job = submit(cluster, volumes=[control, volume], task={"logs": {"volume": 1, "path": "a/b"}})
+    task = {"logs": {"volume": 1, "path": "a/b"}}
+    job = submit(cluster, volumes=[control, volume], task=task, called="me@[::1]:2201")
     assert job.wait()["executionState"] == "succeeded", job.said()
-    assert (other / "a" / "b" / "stderr-node-0.txt").read_text() == "oops\n"
+    assert (other / "a" / "b" / "stderr-me----1--2201.txt").read_text() == "oops\n"
 
 
 def test_a_share_that_takes_no_logs_ends_no_job(cluster: Cluster) -> None:
