@@ -28,7 +28,7 @@ def logs(scope: Scope, name: str, follow: bool, rank: int | None, stderr: bool, 
         raise UsageError(f"--rank {rank}: job {job.name} has {ranks} rank{'s' * (ranks > 1)}, numbered from 0")
     file = outputs.log_name(job, rank, "stderr" if stderr else "stdout")
     if follow:
-        show_text(stream_file(found, outputs.LOGS, file), job.name)
+        show_text(stream_file(found, outputs.LOGS, file, required=False), job.name)
         return
     place = outputs.directory(job, outputs.LOGS)
     state = job.state()

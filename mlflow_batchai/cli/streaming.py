@@ -20,8 +20,11 @@ from mlflow_batchai.job.streams import Tail, follow
 LOOK_SECONDS, REQUEST_SECONDS = 0.2, 0.7
 
 
-def stream_file(found: Submitted, identity: str, path: str) -> Iterator[str]:
+def stream_file(found: Submitted, identity: str, path: str, required: bool = True) -> Iterator[str]:
     """A file of a job's directory as it grows, until the job has ended: of its present attempt, and of those that follow.
+
+    Args:
+        required: whether it is a failure if the job ends without it; else a notice says so.
 
     Raises:
         JobError: the job has ended without it.
@@ -52,7 +55,9 @@ def stream_file(found: Submitted, identity: str, path: str) -> Iterator[str]:
         if identity != outputs.LOGS or found.job.attempt == job.attempt:
             break
         notice(f"job {job.name} goes on with attempt {found.job.attempt}")
-    if not seen:
+    if not seen and not required:
+        notice(f"job {found.job.name} has written no {name}")
+    elif not seen:
         raise JobError(f"The file {name} not found for the completed job.")
 
 

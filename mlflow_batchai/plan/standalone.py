@@ -16,6 +16,7 @@ from mlflow_batchai.plan.environments import preparation_cache
 from mlflow_batchai.plan.images import choose_container
 from mlflow_batchai.plan.planning import Program, plan_job
 from mlflow_batchai.plan.prepared import Prepared
+from mlflow_batchai.plan.secrecy import refuse_spoken
 from mlflow_batchai.shares import open_share
 from mlflow_batchai.spec.arguments import LONGEST_VALUE, parameters
 from mlflow_batchai.spec.frameworks import CustomToolkitSettings, HorovodSettings
@@ -52,13 +53,16 @@ def prepare(document: JobDocument, name: str, cluster: Cluster, source: str) -> 
     plan = planned.plan
     plan["code"] = []
     plan["preparationCache"] = preparation_cache(plan, False, source)
+    arguments = _parameters(properties)
+    # Without its quotes an argument may say what the command line, as it is written, doesn't.
+    refuse_spoken({"command": list(arguments.values())}, planned.spoken, source, program.where)
     return Prepared(
         name,
         plan["job"],
         name,
         plan,
         masked(document),
-        _parameters(properties),
+        arguments,
         planned.secrets,
         {"volumes": planned.credentials, "setup": planned.setup, "registry": registry},
         planned.seconds,

@@ -97,6 +97,12 @@ def test_a_file_that_never_came(attempts: Attempts) -> None:
         list(streaming.stream_file(attempts.submitted, outputs.LOGS, "nope.txt"))
 
 
+def test_logs_of_a_job_that_wrote_none(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
+    attempts.end(1)
+    assert list(streaming.stream_file(attempts.submitted, outputs.LOGS, "stdout.txt", required=False)) == []
+    assert "job toy has written no stdout.txt" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("path", "words"), [("./../x", "no file of"), ("./", "no file of"), ("./folder", "'./folder' is a folder of stdouterr")]
 )

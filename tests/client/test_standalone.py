@@ -217,6 +217,12 @@ REFUSED = {
         DocumentError,
         "properties.horovodSettings holds the text of a secret",
     ),
+    "a secret in an argument's quotes": (
+        horovod(commandLineArgs=f"--token {SECRET[:4]}'{SECRET[4:]}'"),
+        {},
+        DocumentError,
+        "properties.horovodSettings holds the text of a secret",
+    ),
     "a secret in a command": (
         {"customToolkitSettings": {"commandLine": f"login {SECRET}"}},
         {},
