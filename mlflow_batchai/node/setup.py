@@ -106,6 +106,8 @@ class SetupTask:
     def _keep(self, task: Task, stream: str, lines: bytes) -> None:
         if stream in self._files:
             self._files[stream].write(lines)
+            # Who looks on the node while it runs, or after it was killed, sees all.
+            self._files[stream].flush()
 
     def _go_on(self, task: Task, until: float) -> None:
         self._check()
