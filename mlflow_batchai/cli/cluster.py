@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlflow_batchai.cli.cluster_lookup import check_workspace, find_cluster
+from mlflow_batchai.cli.cluster_lookup import asking, check_workspace, find_cluster
 from mlflow_batchai.cli.options import Scope, ask, command, confirmed, named, notice, tracking
 from mlflow_batchai.cli.output import Column
 
@@ -48,7 +48,9 @@ def _shown(cluster: Cluster) -> dict[str, Any]:
     from mlflow_batchai.cluster import states
 
     try:
-        return states.show(cluster, cluster.engine.census())
+        with asking(cluster.name):
+            census = cluster.engine.census()
+        return states.show(cluster, census)
     finally:
         cluster.engine.close()
 
@@ -121,7 +123,9 @@ def _jobs(scope: Scope, name: str) -> list[str]:
     except BatchAIError:
         return []  # it can't be used as it is, and is deleted for that
     try:
-        return [job.name for job in scaling.queue(cluster) if scaling.sent_to(cluster, job.ticket)]
+        with asking(name):
+            jobs = scaling.queue(cluster)
+        return [job.name for job in jobs if scaling.sent_to(cluster, job.ticket)]
     finally:
         cluster.engine.close()
 

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mlflow_batchai.cli.options import Scope, notice
 
 if TYPE_CHECKING:
     from mlflow_batchai.cluster.clusters import Cluster
+
+
+PATIENCE_SECONDS = 5.0
+
+
+@contextlib.contextmanager
+def asking(name: str) -> Iterator[None]:
+    """While a cluster's nodes are asked what they do: nobody looks at nothing for long."""
+    sentence = f"the nodes of cluster '{name}' have not all answered yet; one that is away is waited for, up to a minute"
+    timer = threading.Timer(PATIENCE_SECONDS, notice, [sentence])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def find_cluster(scope: Scope, name: str) -> Cluster:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mlflow_batchai.cli.cluster_lookup import find_cluster
+from mlflow_batchai.cli.cluster_lookup import asking, find_cluster
 from mlflow_batchai.cli.options import Scope, command, named
 from mlflow_batchai.cli.output import Column
 
@@ -31,7 +31,8 @@ def list_nodes(scope: Scope, name: str) -> Any:
 
     cluster = find_cluster(scope, name)
     try:
-        census = cluster.engine.census()
+        with asking(name):
+            census = cluster.engine.census()
         jobs = {job.ticket.number: job.name for job in scaling.queue(cluster, census)}
         return [states.show_node(node, jobs) for node in census.nodes]
     finally:

@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 import yaml
 from command_line import Cli
+from waiting import wait_for
+
+from mlflow_batchai.cli import cluster_lookup
+from mlflow_batchai.cli.cluster_lookup import asking
 
 CLUSTER: dict[str, Any] = {
     "properties": {
@@ -277,6 +281,14 @@ def test_commands_on_a_node(cli: Cli, capfd: pytest.CaptureFixture[str]) -> None
     ):
         refused = cli("cluster", "node", "exec", "-c", "local", "-n", "0", *options)
         assert refused.code == 2 and message in refused.err
+
+
+def test_nodes_that_take_their_time(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with asking("quick"):
+        pass
+    monkeypatch.setattr(cluster_lookup, "PATIENCE_SECONDS", 0.01)
+    with asking("slow"):
+        assert "the nodes of cluster 'slow' have not all answered yet" in wait_for(lambda: capsys.readouterr().err)
 
 
 def test_a_path_is_no_cluster(cli: Cli, tmp_path: Path) -> None:
