@@ -40,14 +40,16 @@ def create(name: str, data: Mapping[str, Any], source: str, record: ClusterRecor
     try:
         records.save(name, record)
         try:
-            return scaling.apply(cluster, settings)
+            made = scaling.apply(cluster, settings)
         except ClusterError as error:
             # Of machines: the cluster is there, and they are unusable until they can be asked.
             say(str(error))
-            return clusters.load(name)[0]
+            made = clusters.load(name)[0]
     except BatchAIError:
         records.delete(name)
         raise
+    made.engine.close()
+    return made
 
 
 def _settings(cluster: Cluster) -> ScaleSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -215,7 +216,7 @@ def apply(cluster: Cluster, settings: ScaleSettings) -> Cluster:
         cluster: as it is just now; who lets two do this at once has the record of one and the nodes of the other.
 
     Returns:
-        The cluster as it is now.
+        The cluster as it is now; its engine is the caller's to close.
 
     Raises:
         ClusterError: some nodes could not be told; the others have been.
@@ -230,7 +231,10 @@ def apply(cluster: Cluster, settings: ScaleSettings) -> Cluster:
     }
     records.save(cluster.name, record.model_copy(update=changes))
     now, _ = clusters.load(cluster.name)
-    now.engine.admit(wanted)
+    with contextlib.ExitStack() as undo:
+        undo.callback(now.engine.close)
+        now.engine.admit(wanted)
+        undo.pop_all()
     return now
 
 
