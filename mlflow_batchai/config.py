@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from pathlib import Path
@@ -24,19 +25,22 @@ def home() -> Path:
 
 
 def settings() -> SettingsFile | None:
-    """``$BATCHAI_HOME/config.yaml``, None where there is no such file.
+    """``$BATCHAI_HOME/config.yaml``, None where there is no such file, or one that says nothing.
 
     Raises:
         DocumentError: it is wrong.
     """
     path = home() / "config.yaml"
-    if not path.is_file() or not path.stat().st_size:
+    if not path.is_file():
         return None
     return _read(path, path.stat().st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=1)
-def _read(path: Path, changed: int) -> SettingsFile:
+def _read(path: Path, changed: int) -> SettingsFile | None:
+    with contextlib.suppress(OSError):  # what is wrong is said below
+        if all(not line or line.startswith(b"#") for line in map(bytes.strip, path.read_bytes().splitlines())):
+            return None
     # Most commands have no such file, and then nothing of pydantic to import.
     from mlflow_batchai.spec.loading import parse, read
     from mlflow_batchai.spec.settings import SettingsFile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
@@ -68,7 +68,9 @@ def _without_meaningless(
         here = (*path, key)
         if key in fields:
             inner = _inner_model(model, fields[key])
-            if inner and isinstance(value, (list, tuple)):
+            if inner and _is_by_name(model, fields[key]) and isinstance(value, Mapping):
+                value = {own: _without_meaningless(inner, item, (*here, own), warnings, under) for own, item in value.items()}
+            elif inner and isinstance(value, (list, tuple)):
                 value = [_without_meaningless(inner, item, (*here, index), warnings, under) for index, item in enumerate(value)]
             elif inner:
                 value = _without_meaningless(inner, value, here, warnings, under)
@@ -84,7 +86,7 @@ def _without_meaningless(
 
 
 def _inner_model(model: type[SpecModel], name: str) -> type[SpecModel] | None:
-    """The model inside a field's type: ``X``, ``X | None`` or ``tuple[X, ...]``."""
+    """The model inside a field's type: ``X``, ``X | None``, ``tuple[X, ...]`` or ``dict[str, X]``."""
     annotation = model.model_fields[name].annotation
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, SpecModel):
@@ -92,15 +94,24 @@ def _inner_model(model: type[SpecModel], name: str) -> type[SpecModel] | None:
     return None
 
 
+def _is_by_name(model: type[SpecModel], name: str) -> bool:
+    """Whether a field is a mapping of names that the user chooses."""
+    return get_origin(model.model_fields[name].annotation) is dict
+
+
 def _model_at(model: type[SpecModel], path: Path) -> type[SpecModel] | None:
     """The model of the mapping at ``path``."""
     current: type[SpecModel] | None = model
+    is_name = False
     for step in path:
-        if isinstance(step, int):
+        if is_name or isinstance(step, int):
+            is_name = False
             continue
         if current is None or step not in keys_of(current):
             return None
-        current = _inner_model(current, keys_of(current)[step])
+        field = keys_of(current)[step]
+        is_name = _is_by_name(current, field)
+        current = _inner_model(current, field)
     return current
 
 
