@@ -81,7 +81,8 @@ def test_a_job_is_what_its_dry_run_said(cli: Cli, job: Write) -> None:
     said = cli("job", "create", *arguments, **given)
     assert said.code == 0, said
     made = json.loads(said.out)
-    assert (made["name"], made["executionState"], made["cluster"]["name"]) == ("first", "queued", "local")
+    assert (made["name"], made["cluster"]["name"]) == ("first", "local")
+    assert made["executionState"] in ("queued", "running")  # its nodes are free: one that is slow to ask finds it there
     assert made["horovodSettings"]["processCount"] == 2 and made["secrets"] == [{"name": "TOKEN", "value": None}]
     assert f"it is the directory {world.home / 'shares' / 'acct'}" in said.err
 

@@ -54,12 +54,9 @@ def test_from_first_to_last(world: Any, tmp_path: Path) -> None:
 
     assert '"created": true' in step[5]
     job = json.loads(step[7])
-    assert (job["name"], job["executionState"], job["toolType"], job["nodeCount"]) == (
-        "cifar_distributed",
-        "queued",
-        "horovod",
-        4,
-    )
+    assert (job["name"], job["toolType"], job["nodeCount"]) == ("cifar_distributed", "horovod", 4)
+    # Its nodes are free: a machine that is slow to ask finds it there.
+    assert job["executionState"] in ("queued", "running")
     assert job["executionInfo"] is None or job["executionInfo"]["exitCode"] is None
     state, _, counts = step[8].partition("\n")
     assert json.loads(state) == "running"
