@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from mlflow_batchai.cli.options import notice
 from mlflow_batchai.cluster.clusters import Cluster
-from mlflow_batchai.engines.hosts import Node
+from mlflow_batchai.engines.machines import Node
 from mlflow_batchai.errors import ClusterError, NotFoundError, UsageError
 
 _FORWARD = re.compile(r"(?:[^\s:]+:)?\d{1,5}:[^\s:]+:\d{1,5}")

@@ -9,8 +9,7 @@ from typing import Any
 
 from mlflow_batchai.doctor import findings
 from mlflow_batchai.doctor.findings import Check, Complete, Finding
-from mlflow_batchai.engines.hosts import Node
-from mlflow_batchai.engines.machines import Answer, SshMachine
+from mlflow_batchai.engines.machines import Answer, Node, SshMachine
 from mlflow_batchai.errors import ClusterError
 
 ASK_SECONDS = 20.0

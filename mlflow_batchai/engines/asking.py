@@ -12,7 +12,7 @@ from mlflow_batchai.engines.machines import Answer, Machine
 from mlflow_batchai.errors import ClusterError
 
 if TYPE_CHECKING:
-    from mlflow_batchai.engines.hosts import Node
+    from mlflow_batchai.engines.machines import Node
 
 # nvidia-smi may take its time.
 CENSUS_SECONDS = 30.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from mlflow_batchai.engines.census import Census
-    from mlflow_batchai.engines.hosts import Node
+    from mlflow_batchai.engines.machines import Node
 
 Handle = Mapping[str, Any]
 

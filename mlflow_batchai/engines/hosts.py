@@ -12,13 +12,13 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from mlflow_batchai.engines import asking
 from mlflow_batchai.engines.asking import Known
 from mlflow_batchai.engines.base import Handle, Needs, NodeCommand, Poll, PollState, StartRequest
 from mlflow_batchai.engines.census import Census, Place
-from mlflow_batchai.engines.machines import Answer, Machine
+from mlflow_batchai.engines.machines import Answer, Machine, Node
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.node.tickets import ARRIVAL_SECONDS
 from mlflow_batchai.shell.together import at_once, in_background
@@ -28,23 +28,6 @@ CANCEL_SECONDS = 40.0
 POLL_PATIENCE_SECONDS = 2.0
 # How long a node may take for an answer that costs it nothing: one that hangs must not hold up a job's end for long.
 ANSWER_SECONDS = 10.0
-
-
-class Node(NamedTuple):
-    """One node of the cluster.
-
-    Attributes:
-        name: for people.
-        root: its own folder, on its own disk.
-        part: which part of its machine it is: ``0/1`` is all of it.
-        id: who it is, whatever it is called: in the ticket book.
-    """
-
-    name: str
-    machine: Machine
-    root: str
-    part: str = "0/1"
-    id: str = ""
 
 
 Outcome = Answer | ClusterError

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlflow_batchai.engines.base import Handle, Poll
-from mlflow_batchai.engines.hosts import Hosts, Node
-from mlflow_batchai.engines.machines import LocalMachine, Machine
+from mlflow_batchai.engines.hosts import Hosts
+from mlflow_batchai.engines.machines import LocalMachine, Machine, Node
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.node.staging import remove_job_folder
 

@@ -63,6 +63,23 @@ class Machine(Protocol):
         """Let go of the connection; the next question opens another."""
 
 
+class Node(NamedTuple):
+    """One node of the cluster.
+
+    Attributes:
+        name: for people.
+        root: its own folder, on its own disk.
+        part: which part of its machine it is: ``0/1`` is all of it.
+        id: who it is, whatever it is called: in the ticket book.
+    """
+
+    name: str
+    machine: Machine
+    root: str
+    part: str = "0/1"
+    id: str = ""
+
+
 class LocalMachine:
     """This machine.
 

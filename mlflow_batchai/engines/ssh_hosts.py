@@ -11,8 +11,8 @@ from typing import NamedTuple
 from mlflow_batchai.engines.asking import Known
 from mlflow_batchai.engines.base import Handle, Needs
 from mlflow_batchai.engines.census import Place
-from mlflow_batchai.engines.hosts import Hosts, Node
-from mlflow_batchai.engines.machines import Answer, Machine, SshMachine
+from mlflow_batchai.engines.hosts import Hosts
+from mlflow_batchai.engines.machines import Answer, Machine, Node, SshMachine
 from mlflow_batchai.errors import ClusterError, ShareError
 from mlflow_batchai.node.place import OTHER_KEEPER
 from mlflow_batchai.shell.ssh import open_all

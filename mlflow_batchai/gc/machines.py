@@ -14,8 +14,8 @@ from pathlib import Path
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.config import home
 from mlflow_batchai.engines import archive
-from mlflow_batchai.engines.hosts import Hosts, Node
-from mlflow_batchai.engines.machines import Answer, LocalMachine, Machine, SshMachine
+from mlflow_batchai.engines.hosts import Hosts
+from mlflow_batchai.engines.machines import Answer, LocalMachine, Machine, Node, SshMachine
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.gc.items import Item, Say
 from mlflow_batchai.horovod_wheel.settings import cache_root, wheel_pattern
