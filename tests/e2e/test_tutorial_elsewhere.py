@@ -111,7 +111,7 @@ def test_from_first_to_last(cli: Cli, ssh_servers: SshNodes, azure: AzureServer,
     assert stream.stdout is not None
     first = [stream.stdout.readline() for _ in range(4)]
     assert sorted(first) == [f"[{rank}] rank {rank} of 4: Epoch 1/2\n" for rank in range(4)]
-    assert step("job", "show", "-n", JOB, *IN, "--query", "executionState") == "running"
+    until(world, lambda: step("job", "show", "-n", JOB, *IN, "--query", "executionState") == "running")
     counts = step("cluster", "show", "-n", CLUSTER, "-w", "myworkspace", "--query", "nodeStateCounts")
     assert (counts["runningNodeCount"], counts["idleNodeCount"]) == (4, 0)
     assert {row["IP"] for row in table(cli, "job", "node", "list", "-j", JOB, *IN)} == {
@@ -126,6 +126,8 @@ def test_from_first_to_last(cli: Cli, ssh_servers: SshNodes, azure: AzureServer,
     assert world.client.get_run(step("job", "show", JOB, *IN, "--query", "runId")).data.params["epochs"] == "24"
     names = {row["Name"] for row in table(cli, "job", "file", "list", "-j", JOB, *IN)}
     assert {"stdout.txt", "stdout-0.txt", "execution-node-3.log", "stdout-job_prep-node-2.txt"} <= names
+    silent = cli("job", "file", "stream", "-j", JOB, *IN, "-f", "stderr.txt")
+    assert silent[:2] == (0, "") and silent.err.endswith(f"job {JOB} has written no stderr.txt\n"), "which is no failure"
     logs, models = files(cli, "stdouterr"), files(cli, "MODEL")
     for file in [*logs.values(), *models.values()]:
         assert re.fullmatch(r"20\d\d-\d\d-\d\dT[\d:.]+\+00:00", file["lastModified"]), file
