@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -87,10 +86,5 @@ def url_of(place: Directory, path: str, entry: Entry, minutes: int) -> str | Non
 @of_attempt
 def stream(scope: Scope, job: str, file: str, identity: str, path: str, attempt: int | None) -> None:
     """Print a file as it grows, until the job has ended. Ctrl-C leaves the job running."""
-    from mlflow_batchai import outputs
-
     found = find_job(scope, job, attempt)
-    # Batch AI had these for every job; ours has none where nothing was printed, which is no failure.
-    logs = {outputs.log_name(found.job, None, stream) for stream in ("stdout", "stderr")}
-    required = identity != outputs.LOGS or str(PurePosixPath(path, file)) not in logs
-    show_text(stream_file(found, identity, f"{path}/{file}", required), found.job.name)
+    show_text(stream_file(found, identity, f"{path}/{file}"), found.job.name)
