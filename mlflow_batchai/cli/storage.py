@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -74,6 +75,9 @@ def _account(name: str | None, key: str | None, sas: str | None, connection: str
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} can't be given together; drop one")
     found, endpoint = Credential(key, sas), None
+    if name and not given and not os.environ.get("AZURE_STORAGE_ACCOUNT"):
+        # As `az`: a key in the environment for which no account is named is that of the account that is named here.
+        found = Credential(os.environ.get("AZURE_STORAGE_KEY") or None, os.environ.get("AZURE_STORAGE_SAS_TOKEN") or None)
     if connection:
         connected = credentials.connection(connection)
         if connected is None or connected.credential == Credential():
@@ -87,7 +91,7 @@ def _account(name: str | None, key: str | None, sas: str | None, connection: str
         try:
             credentials.remember(name, found)
         except ShareError as error:
-            raise UsageError(f"{given[0]}: {error}") from error
+            raise UsageError(f"{given[0] if given else 'AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN'}: {error}") from error
     account = accounts.open_account(name, endpoint, login)
     if account.folder:
         notice(accounts.stand_in(account.name))

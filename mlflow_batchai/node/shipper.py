@@ -273,6 +273,10 @@ class Shipper(threading.Thread):
 
     def _flush(self) -> None:
         last = self._closing
+        if last and self._layout.node == 0:
+            # Whoever looks for a job's output finds it, though it be nothing (Batch AI had both files for every job).
+            self._append("stdout.txt", b"")
+            self._append("stderr.txt", b"")
         errors = [self._attempt(lambda file=file: file.flush(last)) for file in self._files.values()]  # type: ignore[misc]
         for error in errors:
             if error:

@@ -291,6 +291,7 @@ def with_config(azure: AzureServer) -> list[tuple[list[str], dict[str, str]]]:
         (["--account-name", name, "--sas-token", f"?{sas}"], {}),
         ([], {"AZURE_STORAGE_ACCOUNT": name, "AZURE_STORAGE_SAS_TOKEN": sas}),
         ([], {"AZURE_STORAGE_ACCOUNT": name, "AZURE_STORAGE_KEY": azure.key}),
+        (["--account-name", name], {"AZURE_STORAGE_KEY": azure.key}),
         ([], {"AZURE_BATCHAI_STORAGE_ACCOUNT": name, "AZURE_BATCHAI_STORAGE_KEY": azure.key}),
     ]
 

@@ -130,7 +130,7 @@ def test_no_document(world: Any) -> None:
     [run] = world.client.search_runs([world.client.get_experiment_by_name("digits").experiment_id])
     assert (run.data.tags["batchai.cluster"], run.data.tags["batchai.workspace"]) == ("mine", "vision")
     assert world.log(run=run) == "alone False\n"
-    assert {path.name for path in (world.folder(run) / "stdouterr").iterdir()} == {"stdout.txt", "execution.log"}
+    assert {path.name for path in (world.folder(run) / "stdouterr").iterdir()} == {"stdout.txt", "stderr.txt", "execution.log"}
 
 
 def test_metrics_come_while_it_runs(world: Any) -> None:

@@ -44,7 +44,7 @@ class LogFile(abc.ABC):
         """Write what is pending, if it is time to.
 
         Args:
-            last: whether it is in any case.
+            last: whether it is in any case; a file of which nothing was written is made, empty.
 
         Raises:
             OSError: the share didn't take it.

@@ -117,7 +117,7 @@ class MountedLogFile(LogFile):
         self._descriptor: Optional[int] = None
 
     def flush(self, last: bool = False) -> None:
-        if not self._data:
+        if not self._data and (not last or self._descriptor is not None):
             return
         try:
             if self._descriptor is None:
