@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from mlflow_batchai import errors
-from mlflow_batchai.cli.horovod import horovod
+from mlflow_batchai.cli import horovod as command
 from mlflow_batchai.horovod_wheel import HorovodBuildError, build, cached, source
 from mlflow_batchai.horovod_wheel.source import PATCHES
 
@@ -299,7 +299,7 @@ def test_a_program_that_is_no_python_is_refused(tmp_path):
 
 def test_the_command_prints_the_path_only_and_progress_apart(world, monkeypatch):
     monkeypatch.setenv("BATCHAI_HOROVOD_CACHE", str(world.cache))
-    result = CliRunner().invoke(horovod, ["build", "--python", str(world.python)], catch_exceptions=False)
+    result = CliRunner().invoke(command.build, ["--python", str(world.python)], catch_exceptions=False)
     assert result.exit_code == 0
     assert result.stdout == cached(str(world.python), cache=str(world.cache)) + "\n"
     assert result.stderr.splitlines() == [
@@ -312,7 +312,7 @@ def test_the_command_prints_the_path_only_and_progress_apart(world, monkeypatch)
 
 def test_the_command_turns_the_error_into_ours(world):
     with pytest.raises(errors.HorovodBuildError, match="is no Python interpreter") as failure:
-        CliRunner().invoke(horovod, ["build", "--python", "/bin/false"], catch_exceptions=False)
+        CliRunner().invoke(command.build, ["--python", "/bin/false"], catch_exceptions=False)
     assert isinstance(failure.value.__cause__, HorovodBuildError)
 
 
