@@ -93,7 +93,7 @@ def test_preparation_fails(world: Any) -> None:
         "3",
         "4",
     )
-    assert not (world.folder() / "stdouterr" / "stdout.txt").exists()
+    assert world.log() == "", "no rank has run"
 
 
 def test_wall_clock(world: Any) -> None:
