@@ -18,8 +18,8 @@ from mlflow_batchai.node.protocol import MARK_VARIABLE, NODE_VARIABLE
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Longer than an exec is between its new memory and the environment in it.
-EXEC_SECONDS = 0.005
+# An exec takes less than a millisecond from its new memory to the environment in it, but may be interrupted there.
+EXEC_PAUSES = (0.001, 0.003, 0.009, 0.027)
 
 
 def _prctl(option: int, value: int) -> bool:
@@ -105,9 +105,12 @@ def marked(mark: str, node: Optional[int] = None) -> Set[int]:
         wanted.append(("%s=%d" % (NODE_VARIABLE, node)).encode())
     found = set()
     read = {pid: _environment(pid) for pid in pids()}
-    if hollow := [pid for pid, text in read.items() if text == b"" and _has_program(pid)]:
+    for pause in EXEC_PAUSES:
         # One that is just starting another program has no environment for a moment, and would be missed.
-        time.sleep(EXEC_SECONDS)
+        hollow = [pid for pid, text in read.items() if text == b"" and _has_program(pid)]
+        if not hollow:
+            break
+        time.sleep(pause)
         read.update((pid, _environment(pid)) for pid in hollow)
     for pid, text in read.items():
         variables = (text or b"").split(b"\0")

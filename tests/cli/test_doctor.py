@@ -103,12 +103,12 @@ def ssh(client, ssh_servers):
 
 def serving(root):
     """What answers on the nodes of a client."""
-    return [process for process in psutil.process_iter() if process.status() != "zombie" and _serves(process, str(root))]
+    return [process for process in psutil.process_iter() if _serves(process, str(root))]
 
 
 def _serves(process, root):
     try:
-        line = process.cmdline()
+        line = [] if process.status() == "zombie" else process.cmdline()
     except psutil.Error:
         return False
     return line[-1:] == ["serve"] and root in " ".join(line)

@@ -164,7 +164,7 @@ def test_ranks_of_two_nodes_and_the_rendezvous_server(cluster: Cluster, podman: 
         environmentVariables=[{"name": "PYTHONPATH", "value": str(library)}],
     )
     wait_for(lambda: job.log("stdout.txt").count("rank") == 2, 60, job.said)
-    name = f"batchai-{job.plan['job']}-"
+    name = f"batchai-{job.plan['job']}-1-"
     assert sorted(podman.containers()) == [name + "0", name + "1"]
     inside = [pid for pid in job.processes() if b"rendezvous" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert os.readlink(f"/proc/{inside[-1]}/root") != "/" or len(inside) == 2

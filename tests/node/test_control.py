@@ -132,8 +132,14 @@ def test_a_log_file_grows_and_goes_on(site: Site, share: ControlShare) -> None:
         file.close()
         assert (site.folder / path).read_bytes() == whole
     file = share.log_file(PATHS.stdouterr + "/none.txt")
-    file.flush(last=True)
+    file.flush()
     assert share.names(PATHS.stdouterr) == ["stdout.txt"]
+    # At the end there is one, though nothing was written; and it can still grow.
+    file.flush(last=True)
+    assert (site.folder / PATHS.stdouterr / "none.txt").read_bytes() == b""
+    file.append(b"late\n")
+    file.flush(last=True)
+    assert (site.folder / PATHS.stdouterr / "none.txt").read_bytes() == b"late\n"
 
 
 def test_a_log_file_gives_up_the_oldest(site: Site, share: ControlShare, monkeypatch: pytest.MonkeyPatch) -> None:
