@@ -52,6 +52,18 @@ def _no_credentials_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlflow_batchai.shares.credentials._remembered", {})
 
 
+@pytest.fixture(autouse=True)
+def _no_store_of_another_test() -> Iterator[None]:
+    """``mlflow.set_tracking_uri`` holds for the process, and for those that it starts."""
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    yield
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    if before is not None:
+        os.environ["MLFLOW_TRACKING_URI"] = before
+    if (module := sys.modules.get("mlflow.tracking._tracking_service.utils")) is not None:
+        module._tracking_uri = None  # type: ignore[attr-defined]
+
+
 @pytest.fixture(scope="module")
 def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
     """An Azure Files and blob endpoint for one test module; a test that sets faults, latency or a size limit takes them back."""
