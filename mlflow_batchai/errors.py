@@ -27,6 +27,8 @@ A message is one sentence (or a sentence and the last lines of a log): what was 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class BatchAIError(Exception):
     """Base of all errors raised on purpose; ``str(error)`` is fit to show to a person."""
@@ -58,6 +60,14 @@ class ClusterError(BatchAIError):
 
 class NotFoundError(BatchAIError):
     """There is nothing of that name; the message has the names that exist."""
+
+
+SOME = 20
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The names that exist, for a NotFoundError; of many the first ones."""
+    return ", ".join(names[:SOME]) + (" ..." if len(names) > SOME else "")
 
 
 class ClusterNotFoundError(ClusterError, NotFoundError):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from mlflow_batchai.config import RESOURCE_GROUP, WORKSPACE
-from mlflow_batchai.errors import ExperimentNotFoundError, UsageError
-from mlflow_batchai.workspaces import arm_id, timestamp
+from mlflow_batchai.errors import ExperimentNotFoundError, UsageError, some_of
+from mlflow_batchai.workspaces import arm_id, iso
 
 if TYPE_CHECKING:
     from mlflow.entities import Experiment
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 
 TAG_WORKSPACE, TAG_GROUP = "batchai.workspace", "batchai.resourceGroup"
 PAGE = 1000
-SHOWN = 20
 
 
 def every(mlflow: MlflowClient, **which: Any) -> list[Experiment]:
@@ -53,8 +51,7 @@ def find(mlflow: MlflowClient, name: str, workspace: str | None = None) -> Exper
         return found
     known = [experiment.name for experiment in every(mlflow) if workspace in (None, workspace_of(experiment))]
     where = f" in workspace '{workspace}'" if workspace else ""
-    names = ", ".join(known[:SHOWN]) + (" ..." if len(known) > SHOWN else "")
-    hint = f"the experiments are: {names}" if known else "there are none"
+    hint = f"the experiments are: {some_of(known)}" if known else "there are none"
     raise ExperimentNotFoundError(f"there is no experiment '{name}'{where}; {hint}")
 
 
@@ -85,7 +82,7 @@ def view(experiment: Experiment) -> dict[str, Any]:
     """An experiment as Batch AI showed it, and MLflow's id of it."""
     group = experiment.tags.get(TAG_GROUP, RESOURCE_GROUP)
     made = experiment.creation_time
-    created = timestamp(datetime.fromtimestamp(made / 1000, timezone.utc)) if made else None
+    created = iso(made) if made else None
     return {
         "id": arm_id(group, workspace_of(experiment), "experiments", experiment.name),
         "name": experiment.name,

@@ -7,7 +7,7 @@ secrets are null, as Batch AI returned them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -24,7 +24,7 @@ from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.spec.durations import format_duration
 from mlflow_batchai.spec.frameworks import FRAMEWORKS
-from mlflow_batchai.workspaces import arm_id, timestamp
+from mlflow_batchai.workspaces import arm_id, iso
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -116,11 +116,6 @@ def address(share: Share, path: str) -> str:
     if isinstance(share, DirectoryShare):
         return str(share.local(path)) if path else str(share.root)
     return f"{share.url}/{quote(path)}" if path else share.url
-
-
-def iso(milliseconds: int | None) -> str | None:
-    """A time as Batch AI's command printed it: ``2018-06-14T22:22:57.543000+00:00``."""
-    return None if milliseconds is None else timestamp(datetime.fromtimestamp(milliseconds / 1000, timezone.utc))
 
 
 def _identity(tags: Mapping[str, str], workspace: str, experiment: str | None) -> dict[str, Any]:

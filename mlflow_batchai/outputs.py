@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mlflow_batchai.errors import NotFoundError, ShareError
+from mlflow_batchai.errors import NotFoundError, ShareError, some_of
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.places import locate, mount_points, output_places
 from mlflow_batchai.shares import Share, spelling
 from mlflow_batchai.shares.base import Entry
 
 LOGS = "stdouterr"
-SHOWN = 20
 
 
 class Directory(NamedTuple):
@@ -56,7 +55,7 @@ class Directory(NamedTuple):
             if found is None:
                 where = "/".join([self.id, *parts[:depth]])
                 names = [entry.name for entry in entries]
-                listed = ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "") if names else "nothing yet"
+                listed = some_of(names) if names else "nothing yet"
                 raise NotFoundError(f"there is no '{part}' in {where}; there is: {listed}")
         return {"/".join([*parts, entry.name]): entry for entry in self._listed("/".join(parts))}
 

@@ -27,9 +27,14 @@ def arm_id(resource_group: str, workspace: str, *rest: str) -> str:
     return "/" + "/".join(parts)
 
 
-def timestamp(moment: datetime | None = None) -> str:
-    """A time as Batch AI wrote it: ISO 8601, UTC."""
-    return (moment or datetime.now(timezone.utc)).astimezone(timezone.utc).isoformat()
+def timestamp() -> str:
+    """Now, as Batch AI wrote times: ISO 8601, UTC."""
+    return datetime.now(timezone.utc).isoformat()
+
+
+def iso(milliseconds: int | None) -> str | None:
+    """A time as Batch AI's command printed it: ``2018-06-14T22:22:57.543000+00:00``."""
+    return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat()
 
 
 def names() -> list[str]:

@@ -54,13 +54,13 @@ def list_files(scope: Scope, job: str, identity: str, path: str, attempt: int | 
 
 def _shown(place: Directory, path: str, entry: Entry, expiry: int) -> dict[str, Any]:
     """A file as Batch AI's command showed it."""
-    from mlflow_batchai import jobview
+    from mlflow_batchai.workspaces import iso
 
     return {
         "name": entry.name,
         "fileType": "directory" if entry.is_directory else "file",
         "contentLength": None if entry.is_directory else entry.size,
-        "lastModified": jobview.iso(None if entry.modified is None else int(entry.modified * 1000)),
+        "lastModified": iso(None if entry.modified is None else int(entry.modified * 1000)),
         "downloadUrl": url_of(place, path, entry, expiry),
     }
 

@@ -10,21 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from aged_files import DAY, HASH, put
 
 from mlflow_batchai.errors import ClusterNotFoundError
 from mlflow_batchai.gc import Item, Search, find, machines
 from mlflow_batchai.node import kept
 from mlflow_batchai.shares.directory import DirectoryShare
-
-DAY = 86400.0
-HASH = "0123456789abcdef"
-
-
-def put(path: Path, days: float, content: bytes = b"12345") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    os.utime(path, (time.time() - days * DAY,) * 2)
-    return path
 
 
 @pytest.fixture

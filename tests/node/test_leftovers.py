@@ -10,19 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aged_files import DAY, HASH, put
 
 from mlflow_batchai.node import host, kept
-
-DAY = 86400.0
-HASH = "0123456789abcdef"
-
-
-def put(path: Path, days: float, content: bytes = b"12345") -> Path:
-    """A file that was written and last read so many days ago."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    os.utime(path, (time.time() - days * DAY,) * 2)
-    return path
 
 
 def made(folder: Path, days: float) -> Path:
