@@ -185,20 +185,23 @@ class Relay:
         Raises:
             ShareError: a share over the network is away, perhaps for a moment: call it again.
         """
-        self._finishing = self._finishing or time.monotonic()
-        self._begin()
-        self._send_rest()
-        notes: list[str] = []
-        with self._noting("logs", notes):
-            notes += self._logs.send(complete=True)
+        notes = self._send_rest()
         self.notes += notes
         self._left_out += notes
         self._lease.save(self._memory())
 
-    def _send_rest(self) -> None:
+    def _send_rest(self) -> list[str]:
+        """The attempt is over: send the rest of what it said, and its logs; sentences on what could not be sent."""
+        self._finishing = self._finishing or time.monotonic()
+        self._begin()
         self.step(to_the_end=True)
         self._pending += self._metrics.finish()
         self._send()
+        # A store that fails after this brings us here again: notes of that time are not kept.
+        left_out: list[str] = []
+        with self._noting("logs", left_out):
+            left_out += self._logs.send(complete=True)
+        return left_out
 
     def finish(self, state: JobState) -> None:
         """The job has its verdict: send the rest, the outputs and the model, then end the run.
@@ -208,13 +211,7 @@ class Relay:
         Raises:
             ShareError: a share over the network is away, perhaps for a moment: call it again.
         """
-        self._finishing = self._finishing or time.monotonic()
-        self._begin()
-        self._send_rest()
-        # A store that fails below brings us here again: notes of that time are not kept.
-        left_out: list[str] = []
-        with self._noting("logs", left_out):
-            left_out += self._logs.send(complete=True)
+        left_out = self._send_rest()
         with self._noting("outputs", left_out):
             left_out += collect.upload_outputs(self._client, self._job)
         notes = [*self.notes, *left_out]
