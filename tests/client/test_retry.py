@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from urllib.parse import parse_qs
 
 import pytest
+from idle_engine import Engine
 
 from mlflow_batchai import attempts, detached, runner, runs
 from mlflow_batchai.detached import Submitted
-from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError, JobError, JobFailedError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
@@ -34,37 +34,6 @@ FILES = {
     "share": "https://acct.file.core.windows.net/data",
 }
 BLOBS = {**FILES, "kind": "azureBlob", "name": "blob container acct/data", "share": None}
-
-
-class Engine:
-    """Takes a job, or fails; remembers what it was told."""
-
-    node_limit = 1
-    poll_seconds = 1.0
-
-    def __init__(self):
-        self.started, self.cancelled, self.lacking = [], [], {}
-        self.error = self.trouble = None
-
-    def check(self, count, needs=None):
-        if self.trouble:
-            raise self.trouble
-        return []
-
-    def submit(self, request):
-        if self.error:
-            raise self.error
-        self.started.append(request)
-        return {"engine": "fake", "nodes": [0]}
-
-    def poll(self, handle):
-        return Poll(PollState.ALIVE)
-
-    def cancel(self, handle):
-        self.cancelled.append(handle)
-
-    def close(self):
-        pass
 
 
 @pytest.fixture

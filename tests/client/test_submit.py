@@ -11,10 +11,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from idle_engine import Engine
 
 from mlflow_batchai import detached, lookup, runner, runs
 from mlflow_batchai.detached import Submitted
-from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError, JobDetachedError, JobError, JobFailedError, ProjectError, ShareError, UsageError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
@@ -25,34 +25,6 @@ from mlflow_batchai.runner import RunRequest
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.objects import scan, upload
 from mlflow_batchai.signals import Signals
-
-
-class Engine:
-    """Takes a job, or fails; remembers what it was told."""
-
-    node_limit = 1
-    poll_seconds = 1.0
-
-    def __init__(self):
-        self.started = []
-        self.cancelled = []
-        self.closed = 0
-        self.error = None
-
-    def submit(self, request):
-        if self.error:
-            raise self.error
-        self.started.append(request)
-        return {"engine": "fake", "nodes": [0]}
-
-    def poll(self, handle):
-        return Poll(PollState.ALIVE)
-
-    def cancel(self, handle):
-        self.cancelled.append(handle)
-
-    def close(self):
-        self.closed += 1
 
 
 @pytest.fixture
