@@ -18,8 +18,11 @@ from mlflow_batchai.node.protocol import MARK_VARIABLE, NODE_VARIABLE
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# An exec takes less than a millisecond from its new memory to the environment in it, but may be interrupted there.
-EXEC_PAUSES = (0.001, 0.003, 0.009, 0.027)
+# An exec takes less than a millisecond from its new memory to the environment in it, but may be interrupted there: on a busy
+# machine for tens of milliseconds, where a group of processes has used up its share of the processors for longer.
+EXEC_PAUSES = (0.001, 0.003, 0.009, 0.027, 0.08, 0.25, 0.5, 1.0)
+# Nobody waits longer than this many of them for one that was started without any environment.
+BARE_PAUSES = 4
 
 
 def _prctl(option: int, value: int) -> bool:
@@ -105,9 +108,11 @@ def marked(mark: str, node: Optional[int] = None) -> Set[int]:
         wanted.append(("%s=%d" % (NODE_VARIABLE, node)).encode())
     found = set()
     read = {pid: _environment(pid) for pid in pids()}
-    for pause in EXEC_PAUSES:
+    for number, pause in enumerate(EXEC_PAUSES):
         # One that is just starting another program has no environment for a moment, and would be missed.
         hollow = [pid for pid, text in read.items() if text == b"" and _has_program(pid)]
+        if number >= BARE_PAUSES:
+            hollow = [pid for pid in hollow if not _is_bare(pid)]
         if not hollow:
             break
         time.sleep(pause)
@@ -135,6 +140,16 @@ def _has_program(pid: int) -> bool:
         return bool(os.readlink("/proc/%d/exe" % pid))
     except OSError:
         return False
+
+
+def _is_bare(pid: int) -> bool:
+    """Whether it was started without any environment: its room for one has a place in memory, and no length (proc(5))."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return fields[47] == fields[48] != b"0"
 
 
 def arguments() -> Set[str]:
