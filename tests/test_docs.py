@@ -103,11 +103,18 @@ BATCH_AIS = (
 )
 
 
+# Keys of batchai.yaml that the README's example leaves to docs/reference.md.
+REFERENCE_ONLY = ("retries", "minNodes", "terminateGrace", "relayDeadline")
+
+
 def test_every_setting_is_named() -> None:
     example = load_text(blocks("yaml")[1], "README")
-    keys = {field.alias or name for name, field in BatchaiFile.model_fields.items()} - {"name", "workspace", "retries"}
+    keys = {field.alias or name for name, field in BatchaiFile.model_fields.items()} - {"name", "workspace", *REFERENCE_ONLY}
     assert keys == set(example)
     assert "`retries`" in README
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    for name in REFERENCE_ONLY:
+        assert f"`{name}`" in reference
     for name in (
         "BATCHAI_SSH_PASSPHRASE",
         "BATCHAI_SSH_PASSWORD",

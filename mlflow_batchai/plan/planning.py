@@ -29,6 +29,23 @@ WAITING_SECONDS = 7 * 86400.0
 
 
 @dataclass(frozen=True)
+class Terms:
+    """What a job asks for besides its program, in Batch AI's documents without a word for it.
+
+    Attributes:
+        retries: how often it starts again by itself when it fails.
+        min_nodes: how many of its nodes are enough then; None: all.
+        terminate_seconds: between SIGTERM and SIGKILL.
+        relay_seconds: for how long a tracking server that is away is waited for once the job has ended.
+    """
+
+    retries: int = 0
+    min_nodes: int | None = None
+    terminate_seconds: float = 10.0
+    relay_seconds: float = 86400.0
+
+
+@dataclass(frozen=True)
 class Program:
     """What a job runs, whatever describes it.
 
@@ -42,6 +59,7 @@ class Program:
         python: the training interpreter, None: the cluster's.
         metrics: rules that find metrics in the output, as in the plan.
         model: what becomes the run's model, as in the plan, or None.
+        terms: what is asked for besides.
     """
 
     command: str
@@ -53,6 +71,7 @@ class Program:
     python: str | None = None
     metrics: Sequence[Mapping[str, Any]] = ()
     model: Mapping[str, Any] | None = None
+    terms: Terms = Terms()
 
 
 @dataclass(frozen=True)
@@ -134,6 +153,10 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         "folderPrefix": folder_prefix,
         "logCopyPrefix": log_copy,
         "maxWallClockSeconds": limit,
+        "terminateSeconds": program.terms.terminate_seconds,
+        "relaySeconds": program.terms.relay_seconds,
+        "retries": program.terms.retries,
+        "minNodes": program.terms.min_nodes or node_count,
         "lossSeconds": LOSS_SECONDS if cluster.location is None else BOARD_LOSS_SECONDS,
         "python": program.python or cluster.python,
         "environment": program.environment,

@@ -16,7 +16,7 @@ from mlflow_batchai.job.places import slug
 from mlflow_batchai.plan.environments import preparation_cache, training_environment
 from mlflow_batchai.plan.images import choose_container, copied_variables
 from mlflow_batchai.plan.inputs import choose_inputs
-from mlflow_batchai.plan.planning import Program, plan_job
+from mlflow_batchai.plan.planning import Program, Terms, plan_job
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.secrecy import without_secrets
 from mlflow_batchai.shares.objects import scan
@@ -76,6 +76,12 @@ def prepare(
         model={"path": config.model.path, "register": config.model.register_as, "name": config.model.name}
         if config.model
         else None,
+        terms=Terms(
+            config.retries,
+            config.min_nodes,
+            config.terminate_grace.total_seconds(),
+            config.relay_deadline.total_seconds(),
+        ),
     )
     planned = plan_job(program, properties, config, cluster, source)
     plan, warnings = planned.plan, [*notices, *planned.warnings]

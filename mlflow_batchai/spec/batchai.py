@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from datetime import timedelta
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from mlflow_batchai.spec.base import Name, NonEmpty, SpecModel, Whole, refuse_repeats, wrong
+from mlflow_batchai.spec.base import Count, Name, NonEmpty, SpecModel, Whole, refuse_repeats, wrong
+from mlflow_batchai.spec.durations import Seconds, format_duration
 from mlflow_batchai.spec.frameworks import FRAMEWORKS
 from mlflow_batchai.spec.job import JobProperties
+
+MOST_RETRIES = 100
+LONGEST_GRACE = timedelta(minutes=10)
 
 
 class MetricRule(SpecModel):
@@ -52,6 +57,9 @@ class BatchaiFile(SpecModel):
     ``stage`` lists parameters whose value, if it names an existing file or folder, is staged to the share.
     ``model`` absent means that no model is looked for. ``cache_preparation`` keeps what jobPreparation made on a node for later
     jobs: true while the whole project stays the same, a list while these files of it do (an empty one: while the command does).
+    ``retries`` is how often a job that fails starts again by itself, with ``min_nodes`` of its nodes at least (absent: all).
+    ``terminate_grace`` is what processes have between SIGTERM and SIGKILL; ``relay_deadline`` is for how long a tracking server
+    that is away is waited for once the job has ended.
     """
 
     cluster: NonEmpty | None = None
@@ -61,10 +69,27 @@ class BatchaiFile(SpecModel):
     properties: JobProperties = JobProperties()
     metrics: tuple[MetricRule, ...] = ()
     model: ModelSettings | None = None
-    retries: Whole = 0
+    retries: Annotated[Whole, Field(le=MOST_RETRIES)] = 0
+    min_nodes: Count | None = None
+    terminate_grace: Seconds = timedelta(seconds=10)
+    relay_deadline: Seconds = timedelta(hours=24)
     wait: bool = True
     stage: tuple[NonEmpty, ...] = ()
     cache_preparation: bool | tuple[NonEmpty, ...] = False
+
+    @field_validator("terminate_grace")
+    @classmethod
+    def _bounded_grace(cls, value: timedelta) -> timedelta:
+        if value > LONGEST_GRACE:
+            raise wrong(f"must be {format_duration(LONGEST_GRACE)} at most: agents that end a job are waited for that long")
+        return value
+
+    @model_validator(mode="after")
+    def _fewer_nodes(self) -> BatchaiFile:
+        nodes = self.properties.node_count or 1
+        if self.min_nodes is not None and self.min_nodes > nodes:
+            raise wrong(f"has minNodes {self.min_nodes}, more than properties.nodeCount ({nodes})")
+        return self
 
     @model_validator(mode="after")
     def _distinct_stage(self) -> BatchaiFile:

@@ -64,3 +64,17 @@ def _read(value: Any) -> Any:
 
 
 Duration = Annotated[timedelta, BeforeValidator(_read), PlainSerializer(format_duration, return_type=str, when_used="json")]
+
+
+def _read_seconds(value: Any) -> Any:
+    """A plain number is seconds."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not 0 < value < timedelta.max.total_seconds():
+            raise wrong(f"is {value}, but must be more than zero seconds, and no more than a duration can be")
+        return timedelta(seconds=value)
+    return _read(value)
+
+
+Seconds = Annotated[
+    timedelta, BeforeValidator(_read_seconds), PlainSerializer(format_duration, return_type=str, when_used="json")
+]

@@ -13,6 +13,8 @@ from mlflow_batchai.spec.batchai import BatchaiFile, MetricRule, ModelSettings, 
 from mlflow_batchai.spec.frameworks import HorovodSettings
 from mlflow_batchai.spec.loading import load_text, parse_batchai
 
+FORMS = "write it as ISO 8601 ('PT2H', 'P7D') or as 'd.hh:mm:ss' ('0.02:00:00'), in quotes"
+ABOVE_ZERO = "must be more than zero seconds, and no more than a duration can be"
 WHOLE = """
 cluster: gpu
 experiment: Cifar ten (nightly)
@@ -39,6 +41,12 @@ def test_a_whole_file() -> None:
     assert document.model.register_as == "cifar" and document.model.name == "model"
     assert (document.retries, document.wait, document.stage) == (2, False, ("data", "weights"))
     assert str(document.properties.constraints.max_wall_clock_time) == "1:30:00"
+
+
+def test_seconds_are_a_number_or_a_duration() -> None:
+    document, _ = parse_batchai({"terminateGrace": 2.5, "relayDeadline": "PT1H"}, "batchai.yaml")
+    assert document.terminate_grace.total_seconds() == 2.5 and document.relay_deadline.total_seconds() == 3600
+    assert parse_batchai(document.model_dump(mode="json", by_alias=True), "again")[0] == document
 
 
 def test_every_key_is_optional() -> None:
@@ -90,6 +98,14 @@ def test_metric_rules(regex: str, step: str | None, line: str, value: str, at: s
         ),
         ({"metrics": [{"name": "a"}]}, "metrics[0].regex is missing"),
         ({"retries": -1}, "retries must be at least 0"),
+        ({"retries": 101}, "retries must be at most 100"),
+        ({"minNodes": 0}, "minNodes must be at least 1"),
+        ({"properties": {"nodeCount": 2}, "minNodes": 3}, "has minNodes 3, more than properties.nodeCount (2)"),
+        ({"terminateGrace": 0}, f"terminateGrace is 0, but {ABOVE_ZERO}"),
+        ({"terminateGrace": True}, f"terminateGrace must be a duration; {FORMS}"),
+        ({"terminateGrace": "PT11M"}, "terminateGrace must be PT10M at most: agents that end a job are waited for that long"),
+        ({"relayDeadline": "soon"}, f"relayDeadline is 'soon', which is not a duration; {FORMS}"),
+        ({"relayDeadline": float("inf")}, f"relayDeadline is inf, but {ABOVE_ZERO}"),
         ({"wait": "maybe"}, "wait must be true or false"),
         ({"stage": "data"}, "stage must be a list"),
         ({"stage": ["data", "data"]}, "gives the staged parameter 'data' twice"),
