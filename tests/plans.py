@@ -36,6 +36,7 @@ def toy_plan(share: Path, **changes: Any) -> dict[str, Any]:
         "logCopyPrefix": None,
         "maxWallClockSeconds": None,
         "lossSeconds": 60.0,
+        "terminateSeconds": 5.0,
         "python": None,
         "environment": None,
         "gpusPerNode": 0,

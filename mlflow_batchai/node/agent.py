@@ -227,7 +227,7 @@ class Agent:
         with self._going_on():
             heard = not self.layout.control.refused(0.0)
             if heard and (failure or stop) and not (stop and (stop.queued or stop.kind == "verdict")):
-                self.peers.await_exits(self.layout.plan["lossSeconds"] + 10.0, lambda: self.runtime.pump(0.05))
+                self.peers.await_exits(lambda: self.runtime.pump(0.05))
             for node, record in sorted(self.peers.exits.items()):
                 if record.get("left"):
                     self.shipper.note("%s could not end pids %s" % (node_id(node), record["left"]))

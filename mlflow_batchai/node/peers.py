@@ -15,6 +15,8 @@ COMING_SECONDS = tickets.ARRIVAL_SECONDS + tickets.MARGIN_SECONDS
 # Who is not let in on the share for so long (its SAS has expired, the account has new keys) never will be; until then it may be
 # a network rule that someone is just correcting.
 REFUSED_SECONDS = 900.0
+# For a peer that has ended its ranks to say so.
+LAST_WORDS_SECONDS = 10.0
 
 
 class Peers:
@@ -154,13 +156,14 @@ class Peers:
             if record.get("stopped")
         ]
 
-    def await_exits(self, seconds: float, pump: Callable[[], object]) -> None:
-        """After a stop: give the peers that long to end what they have and to say how it ended.
+    def await_exits(self, pump: Callable[[], object]) -> None:
+        """After a stop: give the peers time to hear of it, to end what they have, and to say how it ended.
 
         Args:
             pump: what is done meanwhile, again and again; it takes a moment.
         """
-        until = time.monotonic() + seconds
+        plan = self.layout.plan
+        until = time.monotonic() + plan["lossSeconds"] + plan["terminateSeconds"] + LAST_WORDS_SECONDS
         while not self.all_ended() and self.shipper.verdict is None and time.monotonic() < until:
             self.failures()
             pump()

@@ -278,7 +278,7 @@ class Phases:
         self.peers.check(starting)
         if self._deadline and self.layout.node == 0 and time.monotonic() > self._deadline:
             raise Failure(
-                protocol.WALL_CLOCK_EXCEEDED,
+                protocol.JOB_TIMEOUT,
                 "the job ran longer than constraints.maxWallClockTime (%d s)" % self.plan["maxWallClockSeconds"],
                 node=0,
             )

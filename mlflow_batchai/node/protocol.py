@@ -45,7 +45,7 @@ AZURE_BLOB_MOUNT = "BFSMountError"
 NFS_MOUNT = "NFSMountError"
 UNMANAGED_MOUNT = "UnmanagedMountError"
 CONTAINER_FAILED = "FailedStartingContainer"
-WALL_CLOCK_EXCEEDED = "MaxWallClockTimeExceeded"
+JOB_TIMEOUT = "JobTimeout"
 
 MESSAGES = {
     JOB_FAILED: "Job failed with non-zero exit code",
@@ -63,7 +63,7 @@ MESSAGES = {
     NFS_MOUNT: "A file server could not be mounted",
     UNMANAGED_MOUNT: "An unmanaged file system could not be mounted",
     CONTAINER_FAILED: "The job's container could not be started",
-    WALL_CLOCK_EXCEEDED: "The job ran longer than constraints.maxWallClockTime",
+    JOB_TIMEOUT: "The job ran longer than constraints.maxWallClockTime",
 }
 
 # Every process of a job carries this variable; ending a job sweeps by it.

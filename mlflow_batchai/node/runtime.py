@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 PUMP_SECONDS = 0.2
 LEAST_PUMP_SECONDS = 0.02
-TERMINATE_SECONDS = 5.0
+# Of what a job leaves when it ends well: nobody waits for it.
+STRAGGLER_SECONDS = 1.0
 # What has ended in a container is passed on by the engine's client, which then ends itself.
 CLIENT_SECONDS = 2.0
-# For a file system's own process to send the rest when it is no longer mounted, before it is asked to end.
+# For a file system's own process to send the rest when it is no longer mounted, before it is asked to end; and then again.
 SPARED_SECONDS = 5.0
 
 # In a helper's environment: in a container, where the process we started is not the helper, it is told from others by that.
@@ -159,7 +160,7 @@ class Runtime:
         while self._left_spared() and time.monotonic() < until:
             self._pump_for(0.05)
         if self._left_spared():
-            processes.sweep(self._left_spared, grace=TERMINATE_SECONDS, sleep=self._pump_for, give_up=5.0)
+            processes.sweep(self._left_spared, grace=SPARED_SECONDS, sleep=self._pump_for, give_up=5.0)
         self._spared = {}
 
     def _alive_spared(self) -> Set[int]:
@@ -171,6 +172,8 @@ class Runtime:
     def end_everything(self, kill_first: bool) -> Set[int]:
         """End every process of the job on this node, helpers excepted, and read the rest of their output.
 
+        All of them are asked by SIGTERM at once, and have ``terminateSeconds`` of the plan to save what they have.
+
         Args:
             kill_first: False after a normal end, when only stragglers can be left.
 
@@ -178,10 +181,14 @@ class Runtime:
             Pids that would not go.
         """
         left: Set[int] = set()
+        grace: float = self.layout.plan["terminateSeconds"] if kill_first else STRAGGLER_SECONDS
         if self.container:
-            left = self._end_inside(self.container, TERMINATE_SECONDS if kill_first else 1.0)
+            begun = time.monotonic()
+            left = self._end_inside(self.container, grace)
+            # Outside of it are only the clients, which follow.
+            grace = max(min(grace, STRAGGLER_SECONDS), grace - (time.monotonic() - begun))
         if self.node_lock is not None or self.tasks:
-            left |= processes.sweep(self._ours, TERMINATE_SECONDS if kill_first else 1.0, sleep=lambda s: self._pump_for(s))
+            left |= processes.sweep(self._ours, grace, sleep=self._pump_for)
         self.drain(self.ranks)
         # A rank may have reported between the last look at the spool and its end.
         self._take_reports()

@@ -100,7 +100,7 @@ def test_wall_clock(world: Any) -> None:
     project = world.project(SLEEPER, batchai="properties: {constraints: {maxWallClockTime: PT2S}}")
     err = world.refused(project)
     assert "longer than constraints.maxWallClockTime (2 s)" in err
-    assert world.last.data.tags["batchai.errorCode"] == "MaxWallClockTimeExceeded"
+    assert world.last.data.tags["batchai.errorCode"] == "JobTimeout"
 
 
 def test_interpreter_without_horovod(world: Any) -> None:

@@ -126,9 +126,7 @@ def test_failing_preparation_stops_a_node_that_still_prepares(any_cluster: Clust
 
 @pytest.mark.parametrize(("why", "reason"), [("wrong data", "terminated by ann: wrong data"), ("", "terminated by ann")])
 def test_cancel_while_running(cluster: Cluster, why: str, reason: str) -> None:
-    job = cluster.submit(
-        "trap '' TERM; echo started; while true; do sleep 0.1; done", nodes=2, patch="runtime.TERMINATE_SECONDS = 0.5"
-    )
+    job = cluster.submit("trap '' TERM; echo started; while true; do sleep 0.1; done", nodes=2, terminateSeconds=0.5)
     wait_for(lambda: job.log("stdout.txt").count("started") == 2)
     job.cancel("ann", why)
     verdict = job.wait()
@@ -257,7 +255,7 @@ if "--node=1" in sys.argv:
 def test_wall_clock(any_cluster: Cluster) -> None:
     job = any_cluster.submit("sleep 600", maxWallClockSeconds=0.5)
     verdict = job.wait()
-    assert verdict["errors"][0]["code"] == "MaxWallClockTimeExceeded"
+    assert verdict["errors"][0]["code"] == "JobTimeout"
     assert_clean(any_cluster, job)
 
 

@@ -9,7 +9,6 @@ from waiting import wait_for
 from mlflow_batchai.node import protocol
 
 STAYS = "trap '' TERM; echo started; while true; do sleep 0.1; done"
-SHORT = "runtime.TERMINATE_SECONDS = 0.5"
 
 
 def test_requeue_while_running(cluster: Cluster) -> None:
@@ -39,7 +38,7 @@ def test_requeue_while_queued_leaves_the_job_before_alone(cluster: Cluster) -> N
 
 def test_who_wants_the_end_comes_before_who_wants_room(cluster: Cluster) -> None:
     """Even if he comes while the ranks are being ended for the other."""
-    job = cluster.submit(STAYS, patch="runtime.TERMINATE_SECONDS = 1.5")
+    job = cluster.submit(STAYS, terminateSeconds=1.5)
     wait_for(lambda: job.log("stdout.txt"))
     job.ask(protocol.REQUEUE, "bob", "")
     wait_for(lambda: "stopping" in job.log("execution.log"))
