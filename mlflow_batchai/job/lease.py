@@ -11,7 +11,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from enum import Enum
+from typing import NamedTuple
 
 from mlflow_batchai.errors import JobError, ShareError, ShareNotFoundError
 from mlflow_batchai.job.jobs import Job
@@ -24,6 +25,44 @@ PACE, BOARD_PACE = (5.0, 20.0, 0.5), (20.0, 70.0, 5.0)
 
 class LeaseLostError(JobError):
     """Another relay has taken over; this one must write nothing more."""
+
+
+class Hold(Enum):
+    """What one look can tell of a lease."""
+
+    FINISHED = "finished"
+    """The run is finished, or a relay is at a later attempt."""
+    FREE = "free"
+    """Nobody has it: never, not any more, or its holder was a process of this machine that is gone."""
+    HELD = "held"
+    """A process of this machine has it, which lives."""
+    UNKNOWN = "unknown"
+    """A process has it that can't be seen from here, or that hasn't said a word yet: only time tells whether it lives."""
+
+
+class Glance(NamedTuple):
+    """A look at a lease.
+
+    Attributes:
+        number: the newest; 0: nobody has ever had it.
+        counter: its holder's; None: it hasn't said a word yet.
+        holder: its ``processes.identity``; empty: not known.
+    """
+
+    hold: Hold
+    number: int
+    counter: int | None
+    holder: Record
+
+    @property
+    def moves(self) -> tuple[int, int | None]:
+        """What stands still when nobody has it any more."""
+        return self.number, self.counter
+
+    @property
+    def who(self) -> str:
+        """Its holder, for people."""
+        return f"process {self.holder.get('pid', '?')} on {self.holder.get('host') or 'another machine'}"
 
 
 class Lease:
@@ -80,18 +119,31 @@ class Lease:
         memory = (self._cursor(self._newest()) or {}).get("memory") or {}
         return [str(sentence) for sentence in memory.get("leftOut", [])]
 
+    def glance(self) -> Glance:
+        """Who has it, as far as one look can tell."""
+        newest = self._newest()
+        cursor = self._cursor(newest) or {}
+        holder = cursor.get("holder") or {}
+        if newest and self._over(cursor):
+            hold = Hold.FINISHED
+        elif newest == 0 or cursor.get("finished") or processes.is_certainly_gone(holder):
+            hold = Hold.FREE
+        else:
+            hold = Hold.HELD if processes.is_certainly_alive(holder) else Hold.UNKNOWN
+        return Glance(hold, newest, cursor.get("counter"), holder)
+
     def held_here(self) -> bool:
         """Whether a process of this machine has it and lives; False if that can't be seen from here."""
-        cursor = self._cursor(self._newest()) or {}
-        return not cursor.get("finished") and processes.is_certainly_alive(cursor.get("holder") or {})
+        return self.glance().hold is Hold.HELD
 
     def acquire(self, stop: Callable[[], bool] = lambda: False) -> bool:
         """Take the lease, waiting until its holder has let go or stood still for the grace time.
 
         Returns:
-            False if the run is finished (``finished``), or ``stop`` said so, in the meantime.
+            False if the run is finished (``finished``), if its holder lives, so that nobody need wait behind it, or if ``stop``
+            said so in the meantime.
         """
-        watched: tuple[int, Any] | None = None
+        watched: tuple[int, int | None] | None = None
         since = self._clock()
         while not stop():
             newest = self._newest()
@@ -99,8 +151,9 @@ class Lease:
             if self._over(cursor) and cursor.get("finished"):
                 return False
             seen = (newest, cursor.get("counter"))
-            if seen != watched:
-                watched, since = seen, self._clock()
+            if watched not in (None, seen):
+                return False
+            watched = seen
             stale = self._clock() - since > self._grace_seconds or processes.is_certainly_gone(cursor.get("holder") or {})
             # One that is finished for an earlier attempt is free.
             if (newest == 0 or stale or cursor.get("finished")) and self._job.share.claim(self._job.paths.lease(newest + 1)):

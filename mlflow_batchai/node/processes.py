@@ -6,6 +6,7 @@ makes itself a child subreaper, so a process that called setsid, or whose parent
 
 import os
 import signal
+import socket
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set
 
@@ -66,14 +67,14 @@ def boot_id() -> str:
 
 
 def identity() -> Dict[str, Any]:
-    """This very process, so that another one on this machine can tell for certain that it is gone."""
+    """This very process, so that another one on this machine can tell for certain that it is gone; ``host`` is for people."""
     machine = boot_id()
     try:
         # A container shares the boot id and has pids of its own.
         machine = machine and machine + " " + os.readlink("/proc/self/ns/pid")
     except OSError:
         machine = ""
-    return {"machine": machine, "pid": os.getpid(), "started": start_time(os.getpid())}
+    return {"machine": machine, "pid": os.getpid(), "started": start_time(os.getpid()), "host": socket.gethostname()}
 
 
 def is_certainly_gone(other: Mapping[str, Any]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 import threading
@@ -9,8 +11,8 @@ import threading
 import pytest
 
 from mlflow_batchai.job import lease as lease_module
-from mlflow_batchai.job.lease import PACE, Lease, LeaseLostError
-from mlflow_batchai.node import protocol
+from mlflow_batchai.job.lease import BOARD_PACE, PACE, Hold, Lease, LeaseLostError
+from mlflow_batchai.node import processes, protocol
 
 GRACE_SECONDS = PACE[1]
 
@@ -93,23 +95,23 @@ def test_a_holder_that_is_certainly_gone_is_not_waited_for(folder):
     assert time.now == 1000.0
 
 
-def test_a_holder_that_beats_is_never_pushed_out(folder):
+def test_a_holder_that_beats_is_never_pushed_out_and_nobody_waits_behind_it(folder):
     made = folder()
     holder = lease(made)
     holder.acquire()
-    time = Time(during=lambda: holder.save({}))
-    assert not lease(made, time).acquire(stop=lambda: time.now > 1000 + 10 * GRACE_SECONDS)
+    time = Time(during=lambda: time.now > 1015 and holder.save({}))
+    assert not lease(made, time).acquire()
+    assert 1015 < time.now < 1000 + GRACE_SECONDS
     holder.check()
 
 
 def test_who_waits_where_looks_cost_requests_looks_seldom(folder):
     made = folder(board=True)
-    holder = lease(made)
-    holder.acquire()
+    lease(made).acquire()
     looks = []
-    time = Time(during=lambda: (looks.append(1), holder.save({})))
-    assert not lease(made, time).acquire(stop=lambda: time.now >= 1600)
-    assert len(looks) <= 120
+    time = Time(during=lambda: looks.append(1))
+    assert lease(made, time).acquire()
+    assert len(looks) <= 15 and time.now - 1000 > BOARD_PACE[1]
 
 
 def test_takeover_after_the_grace_time_and_the_holder_notices(folder):
@@ -156,8 +158,31 @@ def test_a_slow_first_word_counts_as_life(folder):
             made.write(made.paths.cursor(1), {"counter": 1, "memory": {}, "finished": False})
 
     time = Time(during)
-    assert lease(made, time).acquire()
-    assert time.now - 1000 > 15 + GRACE_SECONDS
+    assert not lease(made, time).acquire()
+    assert time.now == 1015.0
+
+
+def test_one_look_tells_what_it_can(folder):
+    made = folder()
+    assert lease(made).glance()[:3] == (Hold.FREE, 0, None)
+    made.share.claim(made.paths.lease(1))
+    assert lease(made).glance()[:3] == (Hold.UNKNOWN, 1, None)
+    me = processes.identity()
+    for holder, hold in [
+        (me, Hold.HELD),
+        ({**me, "started": 1}, Hold.FREE),
+        ({**me, "machine": "another pid:[1]", "host": "far"}, Hold.UNKNOWN),
+        ({}, Hold.UNKNOWN),
+    ]:
+        made.write(made.paths.cursor(1), {"counter": 7, "attempt": 1, "finished": False, "holder": holder})
+        assert lease(made).glance() == (hold, 1, 7, holder)
+    assert lease(made).glance().who == "process ? on another machine"
+    assert lease(made).glance()._replace(holder=me).who == f"process {os.getpid()} on {socket.gethostname()}"
+    made.write(made.paths.cursor(1), {"counter": 7, "attempt": 1, "finished": True, "holder": me})
+    assert lease(made).glance().hold is Hold.FINISHED
+    # Its next attempt waits for a relay.
+    made.begin(2)
+    assert lease(made).glance().hold is Hold.FREE
 
 
 def test_nothing_is_taken_after_the_end(folder):
