@@ -15,6 +15,9 @@ Record = Dict[str, Any]
 # 2: a request says which attempt it is for, and may put the job back in the queue instead of ending it.
 PROTOCOL_VERSION = 2
 SEGMENTS_PER_FOLDER = 1000
+# No file of records is longer by far; what says so can only be damage.
+LONGEST_FILE = 64 << 20
+INFLATED_AT_ONCE = 1024
 
 # Execution states of a job, as Batch AI named them.
 QUEUED = "queued"
@@ -133,7 +136,8 @@ def request_record(kind: str, attempt: int, who: str, why: str) -> Record:
 
 def wish(requests: Iterable[Record], attempt: int) -> Optional[Record]:
     """The request that counts for an attempt: one for the job's end comes before one for the queue."""
-    asked = [request for request in requests if request.get("attempt", 1) == attempt]
+    known = [request for request in requests if request.get("kind") in (CANCEL, REQUEUE)]
+    asked = [request for request in known if request.get("attempt", 1) == attempt]
     return min(asked, key=lambda request: request["kind"] != CANCEL) if asked else None
 
 
@@ -155,14 +159,10 @@ def decode(data: bytes) -> List[Record]:
     """The records of a closed file.
 
     Raises:
-        TornFileError: the terminator is missing or doesn't fit: the file is still being written, or was cut.
+        TornFileError: the terminator is missing or doesn't fit, or what stands before it are no records: the file is still
+            being written, or was damaged.
     """
-    # Deflated data begins with an "x" (RFC 1950), JSON lines with a brace.
-    if data[:1] == b"x":
-        try:
-            data = zlib.decompress(data)
-        except zlib.error:
-            raise TornFileError("cut, or not deflated data") from None
+    data = unpacked(data)
     if not data.endswith(b"}\n"):
         raise TornFileError("no terminator")
     cut = data.rfind(b"\n", 0, len(data) - 1) + 1
@@ -170,14 +170,37 @@ def decode(data: bytes) -> List[Record]:
     try:
         end = json.loads(last.decode("ascii"))
         count, checksum = end["end"], end["crc32"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise TornFileError("no terminator") from None
     if checksum != "%08x" % zlib.crc32(body):
         raise TornFileError("checksum does not fit")
-    lines = body.decode("utf-8").split("\n")[:-1]
-    if len(lines) != count:
+    try:
+        records = [json.loads(line) for line in body.decode("utf-8").split("\n")[:-1]]
+    except (ValueError, RecursionError):
+        raise TornFileError("a line that is no JSON") from None
+    if len(records) != count:
         raise TornFileError("record count does not fit")
-    return [json.loads(line) for line in lines]
+    if not all(isinstance(record, dict) for record in records):
+        raise TornFileError("a line that is no record")
+    return records
+
+
+def unpacked(data: bytes) -> bytes:
+    """A file's content, inflated if it was deflated: of one that is damaged what comes before the damage, of one that would
+    fill the memory its beginning."""
+    # Deflated data begins with an "x" (RFC 1950), JSON lines with a brace.
+    if data[:1] != b"x":
+        return data
+    inflater = zlib.decompressobj()
+    found = bytearray()
+    try:
+        for start in range(0, len(data), INFLATED_AT_ONCE):
+            found += inflater.decompress(data[start : start + INFLATED_AT_ONCE], LONGEST_FILE)
+            if len(found) > LONGEST_FILE:
+                break
+    except zlib.error:
+        pass
+    return bytes(found[:LONGEST_FILE])
 
 
 def decode_one(data: bytes) -> Record:
