@@ -10,22 +10,18 @@ import functools
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlflow_batchai import runs
-from mlflow_batchai.cluster import clusters
-from mlflow_batchai.engines.absent import AbsentEngine
-from mlflow_batchai.engines.base import Engine
-from mlflow_batchai.errors import BatchAIError, ClusterError, ShareError
+from mlflow_batchai.errors import BatchAIError, ShareError
 from mlflow_batchai.job.jobs import Job, pause_after
 from mlflow_batchai.job.lease import Lease, LeaseLostError
 from mlflow_batchai.job.states import JobState
+from mlflow_batchai.keeper import Keeper, complain
 from mlflow_batchai.relay import Relay
 from mlflow_batchai.shares import open_share
-from mlflow_batchai.watch import Watch
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -49,7 +45,7 @@ def follow(job: Job, tracking: runs.Tracking) -> JobState | None:
                 return None
             break
         except ShareError as error:  # full, or not there for now: as with a store that is down, nobody else will come
-            _complain(error, trouble)
+            complain(error, trouble)
             time.sleep(trouble)
             trouble = min(trouble * 2, 60.0)
     with lease.beating():
@@ -62,33 +58,36 @@ def follow(job: Job, tracking: runs.Tracking) -> JobState | None:
 def _follow(job: Job, mlflow: MlflowClient, lease: Lease) -> JobState:
     """Relay one attempt after the other, from the one that the last relay had come to."""
     job = job.at(lease.attempt)
-    engine = _engine(job)
-    while True:
-        relay = Relay(job, mlflow, lease)
-        watch = Watch(job, engine, relay.heard(0))
-        state = _follow_attempt(job, relay, watch)
-        if state.next_attempt is None:
-            _end(watch, relay, functools.partial(relay.finish, state), lease)
-            return state
-        _end(watch, relay, relay.pass_on, lease)
-        job = job.at(state.next_attempt)
-        lease.attempt = job.attempt
+    relay = Relay(job, mlflow, lease)
+    keeper = Keeper(job, relay.heard(0))
+    with keeper.keeping():
+        while True:
+            state = _relay_attempt(job, relay, keeper)
+            relay.notes += keeper.notes[job.attempt]
+            if state.next_attempt is None:
+                _end(relay, functools.partial(relay.finish, state), lease)
+                return state
+            _end(relay, relay.pass_on, lease)
+            job = job.at(state.next_attempt)
+            lease.attempt = job.attempt
+            relay = Relay(job, mlflow, lease)
 
 
-def _follow_attempt(job: Job, relay: Relay, watch: Watch) -> JobState:
-    """Relay an attempt until it is over."""
+def _relay_attempt(job: Job, relay: Relay, keeper: Keeper) -> JobState:
+    """Relay an attempt until it is over and its nodes are free."""
     relaying = True
     next_tag = time.monotonic() + TAG_SECONDS
     asked = False
-    trouble = 0.0
+    trouble = pause = 0.0
     while True:
+        if over := keeper.over(job.attempt, pause):
+            return over
         try:
             begun = time.monotonic()
-            watch.check_or_complain()
             state = job.state(relay.ending)
             if state.ended or state.next_attempt:
-                return state
-            if relaying:
+                keeper.look()
+            elif relaying:
                 relay.show_state(state)
                 relay.step()
                 relay.logs_when_due()
@@ -103,31 +102,16 @@ def _follow_attempt(job: Job, relay: Relay, watch: Watch) -> JobState:
             raise
         except Exception as error:  # a store that is down must not end the following: wait and try again
             trouble = min(trouble * 2 or 1.0, 60.0)
-            _complain(error, trouble)
+            complain(error, trouble)
             if isinstance(error, ShareError) and trouble > LEAVE_TROUBLE_SECONDS and relay.run_ended():
                 # Our way to the share is gone (its SAS has expired, say), and someone who has one has done the rest.
                 raise LeaseLostError("another process has ended the run") from error
             relaying = not relay.run_gone()
             pause = trouble
-        time.sleep(pause)
 
 
-def _engine(job: Job) -> Engine:
-    """What the job runs on; a machine that doesn't know its cluster can relay it all the same."""
-    try:
-        return clusters.load(job.plan["cluster"])[0].engine
-    except BatchAIError as error:
-        print(f"{error}; the job is relayed, and its nodes can't be asked", file=sys.stderr, flush=True)
-        return AbsentEngine(str(error))
-
-
-def _end(watch: Watch, relay: Relay, last: Callable[[], None], lease: Lease) -> None:
-    """An attempt is over: see that its nodes are free, and do the last with its run; a tracking server that is down is waited
-    for, since nobody else will do it."""
-    try:
-        watch.clean_up()
-    except (ClusterError, ShareError) as error:
-        relay.notes.append(str(error))
+def _end(relay: Relay, last: Callable[[], None], lease: Lease) -> None:
+    """An attempt is over: do the last with its run; a server that is down is waited for, since nobody else will do it."""
     trouble = 1.0
     while True:
         try:
@@ -136,17 +120,12 @@ def _end(watch: Watch, relay: Relay, last: Callable[[], None], lease: Lease) -> 
         except LeaseLostError:
             raise
         except Exception as error:
-            _complain(error, trouble)
+            complain(error, trouble)
         if relay.run_gone():
             lease.save({}, finished=True)
             return
         time.sleep(trouble)
         trouble = min(trouble * 2, 60.0)
-
-
-def _complain(error: Exception, wait: float) -> None:
-    text = str(error) if isinstance(error, BatchAIError) else "".join(traceback.format_exception(error)).rstrip()
-    print(f"{time.strftime('%H:%M:%S')} {text}\ntrying again in {wait:.0f} s", file=sys.stderr, flush=True)
 
 
 def main() -> int:

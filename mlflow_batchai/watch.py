@@ -14,6 +14,7 @@ from mlflow_batchai.job.states import Snapshot, failed_verdict, terminated_verdi
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.layout import node_id
 
+# Beside what their ranks have between SIGTERM and SIGKILL.
 CANCEL_PATIENCE_SECONDS = 30.0
 # For agents that have a volume by rclone: they send what ranks have written to it first (``agent.LAST_DRAIN_SECONDS``).
 DRAIN_PATIENCE_SECONDS = 120.0
@@ -74,6 +75,11 @@ class Watch:
         self._complaint = ""
         self._asked_since: float | None = None
 
+    @property
+    def seconds(self) -> float:
+        """How often it is worth checking."""
+        return self._engine.poll_seconds
+
     def check_or_complain(self) -> None:
         """``check``, but an engine that can't be asked holds up nothing else; each complaint is printed once."""
         try:
@@ -118,7 +124,12 @@ class Watch:
         """How long agents may take to end the job by themselves."""
         drains = any(volume.get("how") == "rclone" for volume in self._job.plan["volumes"])
         slow = self._job.board is not None
-        return CANCEL_PATIENCE_SECONDS + drains * DRAIN_PATIENCE_SECONDS + slow * BOARD_PATIENCE_SECONDS
+        waits = drains * DRAIN_PATIENCE_SECONDS + slow * BOARD_PATIENCE_SECONDS
+        return CANCEL_PATIENCE_SECONDS + self._grace + waits
+
+    @property
+    def _grace(self) -> float:
+        return float(self._job.plan["terminateSeconds"])
 
     def _poll(self) -> Poll:
         if self._handle:
@@ -171,11 +182,11 @@ class Watch:
         return len(poll.gone) + as_far_as_known * len(poll.unknown) == self._job.node_count
 
     def clean_up(self) -> None:
-        """After the verdict: agents get a moment to leave by themselves, then nothing of the job stays on its nodes."""
+        """After the verdict: agents end what they have and leave by themselves, then nothing of the job stays on its nodes."""
         self._handle = self._handle or self._job.handle()
         if self._handle is None:
             return
-        until = self._clock() + LEAVE_SECONDS
+        until = self._clock() + LEAVE_SECONDS + self._grace
         while self._clock() < until and not self._all_gone(as_far_as_known=True):
             time.sleep(self._engine.poll_seconds / 20)
         self._engine.cancel(self._handle)

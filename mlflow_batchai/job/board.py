@@ -6,6 +6,7 @@ a pace that follows what they see: once a second while there is news, every few 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -30,6 +31,8 @@ class Board:
         self._seen: dict[str, int] = {}
         self._pace = FAST_SECONDS
         self._next = 0.0
+        # The relay and the keeper of a job look at the same board, each from its thread.
+        self._looking = threading.Lock()
 
     def look(self, now: bool = False) -> Mapping[str, int]:
         """Notice -> its number (0 for those that only say that something is there).
@@ -40,14 +43,15 @@ class Board:
         Raises:
             ShareError: it can't be read; the next call tries again.
         """
-        if now or self._clock() >= self._next:
-            seen = {entry.name: entry.size for entry in self._share.list(self._paths.board)}
-            # Beats say only that someone lives: no reason to hurry.
-            news = any(seen[name] != self._seen.get(name) for name in seen if not name.startswith("beats-"))
-            self._pace = FAST_SECONDS if news else min(self._pace * SLOWER, IDLE_SECONDS)
-            self._seen = seen
-            self._next = self._clock() + self._pace
-        return self._seen
+        with self._looking:
+            if now or self._clock() >= self._next:
+                seen = {entry.name: entry.size for entry in self._share.list(self._paths.board)}
+                # Beats say only that someone lives: no reason to hurry.
+                news = any(seen[name] != self._seen.get(name) for name in seen if not name.startswith("beats-"))
+                self._pace = FAST_SECONDS if news else min(self._pace * SLOWER, IDLE_SECONDS)
+                self._seen = seen
+                self._next = self._clock() + self._pace
+            return self._seen
 
     def count(self, name: str) -> int:
         """The number of a notice as of the last look, 0 if it wasn't there."""

@@ -12,7 +12,7 @@ from hypothesis import settings
 from job_folder import JobFolder
 from relay_world import Gone, StoreClient, Time
 
-from mlflow_batchai import follower, runs
+from mlflow_batchai import follower, keeper, runs
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.relay import Relay
 
@@ -69,7 +69,10 @@ def following(relayed, monkeypatch):
         naps.append(seconds)
         assert len(naps) < 50, "it goes on for ever"
 
+    over = keeper.Keeper.over
     monkeypatch.setattr(follower.time, "sleep", nap)
+    monkeypatch.setattr(keeper.Keeper, "over", lambda kept, attempt, seconds: over(kept, attempt, min(seconds, 0.05)))
+    monkeypatch.setattr(keeper.Watch, "seconds", 0.01)
     monkeypatch.setattr(follower.runs, "client", lambda tracking: client)
-    monkeypatch.setattr(follower.clusters, "load", lambda name: (type("C", (), {"engine": Gone()})(), []))
+    monkeypatch.setattr(keeper.clusters, "load", lambda name: (type("C", (), {"engine": Gone()})(), []))
     return made, client, lambda: follower.follow(made.job, None)

@@ -9,7 +9,7 @@ import pytest
 from job_folder import report
 from relay_world import EXPECTED, Crash, fill, history
 
-from mlflow_batchai import follower
+from mlflow_batchai import keeper
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
@@ -265,7 +265,7 @@ def test_an_attempt_that_nobody_starts_is_given_up(following, monkeypatch):
         clock[0] += 2.0
         return clock[0]
 
-    monkeypatch.setattr(follower, "Watch", functools.partial(Watch, clock=later))
+    monkeypatch.setattr(keeper, "Watch", functools.partial(Watch, clock=later))
     state = follow()
     assert (state.execution_state, state.error_code) == ("failed", "NodeSetupFailed")
     assert "its submitter died before it had started every agent; run it again: batchai job retry toy-0123" in state.reason

@@ -10,7 +10,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from relay_world import EXPECTED, Crash, fill, history
 
-from mlflow_batchai import collect, follower
+from mlflow_batchai import collect, follower, keeper
 from mlflow_batchai import relay as relay_module
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.lease import Lease, LeaseLostError
@@ -364,6 +364,6 @@ def test_a_follower_whose_way_to_the_share_is_gone_leaves_when_another_has_ended
         return refused()
 
     monkeypatch.setattr(follower.Job, "state", state)
-    monkeypatch.setattr(follower.Watch, "check_or_complain", lambda watch: None)
+    monkeypatch.setattr(keeper.Watch, "check_or_complain", lambda watch: None)
     assert follow() is None
     assert 20 <= len(lost) <= 21
