@@ -24,8 +24,8 @@ from mlflow_batchai.regained import told
 from mlflow_batchai.starting import attempt_fails_with_it, run_fails_with_it, start
 
 LOOK_SECONDS = 0.2
-# Agents end what they have within seconds. Where they can't, whoever follows the job says so (``watch.py``), which takes
-# three minutes at most: on an Azure share, with volumes to drain.
+# Agents end what they have within seconds, after what ranks have to save (``terminateGrace``). Where they can't, whoever follows
+# the job says so (``watch.py``), which takes three minutes at most: on an Azure share, with volumes to drain.
 MAKE_ROOM_SECONDS = 300.0
 
 
@@ -136,7 +136,7 @@ def _told_again(submitted: Submitted, cluster: Cluster) -> dict[str, Any]:
 
 
 def _await_verdict(job: Job) -> JobState:
-    until = time.monotonic() + MAKE_ROOM_SECONDS
+    until = time.monotonic() + MAKE_ROOM_SECONDS + float(job.plan["terminateSeconds"])
     while True:
         begun = time.monotonic()
         with contextlib.suppress(ShareError):  # it may be away for a moment, and the attempt ends all the same

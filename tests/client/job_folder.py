@@ -28,7 +28,7 @@ class JobFolder:
             "experimentId": "0",
             "cluster": "local",
             "lossSeconds": 60.0,
-            "terminateSeconds": 10.0,
+            "terminateSeconds": 0.0,
             "segment": FOLDER,
             "folder": FOLDER,
             "metrics": [],

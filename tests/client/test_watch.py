@@ -139,6 +139,16 @@ def test_a_cancel_request_is_left_to_the_agents_for_a_while(scene):
     assert (state.run_status, state.error_code, world.cancelled) == ("KILLED", "JobTerminate", 1)
 
 
+def test_ranks_may_save_what_they_have_before_they_are_ended(scene):
+    made, world, watch, check = scene(terminateSeconds=300.0)
+    made.job.request_cancel("me", "")
+    check()
+    check(CANCEL_PATIENCE_SECONDS + 299.0)
+    assert world.cancelled == 0
+    check()
+    assert (world.cancelled, made.job.state().run_status) == (1, "KILLED")
+
+
 def test_agents_that_look_seldom_hear_of_it_later(scene):
     made, world, _, check = scene(board=True)
     made.job.request_cancel("me", "")
@@ -214,12 +224,13 @@ def test_clean_up_waits_for_agents_to_leave(scene, monkeypatch):
     assert (len(slept), world.cancelled) == (3, 1)
 
 
-def test_clean_up_does_not_wait_for_ever(scene, monkeypatch):
-    _, world, watch, _ = scene()
+@pytest.mark.parametrize("grace", [0.0, 40.0])
+def test_clean_up_does_not_wait_for_ever(scene, monkeypatch, grace):
+    _, world, watch, _ = scene(terminateSeconds=grace)
     monkeypatch.setattr(watch_module.time, "sleep", lambda seconds: setattr(world, "now", world.now + seconds))
     watch.clean_up()
     assert world.cancelled == 1
-    assert watch_module.LEAVE_SECONDS <= world.now < watch_module.LEAVE_SECONDS + 1
+    assert watch_module.LEAVE_SECONDS + grace <= world.now < watch_module.LEAVE_SECONDS + grace + 1
 
 
 def test_node_0_unreachable_and_silent_is_lost(scene):
@@ -328,4 +339,4 @@ def test_agents_may_send_what_ranks_have_written_before_they_are_ended(folder):
     watch.check()
     assert world.cancelled == 1
     # An agent sees the request, ends its ranks, and drains twice.
-    assert 15.0 + 5.0 + 2 * 3 * LAST_DRAIN_SECONDS < CANCEL_PATIENCE_SECONDS + DRAIN_PATIENCE_SECONDS
+    assert 15.0 + 2 * 3 * LAST_DRAIN_SECONDS < CANCEL_PATIENCE_SECONDS + DRAIN_PATIENCE_SECONDS
