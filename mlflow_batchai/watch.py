@@ -10,7 +10,7 @@ from collections.abc import Callable
 from mlflow_batchai.engines.base import Engine, Handle, Poll, PollState
 from mlflow_batchai.errors import ClusterError, ShareNotFoundError
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.states import Snapshot, failed_verdict, terminated_verdict
+from mlflow_batchai.job.states import Snapshot, failed_verdict, terminated_verdict, verdict_of_exits
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.layout import node_id
 
@@ -160,7 +160,9 @@ class Watch:
             self._heed(snapshot, alone)
             return
         code = protocol.NODE_LOST if node in snapshot.announces else protocol.NODE_SETUP_FAILED
-        self._claim(failed_verdict(code, f"{node_id(node)} was lost: {why}", WRITER), alone)
+        lost = failed_verdict(code, f"{node_id(node)} was lost: {why}", WRITER)
+        # Where all nodes have said how they ended, only the verdict's own file is missing or damaged.
+        self._claim(verdict_of_exits(snapshot, WRITER) or lost, alone)
 
     def _heed(self, snapshot: Snapshot, alone: bool = False) -> None:
         """Give the verdict that was asked for."""

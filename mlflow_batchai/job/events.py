@@ -2,48 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
 
 from mlflow_batchai.job.board import Board
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.node import protocol
+from mlflow_batchai.node import protocol, records
 from mlflow_batchai.node.protocol import Record, TornFileError
 
 SEGMENTS_A_TIME = 32
+# A writer that has said nothing for so long may have gone on behind a segment that is missing: agents beat more often.
+QUIET_SECONDS = 8.0
+LOOK_SECONDS = 0.5
 
 Cursor = dict[str, int]
 ENDING = ("failed", "stop")
+
+Segment = tuple[str, int, list[Record]]
 
 
 class EventReader:
     """Reads an attempt's segments, each writer's in order, each once.
 
+    A segment that was damaged stops nothing: once it has stayed as it is for ``records.SETTLE_SECONDS``, though its writer went
+    on or nothing more will be written, what can be read of it is given. A record of kind ``records.SKIPPED`` follows what
+    could not be read.
+
     Args:
         job: the job.
         cursor: writer -> next sequence; kept up to date.
         ending: what it was when the cursor was there.
+        clock: seconds.
+        sleep: waits that long.
 
     Attributes:
         cursor: with ``ending``, enough to go on from in another process.
-        ending: whether an agent has said that it failed or stops, as each does before it writes so into its ``exit.json``.
+        ending: whether an agent has said that it failed or stops, as each does before it writes so into its ``exit.json``. What
+            could not be read may have said it.
     """
 
-    def __init__(self, job: Job, cursor: Cursor | None = None, ending: bool = False) -> None:
+    def __init__(
+        self,
+        job: Job,
+        cursor: Cursor | None = None,
+        ending: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._share = job.share
         self._paths = job.paths
         self._board = job.board
+        self._clock = clock
+        self._sleep = sleep
         self._writers = [protocol.agent_writer(node) for node in range(job.node_count)]
+        # Of each writer: what was found where its next segment should be, if that wasn't closed; since when it is there, though
+        # there are later ones; and when it was heard last.
+        self._torn: dict[str, bytes] = {}
+        self._stuck: dict[str, float] = {}
+        self._heard = dict.fromkeys(self._writers, clock())
         self.cursor: Cursor = dict(cursor or {})
         self.ending = ending
 
-    def read(self, to_the_end: bool = False) -> Iterator[tuple[str, int, list[Record]]]:
+    def read(self, to_the_end: bool = False) -> Iterator[Segment]:
         """(writer, sequence, records) of each segment that was closed since the last call, of all writers in turn.
 
         The cursor moves on when the consumer takes the next one, so a segment that it fails on comes again.
 
         Args:
-            to_the_end: whether nothing more will be written: then what dead writers could not put on the board is read too.
+            to_the_end: whether nothing more will be written: then what dead writers could not put on the board is read too, and
+                damaged segments are waited for until it is certain that they are.
         """
+        while True:
+            yield from self._closed(to_the_end)
+            stuck = [writer for writer in self._suspects(to_the_end) if self._is_stuck(writer, to_the_end)]
+            ripe = [writer for writer in stuck if self._clock() - self._stuck[writer] >= records.SETTLE_SECONDS]
+            for writer in ripe:
+                yield from self._salvaged(writer)
+            if not ripe and not (stuck and to_the_end):
+                return
+            if not ripe:
+                self._sleep(LOOK_SECONDS)
+
+    def _closed(self, to_the_end: bool) -> Iterator[Segment]:
         if self._board is not None:
             yield from self._noticed(self._board)
             if not to_the_end:
@@ -51,10 +91,13 @@ class EventReader:
         # Each writer's next file is asked for by name: listing folders of a thousand segments costs a hundred times as much.
         writers = self._writers
         while writers:
-            wanted = {self._paths.segment(writer, self.cursor.get(writer, 0)): writer for writer in writers}
+            wanted = {self._next(writer): writer for writer in writers}
             writers = yield from self._segments(wanted)
 
-    def _noticed(self, board: Board) -> Iterator[tuple[str, int, list[Record]]]:
+    def _next(self, writer: str, ahead: int = 0) -> str:
+        return self._paths.segment(writer, self.cursor.get(writer, 0) + ahead)
+
+    def _noticed(self, board: Board) -> Iterator[Segment]:
         """Segments that the board speaks of, many at a time."""
         board.look()
         while True:
@@ -66,7 +109,7 @@ class EventReader:
             if not wanted or not (yield from self._segments(wanted)):
                 return
 
-    def _segments(self, wanted: Mapping[str, str]) -> Generator[tuple[str, int, list[Record]], None, list[str]]:
+    def _segments(self, wanted: Mapping[str, str]) -> Generator[Segment, None, list[str]]:
         """Those of the wanted files (path -> writer) that are there, each writer's in order, up to the first that isn't.
 
         Returns:
@@ -75,15 +118,59 @@ class EventReader:
         found: list[str] = []
         for path, data in self._share.read_many(wanted):
             writer = wanted[path]
-            sequence = self.cursor.get(writer, 0)
-            if path != self._paths.segment(writer, sequence):
+            if path != self._next(writer):
                 continue  # the one before it is missing
             try:
-                records = protocol.decode(data)
+                events, others = records.sort_out(protocol.decode(data))
             except TornFileError:
+                if self._torn.get(writer) != data:
+                    self._torn[writer] = data
+                    self._stuck.pop(writer, None)
                 continue
-            self.ending = self.ending or any(record.get("k") in ENDING for record in records)
-            yield writer, sequence, records
-            self.cursor[writer] = sequence + 1
+            yield from self._passed(writer, [*events, records.skipped(others)] if others else events)
             found.append(writer)
         return found
+
+    def _passed(self, writer: str, events: list[Record]) -> Iterator[Segment]:
+        """Give a segment, and go on to the next."""
+        sequence = self.cursor.get(writer, 0)
+        self.ending = self.ending or any(event["k"] in (*ENDING, records.SKIPPED) for event in events)
+        yield writer, sequence, events
+        self.cursor[writer] = sequence + 1
+        self._heard[writer] = self._clock()
+        self._torn.pop(writer, None)
+        self._stuck.pop(writer, None)
+
+    # Segments that will never be closed.
+
+    def _suspects(self, to_the_end: bool) -> list[str]:
+        """Writers whose next segment may be one."""
+        if to_the_end:
+            return self._writers
+        if (board := self._board) is not None:
+            return [writer for writer in self._writers if board.count(f"segments-{writer}") > self.cursor.get(writer, 0)]
+        quiet = self._clock() - QUIET_SECONDS
+        return [writer for writer in self._writers if writer in self._torn or self._heard[writer] < quiet]
+
+    def _is_stuck(self, writer: str, to_the_end: bool) -> bool:
+        """Whether a writer's next segment is missing or torn, though it will not be written any more."""
+        left = to_the_end and writer in self._torn
+        if left or self._went_on(writer):
+            self._stuck.setdefault(writer, self._clock())
+        else:
+            self._stuck.pop(writer, None)
+            self._heard[writer] = self._clock()  # it is asked for again in a while
+        return writer in self._stuck
+
+    def _went_on(self, writer: str) -> bool:
+        """Whether there is a segment behind a writer's next one: it writes one after the other."""
+        if self._board is not None:
+            return self._board.count(f"segments-{writer}") > self.cursor.get(writer, 0)
+        later = (self._next(writer, ahead) for ahead in range(1, records.AHEAD + 1))
+        return next(self._share.read_many(later), None) is not None
+
+    def _salvaged(self, writer: str) -> Iterator[Segment]:
+        torn, since = self._torn.get(writer), self._stuck[writer]
+        yield from self._passed(writer, records.salvage(torn or b""))
+        if torn is None:
+            self._stuck[writer] = since  # several may be missing in a row

@@ -6,14 +6,15 @@ import contextlib
 import uuid
 from collections.abc import Callable, Collection
 
-from mlflow_batchai.errors import JobNotFoundError, ShareNotFoundError
+from mlflow_batchai.errors import JobNotFoundError, ShareError, ShareNotFoundError
 from mlflow_batchai.job.board import Board
 from mlflow_batchai.job.states import JobState, Snapshot, fold
-from mlflow_batchai.node import protocol
+from mlflow_batchai.node import protocol, records
 from mlflow_batchai.node.protocol import JobPaths, Record, TornFileError
 from mlflow_batchai.shares import Share, open_share
 
 LONGEST_PAUSE_SECONDS = 5.0
+_PLAN: records.Shape = {"name": records.is_text, "nodeCount": lambda value: records.is_count(value) and value > 0}
 
 
 class Job:
@@ -29,15 +30,18 @@ class Job:
         board: what says what is new, where asking for every file by name would cost too many requests; else None.
 
     Raises:
-        JobNotFoundError: there is no plan in that folder.
+        JobNotFoundError: there is no plan in that folder, or none that can be one.
     """
 
     def __init__(self, share: Share, folder: str, attempt: int | None = None, plan: Record | None = None) -> None:
         self.share = share
         self.folder = folder
+        self._damage = records.Damage()
         plan = plan or self._closed(JobPaths(folder).plan)
         if plan is None:
             raise JobNotFoundError(f"there is no job at {folder} on {share.url}")
+        if not records.has(plan, _PLAN):
+            raise JobNotFoundError(f"the plan of the job at {folder} on {share.url} is damaged")
         self.paths = JobPaths(folder, attempt or self.newest())
         self.plan: Record = plan
         self.board = Board(share, self.paths) if plan.get("board") else None
@@ -62,9 +66,9 @@ class Job:
 
     def newest(self) -> int:
         """The number of the job's current attempt: the last one that was begun, or that its verdict says is to follow."""
-        begun = (int(entry.name) for entry in self.share.list(JobPaths(self.folder).attempts) if entry.name.isdigit())
+        begun = (int(entry.name) for entry in self.share.list(JobPaths(self.folder).attempts) if entry.name.isdecimal())
         last = max(begun, default=1)
-        verdict = self._closed(JobPaths(self.folder, last).verdict_file) or {}
+        verdict = self._verdict(JobPaths(self.folder, last).verdict_file) or {}
         return int(verdict.get("next") or last)
 
     def at(self, attempt: int) -> Job:
@@ -74,7 +78,7 @@ class Job:
     def begin(self, attempt: int) -> Job | None:
         """Begin an attempt; None if somebody else has, or has given it up meanwhile."""
         begun = self.at(attempt)
-        if not self.share.claim(begun.paths.begun) or self._closed(begun.paths.verdict_file) is not None:
+        if not self.share.claim(begun.paths.begun) or begun._verdict() is not None:
             return None
         return begun
 
@@ -89,9 +93,30 @@ class Job:
 
     def _closed(self, path: str) -> Record | None:
         try:
-            return protocol.decode_one(self.share.read(path))
-        except (ShareNotFoundError, TornFileError):
+            return self._whole(path, self.share.read(path))
+        except ShareNotFoundError:
+            self._damage.mended(path)
             return None
+
+    def _whole(self, path: str, data: bytes) -> Record | None:
+        """The record of a file of one, also of one that was cut behind it."""
+        try:
+            record = protocol.decode_one(data)
+        except TornFileError:
+            return self._damage.look(path, data)
+        self._damage.mended(path)
+        return record
+
+    def _verdict(self, path: str | None = None) -> Record | None:
+        path = path or self.paths.verdict_file
+        record = self._closed(path)
+        if record is None or not records.is_verdict(record):
+            return None
+        if self._damage.found(path):
+            with contextlib.suppress(ShareError):
+                # Its writer is gone, and who looks only once would take it for half a file.
+                self.share.write(path, protocol.encode([record]))
+        return record
 
     def document(self) -> Record:
         """The document as it was submitted, secrets masked; empty if it isn't there any more."""
@@ -109,31 +134,36 @@ class Job:
         """
         if self.board is not None:
             return self._noticed(self.board, leaving)
-        verdict = self._closed(self.paths.verdict_file)
+        verdict = self._verdict()
         nodes: Collection[int] = range(self.node_count)
         if len(self._announces) < self.node_count:
             # A node's folder comes with the first file that it writes.
             there = {entry.name for entry in self.share.list(self.paths.nodes)}
             nodes = [node for node in nodes if str(node) in there]
-        self._learn(self._announces, nodes, self.paths.announce)
-        self._learn(self._exits, [node for node in nodes if leaving is None or node in leaving], self.paths.exit)
+        self._learn(self._announces, nodes, self.paths.announce, records.ANNOUNCE)
+        left = [node for node in nodes if leaving is None or node in leaving]
+        self._learn(self._exits, left, self.paths.exit, records.EXIT)
         return Snapshot(self.node_count, dict(self._announces), dict(self._exits), self.requests(), verdict)
 
     def _noticed(self, board: Board, leaving: Collection[int] | None) -> Snapshot:
         """The same, from what the board names; ``leaving`` are looked for in any case: they may have died too early for it."""
         names = board.look()
-        verdict = self._closed(self.paths.verdict_file) if "verdict" in names else None
+        verdict = self._verdict() if "verdict" in names else None
         nodes = range(self.node_count)
-        self._learn(self._announces, [node for node in nodes if f"announce-{node}" in names], self.paths.announce)
+        announced = [node for node in nodes if f"announce-{node}" in names]
+        self._learn(self._announces, announced, self.paths.announce, records.ANNOUNCE)
         noticed = [node for node in nodes if f"exit-{node}" in names]
-        self._learn(self._exits, noticed if leaving is None else leaving, self.paths.exit)
+        self._learn(self._exits, noticed if leaving is None else leaving, self.paths.exit, records.EXIT)
         return Snapshot(self.node_count, dict(self._announces), dict(self._exits), self.requests(), verdict)
 
-    def _learn(self, known: dict[int, Record], nodes: Collection[int], path: Callable[[int], str]) -> None:
+    def _learn(
+        self, known: dict[int, Record], nodes: Collection[int], path: Callable[[int], str], shape: records.Shape
+    ) -> None:
         wanted = {path(node): node for node in nodes if node not in known}
         for found, data in self.share.read_many(wanted) if wanted else ():
-            with contextlib.suppress(TornFileError):
-                known[wanted[found]] = protocol.decode_one(data)
+            record = self._whole(found, data)
+            if record is not None and records.has(record, shape):
+                known[wanted[found]] = record
 
     def state(self, ending: bool = True) -> JobState:
         """The job's state now.
@@ -151,8 +181,10 @@ class Job:
         else:
             names = [entry.name for entry in self.share.list(self.paths.requests)]
         for name in names:
-            if name not in self._requests and (record := self._closed(f"{self.paths.requests}/{name}")) is not None:
-                self._requests[name] = record
+            if name not in self._requests:
+                record = self._closed(f"{self.paths.requests}/{name}")
+                if record is not None and records.has(record, records.REQUEST):
+                    self._requests[name] = record
         return [record for _, record in sorted(self._requests.items()) if record.get("attempt", 1) == self.attempt]
 
     def request_cancel(self, who: str, why: str) -> None:
@@ -175,10 +207,10 @@ class Job:
     def claim_verdict(self, verdict: Record) -> bool:
         """Give the attempt its one verdict; False if it has one, or another is just being given."""
         if not self.share.claim(self.paths.verdict):
-            if self.board is not None and self._closed(self.paths.verdict_file) is not None:
+            if self.board is not None and self._verdict() is not None:
                 self._notice("verdict")  # its writer may have died before it could
             return False
-        if self._closed(self.paths.verdict_file) is not None:
+        if self._verdict() is not None:
             return False  # we were frozen since the claim, and given up: someone else has finished it
         self._write_verdict(verdict)
         return True
@@ -194,8 +226,9 @@ class Job:
             self.board.look(now=True)
 
     def finish_claim(self, verdict: Record) -> None:
-        """Write the verdict of a claimer that is certainly dead between its claim and its file."""
-        if self._closed(self.paths.verdict_file) is None:
+        """Write the verdict of a claimer that is certainly dead between its claim and its file, or whose file was damaged: then
+        not before it is certain that it can't be read."""
+        if self._verdict() is None and not self._damage.is_new(self.paths.verdict_file):
             self._write_verdict(verdict)
 
 

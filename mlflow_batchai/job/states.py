@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlflow_batchai.node import protocol
+from mlflow_batchai.node import outcome, protocol, records
 from mlflow_batchai.node.protocol import Record
 
 
@@ -90,13 +90,14 @@ def fold(snapshot: Snapshot) -> JobState:
     if verdict is not None and verdict.get("next"):
         return JobState(protocol.QUEUED, reason=verdict["reason"], next_attempt=int(verdict["next"]))
     if verdict is not None:
+        code, end = verdict["exitCode"], verdict["endTime"]
         return JobState(
             verdict["executionState"],
-            verdict["exitCode"],
+            None if code is None else int(code),
             tuple(verdict["errors"]),
             verdict["reason"],
-            bool(verdict["terminated"]),
-            verdict["endTime"],
+            verdict["terminated"],
+            None if end is None else int(end),
             start,
         )
     cancelled = any(request["kind"] == protocol.CANCEL for request in snapshot.requests)
@@ -115,7 +116,19 @@ def fold(snapshot: Snapshot) -> JobState:
 def _start_time(snapshot: Snapshot) -> int | None:
     if len(snapshot.announces) < snapshot.node_count:
         return None
-    return max((int(record["time"]) for record in snapshot.announces.values() if "time" in record), default=None)
+    times = [record.get("time") for record in snapshot.announces.values()]
+    return max((int(time) for time in times if records.is_number(time)), default=None)
+
+
+def verdict_of_exits(snapshot: Snapshot, by: str) -> Record | None:
+    """The verdict that node 0 has given, or would have, as far as the exits of all nodes tell; None: they don't."""
+    exits = snapshot.exits.values()
+    if len(exits) < snapshot.node_count:
+        return None
+    cause = outcome.first_cause([outcome.Failure.from_record(record["failure"]) for record in exits if record["failure"]])
+    if cause is None and any(record["stopped"] for record in exits):
+        return None
+    return {**outcome.verdict(cause, None), "by": by}
 
 
 def failed_verdict(code: str, sentence: str, by: str, terminated: bool = False) -> Record:

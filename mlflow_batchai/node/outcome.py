@@ -2,7 +2,8 @@
 
 from typing import Any, Dict, List, Optional, Sequence
 
-from mlflow_batchai.node import protocol
+from mlflow_batchai.node import protocol, records
+from mlflow_batchai.node.layout import node_id
 
 # What a rank prints when another rank went away: its own end is a consequence, not the cause.
 _CONSEQUENCES = (
@@ -86,17 +87,23 @@ class Failure(Exception):
 
     @classmethod
     def from_record(cls, record: Dict[str, Any]) -> "Failure":
-        """The failure that a peer told of."""
+        """The failure that a peer told of; what is missing, or isn't what it should be, is left out: that it failed counts."""
+
+        def get(key: str, kind: Any) -> Any:
+            value = record.get(key)
+            return value if isinstance(value, kind) and not isinstance(value, bool) else None
+
+        code, node, details = record.get("code"), get("node", int) or 0, get("details", list) or []
         return cls(
-            record["code"],
-            record["message"],
-            record["node"],
-            record["rank"],
-            record["exitCode"],
-            record["tail"],
-            record["signalled"],
-            record["time"],
-            record.get("details", ()),
+            code if isinstance(code, str) and code in protocol.MESSAGES else protocol.JOB_FAILED,
+            get("message", str) or "%s failed" % node_id(node),
+            node,
+            get("rank", int),
+            get("exitCode", int),
+            [str(line) for line in get("tail", list) or []],
+            record.get("signalled") is True,
+            get("time", int),
+            [pair for pair in details if records.list_of(records.is_text)(pair) and len(pair) == 2],
         )
 
     def as_error(self) -> Dict[str, Any]:

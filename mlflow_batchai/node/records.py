@@ -157,9 +157,17 @@ class Damage:
             self._seen[path] = (data, since)
         return salvage_one(data) if self._clock() - since >= SETTLE_SECONDS else None
 
+    def found(self, path: str) -> bool:
+        """Whether a file wasn't closed when it was looked at last."""
+        return path in self._seen
+
     def seconds(self, path: str) -> float:
-        """For how long a file has been damaged in the same way; 0 for one that isn't."""
+        """For how long a file has not been closed, and not been written either; 0 for any other."""
         return self._clock() - self._seen[path][1] if path in self._seen else 0.0
+
+    def is_new(self, path: str) -> bool:
+        """Whether a file that isn't closed may be whole at another look."""
+        return path in self._seen and self.seconds(path) < SETTLE_SECONDS
 
     def mended(self, path: str) -> None:
         """The file is closed, or isn't there."""

@@ -95,7 +95,7 @@ def test_an_idle_round_asks_for_nothing_but_the_board(made, job):
     made.notice("announce-0")
     made.notice("announce-1")
     for number in range(3):
-        made.segment(number, {"n": number})
+        made.segment(number, {"k": "beat", "n": number})
     made.notice("segments-agent-0", 3)
     reader = EventReader(job)
     assert read(reader) == [("agent-0", 0, [0]), ("agent-0", 1, [1]), ("agent-0", 2, [2])]
@@ -109,29 +109,29 @@ def test_an_idle_round_asks_for_nothing_but_the_board(made, job):
 
 
 def test_what_has_no_notice_is_not_there_yet_but_at_the_end(made, job):
-    made.segment(0, {"n": 0})
-    made.segment(0, {"n": 5}, writer="agent-1")
+    made.segment(0, {"k": "beat", "n": 0})
+    made.segment(0, {"k": "beat", "n": 5}, writer="agent-1")
     made.notice("segments-agent-0", 1)
     reader = EventReader(job)
     assert read(reader) == [("agent-0", 0, [0])]
-    made.segment(1, {"n": 1})
+    made.segment(1, {"k": "beat", "n": 1})
     later(job)
     assert read(reader) == []
     assert read(reader, True) == [("agent-0", 1, [1]), ("agent-1", 0, [5])]
 
 
 def test_a_notice_ahead_of_its_file_is_waited_for(made, job):
-    made.segment(0, {"n": 0})
-    made.segment(2, {"n": 2})
+    made.segment(0, {"k": "beat", "n": 0})
+    made.segment(2, {"k": "beat", "n": 2})
     made.notice("segments-agent-0", 3)
     reader = EventReader(job)
     assert read(reader) == [("agent-0", 0, [0])]
-    made.segment(1, {"n": 1})
+    made.segment(1, {"k": "beat", "n": 1})
     assert read(reader) == [("agent-0", 1, [1]), ("agent-0", 2, [2])]
 
 
 def test_deflated_segments_are_read_like_others(made, job):
-    made.share.write(made.paths.segment("agent-0", 0), protocol.encode([{"n": 7}], compress=True))
+    made.share.write(made.paths.segment("agent-0", 0), protocol.encode([{"k": "beat", "n": 7}], compress=True))
     made.notice("segments-agent-0", 1)
     assert read(EventReader(job)) == [("agent-0", 0, [7])]
 

@@ -16,10 +16,10 @@ def test_each_once_in_order_and_never_past_a_gap(folder):
     made = folder(nodes=2)
     reader = EventReader(made.job)
     assert read(reader) == []
-    made.segment(1, {"n": 1})
+    made.segment(1, {"k": "beat", "n": 1})
     assert read(reader) == []
-    made.segment(0, {"n": 0}, {"n": 0.5})
-    made.segment(0, {"n": 10}, writer="agent-1")
+    made.segment(0, {"k": "beat", "n": 0}, {"k": "beat", "n": 0.5})
+    made.segment(0, {"k": "beat", "n": 10}, writer="agent-1")
     assert read(reader) == [("agent-0", 0, [0, 0.5]), ("agent-1", 0, [10]), ("agent-0", 1, [1])]
     assert read(reader) == []
     assert reader.cursor == {"agent-0": 2, "agent-1": 1}
@@ -27,7 +27,7 @@ def test_each_once_in_order_and_never_past_a_gap(folder):
 
 def test_an_open_segment_is_not_there_yet(folder):
     made = folder()
-    made.segment(0, {"n": 0})
+    made.segment(0, {"k": "beat", "n": 0})
     whole = made.share.read(made.paths.segment("agent-0", 0))
     for cut in (0, 5, len(whole) - 1):
         made.share.write(made.paths.segment("agent-0", 0), whole[:cut])
@@ -36,10 +36,10 @@ def test_an_open_segment_is_not_there_yet(folder):
 
 def test_another_process_goes_on_from_the_cursor(folder):
     made = folder()
-    made.segment(0, {"n": 0})
+    made.segment(0, {"k": "beat", "n": 0})
     reader = EventReader(made.job)
     read(reader)
-    made.segment(1, {"n": 1})
+    made.segment(1, {"k": "beat", "n": 1})
     assert read(EventReader(made.job, reader.cursor)) == [("agent-0", 1, [1])]
     assert reader.cursor == {"agent-0": 1}  # not shared
 
@@ -47,7 +47,7 @@ def test_another_process_goes_on_from_the_cursor(folder):
 def test_a_segment_that_the_consumer_fails_on_comes_again(folder):
     made = folder()
     for number in range(3):
-        made.segment(number, {"n": number})
+        made.segment(number, {"k": "beat", "n": number})
     reader = EventReader(made.job)
     seen = []
     for _, sequence, _ in reader.read():
@@ -60,7 +60,7 @@ def test_a_segment_that_the_consumer_fails_on_comes_again(folder):
 def test_one_call_reads_all_whatever_the_folder(folder):
     made = folder()
     for number in range(995, 1005):
-        made.segment(number, {"n": number})
+        made.segment(number, {"k": "beat", "n": number})
     assert len(read(EventReader(made.job, {"agent-0": 995}))) == 10
     assert read(EventReader(made.job, {"agent-0": 1005})) == []
 
@@ -83,7 +83,7 @@ class Counting:
 def test_an_idle_poll_costs_one_look(folder):
     made = folder(nodes=2)
     for number in range(30):
-        made.segment(number, {"n": number})
+        made.segment(number, {"k": "beat", "n": number})
     job = made.job
     job.share = Counting(made.share)
     reader = EventReader(job)
@@ -95,7 +95,7 @@ def test_an_idle_poll_costs_one_look(folder):
 
 def test_the_end_shows_in_what_agents_say(folder):
     made = folder(nodes=2)
-    made.segment(0, {"k": "log"}, {"k": "done"})
+    made.segment(0, {"k": "beat"}, {"k": "done"})
     reader = EventReader(made.job)
     assert [sequence for _, sequence, _ in reader.read()] == [0]
     assert not reader.ending

@@ -190,6 +190,7 @@ class TakenOver:
 
 def test_a_failed_job_makes_no_model_and_says_why(scene):
     made, client, relay = scene
+    fill(made)
     model(made)
     made.verdict(
         "failed", reason="rank 1 on node-0 exited with code 3\n" + "x" * 9000, errors=[{"code": "JobFailed"}], exitCode=3

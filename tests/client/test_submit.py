@@ -275,6 +275,7 @@ def watching(folder, monkeypatch):
     script = []
     monkeypatch.setattr(runner.time, "sleep", lambda seconds: script.pop(0)())
     monkeypatch.setattr(detached, "_child_alive", lambda pid: False)
+    monkeypatch.setattr(detached, "start_follower", lambda submitted: None)
     submitted = Submitted(made.job, "r" * 32, None)
     return made, submitted, script
 
@@ -376,7 +377,7 @@ def test_ctrl_c_while_the_share_is_away_is_not_forgotten(watching, monkeypatch):
 def test_only_what_comes_from_now_on(watching):
     made, submitted, _ = watching
     for number in range(1500):
-        made.segment(number, {"k": number})
+        made.segment(number, {"k": str(number)})
     made.verdict()
     finish(made)
     console = Console()

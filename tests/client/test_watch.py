@@ -108,10 +108,25 @@ def test_an_exit_that_comes_during_the_poll_counts(scene):
 
 def test_node_0_gone_after_its_exit_but_without_a_verdict(scene):
     made, world, _, check = scene()
-    made.exit(0)
+    made.exit(0, stopped="why")
     made.exit(1)
     world.gone = {0, 1}
     assert check().error_code == "NodeLost"
+
+
+@pytest.mark.parametrize(
+    "failure", [None, {"code": "JobFailed", "message": "rank 1 on node-1 exited with code 3", "exitCode": 3}]
+)
+def test_what_the_exits_of_all_nodes_say_is_the_verdict_that_is_missing(scene, failure):
+    made, world, _, check = scene()
+    made.exit(0)
+    made.exit(1, failure=failure)
+    world.gone = {0, 1}
+    state = check()
+    if failure is None:
+        assert (state.execution_state, state.exit_code) == ("succeeded", 0)
+    else:
+        assert (state.execution_state, state.exit_code, state.reason) == ("failed", 3, failure["message"])
 
 
 def test_a_verdict_that_was_claimed_and_never_written(scene):
