@@ -196,7 +196,15 @@ class Runtime:
 
     def _end_inside(self, container: "Container", grace: float) -> Set[int]:
         """End what runs in the container, helpers excepted; the clients that stand for it follow, each with its exit code."""
-        left = processes.sweep(container.members, grace, sleep=self._pump_for)
+        from mlflow_batchai.node.containers import shells  # few jobs have one
+
+        begun = time.monotonic()
+        held = shells.waiting(container.members())
+        shells.hold(held)
+        processes.sweep(lambda: container.members() - held, grace, sleep=self._pump_for)
+        shells.release(held)
+        rest = max(STRAGGLER_SECONDS, grace - (time.monotonic() - begun))
+        left = processes.sweep(container.members, rest, sleep=self._pump_for)
         until = time.monotonic() + CLIENT_SECONDS
         while any(task not in self.helpers for task in self.tasks.values()) and time.monotonic() < until:
             self.pump(0.02)

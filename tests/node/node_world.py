@@ -41,6 +41,25 @@ def python38() -> str | None:
     return None
 
 
+# A program below its shell, which dies of SIGTERM at once: it saves for a second, and says so when it has.
+SAVES = """
+cat > saves.py <<'END'
+import signal, sys, time
+def save(*_):
+    print("saving", flush=True)
+    time.sleep(1.0)
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("started", flush=True)
+while True:
+    time.sleep(0.05)
+END
+python3 saves.py
+echo after
+"""
+
+
 class Job:
     """One job with its real agents.
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from node_world import Cluster, Job, PlanMaker, python38
+from node_world import SAVES, Cluster, Job, PlanMaker, python38
 from waiting import wait_for
 
 from mlflow_batchai.node import agent, processes, protocol, sharefiles, tickets
@@ -136,6 +136,20 @@ def test_cancel_while_running(cluster: Cluster, why: str, reason: str) -> None:
     # Whoever looks meanwhile sees it ending, not running again.
     exits = [protocol.read_closed(str(job.share / job.paths.exit(node))) for node in range(2)]
     assert all(record and record["stopped"] for record in exits)
+    assert_clean(cluster, job)
+
+
+def test_who_saves_has_the_time_that_its_plan_gives(cluster: Cluster) -> None:
+    """A second wish changes nothing; it takes no longer than the saving."""
+    job = cluster.submit(SAVES, nodes=2, terminateSeconds=30.0)
+    wait_for(lambda: job.log("stdout.txt").count("started") == 2)
+    job.cancel("ann", "enough")
+    wait_for(lambda: "saving" in job.log("stdout.txt"))
+    job.cancel("bob", "me too")
+    verdict = job.wait(15)
+    assert (verdict["reason"], verdict["terminated"]) == ("terminated by ann: enough", True)
+    for rank in (0, 1):
+        assert job.log(f"stdout-{rank}.txt") == "started\nsaving\nsaved\n"
     assert_clean(cluster, job)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import podman_engine
 import pytest
 from image_registry import image_registry
-from node_world import Cluster, Job, python38
+from node_world import SAVES, Cluster, Job, python38
 from podman_engine import IMAGE, Podman
 from waiting import wait_for
 
@@ -199,6 +199,7 @@ def test_cancel_asks_first_and_then_ends_all(cluster: Cluster, podman: Podman) -
         "trap 'echo asked; exit 3' TERM; (env -i setsid bash -c 'trap \"\" TERM; sleep 600; sleep 600' &); echo go;"
         " while :; do sleep 0.05; done",
         python=python38() or sys.executable,
+        terminateSeconds=2.0,
     )
     wait_for(lambda: "go" in job.log("stdout.txt"), 60, job.said)
     job.cancel("ada", "enough")
@@ -207,6 +208,16 @@ def test_cancel_asks_first_and_then_ends_all(cluster: Cluster, podman: Podman) -
     assert job.log("stdout.txt") == "go\nasked\n"
     assert job.exit(0)["ranks"][0]["exitCode"] == 3
     assert job.exit(0)["left"] == []
+    assert job.processes() == set()
+
+
+def test_who_saves_has_the_time_that_its_plan_gives(cluster: Cluster, podman: Podman) -> None:
+    """Though the shell that the container's engine waits for dies at once."""
+    job = submit(cluster, podman, SAVES, terminateSeconds=30.0)
+    wait_for(lambda: "started" in job.log("stdout.txt"), 60, job.said)
+    job.cancel("ann", "enough")
+    assert job.wait(60)["terminated"], job.said()
+    assert job.log("stdout.txt") == "started\nsaving\nsaved\n"
     assert job.processes() == set()
 
 
