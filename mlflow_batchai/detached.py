@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlflow_batchai import shell
 from mlflow_batchai.config import home
 from mlflow_batchai.errors import JobError
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.job.lease import Glance, Hold
+from mlflow_batchai.job.vigil import Vigil
+from mlflow_batchai.node import processes
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares import credentials
 
@@ -32,16 +34,28 @@ class Submitted:
     tracking: Tracking
     follower: int | None = None
     starts: int = 0
+    _vigil: Vigil | None = field(default=None, init=False, repr=False)
+
+    def followed(self) -> Glance:
+        """Who relays the job now, as far as that can be told (``Vigil.look``): the more often one asks, the better.
+
+        Raises:
+            ShareError: its share can't be read now.
+        """
+        if self._vigil is None or self._vigil.job is not self.job:
+            words = _arguments(self.job)
+            self._vigil = Vigil(self.job, lambda: processes.that_run(words))
+        return self._vigil.look()
 
 
 def start_follower(submitted: Submitted) -> None:
     """Start the detached process that relays the job into its run."""
     job, tracking = submitted.job, submitted.tracking
     # -P: what lies in the user's folder must not be imported in place of a library.
-    argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "mlflow_batchai.follower"]
+    argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m"]
     # The store's address goes by MLflow's own variable: a database's holds a password, and `ps` shows everyone our arguments.
     environment = {**os.environ, **tracking.environment, **credentials.exported(), "BATCHAI_HOME": str(home())}
-    submitted.follower = shell.spawn([*argv, job.share.url, job.folder], environment, follower_log(job))
+    submitted.follower = shell.spawn([*argv, *_arguments(job)], environment, follower_log(job))
     submitted.starts += 1
 
 
@@ -50,20 +64,37 @@ def follower_log(job: Job) -> Path:
     return home() / "followers" / f"{job.plan['job']}.log"
 
 
-def ensure_follower(submitted: Submitted) -> None:
-    """Start a follower for a job that was submitted elsewhere: it waits while another lives, and takes over when that stops."""
-    if not Lease(submitted.job).finished():
+def ensure_follower(submitted: Submitted) -> Glance:
+    """See to it that a job which was submitted elsewhere, or earlier, has a follower.
+
+    One on another machine may be dead: ours takes over then, and ends if that one is seen to live.
+
+    Returns:
+        Who relayed it before.
+
+    Raises:
+        ShareError: its share can't be read now.
+    """
+    found = submitted.followed()
+    if found.hold in (Hold.FREE, Hold.UNKNOWN):
         start_follower(submitted)
+    return found
+
+
+def _arguments(job: Job) -> list[str]:
+    """What a job's follower is known by among all processes."""
+    return ["mlflow_batchai.follower", job.share.url, job.folder]
 
 
 def keep_follower(submitted: Submitted) -> None:
-    """Start another follower if ours has died before its time.
+    """Start another follower if the job has none any more.
 
     Raises:
         JobError: it keeps ending.
     """
-    pid = submitted.follower
-    if pid is None or _child_alive(pid) or Lease(submitted.job).finished():
+    if submitted.follower is not None and _child_alive(submitted.follower):
+        return
+    if submitted.followed().hold is not Hold.FREE:
         return
     if submitted.starts >= FOLLOWER_STARTS:
         raise JobError(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from mlflow_batchai import runs
 from mlflow_batchai.errors import BatchAIError, ShareError
 from mlflow_batchai.job.jobs import Job, pause_after
-from mlflow_batchai.job.lease import Lease, LeaseLostError
+from mlflow_batchai.job.lease import Hold, Lease, LeaseLostError
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.keeper import Keeper, complain
 from mlflow_batchai.relay import Relay
@@ -35,15 +35,17 @@ def follow(job: Job, tracking: runs.Tracking) -> JobState | None:
     """Relay a job until its run is finished.
 
     Returns:
-        The state it ended in, or None if another process has taken over.
+        The state it ended in, or None if another process relays it, or has taken over.
     """
     lease = Lease(job)
     trouble = 1.0
     while True:
         try:
-            if not lease.acquire():
-                return None
-            break
+            if lease.acquire():
+                break
+            if (found := lease.glance()).hold is not Hold.FINISHED:
+                print(f"{time.strftime('%H:%M:%S')} {found.who} relays job {job.name}", file=sys.stderr)
+            return None
         except ShareError as error:  # full, or not there for now: as with a store that is down, nobody else will come
             complain(error, trouble)
             time.sleep(trouble)

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Set
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 try:
     import ctypes
@@ -155,11 +155,20 @@ def _is_bare(pid: int) -> bool:
 
 def arguments() -> Set[str]:
     """Every word of every process's command line."""
-    found: Set[str] = set()
-    for pid in pids():
+    return {word for words in _command_lines().values() for word in words}
+
+
+def that_run(words: Sequence[str]) -> Set[int]:
+    """Pids of processes whose command line ends with these words; none where there is no ``/proc``."""
+    return {pid for pid, line in _command_lines().items() if line[-len(words) :] == list(words)}
+
+
+def _command_lines() -> Dict[int, List[str]]:
+    found = {}
+    for pid in pids() if os.path.isdir("/proc") else []:
         try:
             with open("/proc/%d/cmdline" % pid, "rb") as file:
-                found.update(os.fsdecode(word) for word in file.read().split(b"\0"))
+                found[pid] = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
         except OSError:  # it has gone
             continue
     return found

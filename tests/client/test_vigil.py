@@ -1,0 +1,147 @@
+"""The vigil: who relays a job, as one comes to know it by looking again; and followers that are not started in vain."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+from waiting import wait_for
+
+from mlflow_batchai import detached, follower
+from mlflow_batchai.detached import Submitted
+from mlflow_batchai.job import lease
+from mlflow_batchai.job.lease import PACE, Hold, Lease
+from mlflow_batchai.job.vigil import Vigil
+from mlflow_batchai.node import processes
+
+_, GRACE_SECONDS, LOOK_SECONDS = PACE
+FAR = {"machine": "another pid:[1]", "pid": 7, "started": 1, "host": "far"}
+
+
+class Scene:
+    """A job, a vigil over it, and its clock."""
+
+    def __init__(self, made):
+        self.made = made
+        self.now = 1000.0
+        self.here = set()
+        self.vigil = Vigil(made.job, lambda: self.here, lambda: self.now)
+
+    def holder(self, counter, holder=FAR, number=1, **fields):
+        self.made.share.claim(self.made.paths.lease(number))
+        record = {"counter": counter, "attempt": 1, "finished": False, "memory": {}, "holder": holder, **fields}
+        self.made.write(self.made.paths.cursor(number), record)
+
+    def after(self, seconds):
+        self.now += seconds
+        return self.vigil.look().hold
+
+
+@pytest.fixture
+def scene(folder):
+    return Scene(folder())
+
+
+def test_a_counter_that_moves_lives_and_one_that_stood_still_is_dead(scene):
+    scene.holder(1)
+    assert scene.after(0) is Hold.UNKNOWN
+    assert scene.after(GRACE_SECONDS - 1) is Hold.UNKNOWN
+    scene.holder(2)
+    assert scene.after(LOOK_SECONDS) is Hold.HELD
+    assert scene.after(GRACE_SECONDS) is Hold.HELD
+    assert scene.after(1) is Hold.FREE
+    assert scene.vigil.look().who == "process 7 on far"
+    # Another took it over.
+    scene.holder(1, number=2)
+    assert scene.after(1) is Hold.HELD
+    scene.holder(2, number=2, finished=True)
+    assert scene.after(1) is Hold.FINISHED
+
+
+def test_what_is_certain_needs_no_time(scene):
+    assert scene.after(0) is Hold.FREE
+    scene.holder(1, processes.identity())
+    assert scene.after(1) is Hold.HELD
+    scene.holder(1, {**processes.identity(), "started": 1})
+    assert scene.after(1) is Hold.FREE
+
+
+def test_a_follower_that_has_only_begun_is_enough(scene):
+    who = f"process 23 on {socket.gethostname()}"
+    scene.here = {23, 42}
+    assert (scene.after(0), scene.vigil.look().who) == (Hold.HELD, who)
+    # It waits to see whether another lives.
+    scene.holder(1)
+    late = Scene(scene.made)
+    assert late.after(0) is Hold.UNKNOWN
+    late.here = {23}
+    assert (late.after(1), late.vigil.look().who) == (Hold.HELD, who)
+    assert late.after(GRACE_SECONDS) is Hold.HELD
+
+
+def test_looks_have_a_pace(scene):
+    scene.after(0)
+    scene.holder(1, finished=True)
+    assert scene.after(LOOK_SECONDS / 2) is Hold.FREE
+    assert scene.after(LOOK_SECONDS) is Hold.FINISHED
+
+
+@pytest.fixture
+def submitted(scene, monkeypatch):
+    """A job that was submitted elsewhere; followers are only counted."""
+    found = Submitted(scene.made.job, "r" * 32, None)
+    monkeypatch.setattr(detached, "start_follower", lambda job: setattr(job, "starts", job.starts + 1))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("holder", "starts"),
+    [(None, 1), (FAR, 1), ({**processes.identity(), "started": 1}, 1), (processes.identity(), 0)],
+    ids=["nobody", "elsewhere", "gone", "lives here"],
+)
+def test_who_gets_a_follower(scene, submitted, holder, starts):
+    if holder:
+        scene.holder(1, holder)
+    detached.ensure_follower(submitted)
+    assert submitted.starts == starts
+
+
+def test_no_follower_for_a_job_that_is_finished_or_has_one_on_its_way(scene, submitted):
+    argv = [sys.executable, "-c", "input()", "mlflow_batchai.follower", scene.made.share.url, scene.made.paths.folder]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE)
+    try:
+        wait_for(lambda: processes.that_run(argv[-3:]), what="an exec takes a moment")
+        assert detached.ensure_follower(submitted).holder["pid"] == process.pid
+        detached.keep_follower(submitted)
+        assert submitted.starts == 0
+    finally:
+        process.communicate(b"\n", timeout=30)
+    scene.holder(1, finished=True)
+    detached.ensure_follower(Submitted(scene.made.job, "r" * 32, None))
+    assert submitted.starts == 0
+
+
+def test_who_watches_notices_that_nobody_relays_any_more(scene, submitted, monkeypatch):
+    submitted._vigil = scene.vigil
+    scene.vigil.job = submitted.job
+    scene.holder(1)
+    for seconds, starts in [(0, 0), (GRACE_SECONDS, 0), (1, 1)]:
+        scene.now += seconds
+        detached.keep_follower(submitted)
+        assert submitted.starts == starts
+
+
+def test_a_follower_that_lost_the_race_ends(folder, monkeypatch, capsys):
+    monkeypatch.setattr(lease, "PACE", (5.0, 60.0, 0.01))
+    made = folder()
+    holder = Lease(made.job)
+    holder.acquire()
+    beat = threading.Timer(0.2, holder.save, ({},))
+    beat.start()
+    assert follower.follow(made.job, None) is None
+    beat.join()
+    assert f"process {os.getpid()} on {socket.gethostname()} relays job toy-0123" in capsys.readouterr().err
