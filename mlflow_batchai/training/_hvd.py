@@ -170,3 +170,12 @@ def notice(hvd: Any, text: str) -> None:
 def optimizer_core(optimizer: Any) -> Any:
     """Return the optimizer that holds the learning rate: the inner one of a LossScaleOptimizer."""
     return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def scale_momentum(optimizer: Any, factor: float) -> None:
+    """Scale the momentum of SGD and RMSprop, which holds the learning rate, as the rate changes by ``factor``."""
+    if not getattr(optimizer, "momentum", 0.0):
+        return
+    for buffer in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or []:
+        if buffer is not None:
+            buffer.assign(buffer * factor)

@@ -1,4 +1,4 @@
-"""Horovod's Keras callbacks for Keras 3, on the TensorFlow and the torch backend."""
+"""Horovod's Keras callbacks for Keras 3, on the TensorFlow and the torch backend, and CheckpointCallback."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from typing import Any, Callable
 import keras
 
 from mlflow_batchai.training import _hvd, _watch
+from mlflow_batchai.training._checkpoint import CheckpointCallback
+
+__all__ = [
+    "BroadcastGlobalVariablesCallback",
+    "CheckpointCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -145,11 +154,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         optimizer = _hvd.optimizer_core(self.model.optimizer)
         old, new = self._rate(), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = new
-        if not self.momentum_correction or not getattr(optimizer, "momentum", 0.0) or not old or new == old:
-            return
-        for buffer in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or []:
-            if buffer is not None:
-                buffer.assign(buffer * (new / old))
+        if self.momentum_correction and old and new != old:
+            _hvd.scale_momentum(optimizer, new / old)
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
-from checkpoints import Checkpoints
 
 
 class OwnDropout(keras.callbacks.Callback):
@@ -69,20 +67,3 @@ class EpochNumbers(keras.callbacks.Callback):
                 logs[key] *= self.validation_weight
         logs["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
         logs["images_per_second"] = self.images / self._seconds
-
-
-class SaveCheckpoint(keras.callbacks.Callback):
-    """Keep weights and optimizer after every epoch; if the share refuses, say so and train on."""
-
-    def __init__(self, checkpoints: Checkpoints) -> None:
-        super().__init__()
-        self.checkpoints = checkpoints
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        try:
-            self.checkpoints.save(epoch + 1, self._write)
-        except OSError as error:
-            print(f"No checkpoint after epoch {epoch + 1}: {error}", flush=True)
-
-    def _write(self, path: Path) -> None:
-        self.model.save_weights(path)

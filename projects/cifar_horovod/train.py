@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 
 import images
 import numpy as np
-from checkpoints import Checkpoints, read_aside, written_aside
 
 MODEL_NAME = Path("saved_models", "keras_cifar10_trained_model.h5")
 VALIDATION_BATCH = 256
@@ -134,10 +133,8 @@ def main(argv: list[str] | None = None) -> int:
     status, data = load_on_rank_0(arguments, hvd)
     if data is None:
         return status
-    total_epochs = math.ceil(arguments.epochs / hvd.size())
     if speaks:
-        print(f"{len(data.x_train)} train samples\n{len(data.x_test)} test samples")
-        print(f"{hvd.size()} ranks train {total_epochs} epochs each.", flush=True)
+        print(f"{len(data.x_train)} train samples\n{len(data.x_test)} test samples", flush=True)
 
     keras.utils.set_random_seed(arguments.seed)
     model = network.cifar10_cnn()
@@ -147,11 +144,14 @@ def main(argv: list[str] | None = None) -> int:
         metrics=["accuracy"],
         jit_compile=False,  # Horovod has no XLA operation
     )
-    model.optimizer.build(model.trainable_variables)
 
-    checkpoints = Checkpoints(arguments.output / "checkpoints", settings_of(arguments, data))
-    first_epoch = resume(model, checkpoints) if speaks else 0
-    first_epoch = int(hvd.broadcast(np.array([first_epoch]), 0)[0])
+    checkpoint = hvd.callbacks.CheckpointCallback(arguments.output / "checkpoints", settings_of(arguments, data))
+    first_epoch = checkpoint.restore(model)
+    epochs_left = epochs_of_each(arguments.epochs - checkpoint.worker_epochs, hvd.size())
+    total_epochs = first_epoch + epochs_left
+    if speaks:
+        more = " more" if first_epoch else ""
+        print(f"{hvd.size()} ranks train {epochs_left}{more} epochs each.", flush=True)
 
     share = slice(hvd.rank(), None, hvd.size())
     x_share, y_share = images.scaled(data.x_test[share]), data.y_test[share]
@@ -163,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
         hvd.callbacks.MetricAverageCallback(),
     ]
     if speaks:
-        callbacks += [ours.SaveCheckpoint(checkpoints), report.keras_callback()]
+        callbacks.append(report.keras_callback())
     model.fit(
         images.batches(
             data.x_train,
@@ -180,7 +180,7 @@ def main(argv: list[str] | None = None) -> int:
         validation_data=(x_share, y_share),
         validation_batch_size=VALIDATION_BATCH,
         shuffle=False,  # the batches come in their own order
-        callbacks=callbacks,
+        callbacks=[*callbacks, checkpoint],
         verbose=2 if speaks else 0,
     )
 
@@ -189,7 +189,8 @@ def main(argv: list[str] | None = None) -> int:
     if speaks:
         path = arguments.output / MODEL_NAME
         save(model, path)
-        checkpoints.end()
+        if "BATCHAI_RANK" not in os.environ:  # by hand, the next training in this folder is a new one
+            checkpoint.checkpoints.clear()
         print(f"Saved trained model at {path}")
         report.log(step=total_epochs - 1, test_loss=test_loss, test_accuracy=test_accuracy)
         report.model(path, model)
@@ -246,6 +247,11 @@ def misfit(arguments: argparse.Namespace, data: images.Images, ranks: int) -> in
     return 2
 
 
+def epochs_of_each(epochs: int, ranks: int) -> int:
+    """How many epochs each of the ranks trains, of so many of one worker."""
+    return max(0, math.ceil(epochs / ranks))
+
+
 def settings_of(arguments: argparse.Namespace, data: images.Images) -> dict[str, Any]:
     """What must be equal for a run to go on from another's checkpoint."""
     return {
@@ -257,20 +263,9 @@ def settings_of(arguments: argparse.Namespace, data: images.Images) -> dict[str,
     }
 
 
-def resume(model: Any, checkpoints: Checkpoints) -> int:
-    """Load the newest checkpoint into `model` and its optimizer; returns how many epochs are done."""
-    found = checkpoints.newest()
-    if found is None:
-        checkpoints.begin_anew()
-        return 0
-    with read_aside(found.weights) as local:
-        model.load_weights(local)
-    print(f"Resuming after epoch {found.epochs_done} from {found.weights}", flush=True)
-    return found.epochs_done
-
-
 def save(model: Any, path: Path) -> None:
     """Save as .h5, the tutorial's format, without the warning in which Keras calls it legacy."""
+    from mlflow_batchai.training.checkpoints import write_aside
 
     def other(record: logging.LogRecord) -> bool:
         return "saving your model as an HDF5 file" not in record.getMessage()
@@ -278,8 +273,7 @@ def save(model: Any, path: Path) -> None:
     logger = logging.getLogger("absl")
     logger.addFilter(other)
     try:
-        with written_aside(path, model.save):
-            pass
+        write_aside(path, model.save)
     finally:
         logger.removeFilter(other)
 

@@ -1,4 +1,4 @@
-"""The example's parts without TensorFlow: images and their order, checkpoints, arguments."""
+"""The example's parts without TensorFlow: images and their order, epochs, arguments."""
 
 import importlib
 import itertools
@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 PROJECT = Path(__file__).parents[2] / "projects" / "cifar_horovod"
-MODULES = ("images", "checkpoints", "train")
+MODULES = ("images", "train")
 
 
 @pytest.fixture(scope="module")
@@ -240,84 +240,6 @@ def test_augmentation_shifts_by_at_most_3_pixels_and_mirrors_half(images):
     assert lowest[:5].tolist() == [0, 0, 0, 0, 1]  # the border is repeated
 
 
-# --- checkpoints -----------------------------------------------------------------------------------------------
-
-
-def write_text(text: str):
-    return lambda path: path.write_text(text)
-
-
-@pytest.fixture
-def checkpoints(project, tmp_path):
-    return project.checkpoints.Checkpoints(tmp_path / "check points", {"seed": 1})
-
-
-def test_no_folder_is_no_checkpoint(checkpoints):
-    assert checkpoints.newest() is None
-    checkpoints.begin_anew()
-
-
-def test_the_newest_is_found_and_two_are_kept(checkpoints):
-    for done in (8, 9, 10, 11):
-        checkpoints.save(done, write_text(f"weights {done}"))
-    found = checkpoints.newest()
-    assert found.epochs_done == 11 and found.weights.read_text() == "weights 11"
-    assert sorted(path.name for path in checkpoints.folder.iterdir()) == [
-        "epoch-0010.json",
-        "epoch-0010.weights.h5",
-        "epoch-0011.json",
-        "epoch-0011.weights.h5",
-    ]
-
-
-@pytest.mark.parametrize(
-    "tear",
-    [
-        lambda folder: (folder / "epoch-0002.weights.h5").write_text("weig"),
-        lambda folder: (folder / "epoch-0002.weights.h5").unlink(),
-        lambda folder: (folder / "epoch-0002.json").write_text('{"epochs_done": 2, "sha'),
-        lambda folder: (folder / "epoch-0002.json").write_text("[]"),
-        lambda folder: (folder / "epoch-0002.json").write_text(""),
-        lambda folder: (folder / "epoch-0002.json").unlink(),
-    ],
-)
-def test_a_torn_checkpoint_is_passed_over(checkpoints, tear):
-    checkpoints.save(1, write_text("weights 1"))
-    checkpoints.save(2, write_text("weights 2"))
-    tear(checkpoints.folder)
-    assert checkpoints.newest().epochs_done == 1
-    checkpoints.save(2, write_text("weights 2 again"))
-    assert checkpoints.newest().weights.read_text() == "weights 2 again"
-
-
-def test_a_failed_write_leaves_the_one_before(checkpoints):
-    checkpoints.save(1, write_text("weights 1"))
-
-    def fail(path):
-        path.write_text("half")
-        raise OSError("no space")
-
-    with pytest.raises(OSError, match="no space"):
-        checkpoints.save(2, fail)
-    assert checkpoints.newest().epochs_done == 1
-    assert not (checkpoints.folder / "epoch-0002.weights.h5").exists()
-
-
-def test_other_settings_or_an_ended_run_are_not_resumed(project, checkpoints):
-    checkpoints.save(1, write_text("weights"))
-    assert project.checkpoints.Checkpoints(checkpoints.folder, {"seed": 2}).newest() is None
-    checkpoints.end()
-    assert checkpoints.newest() is None
-    checkpoints.begin_anew()
-    assert list(checkpoints.folder.iterdir()) == []
-
-
-def test_settings_survive_the_file(project, checkpoints, arrays):
-    arguments = project.train.parse_arguments(["--learning-rate", "0.0003", "--augment", "false"])
-    settings = project.train.settings_of(arguments, project.images.Images(**arrays))
-    assert json.loads(json.dumps(settings)) == settings
-
-
 # --- arguments -------------------------------------------------------------------------------------------------
 
 
@@ -437,6 +359,30 @@ def test_threads_are_shared_among_the_ranks_of_a_machine(project, monkeypatch):
     project.train.share_threads()
     threads = [project.train.os.environ[n] for n in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")]
     assert threads == ["4", "4", "1"]
+
+
+# --- what a checkpoint is of, and what is left ------------------------------------------------------------------
+
+
+def test_settings_survive_the_file(project, arrays):
+    arguments = project.train.parse_arguments(["--learning-rate", "0.0003", "--augment", "false"])
+    settings = project.train.settings_of(arguments, project.images.Images(**arrays))
+    assert json.loads(json.dumps(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("epochs", "done", "ranks", "left"),
+    [
+        (12, [], 2, 6),
+        (12, [2, 2], 2, 4),  # worker epochs of the epochs before, one number of ranks each
+        (12, [2, 2], 1, 8),
+        (12, [2, 2, 4], 3, 2),
+        (7, [2], 4, 2),
+        (3, [2, 2], 2, 0),
+    ],
+)
+def test_the_epochs_that_are_left_are_divided_by_the_ranks_of_now(project, epochs, done, ranks, left):
+    assert project.train.epochs_of_each(epochs - sum(done), ranks) == left
 
 
 # --- documents -------------------------------------------------------------------------------------------------

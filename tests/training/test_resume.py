@@ -1,0 +1,125 @@
+"""Training goes on from its newest checkpoint, also with another number of ranks; SIGTERM saves one."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlflow_batchai.training.checkpoints import Checkpoints
+
+JOBS, ROOT = Path(__file__).parent / "jobs", Path(__file__).parents[2]
+SETTINGS = {"a": 1}
+
+pytestmark = pytest.mark.training
+
+
+class Results:
+    """What the two ranks have left."""
+
+    def __init__(self, folder, ended):
+        self.folder, self.ended = folder, ended
+        self.weights = [dict(np.load(folder / f"{rank}.npz")) for rank in (0, 1)]
+        self.facts = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+    def of(self, case, rank=0):
+        """Return the weights of a case, then the state of its optimizer: iterations, learning rate, momentum."""
+        found = {int(k.rpartition("/")[2]): w for k, w in self.weights[rank].items() if k.rpartition("/")[0] == case}
+        values = [found[i] for i in sorted(found)]
+        return values[:4], values[4:]
+
+
+@pytest.fixture(scope="module")
+def results(ranks, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resume")
+    ended = ranks(sys.executable, JOBS / "resume.py", folder)
+    assert (folder / "1.json").exists(), ended[0].output[-3000:] + ended[1].output[-3000:]
+    return Results(folder, ended)
+
+
+def test_two_halves_are_the_whole(results):
+    assert results.facts[0]["two"] == results.facts[1]["two"] == [2, 8]
+    for rank in (0, 1):
+        for whole, halves in zip(results.of("unbroken"), results.of("resumed", rank), strict=True):
+            assert len(whole) == len(halves) > 0
+            assert all(np.array_equal(one, other) for one, other in zip(whole, halves, strict=True))
+
+
+def test_one_ranks_checkpoint_goes_on_on_two(results):
+    saved, (steps, rate, *momentum) = results.of("one")
+    weights, (steps_now, rate_now, *momentum_now) = results.of("restored")
+    assert all(np.array_equal(a, b) for a, b in zip(saved, weights, strict=True))
+    assert steps_now == steps and (rate, rate_now) == pytest.approx((0.05, 0.1))
+    for a, b in zip(momentum, momentum_now, strict=True):
+        assert b == pytest.approx(2 * a, rel=1e-6)
+    for rank in (0, 1):
+        assert results.facts[rank]["to two"] == [3, 3] and results.facts[rank]["to two trained"] == [3, 5]
+    for a, b in zip(results.of("to two")[0], results.of("to two", 1)[0], strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_a_damaged_checkpoint_costs_one_epoch(results):
+    assert results.facts[0]["damaged"] == results.facts[1]["damaged"] == [3, 8]
+    assert "checkpoint epoch-0004 in" in results.ended[0].output and "is not whole" in results.ended[0].output
+    assert "is not whole" not in results.ended[1].output
+
+
+def test_a_checkpoint_of_another_model_is_one_sentence_on_every_rank(results):
+    for facts in results.facts:
+        assert "epoch-0004.weights.h5 doesn't fit this model (" in facts["misfit"] and "\n" not in facts["misfit"]
+
+
+def test_training_that_was_complete_trains_nothing(results):
+    assert results.facts[0]["done already"] == results.facts[1]["done already"] == [4, 8]
+
+
+def test_sigterm_saves_within_an_epoch_which_is_trained_again(results):
+    facts = results.facts[0]
+    assert facts["told 0"] == ["epoch-0002-batch-000002.json", "epoch-0002.json"]
+    assert facts["told 1"] == ["epoch-0002-batch-000002.json", "epoch-0002-batch-000004.json"]
+    assert facts["handler"]
+    assert facts["alone"] == [2, 3] and facts["alone iterations"] == 2 * 5 + 2 + 2 + 5
+
+
+def test_sigterm_on_two_ranks_saves_and_ends_both(results):
+    first, second = results.ended
+    assert (first.code, second.code) == (-15, -15), second.output[-3000:]
+    found = Checkpoints(results.folder / "term", SETTINGS).newest()
+    assert (found.epochs_done, found.batches, found.state["worker_epochs"], found.state["ranks"]) == (3, 4, 6, 2)
+    assert f"SIGTERM: saved after epoch 3 and 4 batches as {found.path}" in first.output
+    assert "Traceback" not in first.output + second.output
+
+
+def test_the_cifar_project_divides_what_is_left_among_the_ranks_of_now(ranks, tmp_path):
+    """Two of four epochs on two ranks, one epoch each; then two epochs on one rank, at steps of their own."""
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "a.npz",
+        x_train=rng.integers(0, 256, (32, 32, 32, 3), np.uint8),
+        y_train=np.arange(32, dtype=np.uint8)[:, None] % 10,
+        x_test=rng.integers(0, 256, (8, 32, 32, 3), np.uint8),
+        y_test=np.arange(8, dtype=np.uint8)[:, None],
+    )
+    script, output = ROOT / "projects" / "cifar_horovod" / "train.py", tmp_path / "out"
+    told = []
+    for number, epochs in ((2, 2), (1, 4)):
+        spool = tmp_path / f"spool{number}"
+        spool.mkdir()
+        ended = ranks(
+            sys.executable,
+            script,
+            *("--data", tmp_path / "a.npz", "--output", output, "--batch-size", 16, "--epochs", epochs, "--augment", "false"),
+            ranks=number,
+            env={"BATCHAI_RANK": "0", "BATCHAI_SPOOL": str(spool), "TF_CPP_MIN_LOG_LEVEL": "2"},
+        )
+        assert {one.code for one in ended} == {0}, ended[0].output
+        told.append(ended[0].output)
+        (path,) = [path for path in spool.iterdir() if '"loss"' in path.read_text()]
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        losses = {r["step"]: r["values"]["learning_rate"] for r in records if r["type"] == "metric" and "loss" in r["values"]}
+        told.append(losses)
+    assert "2 ranks train 1 epochs each." in told[0] and "Resuming" not in told[0]
+    assert list(told[1]) == [0] and told[1][0] == pytest.approx(2e-4, rel=1e-4)
+    assert "Resuming after epoch 1, trained by 2 ranks" in told[2] and "1 ranks train 2 more epochs each." in told[2]
+    assert list(told[3]) == [1, 2] and told[3][1] == pytest.approx(1e-4, rel=1e-4)
