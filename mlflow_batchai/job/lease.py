@@ -47,12 +47,14 @@ class Glance(NamedTuple):
         number: the newest; 0: nobody has ever had it.
         counter: its holder's; None: it hasn't said a word yet.
         holder: its ``processes.identity``; empty: not known.
+        trouble: what keeps its holder from getting anything into the store, or why it has let go early; empty: nothing.
     """
 
     hold: Hold
     number: int
     counter: int | None
     holder: Record
+    trouble: str = ""
 
     @property
     def moves(self) -> tuple[int, int | None]:
@@ -76,6 +78,7 @@ class Lease:
     Attributes:
         attempt: once it is held: the attempt that is to be relayed, which may be an earlier one that isn't yet.
         memory: what the relay has to know to go on.
+        trouble: what keeps us from getting anything into the store, told with the next beat: one that can take over may.
     """
 
     def __init__(
@@ -90,8 +93,10 @@ class Lease:
         self.number = 0
         self._counter = 0
         self._finished = False
+        self._released = False
         self._writing = threading.RLock()
         self.memory: Record = {}
+        self.trouble = ""
 
     def _newest(self) -> int:
         return max(
@@ -126,18 +131,24 @@ class Lease:
         holder = cursor.get("holder") or {}
         if newest and self._over(cursor):
             hold = Hold.FINISHED
-        elif newest == 0 or cursor.get("finished") or processes.is_certainly_gone(holder):
+        elif newest == 0 or _is_let_go(cursor) or processes.is_certainly_gone(holder):
             hold = Hold.FREE
         else:
             hold = Hold.HELD if processes.is_certainly_alive(holder) else Hold.UNKNOWN
-        return Glance(hold, newest, cursor.get("counter"), holder)
+        # One that died in the midst of its trouble says nothing any more.
+        told = cursor.get("trouble") if hold is not Hold.FREE or cursor.get("released") else None
+        return Glance(hold, newest, cursor.get("counter"), holder, str(told or ""))
 
     def held_here(self) -> bool:
         """Whether a process of this machine has it and lives; False if that can't be seen from here."""
         return self.glance().hold is Hold.HELD
 
-    def acquire(self, stop: Callable[[], bool] = lambda: False) -> bool:
+    def acquire(self, stop: Callable[[], bool] = lambda: False, able: Callable[[], bool] = lambda: False) -> bool:
         """Take the lease, waiting until its holder has let go or stood still for the grace time.
+
+        Args:
+            stop: whether to wait no longer.
+            able: whether we can reach the store; asked once, and only if the holder says that it can't.
 
         Returns:
             False if the run is finished (``finished``), if its holder lives, so that nobody need wait behind it, or if ``stop``
@@ -145,18 +156,25 @@ class Lease:
         """
         watched: tuple[int, int | None] | None = None
         since = self._clock()
+        better: bool | None = None
         while not stop():
             newest = self._newest()
             cursor = self._cursor(newest) or {}
             if self._over(cursor) and cursor.get("finished"):
                 return False
+            if better is None and cursor.get("trouble") and not _is_let_go(cursor):
+                better = able()
+                since = self._clock()  # that may have taken minutes
+                continue
+            pushed = bool(better and cursor.get("trouble"))
             seen = (newest, cursor.get("counter"))
-            if watched not in (None, seen):
+            if watched not in (None, seen) and not pushed:
                 return False
             watched = seen
             stale = self._clock() - since > self._grace_seconds or processes.is_certainly_gone(cursor.get("holder") or {})
             # One that is finished for an earlier attempt is free.
-            if (newest == 0 or stale or cursor.get("finished")) and self._job.share.claim(self._job.paths.lease(newest + 1)):
+            free = newest == 0 or stale or pushed or _is_let_go(cursor)
+            if free and self._job.share.claim(self._job.paths.lease(newest + 1)):
                 self.number = newest + 1
                 last = self._last_cursor(newest)
                 self.memory = dict(last.get("memory") or {})
@@ -199,8 +217,16 @@ class Lease:
                 "attempt": self.attempt,
                 "finished": finished,
                 "holder": processes.identity(),
+                **({"trouble": self.trouble} if self.trouble else {}),
+                **({"released": True} if self._released else {}),
             }
             self._job.share.write(self._job.paths.cursor(self.number), protocol.encode([record]))
+
+    def release(self, why: str) -> None:
+        """Let go of it before the end, for a reason that people are told: the next one has it at once."""
+        with self._writing:
+            self._released, self.trouble = True, why
+            self.save({})
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
@@ -217,6 +243,11 @@ class Lease:
     def _beat(self, done: threading.Event) -> None:
         while not done.wait(self._beat_seconds):
             with contextlib.suppress(ShareError), self._writing:
-                if self._finished or self._newest() > self.number:
+                if self._finished or self._released or self._newest() > self.number:
                     return
                 self.save({})
+
+
+def _is_let_go(cursor: Record) -> bool:
+    """Whether its holder has let go of it: at the end of an attempt, or before."""
+    return bool(cursor.get("finished") or cursor.get("released"))

@@ -175,7 +175,7 @@ def test_one_look_tells_what_it_can(folder):
         ({}, Hold.UNKNOWN),
     ]:
         made.write(made.paths.cursor(1), {"counter": 7, "attempt": 1, "finished": False, "holder": holder})
-        assert lease(made).glance() == (hold, 1, 7, holder)
+        assert lease(made).glance() == (hold, 1, 7, holder, "")
     assert lease(made).glance().who == "process ? on another machine"
     assert lease(made).glance()._replace(holder=me).who == f"process {os.getpid()} on {socket.gethostname()}"
     made.write(made.paths.cursor(1), {"counter": 7, "attempt": 1, "finished": True, "holder": me})
@@ -237,3 +237,78 @@ def test_beating_keeps_it_and_stops_with_the_block(folder, monkeypatch):
     assert threading.active_count() == 1 or all(thread.name != "lease" for thread in threading.enumerate())
     assert made.share.read(made.paths.cursor(1)) == written
     assert holder.finished()
+
+
+def test_a_holder_in_trouble_is_pushed_out_by_who_can_reach_the_store(folder):
+    """Its token has expired, say: it lives, and would hold the lease for ever."""
+    made = folder()
+    holder = lease(made)
+    holder.acquire()
+    holder.save({"cursor": {"agent-0": 3}})
+    asked = []
+
+    def able(answer):
+        def asks():
+            asked.append(answer)
+            time.now += 100  # a store that is away for us too may take its time to say so
+            holder.save({})
+            return answer
+
+        return asks
+
+    # One that can go on is left alone, and nobody is asked for its sake.
+    time = Time(during=lambda: holder.save({}))
+    assert not lease(made, time).acquire(able=able(True)) and asked == []
+    holder.trouble = "401"
+    holder.save({})
+    assert lease(made).glance()[0::4] == (Hold.HELD, "401")
+    assert not lease(made, time).acquire(able=able(False))
+    holder.check()
+    before = time.now
+    heir = lease(made, time)
+    assert heir.acquire(able=able(True)) and asked == [False, True] and time.now == before + 100
+    assert (heir.number, heir.memory, lease(made).glance().trouble) == (2, {"cursor": {"agent-0": 3}}, "")
+    with pytest.raises(LeaseLostError):
+        holder.check()
+
+
+def test_who_asked_for_long_whether_it_can_reach_the_store_still_looks_whether_the_holder_lives(folder):
+    made = folder()
+    holder = lease(made)
+    holder.acquire()
+    holder.trouble = "401"
+    holder.save({})
+    time = Time(during=lambda: holder.save({}))
+
+    def able():
+        time.now += 1000
+        return False
+
+    assert not lease(made, time).acquire(able=able)
+
+
+def test_one_that_was_let_go_is_taken_at_once_with_its_memory(folder, monkeypatch):
+    monkeypatch.setattr(lease_module, "PACE", (0.01, GRACE_SECONDS, 0.5))
+    made = folder()
+    holder = lease(made)
+    holder.acquire()
+    holder.save({"state": "running"})
+    with holder.beating():
+        holder.release("the server has been away for 24 h")
+        assert lease(made).glance()[0::4] == (Hold.FREE, "the server has been away for 24 h")
+        assert not lease(made).finished()
+        beats = lease(made).glance().counter
+        time = Time()
+        heir = lease(made, time)
+        assert heir.acquire() and time.now == 1000.0
+    assert (heir.number, heir.memory, heir.trouble) == (2, {"state": "running"}, "")
+    assert protocol.decode_one(made.job.share.read(made.paths.cursor(1)))["counter"] == beats
+    assert lease(made).glance()[0::4] == (Hold.HELD, "")
+
+
+def test_one_that_died_in_its_trouble_is_no_more_than_dead(folder):
+    made = folder()
+    gone = {**processes.identity(), "started": 1}
+    made.share.claim(made.paths.lease(1))
+    made.write(made.paths.cursor(1), {"counter": 7, "attempt": 1, "finished": False, "holder": gone, "trouble": "401"})
+    assert lease(made).glance()[0::4] == (Hold.FREE, "")
