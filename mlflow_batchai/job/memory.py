@@ -1,0 +1,71 @@
+"""What a relay has noted in its cursor, as far as the next one can go on from it: it may have been damaged on the share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.node.records import Check, Shape, has, is_count, is_mapping, is_number, is_text, list_of, or_none
+
+DAMAGED = "what the relay had noted on the share was damaged: the attempt's events were read again from the first one"
+
+
+def _mapping_of(check: Check) -> Check:
+    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and is_number(value)
+
+
+def _is_span(value: object) -> bool:
+    return list_of(_is_whole)(value) and isinstance(value, list) and len(value) == 3 and value[0] <= value[1] and value[2] > 0
+
+
+def _is_point(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != 4:
+        return False
+    key, number, time, step = value
+    return is_text(key) and isinstance(number, (int, float)) and _is_whole(time) and _is_whole(step)
+
+
+def _as_far_as_there(value: object, shape: Shape) -> bool:
+    return isinstance(value, dict) and has(value, {key: check for key, check in shape.items() if key in value})
+
+
+_METRICS: Shape = {
+    "source": _mapping_of(is_count),
+    "steps": _mapping_of(lambda spans: list_of(_is_span)(spans) and bool(spans)),
+    "counts": _mapping_of(is_count),
+    "epoch": or_none(_is_whole),
+    "held": list_of(_is_point),
+    "names": _mapping_of(list_of(is_text)),
+    "repeated": is_count,
+    "unread": is_count,
+}
+# What belongs together: without one of these the others say nothing.
+_PLACE: Shape = {
+    "attempt": is_count,
+    "cursor": _mapping_of(is_count),
+    "ending": lambda value: isinstance(value, bool),
+    "metrics": lambda value: _as_far_as_there(value, _METRICS),
+    "models": list_of(is_mapping),
+    "dropped": is_count,
+    "skipped": lambda value: list_of(is_count)(value) and len(value) == 2,
+    "state": is_text,
+}
+_SENTENCES = ("notes", "leftOut")
+
+
+def usable(memory: object) -> Record:
+    """The part of a relay's memory that can be gone on from; with ``DAMAGED`` among its notes if that isn't all.
+
+    A place that can't be trusted is given up as a whole: what is relayed again MLflow drops, since the points are the same.
+    """
+    if not isinstance(memory, dict):
+        return {"notes": [DAMAGED]}
+    found: dict[str, Any] = {key: memory[key] for key in _SENTENCES if list_of(is_text)(memory.get(key))}
+    if not _as_far_as_there(memory, _PLACE):
+        attempt = {"attempt": memory["attempt"]} if has(memory, {"attempt": is_count}) else {}
+        return {**found, **attempt, "notes": [*found.get("notes", []), DAMAGED]}
+    return {**{key: memory[key] for key in _PLACE if key in memory}, **found}
