@@ -16,11 +16,19 @@ from typing import NamedTuple
 
 from mlflow_batchai.errors import JobError, ShareError, ShareNotFoundError
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.node import processes, protocol
+from mlflow_batchai.job.memory import usable
+from mlflow_batchai.node import processes, protocol, records
 from mlflow_batchai.node.protocol import Record, TornFileError
 
 # (beat, grace, look): where every look costs requests, holders beat, and are looked at, less often.
 PACE, BOARD_PACE = (5.0, 20.0, 0.5), (20.0, 70.0, 5.0)
+# A cursor with another shape is none: its holder hasn't said a word.
+_CURSOR: records.Shape = {
+    "counter": records.is_count,
+    "attempt": records.is_count,
+    "finished": lambda value: isinstance(value, bool),
+    "holder": records.is_mapping,
+}
 
 
 class LeaseLostError(JobError):
@@ -100,14 +108,16 @@ class Lease:
 
     def _newest(self) -> int:
         return max(
-            (int(entry.name) for entry in self._job.share.list(self._job.paths.relay) if entry.name.isdigit()), default=0
+            (int(entry.name) for entry in self._job.share.list(self._job.paths.relay) if entry.name.isdecimal()), default=0
         )
 
     def _cursor(self, number: int) -> Record | None:
         try:
-            return protocol.decode_one(self._job.share.read(self._job.paths.cursor(number)))
+            cursor = protocol.decode_one(self._job.share.read(self._job.paths.cursor(number)))
         except (ShareNotFoundError, TornFileError):
             return None
+        known = {key: check for key, check in _CURSOR.items() if key in cursor}
+        return cursor if records.has(cursor, known) else None
 
     def _over(self, cursor: Record) -> bool:
         """Whether a cursor says that the job's attempt is in the run."""
@@ -122,7 +132,7 @@ class Lease:
     def left_out(self) -> list[str]:
         """Sentences on the logs and outputs that could not be sent to the run (``relay.Relay``); empty if all were."""
         memory = (self._cursor(self._newest()) or {}).get("memory") or {}
-        return [str(sentence) for sentence in memory.get("leftOut", [])]
+        return [str(sentence) for sentence in usable(memory).get("leftOut", [])]
 
     def glance(self) -> Glance:
         """Who has it, as far as one look can tell."""
@@ -177,7 +187,7 @@ class Lease:
             if free and self._job.share.claim(self._job.paths.lease(newest + 1)):
                 self.number = newest + 1
                 last = self._last_cursor(newest)
-                self.memory = dict(last.get("memory") or {})
+                self.memory = usable(last.get("memory") or {})
                 # Its holder may have finished between our look and our claim.
                 finished = bool(last.get("finished"))
                 over = finished and self._over(last)
