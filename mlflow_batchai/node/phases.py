@@ -258,7 +258,7 @@ class Phases:
         failures = [
             Failure(
                 protocol.JOB_FAILED,
-                "%s on %s %s" % (task.name, self.layout.node_id, task.verdict),
+                "%s on %s %s" % (task.name, self.layout.node_id, self.runtime.how(task)),
                 node=self.layout.node,
                 rank=task.rank,
                 exit_code=task.exit_code,

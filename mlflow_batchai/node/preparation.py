@@ -102,7 +102,7 @@ class Preparation:
         if task.exit_code != 0:
             raise Failure(
                 protocol.JOB_PREPARATION_FAILED,
-                "job preparation on %s %s" % (self.layout.node_id, task.verdict),
+                "job preparation on %s %s" % (self.layout.node_id, self.runtime.how(task)),
                 node=self.layout.node,
                 exit_code=task.exit_code,
                 tail=list(task.tail),

@@ -6,7 +6,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Set
 
-from mlflow_batchai.node import processes
+from mlflow_batchai.node import memory, processes
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.reports import ReportReader
 from mlflow_batchai.node.shipper import Shipper
@@ -49,6 +49,7 @@ class Runtime:
         # Pids with the time of their start: they may live for days, and numbers come again.
         self._spared: Dict[int, Optional[int]] = {}
         self._started: List[Task] = []
+        self._memory: Dict[Task, memory.Counters] = {}
         self._last_pump = 0.0
         self._pipe_was_full = False
         self.reports = ReportReader(layout.spool)
@@ -77,6 +78,7 @@ class Runtime:
             environment = dict(environment, **({HELPER_VARIABLE: "1"} if helper else {}))
             argv, environment = self.container.argv_for(argv, environment, cwd, stdin)
         task.start(argv, cwd, environment, keep, stdin)
+        self._memory[task] = self._counters()
         self.tasks[task.pid] = task
         self._started.append(task)
         (self.helpers if helper else self.ranks if task.rank is not None else []).append(task)
@@ -120,6 +122,16 @@ class Runtime:
             if record.get("type") == "model":
                 self.reported_models.append(str(record.get("path")))
             self.shipper.record("report", body=record)
+
+    def how(self, task: Task) -> str:
+        """How an ended task ended, for a sentence; with the want of memory that it was killed for, if the kernel says so."""
+        why = None
+        if task.exit_code == 128 + signal.SIGKILL:
+            why = memory.ran_out(self._memory[task], self._counters(), memory.machine_bytes())
+        return "%s: %s" % (task.verdict, why) if why else task.verdict
+
+    def _counters(self) -> memory.Counters:
+        return memory.counters(self.container.first if self.container else os.getpid())
 
     def run_to_end(self, task: Task, check: Any = None) -> None:
         """Pump until a started task has ended and its output is read."""

@@ -167,7 +167,7 @@ class Task:
 
     @property
     def verdict(self) -> str:
-        """How it ended, for a sentence: ``exited with code 1`` or ``was killed by SIGKILL``."""
+        """How it ended, for a sentence: ``exited with code 1`` or ``was killed by SIGKILL (exit code 137)``."""
         number = self.signal
         if number is None and self.exit_code is not None and 128 < self.exit_code < 128 + 65:
             # bash says a killed command this way
@@ -175,6 +175,7 @@ class Task:
         if number is None:
             return "exited with code %s" % self.exit_code
         try:
-            return "was killed by %s" % signal.Signals(number).name
+            name = signal.Signals(number).name
         except ValueError:
-            return "was killed by signal %d" % number
+            name = "signal %d" % number
+        return "was killed by %s (exit code %s)" % (name, self.exit_code)

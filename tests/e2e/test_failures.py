@@ -71,7 +71,7 @@ def test_rank_is_killed(world: Any) -> None:
         batchai=TWO,
     )
     err = world.refused(project)
-    assert "rank 1 on node-1 was killed by SIGKILL" in err
+    assert "rank 1 on node-1 was killed by SIGKILL (exit code 137)" in err and "memory" not in err
     assert world.last.info.status == "FAILED" and world.last.data.tags["batchai.exitCode"] == "137"
 
 

@@ -110,7 +110,7 @@ def test_a_failing_rank_ends_those_that_would_run_on(any_cluster: Cluster) -> No
     runs_on = '(setsid sleep 600 &) ; touch "$AZ_BATCHAI_SHARED_JOB_TEMP/up"; sleep 600'
     job = any_cluster.submit(f"if [ $BATCHAI_RANK = 1 ]; then {waits}; kill -SEGV $$; fi; {runs_on}", nodes=2)
     verdict = job.wait()
-    assert (verdict["exitCode"], verdict["reason"]) == (139, "rank 1 on node-1 was killed by SIGSEGV")
+    assert (verdict["exitCode"], verdict["reason"]) == (139, "rank 1 on node-1 was killed by SIGSEGV (exit code 139)")
     assert job.exit(0)["ranks"][0]["signal"] == signal.SIGTERM
     assert_clean(any_cluster, job)
 

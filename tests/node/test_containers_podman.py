@@ -177,7 +177,7 @@ def test_ranks_of_two_nodes_and_the_rendezvous_server(cluster: Cluster, podman: 
 
 @pytest.mark.parametrize(
     ("command", "code", "reason"),
-    [("echo bad >&2; exit 7", 7, "exited with code 7\nbad"), ("kill -SEGV $$", 139, "was killed by SIGSEGV")],
+    [("echo bad >&2; exit 7", 7, "exited with code 7\nbad"), ("kill -SEGV $$", 139, "was killed by SIGSEGV (exit code 139)")],
 )
 def test_exit_codes_come_through(cluster: Cluster, podman: Podman, command: str, code: int, reason: str) -> None:
     job = submit(cluster, podman, f"(setsid sleep 600 &); {command}")

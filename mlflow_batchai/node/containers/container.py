@@ -238,6 +238,11 @@ class Container:
         program = self.shell if argv[0] == "bash" else argv[0]
         return arguments.enter(self._engine, self.name, [program, *argv[1:]], variables, self._client, cwd, stdin)
 
+    @property
+    def first(self) -> int:
+        """Pid, on the node, of what keeps it alive; 0 if that isn't known."""
+        return self._first
+
     def members(self) -> Set[int]:
         """Pids, on the node, of what runs in the container, but for helpers and for what keeps it alive."""
         keeper = _file(self._first, "cmdline")

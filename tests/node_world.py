@@ -143,16 +143,23 @@ class Cluster:
 
     Args:
         server: where agents reach the share by REST; ranks see it as a directory all the same. Default: so do agents.
+        share: a directory that is there to be the share.
     """
 
     def __init__(
-        self, folder: Path, make_plan: PlanMaker, agent: Path, nodes: int = 2, server: AzureServer | None = None
+        self,
+        folder: Path,
+        make_plan: PlanMaker,
+        agent: Path,
+        nodes: int = 2,
+        server: AzureServer | None = None,
+        share: Path | None = None,
     ) -> None:
         self.folder = folder
         self.server = server
         if server is None:
-            self.share = folder / "share"
-            self.share.mkdir()
+            self.share = share or folder / "share"
+            self.share.mkdir(exist_ok=True)
             self.address = str(self.share)
         else:
             name = f"jobs-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,129 @@
+"""Whether the kernel has killed a process for want of memory: it says so in counters, and to nobody else.
+
+Counters of ``/proc/vmstat`` are the machine's; those of a control group (version 2: ``memory.events``, version 1:
+``memory.oom_control``) tell of what ran in it, and its limit may have been reached long before the machine's memory was.
+"""
+
+import contextlib
+import os
+from typing import Dict, List, Mapping, NamedTuple, Optional
+
+GROUPS = "/sys/fs/cgroup"
+WHAT_TO_DO = "lower the batch size, run fewer ranks on a node, or take nodes with more memory"
+
+
+class Group(NamedTuple):
+    """What is known of a control group.
+
+    Attributes:
+        killed: how many of its processes were killed for want of memory.
+        reached: how often its own limit was.
+        limit: bytes, None: it has none.
+    """
+
+    killed: int
+    reached: int
+    limit: Optional[int]
+
+
+class Counters(NamedTuple):
+    """What the kernel has counted.
+
+    Attributes:
+        machine: processes killed for want of memory, on the whole machine; None: it doesn't say.
+        groups: folder -> control group, from a process's own up to the root.
+    """
+
+    machine: Optional[int]
+    groups: Mapping[str, Group]
+
+
+def counters(pid: int) -> Counters:
+    """The counters that concern a process."""
+    killed = numbers(_read("/proc/vmstat")).get("oom_kill")
+    found: Dict[str, Group] = {}
+    for folder in group_folders(_read("/proc/%d/cgroup" % pid)):
+        group = _group(folder)
+        if group:
+            found[folder] = group
+    return Counters(killed, found)
+
+
+def ran_out(before: Counters, now: Counters, total: Optional[int] = None) -> Optional[str]:
+    """What happened in between, for a sentence on a process that was killed; None: no process died for want of memory.
+
+    Args:
+        total: bytes of memory that the machine has, None: not known.
+    """
+    for folder, group in now.groups.items():
+        earlier = before.groups.get(folder, Group(0, 0, None))
+        if group.limit is not None and group.reached > earlier.reached and group.killed > earlier.killed:
+            return "the memory limit of its control group was reached (%s); raise it, or %s" % (size(group.limit), WHAT_TO_DO)
+    risen = [group.killed > before.groups[folder].killed for folder, group in now.groups.items() if folder in before.groups]
+    if any(risen) or (now.machine or 0) > (before.machine or 0):
+        return "the machine ran out of memory%s; %s" % (" (it has %s)" % size(total) if total else "", WHAT_TO_DO)
+    return None
+
+
+def group_folders(text: str) -> List[str]:
+    """The folders in which a process's memory is counted, its own first.
+
+    Args:
+        text: its ``/proc/PID/cgroup``.
+    """
+    found: List[str] = []
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        kinds, _, path = rest.partition(":")
+        if number == "0" and not kinds:
+            roots = [GROUPS, GROUPS + "/unified"]
+        elif "memory" in kinds.split(","):
+            roots = [GROUPS + "/memory"]
+        else:
+            continue
+        parts = [part for part in path.split("/") if part]
+        for root in roots:
+            # In a container the paths may be those of the machine, of which only the container's own root is to be seen.
+            found += [os.path.join(root, *parts[:count]) for count in range(len(parts), -1, -1)]
+    return found
+
+
+def numbers(text: str) -> Dict[str, int]:
+    """Lines of a name and a number."""
+    pairs = [line.split() for line in text.splitlines()]
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def size(count: int) -> str:
+    """Bytes, for people."""
+    return "%.1f GiB" % (count / (1 << 30)) if count >= 1 << 30 else "%d MiB" % (count >> 20)
+
+
+def machine_bytes() -> Optional[int]:
+    """How much memory the machine has."""
+    with contextlib.suppress(ValueError, OSError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
+
+
+def _group(folder: str) -> Optional[Group]:
+    events = numbers(_read(folder + "/memory.events"))
+    if events:
+        return Group(events.get("oom_kill", 0), events.get("oom", 0), _limit(_read(folder + "/memory.max")))
+    control = numbers(_read(folder + "/memory.oom_control"))
+    if not control:
+        return None
+    reached = _read(folder + "/memory.failcnt").strip()
+    limit = _limit(_read(folder + "/memory.limit_in_bytes"))
+    return Group(control.get("oom_kill", 0), int(reached) if reached.isdigit() else 0, limit)
+
+
+def _limit(text: str) -> Optional[int]:
+    # Version 1 has no word for "none": a number that no machine comes to.
+    return int(text) if text.strip().isdigit() and int(text) < 1 << 60 else None
+
+
+def _read(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
+        return file.read()
+    return ""
