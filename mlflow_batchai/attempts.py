@@ -17,15 +17,15 @@ from mlflow_batchai.errors import BatchAIError, JobError, JobFailedError, JobNot
 from mlflow_batchai.job.jobs import Job, pause_after
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.states import JobState, terminated_verdict
-from mlflow_batchai.node import protocol
+from mlflow_batchai.node import protocol, terms
 from mlflow_batchai.plan.planning import WAITING_SECONDS
 from mlflow_batchai.plan.prepared import needs_of
 from mlflow_batchai.regained import told
 from mlflow_batchai.starting import attempt_fails_with_it, run_fails_with_it, start
 
 LOOK_SECONDS = 0.2
-# Agents end what they have within seconds, after what ranks have to save (``terminateGrace``). Where they can't, whoever follows
-# the job says so (``watch.py``), which takes three minutes at most: on an Azure share, with volumes to drain.
+# Agents end what they have within seconds, after what ranks have to save (``terminateGrace``). Where they can't, whoever
+# follows the job says so (``watch.py``), which takes three minutes at most: on an Azure share, with volumes to drain.
 MAKE_ROOM_SECONDS = 300.0
 
 
@@ -64,7 +64,7 @@ def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) ->
     mlflow = runs.client(submitted.tracking)
     if mlflow.get_run(submitted.run_id).info.lifecycle_stage != "active":
         raise JobError(f"the run of job {job.name} is deleted: mlflow runs restore --run-id {submitted.run_id}")
-    begun = job.begin(job.attempt + 1)
+    begun = job.begin(job.attempt + 1, terms.record(job.plan.get("retries", 0), terms.MANUAL, "batchai job retry"))
     if begun is None:
         raise JobError(f"somebody else retries job {job.name} just now; see it with: batchai job show {job.name}")
     submitted.job = begun
@@ -102,7 +102,7 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str, say: Callable[[str
     state = _await_verdict(before)
     if state.next_attempt is None:
         return False
-    begun = before.begin(state.next_attempt)
+    begun = before.begin(state.next_attempt, terms.record(before.plan["retriesLeft"], terms.REQUEUE, why))
     submitted.job = before.at(state.next_attempt)
     if begun is None:
         return True  # by who wanted the same

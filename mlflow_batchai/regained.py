@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlflow_batchai.cluster import setup
@@ -17,7 +17,13 @@ SECRET_PREFIX = "BATCHAI_SECRET_"
 REGISTRY = {"username": "BATCHAI_REGISTRY_USERNAME", "password": "BATCHAI_REGISTRY_PASSWORD"}
 
 
-def told(job: Job, cluster: Cluster, seconds: float, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def told(
+    job: Job,
+    cluster: Cluster,
+    seconds: float,
+    environment: Mapping[str, str] = os.environ,
+    kept: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """What agents are told on their standard input (``node/agent.py``).
 
     What opens a storage account is looked for as at submit, except that the job's document is gone; the job's secrets are taken
@@ -26,23 +32,27 @@ def told(job: Job, cluster: Cluster, seconds: float, environment: Mapping[str, s
 
     Args:
         seconds: for how long what opens the volumes has to be good.
+        kept: what agents of an earlier attempt were told, of which everything counts that doesn't expire.
 
     Raises:
-        JobError: something isn't there, and what to set; nothing was done.
+        MissingSecretError: something isn't there, and what to set; nothing was done.
+        JobError: it can't be done from here.
     """
-    variables, missing = _variables(job, environment)
+    kept = kept or {}
+    variables, missing = _variables(job, environment, kept.get("variables") or {})
     registry = None
     if (job.plan["container"] or {}).get("credentials"):
-        registry = {key: environment.get(variable, "") for key, variable in REGISTRY.items()}
+        registry = kept.get("registry") or {key: environment.get(variable, "") for key, variable in REGISTRY.items()}
         missing += [variable for key, variable in REGISTRY.items() if not registry[key]]
     if missing:
-        raise JobError(
-            f"job {job.name} needs what only its submitter had; set {', '.join(missing)} to what its document gave as secrets"
-        )
-    setup_secrets = _setup_secrets(job, cluster)
+        raise MissingSecretError(job.name, missing)
+    setup_secrets = _setup_secrets(job, cluster, kept.get("setup") or {})
+    opened = kept.get("volumes") or {}
     try:
         volumes = {
-            str(index): opens for index, volume in enumerate(job.plan["volumes"]) if (opens := _opens(volume, cluster, seconds))
+            str(index): opens
+            for index, volume in enumerate(job.plan["volumes"])
+            if (opens := _opens(volume, seconds, opened.get(str(index)) or {}))
         }
         share = share_secret(cluster.location, seconds)
     except BatchAIError as error:
@@ -50,14 +60,28 @@ def told(job: Job, cluster: Cluster, seconds: float, environment: Mapping[str, s
     return {"variables": variables, "setup": setup_secrets, "share": share, "volumes": volumes, "registry": registry}
 
 
-def _variables(job: Job, environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+class MissingSecretError(JobError):
+    """A job can't start again from here, since nobody here has some of its secrets.
+
+    Attributes:
+        variables: those of the environment that are to be set to them.
+    """
+
+    def __init__(self, job: str, variables: Sequence[str]) -> None:
+        self.variables = tuple(variables)
+        super().__init__(
+            f"job {job} needs what only its submitter had; set {', '.join(variables)} to what its document gave as secrets"
+        )
+
+
+def _variables(job: Job, environment: Mapping[str, str], kept: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """(the job's secret variables, the names of those of ours that are not set)."""
     found: dict[str, str] = {}
     missing: list[str] = []
     for name in job.plan["secretVariables"]:
         # What docker_env copies from the submitter's environment is there under its own name.
         names = [SECRET_PREFIX + name] if name in job.plan["secretNames"] else [SECRET_PREFIX + name, name]
-        value = next((environment[variable] for variable in names if variable in environment), None)
+        value = next((environment[variable] for variable in names if variable in environment), kept.get(name))
         if value is None:
             missing.append(SECRET_PREFIX + name)
         else:
@@ -65,11 +89,11 @@ def _variables(job: Job, environment: Mapping[str, str]) -> tuple[dict[str, str]
     return found, missing
 
 
-def _setup_secrets(job: Job, cluster: Cluster) -> dict[str, str]:
+def _setup_secrets(job: Job, cluster: Cluster, kept: Mapping[str, str]) -> dict[str, str]:
     """Variable -> value, of the setup task that the job's plan has."""
     wanted = (job.plan.get("setupTask") or {}).get("secretNames") or ()
     task = cluster.document.node_setup.setup_task if wanted else None
-    found = setup.secrets(task) if task else {}
+    found = {**kept, **(setup.secrets(task) if task else {})}
     if missing := [name for name in wanted if name not in found]:
         raise JobError(
             f"job {job.name} can't start again from here: the document of cluster '{cluster.name}' has no"
@@ -78,14 +102,31 @@ def _setup_secrets(job: Job, cluster: Cluster) -> dict[str, str]:
     return {name: found[name] for name in wanted}
 
 
-def _opens(volume: Mapping[str, Any], cluster: Cluster, seconds: float) -> dict[str, str]:
-    """What opens a volume of the plan on nodes, made anew; nothing for one that needs nothing.
+def _opens(volume: Mapping[str, Any], seconds: float, kept: Mapping[str, str]) -> dict[str, str]:
+    """What opens a volume of the plan on nodes, made anew where that is possible; nothing for one that needs nothing.
+
+    Args:
+        kept: what opened it before.
 
     Raises:
         ShareError: it isn't to be had.
     """
     if volume["kind"] not in ("azureFiles", "azureBlob") or volume.get("how") == "bind":
         return {}
+    try:
+        return _opens_anew(volume, seconds)
+    except ShareError:
+        if not kept:
+            raise
+        return dict(kept)
+
+
+def _opens_anew(volume: Mapping[str, Any], seconds: float) -> dict[str, str]:
+    """What opens a volume of an account, made now.
+
+    Raises:
+        ShareError: it isn't to be had.
+    """
     where, account = f"{volume['where']} ({volume['name']})", volume["account"]
     found = credentials.find(account)
     try:

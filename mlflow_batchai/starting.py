@@ -9,11 +9,12 @@ from typing import Any
 from mlflow_batchai import runs
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.detached import Submitted, start_follower
-from mlflow_batchai.engines.base import StartRequest
+from mlflow_batchai.engines.base import Handle, StartRequest
 from mlflow_batchai.errors import BatchAIError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.states import failed_verdict
 from mlflow_batchai.node import protocol
+from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares import Share
 
@@ -28,19 +29,31 @@ def start(submitted: Submitted, cluster: Cluster, told: Mapping[str, Any], follo
     Raises:
         BatchAIError: it can't be done; no agent is left.
     """
-    job = submitted.job
     with contextlib.ExitStack() as undo:
         undo.callback(cluster.engine.close)
-        mark = protocol.job_mark(job.plan["job"], job.attempt)
-        request = StartRequest(job.plan["job"], mark, job.folder, job.attempt, job.node_count, told)
-        handle = cluster.engine.submit(request)
+        handle = start_agents(submitted.job, cluster, told)
         undo.callback(_end_agents, cluster, handle)
-        job.share.write(job.paths.submitted, protocol.encode([dict(handle)]))
         if follow:
             start_follower(submitted)
         undo.pop_all()
     # From here on only the follower asks the nodes.
     cluster.engine.close()
+
+
+def start_agents(job: Job, cluster: Cluster, told: Mapping[str, Any]) -> Handle:
+    """Start the agents of a job's attempt, and write down how they are known; see ``start``.
+
+    Raises:
+        BatchAIError: it can't be done; no agent is left.
+    """
+    mark = protocol.job_mark(job.plan["job"], job.attempt)
+    request = StartRequest(job.plan["job"], mark, job.folder, job.attempt, job.node_count, told)
+    with contextlib.ExitStack() as undo:
+        handle = cluster.engine.submit(request)
+        undo.callback(_end_agents, cluster, handle)
+        job.share.write(job.paths.submitted, protocol.encode([dict(handle)]))
+        undo.pop_all()
+    return handle
 
 
 def _end_agents(cluster: Cluster, handle: Mapping[str, Any]) -> None:
@@ -69,10 +82,15 @@ def attempt_fails_with_it(share: Share, folder: str, attempt: int = 1) -> Iterat
         yield
     except BaseException as error:
         with contextlib.suppress(BatchAIError):
-            terminated = isinstance(error, KeyboardInterrupt)
-            code = protocol.JOB_TERMINATED if terminated else protocol.NODE_SETUP_FAILED
-            Job(share, folder, attempt).claim_verdict(failed_verdict(code, _why(error), "submitter", terminated))
+            Job(share, folder, attempt).claim_verdict(verdict_of(error))
         raise
+
+
+def verdict_of(error: BaseException) -> Record:
+    """The verdict on an attempt that could not be started."""
+    terminated = isinstance(error, KeyboardInterrupt)
+    code = protocol.JOB_TERMINATED if terminated else protocol.NODE_SETUP_FAILED
+    return failed_verdict(code, _why(error), "submitter", terminated)
 
 
 def _why(error: BaseException) -> str:

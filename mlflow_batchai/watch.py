@@ -11,7 +11,7 @@ from mlflow_batchai.engines.base import Engine, Handle, Poll, PollState
 from mlflow_batchai.errors import ClusterError, ShareNotFoundError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.states import Snapshot, failed_verdict, terminated_verdict, verdict_of_exits
-from mlflow_batchai.node import protocol
+from mlflow_batchai.node import protocol, terms
 from mlflow_batchai.node.layout import node_id
 
 # Beside what their ranks have between SIGTERM and SIGKILL.
@@ -162,7 +162,8 @@ class Watch:
         code = protocol.NODE_LOST if node in snapshot.announces else protocol.NODE_SETUP_FAILED
         lost = failed_verdict(code, f"{node_id(node)} was lost: {why}", WRITER)
         # Where all nodes have said how they ended, only the verdict's own file is missing or damaged.
-        self._claim(verdict_of_exits(snapshot, WRITER) or lost, alone)
+        verdict = verdict_of_exits(snapshot, WRITER) or lost
+        self._claim(terms.goes_on(verdict, self._job.plan, self._job.attempt), alone)
 
     def _heed(self, snapshot: Snapshot, alone: bool = False) -> None:
         """Give the verdict that was asked for."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from mlflow_batchai.errors import JobNotFoundError, ShareError, ShareNotFoundError
 from mlflow_batchai.job.board import Board
 from mlflow_batchai.job.states import JobState, Snapshot, fold
-from mlflow_batchai.node import protocol, records
+from mlflow_batchai.node import protocol, records, terms
 from mlflow_batchai.node.protocol import JobPaths, Record, TornFileError
 from mlflow_batchai.shares import Share, open_share
 
@@ -27,6 +27,7 @@ class Job:
         plan: the job's, if it was read already.
 
     Attributes:
+        plan: as it holds for this attempt (``node.terms``), once what that has of its own was seen.
         board: what says what is new, where asking for every file by name would cost too many requests; else None.
 
     Raises:
@@ -37,13 +38,17 @@ class Job:
         self.share = share
         self.folder = folder
         self._damage = records.Damage()
-        plan = plan or self._closed(JobPaths(folder).plan)
+        given, plan = plan, plan or self._closed(JobPaths(folder).plan)
         if plan is None:
             raise JobNotFoundError(f"there is no job at {folder} on {share.url}")
         if not records.has(plan, _PLAN):
             raise JobNotFoundError(f"the plan of the job at {folder} on {share.url} is damaged")
         self.paths = JobPaths(folder, attempt or self.newest())
-        self.plan: Record = plan
+        self._plan: Record = plan
+        self._own: Record | None = None
+        self.plan = terms.plan_of(plan, None)
+        if given is None:
+            self._look_for_terms()
         self.board = Board(share, self.paths) if plan.get("board") else None
         self._announces: dict[int, Record] = {}
         self._exits: dict[int, Record] = {}
@@ -73,14 +78,38 @@ class Job:
 
     def at(self, attempt: int) -> Job:
         """Another attempt of the same job; nothing is read."""
-        return self if attempt == self.attempt else Job(self.share, self.folder, attempt, self.plan)
+        return self if attempt == self.attempt else Job(self.share, self.folder, attempt, self._plan)
 
-    def begin(self, attempt: int) -> Job | None:
-        """Begin an attempt; None if somebody else has, or has given it up meanwhile."""
+    def begin(self, attempt: int, own: Record) -> Job | None:
+        """Begin an attempt; None if somebody else has, or has given it up meanwhile.
+
+        Args:
+            own: what the attempt has of its own (``terms.record``).
+        """
         begun = self.at(attempt)
         if not self.share.claim(begun.paths.begun) or begun._verdict() is not None:
             return None
+        self.share.write(begun.paths.terms, protocol.encode([own]))
+        begun._look_for_terms()
         return begun
+
+    def is_begun(self) -> bool:
+        """Whether somebody has begun this attempt."""
+        folder, _, name = self.paths.begun.rpartition("/")
+        return any(entry.name == name for entry in self.share.list(folder))
+
+    def terms(self) -> Record:
+        """What this attempt has of its own (``attempt.json``); empty while it isn't there, and for the first."""
+        self._look_for_terms()
+        return dict(self._own or {})
+
+    def _look_for_terms(self) -> None:
+        # Written before anything of the attempt is started, so whoever sees something of it sees this.
+        if self._own is None and self.attempt > 1:
+            own = self._closed(self.paths.terms)
+            if terms.is_record(own):
+                self._own = own
+                self.plan = terms.plan_of(self._plan, own)
 
     def share_at(self, address: str) -> Share:
         """A share that the plan names by its submitter's address; the control share may lie elsewhere on this machine."""
@@ -132,6 +161,7 @@ class Job:
         Args:
             leaving: nodes whose ``exit.json`` is looked for, each in a folder of its own; None: all.
         """
+        self._look_for_terms()
         if self.board is not None:
             return self._noticed(self.board, leaving)
         verdict = self._verdict()

@@ -42,6 +42,7 @@ class JobState:
         end_time: milliseconds since the epoch, None while it runs.
         start_time: when the last of its nodes was taken, likewise; None before.
         next_attempt: the attempt that a queued job goes on with, if the one that was looked at is over.
+        retries_left: how many retries that one has, if the job goes on because this one has failed; None: it made room.
     """
 
     execution_state: str
@@ -52,6 +53,7 @@ class JobState:
     end_time: int | None = None
     start_time: int | None = None
     next_attempt: int | None = None
+    retries_left: int | None = None
 
     @property
     def ended(self) -> bool:
@@ -88,7 +90,8 @@ def fold(snapshot: Snapshot) -> JobState:
     """
     verdict, start = snapshot.verdict, _start_time(snapshot)
     if verdict is not None and verdict.get("next"):
-        return JobState(protocol.QUEUED, reason=verdict["reason"], next_attempt=int(verdict["next"]))
+        left = int(verdict.get("retriesLeft", 0)) if verdict.get("retry") else None
+        return JobState(protocol.QUEUED, reason=verdict["reason"], next_attempt=int(verdict["next"]), retries_left=left)
     if verdict is not None:
         code, end = verdict["exitCode"], verdict["endTime"]
         return JobState(
@@ -116,8 +119,8 @@ def fold(snapshot: Snapshot) -> JobState:
 def _start_time(snapshot: Snapshot) -> int | None:
     if len(snapshot.announces) < snapshot.node_count:
         return None
-    times = [record.get("time") for record in snapshot.announces.values()]
-    return max((int(time) for time in times if records.is_number(time)), default=None)
+    times = [record["time"] for record in snapshot.announces.values() if records.has(record, {"time": records.is_number})]
+    return max(map(int, times), default=None)
 
 
 def verdict_of_exits(snapshot: Snapshot, by: str) -> Record | None:

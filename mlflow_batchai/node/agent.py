@@ -13,7 +13,7 @@ import time
 import traceback
 from typing import IO, Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
-from mlflow_batchai.node import containers, outcome, processes, protocol, register, sharefiles, staging, tickets
+from mlflow_batchai.node import containers, outcome, processes, protocol, register, sharefiles, staging, terms, tickets
 from mlflow_batchai.node.control import open_control
 from mlflow_batchai.node.control.base import ENDING, ControlError, ControlShare
 from mlflow_batchai.node.layout import NodeLayout, node_id
@@ -60,7 +60,7 @@ class Agent:
         part: Tuple[int, int] = (0, 1),
         name: str = "",
     ) -> None:
-        plan = _plan(open_control(share, given.get("share")), protocol.JobPaths(folder, attempt).plan)
+        plan = _plan(open_control(share, given.get("share")), protocol.JobPaths(folder, attempt))
         if plan["protocol"] != protocol.PROTOCOL_VERSION:
             raise staging.SetupError(
                 "the plan is of protocol %s, this agent of %d" % (plan["protocol"], protocol.PROTOCOL_VERSION)
@@ -186,7 +186,7 @@ class Agent:
         with self._going_on():
             if failure and self.peers.leaderless:
                 # Of several that come to this the first gives it; nobody may be left who could.
-                self._claim_verdict(outcome.verdict(failure, None, self.node))
+                self._claim_verdict(self._going_on_after(outcome.verdict(failure, None, self.node)))
         with self._going_on():
             if self.runtime.node_lock is not None:
                 for trouble in self.phases.mounts.unmount_all():
@@ -238,6 +238,9 @@ class Agent:
             # Who wants the job's end has come while we made room: there will be no next attempt.
             stop = self.peers.wish(stop.queued) or stop
         verdict = outcome.verdict(outcome.first_cause(failures), stop, attempt=self.layout.paths.attempt)
+        wish = self.peers.wish(False)
+        if wish is None or wish.kind != protocol.CANCEL:
+            verdict = self._going_on_after(verdict)
         with self._going_on():
             if verdict["executionState"] == protocol.SUCCEEDED:
                 self.phases.describe_models()
@@ -254,6 +257,9 @@ class Agent:
         with self._going_on():
             self._write_exit(exit_record)
         self._claim_verdict(verdict)
+
+    def _going_on_after(self, verdict: Dict[str, Any]) -> Dict[str, Any]:
+        return terms.goes_on(verdict, self.layout.plan, self.layout.paths.attempt)
 
     def _copy_logs(self) -> bool:
         """Copy the logs where stdOutErrPathPrefix wants them; whether something was written."""
@@ -283,21 +289,29 @@ class Agent:
             self.layout.attempt.write("verdict", path, [verdict])
 
 
-def _plan(control: ControlShare, path: str) -> Dict[str, Any]:
+def _plan(control: ControlShare, paths: protocol.JobPaths) -> Dict[str, Any]:
+    """The plan as it holds for the attempt."""
+    plan = _awaited(control, paths.plan)
+    own = _awaited(control, paths.terms, "record of the attempt") if paths.attempt > 1 else None
+    control.close()
+    return terms.plan_of(plan, own)
+
+
+def _awaited(control: ControlShare, path: str, what: str = "plan") -> Dict[str, Any]:
+    """A file that was written before we were started."""
     until = time.monotonic() + PLAN_SECONDS
     while True:
         try:
-            plan = control.read_closed(path)
+            found = control.read_closed(path)
         except ControlError as error:
-            raise staging.SetupError("the plan can't be read: %s" % error) from None
+            raise staging.SetupError("the %s can't be read: %s" % (what, error)) from None
         except OSError as error:  # a denial: on the share we are another user than the submitter
-            sentence = "the plan at %s can't be read by the node's user (uid %d): %s"
-            raise staging.SetupError(sentence % (control.where(path), os.geteuid(), error.strerror or error)) from None
-        if plan is not None:
-            control.close()
-            return plan
+            sentence = "the %s at %s can't be read by the node's user (uid %d): %s"
+            raise staging.SetupError(sentence % (what, control.where(path), os.geteuid(), error.strerror or error)) from None
+        if found is not None:
+            return found
         if time.monotonic() > until:
-            raise staging.SetupError("there is no plan at %s" % control.where(path))
+            raise staging.SetupError("there is no %s at %s" % (what, control.where(path)))
         time.sleep(0.2)
 
 

@@ -218,6 +218,7 @@ class JobPaths:
         log_folder: where in the job folder this attempt's logs lie; those of later ones have a folder in the first one's.
         stdouterr: the same as a path on the share.
         begun: a folder that whoever begins an attempt after the first creates.
+        terms: what such an attempt has of its own (``terms.py``).
     """
 
     def __init__(self, folder: str, attempt: int = 1) -> None:
@@ -232,6 +233,7 @@ class JobPaths:
         self.attempts = self._in("batchai/attempts")
         base = "batchai/attempts/%d" % attempt
         self.begun = self._in(base + "/begun")
+        self.terms = self._in(base + "/attempt.json")
         self.submitted = self._in(base + "/submitted.json")
         self.nodes = self._in(base + "/nodes")
         self.events = self._in(base + "/events")

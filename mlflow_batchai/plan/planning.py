@@ -157,6 +157,7 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         "relaySeconds": program.terms.relay_seconds,
         "retries": program.terms.retries,
         "minNodes": program.terms.min_nodes or node_count,
+        "lowPriority": cluster.document.vm_priority == "lowpriority",
         "lossSeconds": LOSS_SECONDS if cluster.location is None else BOARD_LOSS_SECONDS,
         "python": program.python or cluster.python,
         "environment": program.environment,

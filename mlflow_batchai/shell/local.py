@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -43,8 +44,11 @@ def run(argv: Sequence[str], environment: Mapping[str, str] | None = None, timeo
     return Result(done.returncode, done.stdout, done.stderr)
 
 
-def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path, told: bytes = b"") -> int:
     """Start a command that outlives us: its own session, its output to a file, nothing inherited.
+
+    Args:
+        told: what it reads on its standard input, up to the end; nobody else can.
 
     Returns:
         Its process id.
@@ -60,7 +64,7 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int
                 list(argv),
                 env=dict(environment),
                 cwd="/",
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if told else subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
@@ -68,6 +72,10 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int
             )
         except OSError as error:
             raise ClusterError(f"{argv[0]} can't be started: {error.strerror}") from error
+    if process.stdin:
+        # One that has ended already says why in its log.
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(told)
     # Nobody waits for it here: it is meant to go on without us.
     process.returncode = 0
     return process.pid

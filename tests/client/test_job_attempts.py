@@ -60,7 +60,7 @@ def test_one_of_many_begins_the_next_attempt(folder):
 
     def go():
         barrier.wait()
-        if (begun := job.begin(2)) is not None:
+        if (begun := job.begin(2, {})) is not None:
             won.append(begun.attempt)
 
     threads = [threading.Thread(target=go) for _ in range(8)]
@@ -76,7 +76,7 @@ def test_an_attempt_that_was_given_up_is_not_begun(folder):
     made = folder()
     requeued(made)
     assert made.job.claim_verdict(protocol.verdict_record("failed", "follower", reason="nobody came"))
-    assert made.job.begin(2) is None
+    assert made.job.begin(2, {}) is None
 
 
 @pytest.mark.parametrize("board", [False, True])
@@ -271,4 +271,4 @@ def test_an_attempt_that_nobody_starts_is_given_up(following, monkeypatch):
     assert "its submitter died before it had started every agent; run it again: batchai job retry toy-0123" in state.reason
     run = client.get_run(made.plan["runId"])
     assert (run.info.status, run.data.tags["batchai.attempt"]) == ("FAILED", "2")
-    assert made.job.begin(3).attempt == 3
+    assert made.job.begin(3, {}).attempt == 3

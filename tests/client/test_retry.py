@@ -112,9 +112,9 @@ def test_of_two_who_retry_at_once_one_does(scene):
     barrier, said = threading.Barrier(2), []
     found, begin = [scene.found(), scene.found()], Job.begin
 
-    def together(job, attempt):
+    def together(job, attempt, own):
         barrier.wait()
-        return begin(job, attempt)
+        return begin(job, attempt, own)
 
     def go(mine):
         try:

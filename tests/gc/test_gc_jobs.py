@@ -163,7 +163,7 @@ def test_a_removal_that_was_interrupted_is_gone_on_with(on_directory: Any, monke
 def test_one_that_is_retried_meanwhile_stays(control: Any) -> None:
     folder = control.job("old", ended=31)
     item = look(control)[folder]
-    assert Job(control.share, folder).begin(2) is not None
+    assert Job(control.share, folder).begin(2, {}) is not None
     assert not item.remove()
     assert control.there(f"{folder}/stdouterr/stdout.txt") and not control.there(f"{folder}/batchai/removing")
     assert look(control) == {}

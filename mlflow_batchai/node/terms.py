@@ -1,0 +1,88 @@
+"""What one attempt of a job has of its own, and whether the job goes on by itself after it: pure functions of its records.
+
+The plan is the same for all attempts. What differs stands in ``attempt.json`` of each attempt after the first, written once by
+who begins it: how many nodes and ranks it has, how many retries are left, who began it and why.
+"""
+
+from typing import Any, Mapping, Optional
+
+from mlflow_batchai.node import protocol, records
+from mlflow_batchai.node.protocol import Record
+
+# Who begins an attempt: the follower after a failure, who wanted room, a person.
+RETRY = "retry"
+REQUEUE = "requeue"
+MANUAL = "manual"
+
+# An attempt that lost a node which could be taken away at any time costs no retry, up to so many attempts.
+MOST_ATTEMPTS = 100
+# Ends that would be no other the next time, or that somebody wanted.
+_FINAL = frozenset((protocol.JOB_TIMEOUT, protocol.JOB_TERMINATE, protocol.JOB_TERMINATED))
+_COUNTS = ("nodeCount", "processCount", "ranks")
+
+
+def record(left: int, by: str, why: str, counts: Optional[Mapping[str, int]] = None) -> Record:
+    """The content of ``attempt.json``.
+
+    Args:
+        left: how often the job starts again by itself if this attempt fails.
+        by: ``RETRY``, ``REQUEUE`` or ``MANUAL``.
+        why: a sentence for people.
+        counts: what ``on_nodes`` gave, for an attempt that doesn't have all nodes.
+    """
+    return dict(counts or {}, retriesLeft=left, by=by, why=why, time=protocol.now_ms())
+
+
+def is_record(value: object) -> bool:
+    """Whether it is what an attempt has of its own."""
+    if not isinstance(value, dict) or not records.has(value, {"retriesLeft": records.is_count}):
+        return False
+    return all(records.is_count(value[key]) and value[key] > 0 for key in _COUNTS if key in value)
+
+
+def plan_of(plan: Mapping[str, Any], own: Optional[Mapping[str, Any]]) -> Record:
+    """The plan as it holds for one attempt.
+
+    Args:
+        plan: the job's.
+        own: the attempt's ``attempt.json``; None: it has none, as the first.
+    """
+    found = {key: own[key] for key in (*_COUNTS, "retriesLeft") if own and key in own}
+    return dict(plan, **{"retriesLeft": plan.get("retries", 0), **found})
+
+
+def on_nodes(plan: Mapping[str, Any], nodes: int) -> Mapping[str, int]:
+    """Nodes, processes and ranks of an attempt on so many of the job's nodes: as many ranks a node as the plan has."""
+    processes = max(nodes, plan["processCount"] * nodes // plan["nodeCount"]) if plan["framework"] == "horovod" else 1
+    return {"nodeCount": nodes, "processCount": processes, "ranks": processes}
+
+
+def may_go_on(plan: Mapping[str, Any]) -> bool:
+    """Whether a job may ever start again by itself: then somebody has to keep its secrets in memory."""
+    return bool(plan.get("retries") or plan.get("lowPriority"))
+
+
+def goes_on(verdict: Record, plan: Mapping[str, Any], attempt: int) -> Record:
+    """A verdict, or if the attempt has failed and the job starts again by itself, what is said of the attempt only.
+
+    That is in the queue again, as after a requeue, with what failed kept: ``retry`` is true, ``retriesLeft`` what the next
+    attempt has.
+
+    Args:
+        verdict: as ``protocol.verdict_record`` makes it.
+        plan: the attempt's (``plan_of``).
+    """
+    codes = {error["code"] for error in verdict["errors"]}
+    if verdict["executionState"] != protocol.FAILED or verdict["terminated"] or codes & _FINAL:
+        return verdict
+    left = plan.get("retriesLeft", 0)
+    # Batch AI put a job whose low-priority node was taken away back into the queue.
+    preempted = bool(plan.get("lowPriority")) and protocol.NODE_LOST in codes and attempt < MOST_ATTEMPTS
+    if not preempted and left <= 0:
+        return verdict
+    return again(verdict, attempt, left - (not preempted))
+
+
+def again(verdict: Record, attempt: int, left: int) -> Record:
+    """A failed verdict as one after which the job starts again by itself, with so many retries left."""
+    return dict(verdict, executionState=protocol.QUEUED, retry=True, retriesLeft=left, next=attempt + 1)
