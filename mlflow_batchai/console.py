@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mlflow_batchai.errors import JobDetachedError
-from mlflow_batchai.job.metrics import numeric, whole
+from mlflow_batchai.job.metrics import Names, numeric, whole
 from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.node.records import SKIPPED
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -47,6 +48,7 @@ class JobConsole:
         self._status: Status | None = None
         self._epoch: dict[str, float] = {}
         self._step = -1
+        self._names = Names()
         self._transfer_told: float | None = None
         if self._err.isatty():
             from rich.console import Console
@@ -98,6 +100,15 @@ class JobConsole:
                 self.state(f"{record['phase']} on node-{record['node']}")
             elif kind == "dropped":
                 self.say(f"{record['lines']} lines were dropped: the share did not take them in time")
+            elif kind == SKIPPED:
+                self._skipped(record)
+
+    def _skipped(self, record: Record) -> None:
+        lines = f"{record['lines']} lines of what agents and ranks had reported could not be read"
+        if record["files"]:
+            self.say(f"an event file is damaged or missing on the share; what was whole was taken, {lines}")
+        else:
+            self.say(f"{lines}, and were left out")
 
     def _log(self, record: Record) -> None:
         stream = self._out if record["s"] == "out" else self._err
@@ -126,7 +137,9 @@ class JobConsole:
         values = body.get("values")
         for name, value in values.items() if isinstance(values, dict) else ():
             if (number := numeric(value)) is not None:
-                self._epoch[str(name)] = number
+                self._epoch[self._names.key(name)] = number
+        for notice in self._names.news():
+            self.say(notice)
         if self._rich is not None:
             self.state(self._line())
 

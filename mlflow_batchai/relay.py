@@ -17,13 +17,17 @@ from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease, LeaseLostError
 from mlflow_batchai.job.metrics import MetricFold, Point
 from mlflow_batchai.job.states import JobState
-from mlflow_batchai.node import protocol
+from mlflow_batchai.node import protocol, records
 from mlflow_batchai.node.protocol import Record
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 BATCH = 1000
+MOST_NOTES, MOST_NAMES_TOLD = 100, 20
+_MODEL: records.Shape = {"path": records.is_text, "meta": records.is_mapping}
+# The share of its time that a relay gives to logs which are sent whole again and again, at most: one part in so many.
+LOG_PARTS = 10
 FIRST_LOG_SECONDS, LONGEST_LOG_SECONDS = 15.0, 300.0
 # For how long a share over the network may be away (this machine slept) before its results are given up.
 AWAY_SECONDS = 300.0
@@ -50,6 +54,8 @@ class Relay:
         self._metrics = MetricFold(job.plan["metrics"], memory.get("metrics"))
         self._models: list[Record] = list(memory.get("models", []))
         self._dropped = int(memory.get("dropped", 0))
+        # What could not be read: lines, files.
+        self._skipped: list[int] = list(memory.get("skipped", [0, 0]))
         self._state = str(here.get("state", protocol.QUEUED))
         # Points that the store has not taken yet: they wait for it, and the cursor is not saved before them.
         self._pending: list[Point] = []
@@ -66,18 +72,24 @@ class Relay:
         """Relay what is new; the number of segments that were read. ``to_the_end``: nothing more will be written."""
         self._lease.check(exactly=to_the_end)
         count = 0
-        for _, _, records in self._reader.read(to_the_end):
+        for _, _, found in self._reader.read(to_the_end):
+            if len(self._pending) >= BATCH:
+                # A backlog of hours does not go through memory at once. The cursor is behind the segment before this one.
+                self._store()
             self._unsaved = True
-            self._pending += self._metrics.feed(records)
-            for record in records:
+            self._pending += self._metrics.feed(found)
+            for record in found:
                 self._take(record)
             count += 1
+        self._store()
+        return count
+
+    def _store(self) -> None:
         self._send()
         if self._unsaved:
             self._lease.check()
             self._lease.save(self._memory())
             self._unsaved = False
-        return count
 
     def heard(self, node: int) -> int:
         """How many of a node's segments have been read."""
@@ -96,6 +108,7 @@ class Relay:
             "metrics": self._metrics.remember(),
             "models": list(self._models),
             "dropped": self._dropped,
+            "skipped": list(self._skipped),
             "state": self._state,
             "notes": list(self.notes),
             "leftOut": list(self._left_out),
@@ -103,9 +116,14 @@ class Relay:
 
     def _take(self, record: Record) -> None:
         if record["k"] == "report" and record["body"].get("type") == "model":
-            self._models.append(record["body"])
+            if records.has(record["body"], _MODEL):
+                self._models.append(record["body"])
+            else:
+                self._skipped[0] += 1
         elif record["k"] == "dropped":
-            self._dropped += int(record["lines"])
+            self._dropped += record["lines"]
+        elif record["k"] == records.SKIPPED:
+            self._skipped = [self._skipped[0] + record["lines"], self._skipped[1] + record["files"]]
 
     def _send(self) -> None:
         while self._pending:
@@ -125,7 +143,8 @@ class Relay:
             if error.error_code != "INVALID_PARAMETER_VALUE" or self.run_gone():
                 raise
             if len(points) == 1:
-                self.notes.append(f"metric '{points[0].key}' at step {points[0].step} was refused: {error.message}")
+                if len(self.notes) < MOST_NOTES:
+                    self.notes.append(f"metric '{points[0].key}' at step {points[0].step} was refused: {error.message}")
                 return
             middle = len(points) // 2
             self._log(points[:middle])
@@ -172,12 +191,16 @@ class Relay:
         return tags.get(runs.TAG_CANCEL, "").lower() in ("true", "1", "yes")
 
     def logs_when_due(self) -> None:
-        """Upload the logs so far, at growing intervals: an artifact is always sent whole."""
-        if time.monotonic() < self._next_logs:
+        """Upload the logs so far, at growing intervals, the longer the longer it takes: an artifact is always sent whole."""
+        begun = time.monotonic()
+        if begun < self._next_logs:
             return
-        self._logs.send()
-        self._log_interval = min(self._log_interval * 1.5, LONGEST_LOG_SECONDS)
-        self._next_logs = time.monotonic() + self._log_interval
+        try:
+            self._logs.send()
+        finally:
+            ended = time.monotonic()
+            self._log_interval = min(self._log_interval * 1.5, LONGEST_LOG_SECONDS)
+            self._next_logs = ended + max(self._log_interval, LOG_PARTS * (ended - begun))
 
     def pass_on(self) -> None:
         """The attempt is over and the job goes on with another one: send the rest of what it said, and its logs.
@@ -233,14 +256,26 @@ class Relay:
             runs.TAG_ERROR_CODE: state.error_code,
             runs.TAG_REASON: state.reason[-runs.LONGEST_TAG :],
         }
-        if self._dropped:
-            notes.append(f"{self._dropped} log lines were dropped while the share stalled")
-        if self._metrics.repeated:
-            notes.append(f"{self._metrics.repeated} metric values came for a step that had one; the first stands")
+        notes += self._told()
         if notes:
             tags[runs.TAG_NOTES] = "\n".join(notes)[: runs.LONGEST_TAG]
+        tags = {key: runs.tag_text(value) for key, value in tags.items()}
         self._client.log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items() if value])
         self._client.set_terminated(self._run_id, state.run_status, end_time=state.end_time)
+
+    def _told(self) -> list[str]:
+        """Sentences on what was not stored as it came."""
+        lines, files = self._skipped
+        counts = [
+            (self._dropped, "log lines were dropped while the share stalled"),
+            (lines, "lines of what agents and ranks had reported could not be read, and were left out"),
+            (files, "event files were damaged or missing on the share: of each what was whole was taken"),
+            (self._metrics.repeated, "metric values came for a step that had one; the first stands"),
+            (self._metrics.unread, "metric values were no numbers, and were left out"),
+        ]
+        names = self._metrics.names.notices()
+        more = [f"{len(names) - MOST_NAMES_TOLD} more names of metrics were changed"] if len(names) > MOST_NAMES_TOLD else []
+        return [*(f"{count} {what}" for count, what in counts if count), *names[:MOST_NAMES_TOLD], *more]
 
     @contextlib.contextmanager
     def _noting(self, what: str, notes: list[str]) -> Iterator[None]:

@@ -41,6 +41,11 @@ BATCH = 100
 LONGEST_TAG = 5000
 
 
+def tag_text(text: str) -> str:
+    """Text that every store takes as a tag: ranks write what they like, PostgreSQL knows no NUL, and nobody half a letter."""
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")[:LONGEST_TAG]
+
+
 @dataclass(frozen=True)
 class Tracking:
     """Where runs are kept.

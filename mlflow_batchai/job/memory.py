@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.node.records import Check, Shape, has, is_count, is_mapping, is_number, is_text, list_of, or_none
 
@@ -64,8 +62,8 @@ def usable(memory: object) -> Record:
     """
     if not isinstance(memory, dict):
         return {"notes": [DAMAGED]}
-    found: dict[str, Any] = {key: memory[key] for key in _SENTENCES if list_of(is_text)(memory.get(key))}
-    if not _as_far_as_there(memory, _PLACE):
-        attempt = {"attempt": memory["attempt"]} if has(memory, {"attempt": is_count}) else {}
-        return {**found, **attempt, "notes": [*found.get("notes", []), DAMAGED]}
-    return {**{key: memory[key] for key in _PLACE if key in memory}, **found}
+    sentences: Record = {key: memory[key] for key in _SENTENCES if list_of(is_text)(memory.get(key))}
+    if _as_far_as_there(memory, _PLACE):
+        return {**{key: value for key, value in memory.items() if key not in _SENTENCES}, **sentences}
+    attempt = {"attempt": memory["attempt"]} if has(memory, {"attempt": is_count}) else {}
+    return {**sentences, **attempt, "notes": [*sentences.get("notes", []), DAMAGED]}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +23,10 @@ _BAD_KEY = re.compile(r"[^\w\-. :/]")
 # Keras colours its progress bar, even into a pipe, and redraws it with carriage returns.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 LONGEST_KEY = 250
+# What of a line is looked at: a regex may take quadratically long.
 LONGEST_LINE = 4096
+# Of how many names that were changed it is remembered how they came.
+MOST_NAMES = 1000
 LARGEST_STEP = 2**63 - 1
 
 
@@ -54,12 +58,80 @@ def whole(value: object) -> int:
     return number if abs(number) <= LARGEST_STEP else 0
 
 
+def _time(value: object) -> int:
+    """Milliseconds since the epoch as MLflow can store them: it takes none before."""
+    return max(0, whole(value))
+
+
+class Names:
+    """Under which name each metric is stored, and what there is to tell of that.
+
+    Args:
+        memory: what ``remember`` returned in an earlier process.
+        known: keys that it had given by then.
+    """
+
+    def __init__(self, memory: Mapping[str, Sequence[str]] | None = None, known: Iterable[str] = ()) -> None:
+        # Key -> all names that became it, of keys that at least one name had to be changed for.
+        self._changed: dict[str, list[str]] = {key: list(names) for key, names in (memory or {}).items()}
+        self._count = sum(map(len, self._changed.values()))
+        self._news: list[str] = []
+        self._as_they_are = set(known) - self._changed.keys()
+
+    def remember(self) -> dict[str, list[str]]:
+        """All that another process needs to go on, as JSON."""
+        return {key: list(names) for key, names in self._changed.items()}
+
+    def key(self, name: str) -> str:
+        """The key that a metric of that name is stored under (``metric_key``)."""
+        key = metric_key(name)
+        if key == name and key not in self._changed:
+            self._as_they_are.add(key)
+            return key
+        names = self._changed.get(key) or ([key] if key in self._as_they_are else [])
+        if (short := _shown(name)) not in names and self._count < MOST_NAMES:
+            self._changed[key] = [*names, short]
+            self._count += 1
+            self._news.append(self._sentence(key))
+        return key
+
+    def _sentence(self, key: str) -> str:
+        names = self._changed[key]
+        if len(names) == 1:
+            return f"metric '{names[0]}' is stored as '{key}'"
+        quoted = " and ".join(f"'{name}'" for name in names)
+        return f"metrics {quoted} are all stored as '{key}': of each step the first value stands"
+
+    def notices(self) -> list[str]:
+        """A sentence for each key that names were changed for."""
+        return [self._sentence(key) for key in self._changed]
+
+    def news(self) -> list[str]:
+        """The sentences that have become true since the last call."""
+        news, self._news = self._news, []
+        return news
+
+
+def _shown(name: str) -> str:
+    """A name in a sentence, on one line."""
+    some = name[:LONGEST_KEY]
+    text = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in some)
+    if len(name) <= LONGEST_KEY:
+        return text
+    return f"{text}... ({len(name)} letters, {zlib.crc32(name.encode('utf-8', 'replace')):08x})"
+
+
 class MetricFold:
     """Turns records into points, each (key, step) once.
 
     Args:
         rules: the plan's ``metrics``: name, regex and, optionally, the name of the group that holds the step.
         memory: what ``remember`` returned in an earlier process.
+
+    Attributes:
+        names: under which metrics are stored.
+        repeated: how many values came for a step that had one.
+        unread: how many were no numbers.
     """
 
     def __init__(self, rules: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None = None) -> None:
@@ -75,7 +147,9 @@ class MetricFold:
         self._epoch: int | None = memory.get("epoch")
         # Keras prints an epoch's line before a callback can report it: its points wait for the next epoch.
         self._held: list[Point] = [Point(*point) for point in memory.get("held", [])]
+        self.names = Names(memory.get("names"), self._source)
         self.repeated = int(memory.get("repeated", 0))
+        self.unread = int(memory.get("unread", 0))
 
     def remember(self) -> dict[str, Any]:
         """All that another process needs to go on, as JSON."""
@@ -85,7 +159,9 @@ class MetricFold:
             "counts": dict(self._counts),
             "epoch": self._epoch,
             "held": [list(point) for point in self._held],
+            "names": self.names.remember(),
             "repeated": self.repeated,
+            "unread": self.unread,
         }
 
     def feed(self, records: Iterable[Record]) -> list[Point]:
@@ -112,22 +188,28 @@ class MetricFold:
         rank = whole(body.get("rank"))
         prefix = f"rank_{rank}/" if rank else ""
         values = body.get("values")
-        found = [
-            self._point(REPORT, metric_key(prefix + name), number, whole(body.get("ts")), whole(body.get("step")))
-            for name, value in (values.items() if isinstance(values, Mapping) else ())
-            if (number := numeric(value)) is not None
-        ]
+        if not isinstance(values, Mapping):
+            self.unread += 1
+            return []
+        found: list[Point | None] = []
+        for name, value in values.items():
+            number = numeric(value)
+            if number is None:
+                self.unread += 1
+                continue
+            key = self.names.key(name if name.startswith(prefix) else prefix + name)
+            found.append(self._point(REPORT, key, number, _time(body.get("ts")), whole(body.get("step"))))
         return [point for point in found if point]
 
     def _log(self, record: Record) -> list[Point]:
         points: list[Point | None] = []
         for line in record["x"].split("\n"):
             for name, pattern, step_group in self._rules if record["r"] == 0 else ():
-                match = pattern.search(line)
+                match = pattern.search(line, 0, LONGEST_LINE)
                 if match:
-                    points.append(self._rule(name, match, step_group, record["t"]))
+                    points.append(self._rule(name, match, step_group, _time(record["t"])))
             if record["r"] == 0 and record["s"] == "out":
-                points += self._keras(line, record["t"])
+                points += self._keras(line, _time(record["t"]))
         return [point for point in points if point]
 
     def _rule(self, name: str, match: re.Match[str], step_group: str | None, timestamp: int) -> Point | None:
@@ -139,8 +221,9 @@ class MetricFold:
             value_index = next((index for index in others if match[index] is not None), None)
         number = numeric(match[value_index]) if value_index is not None else None
         if number is None:
+            self.unread += 1
             return None
-        key = metric_key(name)
+        key = self.names.key(name)
         step_text = groups.get(step_group or "step")
         told = step_text is not None and re.fullmatch(r"\d{1,18}", step_text)
         step = int(step_text) if told and step_text else self._counts.get(key, 0)
@@ -153,17 +236,20 @@ class MetricFold:
         line = _COLOUR.sub("", line.rpartition("\r")[2])
         epoch = _EPOCH.match(line)
         if epoch:
-            self._epoch = int(epoch.group("epoch")) - 1
+            before = int(epoch.group("epoch")) - 1
+            self._epoch = before if before <= LARGEST_STEP else None
             return self._release()
         progress = _PROGRESS.match(line) if self._epoch is not None and " - " in line else None
         if not progress or progress.group("done") != progress.group("steps"):
             return []
         assert self._epoch is not None
-        self._held += [
-            Point(metric_key(match.group("key")), number, timestamp, self._epoch)
-            for match in _VALUE.finditer(progress.group("values"))
-            if (number := numeric(match.group("value"))) is not None
-        ]
+        held = {point.key for point in self._held}
+        for match in _VALUE.finditer(progress.group("values")):
+            key, number = metric_key(match.group("key")), numeric(match.group("value"))
+            # Evaluations after the last epoch may be any number; the first value stands.
+            if number is not None and key not in held:
+                held.add(key)
+                self._held.append(Point(key, number, timestamp, self._epoch))
         return []
 
     def _point(self, source: int, key: str, value: float, timestamp: int, step: int) -> Point | None:

@@ -94,7 +94,9 @@ def is_verdict(record: object) -> bool:
     if not isinstance(record, dict) or not has(record, VERDICT):
         return False
     follows = record.get("next")
-    return is_count(follows) and follows > 0 if record["executionState"] == protocol.QUEUED else follows is None
+    if record["executionState"] != protocol.QUEUED:
+        return follows is None
+    return isinstance(follows, int) and is_count(follows) and follows > 0
 
 
 def sort_out(found: List[Any]) -> Tuple[List[Record], int]:
