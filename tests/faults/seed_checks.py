@@ -1,0 +1,200 @@
+"""Whether what MLflow has of a job is what lies on its share, and nothing of the job is left. Reads the share by itself."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from seed_cases import Case
+from seed_world import SeedWorld
+
+Points = dict[tuple[str, int], tuple[float, int]]
+STATUSES = {"succeeded": "FINISHED", "failed": "FAILED"}
+LOST = ("NodeLost", "NodeSetupFailed")
+REPEATED = re.compile(r"(\d+) metric values came for a step that had one")
+
+
+@dataclass
+class OnShare:
+    """What agents have sent.
+
+    Attributes:
+        points: (key, step) -> (value, timestamp) of the first report.
+        repeated: how many reports came for a (key, step) that had one.
+        torn: whether a dead agent has left half a file, of which whole lines may count or not.
+    """
+
+    points: Points = field(default_factory=dict)
+    repeated: int = 0
+    torn: bool = False
+
+
+def closed(path: Path) -> list[dict[str, Any]] | None:
+    """The records of a file with a terminator that fits; None for any other."""
+    try:
+        *lines, last = path.read_bytes().splitlines(keepends=True)
+        end = json.loads(last)
+        body = b"".join(lines)
+        if not last.endswith(b"\n") or end["end"] != len(lines) or int(end["crc32"], 16) != zlib.crc32(body):
+            return None
+        return [json.loads(line) for line in lines]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def on_share(job: Path) -> OnShare:
+    """All that was reported, of all attempts."""
+    found = OnShare()
+    for attempt in sorted((job / "batchai" / "attempts").iterdir(), key=lambda path: int(path.name)):
+        segments = sorted(attempt.glob("events/*/agent-*.jsonl"), key=lambda path: path.name)
+        for segment in segments:
+            records = closed(segment)
+            found.torn = found.torn or records is None
+            for body in (record["body"] for record in records or () if record["k"] == "report"):
+                if body["type"] == "metric":
+                    _take(found, body)
+    return found
+
+
+def _take(found: OnShare, body: dict[str, Any]) -> None:
+    for name, value in body["values"].items():
+        key = (name, body["step"])
+        if key in found.points:
+            found.repeated += 1
+        else:
+            found.points[key] = (float(value), body["ts"])
+
+
+def wrong(world: SeedWorld, case: Case, codes: dict[str, int | None]) -> Iterator[str]:
+    """Sentences on what is not as it has to be.
+
+    Args:
+        codes: exit codes of the commands that were not killed.
+    """
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(world.uri)
+    runs = client.search_runs(["0"])
+    yield from (f"run {run.info.run_id} is {run.info.status}" for run in runs if run.info.status in ("RUNNING", "SCHEDULED"))
+    yield from left_behind(world)
+    for name in codes:
+        if "Traceback" in world.said(name):
+            yield f"{name} shows a traceback"
+    for log in (world.home / "followers").glob("*.log"):
+        if "Traceback" in log.read_text(encoding="utf-8"):
+            yield "a follower's log has a traceback"
+    started = [folder for folder in world.job_folders() if list(folder.glob("batchai/attempts/*/verdict/verdict.json"))]
+    if len(runs) > 1 or len(started) > 1:
+        yield f"{len(runs)} runs, {len(started)} jobs"
+    elif started:
+        yield from _wrong_job(world, case, client, runs[0], started[0], codes)
+    elif not case.kills_submitter:
+        yield "the job has no verdict"
+
+
+def left_behind(world: SeedWorld) -> Iterator[str]:
+    """Sentences on what is left of jobs on their nodes: processes, locks, tickets, mounts."""
+    yield from (f"pid {pid} is left: {command}" for pid, command in world.processes().items())
+    yield from (f"somebody holds the lock {name}" for name in world.held_locks())
+    nodes = world.home / "nodes" / "local"
+    book = nodes / "book" / "book.json"
+    # Of those that their submitter could not write down nobody knows; who takes the next one sees that they have ended.
+    known = {record["ticket"] for path in world.share.rglob("submitted.json") for record in closed(path) or ()}
+    for ticket in json.loads(book.read_text())["tickets"] if book.exists() else ():
+        if ticket["number"] in known:
+            yield f"the ticket {ticket['number']} is left"
+    with open("/proc/mounts", encoding="utf-8") as mounts:
+        yield from (f"a mount is left: {line.split()[1]}" for line in mounts if str(world.root) in line)
+
+
+def _wrong_job(world: SeedWorld, case: Case, client: Any, run: Any, job: Path, codes: dict[str, int | None]) -> Iterator[str]:
+    newest = max(job.glob("batchai/attempts/*"), key=lambda path: int(path.name))
+    records = closed(newest / "verdict" / "verdict.json")
+    if records is None or len(records) != 1:
+        yield "the verdict is not whole"
+        return
+    verdict = records[0]
+    state, code = verdict["executionState"], (verdict["errors"] or [{"code": None}])[0]["code"]
+    yield from _wrong_verdict(case, state, code, int(newest.name))
+    succeeded = state == "succeeded"
+    for name, ended in codes.items():
+        if (ended == 0) != succeeded:
+            yield f"{name} has exit code {ended} for a job that has {state}"
+    tags = run.data.tags
+    expected = {
+        "status": "KILLED" if verdict["terminated"] else STATUSES[state],
+        "end time": verdict["endTime"],
+        "batchai.executionState": state,
+        "batchai.exitCode": None if verdict["exitCode"] is None else str(verdict["exitCode"]),
+        "batchai.errorCode": code,
+        "batchai.reason": verdict["reason"] or None,
+    }
+    there = {"status": run.info.status, "end time": run.info.end_time}
+    for name, value in expected.items():
+        if there.get(name, tags.get(name)) != value:
+            yield f"{name} is {there.get(name, tags.get(name))!r}, and {value!r} on the share"
+    cursors = [closed(path) for path in sorted(job.glob("batchai/relay/*/cursor.json"), key=lambda path: int(path.parent.name))]
+    if not cursors or not cursors[-1] or not cursors[-1][0]["finished"]:
+        yield "the last lease has not finished"
+    yield from _wrong_points(client, run, on_share(job), case)
+    yield from _wrong_logs(world, client, run, job, case, succeeded)
+
+
+def _wrong_verdict(case: Case, state: str, code: str | None, attempt: int) -> Iterator[str]:
+    half = any(fault.step in ("write plan.json", "ask take", "ask start") for fault in case.faults)
+    if state == "succeeded":
+        return
+    if not (case.kills_agents or half):
+        yield f"the job has {state} ({code}), and none of its agents was killed"
+    elif code not in LOST:
+        yield f"the job's error is {code}"
+
+
+def _wrong_points(client: Any, run: Any, share: OnShare, case: Case) -> Iterator[str]:
+    stored: Points = {}
+    for key in run.data.metrics:
+        for point in client.get_metric_history(run.info.run_id, key):
+            if (key, point.step) in stored:
+                yield f"{key} has two points of step {point.step}"
+            stored[key, point.step] = (point.value, point.timestamp)
+    lacking, more = share.points.keys() - stored.keys(), stored.keys() - share.points.keys()
+    if lacking:
+        yield f"{len(lacking)} points of the share are not in MLflow: {sorted(lacking)[:5]}"
+    if more and not share.torn:
+        yield f"{len(more)} points in MLflow are not on the share: {sorted(more)[:5]}"
+    different = [key for key in stored.keys() & share.points.keys() if stored[key] != share.points[key]]
+    if different:
+        yield f"{len(different)} points are not the first ones: {sorted(different)[:5]}"
+    told = REPEATED.search(run.data.tags.get("batchai.notes", ""))
+    if (int(told[1]) if told else 0) != share.repeated and not share.torn:
+        yield f"{share.repeated} values came for a step that had one, and the run says {told[1] if told else 'nothing'}"
+    if run.info.status == "FINISHED" and not case.training:
+        # What the ranks meant to report, whatever the share has of it.
+        due = {("loss", step): 1.0 / (step + 1) for step in range(case.steps)}
+        if case.all_ranks:
+            ranks_steps = itertools.product(range(case.nodes), range(case.steps))
+            due.update(((f"rank_{rank}/speed", step), 100.0 * rank + step) for rank, step in ranks_steps)
+        if {key: value for key, (value, _) in stored.items()} != due:
+            yield f"{len(stored)} points of {len(due)} that ranks have reported"
+
+
+def _wrong_logs(world: SeedWorld, client: Any, run: Any, job: Path, case: Case, succeeded: bool) -> Iterator[str]:
+    sent = world.root / "mlruns" / "0" / run.info.run_id / "artifacts" / "stdouterr"
+    there = {
+        path.relative_to(job / "stdouterr"): path.read_bytes() for path in (job / "stdouterr").rglob("*") if path.is_file()
+    }
+    artifacts = {path.relative_to(sent): path.read_bytes() for path in sent.rglob("*") if path.is_file()}
+    for name in sorted(there.keys() | artifacts.keys()):
+        if there.get(name) != artifacts.get(name):
+            yield f"the artifact stdouterr/{name} is not what lies on the share"
+    if succeeded and not case.training:
+        lines = sorted(there[Path("stdout.txt")].decode().splitlines())
+        said = ["begun", "done", *(f"step {step}" for step in range(case.steps))]
+        if lines != sorted(f"[{rank}] {line}" for rank in range(case.nodes) for line in said):
+            yield "stdout.txt has not each line of each rank once"

@@ -1,0 +1,180 @@
+"""One user's machine for one seed: real commands, a store, a share, and what is alive of it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+INJECTED = HERE / "injected"
+BIN = Path(sys.executable).parent
+sys.path.insert(0, str(INJECTED))
+
+import strikes  # noqa: E402 (it lies where the victims find it)
+
+TRAIN = """
+import os, time
+from mlflow_batchai.training import report
+rank = int(os.environ["HOROVOD_RANK"])
+print("begun", flush=True)
+for step in range({steps}):
+    print("step", step, flush=True)
+    report.log(step=step, loss=1.0 / (step + 1))
+    if {all_ranks}:
+        report.log(step=step, all_ranks=True, speed=100.0 * rank + step)
+    if {again} and step % 5 == 4:
+        report.log(step=step - 1, loss=-1.0)
+    time.sleep({pause})
+print("done", flush=True)
+"""
+
+
+class StuckError(AssertionError):
+    """What had to come did not come in time."""
+
+
+def make_store(path: Path) -> Path:
+    """A migrated, empty store: making one takes seconds, copying it none."""
+    code = f"from mlflow.tracking import MlflowClient; MlflowClient('sqlite:///{path}').search_experiments()"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=path.parent)
+    return path
+
+
+class SeedWorld:
+    """The machine.
+
+    Args:
+        root: an empty folder for all of it.
+        store: what ``make_store`` made.
+    """
+
+    def __init__(self, root: Path, store: Path) -> None:
+        self.root = root
+        self.home = root / "home"
+        self.share = self.home / "share"
+        self.faults = root / "faults"
+        for folder in (self.faults, root / "here", self.home / "clusters"):
+            folder.mkdir(parents=True)
+        (self.home / "clusters" / "local.yaml").write_text("nodes: 3\n", encoding="utf-8")
+        shutil.copy(store, root / "mlflow.db")
+        with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database, database:
+            database.execute("UPDATE experiments SET artifact_location = ?", (f"{root}/mlruns/0",))
+        self.uri = f"sqlite:///{root}/mlflow.db"
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_RUN", "MLFLOW_EXP"))},
+            "BATCHAI_HOME": str(self.home),
+            "MLFLOW_TRACKING_URI": self.uri,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(INJECTED), os.environ.get("PYTHONPATH", "")])),
+            "PYTHONUNBUFFERED": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            strikes.VARIABLE: str(self.faults / "faults.json"),
+        }
+        self.arm([])
+        self._started: list[subprocess.Popen[str]] = []
+
+    def arm(self, faults: list[dict[str, object]]) -> None:
+        """Processes that are started from now on strike so."""
+        (self.faults / "faults.json").write_text(json.dumps(faults), encoding="utf-8")
+
+    def struck(self, number: int) -> bool:
+        """Whether a fault has struck."""
+        return (self.faults / f"struck-{number}").exists()
+
+    def project(self, batchai: str, train: str) -> Path:
+        """A project whose ``train.py`` is the given code."""
+        folder = self.root / "toy"
+        folder.mkdir()
+        (folder / "train.py").write_text(train, encoding="utf-8")
+        (folder / "MLproject").write_text("name: toy\nentry_points: {main: {command: python train.py}}\n", encoding="utf-8")
+        (folder / "batchai.yaml").write_text(batchai, encoding="utf-8")
+        return folder
+
+    def start(self, name: str, *argv: str | Path) -> subprocess.Popen[str]:
+        """Start a command; what it says goes to ``NAME.out`` and ``NAME.err``: nobody has to read a pipe."""
+        with (self.root / f"{name}.out").open("w") as out, (self.root / f"{name}.err").open("w") as err:
+            process = subprocess.Popen(
+                [str(word) for word in argv],
+                cwd=self.root / "here",
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                text=True,
+                start_new_session=True,
+            )
+        self._started.append(process)
+        return process
+
+    def said(self, name: str, stream: str = "err") -> str:
+        """What a command has said."""
+        return (self.root / f"{name}.{stream}").read_text(encoding="utf-8")
+
+    def kill(self, roles: tuple[str, ...]) -> bool:
+        """SIGKILL for every process of these roles; whether there was one of each."""
+        pids = [strikes.pids_of(role, str(self.root)) for role in roles]
+        for pid in (pid for found in pids for pid in found):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return all(pids)
+
+    def wait(self, condition: Callable[[], object], seconds: float, what: str) -> None:
+        """Wait until something holds. Raises StuckError."""
+        until = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > until:
+                raise StuckError(f"{what}: not within {seconds:.0f} s")
+            time.sleep(0.05)
+
+    def job_folders(self) -> list[Path]:
+        """Every job folder on the share that has anything in it."""
+        return sorted(path.parent for path in self.share.glob("workspaces/*/experiments/*/jobs/*/*/batchai"))
+
+    def tag(self, key: str) -> str | None:
+        """A tag of the newest run, read past MLflow: importing that takes seconds."""
+        query = "SELECT tags.value FROM tags JOIN runs USING (run_uuid) WHERE tags.key = ? ORDER BY start_time DESC LIMIT 1"
+        with contextlib.closing(sqlite3.connect(self.root / "mlflow.db")) as database:
+            found = database.execute(query, (key,)).fetchone()
+        return found[0] if found else None
+
+    def processes(self) -> dict[int, str]:
+        """pid -> command of all that lives here: its command line or its environment names this folder."""
+        found = {}
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if words and str(self.root).encode() in words + Path(f"/proc/{pid}/environ").read_bytes():
+                    found[int(pid)] = " ".join(os.fsdecode(words).split("\0"))[:200]
+            except OSError:
+                continue
+        found.pop(os.getpid(), None)
+        return found
+
+    def held_locks(self) -> Iterator[str]:
+        """Files below the client's folder that somebody holds a lock on."""
+        for path in (path for path in self.home.rglob("*") if path.is_file() and not path.is_relative_to(self.share)):
+            with path.open("rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    yield str(path.relative_to(self.home))
+
+    def close(self) -> None:
+        """End what is left."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,182 @@
+"""The randomized run: kill -9 at a step that the seed chooses, reattach, and compare MLflow with the share.
+
+    python tests/faults/seeds.py 1-50 [--jobs 2] [--keep FOLDER]
+
+One line per seed, and as the last one ``N passed, N failed``. A seed does the same each time, as far as its processes do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import shutil
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import NamedTuple
+
+from seed_cases import Case, case_of
+from seed_checks import wrong
+from seed_world import BIN, ROOT, TRAIN, SeedWorld, StuckError, make_store
+
+# Until a node that nobody can tell of is given up takes minutes; all else takes seconds.
+PATIENCE_SECONDS, TRAINING_PATIENCE_SECONDS = 240.0, 420.0
+LEAVE_SECONDS = 40.0
+# MLflow checks a store's schema when it opens it, which two threads must not do at once.
+_checking = threading.Lock()
+
+
+class Result(NamedTuple):
+    """How a seed ended.
+
+    Attributes:
+        said: what was killed.
+        troubles: what was wrong.
+        notes: what else is worth a word.
+    """
+
+    case: Case
+    said: str
+    troubles: list[str]
+    notes: list[str]
+    seconds: float
+    folder: Path
+
+
+def run_seed(seed: int, folder: Path, store: Path) -> Result:
+    """Run a seed in a new folder, which is removed if all is well."""
+    begun = time.monotonic()
+    case = case_of(seed)
+    notes: list[str] = []
+    troubles, reached = _run(case, folder, store)
+    if not reached and not troubles:
+        notes.append(f"never came to: {case}")
+        shutil.rmtree(folder)
+        # Another folder: MLflow remembers a store by its address.
+        case, folder = case.by_time(), folder.with_name(f"{folder.name}-by-time")
+        troubles, _ = _run(case, folder, store)
+    if not troubles:
+        shutil.rmtree(folder)
+    return Result(case, str(case), troubles, notes, time.monotonic() - begun, folder)
+
+
+def _run(case: Case, folder: Path, store: Path) -> tuple[list[str], bool]:
+    """What was wrong, and whether every fault has struck."""
+    world = SeedWorld(folder, store)
+    try:
+        world.arm([dataclasses.asdict(fault) for fault in case.faults])
+        try:
+            codes, reached = _play(world, case)
+        except StuckError as error:
+            return [str(error), *(f"alive: {command}" for command in world.processes().values())], True
+        with _checking:
+            return list(wrong(world, case, codes)), reached
+    finally:
+        world.close()
+
+
+def _play(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
+    """Run, kill, reattach, and wait until nothing lives.
+
+    Returns:
+        Exit codes of the commands that were not killed; whether every fault has struck.
+    """
+    patience = TRAINING_PATIENCE_SECONDS if case.training else PATIENCE_SECONDS
+    main = world.start("run", BIN / "mlflow", "run", *_project(world, case), "--backend", "batchai")
+    reached = True
+    if case.timed:
+        world.wait(lambda: _ranks_began(world) or main.poll() is not None, 60, "the ranks' start")
+        time.sleep(case.timed.seconds)
+        reached = world.kill(case.timed.kills)
+    else:
+        # A command that ends by itself has not been struck: then neither will be what it waited for.
+        world.wait(lambda: world.struck(0) or main.poll() is not None, patience, "the fault")
+    time.sleep(case.attach_seconds)
+    codes: dict[str, int | None] = {}
+    if (name := world.tag("batchai.job")) is not None:
+        attached = [
+            (f"attach-{number}", world.start(f"attach-{number}", BIN / "batchai", "job", "attach", name))
+            for number in range(case.attaches)
+        ]
+        for called, process in attached:
+            world.wait(lambda process=process: process.poll() is not None, patience, called)  # type: ignore[misc]
+            codes[called] = process.returncode
+        if world.tag("batchai.folder") and all("has no job folder" in world.said(called) for called, _ in attached):
+            # Nothing of it had been started; the sentence says how to end its run.
+            ending = world.start("terminate", BIN / "batchai", "job", "terminate", name, "-y")
+            world.wait(lambda: ending.poll() is not None, 60, "terminate")
+            codes = {"terminate": ending.returncode}
+    world.wait(lambda: main.poll() is not None, patience, "mlflow run")
+    if main.returncode != -9:
+        codes["run"] = main.returncode
+    with contextlib.suppress(StuckError):  # told by the checks, with their names
+        world.wait(lambda: not world.processes(), LEAVE_SECONDS, "the end of all processes")
+    return codes, reached and all(world.struck(fault.id) for fault in case.faults)
+
+
+def _ranks_began(world: SeedWorld) -> bool:
+    return any(
+        "begun" in path.read_text() for path in world.share.glob("workspaces/*/experiments/*/jobs/*/*/stdouterr/stdout.txt")
+    )
+
+
+def _project(world: SeedWorld, case: Case) -> list[str]:
+    if case.training:
+        values = {"data": "digits", "epochs": "6", "augment": "false"}
+        return [str(ROOT / "projects" / "cifar_horovod"), *(f"-P{name}={value}" for name, value in values.items())]
+    train = TRAIN.format(steps=case.steps, all_ranks=case.all_ranks, again=case.again, pause=case.pause)
+    return [str(world.project(f"properties: {{nodeCount: {case.nodes}, horovodSettings: {{}}}}", train))]
+
+
+def _told(result: Result) -> str:
+    """A seed's line, and what was wrong below it."""
+    how = "failed" if result.troubles else "passed"
+    lines = [f"seed {result.case.seed} [{result.case.kind}]: {result.said}: {how}, {result.seconds:.0f} s"]
+    lines += [f"    {note}" for note in result.notes]
+    lines += [f"    {trouble}" for trouble in result.troubles]
+    if result.troubles:
+        lines.append(f"    repeat it with: make faults SEEDS={result.case.seed}    (kept: {result.folder})")
+    return "\n".join(lines)
+
+
+def _seeds(text: str) -> list[int]:
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    if not found:
+        raise ValueError("no seeds")
+    return found
+
+
+def main() -> int:
+    """The command; exit code 1 if any seed failed."""
+    parser = argparse.ArgumentParser(description="Kill processes of jobs at steps that seeds choose, reattach, and compare.")
+    parser.add_argument("seeds", type=_seeds, help="1-50, 7, or 1-10,25")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default 2)")
+    options = parser.parse_args()
+    folder = Path(mkdtemp(prefix="batchai-seeds-"))
+    store = make_store(folder / "mlflow.db")
+    counts: Counter[tuple[str, bool]] = Counter()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        running = [pool.submit(run_seed, seed, folder / f"seed-{seed}", store) for seed in options.seeds]
+        for future in running:
+            result = future.result()
+            counts[result.case.kind, not result.troubles] += 1
+            print(_told(result), flush=True)
+    for kind in sorted({kind for kind, _ in counts}):
+        print(f"{kind}: {counts[kind, True]} passed, {counts[kind, False]} failed")
+    failed = sum(count for (_, passed), count in counts.items() if not passed)
+    if not failed:
+        shutil.rmtree(folder)
+    print(f"{sum(counts.values()) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
