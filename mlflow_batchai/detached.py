@@ -36,16 +36,21 @@ class Submitted:
     starts: int = 0
     _vigil: Vigil | None = field(default=None, init=False, repr=False)
 
+    @property
+    def vigil(self) -> Vigil:
+        """What tells the better whether anybody relays the job the more often it looks."""
+        if self._vigil is None or self._vigil.job is not self.job:
+            words = _arguments(self.job)
+            self._vigil = Vigil(self.job, lambda: processes.that_run(words))
+        return self._vigil
+
     def followed(self) -> Glance:
-        """Who relays the job now, as far as that can be told (``Vigil.look``): the more often one asks, the better.
+        """Who relays the job now, as far as that can be told (``Vigil.look``).
 
         Raises:
             ShareError: its share can't be read now.
         """
-        if self._vigil is None or self._vigil.job is not self.job:
-            words = _arguments(self.job)
-            self._vigil = Vigil(self.job, lambda: processes.that_run(words))
-        return self._vigil.look()
+        return self.vigil.look()
 
 
 def start_follower(submitted: Submitted) -> None:
@@ -67,7 +72,7 @@ def follower_log(job: Job) -> Path:
 def ensure_follower(submitted: Submitted) -> Glance:
     """See to it that a job which was submitted elsewhere, or earlier, has a follower.
 
-    One on another machine may be dead: ours takes over then, and ends if that one is seen to live.
+    One on another machine may be dead, and one that lives may be kept from the store: ours takes over then, and ends otherwise.
 
     Returns:
         Who relayed it before.
@@ -76,7 +81,7 @@ def ensure_follower(submitted: Submitted) -> Glance:
         ShareError: its share can't be read now.
     """
     found = submitted.followed()
-    if found.hold in (Hold.FREE, Hold.UNKNOWN):
+    if found.hold in (Hold.FREE, Hold.UNKNOWN) or (found.hold is Hold.HELD and found.trouble):
         start_follower(submitted)
     return found
 

@@ -17,6 +17,7 @@ A message is one sentence (or a sentence and the last lines of a log): what was 
     ├── ShareError               the control share can't be read or written
     │   ├── ShareNotFoundError   no such file on the share
     │   └── ShareMissingError    there is no such share
+    ├── TrackingError            the tracking store can't be asked
     ├── HorovodBuildError        the Horovod wheel could not be built
     ├── ModelError               a saved model can't become an MLflow model
     └── JobError                 something about one job
@@ -96,6 +97,10 @@ class ShareNotFoundError(ShareError):
 
 class ShareMissingError(ShareError):
     """There is no such share."""
+
+
+class TrackingError(BatchAIError):
+    """The tracking store can't be asked."""
 
 
 class HorovodBuildError(BatchAIError):

@@ -6,16 +6,19 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from mlflow_batchai import experiments as stored
-from mlflow_batchai.errors import JobNotFoundError
-from mlflow_batchai.runs import TAG_CLUSTER, TAG_JOB, TAG_STATE, TAG_WORKSPACE
+from mlflow_batchai.errors import BatchAIError, JobNotFoundError, TrackingError
+from mlflow_batchai.runs import TAG_CLUSTER, TAG_JOB, TAG_STATE, TAG_WORKSPACE, Tracking, client, shown
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.store.entities import PagedList
     from mlflow.tracking import MlflowClient
 
-PAGE = 1000
+PAGE, MOST = 1000, 10_000
 TERMINATED = "terminated"
+TAG_USER = "mlflow.user"
+NOT_ENDED = " AND ".join(f"attributes.status != '{status}'" for status in ("FINISHED", "FAILED", "KILLED"))
+LONGEST_WHY = 300
 
 
 def find(mlflow: MlflowClient, name: str, workspace: str | None = None, experiment_id: str | None = None) -> Run:
@@ -104,8 +107,44 @@ def is_first(mlflow: MlflowClient, run: Run) -> bool:
 
 def running(mlflow: MlflowClient, experiments: Sequence[str]) -> list[Run]:
     """Runs of jobs that have not ended, of these experiments (by id)."""
-    ended = " AND ".join(f"attributes.status != '{status}'" for status in ("FINISHED", "FAILED", "KILLED"))
-    return list(mlflow.search_runs(list(experiments), f"tags.`{TAG_JOB}` LIKE '%' AND {ended}", max_results=PAGE))
+    return list(mlflow.search_runs(list(experiments), f"tags.`{TAG_JOB}` LIKE '%' AND {NOT_ENDED}", max_results=PAGE))
+
+
+def unended(tracking: Tracking, user: str) -> list[Run]:
+    """Runs of a user's jobs that have not ended, of all experiments, the newest first; ``MOST`` of them.
+
+    Raises:
+        TrackingError: the store can't be asked.
+    """
+    if "'" in user:
+        return []  # as in ``jobs``
+    wanted = f"tags.`{TAG_JOB}` LIKE '%' AND tags.`{TAG_USER}` = '{user}' AND {NOT_ENDED}"
+    found: list[Run] = []
+    try:
+        mlflow = client(tracking)
+        experiments = [entry.experiment_id for entry in stored.every(mlflow)]
+        token = None
+        while experiments and len(found) < MOST:
+            page = mlflow.search_runs(
+                experiments, wanted, max_results=PAGE, order_by=["attributes.start_time DESC"], page_token=token
+            )
+            found += page
+            if not (token := page.token):
+                break
+    except BatchAIError:
+        raise
+    except Exception as error:  # MLflow raises whatever its store raises
+        raise TrackingError(f"the tracking store {tracking.uri} can't be asked: {_why(error)}") from error
+    return found
+
+
+def _why(error: BaseException) -> str:
+    """What went wrong first, in one line: MLflow's own message repeats what each layer says of the one below."""
+    first = error
+    while (below := first.__cause__ or first.__context__) is not None:
+        first = below
+    text = first.strerror if isinstance(first, OSError) and first.strerror else str(first) or str(error) or type(error).__name__
+    return shown(" ".join(text.split()))[:LONGEST_WHY]
 
 
 def deleted(mlflow: MlflowClient) -> set[str]:

@@ -16,6 +16,7 @@ from mlflow_batchai.cluster import scaling
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import BatchAIError
 from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.lease import Glance, Hold
 from mlflow_batchai.job.places import DEFAULT_PREFIX
 from mlflow_batchai.job.states import JobState, Snapshot, fold
 from mlflow_batchai.node import protocol
@@ -66,6 +67,7 @@ def view(submitted: Submitted) -> dict[str, Any]:
         "errorCode": state.error_code or None,
         "reason": why or state.reason or None,
         "queuedBehind": before,
+        "follower": follower(submitted.followed()),
         "command": plan["command"],
         "processCount": plan["ranks"],
         "nodes": [_node(node, record, snapshot) for node, record in sorted(snapshot.announces.items())],
@@ -103,6 +105,21 @@ def summary(run: Run, experiment: str | None = None) -> dict[str, Any]:
         "reason": tags.get(runs.TAG_REASON),
         "share": tags.get(runs.TAG_SHARE),
         "folder": tags.get(runs.TAG_FOLDER),
+    }
+
+
+# What a look at who relays a job is called. Who follows one elsewhere may be dead: one look can't tell.
+_FOLLOWER_STATES = {Hold.HELD: "relaying", Hold.UNKNOWN: "unknown", Hold.FREE: "none", Hold.FINISHED: "finished"}
+
+
+def follower(seen: Glance) -> dict[str, Any]:
+    """Who relays a job into its run: which process, on which host, and what keeps it from that."""
+    holder = seen.holder if seen.hold in (Hold.HELD, Hold.UNKNOWN) else {}
+    return {
+        "state": _FOLLOWER_STATES[seen.hold],
+        "process": holder.get("pid"),
+        "host": holder.get("host"),
+        "trouble": seen.trouble or None,
     }
 
 

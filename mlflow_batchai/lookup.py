@@ -61,6 +61,8 @@ def of_run(run: Run, tracking: Tracking) -> Submitted:
 def _job_of(run: Run) -> Job:
     """The job of a run: where its submitter had it, else where this machine's document of its cluster says."""
     tags = run.data.tags
+    if missing := [tag for tag in (runs.TAG_CLUSTER, runs.TAG_SHARE, runs.TAG_FOLDER) if tag not in tags]:
+        raise JobError(f"job {tags[runs.TAG_JOB]} can't be found: its run has no tag {missing[0]} any more")
     cluster = tags[runs.TAG_CLUSTER]
     there: list[Share] = []
     troubles: list[str] = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlflow_batchai.cli.job_lookup import find_job, find_run
+from mlflow_batchai.cli.job_lookup import find_run
 from mlflow_batchai.cli.options import Scope, ask, command, confirmed, named, notice, tracking
 from mlflow_batchai.cli.output import Column
 from mlflow_batchai.errors import ShareError, UsageError
@@ -94,12 +94,15 @@ def show(scope: Scope, name: str) -> Any:
 
     run, store = find_run(scope, name)
     try:
-        return jobview.view(lookup.of_run(run, store))
+        shown = jobview.view(lookup.of_run(run, store))
     except lookup.NoFolderError as lost:
         if not lost.run_ended:
             raise
         notice(f"the folder of job {lost.name} is gone; this is what its run says")
         return jobview.summary(run)
+    if shown["follower"]["state"] == "none":
+        notice(f"nobody relays job {shown['name']} into its run: batchai job attach {shown['name']}")
+    return shown
 
 
 @command(example="batchai job wait digits-3f2a1c", experiment=True)
@@ -139,26 +142,6 @@ def _told(run: Run) -> None:
         why = "was terminated" if jobview.is_terminated(known) else "failed"
         raise JobFailedError(f"job {known['name']} {why}: {known['reason']}", (known["executionInfo"] or {}).get("exitCode"))
     notice(f"job {known['name']} succeeded")
-
-
-@command(example="batchai job attach digits-3f2a1c", experiment=True)
-@named("job")
-@click.option("--new", "only_new", is_flag=True, help="Only output that comes from now on.")
-def attach(scope: Scope, name: str, only_new: bool) -> None:
-    """Show a job's output and progress until it has ended; exit code 0 only if it succeeds.
-
-    Ctrl-C leaves the job running here (it was submitted elsewhere); `batchai job terminate` ends it.
-    """
-    from mlflow_batchai import detached, runner
-    from mlflow_batchai.console import JobConsole
-    from mlflow_batchai.signals import Signals
-
-    found = find_job(scope, name)
-    console = JobConsole(found.job.plan["ranks"])
-    detached.ensure_follower(found)
-    state = runner.watch(found, console, Signals(cancels=False), from_start=not only_new)
-    runner.outcome(found, state)
-    console.say(f"job {found.job.name} succeeded")
 
 
 @command(example="batchai job terminate digits-3f2a1c -y", experiment=True)

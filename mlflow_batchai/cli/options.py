@@ -67,7 +67,11 @@ def command(
             # A query that can't be used is refused before anything is done.
             query = printing.check_query(text) if (text := values.pop("query_")) is not None else None
             arguments = [_scope(values)] if scoped else []
-            printing.emit(function(*arguments, **values), chosen, query, columns)
+            result = function(*arguments, **values)
+            if isinstance(result, printing.Incomplete):
+                printing.emit(result.result, chosen, query, columns)
+                raise click.exceptions.Exit(1)
+            printing.emit(result, chosen, query, columns)
 
         options = [
             click.option("-o", "--output", "output_", type=click.Choice(OUTPUTS), help="How the result is printed.  [json]"),

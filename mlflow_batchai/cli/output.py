@@ -25,6 +25,12 @@ class Tabular(NamedTuple):
     columns: Sequence[Column]
 
 
+class Incomplete(NamedTuple):
+    """A result that is printed, of a command that fails all the same: a part of it could not be had, which was told."""
+
+    result: Any
+
+
 def check_query(query: str) -> Callable[[Any], Any]:
     """A ``--query`` ready to use.
 

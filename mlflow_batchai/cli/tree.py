@@ -56,7 +56,7 @@ TREE = Noun(
                 "show": Verb(f"{_CLI}.job:show", "A job: its state, errors, nodes, and where its files lie."),
                 "list": Verb(f"{_CLI}.job:list_jobs", "Jobs, the newest first."),
                 "wait": Verb(f"{_CLI}.job:wait", "Wait for a job's end; the exit code is the job's."),
-                "attach": Verb(f"{_CLI}.job:attach", "Show a job's output and progress until it has ended."),
+                "attach": Verb(f"{_CLI}.job_attach:attach", "Show a job until it has ended, or see to all jobs of yours."),
                 "logs": Verb(f"{_CLI}.job_logs:logs", "A job's output, of all ranks or of one."),
                 "terminate": Verb(f"{_CLI}.job:terminate", "End a job."),
                 "retry": Verb(f"{_CLI}.job_retry:retry", "Run a job that has not succeeded once more."),

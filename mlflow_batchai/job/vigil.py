@@ -60,8 +60,11 @@ class Vigil:
     def _judged(self, glance: Glance, now: float) -> Glance:
         if glance.hold is Hold.UNKNOWN and self._lives and now - self._since <= self.grace_seconds:
             return glance._replace(hold=Hold.HELD)
-        if glance.hold in (Hold.FREE, Hold.UNKNOWN) and (here := self._on_their_way()):
-            return glance._replace(hold=Hold.HELD, holder={"pid": min(here), "host": socket.gethostname()})
+        if glance.hold in (Hold.FREE, Hold.UNKNOWN) or glance.trouble:
+            # One that has it and says that it can't use it is no help.
+            here = set(self._on_their_way()) - {glance.holder.get("pid") if glance.hold is Hold.HELD else None}
+            if here:
+                return glance._replace(hold=Hold.HELD, holder={"pid": min(here), "host": socket.gethostname()}, trouble="")
         if glance.hold is Hold.UNKNOWN and now - self._since > self.grace_seconds:
             return glance._replace(hold=Hold.FREE)
         return glance

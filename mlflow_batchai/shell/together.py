@@ -20,10 +20,15 @@ def in_background(call: Callable[[], T]) -> Future[T]:
 
 def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
     """The values of all calls, up to 64 of them running; the first error is raised when all have ended."""
-    futures = _begin(calls, AT_ONCE)
+    futures = begin(calls)
     for future in futures:
         future.exception()
     return [future.result() for future in futures]
+
+
+def begin(calls: Sequence[Callable[[], T]]) -> list[Future[T]]:
+    """Begin calls, up to 64 of them running, for who waits for each no longer than it may take."""
+    return _begin(calls, AT_ONCE)
 
 
 def _begin(calls: Sequence[Callable[[], T]], most: int) -> list[Future[T]]:

@@ -10,6 +10,7 @@ from command_line import Cli
 
 from mlflow_batchai import detached, lookup, runner, runs
 from mlflow_batchai.errors import JobDetachedError, ShareError
+from mlflow_batchai.job.lease import Glance, Hold
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.shares.directory import DirectoryShare
 
@@ -37,6 +38,7 @@ def job(cli: Cli, run, monkeypatch, tmp_path):
         name="toy-1", plan={"ranks": 1}, folder="logs/seg", share=DirectoryShare(tmp_path / "share"), calls=[]
     )
     made.current, made.ended = JobState("running"), JobState("succeeded", 0)
+    made.follower = Glance(Hold.FREE, 0, None, {})
     made.state = lambda ending=True: made.current
     found = detached.Submitted(made, run.info.run_id, None)
 
@@ -51,7 +53,7 @@ def job(cli: Cli, run, monkeypatch, tmp_path):
         return made.ended
 
     monkeypatch.setattr(lookup, "of_run", lambda run, tracking: found)
-    monkeypatch.setattr(detached, "ensure_follower", lambda found: made.calls.append("follower"))
+    monkeypatch.setattr(detached, "ensure_follower", lambda found: made.calls.append("follower") or made.follower)
     monkeypatch.setattr(runner, "cancel", lambda found, why: made.calls.append(f"cancel: {why}"))
     monkeypatch.setattr(runner, "wait", wait)
     monkeypatch.setattr(runner, "watch", watch)
@@ -102,6 +104,38 @@ def test_attach(cli, job, ended, code, words):
     assert job.calls == ["follower", {"from_start": True}]
     assert cli("job", "attach", "-n", "toy-1", "--new").code == code
     assert job.calls[-1] == {"from_start": False}
+
+
+FAR = {"pid": 7, "host": "far"}
+RELAYS = [
+    (Glance(Hold.HELD, 1, 3, FAR), "process 7 on far relays job toy-1"),
+    (Glance(Hold.HELD, 1, 3, FAR, "401"), "process 7 on far relays job toy-1, and says: 401; it is tried from here"),
+    (Glance(Hold.FREE, 1, 3, FAR, "no server"), "process 7 on far has left job toy-1: no server; it goes on from here"),
+    (Glance(Hold.UNKNOWN, 1, 3, FAR), "process 7 on far has relayed job toy-1; if it is gone, that goes on from here"),
+    (Glance(Hold.FREE, 1, 3, FAR), ""),
+    (Glance(Hold.FINISHED, 1, 3, FAR), ""),
+]
+
+
+def test_attach_says_who_relays_the_job(cli, job):
+    for follower, words in RELAYS:
+        job.follower = follower
+        said = cli("job", "attach", "toy-1").err
+        assert said == (f"batchai: {words}\n" if words else "") + "batchai: job toy-1 succeeded\n"
+
+
+def test_attach_is_about_one_job_or_all(cli):
+    for words, sentence in [
+        ("--all toy-1", "it can't stand with toy-1"),
+        ("--all -n toy-1", "it can't stand with toy-1"),
+        ("--all --new", "it can't stand with --new"),
+        ("--all -e digits", "it can't stand with -e"),
+        ("toy-1 --wait", "--wait belongs to --all"),
+        ("", "the name of the job is missing: -n NAME (or --all, for all of yours)"),
+    ]:
+        code, out, err = cli("job", "attach", *words.split())
+        assert (code, out) == (2, "")
+        assert sentence in err
 
 
 @pytest.mark.parametrize(("ended", "code", "words"), ENDS)

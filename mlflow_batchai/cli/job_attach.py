@@ -1,0 +1,103 @@
+"""``batchai job attach``: a job shown until its end, or all jobs of a user given a follower again."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from mlflow_batchai.cli.job_lookup import find_job
+from mlflow_batchai.cli.options import Scope, command, named, notice, tracking
+from mlflow_batchai.cli.output import Column, Incomplete
+
+if TYPE_CHECKING:
+    from mlflow_batchai.job.lease import Glance
+    from mlflow_batchai.orphans import Charge
+
+COLUMNS: list[Column] = [("Name", "name"), ("Run", "runId"), ("State", "executionState"), ("Result", "detail")]
+_SCOPE = {"group_": "-g", "workspace_": "-w", "experiment_": "-e"}
+
+
+@command(COLUMNS, example="batchai job attach digits-3f2a1c", experiment=True)
+@named("job", optional=True)
+@click.option("--new", "only_new", is_flag=True, help="Only output that comes from now on.")
+@click.option("--all", "every", is_flag=True, help="Give each of your jobs that has not ended a follower, if it has none.")
+@click.option("--wait", "waits", is_flag=True, help="With --all: until all of them have ended.")
+def attach(scope: Scope, name: str | None, only_new: bool, every: bool, waits: bool) -> Any:
+    """Show a job's output and progress until it has ended; exit code 0 only if it succeeds.
+
+    It can be any job whose share this machine sees, by its name or its run id, whoever has submitted it. If nobody relays it
+    into MLflow any more, that goes on from here. Ctrl-C leaves the job running; `batchai job terminate` ends it.
+
+    With --all, for cron: all jobs of yours in the tracking store, in whatever experiment. Those that nobody relays any more get
+    a follower on this machine; no output is shown. Exit code 1 if some of them can't be looked at from here.
+    """
+    if every:
+        _refuse(name, only_new)
+        return _attach_all(waits)
+    if waits:
+        raise click.UsageError("--wait belongs to --all; without that, attach always stays until the job has ended")
+    if not name:
+        raise click.UsageError("the name of the job is missing: -n NAME (or --all, for all of yours)")
+    _attach(scope, name, only_new)
+    return None
+
+
+def _refuse(name: str | None, only_new: bool) -> None:
+    context = click.get_current_context()
+    given = [option for key, option in _SCOPE.items() if context.get_parameter_source(key) is ParameterSource.COMMANDLINE]
+    for what in [*([name] if name else []), *(["--new"] if only_new else []), *given]:
+        raise click.UsageError(f"--all is about all jobs of yours in the tracking store; it can't stand with {what}")
+
+
+def _attach(scope: Scope, name: str, only_new: bool) -> None:
+    from mlflow_batchai import detached, runner
+    from mlflow_batchai.console import JobConsole
+    from mlflow_batchai.signals import Signals
+
+    found = find_job(scope, name)
+    console = JobConsole(found.job.plan["ranks"])
+    if told := _who(detached.ensure_follower(found), found.job.name):
+        console.say(told)
+    state = runner.watch(found, console, Signals(cancels=False), from_start=not only_new)
+    runner.outcome(found, state)
+    console.say(f"job {found.job.name} succeeded")
+
+
+def _who(follower: Glance, job: str) -> str:
+    """Who relays the job, and whether that goes on from here; empty if there is nothing to say of it."""
+    from mlflow_batchai.job.lease import Hold
+
+    if follower.hold is Hold.HELD:
+        trouble = f", and says: {follower.trouble}; it is tried from here" if follower.trouble else ""
+        return f"{follower.who} relays job {job}{trouble}"
+    if follower.hold is Hold.UNKNOWN and follower.holder:
+        return f"{follower.who} has relayed job {job}; if it is gone, that goes on from here"
+    if follower.hold is Hold.FREE and follower.trouble:
+        return f"{follower.who} has left job {job}: {follower.trouble}; it goes on from here"
+    return ""
+
+
+def _attach_all(waits: bool) -> list[dict[str, Any]] | Incomplete:
+    from mlflow_batchai import index, orphans, runner
+
+    store = tracking()
+    found = index.unended(store, runner.user())
+    if len(found) >= index.MOST:
+        notice(f"there are more than {index.MOST} jobs that have not ended; these are the newest")
+    if not found:
+        hint = "" if os.environ.get("MLFLOW_TRACKING_URI") else " (MLFLOW_TRACKING_URI is not set)"
+        notice(f"{runner.user()} has no job in {store.uri} that has not ended{hint}")
+    charges = [_said(charge) for charge in orphans.look_after(found, store, notice)]
+    if waits:
+        for charge in orphans.wait(charges, notice):
+            _said(charge)
+    rows = [charge.row() for charge in charges]
+    return Incomplete(rows) if any(charge.result is orphans.Result.UNSEEN for charge in charges) else rows
+
+
+def _said(charge: Charge) -> Charge:
+    click.echo(f"batchai: {charge.sentence}", err=True)
+    return charge
