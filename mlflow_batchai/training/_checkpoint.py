@@ -106,7 +106,8 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         _adapt_rate(model, state["learning_rate"], state["compiled_rate"], self._compiled_rate)
         inside = f" and {found.batches} batches of the next one" if found.batches else ""
         ranks = f"{state['ranks']} rank" + ("s" if state["ranks"] != 1 else "")
-        print(f"Resuming after epoch {found.epochs_done}{inside}, trained by {ranks}, from {found.path}", flush=True)
+        name = os.path.basename(found.path)
+        print(f"Resuming after epoch {found.epochs_done}{inside}, trained by {ranks}, from {name}", flush=True)
         return {"epochs_done": found.epochs_done, "batches": found.batches, "worker_epochs": state["worker_epochs"]}
 
     # --- what Keras calls -------------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             print(f"No checkpoint {after}: {error}", flush=True)
         else:
             if self._told is not None:
-                print(f"SIGTERM: saved {after} as {path}", flush=True)
+                print(f"SIGTERM: saved {after} as {os.path.basename(path)}", flush=True)
 
     # --- SIGTERM ----------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -208,6 +210,31 @@ def test_aside(tmp_path):
     with read_aside(target) as local:
         assert Path(local).read_bytes() == content and Path(local).name == "model.h5"
     assert not Path(local).exists()
+
+
+def test_the_documented_loop_goes_on(tmp_path, monkeypatch):
+    reference = (Path(__file__).parents[2] / "docs" / "reference.md").read_text(encoding="utf-8")
+    (example,) = [block for block in re.findall(r"^```python\n(.*?)^```", reference, re.S | re.M) if "Checkpoints(" in block]
+    monkeypatch.setenv("AZ_BATCHAI_OUTPUT_MODEL", str(tmp_path))
+    trained = []
+
+    def train(epoch):
+        trained.append(epoch)
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+
+    names = {
+        "hvd": SimpleNamespace(rank=lambda: 0, broadcast_object=lambda value, root: value),
+        "os": os,
+        "epochs": 5,
+        "train": train,
+        "load": lambda path: trained.append(Path(path).read_text()),
+        "save": lambda path: Path(path).write_text(f"{len(trained)} epochs"),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        exec(example, names)
+    exec(example, names)
+    assert trained == [0, 1, 2, "2 epochs", 2, 3, 4]
 
 
 def test_importing_it_brings_the_standard_library_only():

@@ -1,6 +1,7 @@
 """Training goes on from its newest checkpoint, also with another number of ranks; SIGTERM saves one."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -33,7 +34,12 @@ class Results:
 @pytest.fixture(scope="module")
 def results(ranks, tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
-    ended = ranks(sys.executable, JOBS / "resume.py", folder)
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    (example,) = [
+        block for block in re.findall(r"^```python\n(.*?)^```", reference, re.S | re.M) if "CheckpointCallback" in block
+    ]
+    (folder / "example.py").write_text(example)
+    ended = ranks(sys.executable, JOBS / "resume.py", folder, folder / "example.py")
     assert (folder / "1.json").exists(), ended[0].output[-3000:] + ended[1].output[-3000:]
     return Results(folder, ended)
 
@@ -74,6 +80,11 @@ def test_training_that_was_complete_trains_nothing(results):
     assert results.facts[0]["done already"] == results.facts[1]["done already"] == [4, 8]
 
 
+def test_the_documented_script_goes_on(results):
+    for facts in results.facts:
+        assert facts["example 0"] == [0, 8] and facts["example 1"] == [4, 8]
+
+
 def test_sigterm_saves_within_an_epoch_which_is_trained_again(results):
     facts = results.facts[0]
     assert facts["told 0"] == ["epoch-0002-batch-000002.json", "epoch-0002.json"]
@@ -87,7 +98,7 @@ def test_sigterm_on_two_ranks_saves_and_ends_both(results):
     assert (first.code, second.code) == (-15, -15), second.output[-3000:]
     found = Checkpoints(results.folder / "term", SETTINGS).newest()
     assert (found.epochs_done, found.batches, found.state["worker_epochs"], found.state["ranks"]) == (3, 4, 6, 2)
-    assert f"SIGTERM: saved after epoch 3 and 4 batches as {found.path}" in first.output
+    assert f"SIGTERM: saved after epoch 3 and 4 batches as {Path(found.path).name}" in first.output
     assert "Traceback" not in first.output + second.output
 
 

@@ -1,6 +1,8 @@
 """Trains, stops and goes on: rank 0 alone before Horovod starts, then two ranks; at last SIGTERM ends both while they train.
 
-resume.py OUT      OUT/<rank>.npz gets weights, OUT/<rank>.json everything else, OUT/term the last checkpoints
+resume.py OUT EXAMPLE      OUT/<rank>.npz gets weights, OUT/<rank>.json everything else, OUT/term the last checkpoints
+
+EXAMPLE is a script that lacks its model and data: the one of docs/reference.md.
 """
 
 import json
@@ -17,7 +19,7 @@ import numpy as np
 
 import mlflow_batchai.training.horovod as hvd
 
-OUT = Path(sys.argv[1])
+OUT, EXAMPLE = Path(sys.argv[1]), Path(sys.argv[2]).read_text()
 FACTS, WEIGHTS = {}, {}
 RNG = np.random.default_rng(3)
 X, Y = RNG.normal(size=(40, 6)).astype("float32"), RNG.normal(size=(40, 2)).astype("float32")
@@ -117,10 +119,20 @@ def together():
     FACTS["done already"] = train("two", 4, seed=11)[1]
 
 
+def documented():
+    """The documentation's script, twice: as the first attempt and as one after all epochs."""
+    os.environ["AZ_BATCHAI_OUTPUT_MODEL"] = str(OUT / "example")
+    for attempt in range(2):
+        names = {"keras": keras, "os": os, "model": net(20 + hvd.rank()), "loss": "mse", "x": X, "y": Y}
+        exec(EXAMPLE, names)
+        FACTS[f"example {attempt}"] = [names["done"], names["checkpoint"].worker_epochs]
+
+
 if os.environ["HOROVOD_RANK"] == "0":
     alone()
 hvd.init()
 together()
+documented()
 np.savez(OUT / f"{hvd.rank()}.npz", **WEIGHTS)
 (OUT / f"{hvd.rank()}.json").write_text(json.dumps(FACTS))
 # Rank 1 is told earlier than rank 0, which saves; neither waits for the other.
