@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from mlflow_batchai.errors import ModelError, ShareNotFoundError
+from mlflow_batchai.artifacts import Progress, at_once, bounds_of, is_astray, sizes_below, upload
+from mlflow_batchai.errors import ModelError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.places import output_places
 from mlflow_batchai.models import logged
@@ -24,10 +23,6 @@ from mlflow_batchai.shares.directory import DirectoryShare
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-Result = TypeVar("Result")
-
-# Bytes of a file's name on this machine; Azure takes 255 letters of any alphabet.
-LONGEST_NAME = 255
 BLOCK = 16 << 20
 
 
@@ -57,17 +52,17 @@ class Logs:
             sizes = {entry.name: entry.size for entry in share.list(path)}
             if sizes == self._sent and not complete:
                 return []
-            notes = _upload(self._client, self._job, share, path, artifact)
+            notes = upload(self._client, self._job, share, path, artifact)
             self._sent = sizes
             return notes
-        sizes, astray = _sizes(share, path)
+        sizes, astray = sizes_below(share, path)
         notes = [f"{artifact}: {note}" for note in astray]
         grown = {name: size for name, size in sizes.items() if complete or size != self._sent.get(name)}
         if not grown:
             return notes
         copies = self._folder()
         run_id = str(self._job.plan["runId"])
-        fetched = _at_once(share, lambda name: _follow(share, f"{path}/{name}", copies / name, grown[name], complete), grown)
+        fetched = at_once(share, lambda name: _follow(share, f"{path}/{name}", copies / name, grown[name], complete), grown)
         for name, length in zip(grown, fetched, strict=True):
             if length != self._sent.get(name):
                 self._client.log_artifact(run_id, str(copies / name), f"{artifact}/{name}".rpartition("/")[0])
@@ -103,22 +98,25 @@ def _follow(share: Share, path: str, copy: Path, size: int, complete: bool) -> i
     return have
 
 
-def upload_outputs(client: MlflowClient, job: Job) -> list[str]:
+def upload_outputs(client: MlflowClient, job: Job, folders: dict[tuple[str, str], Progress]) -> list[str]:
     """Send every output directory, each place once, to the run's artifacts under ``outputs``.
+
+    Args:
+        folders: how far each has come; kept up to date.
 
     Returns:
         Sentences on what was left out.
     """
-    sent: set[tuple[str, str]] = set()
-    notes: list[str] = []
+    notes: dict[tuple[str, str], list[str]] = {}
     for place in output_places(job.plan):
         key = (place["share"], place["path"])
-        if key in sent:
-            continue
-        sent.add(key)
-        artifact = "outputs/" + place["suffix"] if place["suffix"] else "outputs"
-        notes += _upload(client, job, job.share_at(place["share"]), place["path"], artifact, place["rclone"])
-    return notes
+        progress = folders.setdefault(key, Progress())
+        if progress.notes is None:
+            artifact = "outputs/" + place["suffix"] if place["suffix"] else "outputs"
+            share = job.share_at(place["share"])
+            progress.notes = upload(client, job, share, place["path"], artifact, place["rclone"], progress)
+        notes[key] = progress.notes
+    return [note for found in notes.values() for note in found]
 
 
 def log_model(client: MlflowClient, job: Job, known: Sequence[Record]) -> tuple[str, ...]:
@@ -185,7 +183,7 @@ def _local_file(job: Job, path: str) -> Iterator[Path]:
     share, inside = _on_share(job, path)
     if isinstance(share, DirectoryShare):
         file = share.local(inside)
-        if _is_astray(file, _bounds(job, share)):
+        if is_astray(file, bounds_of(job, share)):
             raise ModelError(f"the saved model {path} is not there, or a link out of the share")
         yield file
         return
@@ -203,101 +201,3 @@ def _on_share(job: Job, path: str) -> tuple[Share, str]:
             named = marker + inside
             return job.share_at(place["share"]), spelling.on_share(named) if place["rclone"] else named
     raise ModelError(f"the saved model {path} lies in no output directory; save it under $AZ_BATCHAI_OUTPUT_<ID>")
-
-
-def _upload(client: MlflowClient, job: Job, share: Share, path: str, artifact: str, rclone: bool = False) -> list[str]:
-    """Send a folder of a share, as it is now, to the run's artifacts; one that isn't there is none.
-
-    Args:
-        rclone: whether nodes wrote it by rclone, so that some names are spelled otherwise on the share.
-    """
-    run_id = str(job.plan["runId"])
-    if isinstance(share, DirectoryShare):
-        folder, bounds = share.local(path), _bounds(job, share)
-        if not folder.is_dir():
-            return []
-        if _is_astray(folder, bounds):
-            return [f"{artifact}: not sent: {path} lies behind a link out of the share"]
-        astray = sorted(_links_astray(folder, bounds))
-        if not astray:
-            client.log_artifacts(run_id, str(folder), artifact)
-            return []
-        left_out = {folder / name for name in astray}
-        for parent, _, names in os.walk(folder):
-            inside = Path(parent).relative_to(folder).as_posix()
-            for name in names:
-                if Path(parent, name) not in left_out:
-                    client.log_artifact(run_id, str(Path(parent, name)), f"{artifact}/{inside}".removesuffix("/."))
-        return [f"{artifact}: not sent: {', '.join(astray)} (links out of the share, or to nothing)"]
-    path = spelling.on_share(path) if rclone else path
-    sizes, notes = _sizes(share, path)
-    if sizes:
-        with TemporaryDirectory(prefix="batchai-") as scratch:
-            called = {name: Path(scratch, spelling.on_mount(name) if rclone else name) for name in sizes}
-            there = _at_once(share, lambda name: _fetch(share, f"{path}/{name}", called[name]), sizes)
-            notes += [f"not sent: {name} is gone" for name, fetched in zip(sizes, there, strict=True) if not fetched]
-            client.log_artifacts(run_id, scratch, artifact)
-    return [f"{artifact}: {note}" for note in notes]
-
-
-def _fetch(share: Share, path: str, target: Path) -> bool:
-    """Download a file; False if someone has removed it meanwhile."""
-    try:
-        share.download(path, target)
-    except ShareNotFoundError:
-        return False
-    return True
-
-
-def _bounds(job: Job, share: DirectoryShare) -> Path:
-    """What links must not lead out of. A volume on the control share is a folder that nodes can put a link in place of."""
-    control = job.share
-    if isinstance(control, DirectoryShare) and share.root.is_relative_to(control.root):
-        return control.root.resolve()
-    return share.root.resolve()
-
-
-def _links_astray(folder: Path, root: Path) -> Iterator[str]:
-    """Links that lead out of the share, where they would name files of this machine, or nowhere."""
-    for parent, folders, names in os.walk(folder):
-        for name in (*folders, *names):
-            path = Path(parent, name)
-            if path.is_symlink() and _is_astray(path, root):
-                yield path.relative_to(folder).as_posix()
-
-
-def _is_astray(path: Path, root: Path) -> bool:
-    return not path.exists() or not path.resolve().is_relative_to(root)
-
-
-def _sizes(share: Share, path: str) -> tuple[dict[str, int], list[str]]:
-    """(size of each file below a folder, by its path from there; sentences on names that can't be files of this machine)."""
-    sizes: dict[str, int] = {}
-    notes: list[str] = []
-    waiting = [""]
-    while waiting:
-        folder = waiting.pop()
-        for entry in share.list(f"{path}/{folder}".rstrip("/")):
-            if (
-                entry.name in ("", ".", "..")
-                or "/" in entry.name
-                or "\0" in entry.name
-                or len(os.fsencode(entry.name)) > LONGEST_NAME
-            ):
-                notes.append(f"not sent: {folder}{entry.name!r} can't be a name here")
-            elif entry.is_directory:
-                waiting.append(f"{folder}{entry.name}/")
-            else:
-                sizes[folder + entry.name] = entry.size
-    return sizes, notes
-
-
-def _at_once(share: Share, act: Callable[[str], Result], names: Iterable[str]) -> list[Result]:
-    """What comes of something that is done for each name, as many at a time as pay."""
-    with ThreadPoolExecutor(share.at_once, "batchai-collect") as pool:
-        futures = [pool.submit(act, name) for name in names]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise

@@ -6,135 +6,221 @@ process that started it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from mlflow_batchai import runs
+from mlflow_batchai import runs, stores
 from mlflow_batchai.errors import BatchAIError, ShareError
 from mlflow_batchai.job.jobs import Job, pause_after
 from mlflow_batchai.job.lease import Hold, Lease, LeaseLostError
 from mlflow_batchai.job.states import JobState
-from mlflow_batchai.keeper import Keeper, complain
+from mlflow_batchai.keeper import Keeper
 from mlflow_batchai.relay import Relay
+from mlflow_batchai.retries import NotHereError
 from mlflow_batchai.shares import open_share
-
-if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
+from mlflow_batchai.trouble import GAVE_UP, Complaints, Endurance, GivenUpError, sentence
 
 STEP_SECONDS = 0.5
 TAG_SECONDS = 5.0
+# For how long a share is away before we ask whether it is for us alone.
 LEAVE_TROUBLE_SECONDS = 10.0
+# For how long a store takes nothing from us before others may know it, who might get on better.
+TELL_TROUBLE_SECONDS = 60.0
+RELAY_SECONDS = 86400.0
 
 
-def follow(job: Job, tracking: runs.Tracking) -> JobState | None:
-    """Relay a job until its run is finished.
+def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = None) -> JobState | None:
+    """Relay a job until its run is finished, and start it again where it may.
+
+    Args:
+        kept: what agents have to be told of which the environment has nothing (``Retries``).
 
     Returns:
-        The state it ended in, or None if another process relays it, or has taken over.
+        The state it ended in, or None if another process relays it, has taken over, or has to come to go on with it.
+
+    Raises:
+        GivenUpError: the store or the share was away for longer than the job's relayDeadline; the lease is let go.
     """
-    lease = Lease(job)
-    trouble = 1.0
-    while True:
-        try:
-            if lease.acquire():
-                break
+    lease, complaints = Lease(job), Complaints()
+    seconds = float(job.plan.get("relaySeconds", RELAY_SECONDS))
+    able = functools.partial(stores.reaches, tracking, str(job.plan["runId"]))
+    try:
+        if not Endurance(seconds, complaints).do(functools.partial(lease.acquire, able=able)):
             if (found := lease.glance()).hold is not Hold.FINISHED:
-                print(f"{time.strftime('%H:%M:%S')} {found.who} relays job {job.name}", file=sys.stderr)
+                complaints.say(f"{found.who} relays job {job.name}")
             return None
-        except ShareError as error:  # full, or not there for now: as with a store that is down, nobody else will come
-            complain(error, trouble)
-            time.sleep(trouble)
-            trouble = min(trouble * 2, 60.0)
+    except GivenUpError as error:
+        raise GivenUpError(_farewell(job, error, None)) from error
     with lease.beating():
+        follower = Follower(job.at(lease.attempt), tracking, lease, complaints, seconds, kept)
         try:
-            return _follow(job, runs.client(tracking), lease)
-        except LeaseLostError:
+            return follower.run()
+        except LeaseLostError as error:
+            complaints.say(str(error))
             return None
+        except NotHereError as error:
+            complaints.say(f"job {job.name}: {error}")
+            lease.release(f"job {job.name}: {error}")
+            return None
+        except GivenUpError as error:
+            farewell = _farewell(job, error, follower.keeper.end)
+            with contextlib.suppress(ShareError):
+                lease.release(farewell)
+            raise GivenUpError(farewell) from error
 
 
-def _follow(job: Job, mlflow: MlflowClient, lease: Lease) -> JobState:
-    """Relay one attempt after the other, from the one that the last relay had come to."""
-    job = job.at(lease.attempt)
-    relay = Relay(job, mlflow, lease)
-    keeper = Keeper(job, relay.heard(0))
-    with keeper.keeping():
+def _farewell(job: Job, error: GivenUpError, end: JobState | None) -> str:
+    how = f"ended {end.execution_state}" if end else "goes on, as far as is known"
+    return (
+        f"{error}; job {job.name} {how}; its results are at {job.share.url}/{job.folder} and go into its run, when that can be"
+        f" done again, with: batchai job attach {job.name}"
+    )
+
+
+class Follower:
+    """Relays one attempt after the other, from the one that the last relay had come to.
+
+    Args:
+        job: the job at that attempt.
+        lease: acquired, and beating.
+        seconds: the job's relayDeadline.
+
+    Attributes:
+        keeper: what watches the job's nodes meanwhile.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        tracking: runs.Tracking,
+        lease: Lease,
+        complaints: Complaints,
+        seconds: float,
+        kept: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._job = job
+        self._lease = lease
+        self._endurance = Endurance(seconds, complaints, lambda: self.keeper.ended, self._troubled)
+        # Not made yet: a database that is away is no reason to leave the nodes alone.
+        self._mlflow = stores.client_when_used(tracking)
+        self._relay = Relay(job, self._mlflow, lease)
+        self._run_gone = self._asked = False
+        self._next_tag = time.monotonic() + TAG_SECONDS
+        self.keeper = Keeper(job, self._relay.heard(0), kept, lease.check)
+
+    def run(self) -> JobState:
+        """Relay until the run is finished; the state that the job ended in.
+
+        Raises:
+            GivenUpError: the store or the share is away for too long.
+            LeaseLostError: another process has taken over.
+            NotHereError: the next attempt can't be started from here; the run says so.
+        """
+        with self.keeper.keeping():
+            while True:
+                try:
+                    state = self._relay_attempt()
+                except NotHereError as error:
+                    self._persist(functools.partial(self._show_waits, str(error)))
+                    raise
+                self._relay.notes += self.keeper.notes[self._job.attempt]
+                if state.next_attempt is None:
+                    self._persist(functools.partial(self._close, functools.partial(self._relay.finish, state)))
+                    return state
+                if state.retries_left is not None:
+                    self._relay.notes.append(f"attempt {self._job.attempt} ended: {state.reason.partition(chr(10))[0]}")
+                self._persist(functools.partial(self._close, self._relay.pass_on))
+                self._go_on(state.next_attempt)
+
+    def _go_on(self, attempt: int) -> None:
+        self._job = self._job.at(attempt)
+        self._lease.attempt = attempt
+        self._relay = Relay(self._job, self._mlflow, self._lease)
+        self._asked = False
+
+    def _relay_attempt(self) -> JobState:
+        """Relay an attempt until it is over and its nodes are free."""
+        over = functools.partial(self.keeper.over, self._job.attempt)
+        pause = 0.0
         while True:
-            state = _relay_attempt(job, relay, keeper)
-            relay.notes += keeper.notes[job.attempt]
-            if state.next_attempt is None:
-                _end(relay, functools.partial(relay.finish, state), lease)
+            if state := over(pause):
                 return state
-            _end(relay, relay.pass_on, lease)
-            job = job.at(state.next_attempt)
-            lease.attempt = job.attempt
-            relay = Relay(job, mlflow, lease)
-
-
-def _relay_attempt(job: Job, relay: Relay, keeper: Keeper) -> JobState:
-    """Relay an attempt until it is over and its nodes are free."""
-    relaying = True
-    next_tag = time.monotonic() + TAG_SECONDS
-    asked = False
-    trouble = pause = 0.0
-    while True:
-        if over := keeper.over(job.attempt, pause):
-            return over
-        try:
             begun = time.monotonic()
-            state = job.state(relay.ending)
-            if state.ended or state.next_attempt:
-                keeper.look()
-            elif relaying:
-                relay.show_state(state)
-                relay.step()
-                relay.logs_when_due()
-            if relaying and not asked and time.monotonic() >= next_tag:
-                next_tag = time.monotonic() + TAG_SECONDS
-                if relay.cancel_wanted():
-                    job.request_cancel("the run's tag batchai.cancel", "")
-                    asked = True
-            trouble = 0.0
+            self._persist(self._round, sleep=over, enough=lambda: over(0) is not None)
             pause = pause_after(time.monotonic() - begun, STEP_SECONDS)
-        except LeaseLostError:
-            raise
-        except Exception as error:  # a store that is down must not end the following: wait and try again
-            trouble = min(trouble * 2 or 1.0, 60.0)
-            complain(error, trouble)
-            if isinstance(error, ShareError) and trouble > LEAVE_TROUBLE_SECONDS and relay.run_ended():
-                # Our way to the share is gone (its SAS has expired, say), and someone who has one has done the rest.
-                raise LeaseLostError("another process has ended the run") from error
-            relaying = not relay.run_gone()
-            pause = trouble
 
+    def _round(self) -> None:
+        """Relay what is new."""
+        # Whoever has taken over while we waited for the store has done what we would do now.
+        self._lease.check(exactly=False)
+        state = self._job.state(self._relay.ending)
+        if state.ended or state.next_attempt:
+            self.keeper.look()
+        elif not self._run_gone:
+            try:
+                self._relay_news(state)
+            except Exception as error:
+                self._run_gone = stores.is_refusal(error) and self._relay.run_gone()
+                if not self._run_gone:
+                    raise
 
-def _end(relay: Relay, last: Callable[[], None], lease: Lease) -> None:
-    """An attempt is over: do the last with its run; a server that is down is waited for, since nobody else will do it."""
-    trouble = 1.0
-    while True:
+    def _show_waits(self, what: str) -> None:
+        """Say in the run what an attempt waits for before it is started."""
+        if not self._relay.run_gone():
+            self._relay.show_waits(what)
+
+    def _relay_news(self, state: JobState) -> None:
+        self._relay.show_state(state)
+        self._relay.show_waits(self.keeper.waits)
+        self._relay.step()
+        self._relay.logs_when_due()
+        if not self._asked and time.monotonic() >= self._next_tag:
+            self._next_tag = time.monotonic() + TAG_SECONDS
+            if self._relay.cancel_wanted():
+                self._job.request_cancel("the run's tag batchai.cancel", "")
+                self._asked = True
+
+    def _close(self, last: Callable[[], None]) -> None:
+        """An attempt is over: do the last with its run, if there still is one."""
         try:
             last()
-            return
-        except LeaseLostError:
-            raise
         except Exception as error:
-            complain(error, trouble)
-        if relay.run_gone():
-            lease.save({}, finished=True)
-            return
-        time.sleep(trouble)
-        trouble = min(trouble * 2, 60.0)
+            if not (stores.is_refusal(error) and self._relay.run_gone()):
+                raise
+            self._lease.save({}, finished=True)
+
+    def _persist(self, act: Callable[[], None], **how: Any) -> None:
+        """Do something that needs store and share, once both are there: nobody else will."""
+        self._endurance.do(act, **how)
+        self._lease.trouble = ""
+
+    def _troubled(self, error: BaseException, seconds: float) -> None:
+        if isinstance(error, ShareError):
+            if seconds > LEAVE_TROUBLE_SECONDS and self._relay.run_ended():
+                # Our way to the share is gone (its SAS has expired, say), and someone who has one has done the rest.
+                raise LeaseLostError("another process has ended the run") from error
+        elif seconds > TELL_TROUBLE_SECONDS:
+            self._lease.trouble = sentence(error)
 
 
 def main() -> int:
     """Entry point of the detached process."""
     share, folder = sys.argv[1:3]
+    stores.bound_calls()
     try:
-        follow(Job(open_share(share), folder), runs.absolute(os.environ["MLFLOW_TRACKING_URI"], Path("/")))
+        # Who starts us without a word gives us no pipe.
+        kept = None if sys.stdin.isatty() else json.loads(sys.stdin.read() or "{}")
+        follow(Job(open_share(share), folder), runs.absolute(os.environ["MLFLOW_TRACKING_URI"], Path("/")), kept)
+    except GivenUpError as error:
+        Complaints().say(str(error))
+        return GAVE_UP
     except BatchAIError as error:
         print(error, file=sys.stderr)
         return 1

@@ -8,22 +8,27 @@ or freed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.engines.absent import AbsentEngine
 from mlflow_batchai.engines.base import Engine
 from mlflow_batchai.errors import BatchAIError, ClusterError, ShareError
 from mlflow_batchai.job.jobs import Job, pause_after
+from mlflow_batchai.job.lease import LeaseLostError
 from mlflow_batchai.job.states import JobState
+from mlflow_batchai.retries import LOOK_SECONDS, Leaving, NotHereError, Retries
+from mlflow_batchai.trouble import LONGEST_WAIT_SECONDS, Complaints
 from mlflow_batchai.watch import Watch
 
-LONGEST_TROUBLE_SECONDS = 60.0
 LEAVE_SECONDS = 10.0
+
+Result = TypeVar("Result")
 
 
 class Keeper:
@@ -32,15 +37,30 @@ class Keeper:
     Args:
         job: the job at the attempt to begin with.
         heard: how many of node 0's segments were seen before.
+        kept: what agents were told and the environment doesn't have (``Retries``).
+        check: raises LeaseLostError unless we hold the job's lease.
 
     Attributes:
         job: the job at the attempt that is kept now.
         notes: attempt -> sentences on what went wrong when its nodes were freed.
+        waits: what its attempt waits for before it is started, in a sentence; empty: for nothing.
+        end: the state that the job ended in, once its last attempt is over.
+        ended: when that was seen (``time.monotonic``).
     """
 
-    def __init__(self, job: Job, heard: int = 0) -> None:
+    def __init__(
+        self,
+        job: Job,
+        heard: int = 0,
+        kept: Mapping[str, Any] | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self.job = job
         self.notes: dict[int, list[str]] = {}
+        self.waits = ""
+        self.end: JobState | None = None
+        self.ended: float | None = None
+        self._complaints = Complaints()
         self._heard = heard
         self._engine: Engine | None = None
         self._changed = threading.Condition()
@@ -48,6 +68,7 @@ class Keeper:
         self._leaving = False
         self._over: dict[int, JobState] = {}
         self._broken: BaseException | None = None
+        self._retries = Retries(kept or {}, check, self._rest, self._wait_for)
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
 
     @contextlib.contextmanager
@@ -88,35 +109,68 @@ class Keeper:
 
     def _keep(self) -> None:
         self._engine = _engine(self.job)
-        while not self._leaving:
+        while True:
+            try:
+                self._until(functools.partial(self._bring, self._engine), LOOK_SECONDS)
+            except Leaving:
+                return
             watch = Watch(self.job, self._engine, self._heard)
-            state = self._watch(watch)
+            state = self._until(functools.partial(self._watch, watch), watch.seconds)
             if state is None:
                 return
             notes = _freed(watch)
             with self._changed:
                 self.notes[self.job.attempt] = notes
+                if state.next_attempt is None:
+                    self.end, self.ended = state, time.monotonic()
                 self._over[self.job.attempt] = state
                 self._changed.notify_all()
             if state.next_attempt is None:
                 return
             self.job, self._heard = self.job.at(state.next_attempt), 0
+            # Its cluster may have been described anew since.
+            self._engine.close()
+            self._engine = _engine(self.job)
+
+    def _bring(self, engine: Engine) -> bool:
+        """See to it that the attempt is started."""
+        self._retries.bring(self.job, engine)
+        return True
+
+    def _rest(self, seconds: float) -> None:
+        if not self._leaving:
+            self._awake.wait(seconds)
+            self._awake.clear()
+        if self._leaving:
+            raise Leaving
+
+    def _wait_for(self, what: str) -> None:
+        if what and what != self.waits:
+            self._complaints.say(what)
+        self.waits = what
 
     def _watch(self, watch: Watch) -> JobState | None:
-        """Watch an attempt until it is over; None when told to leave."""
+        """Look at an attempt; its state once it is over."""
+        watch.check_or_complain()
+        state = self.job.state(ending=False)
+        return state if state.ended or state.next_attempt else None
+
+    def _until(self, look: Callable[[], Result | None], seconds: float) -> Result | None:
+        """Look every so many seconds until something comes of it; None when told to leave."""
         trouble = 0.0
         while not self._leaving:
             begun = time.monotonic()
             try:
-                watch.check_or_complain()
-                state = self.job.state(ending=False)
-                if state.ended or state.next_attempt:
-                    return state
+                if (found := look()) is not None:
+                    return found
                 trouble = 0.0
-                pause = pause_after(time.monotonic() - begun, watch.seconds)
+                self._complaints.over()
+                pause = pause_after(time.monotonic() - begun, seconds)
+            except (Leaving, LeaseLostError, NotHereError):
+                raise
             except Exception as error:  # a share that is away: nobody else will come and watch
-                trouble = min(trouble * 2 or 1.0, LONGEST_TROUBLE_SECONDS)
-                complain(error, trouble)
+                trouble = min(trouble * 2 or 1.0, LONGEST_WAIT_SECONDS)
+                self._complaints.tell(error, trouble)
                 pause = trouble
             self._awake.wait(pause)
             self._awake.clear()
@@ -139,9 +193,3 @@ def _freed(watch: Watch) -> list[str]:
     except (ClusterError, ShareError) as error:
         return [str(error)]
     return []
-
-
-def complain(error: Exception, wait: float) -> None:
-    """Into the follower's log: what went wrong, and when it is tried again."""
-    text = str(error) if isinstance(error, BatchAIError) else "".join(traceback.format_exception(error)).rstrip()
-    print(f"{time.strftime('%H:%M:%S')} {text}\ntrying again in {wait:.0f} s", file=sys.stderr, flush=True)

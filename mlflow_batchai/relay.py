@@ -5,18 +5,17 @@ The cursor lies beside the lease (``lease.py``); what is replayed after a crash 
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mlflow_batchai import collect, runs
-from mlflow_batchai.errors import BatchAIError, ShareError, ShareNotFoundError
+from mlflow_batchai.artifacts import Progress
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Lease, LeaseLostError
+from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.metrics import MetricFold, Point
 from mlflow_batchai.job.states import JobState
+from mlflow_batchai.lastthings import LastThings
 from mlflow_batchai.node import protocol, records
 from mlflow_batchai.node.protocol import Record
 
@@ -29,8 +28,6 @@ _MODEL: records.Shape = {"path": records.is_text, "meta": records.is_mapping}
 # The share of its time that a relay gives to logs which are sent whole again and again, at most: one part in so many.
 LOG_PARTS = 10
 FIRST_LOG_SECONDS, LONGEST_LOG_SECONDS = 15.0, 300.0
-# For how long a share over the network may be away (this machine slept) before its results are given up.
-AWAY_SECONDS = 300.0
 
 
 class Relay:
@@ -57,13 +54,16 @@ class Relay:
         # What could not be read: lines, files.
         self._skipped: list[int] = list(memory.get("skipped", [0, 0]))
         self._state = str(here.get("state", protocol.QUEUED))
+        # Of an attempt that another follower has begun its run may say so still.
+        self._waits: str | None = None if self._begun and job.attempt > 1 else ""
         # Points that the store has not taken yet: they wait for it, and the cursor is not saved before them.
         self._pending: list[Point] = []
         self._unsaved = False
         self._logs = collect.Logs(client, job)
         self._next_logs = time.monotonic() + FIRST_LOG_SECONDS
         self._log_interval = FIRST_LOG_SECONDS
-        self._finishing: float | None = None
+        self._last = LastThings(job, lease, self._answers)
+        self._folders: dict[tuple[str, str], Progress] = {}
         self.notes: list[str] = list(memory.get("notes", []))
         # Of logs and outputs: what lies on the share only, which `batchai gc` leaves there.
         self._left_out: list[str] = list(memory.get("leftOut", []))
@@ -151,11 +151,15 @@ class Relay:
             self._log(points[middle:])
 
     def run_gone(self) -> bool:
-        """Whether the run was deleted: then there is nothing left to relay into."""
+        """Whether the run was deleted: then there is nothing left to relay into.
+
+        A store that can't be reached says nothing of the run. Nor does one that doesn't know it: a server may have come back
+        with another database, and results that were relayed into nothing would be lost.
+        """
         try:
             return bool(self._client.get_run(self._run_id).info.lifecycle_stage != "active")
-        except Exception as error:  # a store that can't be reached says nothing of the run
-            return getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST"
+        except Exception:
+            return False
 
     def run_ended(self) -> bool:
         """Whether the run has its end: another relay has finished it, or a person has. False if the store can't say."""
@@ -164,12 +168,21 @@ class Relay:
         except Exception:  # a store that can't be reached says nothing of the run
             return False
 
+    def _answers(self) -> bool:
+        try:
+            self._client.get_run(self._run_id)
+        except Exception:
+            return False
+        return True
+
     def _begin(self) -> None:
         """Once, for an attempt after the first: its run waits again, and says nothing more of the one before."""
         if self._begun:
             return
         self._lease.check()
         runs.begin_attempt(self._client, self._run_id, self._job.attempt)
+        if self.notes:
+            self._client.set_tag(self._run_id, runs.TAG_NOTES, runs.tag_text("\n".join(self.notes)))
         self._begun = True
         self._lease.save(self._memory())
 
@@ -179,11 +192,34 @@ class Relay:
         if state.execution_state == self._state or state.ended:
             return
         self._lease.check()
-        self._state = state.execution_state
         self._client.set_tag(self._run_id, runs.TAG_STATE, state.execution_state)
         if state.start_time is not None:
             self._client.set_tag(self._run_id, runs.TAG_STARTED, str(state.start_time))
         self._client.update_run(self._run_id, status=state.run_status)
+        self._state = state.execution_state
+        self._set_right()
+
+    def _set_right(self) -> None:
+        """A call may hang until another relay has taken over, and be carried out after that one has ended the run.
+
+        Of all that we send this only would do harm: points are the same, and MLflow drops them; tags and times of the end come
+        from the verdict; outputs are what lies on the share. But a run must not be RUNNING again for ever.
+        """
+        if self._lease.finished() and (end := self._job.state()).ended:
+            self._client.set_tag(self._run_id, runs.TAG_STATE, end.execution_state)
+            self._client.set_terminated(self._run_id, end.run_status, end_time=end.end_time)
+
+    def show_waits(self, what: str) -> None:
+        """Say what the attempt waits for before it is started; nothing: for its nodes only, as any job does."""
+        if what == self._waits:
+            return
+        self._begin()
+        self._lease.check()
+        if what:
+            self._client.set_tag(self._run_id, runs.TAG_REASON, runs.tag_text(what))
+        else:
+            runs.forget(self._client, self._run_id, [runs.TAG_REASON])
+        self._waits = what
 
     def cancel_wanted(self) -> bool:
         """Whether someone has set the run's tag ``batchai.cancel`` (in MLflow's own UI, say)."""
@@ -209,42 +245,33 @@ class Relay:
             ShareError: a share over the network is away, perhaps for a moment: call it again.
         """
         notes = self._send_rest()
-        self.notes += notes
-        self._left_out += notes
-        self._lease.save(self._memory())
+        self._lease.check()
+        self._lease.save({**self._memory(), "notes": [*self.notes, *notes], "leftOut": [*self._left_out, *notes]})
 
     def _send_rest(self) -> list[str]:
         """The attempt is over: send the rest of what it said, and its logs; sentences on what could not be sent."""
-        self._finishing = self._finishing or time.monotonic()
         self._begin()
         self.step(to_the_end=True)
         self._pending += self._metrics.finish()
         self._send()
-        # A store that fails after this brings us here again: notes of that time are not kept.
-        left_out: list[str] = []
-        with self._noting("logs", left_out):
-            left_out += self._logs.send(complete=True)
-        return left_out
+        return self._last.once("logs", lambda: self._logs.send(complete=True))
 
     def finish(self, state: JobState) -> None:
         """The job has its verdict: send the rest, the outputs and the model, then end the run.
 
-        What fails here is told in the run's tags; the run ends in any case, with the job's status.
+        What can't be sent is told in the run's tags; the run ends in any case, with the job's status.
 
         Raises:
-            ShareError: a share over the network is away, perhaps for a moment: call it again.
+            Exception: the store is away, or the share for a moment: call it again; what was sent stays so.
         """
         left_out = self._send_rest()
-        with self._noting("outputs", left_out):
-            left_out += collect.upload_outputs(self._client, self._job)
+        left_out += self._last.once("outputs", lambda: collect.upload_outputs(self._client, self._job, self._folders))
         notes = [*self.notes, *left_out]
         if state.execution_state == protocol.SUCCEEDED:
-            with self._noting("model", notes):
-                notes += collect.log_model(self._client, self._job, self._models)
+            notes += self._last.once("model", lambda: collect.log_model(self._client, self._job, self._models))
         self._lease.check()
         self._end_run(state, notes)
-        self._left_out += left_out
-        self._lease.save(self._memory(), finished=True)
+        self._lease.save({**self._memory(), "leftOut": [*self._left_out, *left_out]}, finished=True)
 
     def _end_run(self, state: JobState, notes: list[str]) -> None:
         from mlflow.entities import RunTag
@@ -276,22 +303,3 @@ class Relay:
         names = self._metrics.names.notices()
         more = [f"{len(names) - MOST_NAMES_TOLD} more names of metrics were changed"] if len(names) > MOST_NAMES_TOLD else []
         return [*(f"{count} {what}" for count, what in counts if count), *names[:MOST_NAMES_TOLD], *more]
-
-    @contextlib.contextmanager
-    def _noting(self, what: str, notes: list[str]) -> Iterator[None]:
-        self._lease.check()
-        try:
-            yield
-        except LeaseLostError:
-            raise
-        except BatchAIError as error:
-            if self._may_pass(error):
-                raise
-            notes.append(str(error))
-        except Exception as error:  # MLflow raises whatever its store raises; the run must end all the same
-            notes.append(f"{what}: {type(error).__name__}: {error}")
-
-    def _may_pass(self, error: BatchAIError) -> bool:
-        waited = time.monotonic() - (self._finishing or 0.0)
-        passing = isinstance(error, ShareError) and not isinstance(error, ShareNotFoundError)
-        return self._job.board is not None and passing and waited < AWAY_SECONDS

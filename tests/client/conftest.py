@@ -71,6 +71,7 @@ def following(relayed, monkeypatch):
 
     over = keeper.Keeper.over
     monkeypatch.setattr(follower.time, "sleep", nap)
+    monkeypatch.setattr(follower, "LEAVE_TROUBLE_SECONDS", 0.1)
     monkeypatch.setattr(keeper.Keeper, "over", lambda kept, attempt, seconds: over(kept, attempt, min(seconds, 0.05)))
     monkeypatch.setattr(keeper.Watch, "seconds", 0.01)
     monkeypatch.setattr(follower.runs, "client", lambda tracking: client)

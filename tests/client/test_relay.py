@@ -10,8 +10,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from relay_world import EXPECTED, Crash, fill, history
 
-from mlflow_batchai import collect, follower, keeper
-from mlflow_batchai import relay as relay_module
+from mlflow_batchai import collect, follower, keeper, lastthings
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.lease import Lease, LeaseLostError
 
@@ -212,7 +211,7 @@ def test_results_on_a_share_that_is_away_are_waited_for(scene, monkeypatch, stay
     made.notice("verdict")
     ending = relay()
     now = [1000.0]
-    monkeypatch.setattr(relay_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(lastthings.time, "monotonic", lambda: now[0])
     send, tries = collect.upload_outputs, []
 
     def failing(*arguments):

@@ -1,0 +1,84 @@
+"""How MLflow's store behaves when it is away: for how long a call may wait for it, and what an error says of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, cast
+
+from mlflow_batchai import runs
+from mlflow_batchai.runs import Tracking
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+# MLflow's own are made for who has nothing else to do: 8 tries of 120 s with growing pauses are 18 minutes for one call, and a
+# server's Retry-After may say an hour. One try: what must not be done twice (a model's version) is looked for before the next.
+# Its time stays: a server that passes a big file on answers when it has done so.
+_BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false"}
+_PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+
+
+def bound_calls() -> None:
+    """Have each call of MLflow come back within minutes, for who tries again by himself; what the user has set stays.
+
+    Its libraries say nothing of the tries in between: errors say it.
+    """
+    for name, value in _BOUNDS.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+
+
+class _LateClient:
+    def __init__(self, tracking: Tracking) -> None:
+        self._tracking = tracking
+        self._made: MlflowClient | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        self._made = self._made or runs.client(self._tracking)
+        return getattr(self._made, name)
+
+
+def client_when_used(tracking: Tracking) -> MlflowClient:
+    """A client that is made at its first use, again and again while that fails: to make one of a database opens it."""
+    return cast("MlflowClient", _LateClient(tracking))
+
+
+def reaches(tracking: Tracking, run_id: str) -> bool:
+    """Whether the store, asked from here, says something of a run."""
+    try:
+        runs.client(tracking).get_run(run_id)
+    except Exception:  # MLflow raises whatever its store raises
+        return False
+    return True
+
+
+def is_answer(error: BaseException) -> bool:
+    """Whether an error is a store's answer, or the want of one; who made the call doesn't matter then."""
+    from mlflow.exceptions import MlflowException
+    from requests import RequestException
+
+    return isinstance(error, (MlflowException, RequestException, ConnectionError, TimeoutError))
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same call may be answered later: nobody was there, or the server had a fault or too much to do."""
+    from mlflow.exceptions import MlflowException
+    from requests import HTTPError
+
+    if isinstance(error, HTTPError):
+        status = HTTPStatus.OK if error.response is None else error.response.status_code
+    elif isinstance(error, MlflowException):
+        status = error.get_http_status_code()
+    else:
+        return is_answer(error)
+    return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _PASSING
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether MLflow has understood a call and won't do it, now or later."""
+    from mlflow.exceptions import MlflowException
+
+    return isinstance(error, MlflowException) and not may_pass(error)
