@@ -10,7 +10,7 @@ from mlflow_batchai.errors import JobNotFoundError, ShareError, ShareNotFoundErr
 from mlflow_batchai.job.board import Board
 from mlflow_batchai.job.states import JobState, Snapshot, fold
 from mlflow_batchai.node import protocol, records, terms
-from mlflow_batchai.node.protocol import JobPaths, Record, TornFileError
+from mlflow_batchai.node.protocol import JobPaths, Record
 from mlflow_batchai.shares import Share, open_share
 
 LONGEST_PAUSE_SECONDS = 5.0
@@ -122,19 +122,10 @@ class Job:
 
     def _closed(self, path: str) -> Record | None:
         try:
-            return self._whole(path, self.share.read(path))
+            data = self.share.read(path)
         except ShareNotFoundError:
-            self._damage.mended(path)
-            return None
-
-    def _whole(self, path: str, data: bytes) -> Record | None:
-        """The record of a file of one, also of one that was cut behind it."""
-        try:
-            record = protocol.decode_one(data)
-        except TornFileError:
-            return self._damage.look(path, data)
-        self._damage.mended(path)
-        return record
+            return self._damage.record(path, None)
+        return self._damage.record(path, data)
 
     def _verdict(self, path: str | None = None) -> Record | None:
         path = path or self.paths.verdict_file
@@ -191,7 +182,7 @@ class Job:
     ) -> None:
         wanted = {path(node): node for node in nodes if node not in known}
         for found, data in self.share.read_many(wanted) if wanted else ():
-            record = self._whole(found, data)
+            record = self._damage.record(found, data)
             if record is not None and records.has(record, shape):
                 known[wanted[found]] = record
 

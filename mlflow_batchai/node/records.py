@@ -96,6 +96,8 @@ def is_verdict(record: object) -> bool:
     follows = record.get("next")
     if record["executionState"] != protocol.QUEUED:
         return follows is None
+    if not is_count(record.get("retriesLeft", 0)):
+        return False
     return isinstance(follows, int) and is_count(follows) and follows > 0
 
 
@@ -151,8 +153,24 @@ class Damage:
         self._clock = clock
         self._seen: Dict[str, Tuple[bytes, float]] = {}
 
-    def look(self, path: str, data: bytes) -> Optional[Record]:
-        """The record of a file that isn't closed, once it has stayed as it is for a while and the record in it is whole."""
+    def record(self, path: str, data: Optional[bytes]) -> Optional[Record]:
+        """The record of a file of one; None while it isn't closed, unless it has stayed as it is for a while and the record in
+        it is whole.
+
+        Args:
+            data: what lies there; None: nothing.
+        """
+        if data is None:
+            self._seen.pop(path, None)
+            return None
+        try:
+            record = protocol.decode_one(data)
+        except protocol.TornFileError:
+            return self._look(path, data)
+        self._seen.pop(path, None)
+        return record
+
+    def _look(self, path: str, data: bytes) -> Optional[Record]:
         before, since = self._seen.get(path, (None, 0.0))
         if before != data:
             since = self._clock()
@@ -170,7 +188,3 @@ class Damage:
     def is_new(self, path: str) -> bool:
         """Whether a file that isn't closed may be whole at another look."""
         return path in self._seen and self.seconds(path) < SETTLE_SECONDS
-
-    def mended(self, path: str) -> None:
-        """The file is closed, or isn't there."""
-        self._seen.pop(path, None)
