@@ -92,9 +92,7 @@ class Charge:
         }
 
 
-def look_after(
-    found: Sequence[Run], tracking: Tracking, say: Say, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[Charge]:
+def look_after(found: Sequence[Run], tracking: Tracking, say: Say) -> Iterator[Charge]:
     """Give each of these jobs a follower if it has none; yields each as soon as it is known what became of it.
 
     What goes wrong with one holds up no other.
@@ -102,7 +100,6 @@ def look_after(
     Args:
         found: runs of jobs.
         say: told when there is something to wait for.
-        sleep: waits that long.
     """
     charges = _opened(found, tracking)
     yield from _judged(charges)
@@ -110,7 +107,7 @@ def look_after(
         seconds = max(charge.found.vigil.grace_seconds for charge in open_)
         say(f"waiting up to {seconds:.0f} s to see whether the followers of {len(open_)} job(s) on other machines live")
     while open_:
-        sleep(min(charge.found.vigil.look_seconds for charge in open_))
+        time.sleep(min(charge.found.vigil.look_seconds for charge in open_))
         for charge in open_:
             _try(charge, _look)
         yield from _judged(open_)
@@ -196,14 +193,13 @@ def _why(follower: Glance) -> str:
     return f"; {follower.who} is gone" if follower.holder else ""
 
 
-def wait(charges: Sequence[Charge], say: Say, sleep: Callable[[float], None] = time.sleep) -> Iterator[Charge]:
+def wait(charges: Sequence[Charge], say: Say) -> Iterator[Charge]:
     """Wait until the runs of these jobs are finished, keeping a follower with each; yields each as it is.
 
     One that can't be seen to its end is yielded too, as UNSEEN.
 
     Args:
         say: told when a share is away.
-        sleep: waits that long.
     """
     left = [(charge, runner.Patience(charge.found.job, say)) for charge in charges if _waits(charge)]
     while left:
@@ -218,7 +214,7 @@ def wait(charges: Sequence[Charge], say: Say, sleep: Callable[[float], None] = t
                 yield charge
         left = [(charge, patience) for charge, patience in left if _waits(charge)]
         if left:
-            sleep(pause_after(time.monotonic() - begun, WATCH_SECONDS))
+            time.sleep(pause_after(time.monotonic() - begun, WATCH_SECONDS))
 
 
 def _keep(charge: Charge) -> None:

@@ -1,0 +1,282 @@
+"""``batchai job attach --all``: which jobs are looked after, which get a follower, and what is said of the others."""
+
+from __future__ import annotations
+
+import http.server
+import itertools
+import json
+import socket
+import threading
+import time
+
+import pytest
+from job_folder import FOLDER, JobFolder
+
+from mlflow_batchai import detached, lookup, orphans, runner, runs
+from mlflow_batchai.job import lease, vigil
+from mlflow_batchai.node import processes
+from mlflow_batchai.shares.directory import DirectoryShare
+
+ME = processes.identity()
+FAR = {"machine": "another pid:[1]", "pid": 7, "started": 1, "host": "far"}
+
+
+class Jobs:
+    """A user's jobs: their runs, their folders, and the followers that were started for them."""
+
+    def __init__(self, cli, root):
+        self.cli = cli
+        self.client = cli.world.client
+        self.root = root
+        self.started = []
+        self.pids = itertools.repeat(4242)
+        self.ids = {}
+
+    def run(self, name, share, status="RUNNING", experiment="0", user=None, **tags):
+        given = {
+            runs.TAG_JOB: name,
+            runs.TAG_CLUSTER: "elsewhere",
+            runs.TAG_SHARE: share,
+            runs.TAG_FOLDER: FOLDER,
+            "mlflow.user": user or runner.user(),
+            **tags,
+        }
+        run = self.client.create_run(experiment, tags={key: value for key, value in given.items() if value})
+        self.client.update_run(run.info.run_id, status=status)
+        self.ids[name] = run.info.run_id
+        return run.info.run_id
+
+    def job(self, name, holder=None, finished=False, **run):
+        """A job whose follower said its last word as this process."""
+        made = JobFolder(self.root / name, name=name, job=name)
+        if holder is not None:
+            made.share.claim(made.paths.lease(1))
+            self.beat(made, 3, holder, finished=finished)
+        made.run_id = self.run(name, made.share.url, **run)
+        return made
+
+    def beat(self, made, counter, holder, **fields):
+        made.write(
+            made.paths.cursor(1),
+            {"counter": counter, "attempt": 1, "finished": False, "holder": holder, "memory": {}, **fields},
+        )
+
+    def attach(self, *options, **environment):
+        said = self.cli("job", "attach", "--all", *options, **environment)
+        rows = {row["name"]: row for row in json.loads(said.out)} if said.out else {}
+        lines = [line.removeprefix("batchai: ") for line in said.err.splitlines()]
+        return said.code, rows, lines
+
+
+@pytest.fixture
+def jobs(cli, tmp_path, monkeypatch):
+    made = Jobs(cli, tmp_path / "shares")
+
+    def spawn(argv, environment, log):
+        made.started.append((argv[-2], environment))
+        return next(made.pids)
+
+    monkeypatch.setattr(detached.shell, "spawn", spawn)
+    for module in (lease, vigil):
+        monkeypatch.setattr(module, "PACE", (0.05, 0.6, 0.05))
+    return made
+
+
+def test_each_job_is_looked_after(jobs):
+    nobody, here, gone = jobs.job("nobody"), jobs.job("here", ME), jobs.job("gone", {**ME, "started": 1})
+    lives, dead, _ = jobs.job("lives", FAR), jobs.job("dead", FAR), jobs.job("over", ME, finished=True)
+    other = jobs.client.create_experiment("other")
+    elsewhere = jobs.job("elsewhere", experiment=other, status="SCHEDULED")
+    jobs.run("away", "file:///nowhere/at/all")
+    jobs.run("untagged", nobody.share.url, **{runs.TAG_FOLDER: ""})
+    empty = DirectoryShare(jobs.root / "empty")
+    empty.write(".batchai/objects/00/0", b"")
+    jobs.run("unstarted", empty.url, status="SCHEDULED", **{runs.TAG_CLUSTER: "local"})
+    # What is not looked at: what has ended, is another's, or was deleted.
+    jobs.job("ended", status="FINISHED")
+    jobs.job("theirs", user="somebody else")
+    jobs.client.delete_run(jobs.job("deleted").run_id)
+    beats = itertools.count(4)
+    done = threading.Event()
+
+    def beat():
+        while not done.wait(0.1):
+            jobs.beat(lives, next(beats), FAR)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        code, rows, lines = jobs.attach()
+    finally:
+        done.set()
+        thread.join()
+    assert code == 1  # one could not be looked at
+    started = [made.share.url for made in (elsewhere, gone, nobody, dead)]
+    assert sorted(share for share, _ in jobs.started) == sorted(started)
+    assert jobs.started[-1][0] == dead.share.url
+    results = {name: (row["result"], row["follower"] and row["follower"]["state"]) for name, row in rows.items()}
+    assert results == {
+        "nobody": ("followerStarted", "none"),
+        "here": ("followed", "relaying"),
+        "gone": ("followerStarted", "none"),
+        "lives": ("followed", "relaying"),
+        "dead": ("followerStarted", "none"),
+        "over": ("finished", "finished"),
+        "elsewhere": ("followerStarted", "none"),
+        "away": ("unseen", None),
+        "untagged": ("unseen", None),
+        "unstarted": ("unstarted", None),
+    }
+    said = {name: next(line for line in lines if line.startswith(f"job {name} ")) for name in rows}
+    assert len(lines) == len(rows) + 1
+    assert any(line.startswith("waiting up to 1 s to see whether the followers of ") for line in lines)
+    assert said["nobody"] == f"job nobody (run {nobody.run_id}): follower started (process 4242)"
+    host = socket.gethostname()
+    assert said["here"] == f"job here (run {here.run_id}): followed by process {ME['pid']} on {host}"
+    assert rows["here"]["follower"] == {"state": "relaying", "process": ME["pid"], "host": host, "trouble": None}
+    assert said["lives"].endswith("followed by process 7 on far")
+    assert said["dead"].endswith("follower started (process 4242); process 7 on far is gone")
+    assert "the share of job away is not on this machine" in said["away"]
+    assert said["unstarted"].endswith(f"batchai job terminate {jobs.ids['unstarted']} ends its run")
+    assert rows["nobody"] == {
+        "name": "nobody",
+        "runId": nobody.run_id,
+        "executionState": "queued",
+        "follower": {"state": "none", "process": None, "host": None, "trouble": None},
+        "result": "followerStarted",
+        "detail": "follower started (process 4242)",
+    }
+
+
+def test_nothing_is_waited_for_where_nothing_needs_it(jobs, monkeypatch):
+    jobs.job("here", ME)
+    jobs.job("nobody")
+    monkeypatch.setattr(orphans.time, "sleep", lambda seconds: pytest.fail("it waits"))
+    code, rows, _ = jobs.attach()
+    assert (code, len(rows), len(jobs.started)) == (0, 2, 1)
+    assert jobs.started[0][1]["MLFLOW_TRACKING_URI"] == jobs.cli.world.uri
+
+
+def test_nothing_to_do(jobs):
+    assert jobs.attach() == (0, {}, [f"{runner.user()} has no job in {jobs.cli.world.uri} that has not ended"])
+
+
+def test_tables(jobs):
+    made = jobs.job("here", ME)
+    out = jobs.cli("job", "attach", "--all", "-o", "table").out.splitlines()
+    assert out[0].split() == ["Name", "Run", "State", "Result"]
+    assert out[2].startswith(f"here  {made.run_id}  queued  followed by process")
+
+
+def test_one_that_cannot_reach_the_store_is_replaced(jobs):
+    jobs.beat(jobs.job("troubled", ME), 4, ME, trouble="401 Unauthorized")
+    _, rows, _ = jobs.attach()
+    host = socket.gethostname()
+    told = f"follower started (process 4242); process {ME['pid']} on {host} says: 401 Unauthorized"
+    assert rows["troubled"]["detail"] == told
+    assert rows["troubled"]["follower"]["trouble"] == "401 Unauthorized"
+
+
+def test_a_share_that_hangs_holds_up_no_other(jobs, monkeypatch):
+    jobs.job("nobody")
+    jobs.run("hangs", "file:///hangs")
+    of_run, done = lookup.of_run, threading.Event()
+    monkeypatch.setattr(orphans, "FIRST_LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(
+        lookup, "of_run", lambda run, store: of_run(run, store) if "nobody" in run.data.tags.values() else done.wait()
+    )
+    code, rows, _ = jobs.attach()
+    done.set()
+    assert (code, rows["nobody"]["result"], rows["hangs"]["result"]) == (1, "followerStarted", "unseen")
+    assert rows["hangs"]["detail"] == "its share has not answered for 0 s"
+
+
+def test_a_follower_that_cannot_be_started_holds_up_no_other(jobs, monkeypatch):
+    def spawn(argv, environment, log):
+        if "first" in argv[-2]:
+            raise OSError(28, "No space left on device")
+        return 4242
+
+    monkeypatch.setattr(detached.shell, "spawn", spawn)
+    jobs.job("second")
+    jobs.job("first")
+    code, rows, _ = jobs.attach()
+    assert (code, rows["second"]["result"], rows["first"]["result"]) == (1, "followerStarted", "unseen")
+    assert "No space left on device" in rows["first"]["detail"]
+
+
+def test_waiting_until_all_have_ended(jobs, monkeypatch):
+    """Each is kept followed meanwhile; how they end is no failure of the command."""
+    first, second = jobs.job("first"), jobs.job("second", {**ME, "started": 1})
+    kept = []
+
+    def sleep(seconds):
+        if seconds < orphans.WATCH_SECONDS:
+            return real(seconds)  # another thread's
+        kept.append(sum(share == second.share.url for share, _ in jobs.started))
+        return time_passes.pop(0)()
+
+    def finish(made, number, state):
+        made.share.claim(made.paths.lease(number))
+        made.verdict(state, reason="rank 0 died" if state == "failed" else "")
+        made.write(made.paths.cursor(number), {"counter": 9, "attempt": 1, "finished": True, "holder": ME, "memory": {}})
+
+    def dies():
+        dead.update(pid for pid, (share, _) in enumerate(jobs.started) if share == second.share.url)
+
+    jobs.pids, dead = itertools.count(), set()
+    time_passes = [lambda: finish(first, 1, "succeeded"), dies, lambda: finish(second, 2, "failed")]
+    real = time.sleep
+    monkeypatch.setattr(vigil, "PACE", (0.05, 0.6, 0.0))
+    monkeypatch.setattr(orphans.time, "sleep", sleep)
+    monkeypatch.setattr(detached, "_child_alive", lambda pid: pid not in dead)
+    code, rows, lines = jobs.attach("--wait")
+    assert (code, kept) == (0, [1, 1, 2]), "its follower died, and another was started"
+    assert {name: (row["result"], row["executionState"]) for name, row in rows.items()} == {
+        "first": ("finished", "succeeded"),
+        "second": ("finished", "failed"),
+    }
+    assert f"job second (run {second.run_id}): it has failed: rank 0 died" in lines
+
+
+def answering(status, body):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (503, b"<html>" + b"busy " * 500, "503"),
+        (200, b"no json", ""),
+        (401, b'{"error_code": "UNAUTHENTICATED"}', "UNAUTHENTICATED"),
+    ],
+)
+def test_a_store_that_is_in_trouble_is_one_sentence(cli, status, body, words):
+    server = answering(status, body)
+    try:
+        uri = f"http://me:pa55@127.0.0.1:{server.server_port}"
+        said = cli("job", "attach", "--all", MLFLOW_TRACKING_URI=uri, MLFLOW_HTTP_REQUEST_MAX_RETRIES="0")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
+    start = f"batchai: the tracking store http://127.0.0.1:{server.server_port} can't be asked: "
+    assert said.err.startswith(start) and words in said.err and len(said.err) < len(start) + 310
+
+
+def test_a_store_that_is_down_is_one_sentence(cli):
+    said = cli("job", "attach", "--all", MLFLOW_TRACKING_URI="http://127.0.0.1:9", MLFLOW_HTTP_REQUEST_MAX_RETRIES="0")
+    assert said == (1, "", "batchai: the tracking store http://127.0.0.1:9 can't be asked: Connection refused\n")
