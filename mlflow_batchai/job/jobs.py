@@ -14,7 +14,7 @@ from mlflow_batchai.node.protocol import JobPaths, Record
 from mlflow_batchai.shares import Share, open_share
 
 LONGEST_PAUSE_SECONDS = 5.0
-_PLAN: records.Shape = {"name": records.is_text, "nodeCount": lambda value: records.is_count(value) and value > 0}
+_PLAN: records.Shape = {"nodeCount": lambda value: records.is_count(value) and value > 0}
 
 
 class Job:
