@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from mlflow_batchai import attempts, lookup, runner
+from mlflow_batchai import attempts, detached, lookup, runner
 from mlflow_batchai.cluster import clusters, records, scaling
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.config import home
@@ -25,7 +25,7 @@ from mlflow_batchai.errors import (
     UsageError,
 )
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.job.lease import Hold, Lease
 from mlflow_batchai.node import protocol
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.spec.cluster import Engine, ScaleSettings
@@ -43,7 +43,8 @@ def resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Cal
 
     Args:
         option: what becomes of those that run there: ``requeue``, ``terminate`` or ``waitforjobcompletion``.
-        tracking: the store that their runs are in; asked for only if a job is put back in the queue.
+        tracking: the store that their runs are in; asked for only if a job is put back in the queue, or is ended and nobody
+            relays it.
         say: told what becomes of each job.
 
     Returns:
@@ -72,7 +73,7 @@ def _resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Ca
             continue
         name = scaling.name_of(now.share, ticket)
         if fate == TERMINATE:
-            ending |= _terminate(now, ticket, f"cluster {now.name} was resized", say)
+            ending |= _terminate(now, ticket, f"cluster {now.name} was resized", tracking, say)
         elif fate == REQUEUE:
             ending |= _requeue(now, ticket, name, tracking, say)
         elif fate == STAY:
@@ -148,19 +149,32 @@ def _requeue(cluster: Cluster, ticket: Ticket, name: str, tracking: Callable[[],
     return {ticket.mark}
 
 
-def _terminate(cluster: Cluster, ticket: Ticket, why: str, say: Say) -> set[str]:
-    """Ask for a job's end; its mark, if it will come."""
+def _terminate(cluster: Cluster, ticket: Ticket, why: str, tracking: Callable[[], Tracking], say: Say) -> set[str]:
+    """Ask for a job's end, and see to it that somebody brings it into its run; the job's mark, if it will come."""
     name = scaling.name_of(cluster.share, ticket)
     if not ticket.folder:
         say(f"job {name} goes on: it was submitted by an earlier version; end it with: batchai job terminate")
         return set()
     try:
-        Job(cluster.share, ticket.folder).request_cancel(runner.user(), why)
+        job = Job(cluster.share, ticket.folder)
+        job.request_cancel(runner.user(), why)
     except BatchAIError as error:
         say(f"job {name} can't be ended: {error}")
         return set()
     say(f"job {name} is terminated")
+    _have_relayed(job, tracking, say)
     return {ticket.mark}
+
+
+def _have_relayed(job: Job, tracking: Callable[[], Tracking], say: Say) -> None:
+    """Start a follower for a job whose own is dead, as far as can be told: else its run would never end."""
+    try:
+        if Lease(job).glance().hold not in (Hold.HELD, Hold.FINISHED):
+            detached.ensure_follower(lookup.find(job.plan["runId"], tracking()))
+    except Exception as error:  # MLflow raises whatever its store raises, and the job ends all the same
+        say(
+            f"job {job.name} ends, and nobody relays that into its run ({error}); later: batchai job attach {job.plan['runId']}"
+        )
 
 
 def _await_end(cluster: Cluster, marks: set[str], say: Say) -> None:
@@ -177,11 +191,15 @@ def _await_end(cluster: Cluster, marks: set[str], say: Say) -> None:
         time.sleep(LOOK_SECONDS)
 
 
-def delete(name: str, say: Say) -> None:
+def delete(name: str, tracking: Callable[[], Tracking], say: Say) -> None:
     """Delete a cluster: its jobs are ended, then its document, its record, and its nodes' folders on this machine removed.
 
     The control share stays, and so do machines that are reached over SSH, which take jobs of others again. Jobs that can't be
     seen (its document is wrong, the machine that knows them is away) go on, and that is said.
+
+    Args:
+        tracking: the store that their runs are in; asked for only if nobody relays one of them any more.
+        say: told what becomes of each job.
 
     Raises:
         ClusterNotFoundError: there is none.
@@ -201,7 +219,7 @@ def delete(name: str, say: Say) -> None:
             records.delete(name)
             return
         try:
-            _end_jobs(cluster, say)
+            _end_jobs(cluster, tracking, say)
             # Its hosts may belong to other documents as well.
             with contextlib.suppress(ClusterError):
                 cluster.engine.admit(cluster.engine.node_limit)
@@ -212,14 +230,14 @@ def delete(name: str, say: Say) -> None:
             cluster.engine.close()
 
 
-def _end_jobs(cluster: Cluster, say: Say) -> None:
+def _end_jobs(cluster: Cluster, tracking: Callable[[], Tracking], say: Say) -> None:
     census = cluster.engine.census()
     if census.trouble:
         say(f"{census.trouble}; jobs that may run there were not ended")
     tickets = [ticket for ticket in census.tickets if scaling.sent_to(cluster, ticket)]
     marks: set[str] = set()
     for ticket in tickets:
-        marks |= _terminate(cluster, ticket, f"cluster {cluster.name} was deleted", say)
+        marks |= _terminate(cluster, ticket, f"cluster {cluster.name} was deleted", tracking, say)
     _await_end(cluster, marks, say)
     # What agents of this machine still use must not be taken from under them.
     if cluster.document.engine is Engine.LOCAL and (left := cluster.engine.census().tickets):

@@ -108,7 +108,7 @@ def delete(scope: Scope, name: str, yes: bool) -> None:
     jobs = _jobs(scope, name)
     ends = f" Its jobs are terminated: {', '.join(jobs)}." if jobs else ""
     ask(f"Delete cluster {name}?{ends}", yes)
-    resizing.delete(name, notice)
+    resizing.delete(name, tracking, notice)
 
 
 def _jobs(scope: Scope, name: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from mlflow_batchai.cli.options import Scope, ask, command, confirmed, named, new_name, notice
+from mlflow_batchai.cli.options import Scope, ask, command, confirmed, named, new_name, notice, tracking
 from mlflow_batchai.cli.output import Column
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -74,5 +74,5 @@ def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     clusters = records.in_workspace(name)
     ask(f"Delete workspace {name}" + (f" and its clusters ({', '.join(clusters)})?" if clusters else "?"), yes)
     for cluster in clusters:
-        resizing.delete(cluster, notice)
+        resizing.delete(cluster, tracking, notice)
     workspaces.delete(name)

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from command_line import Cli
 from sshd import SshNodes, free_port
@@ -54,6 +55,11 @@ def test_a_job_is_put_back_in_the_queue_and_goes_on(cli: Cli) -> None:
     cli("cluster", "resize", "-n", "c", "-t", "1", "-o", "none")
     waiting = cli("job", "create", "-n", "k", "-c", "c", "-f", "job.json", "-o", "none")
     assert "1 of the 2 nodes of cluster 'c' take jobs; it starts after: batchai cluster resize -n c -t 2" in waiting.err
+    # So it is if nobody relays it any more.
+    followers = [process for process in cli.world.processes() if "mlflow_batchai.follower" in process.cmdline()]
+    for process in followers:
+        process.kill()
+    psutil.wait_procs(followers, 10)
     assert "job k is terminated" in cli("cluster", "delete", "-n", "c", "-y").err
     assert cli.world.last.info.status == "KILLED"
     assert cli("cluster", "show", "c").code == 3

@@ -24,12 +24,17 @@ from mlflow_batchai.engines.census import Census, NodeReport, NodeState, Place, 
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, UsageError
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.node import processes, protocol
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.signals import Signals
 from mlflow_batchai.spec.cluster import Engine
 
 HOLD = 'until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
+
+
+def no_store() -> Any:
+    raise ClusterError("no store was to be asked for")
 
 
 class Site:
@@ -45,7 +50,7 @@ class Site:
         """As whoever asks just now finds it."""
         return clusters.load("c")[0]
 
-    def submit(self, name: str, command: str = HOLD, nodes: int = 1) -> Job:
+    def submit(self, name: str, command: str = HOLD, nodes: int = 1, followed: bool = True) -> Job:
         share = self.root / "share"
         job = f"{os.getpid():x}{len(self._handles)}s"
         folder = f"jobs/{name}"
@@ -64,12 +69,12 @@ class Site:
         cluster.share.write(protocol.JobPaths(folder).plan, protocol.encode([plan]))
         request = StartRequest(job, protocol.job_mark(job, 1), folder, 1, nodes, {})
         self._handles.append(cluster.engine.submit(request))
-        return Job(cluster.share, folder)
+        found = Job(cluster.share, folder)
+        if followed:
+            assert Lease(found).acquire()
+        return found
 
     def resize(self, target: int, option: str = "requeue") -> Cluster:
-        def no_store() -> Any:
-            raise ClusterError("no store was to be asked for")
-
         settings = scaling.manual(self.cluster, target, option)
         return resizing.resize(self.cluster, settings, option, no_store, self.said.append)
 
@@ -273,18 +278,20 @@ def test_a_size_that_follows_the_queue(site: Site) -> None:
 
 def test_deleting_a_cluster_ends_its_jobs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resizing, "RELAY_SECONDS", 0.2)  # nobody relays them
-    job, queued = site.submit("a", nodes=2), site.submit("b")
+    job, queued = site.submit("a", nodes=2), site.submit("b", followed=False)
     running(job)
     share = site.cluster.share
-    resizing.delete("c", site.said.append)
-    assert site.said == ["job a is terminated", "job b is terminated"]
+    resizing.delete("c", no_store, site.said.append)
+    attach = f"batchai job attach {queued.plan['runId']}"
+    unrelayed = f"job b ends, and nobody relays that into its run (no store was to be asked for); later: {attach}"
+    assert site.said == ["job a is terminated", "job b is terminated", unrelayed]
     for folder in (job.folder, queued.folder):
         state = Job(share, folder).state()
         assert (state.terminated, state.reason.partition(": ")[2]) == (True, "cluster c was deleted")
     assert not (site.root / "home" / "nodes" / "c").exists()
     assert list((site.root / "home" / "clusters").iterdir()) == []
     with pytest.raises(ClusterNotFoundError, match="the clusters are: local"):
-        resizing.delete("c", site.said.append)
+        resizing.delete("c", no_store, site.said.append)
 
 
 def test_nodes_are_not_removed_under_a_job(site: Site) -> None:
@@ -294,7 +301,7 @@ def test_nodes_are_not_removed_under_a_job(site: Site) -> None:
     book = site.root / "home" / "nodes" / "c" / "book" / "book.json"
     book.write_text(book.read_text().replace(job.folder, ""), encoding="utf-8")
     with pytest.raises(ClusterError, match=f"cluster 'c' still has jobs: {job.plan['job']}; delete it again when they have"):
-        resizing.delete("c", site.said.append)
+        resizing.delete("c", no_store, site.said.append)
     assert site.said[0].endswith("it was submitted by an earlier version; end it with: batchai job terminate")
     assert records.document_path("c").is_file() and site.shown() == ("steady", "1 1 0 0")
 
@@ -307,7 +314,7 @@ def test_jobs_of_other_documents_with_the_same_machines_stay(site: Site) -> None
     assert not scaling.sent_to(ssh, ticket._replace(folder="jobs/on/another/share"))
     ssh.name, ssh.engine = "d", SimpleNamespace(census=lambda: Census([], [ticket], None, "node gpu1 is away"))
     assert not scaling.sent_to(ssh, ticket)
-    resizing._end_jobs(ssh, said)
+    resizing._end_jobs(ssh, no_store, said)
     assert site.said == ["node gpu1 is away; jobs that may run there were not ended"]
     assert job.requests() == []
 
@@ -349,7 +356,7 @@ def test_of_two_who_resize_at_once_one_waits(site: Site) -> None:
 def test_a_cluster_that_cant_be_used_can_be_deleted(site: Site, text: str) -> None:
     path = records.document_path("c")
     path.write_text(text, encoding="utf-8")
-    resizing.delete("c", site.said.append)
+    resizing.delete("c", no_store, site.said.append)
     assert not path.exists() and str(path) in site.said[0]
 
 
