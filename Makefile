@@ -30,8 +30,14 @@ test: $(VENV)/.setup-dev ## Every test (about 36 minutes on 2 cores).
 test-fast: $(VENV)/.setup-dev ## The tests that train nothing and start no browser.
 	$(BIN)/python -m pytest -m "not training and not browser"
 
-faults: $(VENV)/.setup-dev ## The tests of failures, cancellation and killed processes, three times over.
-	for round in 1 2 3; do $(BIN)/python -m pytest tests/e2e/test_failures.py || exit 1; done
+faults: $(VENV)/.setup-dev ## Failures, killed processes, fifty jobs at once (about 20 minutes); SEEDS=1-50: those seeds of the randomized run.
+ifdef SEEDS
+	@$(BIN)/python tests/faults/seeds.py $(SEEDS)
+else
+	$(BIN)/python -m pytest tests/faults tests/e2e/test_failures.py
+	$(BIN)/python tests/faults/crowd.py
+	$(BIN)/python tests/faults/crowd.py --kills 8
+endif
 
 bench: $(VENV)/.setup-dev ## All benchmarks: ratios measured side by side (minutes).
 	$(BIN)/python benchmarks/overhead.py

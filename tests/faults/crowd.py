@@ -25,7 +25,6 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
-import strikes
 from seed_checks import LOST, closed, left_behind
 from seed_world import BIN, HERE, SeedWorld, StuckError, make_store
 
@@ -97,14 +96,17 @@ class Crowd:
         nodes = self.chance.randint(1, NODES)
         settings = {"pythonScriptFilePath": "$AZ_BATCHAI_MOUNT_ROOT/share/rank.py", "processCount": nodes}
         path = self.world.root / f"{name}.json"
-        path.write_text(json.dumps({"properties": {"nodeCount": nodes, "horovodSettings": settings}}), encoding="utf-8")
+        share = {"stdOutErrPathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share"}
+        path.write_text(
+            json.dumps({"properties": {"nodeCount": nodes, "horovodSettings": settings, **share}}), encoding="utf-8"
+        )
         return path
 
     def _kill(self, processes: list[subprocess.Popen[str]]) -> None:
         for number in range(self.kills):
             time.sleep(self.chance.uniform(0.2, 2.0))
             if number % 2:
-                agents = [pid for node in range(NODES) for pid in strikes.pids_of(f"agent-{node}", str(self.world.root))]
+                agents = [pid for node in range(NODES) for pid in self.world.pids_of(f"agent-{node}")]
                 if agents:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(self.chance.choice(agents), signal.SIGKILL)
@@ -171,7 +173,7 @@ class Crowd:
 
     def _wrong_stays(self, tickets: dict[str, int], marks: dict[str, str], verdicts: dict[str, Any]) -> Iterator[str]:
         stays: dict[str, list[Stay]] = defaultdict(list)
-        for path in (self.world.share / "seen").iterdir():
+        for path in (self.world.share / "seen").glob("*"):
             mark, _, node = path.name.partition(" ")
             times = [float(line) for line in re.findall(r"(.+)\n", path.read_text())]
             # Of one whose submitter died first the ticket is known to the book only, which has forgotten it.

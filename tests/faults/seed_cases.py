@@ -65,6 +65,14 @@ HALF_STARTED: Sequence[Step] = (
     ("ask take", (AFTER,), 1),
     ("ask start", (AFTER,), 1),
 )
+# Between the verdict of attempt 1 and the start of attempt 2, as the follower of then sees it.
+BETWEEN: Sequence[Step] = (
+    ("claim begun", (BEFORE, AFTER), 1),
+    ("write attempt.json", (BEFORE, HALF, AFTER), 1),
+    ("ask take", (BEFORE, AFTER), 1),
+    ("ask start", (BEFORE, AFTER), 2),
+    ("write submitted.json", (BEFORE, HALF, AFTER), 1),
+)
 
 KINDS = (
     "follower",
@@ -77,6 +85,7 @@ KINDS = (
     "agent and follower",
     "by time",
     "agent, at its end",
+    "retry",
 )
 TRAINING = "training"
 TRAINING_EVERY = 25
@@ -134,6 +143,8 @@ class Case:
         again: whether some steps are reported twice, as after a restart from a checkpoint.
         attaches: how many ``batchai job attach`` run at once, the first so many seconds after the last kill.
         training: whether TensorFlow and Horovod train, instead of toy ranks.
+        retries: of the job.
+        dies: the step at which a rank of the first attempt kills itself, or None.
     """
 
     seed: int
@@ -148,11 +159,15 @@ class Case:
     attaches: int
     attach_seconds: float
     training: bool = False
+    retries: int = 0
+    dies: int | None = None
 
     @property
     def kills_agents(self) -> bool:
         """Whether the job may fail."""
-        return any(victim.startswith("agent-") for fault in (*self.faults, self.timed) if fault for victim in fault.kills)
+        return not self.retries and any(
+            victim.startswith("agent-") for fault in (*self.faults, self.timed) if fault for victim in fault.kills
+        )
 
     @property
     def kills_submitter(self) -> bool:
@@ -160,7 +175,8 @@ class Case:
         return any(SUBMITTER in fault.kills for fault in (*self.faults, self.timed) if fault)
 
     def __str__(self) -> str:
-        said = ", then ".join(str(fault) for fault in (*self.faults, self.timed) if fault)
+        rank = None if self.dies is None else f"a rank killed at its step {self.dies}"
+        said = ", then ".join(str(fault) for fault in (rank, *self.faults, self.timed) if fault)
         return f"{said}; attach{' twice' if self.attaches > 1 else ''} after {self.attach_seconds:.1f} s"
 
     def by_time(self) -> Case:
@@ -215,6 +231,8 @@ def case_of(seed: int) -> Case:
             ((FOLLOWER,), (SUBMITTER,), (FOLLOWER, SUBMITTER), ("agent-0",), ("agent-1", FOLLOWER, SUBMITTER))
         )
         timed = Timed(chance.uniform(0.0, steps * pause + 1.0), victims)
+    elif kind == "retry":
+        return _retry(chance, seed, nodes)
     else:
         faults = [_fault(chance, 0, "agent-0", LAST_OF_FIRST_AGENT, chance.choice((("agent-0",), ("agent-0", FOLLOWER))))]
     return Case(
@@ -230,6 +248,35 @@ def case_of(seed: int) -> Case:
         attaches=chance.choice((1, 1, 2)),
         attach_seconds=chance.choice((0.0, chance.uniform(0.0, 2.0), chance.uniform(2.0, 8.0))),
         training=training,
+    )
+
+
+def _retry(chance: random.Random, seed: int, nodes: int) -> Case:
+    """An agent or a rank of the first attempt is killed, and followers before the second one has begun."""
+    faults: list[Fault] = []
+    if by_rank := chance.random() < 0.5:
+        victims = chance.choice(((FOLLOWER,), (FOLLOWER, SUBMITTER)))
+    else:
+        node = chance.randrange(nodes)
+        agent = f"agent-{node}"
+        victims = chance.choice(((agent,), (agent, FOLLOWER)))
+        faults.append(Fault(0, agent, "write segment", chance.choice((BEFORE, HALF, AFTER)), chance.randint(3, 6), victims))
+        victims = (FOLLOWER,)
+    faults.append(_fault(chance, len(faults), FOLLOWER, BETWEEN, victims))
+    return Case(
+        seed,
+        "retry",
+        nodes,
+        steps=chance.randint(20, 30),
+        pause=chance.uniform(0.08, 0.12),
+        all_ranks=chance.random() < 0.5,
+        again=False,
+        faults=tuple(faults),
+        timed=None,
+        attaches=chance.choice((1, 2)),
+        attach_seconds=chance.uniform(0.0, 4.0),
+        retries=1,
+        dies=chance.randint(6, 15) if by_rank else None,
     )
 
 

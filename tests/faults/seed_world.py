@@ -23,18 +23,27 @@ sys.path.insert(0, str(INJECTED))
 
 import strikes  # noqa: E402 (it lies where the victims find it)
 
+# Goes on from its checkpoint, which is up to four steps old; what is reported again must not count.
 TRAIN = """
-import os, time
+import os, signal, time
 from mlflow_batchai.training import report
-rank = int(os.environ["HOROVOD_RANK"])
+rank, attempt = int(os.environ["HOROVOD_RANK"]), int(os.environ["BATCHAI_JOB"].rpartition("/")[2])
+checkpoint = os.environ["AZ_BATCHAI_MOUNT_ROOT"] + "/share/checkpoint"
+first = int(open(checkpoint).read()) if os.path.exists(checkpoint) else 0
 print("begun", flush=True)
-for step in range({steps}):
+for step in range(first, {steps}):
     print("step", step, flush=True)
-    report.log(step=step, loss=1.0 / (step + 1))
+    report.log(step=step, loss=1.0 / (step + 1) + 1000 * (attempt - 1))
     if {all_ranks}:
         report.log(step=step, all_ranks=True, speed=100.0 * rank + step)
     if {again} and step % 5 == 4:
         report.log(step=step - 1, loss=-1.0)
+    if rank == 0 and step % 5 == 0:
+        with open(checkpoint + ".new", "w") as file:
+            file.write(str(step))
+        os.replace(checkpoint + ".new", checkpoint)
+    if attempt == 1 and rank == 1 and step == {dies}:
+        os.kill(os.getpid(), signal.SIGKILL)
     time.sleep({pause})
 print("done", flush=True)
 """
@@ -120,9 +129,13 @@ class SeedWorld:
         """What a command has said."""
         return (self.root / f"{name}.{stream}").read_text(encoding="utf-8")
 
+    def pids_of(self, role: str) -> list[int]:
+        """Processes of a role (``strikes.role_of``)."""
+        return list(strikes.pids_of(role, str(self.root)))
+
     def kill(self, roles: tuple[str, ...]) -> bool:
         """SIGKILL for every process of these roles; whether there was one of each."""
-        pids = [strikes.pids_of(role, str(self.root)) for role in roles]
+        pids = [self.pids_of(role) for role in roles]
         for pid in (pid for found in pids for pid in found):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

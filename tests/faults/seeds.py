@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import mkdtemp
@@ -71,7 +72,7 @@ def _run(case: Case, folder: Path, store: Path) -> tuple[list[str], bool]:
     try:
         world.arm([dataclasses.asdict(fault) for fault in case.faults])
         try:
-            codes, reached = _play(world, case)
+            codes, reached = play(world, case)
         except StuckError as error:
             return [str(error), *(f"alive: {command}" for command in world.processes().values())], True
         with _checking:
@@ -80,7 +81,7 @@ def _run(case: Case, folder: Path, store: Path) -> tuple[list[str], bool]:
         world.close()
 
 
-def _play(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
+def play(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
     """Run, kill, reattach, and wait until nothing lives.
 
     Returns:
@@ -95,7 +96,8 @@ def _play(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
         reached = world.kill(case.timed.kills)
     else:
         # A command that ends by itself has not been struck: then neither will be what it waited for.
-        world.wait(lambda: world.struck(0) or main.poll() is not None, patience, "the fault")
+        last = max((fault.id for fault in case.faults if fault.after is None), default=0)
+        world.wait(lambda: world.struck(last) or main.poll() is not None, patience, "the fault")
     time.sleep(case.attach_seconds)
     codes: dict[str, int | None] = {}
     if (name := world.tag("batchai.job")) is not None:
@@ -129,11 +131,12 @@ def _project(world: SeedWorld, case: Case) -> list[str]:
     if case.training:
         values = {"data": "digits", "epochs": "6", "augment": "false"}
         return [str(ROOT / "projects" / "cifar_horovod"), *(f"-P{name}={value}" for name, value in values.items())]
-    train = TRAIN.format(steps=case.steps, all_ranks=case.all_ranks, again=case.again, pause=case.pause)
-    return [str(world.project(f"properties: {{nodeCount: {case.nodes}, horovodSettings: {{}}}}", train))]
+    train = TRAIN.format(**{name: getattr(case, name) for name in ("steps", "all_ranks", "again", "pause", "dies")})
+    retries = f"retries: {case.retries}\n" if case.retries else ""
+    return [str(world.project(f"{retries}properties: {{nodeCount: {case.nodes}, horovodSettings: {{}}}}", train))]
 
 
-def _told(result: Result) -> str:
+def told(result: Result) -> str:
     """A seed's line, and what was wrong below it."""
     how = "failed" if result.troubles else "passed"
     lines = [f"seed {result.case.seed} [{result.case.kind}]: {result.said}: {how}, {result.seconds:.0f} s"]
@@ -142,6 +145,13 @@ def _told(result: Result) -> str:
     if result.troubles:
         lines.append(f"    repeat it with: make faults SEEDS={result.case.seed}    (kept: {result.folder})")
     return "\n".join(lines)
+
+
+def run_seeds(seeds: Sequence[int], folder: Path, store: Path, jobs: int) -> Iterator[Result]:
+    """Run seeds below a folder, ``jobs`` at a time; their results in the order given."""
+    with ThreadPoolExecutor(jobs) as pool:
+        running = [pool.submit(run_seed, seed, folder / f"seed-{seed}", store) for seed in seeds]
+        yield from (future.result() for future in running)
 
 
 def _seeds(text: str) -> list[int]:
@@ -161,14 +171,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default 2)")
     options = parser.parse_args()
     folder = Path(mkdtemp(prefix="batchai-seeds-"))
-    store = make_store(folder / "mlflow.db")
     counts: Counter[tuple[str, bool]] = Counter()
-    with ThreadPoolExecutor(options.jobs) as pool:
-        running = [pool.submit(run_seed, seed, folder / f"seed-{seed}", store) for seed in options.seeds]
-        for future in running:
-            result = future.result()
-            counts[result.case.kind, not result.troubles] += 1
-            print(_told(result), flush=True)
+    for result in run_seeds(options.seeds, folder, make_store(folder / "mlflow.db"), options.jobs):
+        counts[result.case.kind, not result.troubles] += 1
+        print(told(result), flush=True)
     for kind in sorted({kind for kind, _ in counts}):
         print(f"{kind}: {counts[kind, True]} passed, {counts[kind, False]} failed")
     failed = sum(count for (_, passed), count in counts.items() if not passed)

@@ -1,0 +1,209 @@
+"""A real MLflow server that can be stopped, killed and started again, and a gate before it that fails as servers and proxies do."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from waiting import wait_for
+
+
+class MlflowServer:
+    """``mlflow server`` on one port, with a database and artifacts of its own that outlive its process."""
+
+    def __init__(self, root: Path, template: Path) -> None:
+        self._root = root
+        shutil.copy(template, root / "server.db")
+        with contextlib.closing(sqlite3.connect(root / "server.db")) as store, store:
+            store.execute("UPDATE experiments SET artifact_location = 'mlflow-artifacts:/0'")
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        command = ["server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+        stores = ["--backend-store-uri", f"sqlite:///{self._root}/server.db", "--artifacts-destination", str(self._root / "a")]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", *command, *stores],
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            cwd=self._root,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        wait_for(self._healthy, 120, "MLflow's server")
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """It dies, and all that it has started."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """For the time of the block it takes connections, and answers none."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self._process.pid, signal.SIGCONT)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+Fault = Callable[["_Handler"], None]
+
+
+class Gate:
+    """What clients take for the server.
+
+    Attributes:
+        fault: answers a request in the server's place; None: requests go on to it.
+        only: which requests ("PUT /api/...") the fault is for.
+        failed: how many requests it was.
+        taken: the requests that the server took and whose answer went back whole, as (method, path, body).
+    """
+
+    def __init__(self, server: MlflowServer) -> None:
+        self.server = server
+        self.fault: Fault | None = None
+        self.only: Callable[[str], bool] = lambda line: True
+        self.failed = 0
+        self.taken: list[tuple[str, str, bytes]] = []
+        self.released = threading.Event()
+        self._http = _Quiet(("127.0.0.1", 0), _Handler)
+        self._http.gate = self
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._thread.start()
+
+    @contextlib.contextmanager
+    def failing(self, fault: Fault, only: Callable[[str], bool] = lambda line: True) -> Iterator[None]:
+        """For the time of the block it fails so."""
+        self.failed, self.only, self.fault = 0, only, fault
+        self.released.clear()
+        try:
+            yield
+        finally:
+            self.fault = None
+            self.released.set()
+
+    def close(self) -> None:
+        self.released.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    def points(self, run_id: str) -> list[tuple[str, int]]:
+        """(key, step) of each metric that a call of ``log_batch`` brought, as often as it did."""
+        found = []
+        for _, path, body in self.taken:
+            if path.endswith("/runs/log-batch"):
+                call = json.loads(body)
+                if call["run_id"] == run_id:
+                    found += [(metric["key"], int(metric.get("step", 0))) for metric in call.get("metrics", [])]
+        return found
+
+    def artifacts(self) -> list[str]:
+        """The names of the files that were sent, as often as they were."""
+        return [path.rpartition("/artifacts/")[2] for method, path, _ in self.taken if method == "PUT"]
+
+
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+    gate: Gate
+
+    def handle_error(self, request: Any, address: Any) -> None:
+        """Clients that are gone are what is tested."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Quiet
+
+    def _any(self) -> None:
+        gate = self.server.gate
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.close_connection = True
+        fault = gate.fault
+        if fault is not None and gate.only(f"{self.command} {self.path}"):
+            gate.failed += 1
+            fault(self)
+            return
+        status, data = self.forwarded()
+        self.answer(status, data)
+        gate.taken.append((self.command, self.path, self.body))
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _any
+
+    def forwarded(self) -> tuple[int, bytes]:
+        """The server's answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.gate.server.port, timeout=60)
+        with contextlib.closing(connection):
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
+            try:
+                connection.request(self.command, self.path, self.body, headers)
+                answer = connection.getresponse()
+                return answer.status, answer.read()
+            except OSError:  # as a proxy does whose server is down
+                return 502, b"<html>Bad gateway</html>"
+
+    def answer(self, status: int, data: bytes, whole: bool = True, **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data) if whole else len(data) + 100))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Nothing to see."""
+
+
+def status(code: int, **headers: str) -> Fault:
+    """Answers with that code, and a page for people."""
+    return lambda handler: handler.answer(code, b"<html>" + b"no " * 2000 + b"</html>", **headers)
+
+
+def cut(handler: _Handler) -> None:
+    """Has the server do it, and loses half of its answer."""
+    code, data = handler.forwarded()
+    handler.answer(code, data, whole=False)
+
+
+def hang_up(handler: _Handler) -> None:
+    """Closes the connection without a word."""
+
+
+def hang(handler: _Handler) -> None:
+    """Accepts and never answers, as long as the fault lasts; then it closes the connection."""
+    handler.server.gate.released.wait()

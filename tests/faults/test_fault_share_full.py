@@ -1,0 +1,102 @@
+"""The control share of a running job fails for good: it gets full, is made read-only, is deleted, or loses its file system."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loop_disk import fail, fill, loop_disk
+from node_world import Cluster, Job
+from waiting import wait_for
+
+from mlflow_batchai.node import host, protocol
+
+QUICK = "mounted.BEAT_SECONDS = 0.5"
+# A rank that writes a line now and then, and saves when it is asked to end (on its own disk: the share takes nothing).
+TALKS = (
+    "trap 'echo saved > \"$AZ_BATCHAI_JOB_TEMP/../../../saved\"; exit 0' TERM; echo up; while :; do echo line; sleep 0.1; done"
+)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with loop_disk(tmp_path, 16) as place:
+        yield place
+
+
+def up(cluster: Cluster) -> Job:
+    job = cluster.submit(TALKS, nodes=2, patch=QUICK, terminateSeconds=5.0, lossSeconds=3.0)
+    wait_for(lambda: job.log("stdout.txt").count("up") == 2, 20, job.said)
+    return job
+
+
+def told(cluster: Cluster, job: Job, node: int) -> dict[str, Any]:
+    """What a node's agent has said on its own disk."""
+    root = str(cluster.roots[int(job.ticket["nodes"][node])])
+    found: dict[str, Any] = host.tickets.told(root, job.ticket["number"])
+    return found
+
+
+def assert_gone(cluster: Cluster, job: Job, words: str) -> None:
+    """Every node has said why, its ranks could save, and nothing runs any more."""
+    for node, agent in enumerate(job.agents):
+        agent.wait(30)
+        failure = told(cluster, job, node)["failure"]
+        assert failure["code"] == "ShareFailed"
+        assert failure["message"].startswith(f"node-{node}: {words}"), failure
+        assert words in job.logs[node].read_text(), "the engine's poll shows the end of it"
+        assert (cluster.roots[int(job.ticket["nodes"][node])] / "saved").read_text() == "saved\n"
+    assert not job.processes()
+
+
+def test_a_share_that_gets_full(agents: Callable[..., Cluster], disk: Path) -> None:
+    """There is still room for the verdict."""
+    cluster = agents(disk)
+    job = up(cluster)
+    fill(disk)
+    begun = time.monotonic()
+    assert_gone(cluster, job, "the share is full (No space left on device); make room there")
+    assert time.monotonic() - begun < 25
+    verdict = job.verdict()
+    assert verdict is not None, job.said()
+    assert verdict["executionState"] == "failed"
+    assert verdict["errors"][0]["code"] == "ShareFailed"
+    assert "the share is full (No space left on device)" in verdict["reason"]
+
+
+def test_a_share_that_was_full_for_a_moment(agents: Callable[..., Cluster], disk: Path) -> None:
+    """Nothing is lost, and nobody takes the silence of the others for their end."""
+    cluster = agents(disk)
+    script = 'for i in $(seq 40); do echo "line $i"; sleep 0.1; done'
+    job = cluster.submit(script, nodes=2, patch=QUICK, lossSeconds=5.0)
+    wait_for(lambda: "line 5" in job.log("stdout.txt"))
+    filler = fill(disk)
+    time.sleep(2.0)
+    filler.unlink()
+    assert job.wait(40)["executionState"] == "succeeded", job.said()
+    lines = [f"line {number}" for number in range(1, 41)]
+    for rank in (0, 1):
+        assert job.log(f"stdout-{rank}.txt").splitlines() == lines
+        assert [line[4:] for line in job.log("stdout.txt").splitlines() if line.startswith(f"[{rank}]")] == lines
+
+
+def test_a_share_that_becomes_read_only(agents: Callable[..., Cluster], disk: Path) -> None:
+    """No verdict can be written: each node tells whoever asks it, and the job ends there."""
+    cluster = agents(disk)
+    job = up(cluster)
+    fail(disk)
+    assert_gone(cluster, job, "the share is read-only (Read-only file system); make it writable")
+    assert job.verdict() is None
+
+
+def test_a_job_folder_that_is_deleted(agents: Callable[..., Cluster]) -> None:
+    cluster = agents()
+    job = up(cluster)
+    subprocess.run(["rm", "-rf", str(cluster.share / "workspaces")], check=False)
+    assert_gone(cluster, job, "the job's folder is gone from the share (No such file or directory)")
+    verdict = protocol.read_closed(str(cluster.share / job.paths.verdict_file))
+    assert verdict is None or verdict["errors"][0]["code"] == "ShareFailed"

@@ -1,0 +1,106 @@
+"""The control share stalls for longer than a silent node is waited for: nobody is lost by that, and nothing of what was said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from loop_disk import loop_disk
+from node_world import Cluster, Job
+from waiting import wait_for
+
+LOSS_SECONDS = 2.0
+STALL_SECONDS = 3 * LOSS_SECONDS
+STEPS = 120
+# Every rank reports, and writes a line, for longer than the stall; nothing of it is on the share itself.
+WRITES = f"""
+python3 -c '
+import json, os, time
+spool = open(os.path.join(os.environ["BATCHAI_SPOOL"], "report-%s-1.jsonl" % os.environ["BATCHAI_RANK"]), "a")
+for step in range({STEPS}):
+    print("line", step, flush=True)
+    record = dict(type="metric", step=step, ts=0, values=dict(loss=1.0))
+    spool.write(json.dumps(record) + chr(10))
+    spool.flush()
+    time.sleep(0.1)
+'
+"""
+PATCH = "mounted.BEAT_SECONDS = 0.5"
+
+
+class Stalling(NamedTuple):
+    """A share that can be stalled."""
+
+    place: Path
+    stall: Callable[[], Any]
+    go_on: Callable[[], Any]
+
+
+def _rclone() -> str | None:
+    beside = Path(sys.executable).with_name("rclone")
+    return str(beside) if beside.exists() else shutil.which("rclone")
+
+
+@pytest.fixture
+def frozen_disk(tmp_path: Path) -> Iterator[Stalling]:
+    """All that writes hangs; what is read comes from memory."""
+    with loop_disk(tmp_path, 64) as place:
+        freeze = lambda way: subprocess.run(["fsfreeze", way, str(place)], check=False)  # noqa: E731
+        yield Stalling(place, lambda: freeze("-f"), lambda: freeze("-u"))
+        freeze("-u")
+
+
+@pytest.fixture
+def stopped_server(tmp_path: Path) -> Iterator[Stalling]:
+    """A file system in user space whose process is stopped: every operation hangs."""
+    program = _rclone()
+    if program is None or not os.path.exists("/dev/fuse"):
+        pytest.skip("there is no rclone, or no FUSE, here")
+    behind, place = tmp_path / "behind", tmp_path / "share"
+    behind.mkdir()
+    place.mkdir()
+    options = ["--vfs-cache-mode=writes", "--vfs-write-back=0s"]
+    environment = {**os.environ, "RCLONE_CONFIG": "/dev/null", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    server = subprocess.Popen([program, "mount", str(behind), str(place), *options], env=environment)
+    try:
+        wait_for(lambda: place.is_mount(), 20)
+        yield Stalling(place, lambda: server.send_signal(signal.SIGSTOP), lambda: server.send_signal(signal.SIGCONT))
+    finally:
+        server.send_signal(signal.SIGCONT)
+        subprocess.run(["umount", "-l", str(place)], check=False)
+        server.terminate()
+        server.wait(20)
+
+
+def until(job, c):
+    try:
+        wait_for(c, 20)
+    except AssertionError:
+        raise AssertionError(job.said()) from None
+
+@pytest.mark.parametrize("kind", ["frozen_disk", "stopped_server"])
+def test_a_share_that_stalls(agents: Callable[..., Cluster], request: pytest.FixtureRequest, kind: str) -> None:
+    share: Stalling = request.getfixturevalue(kind)
+    cluster = agents(share.place)
+    job: Job = cluster.submit(WRITES, nodes=2, patch=PATCH, lossSeconds=LOSS_SECONDS)
+    until(job, lambda: job.log("stdout.txt").count("line 3\n") == 2)
+    share.stall()
+    time.sleep(STALL_SECONDS)
+    assert all(agent.poll() is None for agent in job.agents)
+    share.go_on()
+    assert job.wait(60)["executionState"] == "succeeded", job.said()
+    lines = [f"line {step}" for step in range(STEPS)]
+    reports = job.records("report")
+    for rank in (0, 1):
+        assert job.log(f"stdout-{rank}.txt").splitlines() == lines
+        assert [line[4:] for line in job.log("stdout.txt").splitlines() if line.startswith(f"[{rank}]")] == lines
+    assert [report["body"]["step"] for report in reports] == [*range(STEPS), *range(STEPS)]
+    assert job.records("dropped") == []

@@ -1,0 +1,113 @@
+"""A part of the randomized run (``make faults SEEDS=1-50`` is all of it): one seed of each kind, and that its checks can fail."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from seed_cases import KINDS, case_of
+from seed_checks import wrong
+from seed_world import SeedWorld
+from seeds import play, run_seeds, told
+
+SEEDS = (1, 3, 4, 5, 6, 7, 12, 18, 19, 30)
+
+
+def test_one_seed_of_each_kind(tmp_path: Path, store_template: Path) -> None:
+    assert {case_of(seed).kind for seed in SEEDS} == set(KINDS)
+    results = list(run_seeds(SEEDS, tmp_path, store_template, 2))
+    assert not [told(result) for result in results if result.troubles or result.notes]
+
+
+def test_a_seed_does_the_same_each_time() -> None:
+    assert [case_of(seed) for seed in range(60)] == [case_of(seed) for seed in range(60)]
+    assert len({str(case_of(seed)) for seed in range(60)}) == 60
+    assert case_of(50).training and not case_of(51).training
+
+
+@contextlib.contextmanager
+def sql(world: SeedWorld, *statements: str) -> Iterator[None]:
+    """Change the store for the time of the block."""
+    with (
+        contextlib.closing(sqlite3.connect(world.root / "mlflow.db")) as store,
+        contextlib.closing(sqlite3.connect(":memory:")) as before,
+    ):
+        store.backup(before)
+        with store:
+            for statement in statements:
+                store.execute(statement)
+        yield
+        before.backup(store)
+
+
+def test_what_is_wrong_is_seen(tmp_path: Path, store_template: Path) -> None:
+    """After a run that nothing happened to: each thing that the checks promise is spoiled in turn."""
+    case = dataclasses.replace(case_of(7), faults=(), timed=None, nodes=2, steps=10, all_ranks=True, again=True, attaches=1)
+    world = SeedWorld(tmp_path / "world", store_template)
+
+    def sentences() -> str:
+        return "\n".join(wrong(world, case, codes))
+
+    try:
+        codes, _ = play(world, case)
+        assert codes == {"run": 0, "attach-0": 0} and sentences() == ""
+        step = "key = 'loss' AND step = 3"
+        with sql(world, f"DELETE FROM metrics WHERE {step}"):
+            assert "1 points of the share are not in MLflow: [('loss', 3)]" in sentences()
+        copy = "SELECT key, value, timestamp + 1, run_uuid, step, is_nan FROM metrics"
+        with sql(world, f"INSERT INTO metrics (key, value, timestamp, run_uuid, step, is_nan) {copy} WHERE {step}"):
+            assert "loss has two points of step 3" in sentences()
+        with sql(world, f"UPDATE metrics SET value = -1 WHERE {step}"):
+            assert "1 points are not the first ones: [('loss', 3)]" in sentences()
+        with sql(world, "UPDATE metrics SET step = 77 WHERE key = 'rank_1/speed' AND step = 3"):
+            assert "1 points in MLflow are not on the share: [('rank_1/speed', 77)]" in sentences()
+        with sql(world, "UPDATE runs SET status = 'RUNNING', end_time = end_time + 1"):
+            assert "is RUNNING" in sentences() and "end time is" in sentences()
+        with sql(world, "DELETE FROM tags WHERE key = 'batchai.exitCode'"):
+            assert "batchai.exitCode is None, and '0' on the share" in sentences()
+        with sql(world, "UPDATE tags SET value = '1 metric values came for a step that had one' WHERE key = 'batchai.notes'"):
+            assert "2 values came for a step that had one, and the run says 1" in sentences()
+        log = next(world.root.glob("mlruns/**/stdouterr/stdout.txt"))
+        text = log.read_bytes()
+        log.write_bytes(text[:-1])
+        assert "the artifact stdouterr/stdout.txt is not what lies on the share" in sentences()
+        log.write_bytes(text)
+        with subprocess.Popen(["sleep", "60"], env={"BATCHAI_JOB": str(world.root)}) as process:
+            assert f"pid {process.pid} is left: sleep 60" in sentences()
+            process.kill()
+        with (world.home / "nodes/local/0/lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert "somebody holds the lock nodes/local/0/lock" in sentences()
+        cursor = max(world.share.rglob("cursor.json"))
+        whole = cursor.read_bytes()
+        cursor.write_bytes(whole[:-1])
+        assert "the last lease has not finished" in sentences()
+        cursor.write_bytes(whole)
+        codes["attach-0"] = 1
+        assert "attach-0 has exit code 1 for a job that has succeeded" in sentences()
+        codes["attach-0"] = 0
+        next(world.share.rglob("verdict.json")).write_bytes(b"{")
+        assert "the verdict is not whole" in sentences()
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize(("late", "said"), [(0.5, "at once, for 0.500 s"), (1.5, "ran after")])
+def test_what_is_wrong_with_a_crowd_is_seen(tmp_path: Path, store_template: Path, late: float, said: str) -> None:
+    """Two jobs on a node at once, or one before its turn."""
+    from crowd import Crowd
+
+    world = SeedWorld(tmp_path / "world", store_template)
+    crowd = Crowd(world, 1, 2, 0, 1)
+    seen = world.share / "seen"
+    seen.mkdir()
+    for mark, begun in (("a-1", 10.0), ("b-1", 10.0 + late)):
+        (seen / f"{mark} 0").write_text(f"{begun}\n{begun + 1.0}\n")
+    found = list(crowd._wrong_stays({"one": 7, "two": 6}, {"a-1": "one", "b-1": "two"}, {}))
+    assert len(found) == 1 + (late < 1) and any(said in sentence for sentence in found), found
