@@ -150,7 +150,8 @@ class EventReader:
         if (board := self._board) is not None:
             return [writer for writer in self._writers if board.count(f"segments-{writer}") > self.cursor.get(writer, 0)]
         quiet = self._clock() - QUIET_SECONDS
-        return [writer for writer in self._writers if writer in self._torn or self._heard[writer] < quiet]
+        known = self._torn.keys() | self._stuck.keys()
+        return [writer for writer in self._writers if writer in known or self._heard[writer] < quiet]
 
     def _is_stuck(self, writer: str, to_the_end: bool) -> bool:
         """Whether a writer's next segment is missing or torn, though it will not be written any more."""

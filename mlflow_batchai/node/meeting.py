@@ -113,8 +113,8 @@ class Meeting:
                     if enough and told is not known:
                         told = known
                         sent = {str(node): found for node, found in findings.items()}
-                        self.shipper.record("reached", urgent=True, node=self.layout.node, findings=sent)
-                    published = attempt.read("network", path)
+                        self.shipper.keep_saying("reached", node=self.layout.node, findings=sent)
+                    published = self.peers.awaited("network", path)
                     if published is not None:
                         return list(published["interfaces"])
                 wait()

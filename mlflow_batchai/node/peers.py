@@ -4,7 +4,7 @@ import contextlib
 import time
 from typing import Any, Callable, Dict, List, Optional, Set
 
-from mlflow_batchai.node import protocol, tickets
+from mlflow_batchai.node import protocol, records, tickets
 from mlflow_batchai.node.layout import NodeLayout, node_id
 from mlflow_batchai.node.network import Interface
 from mlflow_batchai.node.outcome import Failure, Stop
@@ -15,6 +15,11 @@ COMING_SECONDS = tickets.ARRIVAL_SECONDS + tickets.MARGIN_SECONDS
 # Who is not let in on the share for so long (its SAS has expired, the account has new keys) never will be; until then it may be
 # a network rule that someone is just correcting.
 REFUSED_SECONDS = 900.0
+# For how long a file that we wait for may be there and not be closed. Who writes one takes a moment.
+DAMAGED_SECONDS = 30.0
+_EXIT: records.Shape = dict(records.EXIT, segments=records.is_count)
+# A record is read within seconds of its time; what differs by more is a clock that is wrong.
+SKEW_MS = 15000
 # For a peer that has ended its ranks to say so.
 LAST_WORDS_SECONDS = 10.0
 
@@ -49,11 +54,24 @@ class Peers:
         """Whether every node is taken; looks for those that were not."""
         for node in range(self._node_count):
             if node not in self.announces:
-                found = self.layout.attempt.read("announce-%d" % node, self.layout.paths.announce(node))
-                if found:
+                found = self.awaited("announce-%d" % node, self.layout.paths.announce(node))
+                if found and records.has(found, records.ANNOUNCE):
                     self.announces[node] = found
                     self.shipper.saw(node)
         return len(self.announces) == self._node_count
+
+    def awaited(self, notice: str, path: str) -> Optional[Dict[str, Any]]:
+        """A file that another agent writes; None while it isn't there.
+
+        Raises:
+            Failure: it is, and has been damaged: nobody will write it again.
+        """
+        found = self.layout.attempt.read(notice, path)
+        if found is None and self.layout.control.damage.seconds(path) > DAMAGED_SECONDS:
+            sentence = "%s: %s is damaged: the share has lost a part of it; submit the job again"
+            said = sentence % (self.layout.node_id, self.layout.control.where(path))
+            raise Failure(protocol.NODE_SETUP_FAILED, said, node=self.layout.node)
+        return found
 
     def addresses(self) -> List[str]:
         """Where the nodes reach each other, by index."""
@@ -110,7 +128,7 @@ class Peers:
             elif record["k"] == "failed" and self.layout.node == 0:
                 self._failures.append(Failure.from_record(record))
             elif record["k"] == "stop" and self.layout.node != 0:
-                raise Stop("node0", record["why"])
+                raise Stop("node0", str(record.get("why") or ""))
         if self._failures:
             raise Stop("peer", str(self._failures[0]))
         for node in range(1, self._node_count) if self.layout.node == 0 else [0]:
@@ -119,6 +137,8 @@ class Peers:
             if silent <= self.layout.plan["lossSeconds"] + (0.0 if came else COMING_SECONDS):
                 continue
             if self.layout.node == 0 and (self._exit_of(node) or self._exit_without_notice(node)):
+                if self.exits[node]["failure"]:  # and its words on that were lost
+                    raise Stop("peer", str(Failure.from_record(self.exits[node]["failure"])))
                 continue  # it is done
             self._give_up(node, came, silent)
 
@@ -174,7 +194,10 @@ class Peers:
             if node in self._given_up:
                 continue
             record = self._exit_of(node)
-            if record is None or self.shipper.heard(node) < record["segments"]:
+            if record is None:
+                return False
+            self.shipper.expect(node, record["segments"])
+            if self.shipper.heard(node) < record["segments"]:
                 return False
         return True
 
@@ -182,7 +205,7 @@ class Peers:
         """Whether a peer that fell silent had written its exit.json, and was killed before it could say so on the board."""
         with contextlib.suppress(OSError):
             record = self.layout.control.read_closed(self.layout.paths.exit(node))
-            if record:
+            if record and records.has(record, _EXIT):
                 self.exits[node] = record
         return node in self.exits
 
@@ -191,6 +214,6 @@ class Peers:
         if node not in self.exits:
             with contextlib.suppress(OSError):
                 record = self.layout.attempt.read("exit-%d" % node, self.layout.paths.exit(node))
-                if record:
+                if record and records.has(record, _EXIT):
                     self.exits[node] = record
         return self.exits.get(node)

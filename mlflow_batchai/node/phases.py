@@ -163,7 +163,7 @@ class Phases:
 
     def _meet(self) -> None:
         """All nodes are ready before any rank starts: Horovod's own waiting is short."""
-        self.shipper.record("ready", urgent=True, node=self.layout.node)
+        self.shipper.keep_saying("ready", node=self.layout.node)
         if self.layout.node == 0:
             while not self.peers.all_ready():
                 self._wait_a_little()
@@ -204,9 +204,10 @@ class Phases:
         slots = [slot for slot in launchers.slots_of(self.plan, self._gpu_counts()) if slot.node == self.layout.node]
         rendezvous: Optional[Dict[str, Any]] = None
         while rendezvous is None:
-            rendezvous = self.layout.attempt.read("rendezvous", self.layout.paths.rendezvous)
+            rendezvous = self.peers.awaited("rendezvous", self.layout.paths.rendezvous)
             if rendezvous is None:
                 self._wait_a_little()
+        self.shipper.stop_saying()
         rendezvous = self.meeting.rendezvous(rendezvous)
         for slot in slots:
             task = logged_task(self.shipper, "rank %d" % slot.rank, slot.rank)
@@ -249,7 +250,7 @@ class Phases:
         if self.layout.node != 0:
             return
         self.layout.attempt.pace(ENDING)
-        self.shipper.record("done", urgent=True, node=0)
+        self.shipper.keep_saying("done", node=0)
         while not self.peers.all_ended():
             self._wait_a_little()
 

@@ -186,8 +186,8 @@ def decode(data: bytes) -> List[Record]:
 
 
 def unpacked(data: bytes) -> bytes:
-    """A file's content, inflated if it was deflated: of one that is damaged what comes before the damage, of one that would
-    fill the memory its beginning."""
+    """A file's content, inflated if it was deflated: of one that was cut its beginning, and so of one that would fill the
+    memory. Of one in which something was written over nothing: it can be inflated, but to something else."""
     # Deflated data begins with an "x" (RFC 1950), JSON lines with a brace.
     if data[:1] != b"x":
         return data
@@ -199,7 +199,7 @@ def unpacked(data: bytes) -> bytes:
             if len(found) > LONGEST_FILE:
                 break
     except zlib.error:
-        pass
+        return b""
     return bytes(found[:LONGEST_FILE])
 
 

@@ -6,7 +6,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Set
 
-from mlflow_batchai.node import memory, processes
+from mlflow_batchai.node import memory, processes, records
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.reports import ReportReader
 from mlflow_batchai.node.shipper import Shipper
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from mlflow_batchai.node.containers.container import Container
 
 PUMP_SECONDS = 0.2
+# For reports that wait on the node's disk when its ranks have ended: as long as for the rest of what it has to send.
+LAST_REPORTS_SECONDS = 60.0
 LEAST_PUMP_SECONDS = 0.02
 # Of what a job leaves when it ends well: nobody waits for it.
 STRAGGLER_SECONDS = 1.0
@@ -117,11 +119,19 @@ class Runtime:
                 ended.append(ended_task)
         return ended
 
-    def _take_reports(self) -> None:
-        for record in self.reports.read():
-            if record.get("type") == "model":
-                self.reported_models.append(str(record.get("path")))
-            self.shipper.record("report", body=record)
+    def _take_reports(self) -> bool:
+        """Whether there may be more. While the share stalls they stay on this node's disk."""
+        if self.shipper.crowded:
+            return True
+        found = self.reports.read()
+        for report in found:
+            if report.body.get("type") == "model":
+                self.reported_models.append(str(report.body.get("path")))
+            self.shipper.report(*report)
+        if self.reports.unread:
+            self.shipper.record(records.SKIPPED, lines=self.reports.unread, files=0)
+            self.reports.unread = 0
+        return bool(found)
 
     def how(self, task: Task) -> str:
         """How an ended task ended, for a sentence; with the want of memory that it was killed for, if the kernel says so."""
@@ -203,7 +213,10 @@ class Runtime:
             left |= processes.sweep(self._ours, grace, sleep=self._pump_for)
         self.drain(self.ranks)
         # A rank may have reported between the last look at the spool and its end.
-        self._take_reports()
+        until = time.monotonic() + LAST_REPORTS_SECONDS
+        while self._take_reports() and time.monotonic() < until:
+            if self.shipper.crowded:
+                time.sleep(LEAST_PUMP_SECONDS)
         return left
 
     def _end_inside(self, container: "Container", grace: float) -> Set[int]:

@@ -2,8 +2,9 @@
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Callable, List, Mapping, Optional
+from typing import TYPE_CHECKING, Callable, List, Mapping, Optional, Tuple
 
+from mlflow_batchai.node import records
 from mlflow_batchai.node.control.base import Attempt
 from mlflow_batchai.node.protocol import Record
 
@@ -13,16 +14,22 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 60.0
 # Writers that say more than can be read must not keep an agent from saying something itself: others would think it gone.
 ROUNDS_SECONDS = 5.0
+# A writer that has said nothing for so long may have gone on behind a segment that is missing.
+QUIET_SECONDS = 8.0
 
 
 class Follower:
     """Reads one writer's segments in order, each once.
+
+    One that was damaged is passed over once it has stayed as it is for a while, though its writer went on: what is whole of it
+    is read, and a record of kind ``records.SKIPPED`` stands for the rest.
 
     Attributes:
         sequence: number of segments read.
         beats: the last beat that was seen apart from segments.
         silent: for how many seconds we have looked and seen nothing new. Time in which the share let us see nothing at all
             says nothing of the writer, so a look adds ``Attempt.longest_silence`` at most.
+        final: how many segments there are in all, once the writer has said so.
     """
 
     def __init__(self, writer: str) -> None:
@@ -30,10 +37,14 @@ class Follower:
         self.sequence = 0
         self.beats = 0
         self.silent = 0.0
+        self.final = 0
         self._looked = time.monotonic()
+        self._heard = time.monotonic()
+        # What lies where the next segment should be, if that will not be closed any more, and since when.
+        self._stuck: Optional[Tuple[Optional[bytes], float]] = None
 
     def read(self, attempt: Attempt, most: Optional[int] = None) -> List[Record]:
-        """Records of the segments that have been closed since the last call.
+        """Records of the segments that have been closed since the last call, those that readers can take.
 
         Args:
             most: of so many segments at most.
@@ -45,15 +56,16 @@ class Follower:
         before = self.sequence
         while most is None or self.sequence - before < most:
             try:
-                records = attempt.segment(self.writer, self.sequence)
+                events = self._next(attempt)
             except OSError:
                 if self.sequence == before:
                     raise
                 break
-            if records is None:
+            if events is None:
                 break
-            found.extend(records)
+            found.extend(events)
             self.sequence += 1
+            self._heard = time.monotonic()
         looked, beats = attempt.looked, attempt.beats(self.writer)
         if self.sequence > before or beats > self.beats:
             self.silent = 0.0
@@ -61,6 +73,34 @@ class Follower:
             self.silent += min(max(0.0, looked - self._looked), attempt.longest_silence)
         self._looked, self.beats = looked, beats
         return found
+
+    def _next(self, attempt: Attempt) -> Optional[List[Record]]:
+        """The next segment's records; None while it may still be closed."""
+        closed = attempt.segment(self.writer, self.sequence)
+        if closed is None:
+            return self._damaged(attempt)
+        self._stuck = None
+        events, others = records.sort_out(closed)
+        return [*events, records.skipped(others)] if others else events
+
+    def _damaged(self, attempt: Attempt) -> Optional[List[Record]]:
+        now = time.monotonic()
+        if self.sequence >= self.final:
+            # Who is well says something more often than that; to look ahead costs a few requests to the file system.
+            if self._stuck is None and now - self._heard < QUIET_SECONDS:
+                return None
+            self._heard = now
+            if not attempt.went_on(self.writer, self.sequence):
+                self._stuck = None
+                return None
+        data = attempt.remains(self.writer, self.sequence)
+        if self._stuck is None or self._stuck[0] != data:
+            self._stuck = (data, now)
+        if now - self._stuck[1] < records.SETTLE_SECONDS:
+            return None
+        if data is not None:
+            self._stuck = None  # else several may be missing in a row
+        return records.salvage(data or b"")
 
 
 class Rounds:
@@ -98,8 +138,8 @@ class Rounds:
         waiting = list(self._followers)
         while waiting:
             before = {node: self._followers[node].sequence for node in waiting}
-            for node, records in zip(waiting, self._workers().map(read, waiting) if self._at_once > 1 else map(read, waiting)):
-                take(node, records)
+            for node, found in zip(waiting, self._workers().map(read, waiting) if self._at_once > 1 else map(read, waiting)):
+                take(node, found)
             waiting = [node for node in waiting if self._followers[node].sequence > before[node]]
             if time.monotonic() > until:
                 break

@@ -27,6 +27,8 @@ HEALTHY_SECONDS = 1.0
 # How long an agent that ends waits for log files that can't be written (their text is in the segments already).
 LOG_FILE_SECONDS = 5.0
 EXECUTION = "execution"
+# How often what others wait for is said again.
+AGAIN_SECONDS = 15.0
 
 
 class Shipper(threading.Thread):
@@ -51,6 +53,10 @@ class Shipper(threading.Thread):
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._records: List[Record] = []
+        self._reports: Deque[Tuple[Record, int]] = collections.deque()
+        self._report_bytes = 0
+        self._standing: Optional[Record] = None
+        self._said = 0.0
         self._logs: Deque[Record] = collections.deque()
         self._log_bytes = 0
         self._outgoing: List[Record] = []
@@ -76,6 +82,35 @@ class Shipper(threading.Thread):
         with self._lock:
             self._records.append(dict(fields, k=kind, t=protocol.now_ms()))
             self._mark_unsent(urgent)
+
+    def report(self, body: Record, size: int) -> None:
+        """Send what a rank has reported.
+
+        Args:
+            size: bytes that it was in the rank's own file.
+        """
+        with self._lock:
+            self._reports.append(({"k": "report", "t": protocol.now_ms(), "body": body}, size))
+            self._report_bytes += size
+            self._mark_unsent(False)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many reports wait that more should stay where they are, on the node's disk."""
+        return self._report_bytes > MAX_PENDING_BYTES // 4
+
+    def keep_saying(self, kind: str, **fields: Any) -> None:
+        """Send an urgent record now, and again from time to time instead of the one before: others wait for it, and the share
+        may lose the segment that has it."""
+        with self._lock:
+            self._standing = dict(fields, k=kind)
+        self.record(kind, urgent=True, **fields)
+        self._said = time.monotonic()
+
+    def stop_saying(self) -> None:
+        """What was said again and again has been heard."""
+        with self._lock:
+            self._standing = None
 
     def note(self, line: str) -> None:
         """A line for this node's execution log."""
@@ -130,6 +165,10 @@ class Shipper(threading.Thread):
     def heard(self, node: int) -> int:
         """How many of a peer's segments were read."""
         return self._followers[node].sequence
+
+    def expect(self, node: int, segments: int) -> None:
+        """A peer has said how many segments it has written in all."""
+        self._followers[node].final = segments
 
     def has_spoken(self, node: int) -> bool:
         """Whether a peer gave any sign of life."""
@@ -195,12 +234,22 @@ class Shipper(threading.Thread):
     def _take(self, everything: bool) -> Tuple[List[Record], List[Record]]:
         now = time.monotonic()
         with self._lock:
+            if self._standing and now - self._said > AGAIN_SECONDS:
+                self._said = now
+                self._records.append(dict(self._standing, t=protocol.now_ms()))
+                self._mark_unsent(False)
             pause = self._layout.attempt.flush_seconds
             due = self._first_unsent is not None and now - self._first_unsent >= pause
-            due = due or self._urgent or self._log_bytes >= MAX_SEGMENT_BYTES
+            due = due or self._urgent or self._log_bytes >= MAX_SEGMENT_BYTES or self._report_bytes >= MAX_SEGMENT_BYTES
             if not (due or (everything and self._first_unsent is not None)):
                 return [], []
             records, self._records = self._records, []
+            size = 0
+            while self._reports and size < MAX_SEGMENT_BYTES:
+                report, length = self._reports.popleft()
+                size += length
+                records.append(report)
+            self._report_bytes -= size
             logs: List[Record] = []
             size = 0
             while self._logs and size < MAX_SEGMENT_BYTES:
@@ -212,7 +261,7 @@ class Shipper(threading.Thread):
                 records.append({"k": "dropped", "lines": self._dropped, "t": protocol.now_ms()})
                 self._dropped = 0
             self._urgent = False
-            self._first_unsent = now - pause if self._logs else None
+            self._first_unsent = now - pause if self._logs or self._reports else None
         return records, logs
 
     def _write_all(self) -> None:

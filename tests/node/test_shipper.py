@@ -301,26 +301,26 @@ def test_a_follower_reads_each_segment_once_in_order(make_layout: Callable[..., 
     def write(sequence: int, cut: int = 0) -> None:
         path = Path(on_share(layout, layout.paths.segment("agent-1", sequence)))
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = protocol.encode([{"n": sequence}])
+        data = protocol.encode([{"k": "beat", "n": sequence}])
         path.write_bytes(data[: len(data) - cut])
 
     assert follower.read(layout.attempt) == []
     write(0)
     write(1, cut=1)
     write(2)
-    assert follower.read(layout.attempt) == [{"n": 0}]
+    assert follower.read(layout.attempt) == [{"k": "beat", "n": 0}]
     write(1)
-    assert follower.read(layout.attempt) == [{"n": 1}, {"n": 2}]
+    assert follower.read(layout.attempt) == [{"k": "beat", "n": 1}, {"k": "beat", "n": 2}]
     assert (follower.read(layout.attempt), follower.sequence) == ([], 3)
     # An error after a segment was read doesn't cost that segment.
     write(3)
     Path(on_share(layout, layout.paths.segment("agent-1", 4))).mkdir()
-    assert follower.read(layout.attempt) == [{"n": 3}]
+    assert follower.read(layout.attempt) == [{"k": "beat", "n": 3}]
     with pytest.raises(IsADirectoryError):
         follower.read(layout.attempt)
     Path(on_share(layout, layout.paths.segment("agent-1", 4))).rmdir()
     write(4)
-    assert follower.read(layout.attempt) == [{"n": 4}]
+    assert follower.read(layout.attempt) == [{"k": "beat", "n": 4}]
 
 
 def test_silence_is_what_was_looked_at(make_layout: Callable[..., NodeLayout], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import abc
 from typing import ContextManager, List, NamedTuple, Optional, Sequence
 
 from mlflow_batchai.node.protocol import JobPaths, Record
+from mlflow_batchai.node.records import Damage
 
 MAX_PENDING_BYTES = 16 << 20
 
@@ -65,9 +66,13 @@ class ControlShare(abc.ABC):
 
     Attributes:
         at_once: how many files are fetched at a time with profit.
+        damage: files of one record that were found damaged.
     """
 
     at_once = 1
+
+    def __init__(self) -> None:
+        self.damage = Damage()
 
     @abc.abstractmethod
     def where(self, path: str) -> str:
@@ -80,7 +85,7 @@ class ControlShare(abc.ABC):
 
     @abc.abstractmethod
     def read_closed(self, path: str) -> Optional[Record]:
-        """The record of a closed file; None while it isn't there or isn't closed."""
+        """The record of a closed file, or of one that was cut behind it (``damage``); None while there is none."""
 
     @abc.abstractmethod
     def write_closed(self, path: str, records: Sequence[Record]) -> None:
@@ -174,7 +179,15 @@ class Attempt(abc.ABC):
 
     @abc.abstractmethod
     def segment(self, writer: str, sequence: int) -> Optional[List[Record]]:
-        """A writer's records of that number; None while they aren't there."""
+        """A writer's records of that number; None while they aren't there, or aren't closed."""
+
+    @abc.abstractmethod
+    def went_on(self, writer: str, sequence: int) -> bool:
+        """Whether a writer has written what comes behind that segment: then it will not be written any more."""
+
+    @abc.abstractmethod
+    def remains(self, writer: str, sequence: int) -> Optional[bytes]:
+        """What lies where a segment should be that isn't closed; None: nothing."""
 
     @abc.abstractmethod
     def send(self, writer: str, sequence: int, records: Sequence[Record]) -> None:

@@ -9,6 +9,7 @@ from typing import ContextManager, Iterator, List, Optional, Sequence
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.control.base import Attempt, ControlShare, Entry, LogFile
 from mlflow_batchai.node.protocol import JobPaths, Record, identity_path
+from mlflow_batchai.node.records import AHEAD
 
 BEAT_SECONDS = 5.0
 FLUSH_SECONDS = 0.5
@@ -19,6 +20,7 @@ class MountedShare(ControlShare):
     """A directory; files that aren't there yet are asked for by name, in a way that a mount with a memory heeds."""
 
     def __init__(self, root: str) -> None:
+        super().__init__()
         self.root = root
 
     def close(self) -> None:
@@ -35,7 +37,14 @@ class MountedShare(ControlShare):
         return None if os.access(self.root, os.W_OK | os.X_OK) else "read-only"
 
     def read_closed(self, path: str) -> Optional[Record]:
-        return protocol.read_closed(self.where(path))
+        return self.damage.record(path, self.content(path))
+
+    def content(self, path: str) -> Optional[bytes]:
+        """A file's content; None if it isn't there."""
+        try:
+            return protocol.read_fresh(self.where(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def write_closed(self, path: str, records: Sequence[Record]) -> None:
         protocol.write_closed(self.where(path), records)
@@ -173,10 +182,18 @@ class NamedFiles(Attempt):
         return [name[: -len(REQUEST_ENDING)] for name in names if name.endswith(REQUEST_ENDING)]
 
     def segment(self, writer: str, sequence: int) -> Optional[List[Record]]:
+        data = self._share.content(self._paths.segment(writer, sequence))
         try:
-            return protocol.decode(protocol.read_fresh(self._share.where(self._paths.segment(writer, sequence))))
-        except (FileNotFoundError, protocol.TornFileError):
+            return None if data is None else protocol.decode(data)
+        except protocol.TornFileError:
             return None
+
+    def went_on(self, writer: str, sequence: int) -> bool:
+        later = range(sequence + 1, sequence + 1 + AHEAD)
+        return any(os.path.exists(self._share.where(self._paths.segment(writer, number))) for number in later)
+
+    def remains(self, writer: str, sequence: int) -> Optional[bytes]:
+        return self._share.content(self._paths.segment(writer, sequence))
 
     def send(self, writer: str, sequence: int, records: Sequence[Record]) -> None:
         self._share.write_closed(self._paths.segment(writer, sequence), records)

@@ -14,7 +14,7 @@ from mlflow_batchai.node import protocol
 from mlflow_batchai.node.control.base import ControlError, ControlShare, Entry, LogFile
 from mlflow_batchai.node.control.noticed import NoticedFiles
 from mlflow_batchai.node.control.wire import Answer, Wire
-from mlflow_batchai.node.protocol import JobPaths, Record, TornFileError, identity_path
+from mlflow_batchai.node.protocol import JobPaths, Record, identity_path
 
 # What one request may carry: https://learn.microsoft.com/rest/api/storageservices/put-range
 BLOCK_BYTES = 4 << 20
@@ -36,6 +36,7 @@ class RestShare(ControlShare):
     at_once = 8
 
     def __init__(self, address: str, sas: Optional[str], patience: float) -> None:
+        super().__init__()
         self.wire = Wire(address, sas, patience)
         # Whether a file can be created with its data in one request; None: not tried yet.
         self._in_one: Optional[bool] = None
@@ -73,21 +74,17 @@ class RestShare(ControlShare):
             self._must("GET", path, answer)
         return answer.good
 
-    def read_records(self, path: str) -> Optional[List[Record]]:
-        """The records of a closed file; None while it isn't there or isn't closed."""
+    def content(self, path: str) -> Optional[bytes]:
+        """A file's content; None if it isn't there."""
         answer = self.wire.ask("GET", path)
         if answer.status == 404:
             return None
         if not answer.good:
             raise self._unexpected("GET", path, answer)
-        try:
-            return protocol.decode(answer.body)
-        except TornFileError:
-            return None
+        return answer.body
 
     def read_closed(self, path: str) -> Optional[Record]:
-        records = self.read_records(path)
-        return records[0] if records is not None and len(records) == 1 else None
+        return self.damage.record(path, self.content(path))
 
     def write_closed(self, path: str, records: Sequence[Record]) -> None:
         self.write(path, protocol.encode(records))

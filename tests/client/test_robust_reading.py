@@ -1,0 +1,446 @@
+"""What lies damaged on the share, or was never lawful, stops nothing: what is whole of it is used, the rest counted and told of."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+
+import pytest
+from job_folder import line, report
+from relay_world import Crash, Gone, Time, history
+
+from mlflow_batchai.console import JobConsole
+from mlflow_batchai.errors import JobNotFoundError
+from mlflow_batchai.job import memory
+from mlflow_batchai.job.events import EventReader
+from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.node import protocol, records
+from mlflow_batchai.watch import Watch
+
+BEAT = {"k": "beat", "t": 1}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time of everyone who looks at files."""
+    time = Time()
+    monkeypatch.setattr(records.Damage.__init__, "__defaults__", (time.clock,))
+    monkeypatch.setattr(EventReader.__init__, "__defaults__", (None, False, time.clock, time.sleep))
+    return time
+
+
+def seen(reader, **how):
+    return [(writer, number, [one["k"] for one in found]) for writer, number, found in reader.read(**how)]
+
+
+def cut(made, sequence, keep, writer="agent-0"):
+    """Leave so many bytes of a segment; negative: all but so many."""
+    path = made.paths.segment(writer, sequence)
+    made.share.write(path, made.share.read(path)[:keep])
+
+
+# Segments.
+
+
+def test_a_damaged_segment_gives_what_is_whole_of_it(folder, clock):
+    made = folder()
+    for number in range(3):
+        made.segment(number, report(number, loss=number), report(number, acc=number), BEAT)
+    cut(made, 1, -40)  # the terminator, and a part of the last record
+    reader = EventReader(made.job)
+    assert seen(reader) == [("agent-0", 0, ["report", "report", "beat"])]
+    clock.now += records.SETTLE_SECONDS - 1
+    assert seen(reader) == []
+    clock.now += 1
+    assert seen(reader) == [("agent-0", 1, ["report", "report", "skipped"]), ("agent-0", 2, ["report", "report", "beat"])]
+    assert reader.cursor == {"agent-0": 3}
+    assert reader.ending, "what is missing may have said so"
+
+
+def test_what_a_mount_shows_late_is_not_lost(folder, clock):
+    made = folder()
+    for number in range(2):
+        made.segment(number, BEAT)
+    whole = made.share.read(made.paths.segment("agent-0", 0))
+    reader = EventReader(made.job)
+    for length in (0, 5, 20):
+        made.share.write(made.paths.segment("agent-0", 0), whole[:length])
+        for _ in range(4):
+            assert seen(reader) == []
+            clock.now += 1.0
+    made.share.write(made.paths.segment("agent-0", 0), whole)
+    assert seen(reader) == [("agent-0", 0, ["beat"]), ("agent-0", 1, ["beat"])]
+
+
+def test_the_last_segment_of_a_writer_waits_until_nothing_more_will_be_written(folder, clock):
+    made = folder(nodes=2)
+    made.segment(0, BEAT, report(0, loss=1))
+    cut(made, 0, -1)
+    made.segment(0, BEAT, writer="agent-1")
+    reader = EventReader(made.job)
+    assert seen(reader) == [("agent-1", 0, ["beat"])]
+    clock.now += 1000.0
+    assert seen(reader) == []
+    before = clock.now
+    assert seen(reader, to_the_end=True) == [("agent-0", 0, ["beat", "report", "skipped"])]
+    assert clock.now - before >= records.SETTLE_SECONDS
+    assert seen(reader, to_the_end=True) == []
+
+
+@pytest.mark.parametrize("board", [False, True])
+def test_segments_that_are_missing_are_passed_over_together(folder, clock, board):
+    made = folder(board=board)
+    made.segment(0, BEAT)
+    made.segment(4, BEAT)
+    made.notice("segments-agent-0", 5)
+    reader = EventReader(made.job)
+    found = []
+    for _ in range(30):
+        found += seen(reader)
+        clock.now += 1.0
+    lost = [("agent-0", number, ["skipped"]) for number in (1, 2, 3)]
+    assert found == [("agent-0", 0, ["beat"]), *lost, ("agent-0", 4, ["beat"])]
+
+
+def test_a_deflated_segment_that_was_cut_gives_what_is_there(folder, clock):
+    made = folder(board=True)
+    chance = random.Random(1)
+    said = [{"k": "log", "t": 1, "r": 0, "s": "out", "x": f"{chance.random()}\n"} for _ in range(2000)]
+    data = protocol.encode(said, compress=True)
+    middle = len(data) // 2
+    made.share.write(made.paths.segment("agent-0", 0), data[:middle])
+    # Of what something was written into nobody knows what is as it was: it can be inflated all the same.
+    made.share.write(made.paths.segment("agent-0", 1), data[:middle] + b"\0" * 100 + data[middle + 100 :])
+    made.notice("segments-agent-0", 2)
+    reader = EventReader(made.job)
+    assert seen(reader) == []
+    clock.now += records.SETTLE_SECONDS
+    [(_, _, found)] = reader.read()
+    assert found[:-1] == said[: len(found) - 1]
+    assert 700 < len(found) < 1500
+    clock.now += records.SETTLE_SECONDS
+    assert seen(reader) == [("agent-0", 1, ["skipped"])]
+
+
+BAD = [
+    {"k": 5},
+    {"n": 1},
+    {"k": "log", "r": "0", "s": "out", "x": "x\n", "t": 1},
+    {"k": "log", "r": 0, "s": "out", "x": None, "t": 1},
+    {"k": "log", "r": 0, "s": "out", "x": "x\n", "t": float("nan")},
+    {"k": "report"},
+    {"k": "report", "body": [1]},
+    {"k": "phase", "phase": "x"},
+    {"k": "reached", "findings": {"one": []}},
+    {"k": "dropped", "lines": "many"},
+    {"k": "dropped", "lines": -1},
+    {"k": "dropped", "lines": 2**70},
+]
+
+
+def test_records_of_another_shape_are_counted(folder):
+    made = folder()
+    made.segment(0, *BAD, {"k": "unknown to us"}, BEAT)
+    [(_, _, found)] = EventReader(made.job).read()
+    assert [one["k"] for one in found] == ["unknown to us", "beat", "skipped"]
+    assert (found[-1]["lines"], found[-1]["files"]) == (len(BAD), 0)
+    lines = [b"[1]", b'"x"', b"{", b"\xff\xfe", b"\0" * 50, b"1" * 5000, b"[" * 100_000, json.dumps(BEAT).encode(), b'{"end":1']
+    assert [one["k"] for one in records.salvage(b"\n".join(lines))] == ["beat", "skipped"]
+    assert records.salvage(b"\n".join(lines))[-1]["lines"] == len(lines) - 1
+    assert records.salvage(protocol.encode([BEAT]))[-1]["lines"] == 0
+
+
+# The relay.
+
+
+def notes(made, client):
+    return client.get_run(made.plan["runId"]).data.tags["batchai.notes"].splitlines()
+
+
+def test_what_was_skipped_is_counted_once_and_shown(relayed, clock):
+    made, client, relay = relayed
+    made.plan["model"] = None
+    made.write(made.paths.plan, made.plan)
+    made.segment(0, report(0, loss=1.5), *BAD[:3])
+    made.segment(1, report(1, loss=0.5), report(2, loss=0.25), {"k": "dropped", "lines": 7})
+    cut(made, 1, -40)
+    made.segment(2, report(3, loss=0.1, word="word", none=None), {"k": "report", "t": 1, "body": {"type": "model"}})
+    first = relay()
+    first.step()
+    clock.now += records.SETTLE_SECONDS
+    client.after["log_batch"] = [Crash()]  # after the points, before the cursor
+    with pytest.raises(Crash):
+        first.step()
+    client.dead = False
+    second = relay()
+    second.step()
+    clock.now += records.SETTLE_SECONDS
+    second.step()
+    made.verdict()
+    relay().finish(made.job.state())  # a third, which only ends it
+    assert history(client, made.plan["runId"])["loss"] == [(0, 1.5, 5), (1, 0.5, 5), (2, 0.25, 5), (3, 0.1, 5)]
+    assert notes(made, client) == [
+        "5 lines of what agents and ranks had reported could not be read, and were left out",
+        "1 event files were damaged or missing on the share: of each what was whole was taken",
+        "2 metric values were no numbers, and were left out",
+    ]
+
+
+def test_names_that_were_changed_are_told_of_once(relayed):
+    made, client, relay = relayed
+    made.plan["model"] = None
+    made.write(made.paths.plan, made.plan)
+    odd = {"a b%": 1, "x/../y": 2, "null\0": 3, "\ud800": 4, "plain": 5, "plain?": 6, "plain_": 7, "q?": 8, "q*": 9}
+    made.segment(0, report(0, **odd))
+    first = relay()
+    first.step()
+    made.segment(1, report(1, **odd))
+    made.verdict()
+    relay().finish(made.job.state())
+    assert notes(made, client) == [
+        "4 metric values came for a step that had one; the first stands",
+        "metric 'a b%' is stored as 'a b_'",
+        "metric 'x/../y' is stored as 'x/__/y'",
+        "metric 'null\\x00' is stored as 'null_'",
+        "metric '\\ud800' is stored as '_'",
+        "metrics 'plain?' and 'plain_' are all stored as 'plain_': of each step the first value stands",
+        "metrics 'q?' and 'q*' are all stored as 'q_': of each step the first value stands",
+    ]
+    assert history(client, made.plan["runId"])["plain_"] == [(0, 6.0, 5), (1, 6.0, 5)]
+
+
+def test_the_console_shows_it_too():
+    err = io.StringIO()
+    console = JobConsole(1, io.StringIO(), err)
+    console.records([report(0, **{"a b%": 1}), report(1, **{"a b%": 1}), records.skipped(3), records.skipped(2, 1)])
+    said = err.getvalue()
+    assert said.count("metric 'a b%' is stored as 'a b_'") == 1
+    assert "batchai: 3 lines of what agents and ranks had reported could not be read, and were left out\n" in said
+    assert "an event file is damaged or missing on the share; what was whole was taken, 2 lines" in said
+
+
+def test_odd_values_and_a_report_of_ten_thousand(relayed):
+    made, client, relay = relayed
+    made.plan["model"] = None
+    made.write(made.paths.plan, made.plan)
+    values = {"huge": 10**400, "text": "1e3", "none": None, "list": [1], "yes": True, "nan": "nan", "inf": "-inf", "map": {}}
+    steps = [1.9, -3, 2**70, "7", None]
+    odd = [report(0, **values), *(report(step, odd=number) for number, step in enumerate(steps))]
+    made.segment(0, *odd, report(0, ts=-5, early=1), report(0, **{f"m{number}": number for number in range(10_000)}))
+    made.segment(1, line("NUL \0 and \udcff"), line("\0" * 1000))
+    made.verdict()
+    relay().finish(made.job.state())
+    run_id = made.plan["runId"]
+    found = client.get_run(run_id).data.metrics
+    assert len([key for key in found if key.startswith("m")]) == 10_000
+    assert [point.step for point in client.get_metric_history(run_id, "odd")] == [-3, 0, 1, 7]
+    assert [point.timestamp for point in client.get_metric_history(run_id, "early")] == [0]
+    assert found["yes"] == 1.0 and found["text"] == 1000.0 and "huge" not in found
+    assert "4 metric values were no numbers, and were left out" in notes(made, client)
+
+
+@pytest.mark.parametrize("reason", ["NUL \0", "half \ud800 a letter", "é" * 9000])
+def test_a_reason_that_no_store_takes_ends_the_run_all_the_same(relayed, reason):
+    made, client, relay = relayed
+    made.verdict("failed", reason=reason)
+    relay().finish(made.job.state())
+    run = client.get_run(made.plan["runId"])
+    assert run.info.status == "FAILED"
+    assert "\0" not in run.data.tags["batchai.reason"]
+
+
+def test_a_backlog_goes_through_memory_in_pieces(relayed):
+    made, client, relay = relayed
+    for number in range(40):
+        made.segment(number, *(report(number * 100 + step, loss=1) for step in range(100)))
+    first = relay()
+    most = []
+    real = first._send
+    first._send = lambda: (most.append(len(first._pending)), real())
+    # The store goes away in the middle: nothing is taken twice when it is back.
+    client.before["log_batch"] = [None, ConnectionError("down")]
+    with pytest.raises(ConnectionError):
+        first.step()
+    first.step()
+    assert max(most) < 1200
+    assert len(history(client, made.plan["runId"])["loss"]) == 4000
+    assert first._metrics.repeated == 0
+
+
+def test_logs_cost_a_part_of_the_time(relayed, monkeypatch):
+    """A log of a gigabyte that takes two minutes to send is not sent again after five."""
+    _, _, relay = relayed
+    moving = relay()
+    now = [1000.0]
+    monkeypatch.setattr("mlflow_batchai.relay.time.monotonic", lambda: now[0])
+    sent = []
+
+    def send():
+        sent.append(now[0])
+        now[0] += 120.0
+        if len(sent) == 2:
+            raise OSError("the store is away")
+
+    moving._logs.send = send
+    moving._next_logs = 0.0
+    while now[0] < 30_000:
+        before = len(sent)
+        try:
+            moving.logs_when_due()
+        except OSError:
+            pass
+        now[0] += 0 if len(sent) > before else 10.0
+    assert 120.0 * len(sent) < 0.1 * 30_000
+
+
+# The relay's own memory.
+
+
+WHOLE = {
+    "attempt": 1,
+    "cursor": {"agent-0": 1},
+    "ending": False,
+    "metrics": {
+        "source": {"loss": 0},
+        "steps": {"loss": [[0, 4, 1]]},
+        "counts": {},
+        "epoch": None,
+        "held": [["acc", 0.5, 7, 0]],
+        "names": {},
+        "repeated": 0,
+        "unread": 0,
+    },
+    "models": [],
+    "dropped": 3,
+    "skipped": [1, 1],
+    "state": "running",
+    "notes": ["a note"],
+    "leftOut": [],
+    "of a later version": 1,
+}
+
+
+def broken():
+    yield "no memory", [1]
+    for key in ("attempt", "cursor", "ending", "metrics", "models", "dropped", "skipped", "state"):
+        for value in (None, "x", [None], {"a": None}, -1, 1.5, 2**80):
+            yield f"{key} {value}", {**WHOLE, key: value}
+    for key in WHOLE["metrics"]:
+        for value in ("x", [None], {"a": None}, {"a": [[1, 0, 1]]}, {"a": [[0, 1, 0]]}, {"a": []}, 2**80):
+            yield f"metrics.{key} {value}", {**WHOLE, "metrics": {**WHOLE["metrics"], key: value}}
+
+
+@pytest.mark.parametrize(("what", "damaged"), [pytest.param(*case, id=case[0]) for case in broken()])
+def test_a_damaged_memory_is_gone_on_from_as_far_as_it_can_be(what, damaged):
+    assert memory.usable(WHOLE) == WHOLE
+    found = memory.usable(damaged)
+    if what in ("state x", "metrics {'a': None}", "metrics.names {'a': []}"):  # which is none
+        assert found == damaged
+        return
+    assert memory.DAMAGED in found["notes"]
+    assert "cursor" not in found and "metrics" not in found
+    assert memory.usable(found) == found
+
+
+def test_a_relay_with_a_damaged_memory_stores_each_point_once(relayed):
+    made, client, relay = relayed
+    made.plan["model"] = None
+    made.write(made.paths.plan, made.plan)
+    made.segment(0, report(0, loss=1.5), line("f1 0.5"))
+    first = relay()
+    first.step()
+    cursor = protocol.decode_one(made.share.read(made.paths.cursor(1)))
+    cursor["memory"]["metrics"]["steps"]["loss"] = "gone"
+    made.write(made.paths.cursor(1), cursor)
+    made.segment(1, report(1, loss=0.5), line("f1 0.75"))
+    made.verdict()
+    relay().finish(made.job.state())
+    assert history(client, made.plan["runId"]) == {"loss": [(0, 1.5, 5), (1, 0.5, 5)], "f1": [(0, 0.5, 7), (1, 0.75, 7)]}
+    assert notes(made, client) == [memory.DAMAGED]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 100, protocol.encode([{"counter": "x", "attempt": [], "holder": 5, "finished": "no"}])]
+)
+def test_a_damaged_cursor_is_none(relayed, content):
+    made, client, relay = relayed
+    made.segment(0, report(0, loss=1.5))
+    relay().step()
+    made.share.write(made.paths.cursor(1), content)
+    made.share.claim(made.paths.relay + "/²")  # no number, though it looks like one
+    lease = Lease(made.job)
+    assert not lease.finished() and not lease.held_here() and lease.left_out() == []
+    made.verdict()
+    relay().finish(made.job.state())
+    assert history(client, made.plan["runId"]) == {"loss": [(0, 1.5, 5)]}
+
+
+# Files of one record.
+
+
+def test_a_verdict_that_was_cut_behind_its_record_is_one(folder, clock):
+    made = folder()
+    made.verdict("succeeded", exitCode=0)
+    whole = made.share.read(made.paths.verdict_file)
+    end = whole.index(b"\n") + 1
+    for rest in (b"", b"\0" * 40, whole[end : end + 10]):
+        made.share.write(made.paths.verdict_file, whole[:end] + rest)
+        job = made.job
+        assert not job.state().ended
+        job.finish_claim({"executionState": "failed"})  # nobody overwrites what may be whole
+        clock.now += records.SETTLE_SECONDS
+        assert job.state().execution_state == "succeeded"
+        assert made.share.read(made.paths.verdict_file) == whole, "who looks once has to see it too"
+        assert made.job.state().ended
+
+
+GARBAGE = [
+    b"",
+    b"\0" * 300,
+    b"half a verd",
+    protocol.encode([{"executionState": "succeeded"}]),
+    protocol.encode([{"a": 1}, {}]),
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_a_verdict_that_can_t_be_read_leaves_no_job_running_for_ever(folder, clock, garbage):
+    made = folder()
+    made.announce(0)
+    made.exit(0)
+    made.verdict()
+    made.share.write(made.paths.verdict_file, garbage)
+    made.handle()
+    job = made.job
+    watch = Watch(job, Gone(), clock=clock.clock)
+    for _ in range(20):
+        watch.check()
+        clock.now += 1.0
+    state = job.state()
+    assert (state.ended, state.execution_state, state.exit_code) == (True, "succeeded", 0)
+
+
+def test_a_record_whose_content_was_altered_is_not_trusted(folder, clock):
+    made = folder()
+    made.verdict()
+    whole = made.share.read(made.paths.verdict_file)
+    made.share.write(made.paths.verdict_file, whole.replace(b"succeeded", b"succeedeD"))
+    job = made.job
+    job.state()
+    clock.now += 100.0
+    assert not job.state().ended
+
+
+def test_announces_exits_and_requests_of_another_shape_are_none(folder):
+    made = folder(nodes=2)
+    made.announce(0)
+    made.write(made.paths.announce(1), {"host": 5})
+    made.write(made.paths.exit(0), {"failure": "x", "stopped": None})
+    made.write(made.paths.request("1"), {"kind": "delete everything", "attempt": 1})
+    made.write(made.paths.request("2"), {"who": "me"})
+    snapshot = made.job.snapshot()
+    assert (set(snapshot.announces), set(snapshot.exits), list(snapshot.requests)) == ({0}, set(), [])
+    made.write(made.paths.plan, {**made.plan, "nodeCount": "two"})
+    with pytest.raises(JobNotFoundError, match=r"the plan of the job at .* is damaged"):
+        _ = made.job
