@@ -177,16 +177,26 @@ def _wrong_points(client: Any, run: Any, share: OnShare, case: Case) -> Iterator
     if (int(told[1]) if told else 0) != share.repeated and not share.torn:
         yield f"{share.repeated} values came for a step that had one, and the run says {told[1] if told else 'nothing'}"
     if run.info.status == "FINISHED" and not case.training:
-        # What the ranks meant to report, whatever the share has of it.
-        due = {("loss", step): 1.0 / (step + 1) for step in range(case.steps)}
-        if case.retries:  # the first value stands, of whichever attempt: see above
-            values = {key: {value + 1000 * attempt for attempt in range(4)} for key, value in due.items()}
-            due.update({key: value for key, (value, _) in stored.items() if value in values.get(key, ())})
-        if case.all_ranks:
-            ranks_steps = itertools.product(range(case.nodes), range(case.steps))
-            due.update(((f"rank_{rank}/speed", step), 100.0 * rank + step) for rank, step in ranks_steps)
-        if {key: value for key, (value, _) in stored.items()} != due:
-            yield f"{len(stored)} points of {len(due)} that ranks have reported"
+        yield from _wrong_sum({key: value for key, (value, _) in stored.items()}, case)
+
+
+def _wrong_sum(stored: dict[tuple[str, int], float], case: Case) -> Iterator[str]:
+    """A job has succeeded: what it has reported is what its ranks meant to, whatever the share has of it."""
+    due = {("loss", step): 1.0 / (step + 1) for step in range(case.steps)}
+    if case.retries:  # the first value stands, of whichever attempt
+        values = {key: {value + 1000 * attempt for attempt in range(4)} for key, value in due.items()}
+        due.update({key: value for key, value in stored.items() if value in values.get(key, ())})
+    if case.all_ranks:
+        ranks_steps = itertools.product(range(case.nodes), range(case.steps))
+        due.update(((f"rank_{rank}/speed", step), 100.0 * rank + step) for rank, step in ranks_steps)
+    if case.retries and any(fault.role.startswith("agent-") for fault in case.faults):
+        # Ranks go on for a moment when their agent is gone. What they report then is lost, and their checkpoint may be newer.
+        for key, steps in itertools.groupby(sorted(due.keys() - stored.keys()), lambda point: point[0]):
+            lost = [step for _, step in steps]
+            if lost[0] > 0 and lost[-1] < case.steps - 1 and lost == list(range(lost[0], lost[-1] + 1)):
+                due = {point: value for point, value in due.items() if point[0] != key or point[1] not in lost}
+    if stored != due:
+        yield f"{len(stored)} points of {len(due)} that ranks have reported"
 
 
 def _wrong_logs(world: SeedWorld, client: Any, run: Any, job: Path, case: Case, succeeded: bool) -> Iterator[str]:

@@ -80,6 +80,8 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+NOT_PASSED_ON = ("host", "connection", "content-length", "transfer-encoding")
+
 Fault = Callable[["_Handler"], None]
 
 
@@ -151,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _any(self) -> None:
         gate = self.server.gate
-        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.body = self._read()
         self.close_connection = True
         fault = gate.fault
         if fault is not None and gate.only(f"{self.command} {self.path}"):
@@ -164,11 +166,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _any
 
+    def _read(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""  # so `requests` sends an empty file
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
     def forwarded(self) -> tuple[int, bytes]:
         """The server's answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server.gate.server.port, timeout=60)
         with contextlib.closing(connection):
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in NOT_PASSED_ON}
             try:
                 connection.request(self.command, self.path, self.body, headers)
                 answer = connection.getresponse()

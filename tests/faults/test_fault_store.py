@@ -167,7 +167,7 @@ def test_a_server_that_fails_in_every_way_while_a_job_trains(scene: Scene) -> No
     gate.taken.clear()
     with gate.failing(status(503), only=second_file):
         scene.go()
-        assert process.wait(60) == 0, process.communicate()
+        assert process.wait(30) == 0, process.communicate()
     assert gate.failed == 1
     scene.check()
     outputs = [name.rpartition("/outputs/")[2] for name in gate.artifacts() if "/outputs/" in name]

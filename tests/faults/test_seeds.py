@@ -16,7 +16,7 @@ from seed_checks import wrong
 from seed_world import SeedWorld
 from seeds import play, run_seeds, told
 
-SEEDS = (1, 3, 4, 5, 6, 7, 12, 18, 19, 30)
+SEEDS = (1, 3, 4, 7, 8, 27, 39, 42, 43, 44, 46)
 
 
 def test_one_seed_of_each_kind(tmp_path: Path, store_template: Path) -> None:
