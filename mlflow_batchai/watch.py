@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from mlflow_batchai.engines.base import Engine, Handle, Poll, PollState
-from mlflow_batchai.errors import ClusterError, ShareNotFoundError
+from mlflow_batchai.errors import ClusterError, ShareError, ShareNotFoundError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.states import Snapshot, failed_verdict, terminated_verdict, verdict_of_exits
 from mlflow_batchai.node import protocol, terms
@@ -101,15 +101,20 @@ class Watch:
         snapshot = self._job.snapshot(poll.gone)
         if snapshot.verdict is not None:
             return
+        if poll.failures:
+            failure = poll.failures[min(poll.failures)]
+            self._give(snapshot, failed_verdict(failure["code"], failure["message"], WRITER))
+            return
         lost = [node for node in poll.gone if node not in snapshot.exits]
         if poll.state is PollState.GONE and (lost or 0 in poll.gone):
             node = (lost or [0])[0]
             self._give_up(snapshot, node, poll.of(node))
             return
         silent = self._silence.seconds(now, self._count())
-        if 0 in poll.unknown and silent > self._job.plan["lossSeconds"] + SILENCE_MARGIN_SECONDS:
+        if 0 in (*poll.unknown, *poll.frozen) and silent > self._job.plan["lossSeconds"] + SILENCE_MARGIN_SECONDS:
             # Its peers have given it up before; nobody but us is left who could say so, or finish what it has begun to say.
-            why = f"it has not been heard of for {silent:.0f} s, and {poll.of(0)}"
+            trouble = "its agent was stopped (SIGSTOP)" if 0 in poll.frozen else poll.of(0)
+            why = f"it has not been heard of for {silent:.0f} s, and {trouble}"
             self._give_up(snapshot, 0, why, alone=True)
             return
         if snapshot.requests:
@@ -156,13 +161,16 @@ class Watch:
         Args:
             alone: whether nobody is left who could still write a verdict that was claimed.
         """
-        if snapshot.requests:
-            self._heed(snapshot, alone)
-            return
         code = protocol.NODE_LOST if node in snapshot.announces else protocol.NODE_SETUP_FAILED
         lost = failed_verdict(code, f"{node_id(node)} was lost: {why}", WRITER)
         # Where all nodes have said how they ended, only the verdict's own file is missing or damaged.
-        verdict = verdict_of_exits(snapshot, WRITER) or lost
+        self._give(snapshot, verdict_of_exits(snapshot, WRITER) or lost, alone)
+
+    def _give(self, snapshot: Snapshot, verdict: protocol.Record, alone: bool = False) -> None:
+        """Give a verdict, or the one that was asked for."""
+        if snapshot.requests:
+            self._heed(snapshot, alone)
+            return
         self._claim(terms.goes_on(verdict, self._job.plan, self._job.attempt), alone)
 
     def _heed(self, snapshot: Snapshot, alone: bool = False) -> None:
@@ -174,7 +182,13 @@ class Watch:
         self._claim(terminated_verdict(bool(snapshot.announces), WRITER), alone)
 
     def _claim(self, verdict: protocol.Record, alone: bool) -> None:
-        if not self._job.claim_verdict(verdict) and (alone or self._all_gone()):
+        try:
+            claimed = self._job.claim_verdict(verdict)
+        except ShareError:
+            # It is full, perhaps: there is some room that node 0 has kept for this.
+            self._job.share.delete(self._job.paths.reserve)
+            claimed = self._job.claim_verdict(verdict)
+        if not claimed and (alone or self._all_gone()):
             # Its claimer died between the claim and the file; nobody is left who could still write it.
             self._job.finish_claim(verdict)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 if TYPE_CHECKING:
     from mlflow_batchai.engines.census import Census
     from mlflow_batchai.engines.machines import Node
+    from mlflow_batchai.node.protocol import Record
 
 Handle = Mapping[str, Any]
 
@@ -32,6 +33,8 @@ class Poll(NamedTuple):
         gone: indexes of the nodes whose agents are gone for certain.
         unknown: indexes of the nodes that could not be asked.
         nodes: index -> one sentence on that node, of those that are gone or unknown.
+        frozen: indexes of the nodes whose agents live and were stopped.
+        failures: index -> why an agent had to give up the share, which it can't say there: a ``failed`` record.
     """
 
     state: PollState
@@ -39,6 +42,8 @@ class Poll(NamedTuple):
     gone: tuple[int, ...] = ()
     unknown: tuple[int, ...] = ()
     nodes: Mapping[int, str] = MappingProxyType({})
+    frozen: tuple[int, ...] = ()
+    failures: Mapping[int, Record] = MappingProxyType({})
 
     def of(self, node: int) -> str:
         """What is known of a node."""
@@ -115,6 +120,10 @@ class Engine(Protocol):
     @property
     def node_limit(self) -> int:
         """Nodes of the cluster."""
+
+    @property
+    def usable(self) -> int:
+        """Nodes that a job could be sent to, as the last check found."""
 
     @property
     def lacking(self) -> Mapping[str, Collection[str]]:

@@ -53,6 +53,7 @@ class Hosts:
         self._said: dict[str, Outcome] = {}
         self._needs: Needs | None = None
         self.lacking: dict[str, set[str]] = {}
+        self.usable = 0
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -75,7 +76,7 @@ class Hosts:
 
     def check(self, node_count: int, needs: Needs | None = None) -> Sequence[str]:
         self._needs, self.lacking = needs, {}
-        self._usable(node_count)
+        self.usable = len(self._usable(node_count))
         return []
 
     def _lack(self, node: Node) -> str:
@@ -170,14 +171,17 @@ class Hosts:
         answers = self._poll_nodes(handle)
         gone = tuple(index for index, said in enumerate(answers) if isinstance(said, dict) and not said["alive"])
         unknown = tuple(index for index, said in enumerate(answers) if not isinstance(said, dict))
+        told = {index: said for index, said in enumerate(answers) if isinstance(said, dict)}
+        frozen = tuple(index for index, said in told.items() if said.get("frozen"))
+        failures = {index: said["failure"] for index, said in told.items() if said.get("failure")}
         if gone or unknown:
             nodes = {index: self._told(handle, index, answers[index]) for index in (*gone, *unknown)}
             state = PollState.GONE if gone else PollState.UNKNOWN
-            return Poll(state, nodes[(*gone, *unknown)[0]], gone, unknown, nodes)
+            return Poll(state, nodes[(*gone, *unknown)[0]], gone, unknown, nodes, frozen, failures)
         waiting = sum(isinstance(said, dict) and said["state"] == "waiting" for said in answers)
         if waiting:
-            return Poll(PollState.QUEUED, f"{waiting} of {len(answers)} nodes are taken by other jobs")
-        return Poll(PollState.ALIVE)
+            return Poll(PollState.QUEUED, f"{waiting} of {len(answers)} nodes are taken by other jobs", failures=failures)
+        return Poll(PollState.ALIVE, frozen=frozen, failures=failures)
 
     def _told(self, handle: Handle, index: int, said: Outcome) -> str:
         """What is to be said of a node that is gone or could not be asked."""

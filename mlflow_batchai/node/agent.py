@@ -29,6 +29,10 @@ DRAIN_SECONDS = 60.0
 LAST_DRAIN_SECONDS = 20.0
 # Who has claimed the verdict writes it at once, or tries for as long as that.
 CLAIM_SECONDS = sharefiles.PATIENCE_SECONDS + 10.0
+# Of a share that was given up: its engine tells the client.
+LOST_SHARE_SECONDS = 3.0
+# Room on the share for the verdict, and for what is relayed after it.
+RESERVE_BYTES = 256 << 10
 # A mount with a cache shows the submitter's file a while after it was written.
 PLAN_SECONDS = 10.0
 
@@ -77,6 +81,7 @@ class Agent:
         self.phases = Phases(self.layout, self.shipper, self.runtime, self.peers, part, given, name)
         self._ticket_file: Optional[IO[str]] = None
         self._trouble = False
+        self._lost_share: Optional[Failure] = None
 
     def run(self) -> int:
         """Take part in the attempt until its end; 0 unless this node could not do its part."""
@@ -100,6 +105,9 @@ class Agent:
             self.runtime.node_lock = take_node(
                 self.layout, self.ticket, self.shipper, lambda: self.peers.check(starting=True), self.local_state
             )
+            if self.node == 0:
+                with contextlib.suppress(OSError):  # what comes next meets it too
+                    self.layout.control.reserve(self.layout.paths.reserve, RESERVE_BYTES)
             # Of a job whose agent was killed, for the node is ours.
             left = containers.sweep(self.root)
             if left:
@@ -132,7 +140,10 @@ class Agent:
 
     def local_state(self, state: str) -> None:
         """What the engine's poll can say of this node without the share."""
-        tickets.set_state(self.root, self.ticket["number"], json.dumps({"state": state, "job": self.layout.plan["job"]}))
+        said = {"state": state, "job": self.layout.plan["job"]}
+        if self._lost_share:
+            said["failure"] = self._lost_share.as_record()
+        tickets.set_state(self.root, self.ticket["number"], json.dumps(said))
 
     def _tell(self, error: BaseException) -> None:
         """Everything of an error that should not have happened: to the node's log, and to the agent's own."""
@@ -151,6 +162,9 @@ class Agent:
             Whether something went wrong.
         """
         self.layout.attempt.pace(ENDING)
+        if failure and failure.code == protocol.SHARE_FAILED:
+            with self._going_on():
+                self._give_up_share(failure)
         if failure:
             self.shipper.record("failed", urgent=True, **failure.as_record())
             self.shipper.note("failed: %s" % failure)
@@ -196,6 +210,17 @@ class Agent:
             self.local_state("ended")
         return self._trouble
 
+    def _give_up_share(self, failure: Failure) -> None:
+        """Nobody hears us by the share: the engine's poll tells the client at once, before ranks have saved what they can."""
+        self._lost_share = failure
+        self.shipper.abandon()
+        sys.stderr.write("%s\n" % failure)
+        self.local_state("held")
+
+    @property
+    def _patience(self) -> float:
+        return LOST_SHARE_SECONDS if self._lost_share else sharefiles.PATIENCE_SECONDS
+
     def _drain(self) -> None:
         """What was written on mounts since the ranks' good end, or before a bad one, is worth a while, and not the verdict."""
         try:
@@ -213,26 +238,26 @@ class Agent:
             self._tell(error)
 
     def _finish_shipping(self) -> None:
-        if not self.shipper.finish(DRAIN_SECONDS):
+        if not self.shipper.finish(LOST_SHARE_SECONDS if self._lost_share else DRAIN_SECONDS):
             self._trouble = True
             why = self.shipper.broken or self.shipper.error
             sys.stderr.write("records could not all be written to the share: %r\n" % why)
 
     def _write_exit(self, record: Dict[str, Any]) -> None:
         path = self.layout.paths.exit(self.node)
-        sharefiles.patiently(lambda: self.layout.attempt.write("exit-%d" % self.node, path, [record]))
+        sharefiles.patiently(lambda: self.layout.attempt.write("exit-%d" % self.node, path, [record]), self._patience)
 
     def _end_as_node_zero(self, failure: Optional[Failure], stop: Optional[Stop], exit_record: Dict[str, Any]) -> None:
         failures = [failure] if failure else []
         with self._going_on():
-            heard = not self.layout.control.refused(0.0)
+            heard = not self.layout.control.refused(0.0) and not self._lost_share
             if heard and (failure or stop) and not (stop and (stop.queued or stop.kind == "verdict")):
                 self.peers.await_exits(lambda: self.runtime.pump(0.05))
             for node, record in sorted(self.peers.exits.items()):
                 if record.get("left"):
                     self.shipper.note("%s could not end pids %s" % (node_id(node), record["left"]))
             failures += self.peers.failures()
-            if not failures and not stop:
+            if not failures and (stop is None or stop.kind == "peer"):
                 failures += self.peers.early_leavers()
         if stop and stop.kind == protocol.REQUEUE:
             # Who wants the job's end has come while we made room: there will be no next attempt.
@@ -255,6 +280,8 @@ class Agent:
                 self._drain()
         exit_record["segments"] = verdict["segments"] = self.shipper.sequence
         with self._going_on():
+            self.layout.control.release(self.layout.paths.reserve)
+        with self._going_on():
             self._write_exit(exit_record)
         self._claim_verdict(verdict)
 
@@ -276,11 +303,12 @@ class Agent:
     def _claim_verdict(self, verdict: Dict[str, Any]) -> None:
         control, paths = self.layout.control, self.layout.paths
         claimed: List[bool] = []
-        sharefiles.patiently(lambda: claimed.append(control.claim(paths.verdict)))
+        sharefiles.patiently(lambda: claimed.append(control.claim(paths.verdict)), self._patience)
         # If not, someone else was first, and the one verdict stands; or they died before they wrote it; or it was us: over
         # NFSv3 a mkdir whose answer was lost is asked again, and told that the folder is there.
-        if claimed[-1] or not sharefiles.comes(lambda: control.read_closed(paths.verdict_file), CLAIM_SECONDS):
-            sharefiles.patiently(lambda: self._write_verdict(verdict))
+        others = LOST_SHARE_SECONDS if self._lost_share else CLAIM_SECONDS
+        if claimed[-1] or not sharefiles.comes(lambda: control.read_closed(paths.verdict_file), others):
+            sharefiles.patiently(lambda: self._write_verdict(verdict), self._patience)
 
     def _write_verdict(self, verdict: Dict[str, Any]) -> None:
         # Were we frozen since the claim, someone else has given us up and finished it.

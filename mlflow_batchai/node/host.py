@@ -135,15 +135,19 @@ def poll(root: str, number: int, identity: str) -> Answer:
 
     Returns:
         ``alive``: None if this is another node than is meant, or knows nothing of the agent;
-        ``state``: waiting, held or ended, as its agent said last; ``last``: the last line of its own log.
+        ``state``: waiting, held or ended, as its agent said last; ``last``: the last line of its own log; ``failure``: why it
+        had to give up the share, as a ``failed`` record, or None; ``frozen``: whether it lives and is stopped (SIGSTOP).
     """
     root = os.path.expanduser(root)
     known = register.read(root, number)
     if known is None or (identity and place.identity(root) != identity):
-        return {"alive": None, "state": "", "last": ""}
+        return {"alive": None, "state": "", "last": "", "failure": None, "frozen": False}
+    said = tickets.told(root, number)
+    failure = said.get("failure")
     if register.is_alive(known):
-        return {"alive": True, "state": tickets.said(root, number) or "waiting", "last": ""}
-    return {"alive": False, "state": "ended", "last": _last_line(known["log"])}
+        frozen = processes.is_stopped(known["pid"])
+        return {"alive": True, "state": said.get("state", "waiting"), "last": "", "failure": failure, "frozen": frozen}
+    return {"alive": False, "state": "ended", "last": _last_line(known["log"]), "failure": failure, "frozen": False}
 
 
 def _last_line(path: str) -> str:

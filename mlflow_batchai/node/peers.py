@@ -49,6 +49,9 @@ class Peers:
         self._ready: Dict[int, bool] = {}
         self._failures: List[Failure] = []
         self._given_up: Set[int] = set()
+        self._skews: Dict[int, int] = {}
+        # Peers that end their part though we don't end ours, with their words.
+        self._left: Dict[int, str] = {}
 
     def all_announced(self) -> bool:
         """Whether every node is taken; looks for those that were not."""
@@ -89,7 +92,7 @@ class Peers:
 
         Raises:
             Stop: it has its verdict, its end was asked for, or a peer failed, stopped, fell silent, or (node 0) never came.
-            Failure: node 0 never came, or we are not let in on the share any more.
+            Failure: node 0 never came, or the share can't be used any more.
             Exception: what ended the share thread: we can't hear anyone any more.
         """
         if self.shipper.broken is not None:
@@ -97,12 +100,17 @@ class Peers:
         refused = self.layout.control.refused(REFUSED_SECONDS)
         if refused:
             raise Failure(protocol.NODE_LOST, "%s: %s" % (self.layout.node_id, refused), node=self.layout.node)
+        trouble = self.shipper.trouble
+        if trouble:
+            raise Failure(protocol.SHARE_FAILED, "%s: %s" % (self.layout.node_id, trouble), node=self.layout.node)
         if self.shipper.verdict is not None:
             raise Stop("verdict", "the attempt has its verdict already")
         wish = self.wish(starting)
         if wish:
             raise wish
         self._listen()
+        for node, why in self._left.items():
+            raise Stop("peer", "%s ended its part: %s" % (node_id(node), why))
 
     def wish(self, starting: bool) -> Optional[Stop]:
         """What people want of the attempt: its end, with that of the job or only for now.
@@ -119,6 +127,10 @@ class Peers:
     def _listen(self) -> None:
         """Take in what peers have sent; raise if one failed, stopped, fell silent, or never came."""
         for node, record in self.shipper.received():
+            # The least of them has been on its way for the shortest time.
+            if records.is_number(record.get("t")):
+                skew = int(protocol.now_ms() - record["t"])
+                self._skews[node] = min(skew, self._skews.get(node, skew))
             if record["k"] == "ready":
                 self._ready[node] = True
             elif record["k"] == "reached":
@@ -129,6 +141,8 @@ class Peers:
                 self._failures.append(Failure.from_record(record))
             elif record["k"] == "stop" and self.layout.node != 0:
                 raise Stop("node0", str(record.get("why") or ""))
+            elif record["k"] == "stop":
+                self._left[node] = str(record.get("why") or "")
         if self._failures:
             raise Stop("peer", str(self._failures[0]))
         for node in range(1, self._node_count) if self.layout.node == 0 else [0]:
@@ -139,6 +153,8 @@ class Peers:
             if self.layout.node == 0 and (self._exit_of(node) or self._exit_without_notice(node)):
                 if self.exits[node]["failure"]:  # and its words on that were lost
                     raise Stop("peer", str(Failure.from_record(self.exits[node]["failure"])))
+                if self.exits[node].get("stopped"):
+                    self._left[node] = str(self.exits[node]["stopped"])
                 continue  # it is done
             self._give_up(node, came, silent)
 
@@ -166,7 +182,15 @@ class Peers:
         with contextlib.suppress(Stop):
             self._listen()
         told = [record["failure"] for record in self.exits.values() if record.get("failure")]
-        return self._failures + [Failure.from_record(failure) for failure in told]
+        found = self._failures + [Failure.from_record(failure) for failure in told]
+        return [self._by_our_clock(failure) for failure in found]
+
+    def _by_our_clock(self, failure: Failure) -> Failure:
+        """The same at the time that our clock gives it, should its node's clock be wrong."""
+        skew = self._skews.get(failure.node, 0)
+        if abs(skew) < SKEW_MS:
+            return failure
+        return Failure.from_record(dict(failure.as_record(), time=failure.time + skew))
 
     def early_leavers(self) -> List[Failure]:
         """Peers that ended their ranks although nothing had failed and node 0 had not stopped: they had lost sight of it."""

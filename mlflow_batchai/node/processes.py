@@ -97,6 +97,15 @@ def is_alive(pid: int, started: int) -> bool:
     return start_time(pid) == started
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped (SIGSTOP) and has not gone on."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False
+
+
 def pids() -> List[int]:
     """All processes."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]

@@ -38,6 +38,7 @@ JOB_PREPARATION_FAILED = "JobPreparationFailed"
 JOB_TERMINATED = "JobTerminated"  # terminated while queued
 JOB_TERMINATE = "JobTerminate"  # terminated while running (sic)
 NODE_LOST = "NodeLost"
+SHARE_FAILED = "ShareFailed"
 NODE_SETUP_FAILED = "NodeSetupFailed"
 SETUP_TASK_FAILED = "SetupTaskFailed"
 NETWORK_FAILED = "NetworkFailed"
@@ -56,6 +57,7 @@ MESSAGES = {
     JOB_TERMINATED: "The specified job has been terminated by the user",
     JOB_TERMINATE: "The specified job has been terminated by the user",
     NODE_LOST: "A node of the job was lost",
+    SHARE_FAILED: "The control share could not be used any more",
     NODE_SETUP_FAILED: "A node could not be made ready for the job",
     SETUP_TASK_FAILED: "The cluster's setup task failed on a node of the job",
     NETWORK_FAILED: "The nodes of the job can't reach each other",
@@ -217,6 +219,7 @@ class JobPaths:
     Attributes:
         log_folder: where in the job folder this attempt's logs lie; those of later ones have a folder in the first one's.
         stdouterr: the same as a path on the share.
+        reserve: a file whose room is for the attempt's last word on a share that is full.
         begun: a folder that whoever begins an attempt after the first creates.
         terms: what such an attempt has of its own (``terms.py``).
     """
@@ -240,6 +243,7 @@ class JobPaths:
         self.network = self._in(base + "/network.json")
         self.rendezvous = self._in(base + "/rendezvous.json")
         self.board = self._in(base + "/board")
+        self.reserve = self._in(base + "/reserve")
         self.verdict = self._in(base + "/verdict")
         self.verdict_file = self._in(base + "/verdict/verdict.json")
 

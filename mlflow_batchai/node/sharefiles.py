@@ -43,11 +43,12 @@ class Follower:
         # What lies where the next segment should be, if that will not be closed any more, and since when.
         self._stuck: Optional[Tuple[Optional[bytes], float]] = None
 
-    def read(self, attempt: Attempt, most: Optional[int] = None) -> List[Record]:
+    def read(self, attempt: Attempt, most: Optional[int] = None, heeds: bool = True) -> List[Record]:
         """Records of the segments that have been closed since the last call, those that readers can take.
 
         Args:
             most: of so many segments at most.
+            heeds: whether silence means something: a share that takes nothing from us takes nothing from others either.
 
         Raises:
             OSError: the share can't be read (what was read before that is returned first).
@@ -69,7 +70,7 @@ class Follower:
         looked, beats = attempt.looked, attempt.beats(self.writer)
         if self.sequence > before or beats > self.beats:
             self.silent = 0.0
-        else:
+        elif heeds:
             self.silent += min(max(0.0, looked - self._looked), attempt.longest_silence)
         self._looked, self.beats = looked, beats
         return found
@@ -116,9 +117,12 @@ class Rounds:
         self._at_once = min(at_once, len(followers))
         self._pool: Optional[futures.ThreadPoolExecutor] = None
 
-    def read(self, take: Callable[[int, List[Record]], None]) -> None:
+    def read(self, take: Callable[[int, List[Record]], None], heeds: bool = True) -> None:
         """Take what has come since the last call, as far as that can be done in a while: a segment of each writer at a time, so
         that none waits for the many of another.
+
+        Args:
+            heeds: whether silence means something (``Follower.read``).
 
         Raises:
             OSError: the share can't be read (what was read before that is taken).
@@ -129,7 +133,7 @@ class Rounds:
             if errors:
                 return []  # it would only take time
             try:
-                return self._followers[node].read(self._attempt, 1)
+                return self._followers[node].read(self._attempt, 1, heeds)
             except OSError as error:
                 errors.append(error)
                 return []
@@ -160,13 +164,13 @@ class Rounds:
             self._pool.shutdown(wait=False)
 
 
-def patiently(step: Callable[[], None]) -> None:
+def patiently(step: Callable[[], None], seconds: float = PATIENCE_SECONDS) -> None:
     """Do something on a share that may be failing just now: the last word of a job is worth waiting for.
 
     Raises:
-        OSError: it still failed after ``PATIENCE_SECONDS``, or at once for a file that is there already.
+        OSError: it still failed after so many seconds, or at once for a file that is there already.
     """
-    until = time.monotonic() + PATIENCE_SECONDS
+    until = time.monotonic() + seconds
     while True:
         try:
             return step()

@@ -7,7 +7,9 @@ counted, but never a metric. Node 0 reads its peers' segments and joins everyone
 
 import collections
 import contextlib
+import errno
 import itertools
+import os
 import threading
 import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
@@ -17,6 +19,7 @@ from mlflow_batchai.node.control.base import MAX_PENDING_BYTES, LogFile
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.node.sharefiles import Follower, Rounds
+from mlflow_batchai.node.sharetrouble import ShareTrouble
 from mlflow_batchai.node.tasks import readable
 
 TICK_SECONDS = 0.25
@@ -71,6 +74,10 @@ class Shipper(threading.Thread):
         self._requests: Dict[str, Record] = {}
         self._files: Dict[str, LogFile] = {}
         self._closing = False
+        self._abandoned = False
+        self._trouble = ShareTrouble(layout.plan["lossSeconds"] / 2)
+        self._heeds = True
+        self._checked = time.monotonic()
         self.verdict: Optional[Record] = None
         self.error: Optional[OSError] = None
         self.broken: Optional[Exception] = None
@@ -157,6 +164,16 @@ class Shipper(threading.Thread):
         """For how long a peer has been silent, by our own clock, while the share could be read."""
         return self._followers[node].silent
 
+    @property
+    def trouble(self) -> Optional[str]:
+        """Why the job has to end since the share fails: a sentence, or None."""
+        return self._trouble.told()
+
+    def abandon(self) -> None:
+        """Write and read nothing more: what is left of the share's room is for the job's last word."""
+        self._abandoned = True
+        self._wake.set()
+
     def saw(self, node: int) -> None:
         """Another node gave a sign of life; those whose segments we don't read are nothing to us."""
         if node in self._followers:
@@ -186,11 +203,12 @@ class Shipper(threading.Thread):
         return self._sequence
 
     def finish(self, timeout: float) -> bool:
-        """Send all that is left and stop; False if the share didn't take it in time, or the thread had broken."""
+        """Send all that is left and stop; False if the share didn't take it in time, it was given up, or the thread had
+        broken."""
         self._closing = True
         self._wake.set()
         self.join(timeout)
-        return not self.is_alive() and self.broken is None
+        return not self.is_alive() and self.broken is None and not self._abandoned
 
     # The share thread.
 
@@ -208,11 +226,16 @@ class Shipper(threading.Thread):
         while True:
             self._wake.wait(TICK_SECONDS)
             self._wake.clear()
+            if self._abandoned:
+                return
             if self._closing and closing_since is None:
                 closing_since = time.monotonic()
             # Each for itself: a share that is full still tells of a cancel request; a log file that can't grow stops nothing.
             unsent = self._attempt(self._write if closing_since is None else self._write_all)
+            # Where the share takes nothing from us, others can't say anything either.
+            self._heeds = unsent is None
             unread = self._attempt(self._read)
+            self._trouble.saw(unsent or unread)
             unwritten = self._attempt(self._flush)
             patience = None if closing_since is None else closing_since + LOG_FILE_SECONDS - time.monotonic()
             if patience is not None and not unsent and (not unwritten or patience < 0):
@@ -344,7 +367,8 @@ class Shipper(threading.Thread):
     def _read(self) -> None:
         layout, attempt = self._layout, self._layout.attempt
         attempt.look()
-        self._rounds.read(self._take_in)
+        self._check_folder()
+        self._rounds.read(self._take_in, self._heeds)
         if self.verdict is None:
             self.verdict = attempt.read("verdict", layout.paths.verdict_file)
         if layout.node == 0:
@@ -354,6 +378,15 @@ class Shipper(threading.Thread):
                     if request is not None:
                         with self._lock:
                             self._requests[name] = request
+
+    def _check_folder(self) -> None:
+        """Raise FileNotFoundError if the job's folder is gone; where that would be a request, errors of others tell it."""
+        layout = self._layout
+        if layout.plan.get("board") or time.monotonic() - self._checked < layout.attempt.beat_seconds:
+            return
+        if layout.control.read_closed(layout.paths.plan) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), layout.control.where(layout.paths.plan))
+        self._checked = time.monotonic()
 
     def _take_in(self, node: int, records: List[Record]) -> None:
         for record in records:

@@ -259,13 +259,20 @@ def set_state(root: str, number: int, text: str) -> None:
     _replace(ticket_path(root, number) + ".state", text)
 
 
-def said(root: str, number: int) -> Optional[str]:
-    """The state that a ticket's agent wrote last, or None."""
+def told(root: str, number: int) -> Dict[str, Any]:
+    """What a ticket's agent wrote last; empty if nothing."""
     try:
         with open(ticket_path(root, number) + ".state", encoding="utf-8") as file:
-            return str(json.load(file)["state"])
-    except (OSError, ValueError, KeyError):
-        return None
+            found = json.load(file)
+            return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def said(root: str, number: int) -> Optional[str]:
+    """The state that a ticket's agent wrote last, or None."""
+    state = told(root, number).get("state")
+    return None if state is None else str(state)
 
 
 def _replace(path: str, text: str) -> None:

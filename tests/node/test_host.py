@@ -63,7 +63,7 @@ def test_start_and_poll(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ticket = json.loads(argv[-1].removeprefix("--ticket="))
         assert ticket["after"] == [3]
         assert abs(time.time() - 12.5 - ticket["taken"]) < 5.0  # by this machine's clock
-        assert poll(said) == {"alive": True, "state": "waiting", "last": ""}
+        assert poll(said) == {"alive": True, "state": "waiting", "last": "", "failure": None, "frozen": False}
         tickets.set_state(str(root), 1, json.dumps({"state": "held"}))
         assert poll(said)["state"] == "held"
         assert start(root) == said  # asked again: the agent that is there
@@ -71,7 +71,7 @@ def test_start_and_poll(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (root / "logs" / "a.log").write_text("one\n\nlast words\n")
     finally:
         end(said)
-    assert poll(said) == {"alive": False, "state": "ended", "last": "last words"}
+    assert poll(said) == {"alive": False, "state": "ended", "last": "last words", "failure": None, "frozen": False}
     again = start(root)
     assert again["pid"] != said["pid"]
     end(again)
@@ -117,7 +117,7 @@ def test_whoever_claims_the_ticket_signs(root: Path) -> None:
     finally:
         first.kill()
         first.communicate()
-    assert poll(twin) == {"alive": False, "state": "ended", "last": "said last"}
+    assert poll(twin) == {"alive": False, "state": "ended", "last": "said last", "failure": None, "frozen": False}
 
 
 def test_hello(root: Path, tmp_path: Path) -> None:

@@ -336,6 +336,10 @@ def test_silence_is_what_was_looked_at(make_layout: Callable[..., NodeLayout], m
     moment[0] += 600  # blocked in a system call all that time
     follower.read(layout.attempt)
     assert follower.silent == 7.0
+    for _ in range(8):
+        moment[0] += 5.0
+        follower.read(layout.attempt, heeds=False)  # the share takes nothing from us: others can't say anything either
+    assert follower.silent == 7.0
     protocol.write_closed(on_share(layout, layout.paths.segment("agent-1", 0)), [{"k": "beat"}])
     follower.read(layout.attempt)
     assert follower.silent == 0.0

@@ -123,6 +123,14 @@ class ControlShare(abc.ABC):
         """A sentence on why we are not let in any more, if that has been so for that long: time won't mend it."""
         return None
 
+    def reserve(self, path: str, size: int) -> None:
+        """Keep room for so many bytes until ``release``, where others could fill the share first."""
+        return
+
+    def release(self, path: str) -> None:
+        """Give back what was reserved, if anything."""
+        return
+
     def names(self, path: str) -> List[str]:
         """The names in a directory; none if it isn't there."""
         return [entry.name for entry in self.entries(path)]

@@ -86,6 +86,15 @@ class MountedShare(ControlShare):
                 digest.update(block)
                 outgoing.write(block)
 
+    def reserve(self, path: str, size: int) -> None:
+        os.makedirs(os.path.dirname(self.where(path)), exist_ok=True)
+        with open(self.where(path), "wb") as file:
+            file.write(os.urandom(size))  # zeros might take no room at all
+
+    def release(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.where(path))
+
     def log_file(self, path: str) -> "MountedLogFile":
         return MountedLogFile(self.where(path))
 
