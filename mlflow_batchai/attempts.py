@@ -13,14 +13,14 @@ from typing import Any
 from mlflow_batchai import detached, runner, runs
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.detached import Submitted
-from mlflow_batchai.errors import BatchAIError, JobError, JobFailedError, JobNotFoundError, ShareError
+from mlflow_batchai.errors import BatchAIError, JobError, JobFailedError, ShareError
 from mlflow_batchai.job.jobs import Job, pause_after
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.states import JobState, terminated_verdict
 from mlflow_batchai.node import protocol, terms
 from mlflow_batchai.plan.planning import WAITING_SECONDS
 from mlflow_batchai.plan.prepared import needs_of
-from mlflow_batchai.regained import told
+from mlflow_batchai.regained import check_here, told
 from mlflow_batchai.starting import attempt_fails_with_it, run_fails_with_it, start
 
 LOOK_SECONDS = 0.2
@@ -52,7 +52,7 @@ def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) ->
         )
     if state.execution_state == protocol.SUCCEEDED:
         raise JobError(f"job {job.name} has succeeded; only a job that has not can be retried")
-    _check_here(job, cluster)
+    check_here(job, cluster)
     secrets = told(job, cluster, _seconds(job))
     with contextlib.closing(cluster.engine):
         _check_nodes(job, cluster)
@@ -94,7 +94,7 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str, say: Callable[[str
         BatchAIError: its share can't be used.
     """
     secrets = _told_again(submitted, cluster)
-    before = submitted.job
+    before, submitted.secrets = submitted.job, secrets
     if not Lease(before).held_here():
         detached.start_follower(submitted)
     before.request_requeue(runner.user(), why)
@@ -128,7 +128,7 @@ def _told_again(submitted: Submitted, cluster: Cluster) -> dict[str, Any]:
     if runner.state(submitted).ended:
         raise JobError(f"job {submitted.job.name} has ended")
     try:
-        _check_here(submitted.job, cluster)
+        check_here(submitted.job, cluster)
         _check_nodes(submitted.job, cluster)
         return told(submitted.job, cluster, _seconds(submitted.job))
     except BatchAIError as error:
@@ -149,21 +149,6 @@ def _await_verdict(job: Job) -> JobState:
                 f" or end it (batchai job terminate {job.name})"
             )
         time.sleep(pause_after(time.monotonic() - begun, LOOK_SECONDS))
-
-
-def _check_here(job: Job, cluster: Cluster) -> None:
-    """Raise if agents of ours could not go on with the job on its cluster."""
-    if job.plan["protocol"] != protocol.PROTOCOL_VERSION:
-        raise JobError(
-            f"job {job.name} was submitted by another version of mlflow-batchai (its plan is of protocol"
-            f" {job.plan['protocol']}, this is {protocol.PROTOCOL_VERSION}): submit it again"
-        )
-    try:
-        there = Job(cluster.share, job.folder, job.attempt)
-    except JobNotFoundError:
-        there = None
-    if there is None or there.plan["job"] != job.plan["job"]:
-        raise JobError(f"job {job.name} lies on {job.share.url}, which is not the share of cluster '{cluster.name}' any more")
 
 
 def _check_nodes(job: Job, cluster: Cluster) -> None:

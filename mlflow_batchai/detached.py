@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mlflow_batchai import shell
 from mlflow_batchai.config import home
@@ -13,7 +16,7 @@ from mlflow_batchai.errors import JobError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Glance, Hold
 from mlflow_batchai.job.vigil import Vigil
-from mlflow_batchai.node import processes
+from mlflow_batchai.node import processes, terms
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares import credentials
 
@@ -27,6 +30,7 @@ class Submitted:
     Attributes:
         follower: process id of the detached follower that we started, or None.
         starts: how often we have started one.
+        secrets: what its agents were told and is written nowhere, for the follower of a job that may start again by itself.
     """
 
     job: Job
@@ -34,6 +38,7 @@ class Submitted:
     tracking: Tracking
     follower: int | None = None
     starts: int = 0
+    secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
     _vigil: Vigil | None = field(default=None, init=False, repr=False)
 
     @property
@@ -54,13 +59,16 @@ class Submitted:
 
 
 def start_follower(submitted: Submitted) -> None:
-    """Start the detached process that relays the job into its run."""
+    """Start the detached process that relays the job into its run, and starts it again if it may."""
     job, tracking = submitted.job, submitted.tracking
     # -P: what lies in the user's folder must not be imported in place of a library.
     argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m"]
     # The store's address goes by MLflow's own variable: a database's holds a password, and `ps` shows everyone our arguments.
     environment = {**os.environ, **tracking.environment, **credentials.exported(), "BATCHAI_HOME": str(home())}
-    submitted.follower = shell.spawn([*argv, *_arguments(job)], environment, follower_log(job))
+    # What opens the control share is made anew for each attempt.
+    kept = {key: value for key, value in submitted.secrets.items() if key != "share" and value}
+    told = {"told": json.dumps(kept).encode()} if kept and terms.may_go_on(job.plan) else {}
+    submitted.follower = shell.spawn([*argv, *_arguments(job)], environment, follower_log(job), **told)
     submitted.starts += 1
 
 
@@ -95,12 +103,15 @@ def keep_follower(submitted: Submitted) -> None:
     """Start another follower if the job has none any more.
 
     Raises:
-        JobError: it keeps ending.
+        JobError: it keeps ending, or the last one has let go of the job until somebody attaches to it; the message says why.
     """
     if submitted.follower is not None and _child_alive(submitted.follower):
         return
-    if submitted.followed().hold is not Hold.FREE:
+    found = submitted.followed()
+    if found.hold is not Hold.FREE:
         return
+    if found.trouble:
+        raise JobError(found.trouble)
     if submitted.starts >= FOLLOWER_STARTS:
         raise JobError(
             f"the process that relays job {submitted.job.name} into MLflow keeps ending; see {follower_log(submitted.job)}"

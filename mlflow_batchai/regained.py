@@ -8,8 +8,9 @@ from typing import Any
 
 from mlflow_batchai.cluster import setup
 from mlflow_batchai.cluster.clusters import Cluster, share_secret
-from mlflow_batchai.errors import BatchAIError, JobError, ShareError
+from mlflow_batchai.errors import BatchAIError, JobError, JobNotFoundError, ShareError
 from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.node import protocol
 from mlflow_batchai.shares import credentials
 from mlflow_batchai.shares.location import AzureLocation
 
@@ -58,6 +59,21 @@ def told(
     except BatchAIError as error:
         raise JobError(f"job {job.name} can't start again from here: {error}") from error
     return {"variables": variables, "setup": setup_secrets, "share": share, "volumes": volumes, "registry": registry}
+
+
+def check_here(job: Job, cluster: Cluster) -> None:
+    """Raise if agents of ours could not go on with a job on its cluster."""
+    if job.plan["protocol"] != protocol.PROTOCOL_VERSION:
+        raise JobError(
+            f"job {job.name} was submitted by another version of mlflow-batchai (its plan is of protocol"
+            f" {job.plan['protocol']}, this is {protocol.PROTOCOL_VERSION}): submit it again"
+        )
+    try:
+        there = Job(cluster.share, job.folder, job.attempt)
+    except JobNotFoundError:
+        there = None
+    if there is None or there.plan["job"] != job.plan["job"]:
+        raise JobError(f"job {job.name} lies on {job.share.url}, which is not the share of cluster '{cluster.name}' any more")
 
 
 class MissingSecretError(JobError):

@@ -29,6 +29,7 @@ def start(submitted: Submitted, cluster: Cluster, told: Mapping[str, Any], follo
     Raises:
         BatchAIError: it can't be done; no agent is left.
     """
+    submitted.secrets = told
     with contextlib.ExitStack() as undo:
         undo.callback(cluster.engine.close)
         handle = start_agents(submitted.job, cluster, told)

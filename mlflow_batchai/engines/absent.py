@@ -19,6 +19,7 @@ class AbsentEngine:
 
     poll_seconds: ClassVar[float] = 5.0
     node_limit = 0
+    usable = 0
     lacking: ClassVar[Mapping[str, Collection[str]]] = MappingProxyType({})
 
     def __init__(self, why: str) -> None:

@@ -79,7 +79,7 @@ class SshHosts(Hosts):
     def check(self, node_count: int, needs: Needs | None = None) -> Sequence[str]:
         if needs != self._needs:
             self._needs, self._checked, self.lacking = needs, None, {}
-        self._usable(node_count)
+        self.usable = len(self._usable(node_count))
         assert self._checked
         return [f"{problem}; going on without it" for problem in self._checked[1]]
 

@@ -148,6 +148,7 @@ def job_environment(
     environment["MLFLOW_TRACKING_URI"] = NO_TRACKING_URI
     environment["MLFLOW_RUN_ID"] = plan["runId"]
     environment["BATCHAI_SPOOL"] = layout.spool
+    environment["BATCHAI_ATTEMPT"] = str(layout.paths.attempt)
     environment["PYTHONUNBUFFERED"] = "1"
     environment["GIT_PYTHON_REFRESH"] = "quiet"
     for name, value in (extra or {}).items():

@@ -52,8 +52,6 @@ def prepare(
     """
     properties = config.properties
     forbid_program(properties, source)
-    if config.retries:
-        raise NotSupportedError(f"{source}: retries is not supported yet; remove it")
     command = _command(entry, values, source)
     if not properties.job_preparation:
         _check_script(project, entry.command)

@@ -8,7 +8,7 @@ from mlflow_batchai.engines.base import Poll, PollState
 class Engine:
     """Takes a job, or fails; remembers what it was told."""
 
-    node_limit = 1
+    node_limit = usable = 1
     poll_seconds = 1.0
 
     def __init__(self):

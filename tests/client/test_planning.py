@@ -158,7 +158,6 @@ REFUSED = {
         NotSupportedError,
         "properties.cntkSettings is not supported yet",
     ),
-    "retries": ({"retries": 2}, NotSupportedError, "retries is not supported yet"),
     "stage of no parameter": ({"stage": ["data"]}, DocumentError, "stage names 'data'"),
     "a secret by reference": (
         properties(secrets=[{"name": "K", "valueSecretReference": {"sourceVault": {"id": "/x"}, "secretUrl": "https://v/s"}}]),
