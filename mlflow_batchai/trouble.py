@@ -47,7 +47,7 @@ class Complaints:
         """What went wrong, and when it is tried again."""
         now = self._clock()
         self._since = now if self._since is None else self._since
-        kind = _VARYING.sub("#", sentence(error))
+        kind = _VARYING.sub("#", f"{type(error)} {error}")[:LONGEST_SENTENCE]
         if now - self._told.get(kind, -REMIND_SECONDS) < REMIND_SECONDS:
             return
         self._told[kind] = now
