@@ -211,7 +211,5 @@ def _end(found: Submitted, why: str, no_wait: bool) -> Any:
     from mlflow_batchai import detached, runner
 
     runner.cancel(found, why)
-    if no_wait:
-        return None
     detached.ensure_follower(found)
-    return runner.wait(found, notice)
+    return None if no_wait else runner.wait(found, notice)

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from mlflow_batchai import jobview, outputs, runner
+from mlflow_batchai import detached, jobview, outputs, runner
 from mlflow_batchai.cli.options import notice
 from mlflow_batchai.cli.output import quiet_end
 from mlflow_batchai.detached import Submitted
-from mlflow_batchai.errors import JobError, ShareError, UsageError
+from mlflow_batchai.errors import ClusterError, JobError, ShareError, UsageError
 from mlflow_batchai.job.streams import Tail, follow
 
 # Seconds between two looks at a file: at a folder of this machine or a mount, and where each costs a request.
@@ -22,6 +22,8 @@ LOOK_SECONDS, REQUEST_SECONDS = 0.2, 0.7
 
 def stream_file(found: Submitted, identity: str, path: str, required: bool = True) -> Iterator[str]:
     """A file of a job's directory as it grows, until the job has ended: of its present attempt, and of those that follow.
+
+    A job that nobody relays gets a follower: if its nodes are lost as well, nobody else would ever say that it has ended.
 
     Args:
         required: whether it is a failure if the job ends without it; else a notice says so.
@@ -43,6 +45,8 @@ def stream_file(found: Submitted, identity: str, path: str, required: bool = Tru
 
         def over(attempt: int = job.attempt) -> bool:
             ended = runner.state(found, ending=False).ended
+            if not ended:
+                _keep_follower(found)
             return ended or (identity == outputs.LOGS and found.job.attempt != attempt)
 
         def restarted() -> None:
@@ -59,6 +63,13 @@ def stream_file(found: Submitted, identity: str, path: str, required: bool = Tru
         notice(f"job {found.job.name} has written no {name}")
     elif not seen:
         raise JobError(f"The file {name} not found for the completed job.")
+
+
+def _keep_follower(found: Submitted) -> None:
+    try:
+        detached.keep_follower(found)
+    except (JobError, ClusterError) as error:
+        notice(f"nobody relays job {found.job.name}, so its end may stay unseen: {error}")
 
 
 def _check(place: outputs.Directory, path: str) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from azure_server import AzureServer
 
-from mlflow_batchai import jobview, outputs, runner
+from mlflow_batchai import detached, jobview, outputs, runner
 from mlflow_batchai.cli import streaming
 from mlflow_batchai.cluster import scaling
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import ClusterError, JobError, NotFoundError, ShareError, UsageError
+from mlflow_batchai.job import vigil
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.node import protocol
@@ -34,7 +35,15 @@ class Attempts:
     def __init__(self, share: Share, **plan: Any) -> None:
         self.share = share
         volume = {"scope": "cluster", "path": "share", "share": self.share.url, "how": "link"}
-        self.plan = {"name": "toy", "nodeCount": 1, "ranks": 1, "board": False, "volumes": [volume], "outputDirectories": []}
+        self.plan = {
+            "name": "toy",
+            "job": "0123456789",
+            "nodeCount": 1,
+            "ranks": 1,
+            "board": False,
+            "volumes": [volume],
+            "outputDirectories": [],
+        }
         self.share.write(protocol.JobPaths(FOLDER).plan, protocol.encode([{**self.plan, "segment": FOLDER, **plan}]))
 
     @property
@@ -46,9 +55,23 @@ class Attempts:
 
     def end(self, attempt: int, following: int | None = None) -> None:
         paths = protocol.JobPaths(FOLDER, attempt)
-        verdict = protocol.verdict_record(protocol.SUCCEEDED, "agent-0", 0)
+        ended = protocol.verdict_record(protocol.SUCCEEDED, "agent-0", 0)
+        verdict = protocol.requeued_record("it makes room", "agent-0", following - 1) if following else ended
         self.share.claim(paths.verdict)
-        self.share.write(paths.verdict_file, protocol.encode([{**verdict, **({"next": following} if following else {})}]))
+        self.share.write(paths.verdict_file, protocol.encode([verdict]))
+
+
+@pytest.fixture(autouse=True)
+def _followers(monkeypatch: pytest.MonkeyPatch) -> list[Submitted]:
+    """Jobs that got a follower: none is started."""
+    found: list[Submitted] = []
+
+    def start(submitted: Submitted) -> None:
+        found.append(submitted)
+        submitted.starts += 1
+
+    monkeypatch.setattr(detached, "start_follower", start)
+    return found
 
 
 @pytest.fixture
@@ -68,6 +91,32 @@ def test_a_stream_goes_on_with_the_next_attempt(attempts: Attempts, capsys: pyte
     attempts.end(2)
     assert "".join(pieces) == "two\n"
     assert "job toy goes on with attempt 2" in capsys.readouterr().err
+
+
+def test_a_job_that_nobody_relays_gets_a_follower(
+    attempts: Attempts, _followers: list[Submitted], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its nodes and its follower are lost: who reads its output is not left waiting for ever."""
+    monkeypatch.setattr(vigil, "PACE", (5.0, 20.0, 0.0))
+    attempts.log(1, "one\n")
+    pieces = streaming.stream_file(attempts.submitted, outputs.LOGS, "stdout.txt")
+    assert (next(pieces), len(_followers)) == ("one\n", 1)
+    monkeypatch.setattr(detached, "FOLLOWER_STARTS", 2)
+    timer = threading.Timer(0.7, attempts.end, [1])  # as a follower that finds the nodes gone does
+    timer.start()
+    assert ("".join(pieces), len(_followers)) == ("", 2)
+    timer.join()
+    said = capsys.readouterr().err
+    assert (
+        said.count("nobody relays job toy, so its end may stay unseen: the process that relays job toy into MLflow keeps") == 1
+    )
+
+
+def test_a_job_that_has_ended_needs_no_follower_to_be_read(attempts: Attempts, _followers: list[Submitted]) -> None:
+    attempts.log(1, "one\n")
+    attempts.end(1)
+    assert "".join(streaming.stream_file(attempts.submitted, outputs.LOGS, "stdout.txt")) == "one\n"
+    assert _followers == []
 
 
 def test_an_output_directory_is_the_same_for_all_attempts(tmp_path: Path) -> None:
