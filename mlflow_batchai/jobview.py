@@ -45,7 +45,8 @@ def view(submitted: Submitted) -> dict[str, Any]:
     snapshot = job.snapshot()
     state = fold(snapshot)
     plan, tags = job.plan, run.data.tags
-    before, why = _queue(job) if state.execution_state == protocol.QUEUED else (None, "")
+    queued = state.execution_state == protocol.QUEUED
+    before, why = _queue(job) if queued else (None, "")
     document = _shown(job.document().get("properties") or {})
     return {
         **_identity(tags, plan["workspace"], plan["experiment"]),
@@ -64,8 +65,11 @@ def view(submitted: Submitted) -> dict[str, Any]:
         "jobId": plan["job"],
         **_run(run),
         "attempt": job.attempt,
+        "retriesLeft": plan["retriesLeft"],
+        "attempts": [_attempt(job.at(number)) for number in range(1, job.attempt + 1)],
         "errorCode": state.error_code or None,
-        "reason": why or state.reason or None,
+        # What an attempt waits for before it is started stands in the run.
+        "reason": (tags.get(runs.TAG_REASON) if queued else None) or why or state.reason or None,
         "queuedBehind": before,
         "follower": follower(submitted.followed()),
         "command": plan["command"],
@@ -194,6 +198,23 @@ def _queue(job: Job) -> tuple[list[str] | None, str]:
         return list(found.behind), found.why
     except BatchAIError as error:
         return None, f"queued; {error}"
+
+
+def _attempt(job: Job) -> dict[str, Any]:
+    """One attempt, in a few words; one that the job went on after is ``failed`` or ``requeued``."""
+    snapshot = job.snapshot()
+    state = fold(snapshot)
+    over = state.next_attempt is not None
+    gone_on = protocol.FAILED if state.retries_left is not None else "requeued"
+    return {
+        "attempt": job.attempt,
+        "state": gone_on if over else state.execution_state,
+        "reason": state.reason or None,
+        "startTime": iso(state.start_time),
+        "endTime": iso(state.end_time),
+        "nodes": [record["host"] for _, record in sorted(snapshot.announces.items())],
+        "retriesLeft": job.plan["retriesLeft"],
+    }
 
 
 def _node(node: int, announce: Mapping[str, Any], snapshot: Snapshot) -> dict[str, Any]:

@@ -58,6 +58,19 @@ def fence_seconds(plan: Mapping[str, Any]) -> float:
     return float(plan["lossSeconds"]) + float(plan["terminateSeconds"]) + ENDING_SECONDS + FENCE_MARGIN_SECONDS
 
 
+def check_can_start(job: Job) -> None:
+    """Whether the attempt that a job waits for can be started from here, as far as that needs no node.
+
+    Raises:
+        NotHereError: it can't be; the message says what is needed.
+    """
+    cluster = _cluster(job)
+    try:
+        _secrets(job, cluster, {})
+    finally:
+        cluster.engine.close()
+
+
 class Retries:
     """Begins the attempts that a job goes on with by itself.
 
@@ -215,15 +228,16 @@ def _look_for_cancel(before: Job, job: Job) -> None:
 
 
 def _is_free(before: Job, watch: Watch) -> bool:
-    """Whether nothing of an attempt that is over can run: its nodes have said so, or it was never started on any."""
-    if before.handle() is None:
-        snapshot = before.snapshot()
-        return set(snapshot.announces) <= set(snapshot.exits)
+    """Whether nothing of an attempt that is over can run: its nodes say so, or have said so, or it came to none."""
     try:
         watch.clean_up()
+        if before.handle() is not None:
+            return True
     except ClusterError:
-        return False
-    return True
+        pass
+    snapshot = before.snapshot()
+    came = range(before.node_count) if before.handle() is not None else snapshot.announces
+    return all(node in snapshot.exits and not snapshot.exits[node].get("left") for node in came)
 
 
 def _cluster(job: Job) -> Cluster:

@@ -268,7 +268,7 @@ def _watch_attempts(submitted: Submitted, console: JobConsole, reader: EventRead
                     console.records(records)
                 if found.next_attempt is None:
                     return found
-                console.say(f"the job waits in the queue again, as attempt {found.next_attempt}: {found.reason}")
+                console.say(_goes_on(submitted.job, found))
                 submitted.job = submitted.job.at(found.next_attempt)
                 reader = EventReader(submitted.job)
             if found.execution_state != shown:
@@ -279,6 +279,15 @@ def _watch_attempts(submitted: Submitted, console: JobConsole, reader: EventRead
                 console.state(told)
             keep_follower(submitted)
         time.sleep(pause_after(time.monotonic() - begun, WATCH_SECONDS))
+
+
+def _goes_on(job: Job, over: JobState) -> str:
+    """What a person is told between two attempts."""
+    if over.retries_left is None:
+        return f"the job waits in the queue again, as attempt {over.next_attempt}: {over.reason}"
+    most = "" if job.plan.get("lowPriority") else f" of at most {(over.next_attempt or 0) + over.retries_left}"
+    why = over.reason.partition("\n")[0]
+    return f"attempt {job.attempt} ended: {why}; the job starts again, as attempt {over.next_attempt}{most}"
 
 
 def _await_run(submitted: Submitted, console: JobConsole, signals: Signals) -> None:

@@ -171,7 +171,15 @@ class Watch:
         if snapshot.requests:
             self._heed(snapshot, alone)
             return
-        self._claim(terms.goes_on(verdict, self._job.plan, self._job.attempt), alone)
+        self._claim(self._going_on(verdict), alone)
+
+    def _going_on(self, verdict: protocol.Record) -> protocol.Record:
+        attempt, plan = self._job.attempt, self._job.plan
+        requeued = self._handle is None and self._job.terms().get("by") == terms.REQUEUE
+        if requeued and attempt < terms.MOST_ATTEMPTS:
+            # The job itself has not failed: who put it back in the queue has died.
+            return terms.again(verdict, attempt, plan["retriesLeft"])
+        return terms.goes_on(verdict, plan, attempt)
 
     def _heed(self, snapshot: Snapshot, alone: bool = False) -> None:
         """Give the verdict that was asked for."""

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
     from mlflow_batchai.cluster.clusters import Cluster
+    from mlflow_batchai.plan.planning import Terms
     from mlflow_batchai.spec.job import JobDocument
 
 DEFAULT_EXPERIMENT = "Default"
+MOST_RETRIES = 100  # as ``spec.batchai`` has it, whose import a command's help need not wait for
 RANK_COLUMNS: list[Column] = [("Rank", "rank"), ("Node", "node"), ("Command", lambda rank: rank["argv"][-1])]
 
 
@@ -33,8 +35,19 @@ RANK_COLUMNS: list[Column] = [("Rank", "rank"), ("Node", "node"), ("Command", la
     "-f", "--config-file", "file", required=True, metavar="FILE", type=click.Path(path_type=Path), help="Job document."
 )
 @mount_options
+@click.option("--retries", type=click.IntRange(0, MOST_RETRIES), default=0, help="How often it starts again if it fails.")
+@click.option("--min-nodes", type=click.IntRange(1), help="Nodes that are enough for that.  [all of the job's]")
 @click.option("--dry-run", is_flag=True, help="Only show what each node would run, with secrets masked.")
-def create(scope: Scope, name: str, cluster_name: str | None, file: Path, mounts: MountOptions, dry_run: bool) -> Any:
+def create(
+    scope: Scope,
+    name: str,
+    cluster_name: str | None,
+    file: Path,
+    mounts: MountOptions,
+    retries: int,
+    min_nodes: int | None,
+    dry_run: bool,
+) -> Any:
     """Start a job; returns at once, while it is queued.
 
     The document names the program (pythonScriptFilePath, commandLine); its arguments are the parameters of the MLflow run.
@@ -42,10 +55,13 @@ def create(scope: Scope, name: str, cluster_name: str | None, file: Path, mounts
     new_name(name, "job")
     file = file.absolute()
     mounts.use_account()
+    from mlflow_batchai.plan.planning import Terms
+
     document = _read(file, mounts)
+    terms = Terms(retries, min_nodes)
     if dry_run:
-        return _described(scope, name, document, _cluster(cluster_name, document), file)
-    return _submitted(scope, name, document, cluster_name, file)
+        return _described(scope, name, document, _cluster(cluster_name, document), file, terms)
+    return _submitted(scope, name, document, cluster_name, file, terms)
 
 
 def _read(file: Path, mounts: MountOptions) -> JobDocument:
@@ -75,11 +91,11 @@ def _cluster(named: str | None, document: JobDocument) -> Cluster:
     return cluster
 
 
-def _described(scope: Scope, name: str, document: JobDocument, cluster: Cluster, file: Path) -> Tabular:
+def _described(scope: Scope, name: str, document: JobDocument, cluster: Cluster, file: Path, terms: Terms) -> Tabular:
     """The job that would be started; neither the tracking store nor a node is asked."""
     from mlflow_batchai.plan import dryrun, standalone
 
-    prepared = standalone.prepare(document, name, cluster, str(file))
+    prepared = standalone.prepare(document, name, cluster, str(file), terms)
     for warning in prepared.warnings:
         notice(warning)
     standalone.check_script(prepared, document.properties, str(file))
@@ -89,7 +105,9 @@ def _described(scope: Scope, name: str, document: JobDocument, cluster: Cluster,
     return Tabular(found, [*found["ranks"], *idle], RANK_COLUMNS)
 
 
-def _submitted(scope: Scope, name: str, document: JobDocument, cluster_name: str | None, file: Path) -> dict[str, Any]:
+def _submitted(
+    scope: Scope, name: str, document: JobDocument, cluster_name: str | None, file: Path, terms: Terms
+) -> dict[str, Any]:
     """Start the job, and show it."""
     from mlflow_batchai import experiments, index, jobview, runner, runs
     from mlflow_batchai.plan import standalone
@@ -105,7 +123,7 @@ def _submitted(scope: Scope, name: str, document: JobDocument, cluster_name: str
             f" (batchai job delete {name})"
         )
     cluster = _cluster(cluster_name, document)
-    prepared = standalone.prepare(document, name, cluster, str(file))
+    prepared = standalone.prepare(document, name, cluster, str(file), terms)
     for warning in prepared.warnings:
         notice(warning)
     check_volumes(prepared.plan["volumes"], cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from mlflow_batchai.job.places import locate, mount_points
 from mlflow_batchai.node.layout import expand
 from mlflow_batchai.plan.environments import preparation_cache
 from mlflow_batchai.plan.images import choose_container
-from mlflow_batchai.plan.planning import Program, plan_job
+from mlflow_batchai.plan.planning import Program, Terms, plan_job
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.secrecy import refuse_spoken
 from mlflow_batchai.shares import open_share
@@ -30,12 +31,13 @@ _OWN_FOLDERS = ("AZ_BATCHAI_JOB_TEMP", "AZ_BATCHAI_JOB_TEMP_DIR", "AZ_BATCHAI_SH
 SCRIPT = "properties.horovodSettings.pythonScriptFilePath"
 
 
-def prepare(document: JobDocument, name: str, cluster: Cluster, source: str) -> Prepared:
+def prepare(document: JobDocument, name: str, cluster: Cluster, source: str, terms: Terms | None = None) -> Prepared:
     """Work out the whole job.
 
     Args:
         name: the job's.
         source: the document's file, for messages.
+        terms: what a document has no word for.
 
     Raises:
         BatchAIError: anything that would keep the job from running and can be seen without asking a share or a node.
@@ -48,7 +50,9 @@ def prepare(document: JobDocument, name: str, cluster: Cluster, source: str) -> 
             *notices,
             f"{source}: properties.schedulingPriority plays no part: jobs start in the order in which they came",
         ]
-    program = _program(properties, container)
+    program = dataclasses.replace(_program(properties, container), terms=terms or Terms())
+    if (least := program.terms.min_nodes) and least > (properties.node_count or 1):
+        raise DocumentError(f"{source}: --min-nodes {least} is more than properties.nodeCount ({properties.node_count or 1})")
     planned = plan_job(program, properties, document, cluster, source)
     plan = planned.plan
     plan["code"] = []

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 
 import pytest
 from job_folder import report
 from relay_world import EXPECTED, Crash, fill, history
 
-from mlflow_batchai import keeper
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
@@ -147,13 +145,13 @@ def test_a_lease_that_is_finished_for_one_attempt_is_free_for_the_next(folder):
     made.verdict("failed")
     first = lease(made)
     assert first.acquire()
-    first.save({"attempt": 1, "metrics": "known"}, finished=True)
+    first.save({"attempt": 1, "dropped": 3}, finished=True)
     assert first.finished() and not lease(made).acquire()
     made.begin(2)
     second = lease(made)
     assert not second.finished() and first.finished()
     assert second.acquire()
-    assert (second.number, second.attempt, second.memory) == (2, 2, {"attempt": 1, "metrics": "known"})
+    assert (second.number, second.attempt, second.memory) == (2, 2, {"attempt": 1, "dropped": 3})
     # To those who wait for the first attempt it is over, to those who wait for the second it isn't.
     assert first.finished() and not second.finished()
     second.save({}, finished=True)
@@ -252,23 +250,3 @@ def test_a_retry_after_the_end_is_followed_by_another_process(following):
     run = client.get_run(made.plan["runId"])
     assert run.info.end_time == 1_800_000_000_000
     assert "batchai.reason" not in run.data.tags
-
-
-def test_an_attempt_that_nobody_starts_is_given_up(following, monkeypatch):
-    """Who made room for another job died before he could put this one back: it ends with a sentence, and can be retried."""
-    made, client, follow = following
-    fill(made)
-    requeued(made)
-    clock = [0.0]
-
-    def later():
-        clock[0] += 2.0
-        return clock[0]
-
-    monkeypatch.setattr(keeper, "Watch", functools.partial(Watch, clock=later))
-    state = follow()
-    assert (state.execution_state, state.error_code) == ("failed", "NodeSetupFailed")
-    assert "its submitter died before it had started every agent; run it again: batchai job retry toy-0123" in state.reason
-    run = client.get_run(made.plan["runId"])
-    assert (run.info.status, run.data.tags["batchai.attempt"]) == ("FAILED", "2")
-    assert made.job.begin(3, {}).attempt == 3
