@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from mlflow_batchai import detached, jobview, lookup, runner, runs
+from mlflow_batchai import detached, jobview, lookup, retries, runner, runs
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import BatchAIError
 from mlflow_batchai.job.jobs import pause_after
 from mlflow_batchai.job.lease import Glance, Hold
+from mlflow_batchai.node import protocol
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shell import together
 
@@ -38,6 +39,7 @@ class Result(Enum):
     FOLLOWED = "followed"
     STARTED = "followerStarted"
     FINISHED = "finished"
+    WAITS = "waitsForAttach"
     UNSTARTED = "unstarted"
     UNSEEN = "unseen"
 
@@ -181,9 +183,24 @@ def _judge(charge: Charge) -> None:
         charge.end(Result.FINISHED, "it has finished while we looked")
     elif follower.hold is Hold.HELD and not follower.trouble:
         charge.end(Result.FOLLOWED, f"followed by {follower.who}")
+    elif follower.hold is Hold.FREE and (lacking := _lacking(charge)):
+        charge.end(Result.WAITS, lacking)
     elif follower.hold is not Hold.UNKNOWN:
         detached.start_follower(charge.found)
         charge.end(Result.STARTED, f"follower started (process {charge.found.follower}){_why(follower)}")
+
+
+def _lacking(charge: Charge) -> str:
+    """What the next attempt of a job, which nobody has started yet, needs and we don't have: a follower would only say so and
+    end, at every look again. Empty: nothing."""
+    job = charge.found.job
+    if charge.state != protocol.QUEUED or job.attempt == 1 or job.handle() is not None or job.is_begun():
+        return ""
+    try:
+        retries.check_can_start(job)
+    except retries.NotHereError as error:
+        return str(error)
+    return ""
 
 
 def _why(follower: Glance) -> str:

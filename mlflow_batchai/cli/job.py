@@ -101,7 +101,8 @@ def show(scope: Scope, name: str) -> Any:
         notice(f"the folder of job {lost.name} is gone; this is what its run says")
         return jobview.summary(run)
     if shown["follower"]["state"] == "none":
-        notice(f"nobody relays job {shown['name']} into its run: batchai job attach {shown['name']}")
+        why, attach = shown["follower"]["trouble"], f"batchai job attach {shown['name']}"
+        notice(why if why and attach in why else f"{why or f'nobody relays job {name} into its run'}: {attach}")
     return shown
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import http.server
 import itertools
 import json
+import os
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from job_folder import FOLDER, JobFolder
 
-from mlflow_batchai import detached, lookup, orphans, runner, runs
+from mlflow_batchai import detached, lookup, orphans, retries, runner, runs
 from mlflow_batchai.job import lease, vigil
 from mlflow_batchai.node import processes
 from mlflow_batchai.shares.directory import DirectoryShare
@@ -175,6 +177,30 @@ def test_one_that_cannot_reach_the_store_is_replaced(jobs):
     told = f"follower started (process 4242); process {ME['pid']} on {host} says: 401 Unauthorized"
     assert rows["troubled"]["detail"] == told
     assert rows["troubled"]["follower"]["trouble"] == "401 Unauthorized"
+
+
+def test_an_attempt_that_needs_secrets_waits_for_who_has_them(jobs, monkeypatch):
+    """No follower is started only to say that again; with the secrets in the environment it is."""
+    made = jobs.job("retried", {**ME, "started": 1})
+    made.verdict("queued", next=2, retriesLeft=1, exitCode=None)
+    monkeypatch.setattr(
+        retries, "_cluster", lambda job: SimpleNamespace(name="c", location=None, engine=SimpleNamespace(close=lambda: None))
+    )
+    monkeypatch.setattr(retries, "_secrets", secrets)
+    code, rows, _ = jobs.attach()
+    assert (code, jobs.started, rows["retried"]["result"]) == (0, [], "waitsForAttach")
+    assert rows["retried"]["detail"] == "waiting for attach (needs BATCHAI_SECRET_TOKEN)"
+    _, rows, _ = jobs.attach(BATCHAI_SECRET_TOKEN="t")
+    assert rows["retried"]["result"] == "followerStarted"
+    # What was begun needs a follower, whoever has the secrets.
+    made.begin(2)
+    _, rows, _ = jobs.attach()
+    assert rows["retried"]["result"] == "followerStarted"
+
+
+def secrets(job, cluster, kept):
+    if "BATCHAI_SECRET_TOKEN" not in os.environ:
+        raise retries.NotHereError("waiting for attach (needs BATCHAI_SECRET_TOKEN)")
 
 
 def test_a_share_that_hangs_holds_up_no_other(jobs, monkeypatch):
