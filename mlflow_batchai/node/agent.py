@@ -30,7 +30,7 @@ LAST_DRAIN_SECONDS = 20.0
 # Who has claimed the verdict writes it at once, or tries for as long as that.
 CLAIM_SECONDS = sharefiles.PATIENCE_SECONDS + 10.0
 # Of a share that was given up: its engine tells the client.
-LOST_SHARE_SECONDS = 3.0
+LOST_SHARE_SECONDS = 2.0
 # Room on the share for the verdict, and for what is relayed after it.
 RESERVE_BYTES = 256 << 10
 # A mount with a cache shows the submitter's file a while after it was written.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from mlflow_batchai import watch as watch_module
 from mlflow_batchai.engines.base import Poll, PollState
-from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.errors import ClusterError, ShareError
 from mlflow_batchai.node.agent import LAST_DRAIN_SECONDS
 from mlflow_batchai.watch import (
     BOARD_PATIENCE_SECONDS,
@@ -27,6 +29,8 @@ class World:
         self.nodes = nodes
         self.gone = set()
         self.unknown = set()
+        self.frozen = set()
+        self.failures = {}
         self.now = 0.0
         self.polls = 0
         self.cancelled = 0
@@ -41,7 +45,7 @@ class World:
         if self.unknown:
             answer = Poll(PollState.UNKNOWN, "node a can't be reached", (), tuple(sorted(self.unknown)))
         self.on_poll()
-        return answer
+        return answer._replace(frozen=tuple(self.frozen), failures=self.failures)
 
     def cancel(self, handle):
         self.cancelled += 1
@@ -155,7 +159,7 @@ def test_a_cancel_request_is_left_to_the_agents_for_a_while(scene):
 
 
 def test_ranks_may_save_what_they_have_before_they_are_ended(scene):
-    made, world, watch, check = scene(terminateSeconds=300.0)
+    made, world, _, check = scene(terminateSeconds=300.0)
     made.job.request_cancel("me", "")
     check()
     check(CANCEL_PATIENCE_SECONDS + 299.0)
@@ -263,6 +267,48 @@ def test_node_0_unreachable_and_silent_is_lost(scene):
     assert (state.error_code, state.exit_code) == ("NodeLost", None)
     assert (
         state.reason == f"node-0 was lost: it has not been heard of for {world.now - begun:.0f} s, and node a can't be reached"
+    )
+
+
+FULL = {"code": "ShareFailed", "message": "node-1: the share is full", "node": 1}
+
+
+def test_what_an_agent_cant_say_on_the_share_is_said_by_us(scene):
+    _, world, _, check = scene()
+    world.failures = {1: FULL}
+    state = check()
+    assert (state.execution_state, state.error_code, state.reason) == ("failed", "ShareFailed", "node-1: the share is full")
+
+
+def test_a_person_who_wants_the_end_of_a_job_that_lost_its_share(scene):
+    made, world, _, check = scene()
+    made.job.request_cancel("me", "")
+    world.failures = {1: FULL}
+    assert check().run_status == "KILLED"
+
+
+def test_the_room_that_was_kept_on_a_share_that_is_full_is_for_the_verdict(scene, monkeypatch):
+    made, world, watch, check = scene()
+    made.share.write(made.paths.reserve, bytes(1000))
+    claim, room = made.share.claim, made.share.local(made.paths.reserve)
+
+    def full(path):
+        if room.exists():
+            raise ShareError("No space left on device")
+        return claim(path)
+
+    monkeypatch.setattr(watch._job.share, "claim", full)
+    world.failures = {0: FULL}
+    assert check().error_code == "ShareFailed"
+
+
+def test_node_0_stopped_and_silent_is_lost(scene):
+    _, world, _, check = scene()
+    world.frozen = {0}
+    state = silent(check)
+    assert state.error_code == "NodeLost"
+    assert re.fullmatch(
+        r"node-0 was lost: it has not been heard of for \d+ s, and its agent was stopped \(SIGSTOP\)", state.reason
     )
 
 

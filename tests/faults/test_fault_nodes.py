@@ -84,8 +84,7 @@ sleep 0.5; echo "something is wrong" >&2; exit 4
 """
 
 
-@pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize("hours", [-1, 1])
+@pytest.mark.parametrize(("hours", "first"), [(-1, 0), (1, 1)])
 def test_the_cause_is_told_from_what_follows_whatever_the_clocks_say(
     agents: Callable[..., Cluster], hours: int, first: int
 ) -> None:
