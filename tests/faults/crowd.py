@@ -106,14 +106,16 @@ class Crowd:
         for number in range(self.kills):
             time.sleep(self.chance.uniform(0.2, 2.0))
             if number % 2:
-                agents = [pid for node in range(NODES) for pid in self.world.pids_of(f"agent-{node}")]
-                if agents:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(self.chance.choice(agents), signal.SIGKILL)
-                        self.killed.append("agent")
+                with contextlib.suppress(StuckError):  # no job may be left that has any
+                    self.world.wait(self._agents, 30, "agents")
+                    os.kill(self.chance.choice(self._agents()), signal.SIGKILL)
+                    self.killed.append("agent")
             elif alive := [process for process in processes if process.poll() is None]:
                 self.chance.choice(alive).kill()
                 self.killed.append("submitter")
+
+    def _agents(self) -> list[int]:
+        return [pid for node in range(NODES) for pid in self.world.pids_of(f"agent-{node}")]
 
     def _unfinished(self) -> list[str]:
         with contextlib.closing(sqlite3.connect(self.world.root / "mlflow.db", timeout=60)) as store:
