@@ -3,41 +3,143 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+from pathlib import Path
 from typing import Any
 
-# Says which attempt it is, fails in those that FAIL names.
+import pytest
+from command_line import Cli
+from ssh_world import HereClient, ended, until
+
+CANARY = "s3cr3t-canary"
+# Says which attempt it is; fails in those that FAIL names, waits in those that WAIT names.
 TOY = """
     import os, sys, time
     from mlflow_batchai.training import report
     attempt = os.environ["BATCHAI_ATTEMPT"]
     report.log(step=int(attempt), loss=1.0)
     report.log(step=0, start=float(attempt))
-    print("attempt", attempt, "of", os.environ.get("HOROVOD_SIZE", 1), "with", len(os.environ.get("TOKEN", "")), flush=True)
-    if attempt in os.environ.get("FAIL", "1").split():
+    print("attempt", attempt, "with", len(os.environ.get("TOKEN", "")), flush=True)
+    while attempt in os.environ.get("WAIT", "").split() and not os.path.exists(os.environ["AZ_BATCHAI_MOUNT_ROOT"] + "/share/go"):
+        time.sleep(0.05)
+    if attempt in os.environ.get("FAIL", "").split():
         sys.exit(int(attempt) + 2)
 """
 
 
-def project(world: Any, name: str = "toy", **document: Any) -> Any:
-    return world.project(TOY, batchai=json.dumps(document), name=name)
+def project(world: Any, fail: str = "", wait: str = "", secret: bool = False, nodes: int = 1, **document: Any) -> Path:
+    properties: dict[str, Any] = {
+        "nodeCount": nodes,
+        "environmentVariables": [{"name": "FAIL", "value": fail}, {"name": "WAIT", "value": wait}],
+    }
+    if secret:
+        properties["secrets"] = [{"name": "TOKEN", "value": CANARY}]
+    if nodes > 1:
+        properties["horovodSettings"] = {}
+    return Path(world.project(TOY, batchai=json.dumps({**document, "properties": properties})))
 
 
 def points(world: Any, run: Any, key: str) -> list[tuple[int, float]]:
     return [(point.step, point.value) for point in world.client.get_metric_history(run.info.run_id, key)]
 
 
+def followers(world: Any) -> list[Any]:
+    return [process for process in world.processes() if "mlflow_batchai.follower" in process.cmdline()]
+
+
+def trains(world: Any, run: Any, attempt: int, ranks: int = 1) -> None:
+    """Wait until all ranks of an attempt have said so, and wait."""
+    path = world.folder(run) / "stdouterr" / ("" if attempt == 1 else f"attempt-{attempt}") / "stdout.txt"
+    until(world, lambda: path.exists() and path.read_text().count("with") == ranks)
+
+
+@pytest.fixture
+def client(world: Any, monkeypatch: pytest.MonkeyPatch) -> HereClient:
+    return HereClient(world, monkeypatch)
+
+
 def test_a_rank_that_fails_once(world: Any) -> None:
-    """The job goes on in its run and folder, with its secret; what was stored stands."""
-    secrets = {"secrets": [{"name": "TOKEN", "value": "s3cr3t-canary"}]}
-    result = world.run(project(world, retries=1, properties=secrets))
+    """The job goes on in its run and folder, with its secret; what was stored stands; who watches is told."""
+    result = world.run(project(world, fail="1", secret=True, retries=2))
     assert result.returncode == 0, result.stderr
+    why = "rank 0 on node-0 exited with code 3"
+    assert f"batchai: attempt 1 ended: {why}; the job starts again, as attempt 2 of at most 3\n" in result.stderr
     run = world.last
     assert (run.info.status, run.data.tags["batchai.attempt"]) == ("FINISHED", "2")
-    assert points(world, run, "loss") == [(1, 1.0), (2, 1.0)]
-    assert points(world, run, "start") == [(0, 1.0)]
-    assert "attempt 1 ended: " in run.data.tags["batchai.notes"]
-    assert world.log("attempt-2/stdout.txt") == world.artifact("stdouterr/attempt-2/stdout.txt") == "attempt 2 of 1 with 13\n"
-    assert world.artifact("stdouterr/stdout.txt") == "attempt 1 of 1 with 13\n"
+    assert "batchai.reason" not in run.data.tags
+    assert points(world, run, "loss") == [(1, 1.0), (2, 1.0)] and points(world, run, "start") == [(0, 1.0)]
+    assert f"attempt 1 ended: {why}" in run.data.tags["batchai.notes"]
+    logs = {"stdout.txt": "attempt 1 with 13\n", "attempt-2/stdout.txt": "attempt 2 with 13\n"}
+    for path, text in logs.items():
+        assert world.log(path) == world.artifact(f"stdouterr/{path}") == text
     for file in world.home.rglob("*"):
-        assert not file.is_file() or b"s3cr3t-canary" not in file.read_bytes(), file
-    print(result.stderr)
+        assert not file.is_file() or CANARY.encode() not in file.read_bytes(), file
+
+
+def test_retries_are_used_up(world: Any, client: HereClient, cli: Cli) -> None:
+    run = ended(world, client.submit(project(world, fail="1 2", retries=1)))
+    assert (run.info.status, run.data.tags["batchai.exitCode"]) == ("FAILED", "4")
+    assert run.data.tags["batchai.reason"].startswith("rank 0 on node-0 exited with code 4")
+    shown = cli.json("job", "show", run.data.tags["batchai.job"])
+    found = [(one["attempt"], one["state"], one["retriesLeft"], one["reason"].partition("\n")[0]) for one in shown["attempts"]]
+    assert found == [
+        (1, "failed", 1, "rank 0 on node-0 exited with code 3"),
+        (2, "failed", 0, "rank 0 on node-0 exited with code 4"),
+    ]
+    assert (shown["attempt"], shown["retriesLeft"]) == (2, 0)
+
+
+def test_a_job_that_waits_for_its_next_attempt_is_terminated(world: Any, client: HereClient, cli: Cli) -> None:
+    """After two that failed at once there is a pause of 5 s: its end doesn't wait for that."""
+    run = client.submit(project(world, fail="1 2 3", retries=5))
+
+    def tags() -> Any:
+        return world.client.get_run(run.info.run_id).data.tags
+
+    until(world, lambda: tags().get("batchai.reason") == "attempt 3 begins in 5 s, as 2 in a row failed at once")
+    name = run.data.tags["batchai.job"]
+    assert cli.json("job", "show", name)["reason"] == tags()["batchai.reason"]
+    assert cli("job", "terminate", "-y", name).code == 0
+    run = ended(world, run)
+    assert (run.info.status, run.data.tags["batchai.attempt"]) == ("KILLED", "3")
+    assert not (world.folder(run) / "batchai" / "attempts" / "3" / "begun").exists()
+
+
+def test_a_node_of_low_priority_is_taken_away(world: Any, client: HereClient, cli: Cli) -> None:
+    """That costs no retry: the job has none."""
+    folder = world.home / "clusters"
+    folder.mkdir(parents=True)
+    (folder / "spot.yaml").write_text(json.dumps({"nodes": 2, "vmPriority": "lowpriority"}))
+    run = client.submit(project(world, wait="1", nodes=2, cluster="spot"))
+    trains(world, run, 1, ranks=2)
+    world.agents()[1].kill()
+    run = ended(world, run)
+    assert (run.info.status, run.data.tags["batchai.attempt"]) == ("FINISHED", "2"), run.data.tags
+    assert "attempt 1 ended: node-1 was lost" in run.data.tags["batchai.notes"]
+    assert [one["retriesLeft"] for one in cli.json("job", "show", run.data.tags["batchai.job"])["attempts"]] == [0, 0]
+
+
+def test_a_secret_that_nobody_has_any_more(world: Any, client: HereClient, cli: Cli) -> None:
+    """The follower is killed, and the rank fails: the job waits until somebody attaches who has the secret."""
+    run = client.submit(project(world, fail="1", wait="1", secret=True, retries=1))
+    name = run.data.tags["batchai.job"]
+    trains(world, run, 1)
+    for process in followers(world):
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(10)
+    (world.home / "share" / "go").touch()
+    waits = "waiting for attach (needs BATCHAI_SECRET_TOKEN)"
+    refused = cli("job", "attach", name)
+    assert refused.code == 1 and f"job {name}: {waits}" in refused.err
+    until(world, lambda: not followers(world))
+    found = world.client.get_run(run.info.run_id)
+    assert (found.info.status, found.data.tags["batchai.reason"]) == ("SCHEDULED", waits)
+    assert cli.json("job", "show", name)["reason"] == waits
+    attached = cli("job", "attach", name, BATCHAI_SECRET_TOKEN=CANARY)
+    assert attached.code == 0, attached.err
+    run = ended(world, run)
+    assert (run.info.status, run.data.tags["batchai.attempt"]) == ("FINISHED", "2")
+    assert world.log("attempt-2/stdout.txt", run) == "attempt 2 with 13\n"
+    assert re.search(r"attempt 1 ended: rank 0 on node-0 exited with code 3", run.data.tags["batchai.notes"])
