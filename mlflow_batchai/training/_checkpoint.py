@@ -34,7 +34,8 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
     nothing more.
 
     An epoch that was interrupted is trained again as a whole, from the weights of the newest checkpoint. Not kept are
-    what callbacks remember (EarlyStopping's patience) and the seeds of dropout.
+    what callbacks remember (EarlyStopping's patience) and the seeds of dropout; within an epoch the statistics of
+    BatchNormalization are those of rank 0.
 
     Args:
         folder: on a share, so that the next attempt finds it on other nodes too.
@@ -55,6 +56,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch = 0
         self._batches = 0
         self._batches_before = 0
+        self._saved: str | None = None
         self._told: float | None = None
         self._before: tuple[Any, Any] | None = None
 
@@ -124,7 +126,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Count from here; end if SIGTERM came after the last batch."""
         if self._told is not None and _writes():
-            self._end()
+            self._end_saved()
         self._epoch, self._batches = epoch, 0
         if epoch != self._first_epoch:
             self._batches_before = 0
@@ -158,7 +160,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             return
         if _writes():
             self._save(self._epoch, self._batches_before + self._batches)
-            self._end()
+            self._end_saved()
         elif time.monotonic() - self._told > PATIENCE_SECONDS:
             self._end()
 
@@ -174,14 +176,19 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             path = self.checkpoints.save(epochs_done, self.model.save_weights, batches, state)
         except OSError as error:
             print(f"No checkpoint {after}: {error}", flush=True)
+            self._saved = None
         else:
-            if self._told is not None:
-                print(f"SIGTERM: saved {after} as {os.path.basename(path)}", flush=True)
+            self._saved = f"{after} as {os.path.basename(path)}"
 
     # --- SIGTERM ----------------------------------------------------------------------------------------------------
 
     def _take(self, number: int, frame: Any) -> None:
         self._told = time.monotonic()
+
+    def _end_saved(self) -> None:
+        if self._saved:
+            print(f"SIGTERM: saved {self._saved}", flush=True)
+        self._end()
 
     def _end(self) -> None:
         """Let SIGTERM do what it would have done; it may be an end, an exception or nothing."""

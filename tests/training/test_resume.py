@@ -100,37 +100,3 @@ def test_sigterm_on_two_ranks_saves_and_ends_both(results):
     assert (found.epochs_done, found.batches, found.state["worker_epochs"], found.state["ranks"]) == (3, 4, 6, 2)
     assert f"SIGTERM: saved after epoch 3 and 4 batches as {Path(found.path).name}" in first.output
     assert "Traceback" not in first.output + second.output
-
-
-def test_the_cifar_project_divides_what_is_left_among_the_ranks_of_now(ranks, tmp_path):
-    """Two of four epochs on two ranks, one epoch each; then two epochs on one rank, at steps of their own."""
-    rng = np.random.default_rng(0)
-    np.savez(
-        tmp_path / "a.npz",
-        x_train=rng.integers(0, 256, (32, 32, 32, 3), np.uint8),
-        y_train=np.arange(32, dtype=np.uint8)[:, None] % 10,
-        x_test=rng.integers(0, 256, (8, 32, 32, 3), np.uint8),
-        y_test=np.arange(8, dtype=np.uint8)[:, None],
-    )
-    script, output = ROOT / "projects" / "cifar_horovod" / "train.py", tmp_path / "out"
-    told = []
-    for number, epochs in ((2, 2), (1, 4)):
-        spool = tmp_path / f"spool{number}"
-        spool.mkdir()
-        ended = ranks(
-            sys.executable,
-            script,
-            *("--data", tmp_path / "a.npz", "--output", output, "--batch-size", 16, "--epochs", epochs, "--augment", "false"),
-            ranks=number,
-            env={"BATCHAI_RANK": "0", "BATCHAI_SPOOL": str(spool), "TF_CPP_MIN_LOG_LEVEL": "2"},
-        )
-        assert {one.code for one in ended} == {0}, ended[0].output
-        told.append(ended[0].output)
-        (path,) = [path for path in spool.iterdir() if '"loss"' in path.read_text()]
-        records = [json.loads(line) for line in path.read_text().splitlines()]
-        losses = {r["step"]: r["values"]["learning_rate"] for r in records if r["type"] == "metric" and "loss" in r["values"]}
-        told.append(losses)
-    assert "2 ranks train 1 epochs each." in told[0] and "Resuming" not in told[0]
-    assert list(told[1]) == [0] and told[1][0] == pytest.approx(2e-4, rel=1e-4)
-    assert "Resuming after epoch 1, trained by 2 ranks" in told[2] and "1 ranks train 2 more epochs each." in told[2]
-    assert list(told[3]) == [1, 2] and told[3][1] == pytest.approx(1e-4, rel=1e-4)
