@@ -214,6 +214,7 @@ class Agent:
         """Nobody hears us by the share: the engine's poll tells the client at once, before ranks have saved what they can."""
         self._lost_share = failure
         self.shipper.abandon()
+        self.layout.attempt.hasty()
         sys.stderr.write("%s\n" % failure)
         self.local_state("held")
 
