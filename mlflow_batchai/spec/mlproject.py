@@ -15,6 +15,7 @@ from typing import Any
 
 from mlflow_batchai.errors import ParameterError, ProjectError
 from mlflow_batchai.spec.loading import read
+from mlflow_batchai.spec.text import printable
 
 SCRIPTS = {".py": "python", ".sh": "bash"}
 TYPES = ("string", "float", "int", "bool", "path", "uri")
@@ -68,6 +69,11 @@ class Value:
     extra: bool = field(default=False)
 
 
+def _wrong(sentence: str) -> ProjectError:
+    """The error of that sentence, whatever names the file has."""
+    return ProjectError(printable(sentence))
+
+
 def load_project(directory: Path) -> MLProject:
     """The project in a folder; one without an MLproject file has no entry points but its scripts.
 
@@ -80,10 +86,10 @@ def load_project(directory: Path) -> MLProject:
     source = str(path or directory)
     environments = [key for key in ("python_env", "conda_env", "docker_env") if data.get(key)]
     if len(environments) > 1:
-        raise ProjectError(f"{source}: {' and '.join(environments)} are given; a project has one environment")
+        raise _wrong(f"{source}: {' and '.join(environments)} are given; a project has one environment")
     entries = data.get("entry_points") or {}
     if not isinstance(entries, Mapping):
-        raise ProjectError(f"{source}: entry_points should map names to entry points")
+        raise _wrong(f"{source}: entry_points should map names to entry points")
     return MLProject(
         directory,
         source,
@@ -98,7 +104,7 @@ def load_project(directory: Path) -> MLProject:
 
 def _block(source: str, value: object) -> Mapping[str, Any] | None:
     if value is not None and not isinstance(value, Mapping):
-        raise ProjectError(f"{source}: batchai should be a mapping, as in batchai.yaml")
+        raise _wrong(f"{source}: batchai should be a mapping, as in batchai.yaml")
     return value
 
 
@@ -107,16 +113,16 @@ def _docker_env(source: str, value: object) -> Mapping[str, Any] | None:
     if not value:
         return None
     if not isinstance(value, Mapping) or not isinstance(value.get("image"), str) or not value["image"]:
-        raise ProjectError(f"{source}: docker_env should name an image: docker_env: {{image: user/name:tag}}")
+        raise _wrong(f"{source}: docker_env should name an image: docker_env: {{image: user/name:tag}}")
     volumes, environment = value.get("volumes") or [], value.get("environment") or []
     if not isinstance(volumes, list) or not all(isinstance(entry, str) for entry in volumes):
-        raise ProjectError(f"{source}: docker_env.volumes should be a list of texts such as '/data:/data'")
+        raise _wrong(f"{source}: docker_env.volumes should be a list of texts such as '/data:/data'")
     if not isinstance(environment, list) or not all(map(_is_variable, environment)):
-        raise ProjectError(
+        raise _wrong(
             f"{source}: docker_env.environment should be a list of names to copy from here, and of pairs [NAME, value]"
         )
     if unknown := sorted(set(map(str, value)) - {"image", "volumes", "environment"}):
-        raise ProjectError(f"{source}: docker_env has the unknown key '{unknown[0]}'; it takes image, volumes and environment")
+        raise _wrong(f"{source}: docker_env has the unknown key '{unknown[0]}'; it takes image, volumes and environment")
     return value
 
 
@@ -131,7 +137,7 @@ def _environment_file(directory: Path, source: str, data: Mapping[str, Any], key
     if named:
         path = directory / str(named)
         if not path.is_file():
-            raise ProjectError(f"{source}: {key} names '{named}', which is not in the project")
+            raise _wrong(f"{source}: {key} names '{named}', which is not in the project")
         return path
     if default and (directory / default).is_file():
         return directory / default
@@ -141,10 +147,10 @@ def _environment_file(directory: Path, source: str, data: Mapping[str, Any], key
 def _entry_point(source: str, name: str, entry: object) -> EntryPoint:
     where = f"{source}: entry_points.{name}"
     if not isinstance(entry, Mapping) or not isinstance(entry.get("command"), str) or not entry["command"].strip():
-        raise ProjectError(f"{where} has no command")
+        raise _wrong(f"{where} has no command")
     declared = entry.get("parameters") or {}
     if not isinstance(declared, Mapping):
-        raise ProjectError(f"{where}.parameters should map names to types")
+        raise _wrong(f"{where}.parameters should map names to types")
     parameters = {str(key): _parameter(f"{where}.parameters", str(key), value) for key, value in declared.items()}
     return EntryPoint(name, entry["command"], parameters)
 
@@ -155,10 +161,10 @@ def _parameter(where: str, name: str, value: object) -> Parameter:
     elif isinstance(value, Mapping):
         kind, default = str(value.get("type", "string")), value.get("default")
     else:
-        raise ProjectError(f"{where}.{name} should be a type, or a mapping of type and default")
+        raise _wrong(f"{where}.{name} should be a type, or a mapping of type and default")
     kind = _WORDS.get(kind.lower(), kind.lower())
     if kind not in TYPES:
-        raise ProjectError(f"{where}.{name} has the unknown type '{kind}'; the types are {', '.join(TYPES)}")
+        raise _wrong(f"{where}.{name} has the unknown type '{kind}'; the types are {', '.join(TYPES)}")
     return Parameter(name, kind, None if default is None else str(default))
 
 
@@ -175,9 +181,9 @@ def find_entry_point(project: MLProject, name: str) -> EntryPoint:
     if program and inside and (project.directory / name).is_file():
         return EntryPoint(name, f"{program} {shlex.quote(name).replace('{', '{{').replace('}', '}}')}", {}, declared=False)
     if program:
-        raise ProjectError(f"{project.source}: there is no entry point '{name}', and no script of that name in the project")
+        raise _wrong(f"{project.source}: there is no entry point '{name}', and no script of that name in the project")
     known = ", ".join(sorted(project.entry_points)) or "none"
-    raise ProjectError(f"{project.source}: there is no entry point '{name}'; the project has: {known}")
+    raise _wrong(f"{project.source}: there is no entry point '{name}'; the project has: {known}")
 
 
 def bind(entry: EntryPoint, given: Mapping[str, object], source: str) -> list[Value]:
@@ -216,7 +222,7 @@ def bind(entry: EntryPoint, given: Mapping[str, object], source: str) -> list[Va
         if "\0" in value.text
     ]
     if faults:
-        raise ParameterError("\n".join(f"{source}: {fault}" for fault in faults))
+        raise ParameterError("\n".join(f"{source}: {printable(fault)}" for fault in faults))
     return values
 
 

@@ -12,13 +12,14 @@ from pydantic_core import ErrorDetails
 
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.spec.base import WRONG, SpecModel, keys_of
-from mlflow_batchai.spec.text import kind
+from mlflow_batchai.spec.text import kind, printable
 
 M = TypeVar("M", bound=SpecModel)
 Path = tuple[int | str, ...]
 
 _API = "2018-05-01"
 _MOST = 10
+_LONGEST = 1000
 _COMMENTS = frozenset({"comment", "$comment", "$schema"})
 _RULES = {
     "greater_than_equal": "must be at least {ge}",
@@ -129,10 +130,15 @@ def _report(model: type[SpecModel], faults: list[ErrorDetails], source: str, und
         path = (*fault["loc"][:-1], str(fault["loc"][-1])) if fault["type"] == "invalid_key" else fault["loc"]
         if fault["type"] not in ("extra_forbidden", "default_factory_not_called"):
             lines.append(f"{_shown(path, under)} {_sentence(fault)}".lstrip())
-    shown = [f"{source}: {line}" for line in lines[:_MOST]]
+    shown = [f"{source}: {_short(printable(line))}" for line in lines[:_MOST]]
     if len(lines) > _MOST:
         shown.append(f"{source}: and {len(lines) - _MOST} more")
     return "\n".join(shown)
+
+
+def _short(line: str) -> str:
+    """Somebody's whole script, say, in place of a name."""
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
 
 
 def _unknown(model: type[SpecModel], path: Path, under: Mapping[str, str]) -> tuple[str, Path | None]:

@@ -38,6 +38,11 @@ def kind(value: object) -> str:
     return names.get(type(value), "a number" if isinstance(value, (int, float)) else "an empty value")
 
 
+def printable(text: str) -> str:
+    """Text of a document inside of a sentence: on one line, and of letters that every terminal takes."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text)
+
+
 def _parse(text: str, source: str) -> Any:
     ending = PurePath(source).suffix.lower()
     if ending != ".json" and not text.lstrip().startswith("{"):
@@ -57,6 +62,8 @@ def _parse(text: str, source: str) -> Any:
         ) from None
     except RecursionError:
         raise DocumentError(f"{source}: not valid JSON: nested too deeply") from None
+    except ValueError:  # Python reads no number of more than some thousand digits
+        raise DocumentError(f"{source}: not valid JSON: a number has too many digits") from None
 
 
 def _unique(pairs: list[tuple[str, Any]], text: str, source: str) -> dict[str, Any]:
@@ -103,6 +110,14 @@ class _Loader(yaml.SafeLoader):
             seen[name] = key.start_mark
         self.flatten_mapping(node)
         return self.construct_mapping(node, deep=True)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, TypeError, AttributeError, LookupError):  # whatever PyYAML's constructors meet
+            given = str(node.value)[:40]
+            problem = f"{given!r} can't be read as {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     def sequence(self, node: yaml.SequenceNode) -> list[Any]:
         return self.construct_sequence(node, deep=True)
