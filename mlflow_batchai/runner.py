@@ -142,8 +142,9 @@ def _cluster_id(cluster: Cluster) -> str:
 
 
 def cancel(submitted: Submitted, why: str = "") -> None:
-    """Ask for the job's end; returns at once."""
-    submitted.job.request_cancel(user(), why)
+    """Ask for the job's end; returns at once. One that has ended stays as it is."""
+    if not submitted.job.state().ended:
+        submitted.job.request_cancel(user(), why)
 
 
 def state(submitted: Submitted, ending: bool = True) -> JobState:
