@@ -62,7 +62,6 @@ class Keeper:
         self.ended: float | None = None
         self._complaints = Complaints()
         self._heard = heard
-        self._engine: Engine | None = None
         self._changed = threading.Condition()
         self._awake = threading.Event()
         self._leaving = False
@@ -108,29 +107,34 @@ class Keeper:
                 self._changed.notify_all()
 
     def _keep(self) -> None:
-        self._engine = _engine(self.job)
-        while True:
-            try:
-                self._until(functools.partial(self._bring, self._engine), LOOK_SECONDS)
-            except Leaving:
-                return
-            watch = Watch(self.job, self._engine, self._heard)
-            state = self._until(functools.partial(self._watch, watch), watch.seconds)
+        state: JobState | None = None
+        while state is None or state.next_attempt is not None:
+            # Anew for each attempt: its cluster may have been described otherwise since.
+            with contextlib.closing(_engine(self.job)) as engine:
+                state = self._keep_attempt(engine)
             if state is None:
                 return
-            notes = _freed(watch)
-            with self._changed:
-                self.notes[self.job.attempt] = notes
-                if state.next_attempt is None:
-                    self.end, self.ended = state, time.monotonic()
-                self._over[self.job.attempt] = state
-                self._changed.notify_all()
+            if state.next_attempt is not None:
+                self.job, self._heard = self.job.at(state.next_attempt), 0
+
+    def _keep_attempt(self, engine: Engine) -> JobState | None:
+        """See an attempt started, over, and its nodes free; its state then, None when told to leave."""
+        try:
+            self._until(functools.partial(self._bring, engine), LOOK_SECONDS)
+        except Leaving:
+            return None
+        watch = Watch(self.job, engine, self._heard)
+        state = self._until(functools.partial(self._watch, watch), watch.seconds)
+        if state is None:
+            return None
+        notes = _freed(watch)
+        with self._changed:
+            self.notes[self.job.attempt] = notes
             if state.next_attempt is None:
-                return
-            self.job, self._heard = self.job.at(state.next_attempt), 0
-            # Its cluster may have been described anew since.
-            self._engine.close()
-            self._engine = _engine(self.job)
+                self.end, self.ended = state, time.monotonic()
+            self._over[self.job.attempt] = state
+            self._changed.notify_all()
+        return state
 
     def _bring(self, engine: Engine) -> bool:
         """See to it that the attempt is started."""
