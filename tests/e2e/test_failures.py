@@ -7,7 +7,8 @@ import signal
 import time
 from typing import Any
 
-TWO = "properties: {nodeCount: 2, horovodSettings: {}}"
+# Nobody waits long for processes that ignore SIGTERM.
+TWO = "terminateGrace: 2\nproperties: {nodeCount: 2, horovodSettings: {}}"
 SLEEPER = "import time, os; print('up', os.getpid(), flush=True); time.sleep(300)"
 # A rank whose children try to get away: a new session, a second fork, an empty environment.
 RUNAWAYS = """
