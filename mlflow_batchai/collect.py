@@ -98,15 +98,16 @@ def _follow(share: Share, path: str, copy: Path, size: int, complete: bool) -> i
     return have
 
 
-def upload_outputs(client: MlflowClient, job: Job, folders: dict[tuple[str, str], Progress]) -> list[str]:
+def upload_outputs(client: MlflowClient, job: Job, folders: dict[tuple[str, str], Progress] | None = None) -> list[str]:
     """Send every output directory, each place once, to the run's artifacts under ``outputs``.
 
     Args:
-        folders: how far each has come; kept up to date.
+        folders: how far each has come before; kept up to date.
 
     Returns:
         Sentences on what was left out.
     """
+    folders = {} if folders is None else folders
     notes: dict[tuple[str, str], list[str]] = {}
     for place in output_places(job.plan):
         key = (place["share"], place["path"])

@@ -100,7 +100,7 @@ def _arguments(job: Job) -> list[str]:
 
 
 def keep_follower(submitted: Submitted) -> None:
-    """Start another follower if the job has none any more.
+    """Start another follower if the job has none any more, or one that is kept from the store, and we may not be.
 
     Raises:
         JobError: it keeps ending, or the last one has let go of the job until somebody attaches to it; the message says why.
@@ -108,6 +108,9 @@ def keep_follower(submitted: Submitted) -> None:
     if submitted.follower is not None and _child_alive(submitted.follower):
         return
     found = submitted.followed()
+    if found.hold is Hold.HELD and found.trouble and not submitted.starts:
+        start_follower(submitted)  # with what we were given: a new token, say
+        return
     if found.hold is not Hold.FREE:
         return
     if found.trouble:

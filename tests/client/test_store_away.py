@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import threading
 import time
@@ -10,12 +11,18 @@ from types import SimpleNamespace
 
 import pytest
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, PERMISSION_DENIED, RESOURCE_DOES_NOT_EXIST
+from mlflow.protos.databricks_pb2 import (
+    INVALID_PARAMETER_VALUE,
+    PERMISSION_DENIED,
+    RESOURCE_DOES_NOT_EXIST,
+    TEMPORARILY_UNAVAILABLE,
+)
 from relay_world import EXPECTED, StoreClient, fill, history
 from requests import HTTPError
 from waiting import wait_for
 
-from mlflow_batchai import follower, lastthings, runs, stores
+from mlflow_batchai import detached, follower, lastthings, runs, stores
+from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job import lease as lease_module
 from mlflow_batchai.job.lease import Hold, Lease
 from mlflow_batchai.trouble import GivenUpError
@@ -126,6 +133,7 @@ def http_error(code):
         (http_error(413), False),
         (TimeoutError("slow"), True),
         (MlflowException("what its server says of a fault"), True),
+        (MlflowException("database is locked", error_code=TEMPORARILY_UNAVAILABLE), True),
         (MlflowException("may not", error_code=PERMISSION_DENIED), False),
         (OSError("disk full"), False),
     ],
@@ -257,6 +265,69 @@ def test_another_one_takes_over_from_a_follower_that_the_store_refuses(following
     assert ended == [None] and Lease(made.job).glance().number == 2
     assert client.get_run(made.plan["runId"]).info.status == "FINISHED"
     assert history(client, made.plan["runId"]) == EXPECTED
+
+
+def test_a_share_that_is_away_has_the_same_deadline(following, monkeypatch):
+    made, _, follow = following
+    made.write(made.paths.plan, {**made.plan, "relaySeconds": 0.2})
+    monkeypatch.setattr(follower.time, "sleep", _nap)
+    made.announce(0)
+
+    def away(*arguments, **named):
+        raise ShareError("there is no host x")
+
+    monkeypatch.setattr(follower.Job, "state", away)
+    with pytest.raises(
+        GivenUpError, match=r"its share could not be used for .* no host x\); job toy-0123 goes on, as far as is known"
+    ):
+        follow()
+    monkeypatch.setattr(Lease, "acquire", away)
+    with pytest.raises(GivenUpError, match="its share could not be used for"):
+        follow()
+
+
+def test_the_exit_code_of_one_that_has_given_up(folder, monkeypatch, capsys):
+    made = folder(relaySeconds=0.0)
+
+    def away(*arguments, **named):
+        raise ShareError("there is no host x")
+
+    monkeypatch.setattr(Lease, "acquire", away)
+    monkeypatch.setattr(follower.sys, "argv", ["follower", made.share.url, made.paths.folder])
+    monkeypatch.setattr(follower.sys, "stdin", io.StringIO("{}"))
+    monkeypatch.setattr(stores, "bound_calls", lambda: None)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    assert follower.main() == 75
+    assert "its share could not be used for 0 s (at last: there is no host x)" in capsys.readouterr().err
+
+
+def test_a_run_that_a_person_has_ended_gets_its_true_end(following):
+    made, client, follow = following
+    made.announce(0)
+    fill(made)
+    client.set_terminated(made.plan["runId"], "KILLED")
+    made.verdict()
+    assert follow().execution_state == "succeeded"
+    run = client.get_run(made.plan["runId"])
+    assert (run.info.status, run.info.end_time) == ("FINISHED", 1_700_000_000_000)
+    assert history(client, made.plan["runId"]) == EXPECTED
+
+
+def test_who_watches_a_follower_in_trouble_tries_once(folder, monkeypatch):
+    made = folder()
+    holder = Lease(made.job)
+    holder.acquire()
+    started = []
+    monkeypatch.setattr(detached, "start_follower", lambda job: (started.append(1), setattr(job, "starts", 1)))
+    watcher = detached.Submitted(made.job, "r", runs.absolute("sqlite:///m.db", made.share.root))
+    detached.keep_follower(watcher)
+    assert not started
+    holder.trouble = "401"
+    holder.save({})
+    watcher = detached.Submitted(made.job, "r", watcher.tracking)
+    for _ in range(2):
+        detached.keep_follower(watcher)
+    assert started == [1]
 
 
 _sleep = time.sleep

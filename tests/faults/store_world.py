@@ -47,7 +47,7 @@ class MlflowServer:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        wait_for(self._healthy, 120, "MLflow's server")
+        wait_for(self._healthy, 240, "MLflow's server", pause=0.1)
 
     def _healthy(self) -> bool:
         try:

