@@ -33,7 +33,6 @@ FIRST_AGENT: Sequence[Step] = (
     ("ticket", (AFTER,), 1),
     ("owner", (BEFORE, AFTER), 1),
     ("write announce.json", (BEFORE, HALF, AFTER), 1),
-    ("write network.json", (BEFORE, HALF, AFTER), 1),
     ("write rendezvous.json", (BEFORE, HALF, AFTER), 1),
     ("write segment", (BEFORE, HALF, AFTER), 7),
     ("write segment", (BEFORE, HALF, AFTER), 7),
@@ -117,7 +116,8 @@ class Fault:
     def __str__(self) -> str:
         victims = " and ".join(_called(victim) for victim in self.kills)
         of = "" if self.kills == (self.role,) else f" of {_called(self.role)}"
-        return f"{victims} killed {self.when} {self.step}{f' {self.count}' if self.count > 1 else ''}{of}"
+        when = "half-way through" if self.when == HALF else self.when
+        return f"{victims} killed {when} {self.step}{f' {self.count}' if self.count > 1 else ''}{of}"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -99,6 +99,11 @@ class SeedWorld:
     def struck(self, number: int) -> bool:
         """Whether a fault has struck."""
         return (self.faults / f"struck-{number}").exists()
+
+    def spared(self, number: int, victims: Sequence[str]) -> list[str]:
+        """Those of a fault's victims that were not there when it struck."""
+        killed = (self.faults / f"struck-{number}").read_text(encoding="utf-8").split("\n")
+        return [victim for victim in victims if victim not in killed]
 
     def project(self, batchai: str, train: str) -> Path:
         """A project whose ``train.py`` is the given code."""

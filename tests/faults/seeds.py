@@ -54,20 +54,22 @@ def run_seed(seed: int, folder: Path, store: Path) -> Result:
     begun = time.monotonic()
     case = case_of(seed)
     notes: list[str] = []
-    troubles, reached = _run(case, folder, store)
+    troubles, reached = _run(case, folder, store, notes)
     if not reached and not troubles:
         notes.append(f"never came to: {case}")
         shutil.rmtree(folder)
         # Another folder: MLflow remembers a store by its address.
         case, folder = case.by_time(), folder.with_name(f"{folder.name}-by-time")
-        troubles, _ = _run(case, folder, store)
+        troubles, reached = _run(case, folder, store, notes)
+        if not reached:
+            notes.append("nor was there anybody to kill at that moment")
     if not troubles:
         shutil.rmtree(folder)
     return Result(case, str(case), troubles, notes, time.monotonic() - begun, folder)
 
 
-def _run(case: Case, folder: Path, store: Path) -> tuple[list[str], bool]:
-    """What was wrong, and whether every fault has struck."""
+def _run(case: Case, folder: Path, store: Path, notes: list[str]) -> tuple[list[str], bool]:
+    """What was wrong, and whether every fault has struck; ``notes`` gets what it did not strike."""
     world = SeedWorld(folder, store)
     try:
         world.arm([dataclasses.asdict(fault) for fault in case.faults])
@@ -75,6 +77,8 @@ def _run(case: Case, folder: Path, store: Path) -> tuple[list[str], bool]:
             codes, reached = play(world, case)
         except StuckError as error:
             return [str(error), *(f"alive: {command}" for command in world.processes().values())], True
+        for fault in case.faults if reached else ():
+            notes += [f"no {victim} was there when {fault.step} came" for victim in world.spared(fault.id, fault.kills)]
         with _checking:
             return list(wrong(world, case, codes)), reached
     finally:

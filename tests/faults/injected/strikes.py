@@ -114,18 +114,19 @@ class _Strikes:
 
     def _strike(self, fault):
         try:
-            os.close(os.open(self._note(fault["id"]), os.O_CREAT | os.O_EXCL))
+            note = os.open(self._note(fault["id"]), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         except FileExistsError:
             return
-        # Ourselves last.
-        for victim in sorted(fault["kills"], key=lambda victim: victim == self.role):
-            pids = [os.getpid()] if victim == self.role else pids_of(victim, os.path.dirname(self.folder))
-            for pid in pids:
+        for victim in fault["kills"]:
+            for pid in pids_of(victim, os.path.dirname(self.folder)) if victim != self.role else []:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     continue
+                os.write(note, f"{victim}\n".encode())
         if self.role in fault["kills"]:
+            os.write(note, f"{self.role}\n".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)
 
 
