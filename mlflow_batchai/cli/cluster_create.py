@@ -24,7 +24,6 @@ IMAGES = {
 # What has a meaning on Azure's machines only, by its option.
 UNUSED = {
     "vm_size": "--vm-size",
-    "vm_priority": "--vm-priority",
     "image": "--image",
     "custom_image": "--custom-image",
     "generate_ssh_keys": "--generate-ssh-keys",
@@ -58,7 +57,11 @@ AUTO_SHARE = {
 @click.option("-u", "--user-name", metavar="NAME", help="The login, over SSH.")
 @click.option("-l", "--location", metavar="NAME", help="Shown with the cluster.  [the workspace's]")
 @click.option("-s", "--vm-size", metavar="SIZE", help="Kept and shown; has no effect.")
-@click.option("--vm-priority", type=click.Choice(["dedicated", "lowpriority"], case_sensitive=False), help="As --vm-size.")
+@click.option(
+    "--vm-priority",
+    type=click.Choice(["dedicated", "lowpriority"], case_sensitive=False),
+    help="lowpriority: jobs that lose a node start again.  [dedicated]",
+)
 @click.option("-i", "--image", metavar="IMAGE", help="UbuntuLTS, UbuntuDSVM or publisher:offer:sku:version; as --vm-size.")
 @click.option("--custom-image", metavar="ID", help="Needs --image; as --vm-size.")
 @click.option("--subnet", metavar="ID", help="As --vm-size.")

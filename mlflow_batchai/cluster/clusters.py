@@ -133,7 +133,7 @@ def make(name: str, document: ClusterDocument, path: Path, record: ClusterRecord
     return build(name, document, path, record), warnings
 
 
-_UNUSED = ("vm_size", "vm_priority", "virtual_machine_configuration", "user_account_settings", "subnet")
+_UNUSED = ("vm_size", "virtual_machine_configuration", "user_account_settings", "subnet")
 
 
 def _azure(document: ClusterDocument, path: Path) -> AzureLocation | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from netns import Machines, Setup, unavailable
 from ssh_world import HereClient, config, describe, ended, on_machines, running, until
 
+from mlflow_batchai import follower, retries, starting
 from mlflow_batchai.plan import planning
 
 pytestmark = [
@@ -119,6 +122,45 @@ def test_node_0_loses_its_power(world: Any, machines: Machines, here: HereClient
     assert time.monotonic() - began < 90
     world.wait_gone()
     works(world, here, 4)
+
+
+def test_a_job_goes_on_without_a_node(
+    world: Any, machines: Machines, here: HereClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``minNodes``: the next attempt is on the nodes that answer, with fewer ranks; one that is off is given time to end its own."""
+    monkeypatch.setattr(retries, "ENDING_SECONDS", 0.0)
+    monkeypatch.setattr(retries, "FENCE_MARGIN_SECONDS", 2.0)
+    script = """
+        import os, time
+        print("up", flush=True)
+        time.sleep(300 if os.environ["BATCHAI_ATTEMPT"] == "1" else 0)
+    """
+    followed: list[Any] = []
+
+    def follow(submitted: Any) -> None:
+        # Here, where its patience can be shortened.
+        followed.append(threading.Thread(target=follower.follow, args=(submitted.job, submitted.tracking), daemon=True))
+        followed[0].start()
+
+    monkeypatch.setattr(starting, "start_follower", follow)
+    document = {**json.loads(config(4)), "retries": 1, "minNodes": 2, "terminateGrace": "PT1S"}
+    run = here.submit(world.project(script, batchai=json.dumps(document)))
+    running(world, 4)
+    machines[1].power_off()
+    try:
+        run = ended(world, run, 120)
+    finally:
+        machines[1].power_on()
+    assert (run.info.status, run.data.tags["batchai.attempt"]) == ("FINISHED", "2"), run.data.tags
+    assert "attempt 1 ended: node-1" in run.data.tags["batchai.notes"]
+    assert sorted(world.log("attempt-2/stdout.txt", run).splitlines()) == ["[0] up", "[1] up", "[2] up"]
+    hosts = [
+        json.loads(file.read_text().splitlines()[0])["host"]
+        for file in world.folder(run).glob("batchai/attempts/2/nodes/*/announce.json")
+    ]
+    assert len(hosts) == 3 and machines[1].hostname not in hosts
+    followed[0].join(20)
+    world.wait_gone()
 
 
 def test_a_node_is_rebooted(world: Any, machines: Machines, here: HereClient) -> None:
