@@ -172,7 +172,7 @@ class Agent:
             self.shipper.note("stopping: %s" % stop)
         if stop or (failure and self.node == 0):
             # Node 0 tells the others; those only say why they leave.
-            self.shipper.record("stop", urgent=True, why=str(failure or stop))
+            self.shipper.keep_saying("stop", why=str(failure or stop))
         left: Set[int] = set()
         with self._going_on():
             left = self.runtime.end_everything(kill_first=bool(failure or stop))
