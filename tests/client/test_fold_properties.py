@@ -22,8 +22,8 @@ from mlflow_batchai.node import outcome, protocol, records
 from mlflow_batchai.node.outcome import Failure
 from mlflow_batchai.node.protocol import JobPaths, TornFileError
 
-few = settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None, derandomize=True, database=None)
-many = settings(few, max_examples=100)
+few = settings(max_examples=30, suppress_health_check=list(HealthCheck), deadline=None, derandomize=True, database=None)
+many = settings(few, max_examples=70)
 
 scalars = st.one_of(
     st.none(),
