@@ -95,8 +95,7 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str, say: Callable[[str
     """
     secrets = _told_again(submitted, cluster)
     before, submitted.secrets = submitted.job, secrets
-    if not Lease(before).held_here():
-        detached.start_follower(submitted)
+    detached.ensure_follower(submitted)
     before.request_requeue(runner.user(), why)
     say(f"job {before.name} was asked to end its attempt {before.attempt}; waiting for that")
     state = _await_verdict(before)

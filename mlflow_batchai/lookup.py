@@ -10,6 +10,7 @@ from mlflow_batchai.cluster import clusters
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import BatchAIError, JobError, JobNotFoundError, ShareError
 from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.node.protocol import QUEUED
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares import Share, open_share
 from mlflow_batchai.shares.location import is_azure
@@ -31,10 +32,14 @@ class NoFolderError(JobError):
 
     def __init__(self, run: Run, where: str) -> None:
         self.name, self.run_id = run.data.tags[runs.TAG_JOB], run.info.run_id
-        self.unstarted = run.info.status == "SCHEDULED"
-        self.run_ended = not self.unstarted and run.info.status != "RUNNING"
+        # MLflow makes a run RUNNING; its submitter may have died before it could make it SCHEDULED.
+        begun = run.info.status == "RUNNING" and run.data.tags.get(runs.TAG_STATE) != QUEUED
+        self.run_ended = run.info.status not in ("RUNNING", "SCHEDULED")
+        self.unstarted = not begun and not self.run_ended
         why = run.data.tags.get("batchai.reason", "its submitter died, or its folder was deleted")
         hint = f"; `batchai job terminate {self.name}` ends its run" if self.unstarted else ""
+        if not self.unstarted and not self.run_ended:
+            hint = f"; `batchai job delete {self.name}` gives its run up"
         super().__init__(f"job {self.name} has no job folder: {why} (looked for on {where}){hint}")
 
 

@@ -149,10 +149,6 @@ class Lease:
         told = cursor.get("trouble") if hold is not Hold.FREE or cursor.get("released") else None
         return Glance(hold, newest, cursor.get("counter"), holder, str(told or ""))
 
-    def held_here(self) -> bool:
-        """Whether a process of this machine has it and lives; False if that can't be seen from here."""
-        return self.glance().hold is Hold.HELD
-
     def acquire(self, stop: Callable[[], bool] = lambda: False, able: Callable[[], bool] = lambda: False) -> bool:
         """Take the lease, waiting until its holder has let go or stood still for the grace time.
 

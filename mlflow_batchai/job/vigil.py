@@ -58,13 +58,15 @@ class Vigil:
         return self._seen
 
     def _judged(self, glance: Glance, now: float) -> Glance:
-        if glance.hold is Hold.UNKNOWN and self._lives and now - self._since <= self.grace_seconds:
+        if glance.hold is Hold.FINISHED:
+            return glance
+        lives = glance.hold is Hold.HELD or (glance.hold is Hold.UNKNOWN and self._lives)
+        # Of a process that was stopped, or hangs, it is known that it is there, and it is no help.
+        still = glance.hold is not Hold.FREE and now - self._since > self.grace_seconds
+        if lives and not still and not glance.trouble:
             return glance._replace(hold=Hold.HELD)
-        if glance.hold in (Hold.FREE, Hold.UNKNOWN) or glance.trouble:
-            # One that has it and says that it can't use it is no help.
-            here = set(self._on_their_way()) - {glance.holder.get("pid") if glance.hold is Hold.HELD else None}
-            if here:
-                return glance._replace(hold=Hold.HELD, holder={"pid": min(here), "host": socket.gethostname()}, trouble="")
-        if glance.hold is Hold.UNKNOWN and now - self._since > self.grace_seconds:
+        if others := set(self._on_their_way()) - {glance.holder.get("pid") if glance.hold is Hold.HELD else None}:
+            return glance._replace(hold=Hold.HELD, holder={"pid": min(others), "host": socket.gethostname()}, trouble="")
+        if still:
             return glance._replace(hold=Hold.FREE)
-        return glance
+        return glance._replace(hold=Hold.HELD) if lives else glance

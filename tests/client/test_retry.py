@@ -15,8 +15,8 @@ from mlflow_batchai import attempts, detached, runner, runs
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import ClusterError, JobError, JobFailedError
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Lease
-from mlflow_batchai.node import processes, protocol
+from mlflow_batchai.job.lease import Hold, Lease
+from mlflow_batchai.node import protocol
 from mlflow_batchai.regained import told
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.spec.cluster import ClusterDocument
@@ -247,7 +247,7 @@ def test_requeued(scene, monkeypatch):
     made, found = scene.made, scene.found()
     lease = Lease(made.job)
     lease.acquire()
-    assert lease.held_here()
+    assert lease.glance().hold is Hold.HELD
     ended = threading.Timer(0.2, lambda: made.verdict("queued", next=2, reason="room is needed"))
     ended.start()
     said = []
@@ -306,13 +306,3 @@ def test_a_job_that_makes_no_room_is_told_of(scene, monkeypatch):
     with pytest.raises(JobError, match=r"job toy-0123 doesn't end its attempt 1 to make room; see .*0123456789.log, or end it"):
         attempts.requeue(scene.found(), scene.cluster, "room", print)
     assert scene.found().job.attempt == 1
-
-
-def test_a_holder_elsewhere_is_not_seen_from_here(scene):
-    lease = Lease(scene.made.job)
-    assert not lease.held_here()
-    lease.acquire()
-    record = lease._cursor(1)
-    assert lease.held_here() and processes.is_certainly_alive(record["holder"])
-    scene.made.write(scene.made.paths.cursor(1), {**record, "holder": {**record["holder"], "machine": "another"}})
-    assert not lease.held_here()

@@ -14,7 +14,7 @@ from mlflow_batchai.console import JobConsole
 from mlflow_batchai.errors import JobNotFoundError
 from mlflow_batchai.job import memory
 from mlflow_batchai.job.events import EventReader
-from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.job.lease import Hold, Lease
 from mlflow_batchai.node import protocol, records
 from mlflow_batchai.watch import Watch
 
@@ -370,7 +370,7 @@ def test_a_damaged_cursor_is_none(relayed, content):
     made.share.write(made.paths.cursor(1), content)
     made.share.claim(made.paths.relay + "/²")  # no number, though it looks like one
     lease = Lease(made.job)
-    assert not lease.finished() and not lease.held_here() and lease.left_out() == []
+    assert not lease.finished() and lease.glance().hold is not Hold.HELD and lease.left_out() == []
     made.verdict()
     relay().finish(made.job.state())
     assert history(client, made.plan["runId"]) == {"loss": [(0, 1.5, 5)]}

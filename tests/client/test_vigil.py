@@ -70,6 +70,29 @@ def test_what_is_certain_needs_no_time(scene):
     assert scene.after(1) is Hold.FREE
 
 
+def test_one_of_this_machine_that_was_stopped_is_no_help(scene):
+    scene.holder(1, processes.identity())
+    scene.here = {os.getpid()}
+    assert scene.after(0) is Hold.HELD
+    scene.holder(2, processes.identity())
+    assert (scene.after(GRACE_SECONDS), scene.after(GRACE_SECONDS)) == (Hold.HELD, Hold.HELD)
+    assert scene.after(1) is Hold.FREE
+    scene.here |= {1}
+    assert (scene.after(1), scene.vigil.look().holder["pid"]) == (Hold.HELD, 1)
+
+
+def test_one_that_is_kept_from_the_store(scene):
+    """It is there, and whoever isn't kept from it may try; whoever has begun to try is enough."""
+    for holder in (FAR, processes.identity()):
+        scene.holder(1, holder, trouble="401")
+        scene.after(1)
+        scene.holder(2, holder, trouble="401")
+        assert (scene.after(1), scene.vigil.look().trouble) == (Hold.HELD, "401")
+        scene.here = {1}
+        assert (scene.after(1), scene.vigil.look().trouble) == (Hold.HELD, "")
+        scene.here = set()
+
+
 def test_a_follower_that_has_only_begun_is_enough(scene):
     who = f"process 23 on {socket.gethostname()}"
     scene.here = {23, 42}
