@@ -70,7 +70,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         Raises CheckpointError, on every rank, if a checkpoint doesn't fit the model or the share can't be read, ValueError
         if the model has no optimizer or no weights yet.
         """
-        if model.optimizer is None or not _watch.is_built(model):
+        if getattr(model, "optimizer", None) is None or not _watch.is_built(model):
             raise ValueError("CheckpointCallback.restore: compile and build the model first (give it an Input, or call build).")
         hvd = _hvd.active()
         if not model.optimizer.built:
@@ -104,13 +104,15 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 f"The checkpoint {found.path} doesn't fit this model ({first_line}): "
                 "train the model that it was made of, or remove it to begin anew."
             ) from error
-        state = found.state
-        _adapt_rate(model, state["learning_rate"], state["compiled_rate"], self._compiled_rate)
+        # One that a script has saved by itself, with Checkpoints, is taken for one rank's.
+        ranks, state = int(found.state.get("ranks", 1)), found.state
+        _adapt_rate(model, state.get("learning_rate", 0.0), state.get("compiled_rate", 0.0), self._compiled_rate)
         inside = f" and {found.batches} batches of the next one" if found.batches else ""
-        ranks = f"{state['ranks']} rank" + ("s" if state["ranks"] != 1 else "")
+        trained = f"{ranks} rank" + ("s" if ranks != 1 else "")
         name = os.path.basename(found.path)
-        print(f"Resuming after epoch {found.epochs_done}{inside}, trained by {ranks}, from {name}", flush=True)
-        return {"epochs_done": found.epochs_done, "batches": found.batches, "worker_epochs": state["worker_epochs"]}
+        print(f"Resuming after epoch {found.epochs_done}{inside}, trained by {trained}, from {name}", flush=True)
+        worker_epochs = state.get("worker_epochs", found.epochs_done)
+        return {"epochs_done": found.epochs_done, "batches": found.batches, "worker_epochs": worker_epochs}
 
     # --- what Keras calls -------------------------------------------------------------------------------------------
 

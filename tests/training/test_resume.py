@@ -93,6 +93,27 @@ def test_sigterm_saves_within_an_epoch_which_is_trained_again(results):
     assert facts["alone"] == [2, 3] and facts["alone iterations"] == 2 * 5 + 2 + 2 + 5
 
 
+def test_sigterm_after_the_save_of_an_epoch_ends_before_the_next(results):
+    assert results.facts[0]["told at the end"] == ["epoch-0001.json"]
+    assert "SIGTERM: saved after epoch 1 as epoch-0001.weights.h5\n" in results.ended[0].output
+
+
+def test_what_is_wrong_is_one_sentence(results):
+    facts, output = results.facts[0], results.ended[0].output
+    assert facts["full"] == [0, 2] and output.count("No checkpoint after epoch ") == 2
+    assert facts["no restore"] == [
+        "RuntimeError",
+        "CheckpointCallback: call restore(model) before fit, and give fit its result as initial_epoch.",
+    ]
+    assert facts["no Input"][0] == "ValueError" and "compile and build the model first" in facts["no Input"][1]
+    assert facts["no folder"][0] == "CheckpointError" and "Not a directory" in facts["no folder"][1]
+    assert facts["plain"] == [3, 3]
+
+
+def test_another_rank_than_0_waits_a_minute_for_it(results):
+    assert results.facts[1]["told 50 s ago"] is None and results.facts[1]["told 70 s ago"] == ["Told", ""]
+
+
 def test_sigterm_on_two_ranks_saves_and_ends_both(results):
     first, second = results.ended
     assert (first.code, second.code) == (-15, -15), second.output[-3000:]

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -18,6 +19,7 @@ import keras
 import numpy as np
 
 import mlflow_batchai.training.horovod as hvd
+from mlflow_batchai.training.checkpoints import Checkpoints
 
 OUT, EXAMPLE = Path(sys.argv[1]), Path(sys.argv[2]).read_text()
 FACTS, WEIGHTS = {}, {}
@@ -41,6 +43,17 @@ class Tell(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+class AtEpochEnd(keras.callbacks.Callback):
+    """Does something when an epoch has ended."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.what()
+
+
 class Told(Exception):
     """What SIGTERM raises in a script that handles it."""
 
@@ -53,13 +66,13 @@ def net(seed, outputs=2):
     return model
 
 
-def train(folder, epochs, seed=1, more=()):
+def train(folder, epochs, seed=1, more=(), after=()):
     """Go on to so many epochs; the model, and what ``restore`` gave."""
     rank = hvd.rank() if hvd.is_initialized() else 0
     model, checkpoint = net(seed), hvd.callbacks.CheckpointCallback(OUT / folder, settings={"a": 1})
     first = checkpoint.restore(model)
     rows = slice(rank * 20, rank * 20 + 20)
-    calls = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), *more, checkpoint]
+    calls = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), *more, checkpoint, *after]
     model.fit(X[rows], Y[rows], batch_size=4, shuffle=False, initial_epoch=first, epochs=epochs, verbose=0, callbacks=calls)
     return model, [first, checkpoint.worker_epochs]
 
@@ -86,12 +99,51 @@ def alone():
             train("one", 4, seed=5, more=[Tell(2, 1)])
         except Told:
             FACTS[f"told {again}"] = sorted(path.name for path in (OUT / "one").glob("*.json"))
+    try:
+        train("ended", 4, after=[AtEpochEnd(lambda: os.kill(os.getpid(), signal.SIGTERM))])
+    except Told:
+        FACTS["told at the end"] = sorted(path.name for path in (OUT / "ended").glob("*.json"))
     FACTS["handler"] = signal.getsignal(signal.SIGTERM) is raising and sys.excepthook is sys.__excepthook__
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     model, FACTS["alone"] = train("one", 3, seed=6)
     FACTS["alone iterations"] = int(model.optimizer.iterations)
     keep("one", model)
     shutil.copytree(OUT / "one", OUT / "to two")
+    refused()
+
+
+def refused():
+    """A share that refuses, scripts that lack a line, and a checkpoint that a script has saved by itself."""
+    _, FACTS["full"] = train("full", 2, more=[AtEpochEnd(lambda: (OUT / "full").touch())])
+    checkpoint = hvd.callbacks.CheckpointCallback(OUT / "no share")
+    FACTS["no restore"] = told(lambda: net(1).fit(X, Y, verbose=0, callbacks=[checkpoint]))
+    FACTS["no Input"] = told(lambda: checkpoint.restore(keras.Sequential([keras.layers.Dense(2)])))
+    FACTS["no folder"] = told(lambda: hvd.callbacks.CheckpointCallback(OUT / "full" / "a").restore(net(1)))
+    Checkpoints(OUT / "plain").save(3, net(1).save_weights)
+    checkpoint = hvd.callbacks.CheckpointCallback(OUT / "plain")
+    FACTS["plain"] = [checkpoint.restore(net(2)), checkpoint.worker_epochs]
+
+
+def told(what):
+    try:
+        what()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return None
+
+
+def patience():
+    """Another rank than 0 that was told goes on for a minute."""
+    signal.signal(signal.SIGTERM, raising)
+    checkpoint = hvd.callbacks.CheckpointCallback(OUT / "patience")
+    checkpoint.restore(net(1))
+    checkpoint.on_train_begin()
+    for seconds in (50, 70):
+        checkpoint._told = time.monotonic() - seconds
+        FACTS[f"told {seconds} s ago"] = told(lambda: checkpoint.on_train_batch_end(0)) if hvd.rank() else None
+    checkpoint._told = None
+    checkpoint.on_train_end()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def together():
@@ -132,6 +184,7 @@ if os.environ["HOROVOD_RANK"] == "0":
     alone()
 hvd.init()
 together()
+patience()
 documented()
 np.savez(OUT / f"{hvd.rank()}.npz", **WEIGHTS)
 (OUT / f"{hvd.rank()}.json").write_text(json.dumps(FACTS))
