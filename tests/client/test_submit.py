@@ -189,8 +189,19 @@ def test_the_run_of_a_job_that_never_began_can_be_ended(scene):
     assert "batchai job terminate" not in str(again.value)
 
 
+def test_a_submitter_that_dies_when_it_has_just_made_the_run(scene):
+    """MLflow makes runs RUNNING; it can be ended as one that never began all the same."""
+    _, tracking = lost(scene)
+    scene.mlflow.update_run(scene.run().info.run_id, status="RUNNING")
+    with pytest.raises(NoFolderError, match="`batchai job terminate toy-012345` ends its run") as error:
+        lookup.find("toy-012345", tracking)
+    lookup.end_run(error.value, tracking)
+    assert scene.run().info.status == "KILLED"
+
+
 def test_the_run_of_a_job_that_did_begin_is_not_ended_for_want_of_its_folder(scene):
     _, tracking = lost(scene)
+    scene.mlflow.set_tag(scene.run().info.run_id, "batchai.executionState", "running")
     scene.mlflow.update_run(scene.run().info.run_id, status="RUNNING")
     with pytest.raises(NoFolderError) as error:
         lookup.find("toy-012345", tracking)
