@@ -132,7 +132,7 @@ class Follower:
                     raise
                 self._relay.notes += self.keeper.notes[self._job.attempt]
                 if state.next_attempt is None:
-                    self._persist(functools.partial(self._close, functools.partial(self._relay.finish, state)))
+                    self._persist(functools.partial(self._close, functools.partial(self._relay.finish, state), ends=True))
                     return state
                 if state.retries_left is not None:
                     self._relay.notes.append(f"attempt {self._job.attempt} ended: {state.reason.partition(chr(10))[0]}")
@@ -187,19 +187,24 @@ class Follower:
                 self._job.request_cancel("the run's tag batchai.cancel", "")
                 self._asked = True
 
-    def _close(self, last: Callable[[], None]) -> None:
-        """An attempt is over: do the last with its run, if there still is one."""
+    def _close(self, last: Callable[[], None], ends: bool = False) -> None:
+        """An attempt is over, or the job ``ends``: do the last with its run, if there still is one."""
         try:
             last()
         except Exception as error:
             if not (stores.is_refusal(error) and self._relay.run_gone()):
                 raise
-            self._lease.save({}, finished=True)
+            if ends:
+                self._lease.save({}, finished=True)
 
     def _persist(self, act: Callable[[], None], **how: Any) -> None:
         """Do something that needs store and share, once both are there: nobody else will."""
-        self._endurance.do(act, **how)
-        self._lease.trouble = ""
+
+        def tried() -> None:
+            act()
+            self._lease.trouble = ""
+
+        self._endurance.do(tried, **how)
 
     def _troubled(self, error: BaseException, seconds: float) -> None:
         if isinstance(error, ShareError):

@@ -106,16 +106,20 @@ class Endurance:
             GivenUpError: it has failed for longer than the deadline.
             LeaseLostError: another relay has taken over.
         """
-        result: Result | None = Retrying(
+
+        def tried() -> Result | None:
+            result = act()
+            self._complaints.over()
+            return result
+
+        return Retrying(
             retry=retry_if_exception(_is_trouble),
             wait=wait_random_exponential(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, min=LEAST_WAIT_SECONDS),
             stop=lambda state: enough() or self._late(state) > self._seconds,
             before_sleep=self._failed,
             sleep=sleep or time.sleep,
             retry_error_callback=lambda state: None if enough() else self._give_up(state),
-        )(act)
-        self._complaints.over()
-        return result
+        )(tried)
 
     def _failed(self, state: RetryCallState) -> None:
         error = _error(state)

@@ -206,6 +206,20 @@ def test_it_goes_on_with_the_next_attempt(following):
     assert follow() is None
 
 
+def test_a_run_that_was_deleted_is_no_end_of_the_job_between_its_attempts(following):
+    """Its nodes are watched, and nobody else takes the job for finished."""
+    made, client, follow = following
+    two_attempts(made)
+    client.delete_run(made.plan["runId"])
+    ends = []
+    save = Lease.save
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Lease, "save", lambda *given, **how: (ends.append(how.get("finished", False)), save(*given, **how))[1])
+        assert follow().execution_state == "succeeded"
+    assert ends.count(True) == 1 and ends[-1]
+    assert Lease(made.job).finished()
+
+
 # Where a follower dies: (method, which of its calls, whether that was still made).
 CRASHES = [
     ("log_batch", 0, True),  # metrics of the first attempt
