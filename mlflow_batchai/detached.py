@@ -21,6 +21,8 @@ from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares import credentials
 
 FOLLOWER_STARTS = 3
+# What a follower says that lets go of a job because it can't start its next attempt: one that is told more can.
+WAITS_FOR_ATTACH = "waiting for attach"
 
 
 @dataclass
@@ -113,7 +115,7 @@ def keep_follower(submitted: Submitted) -> None:
         return
     if found.hold is not Hold.FREE:
         return
-    if found.trouble:
+    if found.trouble and not (WAITS_FOR_ATTACH in found.trouble and submitted.secrets):
         raise JobError(found.trouble)
     if submitted.starts >= FOLLOWER_STARTS:
         raise JobError(

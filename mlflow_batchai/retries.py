@@ -13,9 +13,11 @@ from typing import Any
 
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.detached import WAITS_FOR_ATTACH
 from mlflow_batchai.engines.base import Engine
-from mlflow_batchai.errors import BatchAIError, ClusterError, JobError
+from mlflow_batchai.errors import BatchAIError, ClusterError, JobError, ShareError
 from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.lease import LeaseLostError
 from mlflow_batchai.job.states import failed_verdict, terminated_verdict
 from mlflow_batchai.node import protocol, terms
 from mlflow_batchai.plan.planning import WAITING_SECONDS
@@ -27,6 +29,8 @@ from mlflow_batchai.watch import Watch
 LOOK_SECONDS = 1.0
 # How often nodes that are away are looked for.
 FIRST_NODES_SECONDS, LONGEST_NODES_SECONDS = 15.0, 120.0
+# How often what opens a job's volumes may fail to be had, over five minutes.
+MOST_REFUSALS = 4
 # An attempt that ended sooner than this failed at once; the pause before the next one grows with each that did.
 QUICK_SECONDS = 60.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 60.0
@@ -131,6 +135,8 @@ class Retries:
             self._unstarted(job, sentence, left)
             return
         try:
+            _look_for_cancel(before, job)
+            _check_here(job, self._kept)
             self._pause(before, job)
             self._fence(before, job, engine)
             self._start(before, job, left, state.reason)
@@ -178,18 +184,22 @@ class Retries:
             self._rest(before, job, min(left, FIRST_NODES_SECONDS))
 
     def _start(self, before: Job, job: Job, left: int, why: str) -> None:
-        look = FIRST_NODES_SECONDS
+        look, refused = FIRST_NODES_SECONDS, 0
         while True:
             cluster = _cluster(job)
             try:
                 secrets = _secrets(job, cluster, self._kept)
-                try:
-                    count = _nodes(job, cluster)
-                except ClusterError as error:
-                    self._say(f"attempt {job.attempt} waits for {job.plan['minNodes']} nodes: {error}")
-                else:
-                    self._begin(before, job, left, why, cluster, count, secrets)
-                    return
+                self._begin(before, job, left, why, cluster, _nodes(job, cluster), secrets)
+                return
+            except (NotHereError, LeaseLostError):
+                raise
+            except ClusterError as error:
+                self._say(f"attempt {job.attempt} waits for {job.plan['minNodes']} nodes: {error}")
+            except JobError as error:  # what opens its volumes can't be had, maybe for now: Azure may not answer
+                refused += 1
+                if refused > MOST_REFUSALS:
+                    raise NotHereError(f"{WAITS_FOR_ATTACH} ({error})") from error
+                self._say(f"attempt {job.attempt} waits: {error}")
             finally:
                 cluster.engine.close()
             self._rest(before, job, look)
@@ -244,18 +254,31 @@ def _cluster(job: Job) -> Cluster:
     try:
         cluster, _ = clusters.load(job.plan["cluster"])
         check_here(job, cluster)
-    except (ClusterError, JobError) as error:
-        raise NotHereError(f"waiting for attach where the job's cluster can be used ({error})") from error
+    except ShareError:
+        raise
+    except BatchAIError as error:
+        raise NotHereError(f"{WAITS_FOR_ATTACH} where the job's cluster can be used ({error})") from error
     return cluster
+
+
+def _check_here(job: Job, kept: Mapping[str, Any]) -> None:
+    """Raise NotHereError if it is certain that an attempt can't be started from here: there is nothing to wait for."""
+    cluster = _cluster(job)
+    try:
+        _secrets(job, cluster, kept)
+    except NotHereError:
+        raise
+    except JobError:
+        pass  # maybe for now
+    finally:
+        cluster.engine.close()
 
 
 def _secrets(job: Job, cluster: Cluster, kept: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return told(job, cluster, float(job.plan["maxWallClockSeconds"] + WAITING_SECONDS), os.environ, kept)
     except MissingSecretError as error:
-        raise NotHereError(f"waiting for attach (needs {', '.join(error.variables)})") from error
-    except BatchAIError as error:
-        raise NotHereError(f"waiting for attach ({error})") from error
+        raise NotHereError(f"{WAITS_FOR_ATTACH} (needs {', '.join(error.variables)})") from error
 
 
 def _nodes(job: Job, cluster: Cluster) -> int:

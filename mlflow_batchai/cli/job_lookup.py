@@ -59,4 +59,5 @@ def find_job(scope: Scope, name: str, attempt: int | None = None) -> Submitted:
         if attempt > found.job.attempt:
             raise NotFoundError(f"job {found.job.name} has no attempt {attempt}; it has {found.job.attempt}")
         found.job = found.job.at(attempt)
+        found.job.terms()  # it may have had fewer ranks
     return found

@@ -8,13 +8,15 @@ import pytest
 from idle_engine import Engine
 from relay_world import Crash, Time
 
-from mlflow_batchai import retries
+from mlflow_batchai import detached, retries
+from mlflow_batchai.detached import Submitted
 from mlflow_batchai.engines.base import Poll, PollState
-from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, ShareError
+from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, JobError, ShareError
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import LeaseLostError
+from mlflow_batchai.job.lease import Hold, Lease, LeaseLostError
 from mlflow_batchai.node import protocol, terms
 from mlflow_batchai.retries import Leaving, NotHereError, Retries, fence_seconds, pause_before
+from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares.directory import DirectoryShare
 
 
@@ -370,3 +372,62 @@ def test_a_share_that_is_away_is_the_callers(scene, monkeypatch):
             scene.bring()
     scene.bring()
     assert len(scene.engine.started) == 1
+
+
+def test_volumes_that_can_not_be_opened_for_now(scene, monkeypatch):
+    real, answers = retries.told, [JobError("Azure does not answer")] * 2
+
+    def told(*arguments):
+        if answers:
+            raise answers.pop()
+        return real(*arguments)
+
+    monkeypatch.setattr(retries, "told", told)
+    fails(scene.made)
+    scene.bring()
+    assert scene.said[:1] == ["attempt 2 waits: Azure does not answer"] and len(scene.engine.started) == 1
+    answers += [JobError("Azure does not answer")] * 99
+    fails(scene.made, attempt=2)
+    with pytest.raises(NotHereError, match=r"waiting for attach \(Azure does not answer\)"):
+        scene.bring(attempt=3)
+
+
+def test_a_job_that_waits_for_attach(following, monkeypatch):
+    """Its run says what is missing, the lease is free, and whoever ends the job needs nothing."""
+
+    def unknown(name):
+        raise ClusterNotFoundError(f"there is no cluster '{name}'")
+
+    monkeypatch.setattr(retries.clusters, "load", unknown)
+    made, client, follow = following
+    fails(made)
+    assert follow() is None
+    why = "waiting for attach where the job's cluster can be used (there is no cluster 'local')"
+    run = client.get_run(made.plan["runId"])
+    assert (run.info.status, run.data.tags["batchai.reason"], run.data.tags["batchai.attempt"]) == ("SCHEDULED", why, "2")
+    assert run.data.tags["batchai.notes"].endswith("\nattempt 1 ended: rank 1 was killed")
+    found = Lease(made.job).glance()
+    assert (found.hold, found.trouble) == (Hold.FREE, f"job toy-0123: {why}")
+    made.job.request_cancel("me", "")
+    assert follow().terminated
+    run = client.get_run(made.plan["runId"])
+    assert (run.info.status, run.data.tags["batchai.reason"]) == ("KILLED", "terminated")
+
+
+@pytest.mark.parametrize("secrets", [{}, {"variables": {"TOKEN": "hush"}}])
+def test_who_watches_a_job_that_waits_for_attach(scene, monkeypatch, secrets):
+    """They are told so, unless they have the secrets themselves."""
+    told = []
+    monkeypatch.setattr(detached.shell, "spawn", lambda argv, environment, log, **how: told.append(how) or 1)
+    lease = Lease(scene.made.job)
+    lease.acquire()
+    lease.release("job toy-0123: waiting for attach (needs BATCHAI_SECRET_TOKEN)")
+    submitted = Submitted(scene.made.job, "r", Tracking("sqlite:///m.db", {}), secrets=secrets)
+    if secrets:
+        detached.keep_follower(submitted)
+        assert told == [{"told": b'{"variables": {"TOKEN": "hush"}}'}]
+        assert "hush" not in repr(submitted)
+        return
+    with pytest.raises(JobError, match=r"job toy-0123: waiting for attach \(needs BATCHAI_SECRET_TOKEN\)"):
+        detached.keep_follower(submitted)
+    assert told == []
