@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,8 @@ def test_show_is_batch_ais_shape(cli: Cli) -> None:
     # Ours.
     run = cli.world.last
     assert (shown["runId"], shown["runStatus"], shown["attempt"]) == (run.info.run_id, "RUNNING", 1)
+    (follower,) = [process for process in cli.world.processes() if "mlflow_batchai.follower" in process.cmdline()]
+    assert shown["follower"] == {"state": "relaying", "process": follower.pid, "host": os.uname().nodename, "trouble": None}
     assert [node["id"] for node in shown["nodes"]] == ["node-0", "node-1"]
     assert all(node["host"] and node["address"] and node["exit"] is None for node in shown["nodes"])
     assert (shown["command"], shown["processCount"], shown["queuedBehind"]) == ("python train.py", 2, None)

@@ -123,7 +123,11 @@ def test_by_cron_and_by_systemd(cli: Cli) -> None:
     assert said.err == f"batchai: job {name} (run {run_id}): followed by process {follower.pid} on {os.uname().nodename}\n"
     assert follower.environ()["BATCHAI_SECRET_TOKEN"] == "what-the-job-wants"
 
+    # It ends while nobody looks.
+    lose_follower(world)
     (world.home / "share" / "go").touch()
+    world.wait(lambda: (world.folder() / "batchai" / "attempts" / "1" / "verdict" / "verdict.json").exists(), 60)
+    assert world.last.info.status == "RUNNING"
     rows = cli.json("job", "attach", "--all", "--wait")
     assert [(row["result"], row["executionState"]) for row in rows] == [("finished", "succeeded")]
     assert world.last.info.status == "FINISHED"
