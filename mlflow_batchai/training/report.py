@@ -18,7 +18,6 @@ import logging
 import math
 import os
 import platform
-import re
 import sys
 import threading
 import time
@@ -26,8 +25,6 @@ from typing import Any, Mapping
 
 _log = logging.getLogger(__name__)
 _RANK_VARIABLES = ("BATCHAI_RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK")
-_BAD_CHARACTER = re.compile(r"[^\w\-. :/]")
-_MAX_NAME = 250
 
 
 def log(metrics: Mapping[str, Any] | None = None, step: int = 0, all_ranks: bool = False, **values: Any) -> None:
@@ -35,7 +32,8 @@ def log(metrics: Mapping[str, Any] | None = None, step: int = 0, all_ranks: bool
 
     Values are anything ``float()`` takes but text: numbers, NumPy scalars, tensors of one element. Only rank
     0's are kept, unless ``all_ranks``: then each rank's are stored as ``rank_<n>/<name>``. A name that MLflow
-    would refuse is changed (``_`` for other characters than letters, digits and ``_-. :/``, at most 250).
+    would refuse is stored as another (``_`` for other characters than letters, digits and ``_-. :/``, at most 250), and
+    the run's notes say so.
 
     Raises TypeError if ``step`` is not a whole number or a value not a number, on every rank, job or not.
     """
@@ -54,7 +52,7 @@ def log(metrics: Mapping[str, Any] | None = None, step: int = 0, all_ranks: bool
             "ts": int(time.time() * 1000),
             "rank": rank,
             "step": step.__index__(),
-            "values": {metric_name(prefix + name): value for name, value in numbers.items()},
+            "values": {f"{prefix}{name}": value for name, value in numbers.items()},
         }
     )
 
@@ -102,12 +100,6 @@ def keras_callback(images_per_epoch: int | None = None) -> Any:
             log(values, step=epoch)
 
     return ReportCallback()
-
-
-def metric_name(name: str) -> str:
-    """Return ``name`` as MLflow accepts it: other characters become ``_``, empty and dotted path parts go."""
-    parts = [p for p in _BAD_CHARACTER.sub("_", str(name)).split("/") if p not in ("", ".", "..")]
-    return "/".join(parts)[:_MAX_NAME].rstrip("/") or "_"
 
 
 def model_meta(path: str, model: Any = None) -> dict[str, Any]:

@@ -33,6 +33,10 @@ def test_reports():
     ]
 
 
+def test_a_report_of_all_ranks_has_the_rank_in_its_names_once():
+    assert points(MetricFold([]), report(1, rank=3, **{"rank_3/loss": 2.0})) == [("rank_3/loss", 2.0, 5, 1)]
+
+
 def test_the_first_value_of_a_step_stands():
     fold = MetricFold([])
     assert points(fold, report(3, loss=1), report(3, loss=2), report(2, loss=3), report(2, loss=4)) == [

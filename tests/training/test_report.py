@@ -60,16 +60,11 @@ def test_ranks_other_than_0_are_silent_unless_asked(spool, monkeypatch):
     assert (record["rank"], record["values"]) == (3, {"rank_3/loss": 1.0})
 
 
-@pytest.mark.parametrize(
-    "name", ["loss", "a b", "x?y", "ä/ö", "../up", "/abs", "a//b", "./a", "..", "", "new\nline", "%41", "a" * 300]
-)
-def test_names_are_such_as_mlflow_accepts(name):
-    validation = pytest.importorskip("mlflow.utils.validation")
-    cleaned = report.metric_name(name)
-    validation._validate_metric_name(cleaned)
-    assert len(cleaned) <= 250
-    if name in ("loss", "a b", "ä/ö"):
-        assert cleaned == name
+@pytest.mark.parametrize("name", ["a b", "x?y", "ä/ö", "../up", "", "new\nline", "a" * 300])
+def test_names_arrive_as_they_were_given(spool, name):
+    """What MLflow would refuse is changed in one place, which tells of it."""
+    report.log({name: 1})
+    assert records(spool)[0]["values"] == {name: 1.0}
 
 
 @pytest.mark.parametrize("value", ["0.5", b"1", None, [1, 2], np.ones(2), {}, object()])
