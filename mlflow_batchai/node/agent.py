@@ -239,8 +239,14 @@ class Agent:
             self._tell(error)
 
     def _finish_shipping(self) -> None:
-        if not self.shipper.finish(LOST_SHARE_SECONDS if self._lost_share else DRAIN_SECONDS):
+        until = time.monotonic() + (LOST_SHARE_SECONDS if self._lost_share else DRAIN_SECONDS)
+        while not self.shipper.finish(min(1.0, max(0.0, until - time.monotonic()))):
+            if not self.shipper.is_alive() or self.shipper.trouble or time.monotonic() >= until:
+                break
+        if not self.shipper.finish(0.0):
             self._trouble = True
+            # It must not take the room that is kept for the last word.
+            self.shipper.abandon()
             why = self.shipper.broken or self.shipper.error
             sys.stderr.write("records could not all be written to the share: %r\n" % why)
 

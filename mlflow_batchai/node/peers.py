@@ -209,6 +209,8 @@ class Peers:
         plan = self.layout.plan
         until = time.monotonic() + plan["lossSeconds"] + plan["terminateSeconds"] + LAST_WORDS_SECONDS
         while not self.all_ended() and self.shipper.verdict is None and time.monotonic() < until:
+            if self.shipper.trouble:
+                return  # we don't hear each other any more
             self.failures()
             pump()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -66,6 +67,21 @@ def test_a_share_that_gets_full(agents: Callable[..., Cluster], disk: Path) -> N
     assert verdict["executionState"] == "failed"
     assert verdict["errors"][0]["code"] == "ShareFailed"
     assert "the share is full (No space left on device)" in verdict["reason"]
+
+
+def test_a_rank_that_fills_the_share(agents: Callable[..., Cluster], disk: Path) -> None:
+    """It fails of it itself, and that is the reason."""
+    fills = (
+        'echo up; if [ $BATCHAI_RANK = 0 ]; then cat /dev/zero > "$AZ_BATCHAI_MOUNT_ROOT/share/filler"; exit 7; fi; sleep 600'
+    )
+    job = agents(disk).submit(fills, nodes=2, patch=QUICK, terminateSeconds=2.0, lossSeconds=3.0)
+    for agent in job.agents:
+        agent.wait(40)
+    verdict = job.verdict()
+    assert verdict is not None, job.said()
+    assert (verdict["exitCode"], verdict["errors"][0]["code"]) == (7, "JobFailed")
+    assert re.match(r"rank 0 on node-0 exited with code 7\nup\ncat: .*No space left on device", verdict["reason"])
+    assert not job.processes()
 
 
 def test_a_share_that_was_full_for_a_moment(agents: Callable[..., Cluster], disk: Path) -> None:
