@@ -185,7 +185,8 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
     # --- SIGTERM ----------------------------------------------------------------------------------------------------
 
     def _take(self, number: int, frame: Any) -> None:
-        self._told = time.monotonic()
+        if self._told is None:
+            self._told = time.monotonic()
 
     def _end_saved(self) -> None:
         if self._saved:
