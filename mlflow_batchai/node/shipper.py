@@ -24,6 +24,8 @@ from mlflow_batchai.node.tasks import readable
 
 TICK_SECONDS = 0.25
 MAX_SEGMENT_BYTES = 1 << 20
+# Of reports in one segment: as objects they take twenty times as much, here and where they are read.
+MAX_REPORT_BYTES = 1 << 18
 SEGMENTS_A_TURN = 8
 # A share that took something within this many seconds is not stalled.
 HEALTHY_SECONDS = 1.0
@@ -263,12 +265,12 @@ class Shipper(threading.Thread):
                 self._mark_unsent(False)
             pause = self._layout.attempt.flush_seconds
             due = self._first_unsent is not None and now - self._first_unsent >= pause
-            due = due or self._urgent or self._log_bytes >= MAX_SEGMENT_BYTES or self._report_bytes >= MAX_SEGMENT_BYTES
+            due = due or self._urgent or self._log_bytes >= MAX_SEGMENT_BYTES or self._report_bytes >= MAX_REPORT_BYTES
             if not (due or (everything and self._first_unsent is not None)):
                 return [], []
             records, self._records = self._records, []
             size = 0
-            while self._reports and size < MAX_SEGMENT_BYTES:
+            while self._reports and size < MAX_REPORT_BYTES:
                 report, length = self._reports.popleft()
                 size += length
                 records.append(report)

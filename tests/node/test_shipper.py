@@ -451,3 +451,37 @@ def test_a_log_file_keeps_what_was_not_written(tmp_path: Path, monkeypatch: pyte
     file.close()
     file.close()
     assert path.read_bytes() == b"one\ntwo\n" + b"y" * 10
+
+
+def test_reports_leave_in_pieces_and_wait_on_the_disk_while_the_share_stalls(make: Callable[..., Thread]) -> None:
+    thread = make()
+    thread.fail()
+    thread.shipper.start()
+    taken = 0
+    while not thread.shipper.crowded:
+        thread.shipper.report({"type": "metric", "step": taken, "pad": "x" * 1000}, 1050)
+        taken += 1
+    assert taken * 1050 < base.MAX_PENDING_BYTES
+    thread.recover()
+    wait_for(lambda: not thread.shipper.crowded, 5)
+    assert thread.shipper.finish(10)
+    assert steps(thread) == list(range(taken))
+    sizes = [file.stat().st_size for file in thread.events.glob("*/*.jsonl")]
+    assert max(sizes) < 2 * shipper.MAX_REPORT_BYTES
+
+
+def test_what_others_wait_for_is_said_again_until_it_was_heard(
+    make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipper, "AGAIN_SECONDS", 0.1)
+    thread = make()
+    thread.shipper.start()
+    thread.shipper.keep_saying("ready", node=0)
+    wait_for(lambda: len(thread.records("ready")) >= 3, 5)
+    thread.shipper.stop_saying()
+    thread.shipper.record("started", urgent=True)
+    wait_for(lambda: thread.records("started"), 5)
+    count = len(thread.records("ready"))
+    time.sleep(0.3)
+    assert thread.shipper.finish(5)
+    assert len(thread.records("ready")) <= count + 1
