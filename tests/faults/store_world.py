@@ -63,6 +63,15 @@ class MlflowServer:
         self._process.wait()
 
     @contextlib.contextmanager
+    def down(self) -> Iterator[None]:
+        """It is killed, and started again after the block: at the same address, with what it had stored."""
+        self.kill()
+        try:
+            yield
+        finally:
+            self.start()
+
+    @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
         """For the time of the block it takes connections, and answers none."""
         assert self._process is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -183,15 +182,13 @@ def test_a_server_that_fails_in_every_way_while_a_job_trains(scene: Scene) -> No
 
 def test_a_follower_killed_while_the_server_is_down(scene: Scene, cli: Cli) -> None:
     """The job ends without anybody who could tell MLflow; ``job attach`` brings everything, when the server is back."""
-    gate, world = scene.gate, scene.world
+    world = scene.world
     scene.start()
-    gate.server.kill()
-    scene.trains_on()
-    scene.follower.kill()
-    scene.go()
-    world.wait(lambda: not world.agents())
-    time.sleep(1.1)  # the end of the run must be the job's, not that of the attach
-    gate.server.start()
+    with scene.gate.server.down():
+        scene.trains_on()
+        scene.follower.kill()
+        scene.go()
+        world.wait(lambda: not world.agents())
     assert world.last.info.status == "RUNNING"
     said = cli("job", "attach", scene.name)
     assert said.code == 0, said
