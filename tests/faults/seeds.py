@@ -1,6 +1,6 @@
 """The randomized run: kill -9 at a step that the seed chooses, reattach, and compare MLflow with the share.
 
-    python tests/faults/seeds.py 1-50 [--jobs 2] [--keep FOLDER]
+    python tests/faults/seeds.py 1-50 [--jobs 2]
 
 One line per seed, and as the last one ``N passed, N failed``. A seed does the same each time, as far as its processes do.
 """

@@ -19,6 +19,7 @@ from seeds import play, run_seeds, told
 SEEDS = (1, 3, 4, 7, 8, 27, 39, 42, 43, 44, 46)
 
 
+@pytest.mark.timeout(600)
 def test_one_seed_of_each_kind(tmp_path: Path, store_template: Path) -> None:
     assert {case_of(seed).kind for seed in SEEDS} == set(KINDS)
     results = list(run_seeds(SEEDS, tmp_path, store_template, 2))
