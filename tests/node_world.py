@@ -15,6 +15,7 @@ from typing import Any
 
 from azure_server import AzureServer
 from booking import take
+from closed_file import read_closed
 
 from mlflow_batchai.node import processes, protocol, tickets
 from mlflow_batchai.node.environment import allowed
@@ -77,7 +78,7 @@ class Job:
         self.mark = protocol.job_mark(plan["job"], 1)
 
     def verdict(self) -> dict[str, Any] | None:
-        return protocol.read_closed(str(self.share / self.paths.verdict_file))
+        return read_closed(str(self.share / self.paths.verdict_file))
 
     def wait(self, seconds: float = 20.0) -> dict[str, Any]:
         """The verdict, when all agents have gone."""
@@ -100,7 +101,7 @@ class Job:
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def exit(self, node: int) -> dict[str, Any] | None:
-        return protocol.read_closed(str(self.share / self.paths.exit(node)))
+        return read_closed(str(self.share / self.paths.exit(node)))
 
     def records(self, kind: str) -> list[dict[str, Any]]:
         """All records of a kind that lie on the share, writer by writer."""

@@ -301,14 +301,6 @@ def job_mark(job: str, attempt: int) -> str:
     return "%s/%d" % (job, attempt)
 
 
-def read_closed(path: str) -> Optional[Record]:
-    """The record of a closed file on a mounted share; None while it isn't there or isn't closed."""
-    try:
-        return decode_one(read_fresh(path))
-    except (FileNotFoundError, NotADirectoryError, TornFileError):
-        return None
-
-
 def read_fresh(path: str, start: int = 0, length: int = -1) -> bytes:
     """Bytes of a file on a mounted share, which may have appeared since we last asked for it.
 

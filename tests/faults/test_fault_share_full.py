@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from closed_file import read_closed
 from loop_disk import fail, fill, loop_disk
 from node_world import Cluster, Job
 from waiting import wait_for
 
-from mlflow_batchai.node import host, protocol
+from mlflow_batchai.node import host
 
 QUICK = "mounted.BEAT_SECONDS = 0.5"
 # A rank that writes a line now and then, and saves when it is asked to end (on its own disk: the share takes nothing).
@@ -114,5 +115,5 @@ def test_a_job_folder_that_is_deleted(agents: Callable[..., Cluster]) -> None:
     job = up(cluster)
     subprocess.run(["rm", "-rf", str(cluster.share / "workspaces")], check=False)
     assert_gone(cluster, job, "the job's folder is gone from the share (No such file or directory)")
-    verdict = protocol.read_closed(str(cluster.share / job.paths.verdict_file))
+    verdict = read_closed(str(cluster.share / job.paths.verdict_file))
     assert verdict is None or verdict["errors"][0]["code"] == "ShareFailed"

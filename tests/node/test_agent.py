@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from closed_file import read_closed
 from node_world import SAVES, Cluster, Job, PlanMaker, python38
 from waiting import wait_for
 
@@ -134,7 +135,7 @@ def test_cancel_while_running(cluster: Cluster, why: str, reason: str) -> None:
     assert verdict["reason"] == reason
     assert verdict["errors"][0]["code"] == "JobTerminate"
     # Whoever looks meanwhile sees it ending, not running again.
-    exits = [protocol.read_closed(str(job.share / job.paths.exit(node))) for node in range(2)]
+    exits = [read_closed(str(job.share / job.paths.exit(node))) for node in range(2)]
     assert all(record and record["stopped"] for record in exits)
     assert_clean(cluster, job)
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from closed_file import read_closed
 from islands import Islands, unavailable
 from node_world import Cluster, Job, PlanMaker, python38
 from waiting import wait_for
-
-from mlflow_batchai.node import protocol
 
 SAY = 'echo "$HOROVOD_GLOO_IFACE $AZ_BATCH_HOST_LIST $HOROVOD_GLOO_RENDEZVOUS_ADDR $(cut -d" " -f1 "$AZ_BATCHAI_MPI_HOST_FILE" | xargs)"'
 
@@ -103,7 +102,7 @@ def test_four_nodes_find_the_network_that_connects_them(make_islands: Callable[[
     job = on(islands, 4)
     assert said(job) == [f"eth1 {addresses} 10.0.0.1 {addresses.replace(',', ' ')}"] * 4
     assert time.monotonic() - started < 9.0  # what never answers is not waited for to the end
-    announces = [protocol.read_closed(str(job.share / job.paths.announce(node))) for node in range(4)]
+    announces = [read_closed(str(job.share / job.paths.announce(node))) for node in range(4)]
     assert [announce and announce["host"] for announce in announces] == [f"island-{number}" for number in range(4)]
     assert "network interface: eth1 (10.0.0.3)" in job.log("execution-node-2.log")
 

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+from closed_file import read_closed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,12 +81,12 @@ def test_decode_one_wants_one() -> None:
 
 def test_files(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b.json"
-    assert protocol.read_closed(str(path)) is None
+    assert read_closed(str(path)) is None
     protocol.write_closed(str(path), [{"a": "\udc80"}])
-    assert protocol.read_closed(str(path)) == {"a": "\udc80"}
+    assert read_closed(str(path)) == {"a": "\udc80"}
     path.write_bytes(path.read_bytes()[:-1])
-    assert protocol.read_closed(str(path)) is None
-    assert protocol.read_closed(str(path / "below a file")) is None
+    assert read_closed(str(path)) is None
+    assert read_closed(str(path / "below a file")) is None
 
 
 def test_paths_have_one_place_each() -> None:
@@ -123,4 +124,4 @@ def test_a_name_that_was_missing_is_looked_for_anew(tmp_path: Path, monkeypatch:
     assert opened == [str(tmp_path)]
     with pytest.raises(FileNotFoundError):
         protocol.read_fresh(str(tmp_path / "none"))
-    assert protocol.read_closed(str(tmp_path / "none" / "of" / "it.json")) is None
+    assert read_closed(str(tmp_path / "none" / "of" / "it.json")) is None

@@ -1,0 +1,13 @@
+"""One closed file, as an agent reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlflow_batchai.node.control.mounted import MountedShare
+from mlflow_batchai.node.protocol import Record
+
+
+def read_closed(path: str | Path) -> Record | None:
+    """Its record; None while it isn't there or isn't closed."""
+    return MountedShare(str(Path(path).parent)).read_closed(Path(path).name)
