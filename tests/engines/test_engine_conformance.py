@@ -15,7 +15,7 @@ import pytest
 from plans import toy_plan
 from sshd import SshNodes, ssh_nodes  # noqa: F401 (a fixture)
 
-from mlflow_batchai.engines.base import PollState, StartRequest
+from mlflow_batchai.engines.base import Poll, PollState, StartRequest
 from mlflow_batchai.engines.local_hosts import LocalHosts
 from mlflow_batchai.engines.ssh_hosts import SshHosts, SshNode
 from mlflow_batchai.errors import ClusterError
@@ -199,7 +199,7 @@ def test_3_queued_alive_and_gone(site):
     two = site.engine.submit(second)
     assert wait(lambda: site.engine.poll(two)).state is PollState.QUEUED
     assert "2 of 2 nodes" in site.engine.poll(two).detail
-    assert site.engine.poll(one) == (PollState.ALIVE, "", (), (), {})
+    assert site.engine.poll(one) == Poll(PollState.ALIVE)
     site.engine.cancel(one)
     assert site.engine.poll(one).state is PollState.GONE
     assert over(site, second, two).execution_state == "succeeded"
