@@ -199,7 +199,7 @@ def case_of(seed: int) -> Case:
         kind = TRAINING
         role, step, when = chance.choice(((FOLLOWER, "log_batch", AFTER), ("agent-1", "write segment", HALF)))
         both = (role, SUBMITTER) if role == FOLLOWER else (role, FOLLOWER)
-        faults = [Fault(0, role, step, when, chance.randint(1, 2) if role == FOLLOWER else chance.randint(8, 20), both)]
+        faults = [Fault(0, role, step, when, chance.randint(1, 2) if role == FOLLOWER else chance.randint(6, 9), both)]
     elif kind == "follower":
         faults = [_fault(chance, 0, FOLLOWER, RELAYING, (FOLLOWER,))]
     elif kind == "agent":

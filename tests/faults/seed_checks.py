@@ -87,7 +87,8 @@ def wrong(world: SeedWorld, case: Case, codes: dict[str, int | None]) -> Iterato
     yield from (f"run {run.info.run_id} is {run.info.status}" for run in runs if run.info.status in ("RUNNING", "SCHEDULED"))
     yield from left_behind(world)
     for name in codes:
-        if "Traceback" in world.said(name):
+        # That of a rank is the job's output, and its lines say whose they are.
+        if re.search("^Traceback", world.said(name), re.M):
             yield f"{name} shows a traceback"
     for log in (world.home / "followers").glob("*.log"):
         if "Traceback" in log.read_text(encoding="utf-8"):

@@ -95,7 +95,7 @@ def play(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
     main = world.start("run", BIN / "mlflow", "run", *_project(world, case), "--backend", "batchai")
     reached = True
     if case.timed:
-        world.wait(lambda: _ranks_began(world) or main.poll() is not None, 60, "the ranks' start")
+        world.wait(lambda: _ranks_began(world, case) or main.poll() is not None, 60, "the ranks' start")
         time.sleep(case.timed.seconds)
         reached = world.kill(case.timed.kills)
     else:
@@ -125,9 +125,10 @@ def play(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
     return codes, reached and all(world.struck(fault.id) for fault in case.faults)
 
 
-def _ranks_began(world: SeedWorld) -> bool:
+def _ranks_began(world: SeedWorld, case: Case) -> bool:
+    word = "Epoch 1/" if case.training else "begun"
     return any(
-        "begun" in path.read_text() for path in world.share.glob("workspaces/*/experiments/*/jobs/*/*/stdouterr/stdout.txt")
+        word in path.read_text() for path in world.share.glob("workspaces/*/experiments/*/jobs/*/*/stdouterr/stdout.txt")
     )
 
 

@@ -16,13 +16,13 @@ from seed_checks import wrong
 from seed_world import SeedWorld
 from seeds import play, run_seeds, told
 
-SEEDS = (1, 3, 4, 7, 8, 27, 39, 42, 43, 44, 46)
+SEEDS = (38, 43, 1, 3, 4, 7, 8, 39, 42, 44, 46)
 
 
 @pytest.mark.timeout(600)
 def test_one_seed_of_each_kind(tmp_path: Path, store_template: Path) -> None:
     assert {case_of(seed).kind for seed in SEEDS} == set(KINDS)
-    results = list(run_seeds(SEEDS, tmp_path, store_template, 2))
+    results = list(run_seeds(SEEDS, tmp_path, store_template, 3))
     assert not [told(result) for result in results if result.troubles]
     # A step that a slow machine did not come to is no fault, many of them are.
     assert sum("never came to" in told(result) for result in results) < 4

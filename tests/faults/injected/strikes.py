@@ -51,18 +51,19 @@ def role_of(words):
 
 
 def pids_of(role, root):
-    """Processes of that role whose command line names something below a folder."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        words = _command(pid)
-        if role_of(words) == role and any(root in word for word in words):
-            found.append(int(pid))
-    return found
+    """Processes of that role whose command line or environment names something below a folder."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [pid for pid in pids if role_of(_command(pid)) == role and root in " ".join(_command(pid) + _read(pid, "environ"))]
 
 
 def _command(pid):
+    return _read(pid, "cmdline")
+
+
+def _read(pid, name):
+    """What the kernel tells of a process as words that end in NUL; nothing of one that is gone."""
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
             return os.fsdecode(file.read()).split("\0")
     except OSError:
         return []
