@@ -22,7 +22,7 @@ noticed.BEAT_SECONDS = 1.0
 noticed.HASTE_SECONDS = 1.0
 agent.LAST_DRAIN_SECONDS = 1.0
 from mlflow_batchai.node import sharetrouble
-sharetrouble.AWAY_SECONDS = 8.0
+sharetrouble.AWAY_SECONDS = 6.0
 """
 # Stands for an allreduce that would wait for ever.
 HANGS = "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done"
@@ -36,7 +36,7 @@ def test_a_cable_is_cut(tmp_path: Path, agent_pyz: Path) -> None:
         cluster = Cluster(tmp_path, toy_plan, agent_pyz, server=azure)
         try:
             enter = [["nsenter", f"--net=/proc/{machine.pid}/ns/net"] for machine in machines]
-            job = cluster.submit(HANGS, nodes=2, patch=HASTY, enter=enter, lossSeconds=4.0, terminateSeconds=2.0)
+            job = cluster.submit(HANGS, nodes=2, patch=HASTY, enter=enter, lossSeconds=3.0, terminateSeconds=2.0)
             wait_for(lambda: job.log("stdout.txt").count("up") == 2, 30, job.said())
             begun = time.monotonic()
             machines[1].unplug()

@@ -66,11 +66,8 @@ def _environment(pid: int) -> str:
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_clock_that_is_wrong_loses_nobody(agents: Callable[..., Cluster], hours: int) -> None:
-    cluster = agents()
-    job = cluster.submit("echo up; sleep 1", nodes=2, patch=BEATS + clock(3600.0 * hours), lossSeconds=3.0)
-    after = cluster.submit("echo up", nodes=2, patch=BEATS + clock(3600.0 * hours), lossSeconds=3.0)
+    job = agents().submit("echo up; sleep 1", nodes=2, patch=BEATS + clock(3600.0 * hours), lossSeconds=3.0)
     assert job.wait()["executionState"] == "succeeded", job.said()
-    assert after.wait()["executionState"] == "succeeded", after.said()
     assert job.log("stdout.txt").count("up") == 2
 
 

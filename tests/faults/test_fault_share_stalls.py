@@ -19,7 +19,7 @@ from waiting import wait_for
 
 LOSS_SECONDS = 1.5
 STALL_SECONDS = 3 * LOSS_SECONDS
-STEPS = 70
+STEPS = 55
 # Every rank reports, and writes a line, for longer than the stall; nothing of it is on the share itself.
 WRITES = f"""
 python3 -c '

@@ -66,12 +66,19 @@ def test_start_and_poll(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert poll(said) == {"alive": True, "state": "waiting", "last": "", "failure": None, "frozen": False}
         tickets.set_state(str(root), 1, json.dumps({"state": "held"}))
         assert poll(said)["state"] == "held"
+        os.kill(said["pid"], signal.SIGSTOP)
+        assert wait_for(lambda: poll(said)["frozen"])
+        os.kill(said["pid"], signal.SIGCONT)
+        assert wait_for(lambda: not poll(said)["frozen"])
+        tickets.set_state(str(root), 1, json.dumps({"state": "held", "failure": {"code": "ShareFailed"}}))
+        assert poll(said)["failure"] == {"code": "ShareFailed"}
         assert start(root) == said  # asked again: the agent that is there
         assert os.getsid(said["pid"]) == said["pid"]
         (root / "logs" / "a.log").write_text("one\n\nlast words\n")
     finally:
         end(said)
-    assert poll(said) == {"alive": False, "state": "ended", "last": "last words", "failure": None, "frozen": False}
+    failure = {"code": "ShareFailed"}
+    assert poll(said) == {"alive": False, "state": "ended", "last": "last words", "failure": failure, "frozen": False}
     again = start(root)
     assert again["pid"] != said["pid"]
     end(again)
