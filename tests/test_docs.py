@@ -76,11 +76,13 @@ def test_commands_run(command: str, world: Any) -> None:
 
 
 def test_documents_parse() -> None:
-    settings, batchai, cluster, over_ssh, on_azure = blocks("yaml")
+    settings, batchai, faults, cluster, over_ssh, on_azure = blocks("yaml")
     known, warnings = parse(SettingsFile, load_text(settings, "README"), "README")
     assert warnings == [] and known.defaults.workspace == "vision" and list(known.shares) == ["mystorage"]
     document, warnings = parse_batchai(load_text(batchai, "README"), "README")
     assert warnings == [] and document.properties.node_count == 2
+    document, warnings = parse_batchai({"properties": {"nodeCount": 2}, **load_text(faults, "README")}, "README")
+    assert warnings == [] and (document.retries, document.min_nodes) == (2, 1)
     found, warnings = parse_cluster(load_text(cluster, "README"), "README")
     assert warnings == [] and found.nodes == 4
     found, warnings = parse_cluster(load_text(over_ssh, "README"), "README")

@@ -48,7 +48,7 @@ MODULES = [
     if file.name != "__main__.py"
 ]
 # They import the framework that they wrap.
-WITH_FRAMEWORK = ("callbacks", "horovod", "_gradients", "_hvd", "_optimizer", "_watch")
+WITH_FRAMEWORK = ("callbacks", "horovod", "_checkpoint", "_gradients", "_hvd", "_optimizer", "_watch")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
