@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mlflow_batchai import detached, runner, runs
+from mlflow_batchai import detached, retries, runner, runs
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import BatchAIError, JobError, JobFailedError, ShareError
@@ -55,7 +55,9 @@ def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) ->
     check_here(job, cluster)
     secrets = told(job, cluster, _seconds(job))
     with contextlib.closing(cluster.engine):
-        _check_nodes(job, cluster)
+        following = job.at(job.attempt + 1).plan  # which has all nodes, whatever the attempt before had
+        _check_nodes(job, cluster, terms.least_nodes(following))
+        counts = terms.counts_on(following, retries.fitting_nodes(following, cluster))
     # Whoever relays the attempt before this one must have ended its run first.
     if not Lease(job).finished():
         say(f"the last results of attempt {job.attempt} of job {job.name} are on their way to MLflow; waiting for that")
@@ -64,7 +66,7 @@ def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) ->
     mlflow = runs.client(submitted.tracking)
     if mlflow.get_run(submitted.run_id).info.lifecycle_stage != "active":
         raise JobError(f"the run of job {job.name} is deleted: mlflow runs restore --run-id {submitted.run_id}")
-    begun = job.begin(job.attempt + 1, terms.record(job.plan.get("retries", 0), terms.MANUAL, "batchai job retry"))
+    begun = job.begin(job.attempt + 1, terms.record(job.plan.get("retries", 0), terms.MANUAL, "batchai job retry", counts))
     if begun is None:
         raise JobError(f"somebody else retries job {job.name} just now; see it with: batchai job show {job.name}")
     submitted.job = begun
@@ -101,8 +103,11 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str, say: Callable[[str
     state = _await_verdict(before)
     if state.next_attempt is None:
         return False
-    begun = before.begin(state.next_attempt, terms.record(before.plan["retriesLeft"], terms.REQUEUE, why))
-    submitted.job = before.at(state.next_attempt)
+    # On as many nodes as it had: whether there are more now, nobody has asked.
+    counts = {key: count for key, count in before.terms().items() if key in terms.COUNTS}
+    own = terms.record(before.plan["retriesLeft"], terms.REQUEUE, why, counts)
+    begun = before.begin(state.next_attempt, own)
+    submitted.job = begun or before.at(state.next_attempt)
     if begun is None:
         return True  # by who wanted the same
     # Who asked for the job's end before he could see that there is a next attempt: see ``Job.request_cancel``. Looked for anew.
@@ -128,7 +133,7 @@ def _told_again(submitted: Submitted, cluster: Cluster) -> dict[str, Any]:
         raise JobError(f"job {submitted.job.name} has ended")
     try:
         check_here(submitted.job, cluster)
-        _check_nodes(submitted.job, cluster)
+        _check_nodes(submitted.job, cluster, submitted.job.node_count)
         return told(submitted.job, cluster, _seconds(submitted.job))
     except BatchAIError as error:
         raise JobError(f"{error}; or wait for its end (waitforjobcompletion), or end it (terminate)") from error
@@ -150,8 +155,8 @@ def _await_verdict(job: Job) -> JobState:
         time.sleep(pause_after(time.monotonic() - begun, LOOK_SECONDS))
 
 
-def _check_nodes(job: Job, cluster: Cluster) -> None:
-    cluster.engine.check(job.node_count, needs_of(job.plan))
+def _check_nodes(job: Job, cluster: Cluster, count: int) -> None:
+    cluster.engine.check(count, needs_of(job.plan))
     lacking = sorted(set(cluster.engine.lacking) - set(job.plan["tools"]))
     if lacking:
         raise JobError(f"nodes of cluster '{cluster.name}' have no {lacking[0]} now: install it there, or submit the job again")

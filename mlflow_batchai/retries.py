@@ -194,7 +194,7 @@ class Retries:
             except (NotHereError, LeaseLostError):
                 raise
             except ClusterError as error:
-                self._say(f"attempt {job.attempt} waits for {job.plan['minNodes']} nodes: {error}")
+                self._say(f"attempt {job.attempt} waits for {terms.least_nodes(job.plan)} nodes: {error}")
             except JobError as error:  # what opens its volumes can't be had, maybe for now: Azure may not answer
                 refused += 1
                 if refused > MOST_REFUSALS:
@@ -208,9 +208,10 @@ class Retries:
     def _begin(
         self, before: Job, job: Job, left: int, why: str, cluster: Cluster, count: int, secrets: Mapping[str, Any]
     ) -> None:
-        counts = None if count == job.plan["nodeCount"] else terms.on_nodes(job.plan, count)
         self._check()
-        begun = job.begin(job.attempt, terms.record(left, terms.RETRY, why.partition("\n")[0], counts))
+        begun = job.begin(
+            job.attempt, terms.record(left, terms.RETRY, why.partition("\n")[0], terms.counts_on(job.plan, count))
+        )
         if begun is None:
             return  # someone has given it up, or begins it: its verdict or its agents are to be seen
         # Who asks for the end writes that first and looks for the next attempt then: see ``Job.request_cancel``.
@@ -287,8 +288,12 @@ def _nodes(job: Job, cluster: Cluster) -> int:
     Raises:
         ClusterError: too few can be used.
     """
-    wanted, least = int(job.plan["nodeCount"]), int(job.plan.get("minNodes") or job.plan["nodeCount"])
-    cluster.engine.check(least, needs_of(job.plan))
+    cluster.engine.check(terms.least_nodes(job.plan), needs_of(job.plan))
     if lacking := sorted(set(cluster.engine.lacking) - set(job.plan["tools"])):
         raise ClusterError(f"nodes of cluster '{cluster.name}' have no {lacking[0]} now; install it there")
-    return max(least, min(wanted, cluster.engine.usable, cluster.open_nodes))
+    return fitting_nodes(job.plan, cluster)
+
+
+def fitting_nodes(plan: Mapping[str, Any], cluster: Cluster) -> int:
+    """How many nodes the next attempt has of a cluster whose engine has just been checked for ``terms.least_nodes``."""
+    return max(terms.least_nodes(plan), min(int(plan["nodeCount"]), cluster.engine.usable, cluster.open_nodes))

@@ -121,9 +121,12 @@ class Watch:
             self._asked_since = now if self._asked_since is None else self._asked_since
             if now - self._asked_since > self._patience():
                 # Without a handle its submitter died before it had started every agent: those that came have been told.
-                if self._handle:
-                    self._engine.cancel(self._handle)
-                self._heed(snapshot)
+                try:
+                    if self._handle:
+                        self._engine.cancel(self._handle)
+                finally:
+                    # A node that can't be asked keeps nobody waiting: of the verdict it hears when it sees the share again.
+                    self._heed(snapshot)
 
     def _patience(self) -> float:
         """How long agents may take to end the job by themselves."""

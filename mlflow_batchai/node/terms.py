@@ -18,7 +18,9 @@ MANUAL = "manual"
 MOST_ATTEMPTS = 100
 # Ends that would be no other the next time, or that somebody wanted.
 _FINAL = frozenset((protocol.JOB_TIMEOUT, protocol.JOB_TERMINATE, protocol.JOB_TERMINATED))
-_COUNTS = ("nodeCount", "processCount", "ranks")
+COUNTS = ("nodeCount", "processCount", "ranks")
+# What plans have that were written before they could say it.
+_UNSAID = {"terminateSeconds": 10.0}
 
 
 def record(left: int, by: str, why: str, counts: Optional[Mapping[str, int]] = None) -> Record:
@@ -37,7 +39,7 @@ def is_record(value: object) -> bool:
     """Whether it is what an attempt has of its own."""
     if not isinstance(value, dict) or not records.has(value, {"retriesLeft": records.is_count}):
         return False
-    return all(records.is_count(value[key]) and value[key] > 0 for key in _COUNTS if key in value)
+    return all(records.is_count(value[key]) and value[key] > 0 for key in COUNTS if key in value)
 
 
 def plan_of(plan: Mapping[str, Any], own: Optional[Mapping[str, Any]]) -> Record:
@@ -47,14 +49,24 @@ def plan_of(plan: Mapping[str, Any], own: Optional[Mapping[str, Any]]) -> Record
         plan: the job's.
         own: the attempt's ``attempt.json``; None: it has none, as the first.
     """
-    found = {key: own[key] for key in (*_COUNTS, "retriesLeft") if own and key in own}
-    return dict(plan, **{"retriesLeft": plan.get("retries", 0), **found})
+    found = {key: own[key] for key in (*COUNTS, "retriesLeft") if own and key in own}
+    return {**_UNSAID, **plan, "retriesLeft": plan.get("retries", 0), **found}
 
 
 def on_nodes(plan: Mapping[str, Any], nodes: int) -> Mapping[str, int]:
     """Nodes, processes and ranks of an attempt on so many of the job's nodes: as many ranks a node as the plan has."""
     processes = max(nodes, plan["processCount"] * nodes // plan["nodeCount"]) if plan["framework"] == "horovod" else 1
     return {"nodeCount": nodes, "processCount": processes, "ranks": processes}
+
+
+def counts_on(plan: Mapping[str, Any], nodes: int) -> Optional[Mapping[str, int]]:
+    """What an attempt on so many nodes has of its own (``record``); None: it has all of them."""
+    return None if nodes == plan["nodeCount"] else on_nodes(plan, nodes)
+
+
+def least_nodes(plan: Mapping[str, Any]) -> int:
+    """How many nodes are enough for an attempt after the first."""
+    return int(plan.get("minNodes") or plan["nodeCount"])
 
 
 def may_go_on(plan: Mapping[str, Any]) -> bool:

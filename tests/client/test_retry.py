@@ -16,7 +16,7 @@ from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import ClusterError, JobError, JobFailedError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Hold, Lease
-from mlflow_batchai.node import protocol
+from mlflow_batchai.node import protocol, terms
 from mlflow_batchai.regained import told
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.spec.cluster import ClusterDocument
@@ -53,7 +53,7 @@ def scene(folder, store_template, tmp_path, monkeypatch):
     spawned = []
     monkeypatch.setattr(detached.shell, "spawn", lambda argv, environment, log: spawned.append(argv) or 4711)
     monkeypatch.setattr(detached, "_child_alive", lambda pid: True)
-    cluster = SimpleNamespace(name="local", engine=Engine(), share=DirectoryShare(made.share.root), location=None)
+    cluster = SimpleNamespace(name="local", engine=Engine(), open_nodes=9, share=DirectoryShare(made.share.root), location=None)
     world = SimpleNamespace(made=made, cluster=cluster, spawned=spawned, mlflow=mlflow)
     world.found = lambda: Submitted(made.job, run.info.run_id, tracking)
     world.run = lambda: mlflow.get_run(run.info.run_id)
@@ -259,6 +259,30 @@ def test_requeued(scene, monkeypatch):
     assert (request.mark, found.job.attempt, found.job.handle()) == ("0123456789/2", 2, {"engine": "fake", "nodes": [0]})
     assert scene.spawned == []
     assert runner.state(found).execution_state == "queued"
+
+
+def test_a_job_on_fewer_nodes_is_put_back_for_as_many(scene, monkeypatch):
+    """Those that it has not are away, perhaps, and it would fail if it wanted them."""
+    monkeypatch.setattr("mlflow_batchai.attempts.LOOK_SECONDS", 0.01)
+    made = scene.made
+    scene.plan(nodeCount=3, ranks=3, processCount=3)
+    made.verdict("queued", next=2, retry=True, retriesLeft=1)
+    made.job.at(1).begin(2, terms.record(1, terms.RETRY, "", {"nodeCount": 1, "processCount": 1, "ranks": 1}))
+    found = scene.found()
+    ended = threading.Timer(0.2, lambda: found.job.claim_verdict(protocol.requeued_record("room", "me", 2)))
+    ended.start()
+    assert attempts.requeue(found, scene.cluster, "room", print)
+    ended.join()
+    assert (found.job.attempt, found.job.node_count, found.job.plan["retriesLeft"]) == (3, 1, 1)
+
+
+def test_retried_on_the_nodes_that_are_there(scene):
+    """Of a cluster that has lost some, as the job does by itself."""
+    scene.plan(nodeCount=3, ranks=3, processCount=3, minNodes=1, framework="horovod")
+    scene.fail()
+    found = scene.found()
+    attempts.retry(found, scene.cluster, print)
+    assert (found.job.attempt, found.job.node_count, found.job.plan["ranks"]) == (2, 1, 1)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -188,6 +188,20 @@ def test_cancelled_and_gone(scene, announced, code):
     assert (state.run_status, state.error_code) == ("KILLED", code)
 
 
+def test_a_node_that_cant_be_told_holds_up_no_end(scene, monkeypatch):
+    made, world, _, check = scene()
+    monkeypatch.setattr(world, "cancel", refuses)
+    made.job.request_cancel("me", "")
+    check()
+    with pytest.raises(ClusterError, match="no route"):
+        check(CANCEL_PATIENCE_SECONDS + 1)
+    assert made.job.state().run_status == "KILLED"
+
+
+def refuses(handle):
+    raise ClusterError("node 1: no route")
+
+
 def test_a_cluster_that_cant_be_asked_says_nothing_of_the_job(scene, capsys):
     made, world, watch, _ = scene()
     world.broken = "ssh: no route"

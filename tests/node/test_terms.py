@@ -6,7 +6,15 @@ import pytest
 
 from mlflow_batchai.node import protocol, terms
 
-PLAN = {"framework": "horovod", "nodeCount": 4, "processCount": 8, "ranks": 8, "retries": 2, "command": "train"}
+PLAN = {
+    "framework": "horovod",
+    "terminateSeconds": 5.0,
+    "nodeCount": 4,
+    "processCount": 8,
+    "ranks": 8,
+    "retries": 2,
+    "command": "train",
+}
 
 
 def failed(code: str = protocol.JOB_FAILED, **changes: object) -> protocol.Record:
@@ -53,6 +61,8 @@ def test_the_plan_of_an_attempt() -> None:
     own = terms.record(1, terms.RETRY, "it broke", terms.on_nodes(PLAN, 3))
     assert terms.is_record(own)
     assert terms.plan_of(PLAN, own) == {**PLAN, "nodeCount": 3, "processCount": 6, "ranks": 6, "retriesLeft": 1}
+    # A job that an earlier version has submitted says nothing of what its ranks have to save a checkpoint.
+    assert terms.plan_of({"nodeCount": 1}, None) == {"nodeCount": 1, "terminateSeconds": 10.0, "retriesLeft": 0}
     # What it has all nodes for says nothing of them.
     assert terms.plan_of(PLAN, terms.record(0, terms.MANUAL, "")) == {**PLAN, "retriesLeft": 0}
 
