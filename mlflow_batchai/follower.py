@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from mlflow_batchai import runs, stores
 from mlflow_batchai.errors import BatchAIError, ShareError
@@ -130,14 +130,18 @@ class Follower:
                 except NotHereError as error:
                     self._persist(functools.partial(self._show_waits, str(error)))
                     raise
-                self._relay.notes += self.keeper.notes[self._job.attempt]
+                self._note(*self.keeper.notes[self._job.attempt])
                 if state.next_attempt is None:
                     self._persist(functools.partial(self._close, functools.partial(self._relay.finish, state), ends=True))
                     return state
                 if state.retries_left is not None:
-                    self._relay.notes.append(f"attempt {self._job.attempt} ended: {state.reason.partition(chr(10))[0]}")
+                    self._note(f"attempt {self._job.attempt} ended: {state.reason.partition(chr(10))[0]}")
                 self._persist(functools.partial(self._close, self._relay.pass_on))
                 self._go_on(state.next_attempt)
+
+    def _note(self, *sentences: str) -> None:
+        """Have the run say something, once: one that was killed just after it had noted that may have gone before us."""
+        self._relay.notes += [sentence for sentence in sentences if sentence not in self._relay.notes]
 
     def _go_on(self, attempt: int) -> None:
         self._job = self._job.at(attempt)
@@ -215,14 +219,23 @@ class Follower:
             self._lease.trouble = sentence(error)
 
 
+def _told(pipe: TextIO) -> dict[str, Any]:
+    """What agents have to be told; nothing if who started us says nothing, or was killed in the midst of it."""
+    # Who starts us by hand gives us no pipe.
+    text = "" if pipe.isatty() else pipe.read()
+    try:
+        kept = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
 def main() -> int:
     """Entry point of the detached process."""
     share, folder = sys.argv[1:3]
     stores.bound_calls()
     try:
-        # Who starts us without a word gives us no pipe.
-        kept = None if sys.stdin.isatty() else json.loads(sys.stdin.read() or "{}")
-        follow(Job(open_share(share), folder), runs.absolute(os.environ["MLFLOW_TRACKING_URI"], Path("/")), kept)
+        follow(Job(open_share(share), folder), runs.absolute(os.environ["MLFLOW_TRACKING_URI"], Path("/")), _told(sys.stdin))
     except GivenUpError as error:
         Complaints().say(str(error))
         return GAVE_UP

@@ -247,6 +247,24 @@ def test_a_follower_that_dies_between_attempts_is_made_up_for(following, monkeyp
     check_both(made, client)
 
 
+def test_of_an_attempt_that_failed_the_run_is_told_once(following, monkeypatch):
+    """Though the follower dies when it has just noted that."""
+    made, client, follow = following
+    monkeypatch.setattr("mlflow_batchai.node.processes.identity", lambda: {"machine": "", "pid": 0, "started": 0})
+    monkeypatch.setattr("mlflow_batchai.job.lease.PACE", (60.0, 0.0, 0.0))
+    fill(made)
+    made.verdict("queued", next=2, retry=True, retriesLeft=0, reason="it broke", exitCode=1)
+    made.begin(2)
+    made.handle()
+    made.verdict()
+    client.before["log_batch"] = [None, Crash()]  # what was held back until the end of the attempt
+    with pytest.raises(Crash):
+        follow()
+    client.dead = False
+    assert follow().execution_state == "succeeded"
+    assert client.get_run(made.plan["runId"]).data.tags["batchai.notes"].count("attempt 1 ended: it broke") == 1
+
+
 def test_a_retry_after_the_end_is_followed_by_another_process(following):
     made, client, follow = following
     fill(made)

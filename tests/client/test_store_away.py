@@ -286,6 +286,19 @@ def test_a_share_that_is_away_has_the_same_deadline(following, monkeypatch):
         follow()
 
 
+@pytest.mark.parametrize(
+    ("told", "kept"), [("", {}), ('{"variables": {"TOKEN": "s3', {}), ('{"setup": {"A": "b"}}', {"setup": {"A": "b"}})]
+)
+def test_what_a_submitter_that_was_killed_has_told(folder, monkeypatch, told, kept):
+    made, given = folder(), []
+    monkeypatch.setattr(follower, "follow", lambda job, tracking, kept: given.append(kept))
+    monkeypatch.setattr(follower.sys, "argv", ["follower", made.share.url, made.paths.folder])
+    monkeypatch.setattr(follower.sys, "stdin", io.StringIO(told))
+    monkeypatch.setattr(stores, "bound_calls", lambda: None)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    assert (follower.main(), given) == (0, [kept])
+
+
 def test_the_exit_code_of_one_that_has_given_up(folder, monkeypatch, capsys):
     made = folder(relaySeconds=0.0)
 
