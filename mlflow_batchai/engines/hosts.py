@@ -180,7 +180,8 @@ class Hosts:
             return Poll(state, nodes[(*gone, *unknown)[0]], gone, unknown, nodes, frozen, failures)
         waiting = sum(isinstance(said, dict) and said["state"] == "waiting" for said in answers)
         if waiting:
-            return Poll(PollState.QUEUED, f"{waiting} of {len(answers)} nodes are taken by other jobs", failures=failures)
+            why = f"{waiting} of {len(answers)} nodes are taken by other jobs"
+            return Poll(PollState.QUEUED, why, frozen=frozen, failures=failures)
         return Poll(PollState.ALIVE, frozen=frozen, failures=failures)
 
     def _told(self, handle: Handle, index: int, said: Outcome) -> str:

@@ -240,8 +240,11 @@ class Agent:
 
     def _finish_shipping(self) -> None:
         until = time.monotonic() + (LOST_SHARE_SECONDS if self._lost_share else DRAIN_SECONDS)
-        while not self.shipper.finish(min(1.0, max(0.0, until - time.monotonic()))):
-            if not self.shipper.is_alive() or self.shipper.trouble or time.monotonic() >= until:
+        while not self.shipper.finish(min(1.0, max(0.1, until - time.monotonic()))):
+            if not self.shipper.is_alive() or self.shipper.trouble:
+                break
+            # A share that hangs would take no last word either: it is waited for, as while ranks run.
+            if time.monotonic() >= until and (self._lost_share or not self.shipper.hangs):
                 break
         if not self.shipper.finish(0.0):
             self._trouble = True

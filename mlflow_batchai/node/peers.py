@@ -13,8 +13,9 @@ from mlflow_batchai.node.shipper import Shipper
 # An agent comes within this many seconds of its ticket, so of ours, or never; it speaks from its first moment.
 COMING_SECONDS = tickets.ARRIVAL_SECONDS + tickets.MARGIN_SECONDS
 # Who is not let in on the share for so long (its SAS has expired, the account has new keys) never will be; until then it may be
-# a network rule that someone is just correcting.
-REFUSED_SECONDS = 900.0
+# a network rule that someone is just correcting. Less than ``sharetrouble.AWAY_SECONDS``, which count from when the share was
+# used last: why we are not let in is the better reason.
+REFUSED_SECONDS = 870.0
 # For how long a file that we wait for may be there and not be closed. Who writes one takes a moment.
 DAMAGED_SECONDS = 30.0
 _EXIT: records.Shape = dict(records.EXIT, segments=records.is_count)

@@ -128,10 +128,10 @@ class Runtime:
             if report.body.get("type") == "model":
                 self.reported_models.append(str(report.body.get("path")))
             self.shipper.report(*report)
-        if self.reports.unread:
-            self.shipper.record(records.SKIPPED, lines=self.reports.unread, files=0)
-            self.reports.unread = 0
-        return bool(found)
+        unread, self.reports.unread = self.reports.unread, 0
+        if unread:
+            self.shipper.record(records.SKIPPED, lines=unread, files=0)
+        return bool(found or unread)
 
     def how(self, task: Task) -> str:
         """How an ended task ended, for a sentence; with the want of memory that it was killed for, if the kernel says so."""
@@ -216,6 +216,8 @@ class Runtime:
         until = time.monotonic() + LAST_REPORTS_SECONDS
         while self._take_reports() and time.monotonic() < until:
             if self.shipper.crowded:
+                if self.shipper.trouble or not self.shipper.is_alive():
+                    break  # nobody takes them any more
                 time.sleep(LEAST_PUMP_SECONDS)
         return left
 

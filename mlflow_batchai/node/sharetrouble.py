@@ -50,12 +50,13 @@ class ShareTrouble:
         self._clock = clock
         self._good = clock()
         self._definite: Optional[float] = None
+        self._seen = self._good
         self._sentence = ""
         self._error: Optional[OSError] = None
 
     def saw(self, error: Optional[OSError]) -> None:
         """What came of a round of writing and reading."""
-        now = self._clock()
+        now = self._seen = self._clock()
         found = sentence(error) if error else None
         self._error = error
         if error is None:
@@ -67,9 +68,9 @@ class ShareTrouble:
         self._sentence = found or ""
 
     def told(self) -> Optional[str]:
-        """Why the job has to end, or None. A round that hangs is one that has not succeeded."""
+        """Why the job has to end, or None. A round that hangs is one that has not succeeded, and has not failed for good."""
         now, since = self._clock(), self._definite
-        if since is not None and now - since > self._patience:
+        if since is not None and self._seen - since > self._patience:
             return self._sentence
         if now - self._good > AWAY_SECONDS:
             why = (self._error.strerror or str(self._error)) if self._error else "it doesn't answer"

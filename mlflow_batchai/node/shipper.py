@@ -29,6 +29,8 @@ MAX_REPORT_BYTES = 1 << 18
 SEGMENTS_A_TURN = 8
 # A share that took something within this many seconds is not stalled.
 HEALTHY_SECONDS = 1.0
+# One that took nothing for so long, and didn't refuse it either, hangs.
+HANGING_SECONDS = 5.0
 # How long an agent that ends waits for log files that can't be written (their text is in the segments already).
 LOG_FILE_SECONDS = 5.0
 EXECUTION = "execution"
@@ -198,6 +200,11 @@ class Shipper(threading.Thread):
         """Whether much output waits although the share takes it: who writes that much may wait for it, as for any disk."""
         healthy = self.error is None and time.monotonic() - self._last_written < HEALTHY_SECONDS
         return healthy and self._log_bytes > MAX_PENDING_BYTES // 2
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the share neither takes what there is to write nor refuses it."""
+        return self.is_alive() and self.error is None and time.monotonic() - self._last_written > HANGING_SECONDS
 
     @property
     def sequence(self) -> int:
@@ -386,8 +393,9 @@ class Shipper(threading.Thread):
         layout = self._layout
         if layout.plan.get("board") or time.monotonic() - self._checked < layout.attempt.beat_seconds:
             return
-        if layout.control.read_closed(layout.paths.plan) is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), layout.control.where(layout.paths.plan))
+        plan = layout.paths.plan
+        if layout.control.read_closed(plan) is None and not layout.control.damage.found(plan):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), layout.control.where(plan))
         self._checked = time.monotonic()
 
     def _take_in(self, node: int, records: List[Record]) -> None:

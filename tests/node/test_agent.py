@@ -466,6 +466,24 @@ def test_a_share_that_fails_at_the_end_is_waited_for(cluster: Cluster) -> None:
     assert job.exit(0) is not None
 
 
+def test_a_share_that_hangs_at_the_end_loses_nothing(cluster: Cluster) -> None:
+    patch = """
+import time
+agent.DRAIN_SECONDS, shipper.HANGING_SECONDS = 0.3, 0.1
+send = mounted.NamedFiles.send
+def late(self, writer, sequence, records):
+    if any("the last line" in record.get("x", "") for record in records):
+        time.sleep(3)
+    send(self, writer, sequence, records)
+mounted.NamedFiles.send = late
+"""
+    job = cluster.submit("echo the last line", patch=patch)
+    assert job.wait()["executionState"] == "succeeded"
+    assert [record["x"] for record in job.records("log") if record["r"] == 0] == ["the last line\n"]
+    assert job.log("stdout.txt") == "the last line\n"
+    assert job.agents[0].returncode == 0
+
+
 def test_an_agent_that_comes_too_late_gives_up(cluster: Cluster) -> None:
     job = cluster.submit("echo never", patch="tickets.ARRIVAL_SECONDS = 0.0001")
     verdict = job.wait()

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from mlflow_batchai.node import peers
 from mlflow_batchai.node.control.base import ControlError
 from mlflow_batchai.node.sharetrouble import AWAY_SECONDS, ShareTrouble, sentence
 
@@ -51,6 +52,18 @@ def test_what_has_passed_is_forgotten():
     assert scene.after(29.0, None) is None
     assert scene.after(5.0, error(errno.ENOSPC)) is None
     assert scene.after(29.0, error(errno.ENOSPC)) is None
+
+
+def test_one_error_before_a_round_that_hangs_is_not_for_good():
+    scene = Scene()
+    assert scene.after(0.0, error(errno.ESTALE)) is None
+    scene.now += 60.0
+    assert scene.trouble.told() is None
+    assert scene.after(0.0, None) is None
+
+
+def test_who_is_not_let_in_says_that_before_it_says_that_the_share_is_away():
+    assert peers.REFUSED_SECONDS < AWAY_SECONDS
 
 
 @pytest.mark.parametrize("passing", [error(errno.EIO), error(errno.ETIMEDOUT), ControlError("the share can't be reached")])

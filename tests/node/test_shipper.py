@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from mlflow_batchai.node import protocol, sharefiles, shipper
 from mlflow_batchai.node.control import base, mounted
 from mlflow_batchai.node.control.mounted import MountedLogFile
 from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.runtime import Runtime
 from mlflow_batchai.node.sharefiles import Follower, Rounds
 from mlflow_batchai.node.shipper import Shipper
 
@@ -468,6 +470,38 @@ def test_reports_leave_in_pieces_and_wait_on_the_disk_while_the_share_stalls(mak
     assert steps(thread) == list(range(taken))
     sizes = [file.stat().st_size for file in thread.events.glob("*/*.jsonl")]
     assert max(sizes) < 2 * shipper.MAX_REPORT_BYTES
+
+
+def test_reports_that_nobody_takes_any_more_hold_up_no_end(make: Callable[..., Thread]) -> None:
+    thread = make(lossSeconds=1.0)
+    spool = Path(thread.layout.spool)
+    spool.mkdir(parents=True, exist_ok=True)
+    line = json.dumps({"type": "metric", "pad": "x" * 1000}) + "\n"
+    (spool / "report-0-1.jsonl").write_text(line * 6000)
+    thread.fail()
+    thread.shipper.start()
+    runtime = Runtime(thread.layout, thread.shipper, {})
+    begun = time.monotonic()
+    assert runtime.end_everything(kill_first=False) == set()
+    assert thread.shipper.crowded
+    assert time.monotonic() - begun < 10
+    thread.recover()
+    assert thread.shipper.finish(10)
+
+
+def test_a_plan_that_was_damaged_is_not_a_folder_that_is_gone(
+    make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mounted, "BEAT_SECONDS", 0.05)
+    thread = make(peers=(1,))
+    plan = Path(on_share(thread.layout, thread.layout.paths.plan))
+    plan.parent.mkdir(parents=True, exist_ok=True)
+    plan.write_text('{"job": "x", "no')
+    thread.shipper.start()
+    wait_for(lambda: len(thread.records("beat")) > 3, 5)
+    assert thread.shipper.error is None
+    plan.unlink()
+    wait_for(lambda: isinstance(thread.shipper.error, FileNotFoundError), 5)
 
 
 def test_what_others_wait_for_is_said_again_until_it_was_heard(
