@@ -25,6 +25,7 @@ class Kept:
     """Stands for the shipper: keeps what the runtime gives it."""
 
     busy = False
+    crowded = False
 
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
