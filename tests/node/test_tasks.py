@@ -33,6 +33,9 @@ class Kept:
     def record(self, kind: str, urgent: bool = False, **fields: Any) -> None:
         self.records.append({"k": kind, **fields})
 
+    def report(self, body: dict[str, Any], size: int) -> None:
+        self.record("report", body=body)
+
 
 @pytest.fixture
 def runtime(make_layout: Callable[..., NodeLayout]) -> Runtime:
