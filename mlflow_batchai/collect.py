@@ -15,6 +15,7 @@ from mlflow_batchai.errors import ModelError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.places import output_places
 from mlflow_batchai.models import logged
+from mlflow_batchai.models.directory import notes
 from mlflow_batchai.models.facts import ModelFacts
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.shares import Share, spelling
@@ -148,7 +149,7 @@ def log_model(client: MlflowClient, job: Job, known: Sequence[Record]) -> tuple[
     # A run that was named with --run-id may lie in another experiment than the command line's.
     experiment_id = client.get_run(run_id).info.experiment_id
     reference = logged.find_logged(
-        client, experiment_id=experiment_id, run_id=run_id, job=job_id, facts=facts, register=register
+        client, experiment_id=experiment_id, run_id=run_id, job=job_id, register=register, found=notes(facts)
     )
     if reference is None:
         with _local_file(job, chosen["path"]) as file:

@@ -46,7 +46,7 @@ def build_directory(file: Path, facts: ModelFacts, target: Path, *, run_id: str 
     data = target / "data"
     data.mkdir(parents=True)
     saved = data / f"model.{facts.format}"
-    _link_or_copy(file, saved)
+    link_or_copy(file, saved)
     (data / "keras_module.txt").write_text(facts.keras_module)
     (data / "save_format.txt").write_text(facts.format)
 
@@ -120,11 +120,12 @@ def notes(facts: ModelFacts) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _link_or_copy(file: Path, target: Path) -> None:
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """A hard link to a file, behind any symbolic one, or its copy: on another file system, or one without hard links."""
     try:
-        os.link(file.resolve(), target)
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(file, target)
+        os.link(os.path.realpath(source), target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _requirements(facts: ModelFacts) -> list[str]:

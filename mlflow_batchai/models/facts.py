@@ -33,6 +33,7 @@ class ModelFacts:
     tensorflow: str | None = None
     inputs: tuple[TensorFacts, ...] = ()
     outputs: tuple[TensorFacts, ...] = ()
+    check: str | None = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> ModelFacts:

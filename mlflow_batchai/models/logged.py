@@ -1,9 +1,8 @@
-"""A saved Keras file as MLflow knows it: a logged model of the job's run, and a version of a registered model."""
+"""A saved model as MLflow knows it: a logged model of the job's run, and a version of a registered model."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +10,17 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from mlflow_batchai.errors import ModelError
+from mlflow_batchai.models import registry
 from mlflow_batchai.models.directory import build_directory, check_file, notes
 from mlflow_batchai.models.facts import ModelFacts
 
 if TYPE_CHECKING:
-    from mlflow.entities import LoggedModel
     from mlflow.tracking import MlflowClient
 
 TAG_JOB = "batchai.job"
+# What tells a logged model from others of its job; absent for the one that batchai.yaml asks for.
+TAG_KEY = "batchai.modelKey"
+TAG_CHECK = "batchai.modelCheck"
 
 
 @dataclass(frozen=True)
@@ -48,120 +50,117 @@ def log_model(
     parameters; ``runs:/<run_id>/<name>``, ``models:/<model_id>`` and ``models:/<register>/<version>`` all
     load it. Every call makes a new one; ``job``, the job's id, lets ``find_logged`` find it.
 
+    Args:
+        file: what the training script saved: a file, or a TensorFlow SavedModel's folder.
+
     Raises:
-        ModelError: ``file`` is missing, is no Keras model, or not of the format that ``facts`` tell: nothing
+        ModelError: ``file`` is missing, is no model, or not of the format that ``facts`` tell: nothing
             was created; or a later step failed, and the logged model is marked FAILED and a registered model
             that this call created is deleted again.
     """
+    check_file(file, facts)
+    return publish(
+        client,
+        lambda target, model_id: build_directory(file, facts, target, run_id=run_id, model_id=model_id),
+        what=str(file),
+        experiment_id=experiment_id,
+        run_id=run_id,
+        name=name,
+        register=register,
+        tags={**({TAG_JOB: job} if job else {}), **({TAG_CHECK: facts.check} if facts.check else {})},
+        found=notes(facts),
+    )
+
+
+def publish(
+    client: MlflowClient,
+    build: Callable[[Path, str], object],
+    *,
+    what: str,
+    experiment_id: str,
+    run_id: str,
+    name: str,
+    register: str | None,
+    tags: Mapping[str, str],
+    params: Mapping[str, str] | None = None,
+    model_type: str | None = None,
+    step: int = 0,
+    found: tuple[str, ...] = (),
+) -> LoggedModelRef:
+    """Make a model directory a READY logged model of the run, and register it.
+
+    Args:
+        build: makes the directory at a path, for the model of an id.
+        what: is made a model, for sentences.
+        params: the model's; None: those of the run.
+        found: the notes of the reference.
+
+    Raises:
+        ModelError: as ``log_model`` says.
+    """
     from mlflow.entities import LoggedModelOutput
 
-    check_file(file, facts)
-    with _as_model_error(file), ExitStack() as undo, TemporaryDirectory(prefix="batchai-model-") as scratch:
-        params = client.get_run(run_id).data.params
-        tags = {TAG_JOB: job} if job else {}
-        model = client.create_logged_model(experiment_id, name=name, source_run_id=run_id, params=params, tags=tags)
+    with as_model_error(what), ExitStack() as undo, TemporaryDirectory(prefix="batchai-model-") as scratch:
+        given = dict(client.get_run(run_id).data.params if params is None else params)
+        model = client.create_logged_model(
+            experiment_id, name=name, source_run_id=run_id, params=given, tags=dict(tags), model_type=model_type
+        )
         undo.callback(_mark_failed, client, model.model_id)
         target = Path(scratch, "model")
-        build_directory(file, facts, target, run_id=run_id, model_id=model.model_id)
+        build(target, model.model_id)
         client.log_model_artifacts(model.model_id, str(target))
-        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=step)])
         client.finalize_logged_model(model.model_id, "READY")
-        version = _register(client, register, model, run_id) if register else None
+        version = registry.register(client, register, model, run_id) if register else None
         undo.pop_all()
-    return LoggedModelRef(model.model_id, f"models:/{model.model_id}", version, notes(facts))
+    return LoggedModelRef(model.model_id, f"models:/{model.model_id}", version, found)
 
 
 def find_logged(
-    client: MlflowClient, *, experiment_id: str, run_id: str, job: str, facts: ModelFacts, register: str | None = None
+    client: MlflowClient,
+    *,
+    experiment_id: str,
+    run_id: str,
+    job: str,
+    key: str | None = None,
+    register: str | None = None,
+    found: tuple[str, ...] = (),
 ) -> LoggedModelRef | None:
-    """The READY model that an earlier ``log_model`` has made for the job, as a version of ``register``; None if there is none.
+    """The READY model that an earlier call has made for the job, as a version of ``register``; None if there is none.
 
     Who called it may have died at any point: models that it left unfinished are marked FAILED, a registration is made up for.
+
+    Args:
+        key: its tag ``batchai.modelKey``, if it has one.
+        found: the notes of the reference.
     """
-    found = client.search_logged_models([experiment_id], filter_string=f"tags.`{TAG_JOB}` = '{job}'")
-    ready = [model for model in found if str(model.status) == "READY"]
-    for model in found:
+    known = client.search_logged_models([experiment_id], filter_string=f"tags.`{TAG_JOB}` = '{job}'")
+    known_here = [model for model in known if model.tags.get(TAG_KEY) == key and model.source_run_id == run_id]
+    for model in known_here:
         if str(model.status) == "PENDING":
             _mark_failed(client, model.model_id)
+    ready = [model for model in known_here if str(model.status) == "READY"]
     if not ready:
         return None
     model, version = ready[0], None
     if register:
-        with _as_model_error(Path(model.name)):
-            # A registry in a database does not keep a version's model_id; both forms of its source hold it.
-            known = client.search_model_versions(f"run_id = '{run_id}'")
-            versions = [str(one.version) for one in known if one.name == register and model.model_id in (one.source or "")]
-            version = versions[0] if versions else _register(client, register, model, run_id)
-            _link_version(client, model.model_id, register, version)
-    return LoggedModelRef(model.model_id, f"models:/{model.model_id}", version, notes(facts))
-
-
-def _register(client: MlflowClient, name: str, model: LoggedModel, run_id: str) -> str:
-    with ExitStack() as undo:
-        if _create_registered_model(client, name):
-            undo.callback(_delete_if_empty, client, name)
-        created = client.create_model_version(name, source=_source(client, model), run_id=run_id, model_id=model.model_id)
-        version = str(created.version)
-        undo.callback(client.delete_model_version, name, version)
-        _link_version(client, model.model_id, name, version)
-        undo.pop_all()
-    return version
-
-
-def _source(client: MlflowClient, model: LoggedModel) -> str:
-    """``models:/ID``, which MLflow's pages link to the model, wherever the registry can resolve it.
-
-    A registry in a local database looks the model up by the process-wide tracking URI, not by the client's.
-    """
-    from mlflow.tracking import get_tracking_uri
-
-    if client.tracking_uri.startswith("http") or client.tracking_uri == get_tracking_uri():
-        return f"models:/{model.model_id}"
-    return model.artifact_location
-
-
-def _link_version(client: MlflowClient, model_id: str, name: str, version: str) -> None:
-    """Tag the logged model with its version, for MLflow's pages; a tracking server did so itself."""
-    from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
-
-    known = json.loads(client.get_logged_model(model_id).tags.get(MLFLOW_MODEL_VERSIONS, "[]"))
-    if not any(entry.get("name") == name for entry in known):
-        links = [*known, {"name": name, "version": int(version)}]
-        client.set_logged_model_tags(model_id, {MLFLOW_MODEL_VERSIONS: json.dumps(links)})
-
-
-def _create_registered_model(client: MlflowClient, name: str) -> bool:
-    """True if it was created, False if there was one."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.create_registered_model(name)
-    except MlflowException as error:
-        if error.error_code in ("RESOURCE_ALREADY_EXISTS", "ALREADY_EXISTS"):
-            return False
-        raise
-    return True
-
-
-def _delete_if_empty(client: MlflowClient, name: str) -> None:
-    # The failure that brought us here is what a person has to see.
-    with suppress(Exception):
-        # Another job may have registered a version meanwhile.
-        if not client.get_registered_model(name).latest_versions:
-            client.delete_registered_model(name)
+        with as_model_error(model.name):
+            version = registry.version_of(client, register, model, run_id)
+    return LoggedModelRef(model.model_id, f"models:/{model.model_id}", version, found)
 
 
 def _mark_failed(client: MlflowClient, model_id: str) -> None:
-    with suppress(Exception):  # as above
+    with suppress(Exception):  # the failure that brought us here is what a person has to see
         client.finalize_logged_model(model_id, "FAILED")
 
 
 @contextmanager
-def _as_model_error(file: Path) -> Iterator[None]:
+def as_model_error(what: str) -> Iterator[None]:
+    """Whatever MLflow raises becomes a ModelError that names the model."""
     try:
         yield
     except ModelError:
         raise
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise ModelError(f"{file} could not be made an MLflow model: {reason}.") from error
+        raise ModelError(f"{what} could not be made an MLflow model: {reason}.") from error
