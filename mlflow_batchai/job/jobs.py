@@ -80,6 +80,10 @@ class Job:
         """Another attempt of the same job; nothing is read."""
         return self if attempt == self.attempt else Job(self.share, self.folder, attempt, self._plan)
 
+    def afresh(self) -> Job:
+        """The same, with a memory of its own of what it has seen: for another thread."""
+        return Job(self.share, self.folder, self.attempt, self._plan)
+
     def begin(self, attempt: int, own: Record) -> Job | None:
         """Begin an attempt; None if somebody else has, or has given it up meanwhile.
 

@@ -20,23 +20,27 @@ def _is_span(value: object) -> bool:
     return list_of(_is_whole)(value) and isinstance(value, list) and len(value) == 3 and value[0] <= value[1] and value[2] > 0
 
 
-def _is_point(value: object) -> bool:
-    if not isinstance(value, list) or len(value) != 4:
+def _is_line(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != 3:
         return False
-    key, number, time, step = value
-    return is_text(key) and isinstance(number, (int, float)) and _is_whole(time) and _is_whole(step)
+    steps, time, values = value
+    return is_count(steps) and _is_whole(time) and _mapping_of(is_text)(values)
 
 
 def _as_far_as_there(value: object, shape: Shape) -> bool:
     return isinstance(value, dict) and has(value, {key: check for key, check in shape.items() if key in value})
 
 
+_KERAS: Shape = {
+    **dict.fromkeys(("epoch", "epochs", "first", "steps"), is_count),
+    **dict.fromkeys(("time", "begun"), _is_whole),
+    **dict.fromkeys(("best", "last"), or_none(_is_line)),
+}
 _METRICS: Shape = {
     "source": _mapping_of(is_count),
     "steps": _mapping_of(lambda spans: list_of(_is_span)(spans) and bool(spans)),
     "counts": _mapping_of(is_count),
-    "epoch": or_none(_is_whole),
-    "held": list_of(_is_point),
+    "keras": lambda value: _as_far_as_there(value, _KERAS),
     "names": _mapping_of(list_of(is_text)),
     "repeated": is_count,
     "unread": is_count,

@@ -12,16 +12,14 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mlflow_batchai.job.keras_lines import EpochValues, KerasLines, Pace
 from mlflow_batchai.node.protocol import Record
 
 REPORT, RULE, KERAS = 0, 1, 2
 
-_EPOCH = re.compile(r"^Epoch (?P<epoch>\d+)/(?P<epochs>\d+)\s*$")
-_PROGRESS = re.compile(r"^\s*(?P<done>\d+)/(?P<steps>\d+)\s.*?- (?P<values>\w+: [-\d.einfa+]+(?: - \w+: [-\d.einfa+]+)*)\s*$")
-_VALUE = re.compile(r"(?P<key>\w+): (?P<value>[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|inf|nan))")
 _BAD_KEY = re.compile(r"[^\w\-. :/]")
-# Keras colours its progress bar, even into a pipe, and redraws it with carriage returns.
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# Colours and what else a terminal is told (ECMA-48: CSI; OSC up to its end): Keras and others write them into pipes, too.
+_CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))|\x08")
 LONGEST_KEY = 250
 # What of a line is looked at: a regex may take quadratically long.
 LONGEST_LINE = 4096
@@ -61,6 +59,11 @@ def whole(value: object) -> int:
 def _time(value: object) -> int:
     """Milliseconds since the epoch as MLflow can store them: it takes none before."""
     return max(0, whole(value))
+
+
+def as_shown(line: str) -> str:
+    """A line as a terminal would show it in the end, without colours: of a bar that redraws itself the last state."""
+    return _CONTROL.sub("", line.rstrip("\r").rpartition("\r")[2])
 
 
 class Names:
@@ -144,9 +147,7 @@ class MetricFold:
         }
         self._highest = {key: max(span[1] for span in spans) for key, spans in self._steps.items()}
         self._counts: dict[str, int] = dict(memory.get("counts", {}))
-        self._epoch: int | None = memory.get("epoch")
-        # Keras prints an epoch's line before a callback can report it: its points wait for the next epoch.
-        self._held: list[Point] = [Point(*point) for point in memory.get("held", [])]
+        self._keras = KerasLines(memory.get("keras"))
         self.names = Names(memory.get("names"), self._source)
         self.repeated = int(memory.get("repeated", 0))
         self.unread = int(memory.get("unread", 0))
@@ -157,8 +158,7 @@ class MetricFold:
             "source": dict(self._source),
             "steps": {key: [list(span) for span in spans] for key, spans in self._steps.items()},
             "counts": dict(self._counts),
-            "epoch": self._epoch,
-            "held": [list(point) for point in self._held],
+            "keras": self._keras.remember(),
             "names": self.names.remember(),
             "repeated": self.repeated,
             "unread": self.unread,
@@ -176,12 +176,23 @@ class MetricFold:
 
     def finish(self) -> list[Point]:
         """The points that were still held back when the attempt ended; what comes now is of another one."""
-        self._epoch = None
-        return self._release()
+        return self._of_epoch(self._keras.finish())
 
-    def _release(self) -> list[Point]:
-        held, self._held = self._held, []
-        points = [self._point(KERAS, point.key, point.value, point.timestamp, point.step) for point in held]
+    @property
+    def pace(self) -> Pace | None:
+        """How far Keras' lines say that the training has come."""
+        return self._keras.pace
+
+    @property
+    def last_step(self) -> int | None:
+        """The highest step that anything was reported for; None: nothing was."""
+        return max(self._highest.values(), default=None)
+
+    def _of_epoch(self, found: EpochValues | None) -> list[Point]:
+        if found is None:
+            return []
+        numbers = ((metric_key(name), numeric(text)) for name, text in found.values.items())
+        points = [self._point(KERAS, key, number, found.time, found.epoch) for key, number in numbers if number is not None]
         return [point for point in points if point]
 
     def _report(self, body: Mapping[str, Any]) -> list[Point]:
@@ -203,13 +214,15 @@ class MetricFold:
 
     def _log(self, record: Record) -> list[Point]:
         points: list[Point | None] = []
-        for line in record["x"].split("\n"):
-            for name, pattern, step_group in self._rules if record["r"] == 0 else ():
-                match = pattern.search(line, 0, LONGEST_LINE)
+        for line in record["x"].split("\n") if record["r"] == 0 else ():
+            shown = as_shown(line)
+            for name, pattern, step_group in self._rules:
+                match = pattern.search(shown, 0, LONGEST_LINE)
                 if match:
                     points.append(self._rule(name, match, step_group, _time(record["t"])))
-            if record["r"] == 0 and record["s"] == "out":
-                points += self._keras(line, _time(record["t"]))
+            # Keras prints an epoch's line before a callback can report it: it counts when the next epoch begins.
+            if record["s"] == "out" and len(shown) <= LONGEST_LINE:
+                points += self._of_epoch(self._keras.feed(shown, _time(record["t"])))
         return [point for point in points if point]
 
     def _rule(self, name: str, match: re.Match[str], step_group: str | None, timestamp: int) -> Point | None:
@@ -229,28 +242,6 @@ class MetricFold:
         step = int(step_text) if told and step_text else self._counts.get(key, 0)
         self._counts[key] = self._counts.get(key, 0) + 1
         return self._point(RULE, key, number, timestamp, step)
-
-    def _keras(self, line: str, timestamp: int) -> list[Point]:
-        if len(line) > LONGEST_LINE:
-            return []
-        line = _COLOUR.sub("", line.rpartition("\r")[2])
-        epoch = _EPOCH.match(line)
-        if epoch:
-            before = int(epoch.group("epoch")) - 1
-            self._epoch = before if before <= LARGEST_STEP else None
-            return self._release()
-        progress = _PROGRESS.match(line) if self._epoch is not None and " - " in line else None
-        if not progress or progress.group("done") != progress.group("steps"):
-            return []
-        assert self._epoch is not None
-        held = {point.key for point in self._held}
-        for match in _VALUE.finditer(progress.group("values")):
-            key, number = metric_key(match.group("key")), numeric(match.group("value"))
-            # Evaluations after the last epoch may be any number; the first value stands.
-            if number is not None and key not in held:
-                held.add(key)
-                self._held.append(Point(key, number, timestamp, self._epoch))
-        return []
 
     def _point(self, source: int, key: str, value: float, timestamp: int, step: int) -> Point | None:
         best = self._source.get(key, source)

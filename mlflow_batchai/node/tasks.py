@@ -36,8 +36,9 @@ class LineBuffer:
         cut = data.rfind(b"\n") + 1
         whole, rest = data[:cut], data[cut:]
         while len(rest) > LONGEST_LINE:
-            cut = LONGEST_LINE
-            while cut > LONGEST_LINE - 4 and rest[cut] & 0xC0 == 0x80:  # not inside a UTF-8 character
+            # After a whole state of a progress bar, so that half a number is never the last; else not inside of a character.
+            cut = rest.rfind(b"\r", 0, LONGEST_LINE) + 1 or LONGEST_LINE
+            while cut > LONGEST_LINE - 4 and rest[cut] & 0xC0 == 0x80:
                 cut -= 1
             whole, rest = whole + rest[:cut] + b"\n", rest[cut:]
         self._rest = rest

@@ -305,8 +305,16 @@ WHOLE = {
         "source": {"loss": 0},
         "steps": {"loss": [[0, 4, 1]]},
         "counts": {},
-        "epoch": None,
-        "held": [["acc", 0.5, 7, 0]],
+        "keras": {
+            "epoch": 1,
+            "epochs": 2,
+            "time": 7,
+            "first": 1,
+            "begun": 7,
+            "steps": 0,
+            "best": [2, 7, {"acc": "0.5"}],
+            "last": None,
+        },
         "names": {},
         "repeated": 0,
         "unread": 0,
@@ -321,11 +329,18 @@ WHOLE = {
 }
 
 
+# Keys that no version knows say nothing.
+NONE_AT_ALL = [f"metrics.keras {{'a': {value}}}" for value in (None, [[1, 0, 1]], [[0, 1, 0]], [])]
+
+
 def broken():
     yield "no memory", [1]
     for key in ("attempt", "cursor", "ending", "metrics", "models", "dropped", "skipped", "state"):
         for value in (None, "x", [None], {"a": None}, -1, 1.5, 2**80):
             yield f"{key} {value}", {**WHOLE, key: value}
+    for key in WHOLE["metrics"]["keras"]:
+        keras = {**WHOLE["metrics"]["keras"], key: [1]}
+        yield f"keras.{key}", {**WHOLE, "metrics": {**WHOLE["metrics"], "keras": keras}}
     for key in WHOLE["metrics"]:
         for value in ("x", [None], {"a": None}, {"a": [[1, 0, 1]]}, {"a": [[0, 1, 0]]}, {"a": []}, 2**80):
             yield f"metrics.{key} {value}", {**WHOLE, "metrics": {**WHOLE["metrics"], key: value}}
@@ -335,7 +350,7 @@ def broken():
 def test_a_damaged_memory_is_gone_on_from_as_far_as_it_can_be(what, damaged):
     assert memory.usable(WHOLE) == WHOLE
     found = memory.usable(damaged)
-    if what in ("state x", "metrics {'a': None}", "metrics.names {'a': []}"):  # which is none
+    if what in ("state x", "metrics {'a': None}", "metrics.names {'a': []}", *NONE_AT_ALL):  # which is none
         assert found == damaged
         return
     assert memory.DAMAGED in found["notes"]
