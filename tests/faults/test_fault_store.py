@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from command_line import Cli
-from store_world import Gate, MlflowServer, cut, hang, hang_up, status
+from mlflow_server import MlflowServer
+from store_world import Gate, cut, hang, hang_up, status
 
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
