@@ -102,6 +102,8 @@ def submit(
             "experiment": request.experiment_name,
             "experimentId": request.experiment_id,
             "runId": run_id,
+            "runName": run.info.run_name or "",
+            "runParameters": dict(prepared.parameters),
             "segment": segment,
             "folder": folder,
         }
@@ -130,7 +132,8 @@ def _tags(prepared: Prepared, cluster: Cluster, request: RunRequest) -> dict[str
         runs.TAG_RESOURCE_GROUP: request.resource_group or config.default("resource_group") or config.RESOURCE_GROUP,
         runs.TAG_CLUSTER_ID: _cluster_id(cluster),
         runs.TAG_TOOL: prepared.plan["framework"],
-        runs.TAG_NODES: str(prepared.plan["nodeCount"]),
+        runs.TAG_ENGINE: cluster.document.engine.value,
+        **runs.sizes(prepared.plan),
         runs.TAG_ATTEMPT: "1",
     }
 
@@ -168,11 +171,12 @@ def user() -> str:
         return str(os.getuid())
 
 
-def wait(submitted: Submitted, say: Callable[[str], None]) -> JobState:
+def wait(submitted: Submitted, say: Callable[[str], None], check: Callable[[], None] = lambda: None) -> JobState:
     """Wait until the job's run is finished.
 
     Args:
         say: told when its share is away.
+        check: called at every look; what it raises ends the wait.
     """
     patience = Patience(submitted.job, say)
     while True:
@@ -180,6 +184,7 @@ def wait(submitted: Submitted, say: Callable[[str], None]) -> JobState:
             found = state(submitted)
             if found.ended and Lease(submitted.job).finished():
                 return found
+            check()
             keep_follower(submitted)
         time.sleep(_look_seconds(submitted.job))
 

@@ -36,8 +36,9 @@ ALLOWED_NAMES = frozenset(
 )
 ALLOWED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_")
 
-# MLflow in a rank finds no server: nodes have no route to one, and no credentials. The address says what to do instead.
-NO_TRACKING_URI = "batchai://no-tracking-server-on-a-node.use-mlflow_batchai.training.report"
+# MLflow in a rank finds no server: nodes have no route to one, and no credentials. What it says becomes records of the job
+# (``training/store.py``).
+TRACKING_URI = "batchai://job"
 
 
 def allowed(environment: Mapping[str, str]) -> Dict[str, str]:
@@ -145,8 +146,9 @@ def job_environment(
         environment[staged["variable"]] = layout.input_path(staged)
     if layout.prepared:
         environment["BATCHAI_PREPARATION_DIR"] = layout.prepared
-    environment["MLFLOW_TRACKING_URI"] = NO_TRACKING_URI
+    environment["MLFLOW_TRACKING_URI"] = TRACKING_URI
     environment["MLFLOW_RUN_ID"] = plan["runId"]
+    environment["MLFLOW_EXPERIMENT_ID"] = plan.get("experimentId", "0")
     environment["BATCHAI_SPOOL"] = layout.spool
     environment["BATCHAI_ATTEMPT"] = str(layout.paths.attempt)
     environment["PYTHONUNBUFFERED"] = "1"

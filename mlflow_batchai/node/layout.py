@@ -42,6 +42,7 @@ class NodeLayout:
         control: the control share.
         attempt: the attempt's files on it.
         mounted_share: the control share as ranks see it, through its mount.
+        artifacts: where what scripts log by MLflow goes, likewise.
     """
 
     def __init__(self, root: str, plan: Plan, node: int, share: Optional[str] = None, sas: Optional[str] = None) -> None:
@@ -71,6 +72,7 @@ class NodeLayout:
         mounted = os.path.join(self.mounted_share, *self.paths.folder.split("/"))
         self.mounted_stdouterr = self.on_mount(self.paths.stdouterr)
         self.shared_temp = os.path.join(mounted, "shared")
+        self.artifacts = self.on_mount(self.paths.artifacts)
 
     def on_mount(self, path: str) -> str:
         """Absolute path on this node, through the mount, of a path on the control share."""

@@ -4,12 +4,14 @@ import json
 import os
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 from mlflow_batchai.node import containers, gpus, launchers, protocol, ranks, staging
 from mlflow_batchai.node.control.base import ENDING, GATHERING, RUNNING, STARTING
 from mlflow_batchai.node.layout import NodeLayout, archive_path, node_id
 from mlflow_batchai.node.meeting import Meeting
+from mlflow_batchai.node.meters.sampler import Sampler
+from mlflow_batchai.node.modelcheck import ModelCheck
 from mlflow_batchai.node.mounts.mounts import Mounts
 from mlflow_batchai.node.outcome import Failure, Stop
 from mlflow_batchai.node.peers import Peers
@@ -19,7 +21,6 @@ from mlflow_batchai.node.shipper import Shipper
 from mlflow_batchai.node.tasks import Task
 
 RENDEZVOUS_SECONDS = 60.0
-DESCRIBE_SECONDS = 20.0
 
 
 class Phases:
@@ -54,6 +55,7 @@ class Phases:
         self.part = part
         self.name = name or layout.node_id
         self.gpus = gpus.Gpus([], False, "")
+        self.sampler = Sampler(layout, shipper, self._in_container)
         self.preparation = Preparation(layout, shipper, runtime, self._check, self._environment)
         self.python = sys.executable
         self.credentials: Mapping[str, Any] = credentials or {}
@@ -70,6 +72,7 @@ class Phases:
         self.layout.attempt.pace(STARTING)
         self._check_gpus()
         self._begin_clock()
+        self.sampler.start(self.gpus.ids)
         self.meeting.settle(self._wait_a_little)
         self._set_up()
         self._enter_container()
@@ -126,6 +129,7 @@ class Phases:
         staging.fetch_code(self.layout)
         staging.link_inputs(self.layout)
         staging.write_site(self.layout, _sitecustomize())
+        staging.write_run(self.layout, *_plugins())
         sizes = launchers.slots_per_node(self.plan, self._gpu_counts())
         with open(self.layout.hostfile, "w", encoding="utf-8") as file:
             file.write(launchers.hostfile(self.peers.addresses(), sizes))
@@ -286,38 +290,19 @@ class Phases:
 
     # After the ranks.
 
-    def describe_models(self) -> None:
-        """What the training interpreter can say of saved models that no rank described (no TensorFlow is imported)."""
-        files = staging.model_files(self.layout, self.runtime.reported_models)
-        if not files or not self.python:
-            return
-        task, said = _heard_task("model description")
-        self.runtime.start(
-            task,
-            [self.python, archive_path(), "describe", *files],
-            self._environment(),
-            cwd=self.layout.temp,
-            helper=True,
-        )
-        until = time.monotonic() + DESCRIBE_SECONDS
-        while task.status is None and time.monotonic() < until:
-            self.runtime.pump(0.02)
-        self.runtime.drain([task], 0.5)
-        for path, line in zip(files, b"".join(said).decode("utf-8", "replace").splitlines()):
-            try:
-                meta = json.loads(line)
-            except ValueError:
-                continue
-            self.shipper.record(
-                "report",
-                body={"type": "model", "path": path, "ts": protocol.now_ms(), "meta": meta, "found": True},
-            )
+    def check_model(self) -> Optional[Stop]:
+        """Node 0: have the job's model loaded and tried; what has ended that before its time, if something did."""
+        return ModelCheck(self.layout, self.shipper, self.runtime, self.peers, self.python, self._environment()).run()
 
     # Small things.
 
     def _gpu_counts(self) -> List[int]:
         """GPUs of each node, as all have announced them: what every agent works out the same ranks from."""
         return [len(self.peers.announces[node]["gpus"]) for node in range(self.plan["nodeCount"])]
+
+    def _in_container(self) -> Set[int]:
+        container = self.runtime.container
+        return container.members() if container else set()
 
     def _environment(self) -> Dict[str, str]:
         """Of preparation and helpers."""
@@ -344,3 +329,13 @@ def _sitecustomize() -> str:
     from mlflow_batchai.training.guard import SITECUSTOMIZE
 
     return SITECUSTOMIZE
+
+
+def _plugins() -> Tuple[str, Dict[str, str]]:
+    """The file that tells MLflow in a rank of the run; the distribution that it finds its plugins by."""
+    from mlflow_batchai import __version__
+    from mlflow_batchai.training import store
+
+    folder = store.DISTRIBUTION.format(version=__version__)
+    metadata = store.METADATA.format(version=__version__)
+    return store.FACTS, {folder + "/METADATA": metadata, folder + "/entry_points.txt": store.ENTRY_POINTS}

@@ -1,6 +1,7 @@
 """Making a node ready for a job: folders, the code, staged inputs, and taking all of it away again."""
 
 import errno
+import json
 import os
 import shlex
 import socket
@@ -9,7 +10,7 @@ from typing import Any, List, Mapping, Optional, Tuple
 from mlflow_batchai.node.control.base import ControlShare
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.mounts import table, undo
-from mlflow_batchai.node.protocol import OBJECTS, TREES, object_path
+from mlflow_batchai.node.protocol import OBJECTS, TREES, now_ms, object_path
 
 # What ranks import before a script's first line: the weight check for scripts that use stock Horovod with Keras 3.
 SITECUSTOMIZE = "sitecustomize.py"
@@ -137,6 +138,33 @@ def write_site(layout: NodeLayout, text: str) -> None:
         file.write(text)
 
 
+def write_run(layout: NodeLayout, facts: str, distribution: Mapping[str, str]) -> None:
+    """Tell MLflow in the ranks of the job's run, and of the plugins that it finds it by (``training/store.py``).
+
+    Args:
+        facts: the name of the file that tells it.
+        distribution: path below the ranks' first folder on PYTHONPATH -> content.
+    """
+    plan = layout.plan
+    told = {
+        "runId": plan["runId"],
+        "runName": plan.get("runName", ""),
+        "experimentId": plan.get("experimentId", "0"),
+        "experiment": plan.get("experiment", ""),
+        "params": plan.get("runParameters", {}),
+        "allRanks": plan.get("allRanks", False),
+        "started": now_ms(),
+        "artifacts": layout.artifacts,
+    }
+    with open(os.path.join(layout.spool, facts), "w", encoding="utf-8") as file:
+        json.dump(told, file)
+    for name, text in distribution.items():
+        path = os.path.join(layout.site, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
 def write_python(layout: NodeLayout, python: str) -> None:
     """A program ``python`` for jobs whose interpreter has no such name beside it, as Debian's python3 has none.
 
@@ -194,29 +222,3 @@ def _copy_tree(control: ControlShare, path: str, target: str, errors: List[OSErr
                 control.fetch(source, copy)
         except OSError as error:
             errors.append(error)
-
-
-def model_files(layout: NodeLayout, reported: List[str]) -> List[str]:
-    """Saved models worth describing: the configured one, else every ``.h5`` or ``.keras`` that isn't a checkpoint (at most 5).
-
-    Args:
-        reported: absolute paths that the ranks' own ``report.model`` has described already.
-    """
-    configured = (layout.plan.get("model") or {}).get("path")
-    outputs = [path for name, path in sorted(layout.directories().items()) if name.startswith("AZ_BATCHAI_OUTPUT_")]
-    known = {os.path.realpath(path) for path in reported}
-    found: List[str] = []
-    for folder in outputs:
-        if configured:
-            path = os.path.join(folder, configured)
-            if os.path.isfile(path):
-                found.append(path)
-            continue
-        for parent, folders, names in os.walk(folder):
-            folders[:] = [name for name in folders if "checkpoint" not in name.lower()]
-            found.extend(
-                os.path.join(parent, name)
-                for name in sorted(names)
-                if name.endswith((".h5", ".keras")) and not name.endswith(".weights.h5")
-            )
-    return [path for path in dict.fromkeys(found) if os.path.realpath(path) not in known][:5]

@@ -37,12 +37,14 @@ class Terms:
         min_nodes: how many of its nodes are enough then; None: all.
         terminate_seconds: between SIGTERM and SIGKILL.
         relay_seconds: for how long a tracking server that is away is waited for once the job has ended.
+        all_ranks: whether what every rank says by ``mlflow.*`` is kept, not only what rank 0 says.
     """
 
     retries: int = 0
     min_nodes: int | None = None
     terminate_seconds: float = 10.0
     relay_seconds: float = 86400.0
+    all_ranks: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,7 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         "oversubscribe": cluster.document.oversubscribe,
         "networkInterface": cluster.document.network_interface,
         "metrics": list(program.metrics),
+        "allRanks": program.terms.all_ranks,
         "model": program.model,
     }
     warnings += _undefined(properties, program.command, source)

@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mlflow_batchai.cluster.clusters import Cluster
@@ -19,8 +20,8 @@ from mlflow_batchai.plan.inputs import choose_inputs
 from mlflow_batchai.plan.planning import Program, Terms, plan_job
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.secrecy import without_secrets
-from mlflow_batchai.shares.objects import scan
-from mlflow_batchai.spec.batchai import BatchaiFile
+from mlflow_batchai.shares.objects import StagedFile, scan
+from mlflow_batchai.spec.batchai import BatchaiFile, ModelSettings
 from mlflow_batchai.spec.command import translate, variable_names
 from mlflow_batchai.spec.job import forbid_program
 from mlflow_batchai.spec.masking import masked
@@ -37,6 +38,7 @@ def prepare(
     env_manager: str | None,
     source: str,
     documents: Collection[Path] = (),
+    like: Prepared | None = None,
 ) -> Prepared:
     """Work out the whole job.
 
@@ -46,6 +48,7 @@ def prepare(
         env_manager: MLflow's ``--env-manager``.
         source: the document's name in messages.
         documents: files that the configuration was read from.
+        like: a job of the same project and configuration, with other values, whose code is taken, whatever has changed since.
 
     Raises:
         BatchAIError: anything that would keep the job from running and can be seen from here.
@@ -71,30 +74,22 @@ def prepare(
         container,
         training_environment(project, env_manager, cluster),
         metrics=[{"name": rule.name, "regex": rule.regex, "step": rule.step} for rule in config.metrics],
-        model={"path": config.model.path, "register": config.model.register_as, "name": config.model.name}
-        if config.model
-        else None,
+        model=_model(config.model) if config.model else None,
         terms=Terms(
             config.retries,
             config.min_nodes,
             config.terminate_grace.total_seconds(),
             config.relay_deadline.total_seconds(),
+            config.ranks == "all",
         ),
     )
     planned = plan_job(program, properties, config, cluster, source)
     plan, warnings = planned.plan, [*notices, *planned.warnings]
-    left_out: Counter[str] = Counter()
-    files = scan(project.directory, _ours(cluster), lambda file: left_out.update([file]))
-    code, withheld = without_secrets(files, planned.spoken, documents)
-    if count := left_out.total():
-        what = "1 file or folder is" if count == 1 else f"{count} files and folders are"
-        warnings.append(f"{what} not sent to the nodes ({', '.join(sorted(left_out, reverse=True))})")
-    warnings += [f"'{path}' is not sent to the nodes: it holds a secret" for path in withheld]
-    if (script := _script(entry.command)) in withheld:
-        raise ProjectError(
-            f"{project.source}: the command runs '{script}', which holds the text of a secret and can't be sent to the nodes;"
-            " take it out of there"
-        )
+    if like is None:
+        code, notices = _code(project, entry, cluster, planned.spoken, documents)
+        warnings += notices
+    else:
+        code = list(like.code)
     plan["code"] = [file.entry() for file in code]
     plan["preparationCache"] = preparation_cache(plan, config.cache_preparation, source)
     if config.cache_preparation is not False and not plan["preparation"]:
@@ -113,6 +108,45 @@ def prepare(
         inputs,
         warnings,
     )
+
+
+def _model(settings: ModelSettings) -> dict[str, Any]:
+    """As in the plan."""
+    promotion = settings.promote_if
+    return {
+        "path": settings.path,
+        "register": settings.register_as,
+        "name": settings.name,
+        "alias": list(settings.alias),
+        "promoteIf": {"metric": promotion.metric, "mode": promotion.better} if promotion else None,
+        "checkSeconds": settings.check_timeout.total_seconds() if settings.check else None,
+    }
+
+
+def _code(
+    project: MLProject, entry: EntryPoint, cluster: Cluster, spoken: Collection[str], documents: Collection[Path]
+) -> tuple[list[StagedFile], list[str]]:
+    """(the project's files that go to the nodes, sentences on those that stay here).
+
+    Args:
+        spoken: every text that must stand nowhere.
+
+    Raises:
+        ProjectError: a file can't be read, or the command's own holds a secret.
+    """
+    left_out: Counter[str] = Counter()
+    files = scan(project.directory, _ours(cluster), lambda file: left_out.update([file]))
+    code, withheld = without_secrets(files, spoken, documents)
+    if (script := _script(entry.command)) in withheld:
+        raise ProjectError(
+            f"{project.source}: the command runs '{script}', which holds the text of a secret and can't be sent to the nodes;"
+            " take it out of there"
+        )
+    warnings = [f"'{path}' is not sent to the nodes: it holds a secret" for path in withheld]
+    if count := left_out.total():
+        what = "1 file or folder is" if count == 1 else f"{count} files and folders are"
+        warnings.insert(0, f"{what} not sent to the nodes ({', '.join(sorted(left_out, reverse=True))})")
+    return code, warnings
 
 
 def _command(entry: EntryPoint, values: Sequence[Value], source: str) -> str:

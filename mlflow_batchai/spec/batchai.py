@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from mlflow_batchai.spec.base import Count, Name, NonEmpty, SpecModel, Whole, refuse_repeats, wrong
+from mlflow_batchai.spec.base import Count, Name, NonEmpty, RelativePath, SpecModel, Whole, refuse_repeats, wrong
 from mlflow_batchai.spec.durations import Seconds, format_duration
 from mlflow_batchai.spec.frameworks import FRAMEWORKS
 from mlflow_batchai.spec.job import JobProperties
 
 MOST_RETRIES = 100
 LONGEST_GRACE = timedelta(minutes=10)
+LONGEST_CHECK = timedelta(hours=1)
+# In the name of a metric: a smaller value is a better one.
+LESS_IS_BETTER = ("loss", "error", "mse", "mae")
 
 
 class MetricRule(SpecModel):
@@ -43,12 +46,81 @@ class MetricRule(SpecModel):
         return self
 
 
-class ModelSettings(SpecModel):
-    """The model that a job leaves: its path, the registered model to make of it, its artifact's name."""
+class Promotion(SpecModel):
+    """What a new version must be better in than the one that holds an alias: a metric, by its last value.
 
-    path: NonEmpty | None = None
+    Without ``mode`` less is better of a metric whose name holds one of ``LESS_IS_BETTER``, and more of any other.
+    """
+
+    metric: NonEmpty
+    mode: Literal["min", "max"] | None = None
+
+    @property
+    def better(self) -> str:
+        """``min`` or ``max``."""
+        return self.mode or ("min" if any(word in self.metric.lower() for word in LESS_IS_BETTER) else "max")
+
+
+class ModelSettings(SpecModel):
+    """The model that a job leaves.
+
+    ``path`` is a file or folder below an output directory (absent: what a rank reported, else what is found there). ``register``
+    names the registered model that it becomes a version of, ``alias`` what points to that version then, ``promote_if`` on which
+    condition. ``check`` has it loaded and tried on a node before it is called READY, in ``check_timeout`` at most.
+    """
+
+    path: RelativePath | None = None
     register_as: NonEmpty | None = Field(default=None, alias="register")
     name: NonEmpty = "model"
+    alias: tuple[NonEmpty, ...] = ()
+    promote_if: Promotion | None = None
+    check: bool = True
+    check_timeout: Seconds = timedelta(minutes=5)
+
+    @field_validator("register_as", "name")
+    @classmethod
+    def _a_name(cls, value: str, info: ValidationInfo) -> str:
+        # MLflow would refuse them when the job has ended.
+        forbidden = "/:" if info.field_name == "register_as" else "/:.%\"'"
+        if not value.strip() or set(value) & set(forbidden):
+            raise wrong(f"is {value!r}, but MLflow takes no name without letters, or with one of {' '.join(forbidden)}")
+        return value
+
+    @field_validator("alias", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("alias")
+    @classmethod
+    def _usable_aliases(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for alias in value:
+            if not re.fullmatch(r"[\w-]{1,255}", alias) or re.fullmatch(r"(?i)latest|v\d+", alias):
+                raise wrong(f"is {alias!r}, but must have letters, digits, '-' or '_', and not be latest or v and a number")
+        refuse_repeats(value, "alias")
+        return value
+
+    @field_validator("promote_if", mode="before")
+    @classmethod
+    def _metric_alone(cls, value: Any) -> Any:
+        return {"metric": value} if isinstance(value, str) else value
+
+    @field_validator("check_timeout")
+    @classmethod
+    def _bounded_timeout(cls, value: timedelta) -> timedelta:
+        if not timedelta(seconds=1) <= value <= LONGEST_CHECK:
+            raise wrong(
+                f"must be between 1 second and {format_duration(LONGEST_CHECK)}: the job's nodes are taken for that long"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _complete(self) -> ModelSettings:
+        if self.promote_if and not self.alias:
+            raise wrong("has promoteIf without alias: say which alias a better model gets, such as alias: champion")
+        if self.alias and not self.register_as:
+            raise wrong("has alias without register: say which registered model has the alias")
+        return self
 
 
 class BatchaiFile(SpecModel):
@@ -59,7 +131,7 @@ class BatchaiFile(SpecModel):
     jobs: true while the whole project stays the same, a list while these files of it do (an empty one: while the command does).
     ``retries`` is how often a job that fails starts again by itself, with ``min_nodes`` of its nodes at least (absent: all).
     ``terminate_grace`` is what processes have between SIGTERM and SIGKILL; ``relay_deadline`` is for how long a tracking server
-    that is away is waited for once the job has ended.
+    that is away is waited for once the job has ended. ``ranks`` says whether what ranks other than 0 say by ``mlflow.*`` is kept.
     """
 
     cluster: NonEmpty | None = None
@@ -73,6 +145,7 @@ class BatchaiFile(SpecModel):
     min_nodes: Count | None = None
     terminate_grace: Seconds = timedelta(seconds=10)
     relay_deadline: Seconds = timedelta(hours=24)
+    ranks: Literal["first", "all"] = "first"
     wait: bool = True
     stage: tuple[NonEmpty, ...] = ()
     cache_preparation: bool | tuple[NonEmpty, ...] = False

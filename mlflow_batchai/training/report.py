@@ -41,16 +41,16 @@ def log(metrics: Mapping[str, Any] | None = None, step: int = 0, all_ranks: bool
         raise TypeError(f"report.log: step must be a whole number, not {step!r}.")
     numbers = {}
     for name, value in dict(metrics or {}, **values).items():
-        numbers[name] = _number(name, value)
-    rank = _rank()
-    if not numbers or (rank != 0 and not all_ranks):
+        numbers[name] = _checked(name, value)
+    own = rank()
+    if not numbers or (own != 0 and not all_ranks):
         return
-    prefix = f"rank_{rank}/" if all_ranks else ""
-    _write(
+    prefix = f"rank_{own}/" if all_ranks else ""
+    append(
         {
             "type": "metric",
             "ts": int(time.time() * 1000),
-            "rank": rank,
+            "rank": own,
             "step": step.__index__(),
             "values": {f"{prefix}{name}": value for name, value in numbers.items()},
         }
@@ -65,7 +65,7 @@ def model(path: Any, model: Any = None) -> None:
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"report.model: path must be a path, not {path!r}.")
-    if _rank() != 0:
+    if rank() != 0:
         return
     where = os.path.abspath(os.fspath(path))
     try:
@@ -73,7 +73,7 @@ def model(path: Any, model: Any = None) -> None:
     except Exception as error:  # facts are a help to the submitter, not worth a training run
         _log.warning("report.model: %s is reported without its facts: %r", where, error)
         meta = {}
-    _write({"type": "model", "path": where, "ts": int(time.time() * 1000), "meta": meta})
+    append({"type": "model", "path": where, "ts": int(time.time() * 1000), "meta": meta})
 
 
 def keras_callback(images_per_epoch: int | None = None) -> Any:
@@ -155,18 +155,22 @@ def _tensor_facts(tensor: Any) -> dict[str, Any]:
     return {"name": str(tensor.name), "shape": shape, "dtype": str(tensor.dtype)}
 
 
-def _number(name: Any, value: Any) -> Any:
-    """Return a float, or "nan", "inf", "-inf" as JSON has no word for them."""
+def _checked(name: Any, value: Any) -> Any:
     try:
         if isinstance(value, (str, bytes, bytearray)):
             raise TypeError("text")
-        number = float(value)
+        return spelled(float(value))
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise TypeError(f"report.log: the value of {name!r} must be one number, not {value!r}.") from None
+
+
+def spelled(number: float) -> Any:
+    """Return the number as a record has it: "nan", "inf" and "-inf" as text, since JSON has no word for them."""
     return number if math.isfinite(number) else str(number)
 
 
-def _rank() -> int:
+def rank() -> int:
+    """Return this process's rank, 0 if nothing says which."""
     for variable in _RANK_VARIABLES:
         text = os.environ.get(variable, "")
         if text.isdigit():
@@ -184,12 +188,13 @@ class _Spool:
     complained = False
 
 
-def _write(record: Mapping[str, Any]) -> None:
+def append(record: Mapping[str, Any]) -> None:
+    """Append a record to this process's file; outside a job, and on an I/O error, it is lost, which is logged."""
     folder = os.environ.get("BATCHAI_SPOOL")
     if not folder:
         _log.debug("not in a job (BATCHAI_SPOOL is not set), not reported: %s", record)
         return
-    path = os.path.join(folder, f"report-{_rank()}-{os.getpid()}.jsonl")
+    path = os.path.join(folder, f"report-{rank()}-{os.getpid()}.jsonl")
     line = (json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n").encode("ascii")
     with _Spool.lock:
         try:

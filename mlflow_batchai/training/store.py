@@ -1,24 +1,58 @@
-"""What MLflow in a rank is told when it looks for a tracking server: one sentence.
+"""What MLflow's plugins of the scheme ``batchai`` are: found by entry points, in a rank as where the package is installed.
 
-Nodes have no route to a tracking server and no credentials for one; the relay brings what ranks report. Registered for the
-scheme ``batchai`` of the address that ranks find in MLFLOW_TRACKING_URI.
+Nodes have no route to a tracking server and no credentials for one. What a script says by ``mlflow.*`` becomes records that the
+relay brings to the job's run. MLflow imports this module whenever it is imported itself, so it is light; the rest is imported
+when an address of the scheme is used.
 """
 
 from typing import Any, NoReturn
 
-SENTENCE = (
-    "a rank has no tracking server: report metrics with 'from mlflow_batchai.training import report;"
-    " report.log(step=..., loss=...)', save files under $AZ_BATCHAI_OUTPUT_<ID>, and leave start_run(), log_metric() and"
-    " autolog() out, or behind 'if \"BATCHAI_RANK\" not in os.environ'"
+# Where a rank's MLflow finds its job: the value of MLFLOW_TRACKING_URI.
+TRACKING_URI = "batchai://job"
+# What the agent tells of the run, in the folder that BATCHAI_SPOOL names.
+FACTS = "run.json"
+
+# Ranks have this package from their PYTHONPATH, where nothing is installed: MLflow finds plugins by distributions, so one
+# travels. It has the package's name, so that of two there the travelling one counts, as its modules do.
+DISTRIBUTION = "mlflow_batchai-{version}.dist-info"
+METADATA = "Metadata-Version: 2.1\nName: mlflow-batchai\nVersion: {version}\n"
+ENTRY_POINTS = """\
+[mlflow.tracking_store]
+batchai = mlflow_batchai.training.store:open_store
+
+[mlflow.artifact_repository]
+batchai = mlflow_batchai.training.store:open_artifacts
+
+[mlflow.model_registry_store]
+batchai = mlflow_batchai.training.store:refuse
+"""
+
+NO_REGISTRY = (
+    "the model registry can't be reached from a node: name the registered model in batchai.yaml (model: {register: NAME}) and"
+    " log the model without registered_model_name; it is registered when the job has succeeded"
 )
 
 
+def open_store(store_uri: Any = None, artifact_uri: Any = None, **options: Any) -> Any:
+    """MLflow's constructor of a tracking store."""
+    from mlflow_batchai.training.tracking.store import JobStore
+
+    return JobStore()
+
+
+def open_artifacts(artifact_uri: str, *arguments: Any, **options: Any) -> Any:
+    """MLflow's constructor of an artifact repository."""
+    from mlflow_batchai.training.tracking.artifacts import JobArtifacts
+
+    return JobArtifacts(artifact_uri)
+
+
 def refuse(*arguments: Any, **options: Any) -> NoReturn:
-    """MLflow's constructor of a store.
+    """MLflow's constructor of a registry store.
 
     Raises:
-        MlflowException: always.
+        RefusedError: always.
     """
-    from mlflow.exceptions import MlflowException
+    from mlflow_batchai.training.tracking.refusals import RefusedError
 
-    raise MlflowException(SENTENCE)
+    raise RefusedError(NO_REGISTRY)

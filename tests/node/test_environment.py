@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.node.environment import NO_TRACKING_URI, allowed, job_environment, thread_variables
+from mlflow_batchai.node.environment import TRACKING_URI, allowed, job_environment, thread_variables
 from mlflow_batchai.node.layout import NodeLayout
 
 NODE = {
@@ -57,7 +57,7 @@ def test_nothing_leaks(environment: Callable[..., dict[str, str]]) -> None:
     # Where an interpreter has no ``python`` beside it, the job's own folder has one.
     ours = os.path.join(os.path.dirname(found["AZ_BATCHAI_JOB_TEMP"]), "bin")
     assert found["PATH"] == f"/envs/x/bin:{ours}:/usr/bin:/bin"
-    assert found["MLFLOW_TRACKING_URI"] == NO_TRACKING_URI
+    assert found["MLFLOW_TRACKING_URI"] == TRACKING_URI
     assert set(allowed(NODE)) == {"PATH", "HOME", "LANG", "LC_ALL", "CUDA_VISIBLE_DEVICES", "https_proxy"}
 
 

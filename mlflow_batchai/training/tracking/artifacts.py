@@ -1,0 +1,78 @@
+"""Artifacts of a script go into a folder of the job on the share; who relays the job sends them on."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from mlflow.store.artifact.artifact_repo import verify_artifact_path
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+
+from mlflow_batchai.training.tracking import job
+from mlflow_batchai.training.tracking.refusals import RefusedError
+
+BLOCK = 1 << 20
+
+
+class JobArtifacts(LocalArtifactRepository):
+    """The artifacts at an address of the scheme: the run's (``batchai://job/run``) or a logged model's (``.../models/ID``).
+
+    They are listed and read where they are written. A file is told of once it is closed, with its size and hash.
+    """
+
+    def __init__(self, artifact_uri: str) -> None:
+        self._run = job.opened()
+        self._inside = unquote(urlsplit(artifact_uri).path).strip("/")
+        # Models are rank 0's only: they are one thing, made of its calls.
+        self._heard = self._run.heard and (self._run.rank == 0 or not self._inside.startswith("models"))
+        super().__init__(os.path.join(self._run.artifacts, *self._inside.split("/")))
+        self.artifact_uri = artifact_uri
+
+    def log_artifact(self, local_file: str, artifact_path: str | None = None) -> None:
+        """Copy a file to a folder below here."""
+        verify_artifact_path(artifact_path)
+        folder = os.path.normpath(artifact_path) if artifact_path else ""
+        name = os.path.basename(local_file)
+        if not self._heard:
+            return
+        target = os.path.join(self.artifact_dir, folder, name)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samefile(local_file, target):
+                return
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        size, digest = _copy(local_file, target)
+        path = os.path.relpath(target, self._run.artifacts).replace(os.sep, "/")
+        self._run.say("artifact", ts=int(time.time() * 1000), path=path, size=size, sha256=digest)
+
+    def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
+        """Copy the files of a folder to a folder below here."""
+        for parent, folders, names in os.walk(local_dir):
+            folders.sort()
+            inside = os.path.relpath(parent, local_dir)
+            folder = os.path.normpath(os.path.join(artifact_path or "", inside))
+            for name in sorted(names):
+                self.log_artifact(os.path.join(parent, name), None if folder == "." else folder)
+
+    def delete_artifacts(self, artifact_path: str | None = None) -> None:
+        """What may have been sent on can't be taken back from here."""
+        raise RefusedError("artifacts can't be deleted from a node: do it where the tracking server is, with MLflow's client")
+
+
+def _copy(source: str, target: str) -> tuple[int, Any]:
+    """(size, SHA-256) of a file that was copied under its final name: some mounts lose what is renamed."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with open(source, "rb") as file, open(target, "wb") as copy:
+            for block in iter(lambda: file.read(BLOCK), b""):
+                copy.write(block)
+                digest.update(block)
+                size += len(block)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(target)
+        raise
+    return size, digest.hexdigest()
