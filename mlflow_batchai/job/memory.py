@@ -45,12 +45,14 @@ _METRICS: Shape = {
     "repeated": is_count,
     "unread": is_count,
 }
+_SAMPLES: Shape = {"first": _mapping_of(is_count), "following": _mapping_of(is_count), "unread": is_count}
 # What belongs together: without one of these the others say nothing.
 _PLACE: Shape = {
     "attempt": is_count,
     "cursor": _mapping_of(is_count),
     "ending": lambda value: isinstance(value, bool),
     "metrics": lambda value: _as_far_as_there(value, _METRICS),
+    "samples": lambda value: _as_far_as_there(value, _SAMPLES),
     "models": list_of(is_mapping),
     "dropped": is_count,
     "skipped": lambda value: list_of(is_count)(value) and len(value) == 2,

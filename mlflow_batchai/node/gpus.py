@@ -1,5 +1,6 @@
 """The GPUs of a node: which there are, which of them are its own, and what its processes are let see of them."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -53,7 +54,8 @@ def ask(argv: List[str], environment: Mapping[str, str], seconds: float = LISTIN
     try:
         output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended, and was collected with the agent's other children
+            os.killpg(process.pid, signal.SIGKILL)
         try:
             process.wait(1.0)
         except subprocess.TimeoutExpired:
@@ -70,7 +72,7 @@ def visible(environment: Mapping[str, str], run: Run = ask) -> Tuple[List[str], 
     They are those of ``nvidia-smi -L``, in its order; CUDA_VISIBLE_DEVICES, where it is set, chooses among them as CUDA does:
     by index or UUID, in its own order, up to the first that isn't there.
     """
-    program = _nvidia_smi(environment)
+    program = nvidia_smi(environment)
     if program is None:
         return [], "no nvidia-smi on PATH"
     code, text = run([program, "-L"], environment)
@@ -94,7 +96,7 @@ def visible(environment: Mapping[str, str], run: Run = ask) -> Tuple[List[str], 
 
 def busy(ids: Sequence[str], environment: Mapping[str, str], run: Run = ask) -> int:
     """How many of these GPUs (of ``visible``) some process computes on, whoever's it is; 0 where nvidia-smi can't say."""
-    program = _nvidia_smi(environment)
+    program = nvidia_smi(environment)
     if program is None:
         return 0
     listed, indexes = run([program, "--query-gpu=index,uuid", "--format=csv,noheader"], environment)
@@ -121,7 +123,7 @@ def of_node(environment: Mapping[str, str], part: Part, wanted: Optional[int], n
     if wanted == 0:
         return Gpus([], True, "gpusPerNode is 0")
     index, parts = part
-    if wanted and _nvidia_smi(environment) is None:
+    if wanted and nvidia_smi(environment) is None:
         chosen = _chosen(environment)
         machine, note = [str(number) for number in range(wanted * parts)] if chosen is None else chosen, "gpusPerNode"
     else:
@@ -154,7 +156,8 @@ def variables(gpus: Gpus, local_rank: Optional[int] = None) -> Dict[str, str]:
     return found
 
 
-def _nvidia_smi(environment: Mapping[str, str]) -> Optional[str]:
+def nvidia_smi(environment: Mapping[str, str]) -> Optional[str]:
+    """The program on a node's PATH, None if there is none."""
     return shutil.which("nvidia-smi", path=environment.get("PATH", os.defpath))
 
 

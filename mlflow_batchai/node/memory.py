@@ -65,11 +65,12 @@ def ran_out(before: Counters, now: Counters, total: Optional[int] = None) -> Opt
     return None
 
 
-def group_folders(text: str) -> List[str]:
-    """The folders in which a process's memory is counted, its own first.
+def group_folders(text: str, resource: str = "memory") -> List[str]:
+    """The folders in which a process's memory (or another resource) is counted, its own first.
 
     Args:
         text: its ``/proc/PID/cgroup``.
+        resource: as version 1 calls it.
     """
     found: List[str] = []
     for line in text.splitlines():
@@ -77,8 +78,8 @@ def group_folders(text: str) -> List[str]:
         kinds, _, path = rest.partition(":")
         if number == "0" and not kinds:
             roots = [GROUPS, GROUPS + "/unified"]
-        elif "memory" in kinds.split(","):
-            roots = [GROUPS + "/memory"]
+        elif resource in kinds.split(","):
+            roots = [GROUPS + "/" + resource]
         else:
             continue
         parts = [part for part in path.split("/") if part]

@@ -63,6 +63,8 @@ EVENTS: Mapping[str, Shape] = {
     "phase": {"phase": is_text, "node": is_count},
     "reached": {"findings": _is_finding},
     "dropped": {"lines": is_count},
+    # One sample of a node's meters: the values by their names.
+    "system": {"node": is_count, "n": is_count, "v": is_mapping, "t": is_number},
     SKIPPED: {"lines": is_count, "files": is_count},
 }
 

@@ -21,6 +21,7 @@ from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.node.sharefiles import Follower, Rounds
 from mlflow_batchai.node.sharetrouble import ShareTrouble
 from mlflow_batchai.node.tasks import readable
+from mlflow_batchai.node.unhurried import Unhurried
 
 TICK_SECONDS = 0.25
 MAX_SEGMENT_BYTES = 1 << 20
@@ -68,6 +69,7 @@ class Shipper(threading.Thread):
         self._log_bytes = 0
         self._outgoing: List[Record] = []
         self._taken_logs: List[Record] = []
+        self._samples = Unhurried()
         self._dropped = 0
         self._urgent = False
         self._first_unsent: Optional[float] = None
@@ -104,6 +106,10 @@ class Shipper(threading.Thread):
             self._reports.append(({"k": "report", "t": protocol.now_ms(), "body": body}, size))
             self._report_bytes += size
             self._mark_unsent(False)
+
+    def sample(self, **fields: Any) -> None:
+        """Send what the node's meters say, with the next segment that there is, or in place of a beat."""
+        self._samples.add("system", **fields)
 
     @property
     def crowded(self) -> bool:
@@ -305,15 +311,14 @@ class Shipper(threading.Thread):
             if not self._outgoing and not self._taken_logs:
                 records, self._taken_logs = self._take(everything)
                 self._outgoing = records + [self._log_record(entry) for entry in self._taken_logs if entry["s"] != EXECUTION]
+                if self._outgoing:
+                    self._outgoing += self._samples.take()
             if not self._outgoing and not self._taken_logs:
-                if time.monotonic() - self._last_written <= self._layout.attempt.beat_seconds:
+                quiet = time.monotonic() - self._last_written > self._layout.attempt.beat_seconds
+                if quiet or everything:
+                    self._outgoing = self._samples.take(0.0 if everything else self._layout.attempt.linger_seconds)
+                if not self._outgoing and not (quiet and self._beat_alone()):
                     return
-                self._beat += 1
-                if self._layout.attempt.beat(self._writer, self._beat):
-                    self._last_written = time.monotonic()
-                    return
-                # Through _outgoing too: a segment that was tried once must come again with the same content.
-                self._outgoing = [{"k": "beat", "n": self._beat, "t": protocol.now_ms()}]
             if self._outgoing:
                 self._send(self._outgoing)
             self._outgoing, logs, self._taken_logs = [], self._taken_logs, []
@@ -322,6 +327,15 @@ class Shipper(threading.Thread):
             self._attempt(self._flush)
         # Ranks that write faster than the share takes it must not keep us from reading.
         self._wake.set()
+
+    def _beat_alone(self) -> bool:
+        """Show that we live; whether that takes a segment, which is in ``_outgoing`` then: it must come again as it was."""
+        self._beat += 1
+        if self._layout.attempt.beat(self._writer, self._beat):
+            self._last_written = time.monotonic()
+            return False
+        self._outgoing = [{"k": "beat", "n": self._beat, "t": protocol.now_ms()}]
+        return True
 
     def _send(self, records: List[Record]) -> None:
         self._layout.attempt.send(self._writer, self._sequence, records)

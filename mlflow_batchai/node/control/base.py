@@ -145,10 +145,12 @@ class Attempt(abc.ABC):
     Attributes:
         beat_seconds: after so many seconds in which it had nothing to say an agent shows that it lives.
         flush_seconds: for how long records wait for more.
+        linger_seconds: for how long those that nobody waits for do, at least, before they leave alone in place of a beat.
     """
 
     beat_seconds: float
     flush_seconds: float
+    linger_seconds: float
 
     @property
     @abc.abstractmethod

@@ -162,6 +162,8 @@ class NamedFiles(Attempt):
         self._paths = paths
         self.flush_seconds = FLUSH_SECONDS
         self.beat_seconds = BEAT_SECONDS
+        # A beat is a segment too.
+        self.linger_seconds = 0.0
 
     @property
     def looked(self) -> float:

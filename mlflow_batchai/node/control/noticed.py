@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 20.0
 FLUSH_SECONDS = 1.0
+# A segment costs several requests, and one each who reads it; a beat costs one.
+LINGER_SECONDS = 60.0
 # The share thread comes back by itself; in between it has other things to do.
 HASTE_SECONDS = 5.0
 
@@ -28,6 +30,7 @@ class NoticedFiles(Attempt):
         self._written: Optional[int] = None
         self.beat_seconds = BEAT_SECONDS
         self.flush_seconds = FLUSH_SECONDS
+        self.linger_seconds = LINGER_SECONDS
 
     @property
     def looked(self) -> float:

@@ -1,0 +1,1 @@
+"""What a node uses of its machine, measured while a job runs there."""
