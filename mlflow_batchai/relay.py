@@ -16,6 +16,7 @@ from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.metrics import MetricFold, Point
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.lastthings import LastThings
+from mlflow_batchai.job.samples import SampleFold
 from mlflow_batchai.node import protocol, records
 from mlflow_batchai.node.protocol import Record
 
@@ -51,6 +52,7 @@ class Relay:
         self._metrics = MetricFold(job.plan["metrics"], memory.get("metrics"))
         self._models: list[Record] = list(memory.get("models", []))
         self._dropped = int(memory.get("dropped", 0))
+        self._samples = SampleFold(job.node_count, memory.get("samples"), self._begun)
         # What could not be read: lines, files.
         self._skipped: list[int] = list(memory.get("skipped", [0, 0]))
         self._state = str(here.get("state", protocol.QUEUED))
@@ -82,6 +84,7 @@ class Relay:
                 self._take(record)
             count += 1
         self._store()
+            self._pending += self._samples.feed(found)
         return count
 
     def _store(self) -> None:
@@ -110,6 +113,7 @@ class Relay:
             "dropped": self._dropped,
             "skipped": list(self._skipped),
             "state": self._state,
+            "samples": self._samples.remember(),
             "notes": list(self.notes),
             "leftOut": list(self._left_out),
         }
@@ -298,7 +302,7 @@ class Relay:
             (lines, "lines of what agents and ranks had reported could not be read, and were left out"),
             (files, "event files were damaged or missing on the share: of each what was whole was taken"),
             (self._metrics.repeated, "metric values came for a step that had one; the first stands"),
-            (self._metrics.unread, "metric values were no numbers, and were left out"),
+            (self._metrics.unread + self._samples.unread, "metric values were no numbers, and were left out"),
         ]
         names = self._metrics.names.notices()
         more = [f"{len(names) - MOST_NAMES_TOLD} more names of metrics were changed"] if len(names) > MOST_NAMES_TOLD else []

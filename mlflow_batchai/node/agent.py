@@ -175,6 +175,8 @@ class Agent:
             self.shipper.keep_saying("stop", why=str(failure or stop))
         left: Set[int] = set()
         with self._going_on():
+            self.phases.sampler.stop()
+        with self._going_on():
             left = self.runtime.end_everything(kill_first=bool(failure or stop))
         if left:
             self.shipper.note("could not end pids %s" % sorted(left))
