@@ -7,56 +7,75 @@ blocks until the job has ended, unless the configuration says ``wait: false``.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
-from mlflow.entities import Experiment, RunStatus
+import mlflow.projects
+from mlflow.entities import Experiment
 from mlflow.exceptions import ExecutionException, MlflowException
 from mlflow.projects.backend.abstract_backend import AbstractBackend
 from mlflow.projects.submitted_run import SubmittedRun
 
 from mlflow_batchai import detached, runner, runs, submitting
 from mlflow_batchai.console import JobConsole
-from mlflow_batchai.errors import BatchAIError, NotSupportedError
-from mlflow_batchai.node import protocol
+from mlflow_batchai.errors import BatchAIError, JobFailedError, NotSupportedError
 from mlflow_batchai.signals import Signals
+from mlflow_batchai.submitted import SubmittedJob
 
 # What MLflow puts into the backend configuration itself.
 MLFLOW_KEYS = ("ENV_MANAGER", "SYNCHRONOUS", "DOCKER_ARGS", "STORAGE_DIR", "build_image", "docker_auth")
 
 
 class BatchAISubmittedRun(SubmittedRun):
-    """A job, as MLflow's Python API sees it."""
+    """A job, as MLflow's Python API sees it.
 
-    def __init__(self, submitted: detached.Submitted) -> None:
+    Args:
+        raises: whether ``wait`` says by an exception why the job has not succeeded: MLflow itself waits, and would only say
+            that it has failed.
+    """
+
+    def __init__(self, submitted: detached.Submitted, raises: bool = False) -> None:
         super().__init__()
-        self._submitted = submitted
+        self._job = SubmittedJob(submitted)
+        self._raises = raises
 
     @property
     def run_id(self) -> str:
-        return self._submitted.run_id
+        return self._job.run_id
 
     @property
     def job_name(self) -> str:
         """The job's name, for the command line."""
-        return self._submitted.job.name
+        return self._job.name
 
     def wait(self) -> bool:
-        """Show the job until it has ended and its run is finished; whether it succeeded."""
+        """Show the job until it has ended and its run is finished; whether it succeeded. Ctrl-C ends the wait, not the job.
+
+        Raises:
+            ExecutionException: it can't be told, or the job has not succeeded and MLflow has called this.
+        """
         with _as_execution_exception():
-            state = runner.watch(self._submitted, JobConsole(self._submitted.job.plan["ranks"]), Signals())
-        return state.execution_state == protocol.SUCCEEDED
+            try:
+                self._job.wait(show=True)
+            except JobFailedError as error:
+                if self._raises:
+                    raise
+                JobConsole(1).say(str(error))
+                return False
+        return True
 
     def get_status(self) -> str:
-        return RunStatus.to_string(RunStatus.from_string(runner.state(self._submitted).run_status))
+        """The run's status: SCHEDULED, RUNNING, or, once all of it is in MLflow, FINISHED, FAILED, KILLED."""
+        with _as_execution_exception():
+            return self._job.status
 
     def cancel(self) -> None:
         """End the job; returns when its run is KILLED (or had ended before)."""
         with _as_execution_exception():
-            runner.cancel(self._submitted, "cancel()")
-            runner.watch(self._submitted, JobConsole(self._submitted.job.plan["ranks"]), Signals(), from_start=False)
+            self._job.cancel()
 
 
 class BatchAIBackend(AbstractBackend):
@@ -87,14 +106,9 @@ class BatchAIBackend(AbstractBackend):
                 console = JobConsole(ready.prepared.plan["ranks"])
                 console.say(ready.sentence)
                 with contextlib.closing(console):
-                    submitted = submitting.submit(
-                        ready,
-                        tracking,
-                        experiment,
-                        command_line.get("run_name"),
-                        command_line.get("run_id"),
-                        progress=console.transfer,
-                    )
+                    run_name, run_id = _untold()
+                    tags = submitting.parent_tags(tracking, run_id)
+                    submitted = submitting.submit(ready, tracking, experiment, run_name, run_id, tags, console.transfer)
                 page = runs.page(tracking.uri, experiment.experiment_id, submitted.run_id)
                 how = f"see it with: mlflow ui --backend-store-uri {tracking.uri}"
                 console.say(f"run {submitted.run_id}: {page or runs.shown(tracking.uri)}")
@@ -104,7 +118,7 @@ class BatchAIBackend(AbstractBackend):
                 elif command_line:
                     console.say(f"job {submitted.job.name} is on its way; batchai job attach {submitted.job.name}")
                     signals.check(lambda: runner.cancel(submitted, "Ctrl-C"))
-        return BatchAISubmittedRun(submitted)
+        return BatchAISubmittedRun(submitted, raises=bool(backend_config.get("SYNCHRONOUS")))
 
 
 def _prepare(
@@ -147,12 +161,21 @@ def _refuse_unusable(backend_config: Mapping[str, Any]) -> None:
 
 
 def _command_line() -> Mapping[str, Any]:
-    """Options of ``mlflow run``, if that is what called us: MLflow hands neither --run-id nor --run-name to plugins."""
+    """Options of ``mlflow run``, if that is what called us."""
     context = click.get_current_context(silent=True)
     callback = context.command.callback if context else None
     if context is None or callback is None or (callback.__module__, context.command.name) != ("mlflow.cli", "run"):
         return {}
     return {key: value for key, value in context.params.items() if value is not None}
+
+
+def _untold() -> tuple[str | None, str | None]:
+    """(run_name, run_id) that ``mlflow.projects.run`` was given. It tells plugins neither: they are read where they stand."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not mlflow.projects.run.__code__:
+        frame = frame.f_back
+    found = frame.f_locals if frame else {}
+    return found.get("run_name"), found.get("run_id")
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ A message is one sentence (or a sentence and the last lines of a log): what was 
     └── JobError                 something about one job
         ├── JobNotFoundError     no job of that name or run id (a NotFoundError, too)
         ├── JobFailedError       the job has ended and did not succeed
+        ├── StillRunningError    it has not ended in the time that was given (a TimeoutError, too); the job goes on
         └── JobDetachedError     we stopped watching; the job goes on
 """
 
@@ -129,6 +130,10 @@ class JobFailedError(JobError):
     def __init__(self, message: str, exit_code: int | None = None) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class StillRunningError(JobError, TimeoutError):
+    """The job has not ended in the time that was given; it goes on."""
 
 
 class JobDetachedError(JobError):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import NamedTuple
 
+from mlflow_batchai.artifacts import bounds_of, is_astray, sizes_below
 from mlflow_batchai.errors import NotFoundError, ShareError, some_of
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.places import locate, mount_points, output_places
 from mlflow_batchai.shares import Share, spelling
 from mlflow_batchai.shares.base import Entry
+from mlflow_batchai.shares.directory import DirectoryShare
 
 LOGS = "stdouterr"
 
@@ -85,6 +89,47 @@ def directory(job: Job, identity: str) -> Directory:
             )
     known = ", ".join([LOGS, *(entry["id"] for entry in job.plan["outputDirectories"])])
     raise NotFoundError(f"job {job.name} has no output directory '{identity}'; it has: {known}")
+
+
+def files(place: Directory, job: Job) -> dict[str, int]:
+    """All files of a directory, as they are now: path from there, by the names that the job gave them -> size in bytes.
+
+    Links that lead out of the share, where they would name files of this machine, are none.
+
+    Raises:
+        ShareError: the share can't be read.
+    """
+    share = place.share
+    if not isinstance(share, DirectoryShare):
+        sizes, _ = sizes_below(share, place.inside(""))
+        return {place.called(name): size for name, size in sorted(sizes.items())}
+    folder, bounds = share.local(place.inside("")), bounds_of(job, share)
+    if is_astray(folder, bounds):
+        return {}
+    paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    found = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths if not is_astray(path, bounds)}
+    return {place.called(name): size for name, size in sorted(found.items())}
+
+
+def download(place: Directory, job: Job, path: str, to: Path) -> Path:
+    """Copy a file or a folder of a directory into a folder of this machine; where it is then.
+
+    Args:
+        path: from the directory; empty: all of it.
+
+    Raises:
+        NotFoundError: there is no such file.
+        ShareError: the share can't be read, or this machine can't keep it.
+    """
+    there = files(place, job)
+    wanted = [name for name in there if path in ("", name) or name.startswith(f"{path}/")]
+    if not wanted:
+        hint = f"there is: {some_of(list(there))}" if there else "there is nothing yet"
+        raise NotFoundError(f"there is no '{path}' in {place.id} of job {job.name}; {hint}")
+    target = to / (path.rpartition("/")[2] or place.id)
+    for name in wanted:
+        place.share.download(place.inside(name), target / name[len(path) :].strip("/") if name != path else target)
+    return target
 
 
 def log_name(job: Job, rank: int | None, stream: str) -> str:

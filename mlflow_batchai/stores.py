@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
 from mlflow_batchai import runs
+from mlflow_batchai.errors import TrackingError
 from mlflow_batchai.runs import Tracking
 
 if TYPE_CHECKING:
@@ -53,6 +56,19 @@ def reaches(tracking: Tracking, run_id: str) -> bool:
     except Exception:  # MLflow raises whatever its store raises
         return False
     return True
+
+
+@contextlib.contextmanager
+def as_tracking_error() -> Iterator[None]:
+    """What MLflow raises inside becomes a TrackingError with its sentence."""
+    try:
+        yield
+    except Exception as error:
+        from mlflow.exceptions import MlflowException
+
+        if not isinstance(error, MlflowException):
+            raise
+        raise TrackingError(f"MLflow: {runs.shown(error.message)}") from error
 
 
 def is_answer(error: BaseException) -> bool:

@@ -101,13 +101,21 @@ def read(
     return Source(uri, project, entry, config, name, documents, cluster)
 
 
-def prepare(source: Source, parameters: Mapping[str, Any], env_manager: str | None, say: Say, cwd: Path | None = None) -> Ready:
+def prepare(
+    source: Source,
+    parameters: Mapping[str, Any],
+    env_manager: str | None,
+    say: Say,
+    cwd: Path | None = None,
+    like: Ready | None = None,
+) -> Ready:
     """Work out one job of a project; no node is asked.
 
     Args:
         env_manager: MLflow's ``--env-manager``.
         say: told every warning.
         cwd: where relative paths start from; default: the current folder.
+        like: another job of the same source, whose code is taken as it was then.
 
     Raises:
         BatchAIError: what would keep it from running and can be seen from here.
@@ -123,6 +131,7 @@ def prepare(source: Source, parameters: Mapping[str, Any], env_manager: str | No
         env_manager,
         source.name,
         source.documents,
+        like.prepared if like else None,
     )
     for warning in prepared.warnings:
         say(warning)
@@ -165,6 +174,21 @@ def experiment_named(tracking: runs.Tracking, name: str) -> Experiment:
     mlflow = runs.client(tracking)
     found = mlflow.get_experiment_by_name(name)
     return found or mlflow.get_experiment(mlflow.create_experiment(name))
+
+
+def parent_tags(tracking: runs.Tracking, run_id: str | None) -> dict[str, str]:
+    """What makes a job's run a child of the run that is active in this thread, if there is one in the same store.
+
+    Args:
+        run_id: the run that is to be the job's: it is no child of itself.
+    """
+    import mlflow
+
+    parent = mlflow.active_run()
+    if parent is None or parent.info.run_id == run_id:
+        return {}
+    same = runs.absolute(mlflow.get_tracking_uri(), Path.cwd()).uri == tracking.uri
+    return {"mlflow.parentRunId": parent.info.run_id} if same else {}
 
 
 def submit(

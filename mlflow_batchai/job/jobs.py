@@ -69,6 +69,11 @@ class Job:
         """The number of this attempt, from 1."""
         return self.paths.attempt
 
+    @property
+    def hosts(self) -> list[str]:
+        """Machines of the nodes that were taken, as far as was seen by now."""
+        return [str(record["host"]) for _, record in sorted(self._announces.items())]
+
     def newest(self) -> int:
         """The number of the job's current attempt: the last one that was begun, or that its verdict says is to follow."""
         begun = (int(entry.name) for entry in self.share.list(JobPaths(self.folder).attempts) if entry.name.isdecimal())

@@ -13,6 +13,7 @@ import pytest
 from azure_server import AzureServer
 
 from mlflow_batchai import detached, jobview, outputs, runner
+from mlflow_batchai import streaming as files
 from mlflow_batchai.cli import streaming
 from mlflow_batchai.cluster import scaling
 from mlflow_batchai.detached import Submitted
@@ -173,7 +174,7 @@ def test_a_stream_that_begins_anew_says_so(attempts: Attempts, capsys: pytest.Ca
 
 
 def test_what_is_written_shows_within_a_second(attempts: Attempts) -> None:
-    assert max(streaming.LOOK_SECONDS, streaming.REQUEST_SECONDS) < 1
+    assert max(files.LOOK_SECONDS, files.REQUEST_SECONDS) < 1
     attempts.log(1, "one\n")
     timer = threading.Timer(0.05, attempts.log, (1, "one\nno line's end"))
     pieces = streaming.stream_file(attempts.submitted, outputs.LOGS, "stdout.txt")
