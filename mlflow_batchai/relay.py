@@ -14,9 +14,9 @@ from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.metrics import MetricFold, Point
+from mlflow_batchai.job.samples import SampleFold
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.lastthings import LastThings
-from mlflow_batchai.job.samples import SampleFold
 from mlflow_batchai.node import protocol, records
 from mlflow_batchai.node.protocol import Record
 
@@ -50,9 +50,9 @@ class Relay:
         here = memory if self._begun else {}
         self._reader = EventReader(job, here.get("cursor"), bool(here.get("ending")))
         self._metrics = MetricFold(job.plan["metrics"], memory.get("metrics"))
+        self._samples = SampleFold(job.node_count, memory.get("samples"), self._begun)
         self._models: list[Record] = list(memory.get("models", []))
         self._dropped = int(memory.get("dropped", 0))
-        self._samples = SampleFold(job.node_count, memory.get("samples"), self._begun)
         # What could not be read: lines, files.
         self._skipped: list[int] = list(memory.get("skipped", [0, 0]))
         self._state = str(here.get("state", protocol.QUEUED))
@@ -80,11 +80,11 @@ class Relay:
                 self._store()
             self._unsaved = True
             self._pending += self._metrics.feed(found)
+            self._pending += self._samples.feed(found)
             for record in found:
                 self._take(record)
             count += 1
         self._store()
-            self._pending += self._samples.feed(found)
         return count
 
     def _store(self) -> None:
@@ -109,11 +109,11 @@ class Relay:
             "cursor": dict(self._reader.cursor),
             "ending": self._reader.ending,
             "metrics": self._metrics.remember(),
+            "samples": self._samples.remember(),
             "models": list(self._models),
             "dropped": self._dropped,
             "skipped": list(self._skipped),
             "state": self._state,
-            "samples": self._samples.remember(),
             "notes": list(self.notes),
             "leftOut": list(self._left_out),
         }
