@@ -24,10 +24,10 @@ def main(arguments: List[str]) -> int:
         from mlflow_batchai.node import rendezvous
 
         return rendezvous.main(rest)
-    if verb == "describe":
-        from mlflow_batchai.node import describe
+    if verb == "try-model":
+        from mlflow_batchai.node import trial
 
-        return describe.main(rest)
+        return trial.main(rest)
     if verb == "horovod-build":
         from mlflow_batchai.horovod_wheel import verb as horovod_build
 

@@ -279,8 +279,8 @@ class Agent:
         if wish is None or wish.kind != protocol.CANCEL:
             verdict = self._going_on_after(verdict)
         with self._going_on():
-            if verdict["executionState"] == protocol.SUCCEEDED:
-                self.phases.describe_models()
+            if verdict["executionState"] == protocol.SUCCEEDED and (cut := self.phases.check_model()):
+                verdict = outcome.verdict(None, cut, attempt=self.layout.paths.attempt)
         with self._going_on():
             self.runtime.stop_helpers()
         with self._going_on():

@@ -1,6 +1,6 @@
 """What a saved Keras model is, read from its file, without importing TensorFlow or Keras.
 
-Run on a node by the interpreter that trained, ``python agent.pyz describe FILE...``, so that the submitting
+Done on a node by the interpreter that trained (``trial``), so that the submitting
 machine, which may have another TensorFlow or none, can make an MLflow model of the file. Standard library,
 and h5py for ``.h5`` files only.
 """
@@ -8,11 +8,12 @@ and h5py for ``.h5`` files only.
 import json
 import os
 import platform
+import re
 import sys
 import zipfile
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from mlflow_batchai.node import tensors
 
@@ -51,36 +52,51 @@ def describe(path: str) -> Dict[str, Any]:
     keras = keras_version or packages.get("keras")
     if keras is None:
         raise DescribeError(f"{path} does not say which Keras wrote it, and this Python has no keras")
-    tensorflow = next((name for name in TENSORFLOW_PACKAGES if name in packages), None)
-    backend = backend or _backend_here(tensorflow is not None, "torch" in packages)
-    record: Dict[str, Any] = {
-        "keras": keras,
-        "backend": backend,
-        "tensorflow": packages[tensorflow] if tensorflow else None,
-        "python": platform.python_version(),
-        "numpy": packages.get("numpy"),
-        "requirements": _requirements(keras, backend, tensorflow, packages),
-        "format": file_format,
-    }
+    backend = backend or _backend_here(_tensorflow(packages) is not None, "torch" in packages)
+    record: Dict[str, Any] = {"keras": keras, "format": file_format, **environment(backend, keras)}
     ends = {"inputs": tensors.inputs(config), "outputs": tensors.outputs(config)}
     record.update({key: found for key, found in ends.items() if found})
     return record
 
 
-def main(argv: List[str]) -> int:
-    """Print a line of JSON for each file: its description, or ``{"file", "error"}`` and then return 1."""
-    if not argv:
-        print("usage: describe FILE...", file=sys.stderr)
-        return 2
-    code = 0
-    for path in argv:
-        try:
-            record = describe(path)
-        except DescribeError as error:
-            record = {"file": path, "error": str(error)}
-            code = 1
-        print(json.dumps(record))
-    return code
+def environment(backend: str, keras: Optional[str] = None) -> Dict[str, Any]:
+    """What of ``describe``'s record tells of this interpreter, for a model of a backend.
+
+    Args:
+        keras: the version of Keras that wrote it; None: it is no Keras file, and Keras is pinned if it is here.
+    """
+    packages = _packages()
+    tensorflow = _tensorflow(packages)
+    return {
+        "backend": backend,
+        "tensorflow": packages[tensorflow] if tensorflow else None,
+        "python": platform.python_version(),
+        "numpy": packages.get("numpy"),
+        "requirements": _requirements(keras or packages.get("keras", ""), backend, tensorflow, packages),
+    }
+
+
+def configuration(path: str) -> Dict[str, Any]:
+    """The model's configuration as Keras has saved it; empty if it can't be read."""
+    try:
+        return _read(path)[1]
+    except DescribeError:
+        return {}
+
+
+def keras_module(keras: str, requirements: Sequence[str]) -> str:
+    """The module whose ``models.load_model`` reads a file: keras, tf_keras or tensorflow.keras.
+
+    Args:
+        keras: the version that wrote it.
+        requirements: pins of the interpreter that trained.
+    """
+    names = {re.split(r"[\[<>=!~]", line)[0].lower().replace("_", "-"): line for line in requirements}
+    if "tf-keras" in names:
+        return "tf_keras"
+    pinned = re.search(r"==(\d+)", names.get("keras", ""))
+    major = int(pinned.group(1) if pinned else keras.split(".")[0])
+    return "keras" if major >= 3 else "tensorflow.keras"
 
 
 def _read(path: str) -> Saved:
@@ -118,10 +134,14 @@ def _read_h5(path: str) -> Saved:
     return "h5", json.loads(texts["model_config"]), texts.get("keras_version"), texts.get("backend")
 
 
+def _tensorflow(packages: Mapping[str, str]) -> Optional[str]:
+    return next((name for name in TENSORFLOW_PACKAGES if name in packages), None)
+
+
 def _packages() -> Dict[str, str]:
     """Versions of the packages a Keras model needs, of this interpreter."""
     found = {}
-    for name in (*TENSORFLOW_PACKAGES, "keras", "tf_keras", "torch", "jax", "numpy", "h5py"):
+    for name in (*TENSORFLOW_PACKAGES, "keras", "tf_keras", "torch", "jax", "numpy", "h5py", "mlflow"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -134,7 +154,7 @@ def _requirements(keras: str, backend: str, tensorflow: Optional[str], packages:
     names = [tensorflow] if tensorflow else []
     names += ["tf_keras"] if keras.startswith("2.") and "tf_keras" in packages else ["keras"]
     names += [backend] if backend in ("torch", "jax") else []
-    return [f"{name}=={packages[name]}" for name in [*names, "numpy", "h5py"] if name in packages]
+    return [f"{name}=={packages[name]}" for name in [*names, "numpy", "h5py", "mlflow"] if name in packages]
 
 
 def _backend_here(has_tensorflow: bool, has_torch: bool) -> str:

@@ -35,6 +35,7 @@ class Runtime:
 
     Attributes:
         container: the job's, once it runs: tasks are started in it.
+        reported_models: what ranks said of saved models, the last of each path.
         registry: ``username`` and ``password`` for its image, or None.
     """
 
@@ -55,7 +56,7 @@ class Runtime:
         self._last_pump = 0.0
         self._pipe_was_full = False
         self.reports = ReportReader(layout.spool)
-        self.reported_models: List[str] = []
+        self.reported_models: List[Dict[str, Any]] = []
 
     def start(
         self,
@@ -125,9 +126,13 @@ class Runtime:
             return True
         found = self.reports.read()
         for report in found:
-            if report.body.get("type") == "model":
-                self.reported_models.append(str(report.body.get("path")))
-            self.shipper.report(*report)
+            body = report.body
+            if body.get("type") == "model" and isinstance(body.get("meta"), dict):
+                self.reported_models = [one for one in self.reported_models if one["path"] != body.get("path")]
+                self.reported_models.append({**body, "path": str(body.get("path"))})
+                # The example is large, and one of them is needed: it goes with the model that is chosen.
+                body = dict(body, meta={key: value for key, value in body["meta"].items() if key != "example"})
+            self.shipper.report(body, report.size)
         unread, self.reports.unread = self.reports.unread, 0
         if unread:
             self.shipper.record(records.SKIPPED, lines=unread, files=0)

@@ -64,9 +64,10 @@ class Promotion(SpecModel):
 class ModelSettings(SpecModel):
     """The model that a job leaves.
 
-    ``path`` is a file or folder below an output directory (absent: what a rank reported, else what is found there). ``register``
-    names the registered model that it becomes a version of, ``alias`` what points to that version then, ``promote_if`` on which
-    condition. ``check`` has it loaded and tried on a node before it is called READY, in ``check_timeout`` at most.
+    ``path`` is a file or folder below an output directory (absent: what a rank reported, else what is found there).
+    ``register`` names the registered model that it becomes a version of, ``alias`` what points to that version then,
+    ``promote_if`` on which condition. ``check`` has it loaded and tried on a node before it is called READY, in
+    ``check_timeout`` at most.
     """
 
     path: RelativePath | None = None
@@ -109,9 +110,7 @@ class ModelSettings(SpecModel):
     @classmethod
     def _bounded_timeout(cls, value: timedelta) -> timedelta:
         if not timedelta(seconds=1) <= value <= LONGEST_CHECK:
-            raise wrong(
-                f"must be between 1 second and {format_duration(LONGEST_CHECK)}: the job's nodes are taken for that long"
-            )
+            raise wrong(f"must be between 1 second and {format_duration(LONGEST_CHECK)}: the job keeps its nodes for that long")
         return value
 
     @model_validator(mode="after")

@@ -434,7 +434,7 @@ def test_a_broken_share_thread_fails_a_job_that_waits(cluster: Cluster) -> None:
     "patch",
     [
         "peers.Peers.failures = boom",
-        "phases.Phases.describe_models = boom",
+        "phases.Phases.check_model = boom",
         "staging.copy_logs = boom",
         "runtime.Runtime.stop_helpers = boom",
         "runtime.Runtime.end_everything = boom",

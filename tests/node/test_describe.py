@@ -10,7 +10,7 @@ import h5py
 import pytest
 
 from mlflow_batchai.node import describe as module
-from mlflow_batchai.node.describe import DescribeError, describe, main
+from mlflow_batchai.node.describe import DescribeError, describe
 
 F32 = {"module": "keras", "class_name": "DTypePolicy", "config": {"name": "float32"}, "registered_name": None}
 
@@ -232,20 +232,10 @@ def test_what_is_no_model_is_refused_in_a_sentence(tmp_path):
         describe(str(tmp_path / "text"))
 
 
-def test_main_prints_a_line_for_each_file(tmp_path, capsys):
-    good = save_keras(tmp_path / "good model.keras", sequential(IMAGE))
-    assert main([good]) == 0
-    assert main(["/nowhere.h5", good]) == 1
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == lines[2]
-    assert lines[1] == {"file": "/nowhere.h5", "error": "there is no model file /nowhere.h5"}
-    assert main([]) == 2
-
-
 def test_it_imports_no_framework(tmp_path, agent_pyz):
     path = save_h5(tmp_path / "model.h5", sequential(IMAGE), keras_version="3.15.1")
     code = (
-        f"import runpy, sys; sys.argv[1:] = ['describe', {path!r}]\n"
+        f"import runpy, sys; sys.argv[1:] = ['try-model', {path!r}]\n"
         f"try: runpy.run_path({str(agent_pyz)!r}, run_name='__main__')\n"
         "finally: print(sorted({'tensorflow', 'keras', 'mlflow'} & set(sys.modules)))"
     )

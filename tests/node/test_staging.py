@@ -196,26 +196,6 @@ def test_logs_are_copied_where_the_document_wants_them(
     staging.copy_logs(make_layout())
 
 
-def test_model_files(make_layout: Callable[..., NodeLayout], share: Path) -> None:
-    outputs = [{"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": None}]
-    layout = make_layout(outputDirectories=outputs)
-    mount(layout)
-    folder = Path(layout.directories()["AZ_BATCHAI_OUTPUT_MODEL"])
-    for name in ("a.h5", "b.weights.h5", "c.keras", "d.txt", "checkpoints/e.h5", "sub/f.h5"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-    names = [os.path.relpath(path, folder) for path in staging.model_files(layout, [str(folder / "a.h5")])]
-    assert names == ["c.keras", "sub/f.h5"]
-    layout.plan["model"] = {"path": "checkpoints/e.h5"}
-    assert staging.model_files(layout, []) == [str(folder / "checkpoints/e.h5")]
-    layout.plan["model"] = {"path": "none.h5"}
-    assert staging.model_files(layout, []) == []
-    for number in range(9):
-        (folder / f"m{number}.h5").touch()
-    layout.plan["model"] = None
-    assert len(staging.model_files(layout, [])) == 5
-
-
 def test_a_job_has_a_python(make_layout: Callable[..., NodeLayout], tmp_path: Path) -> None:
     """Debian has python3 only; what lies beside an interpreter by that name is left alone."""
     layout = make_layout()
