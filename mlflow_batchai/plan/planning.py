@@ -37,6 +37,7 @@ class Terms:
         min_nodes: how many of its nodes are enough then; None: all.
         terminate_seconds: between SIGTERM and SIGKILL.
         relay_seconds: for how long a tracking server that is away is waited for once the job has ended.
+        system_seconds: how often nodes are sampled for their system metrics, at first; None: never.
         all_ranks: whether what every rank says by ``mlflow.*`` is kept, not only what rank 0 says.
     """
 
@@ -44,6 +45,7 @@ class Terms:
     min_nodes: int | None = None
     terminate_seconds: float = 10.0
     relay_seconds: float = 86400.0
+    system_seconds: float | None = 10.0
     all_ranks: bool = False
 
 
@@ -167,6 +169,7 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         "oversubscribe": cluster.document.oversubscribe,
         "networkInterface": cluster.document.network_interface,
         "metrics": list(program.metrics),
+        "systemMetrics": program.terms.system_seconds,
         "allRanks": program.terms.all_ranks,
         "model": program.model,
     }

@@ -80,6 +80,7 @@ def prepare(
             config.min_nodes,
             config.terminate_grace.total_seconds(),
             config.relay_deadline.total_seconds(),
+            config.system_metrics.total_seconds() if config.system_metrics else None,
             config.ranks == "all",
         ),
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_serializer, field_validator, model_validator
 
 from mlflow_batchai.spec.base import Count, Name, NonEmpty, RelativePath, SpecModel, Whole, refuse_repeats, wrong
 from mlflow_batchai.spec.durations import Seconds, format_duration
@@ -16,6 +16,7 @@ from mlflow_batchai.spec.job import JobProperties
 
 MOST_RETRIES = 100
 LONGEST_GRACE = timedelta(minutes=10)
+SAMPLE_INTERVAL, SHORTEST_INTERVAL = timedelta(seconds=10), timedelta(seconds=1)
 LONGEST_CHECK = timedelta(hours=1)
 # In the name of a metric: a smaller value is a better one.
 LESS_IS_BETTER = ("loss", "error", "mse", "mae")
@@ -131,6 +132,8 @@ class BatchaiFile(SpecModel):
     ``retries`` is how often a job that fails starts again by itself, with ``min_nodes`` of its nodes at least (absent: all).
     ``terminate_grace`` is what processes have between SIGTERM and SIGKILL; ``relay_deadline`` is for how long a tracking server
     that is away is waited for once the job has ended. ``ranks`` says whether what ranks other than 0 say by ``mlflow.*`` is kept.
+    ``system_metrics`` is how often nodes are sampled for their system metrics in the job's first hour: a duration, true (every
+    10 s) or false; None: never.
     """
 
     cluster: NonEmpty | None = None
@@ -145,6 +148,7 @@ class BatchaiFile(SpecModel):
     terminate_grace: Seconds = timedelta(seconds=10)
     relay_deadline: Seconds = timedelta(hours=24)
     ranks: Literal["first", "all"] = "first"
+    system_metrics: Seconds | None = SAMPLE_INTERVAL
     wait: bool = True
     stage: tuple[NonEmpty, ...] = ()
     cache_preparation: bool | tuple[NonEmpty, ...] = False
@@ -155,6 +159,22 @@ class BatchaiFile(SpecModel):
         if value > LONGEST_GRACE:
             raise wrong(f"must be {format_duration(LONGEST_GRACE)} at most: agents that end a job are waited for that long")
         return value
+
+    @field_validator("system_metrics", mode="before")
+    @classmethod
+    def _yes_or_interval(cls, value: Any) -> Any:
+        return SAMPLE_INTERVAL if value is None or value is True else None if value is False else value
+
+    @field_validator("system_metrics")
+    @classmethod
+    def _bounded_interval(cls, value: timedelta | None) -> timedelta | None:
+        if value is not None and value < SHORTEST_INTERVAL:
+            raise wrong(f"must be true, false, or {format_duration(SHORTEST_INTERVAL)} at least")
+        return value
+
+    @field_serializer("system_metrics", when_used="json")
+    def _as_written(self, value: timedelta | None) -> str | bool:
+        return False if value is None else format_duration(value)
 
     @model_validator(mode="after")
     def _fewer_nodes(self) -> BatchaiFile:
