@@ -65,6 +65,9 @@ class Signals:
             self._told = True
 
     def _interrupt(self, number: int, frame: object) -> None:
+        if self.submitting and not self._cancels:
+            self._left = "Ctrl-C"
+            return
         if self.submitting:
             if self.cancelled:
                 raise KeyboardInterrupt

@@ -27,10 +27,12 @@ class Noun(NamedTuple):
     Attributes:
         help: one line.
         entries: name -> what it is; the order is that of the help.
+        usual: the verb that is meant where none is named; None: one has to be.
     """
 
     help: str
     entries: Mapping[str, Noun | Verb]
+    usual: str | None = None
 
 
 class NounGroup(click.Group):
@@ -39,6 +41,11 @@ class NounGroup(click.Group):
     def __init__(self, name: str, noun: Noun, text: str | None = None) -> None:
         super().__init__(name, help=text or noun.help, context_settings={"help_option_names": ["-h", "--help"]})
         self._noun = noun
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self._noun.usual and args and args[0] not in (*self._noun.entries, *ctx.help_option_names):
+            args = [self._noun.usual, *args]
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._noun.entries)

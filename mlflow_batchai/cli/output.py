@@ -25,6 +25,13 @@ class Tabular(NamedTuple):
     columns: Sequence[Column]
 
 
+class Drawn(NamedTuple):
+    """A result whose table is drawn by who made it."""
+
+    whole: Any
+    table: Callable[[], str]
+
+
 class Incomplete(NamedTuple):
     """A result that is printed, of a command that fails all the same: a part of it could not be had, which was told."""
 
@@ -89,6 +96,11 @@ def emit(data: Any, output: str, query: Callable[[Any], Any] | None = None, colu
     """Print a command's result."""
     if isinstance(data, Tabular):
         data, columns = (list(data.rows), data.columns) if output == "table" and query is None else (data.whole, None)
+    if isinstance(data, Drawn):
+        if output == "table" and query is None:
+            click.echo(data.table())
+            return
+        data = data.whole
     if query is not None:
         data, columns = query(data), None
     colored = output == "jsonc" and sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -77,6 +77,17 @@ TREE = Noun(
                 ),
             },
         ),
+        "sweep": Noun(
+            "One project run with many sets of parameters (`sweep run` may be written `sweep`).",
+            {
+                "run": Verb(f"{_CLI}.sweep:run", "Run a project once for each combination of values."),
+                "attach": Verb(f"{_CLI}.sweep_control:attach", "Go on with a sweep, and stay until it has ended."),
+                "show": Verb(f"{_CLI}.sweep_control:show", "A sweep's jobs and results, the best first."),
+                "list": Verb(f"{_CLI}.sweep_control:list_sweeps", "Sweeps, the newest first."),
+                "terminate": Verb(f"{_CLI}.sweep_control:terminate", "End a sweep and all of its jobs."),
+            },
+            usual="run",
+        ),
         "storage": Noun(
             "File shares: Azure's, or directories that stand for them.",
             {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +26,7 @@ IGNORED_NAMES = frozenset(
 BLOCK = 1 << 20
 # Files of more bytes are sent one after the other: a share sends pieces of each at once.
 LARGE = 4 << 20
+JUST_NOW_NS = 3_000_000_000
 
 Progress = Callable[[int, int], None]
 Item = TypeVar("Item")
@@ -57,7 +60,21 @@ class StagedFile(NamedTuple):
 
 
 def hash_file(path: Path) -> tuple[str, int]:
-    """The SHA-256 of a file, in hexadecimal, and its size in bytes."""
+    """The SHA-256 of a file, in hexadecimal, and its size in bytes; a file that is as it was is not read again."""
+    seen = path.stat()
+    changed = max(seen.st_mtime_ns, seen.st_ctime_ns)
+    # A file that was just written may be written again within one tick of its file system's clock.
+    if abs(time.time_ns() - changed) < JUST_NOW_NS:
+        return _hash(path)
+    return _known_hash(path, (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns))
+
+
+@functools.lru_cache(maxsize=10_000)
+def _known_hash(path: Path, identity: tuple[int, ...]) -> tuple[str, int]:
+    return _hash(path)
+
+
+def _hash(path: Path) -> tuple[str, int]:
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(BLOCK):

@@ -1,0 +1,138 @@
+"""Sweeps as runs of the tracking store: the parent run, its plan, and the runs of its jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlflow_batchai import experiments, runs
+from mlflow_batchai.errors import JobError, NotFoundError
+from mlflow_batchai.index import NOT_ENDED, PAGE
+from mlflow_batchai.runs import Tracking
+from mlflow_batchai.sweep.plan import ARTIFACT, SweepPlan, read_plan
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+# Of the parent run: its name; of parent and jobs: the parent's run id, so that one search finds all; of a job: its number.
+TAG_NAME, TAG_SWEEP, TAG_INDEX = "batchai.sweepName", "batchai.sweep", "batchai.sweepIndex"
+TAG_JOBS, TAG_BEST, TAG_BEST_METRIC = "batchai.sweepJobs", "batchai.sweepBest", "batchai.sweepBestMetric"
+TAG_DRIVER = "batchai.sweepDriver"
+RESULTS = "sweep/results.json"
+TAG_PARENT, TAG_NOTE = "mlflow.parentRunId", "mlflow.note.content"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep that was begun.
+
+    Attributes:
+        run_id: the parent run's.
+    """
+
+    plan: SweepPlan
+    run_id: str
+    experiment_id: str
+    tracking: Tracking
+
+    @property
+    def name(self) -> str:
+        """Its name; several sweeps may have one."""
+        return self.plan.name
+
+    def job_tags(self, index: int) -> dict[str, str]:
+        """Tags of the run of one of its jobs."""
+        return {TAG_PARENT: self.run_id, TAG_SWEEP: self.run_id, TAG_INDEX: str(index)}
+
+
+def begin(plan: SweepPlan, tracking: Tracking, experiment_id: str, tags: Mapping[str, str]) -> Sweep:
+    """Make the parent run, RUNNING, and keep the plan with it; from then on the sweep can be gone on with."""
+    mlflow = runs.client(tracking)
+    count = str(len(plan.combinations))
+    run = mlflow.create_run(experiment_id, tags={**tags, TAG_NAME: plan.name, TAG_JOBS: count}, run_name=plan.name)
+    run_id = str(run.info.run_id)
+    try:
+        mlflow.log_text(run_id, plan.text(), ARTIFACT)
+        # The last: a parent run without it was never begun.
+        mlflow.set_tag(run_id, TAG_SWEEP, run_id)
+    except BaseException:
+        # What went wrong first is what a person has to see, even if the store has gone as well.
+        with contextlib.suppress(Exception):
+            mlflow.set_terminated(run_id, "FAILED")
+        raise
+    return Sweep(plan, run_id, experiment_id, tracking)
+
+
+def find(tracking: Tracking, name: str) -> Run:
+    """The parent run of a sweep, by its name or its run id; the newest if several have the name.
+
+    Raises:
+        NotFoundError: there is none; the message names some that exist.
+    """
+    mlflow = runs.client(tracking)
+    if "'" not in name:
+        by_id = f" AND attributes.run_id = '{name}'" if len(name) == 32 else f" AND tags.`{TAG_NAME}` = '{name}'"
+        if found := _search(mlflow, f"tags.`{TAG_JOBS}` LIKE '%'{by_id}", most=1):
+            return found[0]
+    known = [run.data.tags[TAG_NAME] for run in every(mlflow, most=10)]
+    hint = f"the newest are: {', '.join(dict.fromkeys(known))}" if known else f"there are none in {tracking.uri}"
+    raise NotFoundError(f"there is no sweep '{name}'; {hint}")
+
+
+def every(mlflow: MlflowClient, most: int = PAGE, user: str | None = None) -> list[Run]:
+    """Parent runs of sweeps, the newest first.
+
+    Args:
+        user: of this user's that have not ended; None: of all sweeps.
+    """
+    wanted = "" if user is None else f" AND tags.`mlflow.user` = '{user}' AND {NOT_ENDED}"
+    return _search(mlflow, f"tags.`{TAG_JOBS}` LIKE '%'{wanted}", most) if "'" not in (user or "") else []
+
+
+def _search(mlflow: MlflowClient, wanted: str, most: int) -> list[Run]:
+    where = [entry.experiment_id for entry in experiments.every(mlflow)]
+    order = ["attributes.start_time DESC"]
+    return list(mlflow.search_runs(where, wanted, max_results=most, order_by=order)) if where else []
+
+
+def of_run(run: Run, tracking: Tracking) -> Sweep:
+    """The sweep of a parent run.
+
+    Raises:
+        JobError: its plan was never kept, or can't be read.
+    """
+    name = run.data.tags[TAG_NAME]
+    if TAG_SWEEP not in run.data.tags:
+        raise JobError(
+            f"sweep {name}: whoever started it died before its plan was kept, and none of its jobs was started; delete its run"
+            f" (mlflow runs delete --run-id {run.info.run_id}) and start it again"
+        )
+    mlflow = runs.client(tracking)
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(mlflow.download_artifacts(run.info.run_id, ARTIFACT, folder)).read_text(encoding="utf-8")
+    plan = read_plan(text, f"the artifact {ARTIFACT} of run {run.info.run_id}")
+    return Sweep(plan, str(run.info.run_id), str(run.info.experiment_id), tracking)
+
+
+def members(mlflow: MlflowClient, sweep: Sweep, unended: bool = False) -> tuple[Run | None, dict[int, Run]]:
+    """(the parent run, number -> run of the jobs that were started), with one search.
+
+    Args:
+        unended: only those that have not ended; without, the parent is None if it was deleted.
+    """
+    wanted = f"tags.`{TAG_SWEEP}` = '{sweep.run_id}'" + (f" AND {NOT_ENDED}" if unended else "")
+    found: list[Run] = []
+    token: str | None = None
+    while True:
+        page = mlflow.search_runs([sweep.experiment_id], wanted, max_results=PAGE, page_token=token)
+        found += page
+        if not (token := page.token):
+            break
+    parent = next((run for run in found if run.info.run_id == sweep.run_id), None)
+    jobs = {int(run.data.tags[TAG_INDEX]): run for run in found if run.data.tags.get(TAG_INDEX, "").isdecimal()}
+    return parent, {index: jobs[index] for index in sorted(jobs)}
