@@ -1,0 +1,156 @@
+"""Files that scripts have logged, on the share: which are to be sent, and each as a file of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from mlflow_batchai.artifacts import LONGEST_NAME, bounds_of, is_astray
+from mlflow_batchai.errors import ShareNotFoundError
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.node import records
+from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.shares import spelling
+from mlflow_batchai.shares.directory import DirectoryShare
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+SHAPE: records.Shape = {"path": records.is_text, "size": records.is_count, "sha256": records.is_text}
+# Of how many files it is remembered what was sent; of more, some may be sent twice.
+MOST_SENT = 10_000
+# So many files wait for their turn: more have those before them sent at once, and beyond the second number none is taken.
+CROWD, MOST_WAITING = 1_000, 10_000
+MOST_NAMES_TOLD = 20
+
+
+class NotThereError(Exception):
+    """A file isn't there, or not as it was told of; the message is a sentence."""
+
+
+@contextlib.contextmanager
+def local(job: Job, path: str, size: int | None) -> Iterator[Path]:
+    """A file below the job's ``artifacts`` as one of this machine, under its own name.
+
+    Args:
+        size: that it was told to have; None: whatever it has.
+
+    Raises:
+        NotThereError: it isn't there yet, or no more, has another size, or is a link out of the share.
+        ShareError: the share can't be read.
+    """
+    share, inside = job.share, f"{job.paths.artifacts}/{path}"
+    if isinstance(share, DirectoryShare):
+        file = share.local(inside)
+        if is_astray(file, bounds_of(job, share)):
+            raise NotThereError("it is gone, or a link out of the share")
+        if size is not None and file.stat().st_size != size:
+            raise NotThereError("it has changed")
+        yield file
+        return
+    rclone = job.plan["volumes"][0].get("how") == "rclone"
+    with TemporaryDirectory(prefix="batchai-") as scratch:
+        target = Path(scratch, path.rpartition("/")[2])
+        try:
+            share.download(spelling.on_share(inside) if rclone else inside, target)
+        except ShareNotFoundError:
+            raise NotThereError("it is gone") from None
+        if size is not None and target.stat().st_size != size:
+            raise NotThereError("it has changed")
+        yield target
+
+
+def is_path(path: str) -> bool:
+    """Whether a rank's word for a path names a file below a folder, and one that this machine could have."""
+    return all(
+        part not in ("", ".", "..") and "\0" not in part and len(part.encode("utf-8", "replace")) <= LONGEST_NAME
+        for part in path.split("/")
+    )
+
+
+class RunFiles:
+    """The run's artifacts: each is sent when it is new or another one than before.
+
+    Args:
+        memory: what ``remember`` returned in an earlier process.
+    """
+
+    def __init__(self, client: MlflowClient, job: Job, memory: Mapping[str, Any]) -> None:
+        self._client = client
+        self._job = job
+        self._run_id = str(job.plan["runId"])
+        # Path -> [size, content]; by hashes: path -> content.
+        self._waiting: dict[str, list[Any]] = {path: list(told) for path, told in memory.get("waiting", {}).items()}
+        self._sent: dict[str, str] = dict(memory.get("sent", {}))
+        self._left_out = int(memory.get("leftOut", 0))
+
+    def remember(self) -> dict[str, Any]:
+        """All that another process needs to go on, as JSON."""
+        waiting = {path: list(told) for path, told in self._waiting.items()}
+        return {"waiting": waiting, "sent": dict(self._sent), "leftOut": self._left_out}
+
+    @property
+    def crowded(self) -> bool:
+        """Whether many files wait."""
+        return len(self._waiting) >= CROWD
+
+    def take(self, path: str, body: Record) -> None:
+        """A file was closed."""
+        content = body["sha256"][:16]
+        self._waiting.pop(path, None)
+        if self._sent.get(_hashed(path)) == content:
+            return
+        if len(self._waiting) >= MOST_WAITING:
+            self._left_out += 1
+        else:
+            self._waiting[path] = [body["size"], content]
+
+    def send(self, seconds: float | None = None) -> list[str]:
+        """Send what waits, oldest first; what is not as it was told of waits on.
+
+        Args:
+            seconds: begin no file after so many; None: nothing more will be written, send all, and return sentences on what
+                could not be sent.
+
+        Raises:
+            Exception: the store or the share is away: call it again.
+        """
+        from mlflow.exceptions import MlflowException
+
+        begun = time.monotonic()
+        missing = [f"{self._left_out} files that came while as many waited"] if self._left_out and seconds is None else []
+        for path, (size, content) in list(self._waiting.items()):
+            if seconds is not None and time.monotonic() - begun > seconds:
+                break
+            try:
+                with local(self._job, f"run/{path}", size if seconds is not None else None) as file:
+                    self._client.log_artifact(self._run_id, str(file), path.rpartition("/")[0] or None)
+            except NotThereError as error:
+                if seconds is None:
+                    missing.append(f"{path} ({error})")
+                    del self._waiting[path]
+                continue
+            except MlflowException as error:
+                if error.error_code != "INVALID_PARAMETER_VALUE":
+                    raise
+                missing.append(f"{path} ({error.message})")
+                del self._waiting[path]
+                continue
+            self._sent.pop(_hashed(path), None)
+            self._sent[_hashed(path)] = content
+            del self._waiting[path]
+            while len(self._sent) > MOST_SENT:
+                del self._sent[next(iter(self._sent))]
+        if not missing:
+            return []
+        more = f" and {len(missing) - MOST_NAMES_TOLD} more" if len(missing) > MOST_NAMES_TOLD else ""
+        return [f"artifacts not sent: {', '.join(missing[:MOST_NAMES_TOLD])}{more}"]
+
+
+def _hashed(path: str) -> str:
+    return hashlib.sha256(path.encode("utf-8", "surrogatepass")).hexdigest()[:16]
