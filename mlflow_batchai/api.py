@@ -74,14 +74,7 @@ def submit(
             submitted = submitting.submit(ready, tracking, where, run_name, run_id, given, console.transfer)
     job = SubmittedJob(submitted)
     console.say(f"run {job.run_id}: {job.url or tracking.uri}")
-    if wait:
-        try:
-            job.wait(show=True)
-        except KeyboardInterrupt:
-            console.say(f"ending job {job.name}")
-            job.cancel()
-            raise
-    return job
+    return job.stay() if wait else job
 
 
 def attach(name: str, *, tracking_uri: str | None = None) -> SubmittedJob:

@@ -30,17 +30,12 @@ MLFLOW_KEYS = ("ENV_MANAGER", "SYNCHRONOUS", "DOCKER_ARGS", "STORAGE_DIR", "buil
 
 
 class BatchAISubmittedRun(SubmittedRun):
-    """A job, as MLflow's Python API sees it.
+    """A job, as MLflow's Python API sees it."""
 
-    Args:
-        raises: whether ``wait`` says by an exception why the job has not succeeded: MLflow itself waits, and would only say
-            that it has failed.
-    """
-
-    def __init__(self, submitted: detached.Submitted, raises: bool = False) -> None:
+    def __init__(self, submitted: detached.Submitted) -> None:
         super().__init__()
         self._job = SubmittedJob(submitted)
-        self._raises = raises
+        self._shown = False
 
     @property
     def run_id(self) -> str:
@@ -52,20 +47,29 @@ class BatchAISubmittedRun(SubmittedRun):
         return self._job.name
 
     def wait(self) -> bool:
-        """Show the job until it has ended and its run is finished; whether it succeeded. Ctrl-C ends the wait, not the job.
-
-        Raises:
-            ExecutionException: it can't be told, or the job has not succeeded and MLflow has called this.
-        """
+        """Show the job until it has ended and its run is finished; whether it succeeded. Ctrl-C ends the wait, not the job."""
         with _as_execution_exception():
             try:
-                self._job.wait(show=True)
+                self._job.wait(show=not self._shown)
             except JobFailedError as error:
-                if self._raises:
-                    raise
                 JobConsole(1).say(str(error))
                 return False
+            finally:
+                self._shown = True
         return True
+
+    def stay(self) -> None:
+        """Show the job to its end; Ctrl-C ends it.
+
+        For ``mlflow.projects.run(synchronous=True)``: where MLflow waits itself, it says no more than that a run has failed,
+        and sets a run FAILED that was KILLED.
+
+        Raises:
+            ExecutionException: it has not succeeded.
+        """
+        with _as_execution_exception():
+            self._job.stay()
+        self._shown = True
 
     def get_status(self) -> str:
         """The run's status: SCHEDULED, RUNNING, or, once all of it is in MLflow, FINISHED, FAILED, KILLED."""
@@ -91,7 +95,7 @@ class BatchAIBackend(AbstractBackend):
         tracking_uri: str,
         experiment_id: str,
     ) -> BatchAISubmittedRun:
-        """Submit the project as a job; from MLflow's command line, stay until it has ended.
+        """Submit the project as a job; stay until it has ended, if MLflow is to wait for it or is a command line.
 
         Raises:
             ExecutionException: the job can't be submitted, or has not succeeded (then its reason is in the message).
@@ -118,7 +122,10 @@ class BatchAIBackend(AbstractBackend):
                 elif command_line:
                     console.say(f"job {submitted.job.name} is on its way; batchai job attach {submitted.job.name}")
                     signals.check(lambda: runner.cancel(submitted, "Ctrl-C"))
-        return BatchAISubmittedRun(submitted, raises=bool(backend_config.get("SYNCHRONOUS")))
+        run = BatchAISubmittedRun(submitted)
+        if backend_config.get("SYNCHRONOUS"):
+            run.stay()
+        return run
 
 
 def _prepare(

@@ -107,6 +107,19 @@ class SubmittedJob:
         runner.outcome(submitted, ended)
         return self
 
+    def stay(self) -> SubmittedJob:
+        """Show the job until its run is complete, as ``mlflow run`` does: Ctrl-C ends the job.
+
+        Raises:
+            JobFailedError: it has failed, or was terminated.
+        """
+        try:
+            return self.wait(show=True)
+        except KeyboardInterrupt:
+            self._console().say(f"ending job {self.name}")
+            self.cancel()
+            raise
+
     def cancel(self, timeout: float | None = None) -> None:
         """End the job; returns when its run is KILLED, or had ended before.
 

@@ -2,50 +2,86 @@
 
 from __future__ import annotations
 
-import sys
+import os
+import signal
+import threading
 from typing import Any
 
-CODE = """
-import mlflow, sys
+import mlflow
+import pytest
 from mlflow.exceptions import ExecutionException
-project, action = sys.argv[1:3]
-run = mlflow.projects.run(project, backend="batchai", synchronous=action == "wait")
-if action == "cancel":
-    import time
-    while run.get_status() != "RUNNING":
-        time.sleep(0.1)
-    run.cancel()
-if action == "later":
-    print("succeeded:", run.wait())
-print("status:", run.get_status(), mlflow.get_run(run.run_id).info.status)
-"""
+
+SLEEPS = "import time; print('up', flush=True); time.sleep(300)"
 
 
-def call(world: Any, project: Any, action: str) -> Any:
-    return world.call([sys.executable, "-W", "ignore", "-c", CODE, str(project), action], timeout=90)
+@pytest.fixture(autouse=True)
+def _here(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is the user's."""
+    monkeypatch.chdir(world.cwd)
+    for name in ("BATCHAI_HOME", "MLFLOW_TRACKING_URI"):
+        monkeypatch.setenv(name, world.environment[name])
 
 
-def test_synchronous(world: Any) -> None:
-    result = call(world, world.project("print('hello')"), "wait")
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["hello", "status: FINISHED FINISHED"]
+def run(project: Any, **options: Any) -> Any:
+    return mlflow.projects.run(str(project), backend="batchai", **options)
+
+
+def test_synchronous(world: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """In a run that is active the job's is its child, and has its name from the start."""
+    with mlflow.start_run() as parent:
+        found = run(world.project("print('hello')"), run_name="mine")
+    assert capfd.readouterr().out == "hello\n"
+    assert (found.get_status(), world.client.get_run(found.run_id).info.status) == ("FINISHED", "FINISHED")
+    made = world.client.get_run(found.run_id)
+    assert (made.info.run_name, made.data.tags["mlflow.parentRunId"]) == ("mine", parent.info.run_id)
+    assert world.client.get_run(parent.info.run_id).data.tags.get("batchai.job") is None
 
 
 def test_synchronous_failure(world: Any) -> None:
-    """A job that fails raises MLflow's ExecutionException, and its run is FAILED."""
-    result = call(world, world.project("raise SystemExit('no luck')"), "wait")
-    assert result.returncode == 1 and "ExecutionException" in result.stderr
+    """MLflow's exception says why, and the run is FAILED."""
+    given = world.client.create_run("0")
+    with pytest.raises(ExecutionException, match=r"job toy-\w+ failed: rank 0 .*(\n.*)*no luck"):
+        run(world.project("raise SystemExit('no luck')"), run_id=given.info.run_id)
+    assert world.last.info.run_id == given.info.run_id, "MLflow has not told us the run, and we have found it"
     assert world.last.info.status == "FAILED" and "no luck" in world.last.data.tags["batchai.reason"]
 
 
-def test_asynchronous_and_wait(world: Any) -> None:
-    result = call(world, world.project("print('hello')"), "later")
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["hello", "succeeded: True", "status: FINISHED FINISHED"]
+def test_asynchronous(world: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """Looked at by another thread than the one that waits; the run is never ahead of what it says, nor behind."""
+    found = run(world.project("import time; time.sleep(1); print('hello'); raise SystemExit(3)"), synchronous=False)
+    seen: list[tuple[str, str]] = []
+
+    def look() -> None:
+        while not seen or seen[-1][0] in ("SCHEDULED", "RUNNING"):
+            seen.append((found.get_status(), world.client.get_run(found.run_id).info.status))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    assert found.wait() is False, "MLflow's own word for a job that has failed"
+    watcher.join(30)
+    assert {status for status, _ in seen} <= {"SCHEDULED", "RUNNING", "FAILED"} and seen[-1] == ("FAILED", "FAILED")
+    said = capfd.readouterr()
+    assert said.out == "hello\n" and "batchai: job toy-" in said.err and "exited with code 3" in said.err
 
 
 def test_cancel(world: Any) -> None:
-    result = call(world, world.project("import time; time.sleep(300)"), "cancel")
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1] == "status: KILLED KILLED"
+    found = run(world.project(SLEEPS), synchronous=False)
+    world.wait(lambda: found.get_status() == "RUNNING", 30)
+    found.cancel()
+    assert (found.get_status(), world.client.get_run(found.run_id).info.status) == ("KILLED", "KILLED")
+    assert found.wait() is False
+    world.wait_gone(10)
+
+
+def test_interrupted(world: Any) -> None:
+    """What Ctrl-C, or a notebook's stop button, does: Python's own exception, and the job has ended."""
+
+    def interrupt() -> None:
+        world.wait(lambda: world.runs() and world.last.info.status == "RUNNING" and world.job_processes(), 30)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run(world.project(SLEEPS))
+    assert world.last.info.status == "KILLED"
     world.wait_gone(10)
