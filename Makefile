@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO_HOME := $(CURDIR)/.demo
 SOURCES := mlflow_batchai projects tests benchmarks
 
-.PHONY: help demo test check setup setup-dev format lint types layers test-fast faults bench constraints clean
+.PHONY: help demo test check setup setup-dev format lint types layers test-fast faults contract bench constraints clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -38,6 +38,9 @@ else
 	$(BIN)/python tests/faults/crowd.py
 	$(BIN)/python tests/faults/crowd.py --kills 8
 endif
+
+contract: $(VENV)/.setup-dev ## What scripts say by MLflow, with the oldest and the newest MLflow (a minute).
+	@scripts/contract.sh $(BIN)
 
 bench: $(VENV)/.setup-dev ## All benchmarks: ratios measured side by side (minutes).
 	$(BIN)/python benchmarks/overhead.py
