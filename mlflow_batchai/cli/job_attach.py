@@ -11,10 +11,12 @@ from click.core import ParameterSource
 from mlflow_batchai.cli.job_lookup import find_job
 from mlflow_batchai.cli.options import Scope, command, named, notice, tracking
 from mlflow_batchai.cli.output import Column, Incomplete
+from mlflow_batchai.errors import BatchAIError
 
 if TYPE_CHECKING:
     from mlflow_batchai.job.lease import Glance
     from mlflow_batchai.orphans import Charge
+    from mlflow_batchai.runs import Tracking
 
 COLUMNS: list[Column] = [("Name", "name"), ("Run", "runId"), ("State", "executionState"), ("Result", "detail")]
 _SCOPE = {"group_": "-g", "workspace_": "-w", "experiment_": "-e"}
@@ -32,7 +34,7 @@ def attach(scope: Scope, name: str | None, only_new: bool, every: bool, waits: b
     into MLflow any more, that goes on from here. Ctrl-C leaves the job running; `batchai job terminate` ends it.
 
     With --all, for cron: all jobs of yours in the tracking store, in whatever experiment. Those that nobody relays any more get
-    a follower on this machine; no output is shown. Exit code 1 if some of them can't be looked at from here.
+    a follower on this machine; no output is shown. Sweeps whose jobs have all ended are ended. Exit code 1 if some of them can't be looked at from here.
     """
     if every:
         _refuse(name, only_new)
@@ -94,8 +96,23 @@ def _attach_all(waits: bool) -> list[dict[str, Any]] | Incomplete:
     if waits:
         for charge in orphans.wait(charges, notice):
             _said(charge)
+    _end_sweeps(store, runner.user())
     rows = [charge.row() for charge in charges]
     return Incomplete(rows) if any(charge.result is orphans.Result.UNSEEN for charge in charges) else rows
+
+
+def _end_sweeps(store: Tracking, user: str) -> None:
+    """Runs of sweeps whose jobs have all ended are ended too; of the others it is said what they wait for."""
+    from mlflow_batchai import runs
+    from mlflow_batchai.sweep import sweeps
+    from mlflow_batchai.sweep.driving import end_if_over
+
+    for run in sweeps.every(runs.client(store), user=user):
+        try:
+            told = end_if_over(sweeps.of_run(run, store))
+        except BatchAIError as error:
+            told = str(error)
+        click.echo(f"batchai: sweep {run.data.tags[sweeps.TAG_NAME]} (run {run.info.run_id}): {told}", err=True)
 
 
 def _said(charge: Charge) -> Charge:

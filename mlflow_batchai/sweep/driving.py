@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from mlflow_batchai import detached, lookup, runner, runs, stores
+from mlflow_batchai import attempts, detached, lookup, runner, runs, stores
+from mlflow_batchai.cluster import clusters
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import BatchAIError, JobDetachedError, JobError, ShareError, TrackingError
 from mlflow_batchai.job.jobs import pause_after
-from mlflow_batchai.node import protocol
 from mlflow_batchai.signals import Signals
+from mlflow_batchai.starting import verdict_of
 from mlflow_batchai.sweep.results import Results
 from mlflow_batchai.sweep.right import Right
 from mlflow_batchai.sweep.sweeps import Sweep
@@ -114,21 +115,6 @@ class Driving:
         """That of the sweep's run, as of the last look."""
         return self._view.status
 
-    def end_if_over(self) -> str:
-        """Look once, for who only sees to it that nothing is left: a sweep is ended whose jobs all have; a sentence on it."""
-        view, name = self._view, self._sweep.name
-        if self._right.driver(view.parent):
-            return f"{self._right.who} starts its jobs"
-        if view.unstarted and not view.ending:
-            return f"{len(view.unstarted)} of its jobs are not started, and nobody does that: batchai sweep attach {name}"
-        if view.active or not self._right.take(view.parent):
-            return f"{len(view.active)} of its jobs have not ended"
-        try:
-            self._finish()
-        finally:
-            self._right.release()
-        return f"its jobs have ended, and its run is {self.status}"
-
     # One look, and what follows from it.
 
     def _round(self) -> bool:
@@ -170,11 +156,15 @@ class Driving:
     # Starting.
 
     def _resume(self) -> None:
-        """What another process has begun: jobs that it had no time to start are forgotten, the others get a follower."""
+        """What another process has begun: jobs that it had no time to start are begun again, the others get a follower."""
         for index in sorted(self._view.active - set(self._submitted)):
             try:
                 found = lookup.of_run(self._view.jobs[index], self._sweep.tracking)
-                detached.ensure_follower(found)
+                if found.job.attempt == 1 and found.job.handle() is None and not self._view.ending:
+                    self._begin_again(found)
+                    self._view.began(index, found.run_id)
+                else:
+                    detached.ensure_follower(found)
                 self._submitted[index] = found
             except lookup.NoFolderError as lost:
                 if lost.unstarted:
@@ -183,6 +173,15 @@ class Driving:
                 else:
                     self._left_alone[index] = str(lost)
         self._resumed = True
+
+    def _begin_again(self, found: Submitted) -> None:
+        """Who submitted a job died before it had started all agents: those that came are told to go, and another attempt begins."""
+        why = "its submitter died before it had started every agent"
+        found.job.claim_verdict(verdict_of(JobError(why)))
+        try:
+            attempts.retry(found, clusters.load(str(found.job.plan["cluster"]))[0], self._view.say_once)
+        except BatchAIError as error:
+            self._console.say(f"job {found.job.name}: {why}, and it could not be started again: {error}")
 
     def _start_more(self) -> None:
         """Start as many as there is room for; a signal that comes meanwhile is heeded after each."""
@@ -266,6 +265,21 @@ class Driving:
     def _finish(self) -> None:
         """All jobs have ended: so does the sweep's run, with what came of it."""
         self._view.look_at_all()
-        found = self.results()
-        everything = found.count(protocol.SUCCEEDED) == len(found.rows)
-        self._view.end("FINISHED" if everything else "KILLED" if self._view.ending else "FAILED", found)
+        self._view.end()
+
+
+def end_if_over(sweep: Sweep) -> str:
+    """End the run of a sweep whose jobs have all ended, where nobody drives it; a sentence on how it stands."""
+    mlflow = runs.client(sweep.tracking)
+    view, right = View(sweep, mlflow, JobConsole(1)), Right(mlflow, sweep.run_id)
+    if right.driver(view.parent):
+        return f"{right.who} starts its jobs"
+    if view.unstarted and not view.ending:
+        return f"{len(view.unstarted)} of its jobs are not started, and nobody does that: batchai sweep attach {sweep.name}"
+    if view.active or not right.take(view.parent):
+        return f"{len(view.active)} of its jobs have not ended"
+    try:
+        view.end()
+    finally:
+        right.release()
+    return f"its jobs have ended, and its run is {view.status}"

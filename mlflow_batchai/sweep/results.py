@@ -29,7 +29,7 @@ class Row:
     Attributes:
         parameters: those that tell the sweep's jobs apart.
         state: an execution state, ``terminated`` or ``not started``.
-        metrics: the last value of each.
+        metrics: the last value of each, but for those of the system.
         seconds: since its nodes were taken, until its end; None: they weren't.
         reason: why it did not succeed.
     """
@@ -84,7 +84,7 @@ class Results:
     def metrics(self) -> list[str]:
         """Those that a table has room for: what jobs are compared by, and some more."""
         first = [self.metric] if self.metric else []
-        names = sorted({name for row in self.rows for name in row.metrics if not name.startswith(_SYSTEM)} - set(first))
+        names = sorted({name for row in self.rows for name in row.metrics} - set(first))
         return [*first, *names[:MORE_METRICS]]
 
     @property
@@ -162,7 +162,8 @@ def _row(plan: SweepPlan, index: int, run: Run | None, now: int) -> Row:
     reason = _sentence(tags.get(runs.TAG_REASON, ""))
     failed = state in (protocol.FAILED, TERMINATED)
     name, run_id = tags.get(runs.TAG_JOB, plan.job_name(index)), str(info.run_id)
-    return Row(index, name, run_id, parameters, state, dict(run.data.metrics), seconds, reason if failed else "")
+    metrics = {key: value for key, value in run.data.metrics.items() if not key.startswith(_SYSTEM)}
+    return Row(index, name, run_id, parameters, state, metrics, seconds, reason if failed else "")
 
 
 def _sentence(reason: str) -> str:

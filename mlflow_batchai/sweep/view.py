@@ -135,8 +135,11 @@ class View:
         lines = f"batchai sweep attach {name} | batchai sweep terminate {name}"
         return f"{len(self.active)} job(s) of sweep {name} go on{waiting}: {lines}"
 
-    def end(self, status: str, found: Results) -> None:
-        """End the sweep's run, with what came of it."""
+    def end(self) -> None:
+        """All jobs have ended: so does the sweep's run, with what came of it."""
+        found = self.results()
+        everything = found.count(protocol.SUCCEEDED) == len(found.rows)
+        status = "FINISHED" if everything else "KILLED" if self.ending else "FAILED"
         run_id, best = self._sweep.run_id, found.best
         tags = {sweeps.TAG_NOTE: describe(found)}
         if best is not None and found.metric is not None:
