@@ -56,6 +56,11 @@ class Tracked:
             self._models.take_file(model_id, inside, body["size"])
         return True
 
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits that it is to be sent before more is read."""
+        return self._words.crowded or self._files.crowded
+
     def send(self) -> None:
         """Store what has come of params, tags and datasets; files, if many wait."""
         self._words.send()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # MLflow takes no more params, or tags, in one call.
 BATCH = 100
+CROWD = 1_000
 MOST_NOTES = 20
 # Tags that say what the job is, and end it: no script's.
 OURS = "batchai."
@@ -57,6 +58,11 @@ class Words:
     def remember(self) -> dict[str, Any]:
         """All that another process needs to go on, as JSON: what has come is sent before it is called."""
         return {"notes": list(self._notes), "more": self._more}
+
+    @property
+    def crowded(self) -> bool:
+        """Whether much waits."""
+        return len(self._params) + len(self._tags) + len(self._datasets) >= CROWD
 
     def take(self, body: Record) -> bool:
         """Collect a record; False if it isn't one."""

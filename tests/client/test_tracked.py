@@ -1,0 +1,241 @@
+"""What scripts have logged by MLflow, relayed into a real store: each thing once, wherever the relay dies, and nothing astray."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import mlflow
+import pytest
+from job_folder import report
+from relay_world import Crash
+
+from mlflow_batchai.tracked import files, words
+from mlflow_batchai.tracked.models import last_ready
+
+MODEL = "m-" + "5" * 32
+
+
+@pytest.fixture
+def scene(relayed):
+    made, client, relay = relayed
+    made.write(made.paths.plan, {**made.plan, "model": None})
+    return made, client, relay
+
+
+def said(kind, **body):
+    return {"k": "report", "t": 1, "body": {"type": kind, "rank": 0, **body}}
+
+
+def put(made, path, text, told=None):
+    """Write an artifact; its record."""
+    file = made.share.root / made.paths.artifacts / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    content = hashlib.sha256(text.encode()).hexdigest()
+    return said("artifact", path=path, size=len(text) if told is None else told, sha256=content)
+
+
+def a_model(made, model_id=MODEL, **fields):
+    """What is said of a model, and its files."""
+    description = {"model_id": model_id, "artifact_path": f"models:/{model_id}", "run_id": made.plan["runId"]}
+    return [
+        said(
+            "logged_model", id=model_id, name="net", model_type="m", tags={"a": "b", "c": "d"}, params={"depth": "3"}, **fields
+        ),
+        said("logged_model", id=model_id, step=2),
+        put(made, f"models/{model_id}/MLmodel", json.dumps(description)),
+        put(made, f"models/{model_id}/data/weights.bin", "weights"),
+        said("logged_model", id=model_id, tags={"c": None, "e": "f"}),
+        said("logged_model", id=model_id, metrics=[{"key": "loss", "step": 1}, {"key": "never", "step": 1}]),
+        said("logged_model", id=model_id, status="READY"),
+    ]
+
+
+def artifacts(client, run_id, path=None):
+    found = []
+    for file in client.list_artifacts(run_id, path):
+        found += artifacts(client, run_id, file.path) if file.is_dir else [file.path]
+    return found
+
+
+def text(client, run_id, path):
+    with open(client.download_artifacts(run_id, path)) as file:
+        return file.read()
+
+
+def end(made, relay):
+    made.announce(0)
+    made.verdict()
+    relay.finish(made.job.state())
+
+
+def test_params_tags_and_datasets(scene):
+    made, client, relay = scene
+    run_id = made.plan["runId"]
+    client.log_param(run_id, "epochs", "5")
+    facts = {"name": "digits", "digest": "d1", "source_type": "code", "source": "{}", "schema": None, "profile": "{}"}
+    made.segment(
+        0,
+        said("param", values={"epochs": "6", "rate": "0.1", "bad:key()": "1", **{f"p{i}": str(i) for i in range(150)}}),
+        said("param", values={"rate": "0.2", "p1": "1"}),
+        said("tag", values={"a": "1", "gone": "1", "batchai.cancel": "true", "odd()": "1"}),
+        said("tag", values={"a": "2", "gone": None}),
+        said("dataset", tags={"mlflow.data.context": "training"}, **facts),
+        said("param", values={"p": 1}),
+        said("tag", values=None),
+        said("dataset", name="no more"),
+    )
+    first = relay()
+    first.step()
+    assert client.calls.count("log_batch") < 20, "one call for each"
+    end(made, first)
+    run = client.get_run(run_id)
+    assert {key: run.data.params[key] for key in ("epochs", "rate", "p149")} == {"epochs": "5", "rate": "0.1", "p149": "149"}
+    assert (run.data.tags["a"], "gone" in run.data.tags, "batchai.cancel" in run.data.tags) == ("2", False, False)
+    ((dataset, tags),) = [(given.dataset, given.tags) for given in run.inputs.dataset_inputs]
+    assert (dataset.name, dataset.digest, tags[0].value) == ("digits", "d1", "training")
+    notes = run.data.tags["batchai.notes"]
+    assert "param 'epochs' is '5': a script's '6' came later, and is not kept" in notes
+    assert "param 'rate' is '0.1': a script's '0.2' came later" in notes
+    assert "param 'bad:key()' was refused" in notes and "tag 'odd()' was refused" in notes
+    assert "3 lines of what agents and ranks had reported could not be read" in notes
+    assert run.info.status == "FINISHED"
+
+
+def test_files_are_sent_when_they_are_new_or_others(scene):
+    made, client, relay = scene
+    run_id = made.plan["runId"]
+    made.segment(0, put(made, "run/d/a.txt", "one"), put(made, "run/b.txt", "later", told=99))
+    first = relay()
+    first._next_logs = 0.0
+    first.step()
+    first.logs_when_due()
+    assert artifacts(client, run_id) == ["d/a.txt"]  # of the other one not all is there yet
+    made.segment(1, put(made, "run/d/a.txt", "one"), put(made, "run/c.txt", "c"))
+    first.step()
+    first._next_logs = 0.0
+    client.calls.clear()
+    first.logs_when_due()
+    assert client.calls.count("log_artifact") == 1
+    made.segment(2, put(made, "run/d/a.txt", "two"))
+    first.step()
+    # Another process goes on with what this one knew.
+    client.calls.clear()
+    made.segment(3, put(made, "run/c.txt", "c"))
+    end(made, relay())
+    assert (text(client, run_id, "d/a.txt"), text(client, run_id, "b.txt")) == ("two", "later")
+    assert client.calls.count("log_artifact") == 2, client.calls
+
+
+def test_nothing_astray_is_sent(scene, tmp_path):
+    made, client, relay = scene
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    put(made, "run/link.txt", "x")
+    link = made.share.root / made.paths.artifacts / "run/link.txt"
+    link.unlink()
+    link.symlink_to(secret)
+    one = {"size": 6, "sha256": "0" * 64}
+    wrong = ["run/../../../x", "/etc/passwd", "run//x", "plan.json", "run", "models/x", "run/" + "x" * 300, "run/a\0b"]
+    made.segment(0, said("artifact", path="run/link.txt", **one), said("artifact", path="run/gone.txt", **one))
+    made.segment(1, *[said("artifact", path=path, **one) for path in wrong], said("artifact", path=1, **one))
+    first = relay()
+    first.step()
+    end(made, first)
+    run = client.get_run(made.plan["runId"])
+    assert artifacts(client, made.plan["runId"]) == []
+    notes = run.data.tags["batchai.notes"]
+    assert "artifacts not sent: link.txt (it is gone, or a link out of the share), gone.txt" in notes
+    assert f"{len(wrong) + 1} lines of what agents and ranks had reported could not be read" in notes
+
+
+def test_a_crowd_of_files_is_bounded(scene, monkeypatch):
+    made, client, relay = scene
+    monkeypatch.setattr(files, "CROWD", 3)
+    monkeypatch.setattr(files, "MOST_WAITING", 4)
+    made.segment(0, *[put(made, f"run/{i}.txt", str(i)) for i in range(4)])
+    made.segment(1, *[put(made, f"run/x{i}.txt", str(i)) for i in range(4)])
+    made.segment(2, *[put(made, f"run/y{i}.txt", str(i)) for i in range(6)])
+    first = relay()
+    first.step()
+    assert len(artifacts(client, made.plan["runId"])) == 12  # those before them are sent when more come
+    end(made, first)
+    assert len(artifacts(client, made.plan["runId"])) == 12
+    assert "artifacts not sent: 2 files" in client.get_run(made.plan["runId"]).data.tags["batchai.notes"]
+
+
+CRASHES = [
+    ("create_logged_model", True),
+    ("log_model_artifact", False),
+    ("log_model_artifact", True),
+    ("finalize_logged_model", False),
+    ("finalize_logged_model", True),
+    ("log_outputs", True),
+    (None, True),
+]
+
+
+@pytest.mark.parametrize(("method", "done"), CRASHES)
+def test_a_model_is_made_once_wherever_a_relay_dies(scene, method, done):
+    made, client, relay = scene
+    run_id = made.plan["runId"]
+    made.segment(0, report(1, loss=0.5), report(2, loss=0.25), *a_model(made))
+    first = relay()
+    first.step()
+    if method:
+        (client.after if done else client.before)[method] = [Crash()]
+        with pytest.raises(Crash):
+            end(made, first)
+        client.dead = False
+        client.before, client.after = {}, {}
+        first = relay()
+        first.finish(made.job.state())
+    else:
+        end(made, first)
+    run = client.get_run(run_id)
+    experiment = run.info.experiment_id
+    (model,) = [one for one in client.search_logged_models([experiment]) if str(one.status) == "READY"]
+    assert (model.name, model.model_type, model.params) == ("net", "m", {"depth": "3"})
+    assert {key: model.tags.get(key) for key in "ace"} == {"a": "b", "c": None, "e": "f"}
+    assert [(metric.key, metric.value, metric.step) for metric in model.metrics] == [("loss", 0.5, 1)]
+    assert [(output.model_id, output.step) for output in run.outputs.model_outputs] == [(model.model_id, 2)]
+    assert len(client.get_metric_history(run_id, "loss")) == 2
+    place = f"{model.artifact_location}/MLmodel"
+    with open(mlflow.artifacts.download_artifacts(place, tracking_uri=client.tracking_uri)) as file:
+        description = json.load(file)
+    assert description == {"model_id": model.model_id, "artifact_path": f"models:/{model.model_id}", "run_id": run_id}
+    assert sorted(one.path for one in client.list_logged_model_artifacts(model.model_id)) == ["MLmodel", "data"]
+    assert last_ready(client, run_id).model_id == model.model_id
+    assert "batchai.notes" not in run.data.tags, run.data.tags["batchai.notes"]
+
+
+def test_models_that_can_t_be_made(scene):
+    made, client, relay = scene
+    run_id = made.plan["runId"]
+    whole = a_model(made)
+    made.segment(0, *whole, *a_model(made, "m-open")[:-1], *a_model(made, "m-short"), said("logged_model", id=7))
+    (made.share.root / made.paths.artifacts / "models/m-short/data/weights.bin").unlink()
+    made.segment(1, *[said("logged_model", id="m-failed", name="f", status="FAILED")])
+    first = relay()
+    first.step()
+    end(made, first)
+    run = client.get_run(run_id)
+    assert len(run.outputs.model_outputs) == 1
+    notes = run.data.tags["batchai.notes"]
+    assert "model 'net' was begun by a script and never finished" in notes
+    assert "model 'net': data/weights.bin is not on the share" in notes
+    assert run.info.status == "FINISHED"
+
+
+def test_notes_are_bounded():
+    class Client:
+        def get_run(self, run_id):
+            return type("Run", (), {"data": type("Data", (), {"params": {f"p{i}": "0" for i in range(50)}})})
+
+    some = words.Words(Client(), "r", lambda: False, {})
+    some.take({"type": "param", "values": {f"p{i}": "1" for i in range(50)}})
+    some.send()
+    assert len(some.notes()) == words.MOST_NOTES + 1
+    assert some.notes()[-1] == "30 more params and tags were not kept"
+    assert words.Words(Client(), "r", lambda: False, some.remember()).notes() == some.notes()
