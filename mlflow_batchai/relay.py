@@ -19,6 +19,7 @@ from mlflow_batchai.job.states import JobState
 from mlflow_batchai.lastthings import LastThings
 from mlflow_batchai.node import protocol, records
 from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.tracked import relayed
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -52,6 +53,7 @@ class Relay:
         self._metrics = MetricFold(job.plan["metrics"], memory.get("metrics"))
         self._samples = SampleFold(job.node_count, memory.get("samples"), self._begun)
         self._models: list[Record] = list(memory.get("models", []))
+        self._tracked = relayed.Tracked(client, job, self.run_gone, memory.get("tracked"))
         self._dropped = int(memory.get("dropped", 0))
         # What could not be read: lines, files.
         self._skipped: list[int] = list(memory.get("skipped", [0, 0]))
@@ -75,7 +77,7 @@ class Relay:
         self._lease.check(exactly=to_the_end)
         count = 0
         for _, _, found in self._reader.read(to_the_end):
-            if len(self._pending) >= BATCH:
+            if len(self._pending) >= BATCH or self._tracked.crowded:
                 # A backlog of hours does not go through memory at once. The cursor is behind the segment before this one.
                 self._store()
             self._unsaved = True
@@ -89,6 +91,7 @@ class Relay:
 
     def _store(self) -> None:
         self._send()
+        self._tracked.send()
         if self._unsaved:
             self._lease.check()
             self._lease.save(self._memory())
@@ -111,6 +114,7 @@ class Relay:
             "metrics": self._metrics.remember(),
             "samples": self._samples.remember(),
             "models": list(self._models),
+            "tracked": self._tracked.remember(),
             "dropped": self._dropped,
             "skipped": list(self._skipped),
             "state": self._state,
@@ -124,6 +128,8 @@ class Relay:
                 self._models.append(record["body"])
             else:
                 self._skipped[0] += 1
+        elif record["k"] == "report" and record["body"].get("type") in relayed.KINDS:
+            self._skipped[0] += not self._tracked.take(record["body"])
         elif record["k"] == "dropped":
             self._dropped += record["lines"]
         elif record["k"] == records.SKIPPED:
@@ -237,6 +243,7 @@ class Relay:
             return
         try:
             self._logs.send()
+            self._tracked.send_files()
         finally:
             ended = time.monotonic()
             self._log_interval = min(self._log_interval * 1.5, LONGEST_LOG_SECONDS)
@@ -258,7 +265,8 @@ class Relay:
         self.step(to_the_end=True)
         self._pending += self._metrics.finish()
         self._send()
-        return self._last.once("logs", lambda: self._logs.send(complete=True))
+        left_out = self._last.once("logs", lambda: self._logs.send(complete=True))
+        return left_out + self._last.once("artifacts", self._tracked.send_rest)
 
     def finish(self, state: JobState) -> None:
         """The job has its verdict: send the rest, the outputs and the model, then end the run.
@@ -270,7 +278,7 @@ class Relay:
         """
         left_out = self._send_rest()
         left_out += self._last.once("outputs", lambda: collect.upload_outputs(self._client, self._job, self._folders))
-        notes = [*self.notes, *left_out]
+        notes = [*self.notes, *left_out, *self._last.once("logged models", self._tracked.make_models)]
         if state.execution_state == protocol.SUCCEEDED:
             notes += self._last.once("model", lambda: collect.log_model(self._client, self._job, self._models))
         self._lease.check()
@@ -306,4 +314,5 @@ class Relay:
         ]
         names = self._metrics.names.notices()
         more = [f"{len(names) - MOST_NAMES_TOLD} more names of metrics were changed"] if len(names) > MOST_NAMES_TOLD else []
-        return [*(f"{count} {what}" for count, what in counts if count), *names[:MOST_NAMES_TOLD], *more]
+        told = [*(f"{count} {what}" for count, what in counts if count), *names[:MOST_NAMES_TOLD], *more]
+        return [*told, *self._tracked.notes()]
