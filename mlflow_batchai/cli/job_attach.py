@@ -34,7 +34,8 @@ def attach(scope: Scope, name: str | None, only_new: bool, every: bool, waits: b
     into MLflow any more, that goes on from here. Ctrl-C leaves the job running; `batchai job terminate` ends it.
 
     With --all, for cron: all jobs of yours in the tracking store, in whatever experiment. Those that nobody relays any more get
-    a follower on this machine; no output is shown. Sweeps whose jobs have all ended are ended. Exit code 1 if some of them can't be looked at from here.
+    a follower on this machine; no output is shown. Sweeps whose jobs have all ended are ended. Exit code 1 if some jobs can't
+    be looked at from here.
     """
     if every:
         _refuse(name, only_new)

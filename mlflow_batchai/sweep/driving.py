@@ -7,6 +7,7 @@ what wasn't is started by whoever drives the sweep next.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from mlflow_batchai import attempts, detached, lookup, runner, runs, stores
@@ -17,6 +18,7 @@ from mlflow_batchai.errors import BatchAIError, JobDetachedError, JobError, Shar
 from mlflow_batchai.job.jobs import pause_after
 from mlflow_batchai.signals import Signals
 from mlflow_batchai.starting import verdict_of
+from mlflow_batchai.sweep.plan import UnstartableError
 from mlflow_batchai.sweep.results import Results
 from mlflow_batchai.sweep.right import Right
 from mlflow_batchai.sweep.sweeps import Sweep
@@ -50,6 +52,7 @@ class Driving:
         signals: the first Ctrl-C ends the sweep (or leaves it, where signals don't cancel); others leave it.
         take_over: see ``Right``.
         fresh: whether we have just begun the sweep: if none of its jobs can be started, its run ends.
+        sleep: waits so many seconds.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Driving:
         signals: Signals,
         take_over: bool = False,
         fresh: bool = False,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._sweep = sweep
         self._starter = starter
@@ -74,6 +78,7 @@ class Driving:
         # Jobs that nobody can follow now, and why: they are not waited for.
         self._left_alone: dict[int, str] = {}
         self._fresh = self._resumed = fresh
+        self._sleep = sleep
         self._failed_starts, self._next_start, self._next_followers = 0, 0.0, 0.0
 
     def run(self) -> None:
@@ -99,7 +104,7 @@ class Driving:
                             raise
                         trouble = trouble or begun
                         self._bear(error, begun - trouble)
-                    time.sleep(pause_after(time.monotonic() - begun, LOOK_SECONDS))
+                    self._sleep(pause_after(time.monotonic() - begun, LOOK_SECONDS))
         except JobDetachedError as error:
             raise JobDetachedError(f"{error}; {self._goes_on()}") from None
         finally:
@@ -122,8 +127,9 @@ class Driving:
         self._signals.check(self._cancel)
         view = self._view
         view.look()
+        has_ended = view.status != "RUNNING"
         view.show(self._right.held)
-        if view.status != "RUNNING":
+        if has_ended:
             return True
         if view.ending:
             self._end_jobs()
@@ -175,7 +181,7 @@ class Driving:
         self._resumed = True
 
     def _begin_again(self, found: Submitted) -> None:
-        """Who submitted a job died before it had started all agents: those that came are told to go, and another attempt begins."""
+        """Who submitted a job died before all agents were started: those that came are told to go, and another one begins."""
         why = "its submitter died before it had started every agent"
         found.job.claim_verdict(verdict_of(JobError(why)))
         try:
@@ -221,7 +227,7 @@ class Driving:
             self._mlflow.set_tag(self._sweep.run_id, runs.TAG_REASON, runs.tag_text(str(error)))
             self._mlflow.set_terminated(self._sweep.run_id, "FAILED")
             raise JobError(what) from error
-        if self._failed_starts >= MOST_FAILED_STARTS:
+        if self._failed_starts >= MOST_FAILED_STARTS or isinstance(error, UnstartableError):
             raise JobError(f"{what}; {self._goes_on()}") from error
         self._console.say(what)
         self._next_start = time.monotonic() + START_PAUSE_SECONDS * self._failed_starts

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow_batchai import runs, submitting
 from mlflow_batchai.detached import Submitted
-from mlflow_batchai.errors import BatchAIError, JobError, ParameterError
+from mlflow_batchai.errors import BatchAIError, ParameterError
 from mlflow_batchai.sweep.grid import shown
-from mlflow_batchai.sweep.plan import SweepPlan, code_hash
+from mlflow_batchai.sweep.plan import SweepPlan, UnstartableError, code_hash
 from mlflow_batchai.sweep.sweeps import Sweep
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class JobsOfPlan:
         """Start one of them.
 
         Raises:
-            JobError: the project is not here, or not what it was.
+            UnstartableError: the project is not here, or not what it was.
             BatchAIError: the job could not be started.
         """
         self._jobs = self._jobs or self._read()
@@ -120,9 +120,9 @@ class JobsOfPlan:
             jobs = Jobs(source, plan.env_manager, Path(plan.cwd), self._say, self._progress)
             ready = jobs.check(plan.combinations[:1])
         except BatchAIError as error:
-            raise JobError(f"jobs of sweep {plan.name} can't be started from here: {error}") from error
+            raise UnstartableError(f"jobs of sweep {plan.name} can't be started from here: {error}") from error
         if code_hash(ready.prepared.plan["code"]) != plan.code:
-            raise JobError(
+            raise UnstartableError(
                 f"the project {runs.shown(plan.uri)} has changed since sweep {plan.name} was started, and jobs of other code"
                 " can't be compared with those that ran: bring it back as it was and attach again, or end the sweep (batchai"
                 f" sweep terminate {plan.name}) and start another"

@@ -21,6 +21,10 @@ _LOWER = ("loss", "error", "mse", "mae", "perplexity")
 USUAL_METRICS = ("val_accuracy", "val_loss", "accuracy", "loss")
 
 
+class UnstartableError(JobError):
+    """No job of a sweep can be started from here, now or in a minute."""
+
+
 @dataclass(frozen=True)
 class SweepPlan:
     """A sweep as it was asked for; it holds no secret.

@@ -75,12 +75,13 @@ class Right:
         driven = self.driver(parent) and not self._take_over
         if not self._lock():
             return False
-        if driven or not self._put(tag):
-            self._let_go()
-            return False
-        self._take_over = False
-        self.held = True
-        return True
+        try:
+            self.held = not driven and self._put(tag)
+        finally:
+            if not self.held:
+                self._let_go()
+        self._take_over = self._take_over and not self.held
+        return self.held
 
     def _put(self, tag: str) -> bool:
         """Have the tag name us; False if another machine was later."""

@@ -1,0 +1,73 @@
+"""Sweeps whose process dies, and sweeps that nobody stays for: real jobs on the local cluster."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from command_line import Cli
+
+BATCHAI = Path(sys.executable).parent / "batchai"
+MLPROJECT = """
+    name: toy
+    entry_points:
+      main:
+        parameters: {lr: float, gate: string}
+        command: python train.py {lr} {gate}
+"""
+TRAIN = """
+    import os, sys, time
+    from mlflow_batchai.training import report
+    report.log({"val_loss": float(sys.argv[1])}, step=0)
+    print("up", flush=True)
+    while not os.path.exists(sys.argv[2]):
+        time.sleep(0.05)
+"""
+
+
+def test_a_sweep_goes_on_after_kill_9(cli: Cli) -> None:
+    world, gate = cli.world, cli.world.root / "gate"
+    project = world.project(TRAIN, MLPROJECT)
+    options = ("-P", "lr=0.1,0.2", "-P", f"gate={gate}", "--parallel", "1", "--run-name", "dies")
+    process = world.start([str(BATCHAI), "sweep", str(project), *options])
+    world.wait(
+        lambda: any(run.info.run_name == "dies-1" and run.data.metrics for run in world.runs()), 60, "the first has begun"
+    )
+    process.kill()
+    process.wait()
+    begun = {run.info.run_name: run for run in world.runs()}
+    assert set(begun) == {"dies", "dies-1"}
+
+    said = cli("job", "attach", "--all", "-o", "none")
+    assert "1 of its jobs are not started, and nobody does that: batchai sweep attach dies" in said.err
+    assert "job dies-1 (run" in said.err and "followed by process" in said.err
+    # Jobs of other code could not be compared.
+    train = (project / "train.py").read_text()
+    (project / "train.py").write_text(train + "\n# changed\n")
+    gate.touch()
+    said = cli("sweep", "attach", "dies")
+    assert said.code == 1 and "has changed since sweep dies was started" in said.err
+    (project / "train.py").write_text(train)
+
+    said = cli("sweep", "attach", "dies")
+    assert said.code == 0, said
+    runs = {run.info.run_name: run for run in world.runs()}
+    assert len(world.runs()) == len(runs) == 3
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    assert runs["dies-1"].info.run_id == begun["dies-1"].info.run_id
+    assert {run.data.tags["batchai.attempt"] for name, run in runs.items() if name != "dies"} == {"1"}
+    assert runs["dies"].data.tags["batchai.sweepBest"] == runs["dies-1"].info.run_id, "less of a loss is better"
+
+
+def test_nobody_stays_and_it_is_terminated(cli: Cli) -> None:
+    world = cli.world
+    project = world.project(TRAIN, MLPROJECT)
+    said = cli("sweep", project, "-P", "lr=0.1,0.2", "-P", "gate=/nope", "--no-wait", "--run-name", "alone", "--parallel", "1")
+    assert said.code == 0 and "its jobs are started by a process that writes to" in said.err, said
+    world.wait(lambda: any(run.info.run_name == "alone-1" and run.data.metrics for run in world.runs()), 60, "it has begun")
+    said = cli("sweep", "terminate", "alone", "-y")
+    assert said.code == 0, said
+    assert "starts the jobs of sweep alone; watching it" in said.err
+    runs = {run.info.run_name: run for run in world.runs()}
+    assert {name: run.info.status for name, run in runs.items()} == {"alone": "KILLED", "alone-1": "KILLED"}
+    assert "1 terminated, 1 not started" in runs["alone"].data.tags["mlflow.note.content"]
