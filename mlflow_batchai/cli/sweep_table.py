@@ -60,8 +60,8 @@ def draw(results: Results) -> str:
     with console.capture() as captured:
         console.print(table)
         for row in results.rows:
-            if row.has_failed:
-                console.print(Text(f"{row.name} {row.state}: {row.reason or 'no reason is known'}"), soft_wrap=True)
+            if row.state == "failed":
+                console.print(Text(f"{row.name} failed: {row.reason or 'no reason is known'}"), soft_wrap=True)
     return "\n".join(line.rstrip() for line in captured.get().strip("\n").split("\n"))
 
 

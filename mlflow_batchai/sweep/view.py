@@ -155,4 +155,5 @@ class View:
 def _ended(row: Row, metric: str | None) -> str:
     value = f", {metric} {row.metrics[metric]:.6g}" if metric is not None and metric in row.metrics else ""
     which = shown(row.parameters)
-    return f"job {row.name} {row.state}{value}" + (f" ({which})" if which else "") + (f": {row.reason}" if row.reason else "")
+    why = f": {row.reason}" if row.state == protocol.FAILED and row.reason else ""
+    return f"job {row.name} {row.state}{value}" + (f" ({which})" if which else "") + why
