@@ -14,12 +14,13 @@ from mlflow_batchai.artifacts import Progress, at_once, bounds_of, is_astray, si
 from mlflow_batchai.errors import ModelError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.places import output_places
-from mlflow_batchai.models import logged
+from mlflow_batchai.models import logged, registry
 from mlflow_batchai.models.directory import notes
 from mlflow_batchai.models.facts import ModelFacts
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.shares import Share, spelling
 from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.tracked.models import last_ready
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -124,6 +125,8 @@ def upload_outputs(client: MlflowClient, job: Job, folders: dict[tuple[str, str]
 def log_model(client: MlflowClient, job: Job, known: Sequence[Record]) -> tuple[str, ...]:
     """Make the model that batchai.yaml asks for, unless a relay that was cut off after that has made it.
 
+    Where no file was saved it is the last one that a script has logged by MLflow itself.
+
     Args:
         known: what was said of saved models: bodies of ``report`` records, in their order.
 
@@ -137,7 +140,12 @@ def log_model(client: MlflowClient, job: Job, known: Sequence[Record]) -> tuple[
     wanted = job.plan["model"]
     if wanted is None:
         return ()
+    run_id, job_id, register = str(job.plan["runId"]), str(job.plan["job"]), wanted.get("register")
     chosen = _choose_model(known, wanted.get("path"))
+    if chosen is None and not wanted.get("path") and (made := last_ready(client, run_id)):
+        version = registry.version_of(client, register, made, run_id) if register else None
+        _tell(client, run_id, register, logged.LoggedModelRef(made.model_id, f"models:/{made.model_id}", version))
+        return ()
     if chosen is None:
         raise ModelError(
             f"no saved model was found at '{wanted['path']}' in the output directories"
@@ -145,7 +153,6 @@ def log_model(client: MlflowClient, job: Job, known: Sequence[Record]) -> tuple[
             else "batchai.yaml asks for a model and no .h5 or .keras file was saved in an output directory"
         )
     facts = ModelFacts.from_record(chosen["meta"])
-    run_id, job_id, register = str(job.plan["runId"]), str(job.plan["job"]), wanted.get("register")
     # A run that was named with --run-id may lie in another experiment than the command line's.
     experiment_id = client.get_run(run_id).info.experiment_id
     reference = logged.find_logged(
@@ -163,10 +170,14 @@ def log_model(client: MlflowClient, job: Job, known: Sequence[Record]) -> tuple[
                 register=register,
                 job=job_id,
             )
+    _tell(client, run_id, register, reference)
+    return reference.notes
+
+
+def _tell(client: MlflowClient, run_id: str, register: str | None, reference: logged.LoggedModelRef) -> None:
     client.set_tag(run_id, "batchai.model", reference.model_uri)
     if reference.version:
         client.set_tag(run_id, "batchai.modelVersion", f"models:/{register}/{reference.version}")
-    return reference.notes
 
 
 def _choose_model(known: Sequence[Record], path: str | None) -> Record | None:

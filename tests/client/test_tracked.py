@@ -228,6 +228,23 @@ def test_models_that_can_t_be_made(scene):
     assert run.info.status == "FINISHED"
 
 
+def test_a_script_s_own_model_is_registered_where_no_file_was_saved(relayed):
+    made, client, relay = relayed
+    run_id = made.plan["runId"]
+    made.segment(0, report(1, loss=0.5), *a_model(made))
+    first = relay()
+    first.step()
+    client.after["create_model_version"] = [Crash()]
+    with pytest.raises(Crash):
+        end(made, first)
+    client.dead = False
+    relay().finish(made.job.state())
+    run = client.get_run(run_id)
+    (model,) = client.search_logged_models([run.info.experiment_id])
+    assert (run.data.tags["batchai.model"], run.data.tags["batchai.modelVersion"]) == (model.model_uri, "models:/net/1")
+    assert [str(one.version) for one in client.search_model_versions("name = 'net'")] == ["1"]
+
+
 def test_notes_are_bounded():
     class Client:
         def get_run(self, run_id):
