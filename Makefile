@@ -48,6 +48,8 @@ bench: $(VENV)/.setup-dev ## All benchmarks: ratios measured side by side (minut
 	$(BIN)/python benchmarks/share_transfer.py
 	$(BIN)/python benchmarks/share_job.py
 	$(BIN)/python benchmarks/cli.py
+	$(BIN)/python benchmarks/report.py
+	$(BIN)/python benchmarks/relay.py
 
 format: $(VENV)/.setup-dev ## Format the code.
 	$(BIN)/ruff format $(SOURCES)

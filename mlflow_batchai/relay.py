@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 BATCH = 1000
+# What is sent twice costs MLflow ten times as much.
+MOST_UNCERTAIN = 10 * BATCH
 MOST_NOTES, MOST_NAMES_TOLD = 100, 20
 _MODEL: records.Shape = {"path": records.is_text, "meta": records.is_mapping}
 # The share of its time that a relay gives to logs which are sent whole again and again, at most: one part in so many.
@@ -63,6 +65,8 @@ class Relay:
         # Points that the store has not taken yet: they wait for it, and the cursor is not saved before them.
         self._pending: list[Point] = []
         self._unsaved = False
+        # How many points would be sent again by the next relay, if we died now.
+        self._uncertain = 0
         self._logs = collect.Logs(client, job)
         self._next_logs = time.monotonic() + FIRST_LOG_SECONDS
         self._log_interval = FIRST_LOG_SECONDS
@@ -77,9 +81,10 @@ class Relay:
         self._lease.check(exactly=to_the_end)
         count = 0
         for _, _, found in self._reader.read(to_the_end):
-            if len(self._pending) >= BATCH or self._tracked.crowded:
-                # A backlog of hours does not go through memory at once. The cursor is behind the segment before this one.
-                self._store()
+            # A backlog of hours does not go through memory at once, and in whole batches, since a call costs as much for a few.
+            if self._tracked.crowded or self._uncertain >= MOST_UNCERTAIN:
+                self._store()  # the cursor is behind the segment before this one
+            self._send(BATCH)
             self._unsaved = True
             self._pending += self._metrics.feed(found)
             self._pending += self._samples.feed(found)
@@ -96,6 +101,7 @@ class Relay:
             self._lease.check()
             self._lease.save(self._memory())
             self._unsaved = False
+            self._uncertain = 0
 
     def heard(self, node: int) -> int:
         """How many of a node's segments have been read."""
@@ -135,11 +141,13 @@ class Relay:
         elif record["k"] == records.SKIPPED:
             self._skipped = [self._skipped[0] + record["lines"], self._skipped[1] + record["files"]]
 
-    def _send(self) -> None:
-        while self._pending:
+    def _send(self, least: int = 1) -> None:
+        """Send what waits, as long as there are so many points."""
+        while len(self._pending) >= least:
             batch = self._pending[:BATCH]
             self._log(batch)
             del self._pending[: len(batch)]
+            self._uncertain += len(batch)
 
     def _log(self, points: list[Point]) -> None:
         """Store points; one that MLflow will never take is told of, so that it doesn't hold up the others for ever."""

@@ -122,3 +122,23 @@ def test_cli(world: Any) -> None:
     figures = [line.rpartition(": ")[0] for line in result.stdout.splitlines()[2:]]
     assert len(figures) == 8
     assert all(figure in shown for figure in figures), figures
+
+
+def test_report(world: Any) -> None:
+    result = world.call([sys.executable, str(ROOT / "benchmarks" / "report.py"), "--pairs", "1", "--calls", "100"], timeout=60)
+    assert result.returncode == 0, result.stderr
+    shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    figures = [line.rpartition(": ")[0] for line in result.stdout.splitlines()[2:]]
+    assert len(figures) == 4
+    assert all(figure in shown for figure in figures), figures
+
+
+@pytest.mark.timeout(300)
+def test_relay(world: Any) -> None:
+    script = str(ROOT / "benchmarks" / "relay.py")
+    result = world.call([sys.executable, script, "--points", "2400", "--slices", "2", "--seconds", "2"], timeout=250)
+    assert result.returncode == 0, result.stdout + result.stderr
+    shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    figures = [re.sub(r" of \d+ ", " of ", line.rpartition(": ")[0]) for line in result.stdout.splitlines()[2:]]
+    assert len(figures) == 5
+    assert all(figure in re.sub(r" of \d+ ", " of ", shown) for figure in figures), figures

@@ -87,6 +87,8 @@ class Names:
 
     def key(self, name: str) -> str:
         """The key that a metric of that name is stored under (``metric_key``)."""
+        if name in self._as_they_are and name not in self._changed:
+            return name
         key = metric_key(name)
         if key == name and key not in self._changed:
             self._as_they_are.add(key)

@@ -11,7 +11,7 @@ import mlflow
 import pytest
 from mlflow.exceptions import ExecutionException
 
-SLEEPS = "import time; print('up', flush=True); time.sleep(300)"
+SLEEPS = "import time; print('up', flush=True); time.sleep(100)"
 
 
 @pytest.fixture(autouse=True)
@@ -80,8 +80,13 @@ def test_interrupted(world: Any) -> None:
         world.wait(lambda: world.runs() and world.last.info.status == "RUNNING" and world.job_processes(), 30)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        run(world.project(SLEEPS))
+    # A shell's background processes begin with it ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            run(world.project(SLEEPS))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert world.last.info.status == "KILLED"
     world.wait_gone(10)
