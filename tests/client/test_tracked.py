@@ -7,9 +7,13 @@ import json
 
 import mlflow
 import pytest
-from job_folder import report
+from job_folder import FOLDER, report
 from relay_world import Crash
 
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.node.protocol import JobPaths, encode
+from mlflow_batchai.shares import credentials, open_share, spelling
+from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.tracked import files, words
 from mlflow_batchai.tracked.models import last_ready
 
@@ -174,6 +178,24 @@ CRASHES = [
     ("log_outputs", True),
     (None, True),
 ]
+
+
+def test_a_file_on_a_share_over_the_network(azure, monkeypatch):
+    monkeypatch.setattr(credentials, "_remembered", {azure.account: Credential(azure.key)})
+    azure.share("tracked")
+    share = open_share(azure.url("tracked"))
+    plan = {"runId": "r" * 32, "nodeCount": 1, "segment": FOLDER, "volumes": [{"how": "rclone"}]}
+    share.write(JobPaths(FOLDER).plan, encode([plan]))
+    job = Job(share, FOLDER)
+    name = "run/d/a:b?.txt"  # as a rank wrote it on a mount
+    share.write(spelling.on_share(f"{job.paths.artifacts}/{name}"), b"seven b")
+    for size in (7, None):
+        with files.local(job, name, size) as file:
+            assert (file.name, file.read_bytes()) == ("a:b?.txt", b"seven b")
+        assert not file.exists()
+    for path, size in ((name, 8), ("run/none", None)):
+        with pytest.raises(files.NotThereError), files.local(job, path, size):
+            pass
 
 
 @pytest.mark.parametrize(("method", "done"), CRASHES)

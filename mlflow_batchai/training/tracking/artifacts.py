@@ -9,6 +9,7 @@ import time
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repo import verify_artifact_path
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
@@ -56,6 +57,16 @@ class JobArtifacts(LocalArtifactRepository):
             folder = os.path.normpath(os.path.join(artifact_path or "", inside))
             for name in sorted(names):
                 self.log_artifact(os.path.join(parent, name), None if folder == "." else folder)
+
+    def download_artifacts(self, artifact_path: str, dst_path: str | None = None) -> str:
+        """What lies here; of what a rank that isn't heard has logged there is nothing."""
+        try:
+            return str(LocalArtifactRepository.download_artifacts(self, artifact_path, dst_path))
+        except MlflowException as error:
+            if self._heard:
+                raise
+            sentence = f"what rank {self._run.rank} logs by MLflow is not kept, so it can't be read"
+            raise RefusedError(f"{sentence}: do that on rank 0 ({error.message})") from error
 
     def delete_artifacts(self, artifact_path: str | None = None) -> None:
         """What may have been sent on can't be taken back from here."""

@@ -288,6 +288,7 @@ class JobStore(_Refusing):  # type: ignore[misc]
         model_type: str | None = None,
     ) -> Any:
         """A model with an id that holds in this job; the run has the same one under another id in the end."""
+        validation._validate_logged_model_name(name)
         return self._models.create(name, source_run_id, _pairs(tags), _pairs(params), model_type)
 
     def get_logged_model(self, model_id: str, *arguments: Any, **options: Any) -> Any:
