@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -151,3 +153,19 @@ def test_nothing_to_attach_to(world: Any) -> None:
         mlflow_batchai.attach("nope")
     with pytest.raises(errors.ProjectError, match="there is no project at"):
         mlflow_batchai.submit("nope")
+
+
+def test_as_the_reference_has_it(world: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a project in place of the one that trains."""
+    reference = (Path(__file__).parents[2] / "docs" / "reference.md").read_text(encoding="utf-8")
+    (example,) = [text for text in re.findall(r"^```python\n(.*?)^```", reference, re.S | re.M) if "batchai.submit" in text]
+    train = TRAIN.replace("loss=", "val_accuracy=").replace("sys.argv[1]", "'0.75'")
+    project = world.project(train, MLPROJECT.replace("{rate: float}", "{data: string, epochs: int, augment: string}"), BATCHAI)
+    (project / "MLproject").write_text((project / "MLproject").read_text().replace(" {rate}", ""))
+    (world.cwd / "projects").mkdir()
+    project.rename(world.cwd / "projects" / "cifar_horovod")
+    exec(example, {})
+    said = capsys.readouterr().out.splitlines()
+    assert sorted(said[:2]) == ["[0] rate 0.75", "[1] rate 0.75"] and said[2:] == ["FINISHED 0.75"]
+    assert (world.cwd / "trained" / "MODEL" / "weights.txt").read_text() == "w0.75"
+    assert world.last.info.run_name == "from a notebook"
