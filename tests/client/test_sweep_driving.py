@@ -13,7 +13,7 @@ from sweep_world import Toys, add_job, begin, end_job, plan
 
 from mlflow_batchai import attempts, detached, lookup, runner, runs
 from mlflow_batchai.console import JobConsole
-from mlflow_batchai.errors import JobDetachedError, JobError, NotFoundError
+from mlflow_batchai.errors import JobDetachedError, JobError, NotFoundError, TrackingError
 from mlflow_batchai.node import processes
 from mlflow_batchai.signals import Signals
 from mlflow_batchai.sweep import driving, right, sweeps
@@ -322,3 +322,35 @@ def test_a_plan_survives(store, mlflow) -> None:
     mlflow.delete_tag(sweep.run_id, sweeps.TAG_SWEEP)
     with pytest.raises(JobError, match=r"whoever started it died before its plan was kept"):
         sweeps.of_run(sweeps.find(store, "toy"), store)
+
+
+def test_a_store_that_is_away(store, mlflow, toys, between, monkeypatch, capsys) -> None:
+    sweep, real, away = begin(store, combinations=[{"a": "1"}]), sweeps.members, [True]
+
+    def members(*given: Any, **how: Any) -> Any:
+        if away and toys.started:
+            raise ConnectionError("http://ada:s3cret@server refused")
+        return real(*given, **how)
+
+    monkeypatch.setattr(sweeps, "members", members)
+    between[:] = [lambda: None, lambda: None, away.clear, lambda: toys.end(1)]
+    assert drive(sweep, toys, between, fresh=True).status == "FINISHED"
+    said = capsys.readouterr().err
+    assert said.count("can't be asked: http://server refused (still trying)") == 1
+
+    monkeypatch.setattr(driving, "PATIENCE_SECONDS", -1.0)
+    away.append(True)
+    toys.started.clear()
+    sweep = begin(store, combinations=[{"a": "1"}])
+    between[:] = [lambda: None]
+    with pytest.raises(TrackingError, match=r"server refused; 1 job\(s\) of sweep toy go on: batchai sweep attach toy"):
+        drive(sweep, toys, between, fresh=True)
+
+
+def test_a_sweep_that_has_ended_is_shown(store, mlflow, toys, between) -> None:
+    sweep = begin(store, combinations=[{"a": "1"}])
+    end_job(mlflow, add_job(mlflow, sweep, 1).info.run_id, loss=0.5)
+    mlflow.set_terminated(sweep.run_id, "FINISHED")
+    made = drive(sweep, toys, between)
+    assert (made.status, toys.started) == ("FINISHED", [])
+    assert made.results().best_in_words == "best is toy-1 with loss 0.5"
