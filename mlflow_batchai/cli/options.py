@@ -74,7 +74,7 @@ def command(
             printing.emit(result, chosen, query, columns)
 
         options = [
-            click.option("-o", "--output", "output_", type=click.Choice(OUTPUTS), help="How the result is printed.  [json]"),
+            click.option("-o", "--output", "output_", type=click.Choice(OUTPUTS), help=f"How the result is printed.  [{output or 'json'}]"),
             click.option("--query", "query_", metavar="JMESPATH", help="The part of the result that is printed."),
             click.option("--debug", is_flag=True, hidden=True, expose_value=False),
         ]
