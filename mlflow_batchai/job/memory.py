@@ -46,6 +46,25 @@ _METRICS: Shape = {
     "unread": is_count,
 }
 _SAMPLES: Shape = {"first": _mapping_of(is_count), "following": _mapping_of(is_count), "unread": is_count}
+_FILES: Shape = {
+    "waiting": _mapping_of(lambda told: isinstance(told, list) and len(told) == 2 and is_count(told[0]) and is_text(told[1])),
+    "sent": _mapping_of(is_text),
+    "leftOut": is_count,
+}
+_MODEL: Shape = {
+    **dict.fromkeys(("name", "status"), is_text),
+    "model_type": or_none(is_text),
+    "step": is_number,
+    **dict.fromkeys(("tags", "params"), _mapping_of(or_none(is_text))),
+    "links": _mapping_of(list_of(_is_whole)),
+    "files": _mapping_of(is_count),
+}
+_MODEL_ALWAYS: Shape = {key: _MODEL[key] for key in ("name", "tags", "params", "links", "files")}
+_TRACKED: Shape = {
+    "words": lambda value: _as_far_as_there(value, {"notes": list_of(is_text), "more": is_count}),
+    "files": lambda value: _as_far_as_there(value, _FILES),
+    "models": _mapping_of(lambda told: _as_far_as_there(told, _MODEL) and has(told, _MODEL_ALWAYS)),
+}
 # What belongs together: without one of these the others say nothing.
 _PLACE: Shape = {
     "attempt": is_count,
@@ -54,6 +73,7 @@ _PLACE: Shape = {
     "metrics": lambda value: _as_far_as_there(value, _METRICS),
     "samples": lambda value: _as_far_as_there(value, _SAMPLES),
     "models": list_of(is_mapping),
+    "tracked": lambda value: _as_far_as_there(value, _TRACKED),
     "dropped": is_count,
     "skipped": lambda value: list_of(is_count)(value) and len(value) == 2,
     "state": is_text,

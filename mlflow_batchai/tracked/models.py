@@ -71,7 +71,7 @@ class ScriptModels:
             return False
         if model_id not in self._told and len(self._told) >= MOST_MODELS:
             return True
-        told = self._told.setdefault(model_id, {"tags": {}, "params": {}, "links": {}, "files": {}})
+        told = self._told.setdefault(model_id, {"name": "model", "tags": {}, "params": {}, "links": {}, "files": {}})
         told.update({name: body[name] for name in ("name", "model_type", "status", "step") if name in body})
         for name in ("tags", "params"):
             told[name] = {**told[name], **body.get(name, {})}
@@ -98,7 +98,7 @@ class ScriptModels:
             if told.get("status") == "READY":
                 notes += self._make(model_id, told)
             elif told.get("status") != "FAILED":
-                notes.append(f"model '{told.get('name', model_id)}' was begun by a script and never finished: it is left out")
+                notes.append(f"model '{told['name']}' was begun by a script and never finished: it is left out")
         if len(self._told) >= MOST_MODELS:
             notes.append(f"only the first {MOST_MODELS} logged models of scripts are kept")
         return notes

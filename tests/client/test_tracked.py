@@ -10,6 +10,7 @@ import pytest
 from job_folder import FOLDER, report
 from relay_world import Crash
 
+from mlflow_batchai.job import memory
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node.protocol import JobPaths, encode
 from mlflow_batchai.shares import credentials, open_share, spelling
@@ -265,6 +266,25 @@ def test_a_script_s_own_model_is_registered_where_no_file_was_saved(relayed):
     (model,) = client.search_logged_models([run.info.experiment_id])
     assert (run.data.tags["batchai.model"], run.data.tags["batchai.modelVersion"]) == (model.model_uri, "models:/net/1")
     assert [str(one.version) for one in client.search_model_versions("name = 'net'")] == ["1"]
+
+
+def test_a_memory_is_taken_as_it_was_written_and_not_as_it_was_damaged(scene):
+    made, _, relay = scene
+    made.segment(
+        0, said("param", values={"a": "1"}), said("param", values={"a": "2"}), put(made, "run/a.txt", "a"), *a_model(made)
+    )
+    first = relay()
+    first.step()
+    whole = json.loads(json.dumps(first._memory()))
+    assert memory.usable(whole) == whole
+    for part, damaged in (
+        ("words", {"notes": [1]}),
+        ("files", {"waiting": {"a.txt": ["1", "2"]}}),
+        ("files", {"sent": []}),
+        ("models", {MODEL: {"name": "net"}}),
+        ("models", {MODEL: {**whole["tracked"]["models"][MODEL], "links": {"loss": ["1"]}}}),
+    ):
+        assert "tracked" not in memory.usable({**whole, "tracked": {**whole["tracked"], part: damaged}})
 
 
 def test_notes_are_bounded():

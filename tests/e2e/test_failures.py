@@ -262,11 +262,13 @@ def test_stragglers_after_success(world: Any) -> None:
     world.wait_gone(10)
 
 
-def test_a_script_that_wants_a_tracking_server(world: Any) -> None:
-    """``mlflow.start_run()`` in a rank is refused with a sentence that says what to do instead."""
-    script = "import mlflow\nwith mlflow.start_run():\n    mlflow.log_metric('inner', 1.5)"
+def test_a_script_that_wants_another_run(world: Any) -> None:
+    """A nested run can't be made in a rank: that is told in one sentence, and what was logged before is there."""
+    script = "import mlflow\nmlflow.log_metric('outer', 1.5)\nwith mlflow.start_run(nested=True):\n    pass"
     assert world.run(world.project(script)).returncode == 1
-    assert "a rank has no tracking server: report metrics with" in world.last.data.tags["batchai.reason"]
+    reason = world.last.data.tags["batchai.reason"]
+    assert "train.py:3: mlflow: a nested run can't be made on a node" in reason and "Traceback" not in reason
+    assert world.last.data.metrics["outer"] == 1.5
 
 
 def test_output_that_nobody_reads(world: Any) -> None:
