@@ -73,8 +73,9 @@ def command(
                 raise click.exceptions.Exit(1)
             printing.emit(result, chosen, query, columns)
 
+        printed = f"How the result is printed.  [{output or 'json'}]"
         options = [
-            click.option("-o", "--output", "output_", type=click.Choice(OUTPUTS), help=f"How the result is printed.  [{output or 'json'}]"),
+            click.option("-o", "--output", "output_", type=click.Choice(OUTPUTS), help=printed),
             click.option("--query", "query_", metavar="JMESPATH", help="The part of the result that is printed."),
             click.option("--debug", is_flag=True, hidden=True, expose_value=False),
         ]
