@@ -466,8 +466,8 @@ def test_a_server_that_hangs_hangs_nobody(azure: AzureServer, make_node: NodeMak
     bound = make_node([files_volume(azure, how="bind", source=str(target))]) if os.geteuid() == 0 else None
     if bound:
         bound.mounts.mount_all()
-    time.sleep(1.1)  # what the kernel remembers of it
     os.kill(task.pid, signal.SIGSTOP)
+    time.sleep(1.1)  # what the kernel remembers of it
     asking = threading.Thread(target=os.path.islink, args=(target,))
     asking.start()
     try:
