@@ -9,6 +9,7 @@ from typing import Any
 
 import mlflow
 from mlflow.exceptions import MlflowException
+from mlflow.store.tracking.abstract_store import AbstractStore
 
 _OURS = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep for path in (mlflow.__file__, os.path.dirname(os.path.abspath(__file__)))
@@ -46,3 +47,45 @@ def _where(trace: Any) -> str:
             break
         called = f"{frame.filename}:{frame.lineno}: "
     return called
+
+
+# What AbstractStore itself makes of the calls that a store answers.
+_INHERITED = frozenset(
+    [
+        "end_async_logging",
+        "flush_async_logging",
+        "log_batch_async",
+        "log_metric",
+        "log_metric_async",
+        "log_param",
+        "log_param_async",
+        "search_runs",
+        "set_tag",
+        "set_tag_async",
+        "shut_down_async_logging",
+        "supports_trace_archival",
+        "supports_workspaces",
+    ]
+)
+
+
+def _refusing(name: str) -> Any:
+    def refuse(self: Any, *arguments: Any, **options: Any) -> Any:
+        raise RefusedError(
+            f"{name} can't be done from a node, which has no tracking server: a script there writes to its job's run only;"
+            " do it where the server is, with MLflow's client"
+        )
+
+    return refuse
+
+
+# A store that refuses every call but those.
+Refusing: Any = type(
+    "Refusing",
+    (AbstractStore,),
+    {
+        name: _refusing(name)
+        for name in dir(AbstractStore)
+        if callable(getattr(AbstractStore, name)) and not name.startswith("_") and name not in _INHERITED
+    },
+)

@@ -22,7 +22,6 @@ from mlflow.entities import (
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from mlflow.store.entities import PagedList
-from mlflow.store.tracking.abstract_store import AbstractStore
 from mlflow.utils import validation
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME, MLFLOW_RUN_NOTE
 from mlflow.utils.search_utils import SearchUtils
@@ -31,7 +30,7 @@ from mlflow_batchai.training import report
 from mlflow_batchai.training.store import TRACKING_URI
 from mlflow_batchai.training.tracking import job
 from mlflow_batchai.training.tracking.models import ScriptModels
-from mlflow_batchai.training.tracking.refusals import RefusedError
+from mlflow_batchai.training.tracking.refusals import RefusedError, Refusing
 
 _log = logging.getLogger(__name__)
 
@@ -39,49 +38,10 @@ _log = logging.getLogger(__name__)
 MOST_POINTS = 10_000
 # Datasets' schemas and profiles are a help to the eye; a table of thousands of columns has none.
 LONGEST_FACT = 60_000
-# What AbstractStore makes of the calls that are answered below.
-_INHERITED = frozenset(
-    [
-        "end_async_logging",
-        "flush_async_logging",
-        "log_batch_async",
-        "log_metric",
-        "log_metric_async",
-        "log_param",
-        "log_param_async",
-        "search_runs",
-        "set_tag",
-        "set_tag_async",
-        "shut_down_async_logging",
-        "supports_trace_archival",
-        "supports_workspaces",
-    ]
-)
 OURS = ("batchai.",)
 
 
-def _refusing(name: str) -> Any:
-    def refuse(self: Any, *arguments: Any, **options: Any) -> Any:
-        raise RefusedError(
-            f"{name} can't be done from a node, which has no tracking server: a script there writes to its job's run only;"
-            " do it where the server is, with MLflow's client"
-        )
-
-    return refuse
-
-
-_Refusing: Any = type(
-    "_Refusing",
-    (AbstractStore,),
-    {
-        name: _refusing(name)
-        for name in dir(AbstractStore)
-        if callable(getattr(AbstractStore, name)) and not name.startswith("_") and name not in _INHERITED
-    },
-)
-
-
-class JobStore(_Refusing):  # type: ignore[misc]
+class JobStore(Refusing):  # type: ignore[misc]
     """One run, the job's, in one experiment. What isn't answered here is refused, whatever a newer MLflow may call."""
 
     def __init__(self) -> None:
