@@ -6,12 +6,15 @@ The cursor lies beside the lease (``lease.py``); what is replayed after a crash 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mlflow_batchai import collect, runs
 from mlflow_batchai.artifacts import Progress
+from mlflow_batchai.description import Description, Facts
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.keras_lines import Pace
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.metrics import MetricFold, Point
 from mlflow_batchai.job.samples import SampleFold
@@ -72,6 +75,8 @@ class Relay:
         self._log_interval = FIRST_LOG_SECONDS
         self._last = LastThings(job, lease, self._answers)
         self._folders: dict[tuple[str, str], Progress] = {}
+        self._description = Description(client, self._run_id)
+        self._pace: Pace | None = None
         self.notes: list[str] = list(memory.get("notes", []))
         # Of logs and outputs: what lies on the share only, which `batchai gc` leaves there.
         self._left_out: list[str] = list(memory.get("leftOut", []))
@@ -210,9 +215,12 @@ class Relay:
         if state.execution_state == self._state or state.ended:
             return
         self._lease.check()
-        self._client.set_tag(self._run_id, runs.TAG_STATE, state.execution_state)
+        tags = {runs.TAG_STATE: state.execution_state}
         if state.start_time is not None:
-            self._client.set_tag(self._run_id, runs.TAG_STARTED, str(state.start_time))
+            tags[runs.TAG_STARTED] = str(state.start_time)
+        if self._job.attempt > 1:
+            tags |= runs.sizes(self._job.plan)  # it may have fewer nodes than the one before
+        self._set_tags(tags)
         self._client.update_run(self._run_id, status=state.run_status)
         self._state = state.execution_state
         self._set_right()
@@ -238,6 +246,16 @@ class Relay:
         else:
             runs.forget(self._client, self._run_id, [runs.TAG_REASON])
         self._waits = what
+
+    def describe(self, state: JobState) -> None:
+        """Bring the run's description up to date, when it is due."""
+        self._description.show(self._facts(state, self.notes))
+
+    def _facts(self, state: JobState, notes: list[str]) -> Facts:
+        # Once the job is over there is no epoch that is being trained.
+        self._pace = self._metrics.pace or self._pace
+        job, step = self._job, self._metrics.last_step
+        return Facts(job.plan, job.attempt, state, job.hosts, self._waits or "", self._pace, step, notes=notes)
 
     def cancel_wanted(self) -> bool:
         """Whether someone has set the run's tag ``batchai.cancel`` (in MLflow's own UI, say)."""
@@ -271,6 +289,7 @@ class Relay:
         """The attempt is over: send the rest of what it said, and its logs; sentences on what could not be sent."""
         self._begin()
         self.step(to_the_end=True)
+        self._pace = self._metrics.pace or self._pace
         self._pending += self._metrics.finish()
         self._send()
         left_out = self._last.once("logs", lambda: self._logs.send(complete=True))
@@ -293,9 +312,12 @@ class Relay:
         self._end_run(state, notes)
         self._lease.save({**self._memory(), "leftOut": [*self._left_out, *left_out]}, finished=True)
 
-    def _end_run(self, state: JobState, notes: list[str]) -> None:
+    def _set_tags(self, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
 
+        self._client.log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items() if value])
+
+    def _end_run(self, state: JobState, notes: list[str]) -> None:
         tags = {
             runs.TAG_STATE: state.execution_state,
             runs.TAG_STARTED: "" if state.start_time is None else str(state.start_time),
@@ -307,7 +329,8 @@ class Relay:
         if notes:
             tags[runs.TAG_NOTES] = "\n".join(notes)[: runs.LONGEST_TAG]
         tags = {key: runs.tag_text(value) for key, value in tags.items()}
-        self._client.log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items() if value])
+        tags |= self._description.tags(self._facts(state, notes))
+        self._set_tags(tags)
         self._client.set_terminated(self._run_id, state.run_status, end_time=state.end_time)
 
     def _told(self) -> list[str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from mlflow_batchai import shell
@@ -27,7 +27,9 @@ TAG_STATE = "batchai.executionState"
 TAG_RESOURCE_GROUP = "batchai.resourceGroup"
 TAG_CLUSTER_ID = "batchai.clusterId"
 TAG_TOOL = "batchai.tool"
+TAG_ENGINE = "batchai.engine"
 TAG_NODES = "batchai.nodes"
+TAG_RANKS = "batchai.ranks"
 TAG_ATTEMPT = "batchai.attempt"
 TAG_STARTED = "batchai.startTime"
 TAG_EXIT_CODE = "batchai.exitCode"
@@ -189,6 +191,12 @@ def begin_attempt(mlflow: MlflowClient, run_id: str, attempt: int) -> None:
     tags = {TAG_ATTEMPT: str(attempt), TAG_STATE: QUEUED}
     mlflow.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
     mlflow.update_run(run_id, status="SCHEDULED")
+
+
+def sizes(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Tags that say how many nodes and ranks an attempt has, of its plan."""
+    counts = {TAG_NODES: plan.get("nodeCount"), TAG_RANKS: plan.get("ranks")}
+    return {tag: str(count) for tag, count in counts.items() if count is not None}
 
 
 def forget(mlflow: MlflowClient, run_id: str, tags: Collection[str]) -> None:
