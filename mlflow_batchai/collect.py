@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import shutil
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlflow_batchai.artifacts import Progress, at_once, bounds_of, is_astray, sizes_below, upload
 from mlflow_batchai.errors import ModelError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.places import output_places
-from mlflow_batchai.models import logged, registry
-from mlflow_batchai.models.directory import notes
+from mlflow_batchai.models import checks, directory, logged, registry
 from mlflow_batchai.models.facts import ModelFacts
+from mlflow_batchai.models.folder import log_folder
+from mlflow_batchai.models.promotion import Condition, promote
+from mlflow_batchai.node.models import MLFLOW, choose
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.shares import Share, spelling
 from mlflow_batchai.shares.directory import DirectoryShare
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 BLOCK = 16 << 20
+TAG_PROMOTION = "batchai.promotion"
 
 
 class Logs:
@@ -140,59 +143,85 @@ def log_model(client: MlflowClient, job: Job, known: Sequence[Record]) -> tuple[
     wanted = job.plan["model"]
     if wanted is None:
         return ()
-    run_id, job_id, register = str(job.plan["runId"]), str(job.plan["job"]), wanted.get("register")
-    chosen = _choose_model(known, wanted.get("path"))
+    run_id, register = str(job.plan["runId"]), wanted.get("register")
+    chosen = choose(known, wanted.get("path"))
     if chosen is None and not wanted.get("path") and (made := last_ready(client, run_id)):
         version = registry.version_of(client, register, made, run_id) if register else None
-        _tell(client, run_id, register, logged.LoggedModelRef(made.model_id, f"models:/{made.model_id}", version))
-        return ()
-    if chosen is None:
+        reference = logged.LoggedModelRef(made.model_id, f"models:/{made.model_id}", version)
+    elif chosen is None:
         raise ModelError(
             f"no saved model was found at '{wanted['path']}' in the output directories"
             if wanted.get("path")
-            else "batchai.yaml asks for a model and no .h5 or .keras file was saved in an output directory"
+            else "batchai.yaml asks for a model and none was saved in an output directory (a .h5 or .keras file, a SavedModel,"
+            " an MLflow model)"
         )
-    facts = ModelFacts.from_record(chosen["meta"])
-    # A run that was named with --run-id may lie in another experiment than the command line's.
-    experiment_id = client.get_run(run_id).info.experiment_id
-    reference = logged.find_logged(
-        client, experiment_id=experiment_id, run_id=run_id, job=job_id, register=register, found=notes(facts)
-    )
-    if reference is None:
-        with _local_file(job, chosen["path"]) as file:
-            reference = logged.log_model(
-                client,
-                experiment_id=experiment_id,
-                run_id=run_id,
-                file=file,
-                facts=facts,
-                name=wanted.get("name") or "model",
-                register=register,
-                job=job_id,
-            )
-    _tell(client, run_id, register, reference)
+    else:
+        reference = _logged(client, job, chosen)
+    client.set_tag(run_id, "batchai.model", reference.model_uri)
+    if register and reference.version:
+        client.set_tag(run_id, "batchai.modelVersion", f"models:/{register}/{reference.version}")
+        _promote(client, run_id, wanted, reference.version)
     return reference.notes
 
 
-def _tell(client: MlflowClient, run_id: str, register: str | None, reference: logged.LoggedModelRef) -> None:
-    client.set_tag(run_id, "batchai.model", reference.model_uri)
-    if reference.version:
-        client.set_tag(run_id, "batchai.modelVersion", f"models:/{register}/{reference.version}")
+def _logged(client: MlflowClient, job: Job, chosen: Mapping[str, Any]) -> logged.LoggedModelRef:
+    """The logged model of a saved one, made if it isn't there."""
+    path, meta = str(chosen["path"]), chosen["meta"]
+    check, notes = checks.judge(path, chosen.get("check"), meta)
+    wanted = job.plan["model"]
+    run_id, job_id, register = str(job.plan["runId"]), str(job.plan["job"]), wanted.get("register")
+    # A run that was named with --run-id may lie in another experiment than the command line's.
+    experiment_id = client.get_run(run_id).info.experiment_id
+    name = wanted.get("name") or "model"
+    if meta.get("format") == MLFLOW:
+        with _local_copy(job, path) as folder:
+            return log_folder(
+                client,
+                experiment_id=experiment_id,
+                run_id=run_id,
+                folder=folder,
+                job=job_id,
+                name=name,
+                register=register,
+                check=check,
+                found=notes,
+            )
+    facts = ModelFacts.from_record(meta, check)
+    found = (*notes, *directory.notes(facts))
+    reference = logged.find_logged(
+        client, experiment_id=experiment_id, run_id=run_id, job=job_id, register=register, found=found
+    )
+    if reference is not None:
+        return reference
+    with _local_copy(job, path) as file:
+        return logged.log_model(
+            client,
+            experiment_id=experiment_id,
+            run_id=run_id,
+            file=file,
+            facts=facts,
+            name=name,
+            register=register,
+            job=job_id,
+            found=found,
+        )
 
 
-def _choose_model(known: Sequence[Record], path: str | None) -> Record | None:
-    """The record of the configured file; without one the last that a rank reported, else the last that was found."""
-    if path:
-        ending = "/" + path.strip("/")
-        known = [record for record in known if str(record["path"]).endswith(ending)]
-    reported = [record for record in known if not record.get("found")]
-    best = reported or known
-    return best[-1] if best else None
+def _promote(client: MlflowClient, run_id: str, wanted: Mapping[str, Any], version: str) -> None:
+    """Have the aliases point to the new version, unless it isn't good enough; a tag of the run and of the version says why."""
+    condition = Condition.from_plan(wanted.get("promoteIf"))
+    told = client.get_run(run_id).data.tags.get(TAG_PROMOTION)
+    if told or not wanted.get("alias"):
+        return
+    made = [promote(client, wanted["register"], version, alias, condition) for alias in wanted["alias"]]
+    text = "; ".join(one.why for one in made)
+    client.set_model_version_tag(wanted["register"], version, TAG_PROMOTION, text)
+    client.set_tag(run_id, TAG_PROMOTION, text)
 
 
 @contextlib.contextmanager
-def _local_file(job: Job, path: str) -> Iterator[Path]:
-    """A file that a rank named by its path on the node, as a file here."""
+def _local_copy(job: Job, path: str) -> Iterator[Path]:
+    """A file or folder that is named by its path on the node, as one here."""
     share, inside = _on_share(job, path)
     if isinstance(share, DirectoryShare):
         file = share.local(inside)
@@ -202,7 +231,14 @@ def _local_file(job: Job, path: str) -> Iterator[Path]:
         return
     with TemporaryDirectory(prefix="batchai-") as scratch:
         target = Path(scratch) / inside.rpartition("/")[2]
-        share.download(inside, target)
+        sizes, astray = sizes_below(share, inside)
+        if astray:
+            raise ModelError(f"the saved model {path} can't be fetched: {astray[0]}")
+        for name in sizes:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+        at_once(share, lambda name: share.download(f"{inside}/{name}", target / name), sizes)
+        if not sizes:
+            share.download(inside, target)
         yield target
 
 

@@ -1,55 +1,105 @@
-"""The MLflow model directory of a saved Keras file, the one that ``mlflow.tensorflow`` reads.
+"""The MLflow model directory of a saved Keras file or SavedModel, the one that ``mlflow.tensorflow`` reads.
 
-Its loader, run later in an environment built from the *training* environment's requirements, opens ``data/model.h5`` or
-``data/model.keras``.
+Its loader, run later in an environment built from the *training* environment's requirements, opens ``data/model.h5``,
+``data/model.keras`` or ``data/model``.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from mlflow_batchai.errors import ModelError
-from mlflow_batchai.models.facts import ModelFacts, TensorFacts, project
+from mlflow_batchai.models.facts import ModelFacts, project
+from mlflow_batchai.models.signature import signature_of, write_example
+from mlflow_batchai.node.models import H5, KERAS, SAVED_MODEL, folder_format
 
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 TENSORFLOW_NAMES = re.compile(r"tensorflow(-(cpu|gpu|intel|macos|rocm))?|intel-tensorflow|tf-nightly")
 KERAS_3_TENSORFLOW = "tensorflow-cpu>=2.16.1"  # the first TensorFlow that runs Keras 3
-DTYPES = {"string": "str"} | {
-    name: name
-    for name in (
-        *("float16", "float32", "float64", "bool"),
-        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-    )
-}
 
 
 def build_directory(file: Path, facts: ModelFacts, target: Path, *, run_id: str | None, model_id: str | None = None) -> Path:
     """Write the MLflow model directory of ``file`` at ``target``, a new directory, and return ``target``.
 
-    The model's file in it is a hard link to ``file`` where the file system allows one, else a copy.
-    The first dimension of every tensor in the signature is -1: MLflow's TensorFlow models may have no other.
+    The model's files in it are hard links where the file system allows them, else copies.
+    The first dimension of every tensor in the signature is -1: MLflow's TensorFlow models may have no other. The input example
+    is the one that the script gave, else zeros.
+
+    Args:
+        file: a Keras file, or a SavedModel's folder.
 
     Raises:
-        ModelError: ``file`` is missing, is no Keras model, or not of the format that ``facts`` tell.
+        ModelError: ``file`` is missing, is no model, or not of the format that ``facts`` tell.
         OSError: ``target`` can't be written.
     """
     from mlflow.models import Model, ModelSignature
 
     check_file(file, facts)
+    target.mkdir(parents=True)
+    flavor = _saved_model(file, facts, target) if facts.format == SAVED_MODEL else _keras_file(file, facts, target)
+    _write_environment(facts, target)
+    signature = signature_of(facts)[0]
+    model = Model(
+        run_id=run_id,
+        model_id=model_id,
+        signature=ModelSignature.from_dict(signature) if signature else None,
+        saved_input_example_info=write_example(facts, target),
+        model_size_bytes=sum(path.stat().st_size for path in (target / "data").rglob("*") if path.is_file()),
+    )
+    model.model_uuid = model_id or model.model_uuid
+    model.add_flavor("tensorflow", code=None, **flavor)
+    # What mlflow.pyfunc.add_to_model writes, but with the Python that trained.
+    model.add_flavor(
+        "python_function",
+        loader_module="mlflow.tensorflow",
+        python_version=facts.python,
+        env={"conda": "conda.yaml", "virtualenv": "python_env.yaml"},
+        **({"data": "data"} if facts.format != SAVED_MODEL else {}),
+    )
+    model.save(str(target / "MLmodel"))
+    return target
+
+
+def _keras_file(file: Path, facts: ModelFacts, target: Path) -> dict[str, Any]:
+    """Put a Keras file where MLflow's loader looks for it; its flavor."""
     data = target / "data"
-    data.mkdir(parents=True)
-    saved = data / f"model.{facts.format}"
-    link_or_copy(file, saved)
+    data.mkdir()
+    link_or_copy(file, data / f"model.{facts.format}")
     (data / "keras_module.txt").write_text(facts.keras_module)
     (data / "save_format.txt").write_text(facts.format)
+    return {
+        "data": "data",
+        "model_type": "keras",
+        "keras_module": facts.keras_module,
+        "keras_version": facts.keras,
+        "save_format": facts.format,
+    }
 
+
+def _saved_model(folder: Path, facts: ModelFacts, target: Path) -> dict[str, Any]:
+    """Put a SavedModel where its flavor says.
+
+    The type is the one that is served by a signature, by which any SavedModel can be: MLflow's other type calls the object that
+    was saved, and what Keras exports can't be called.
+    """
+    shutil.copytree(folder, target / "data" / "model", copy_function=link_or_copy)
+    return {
+        "saved_model_dir": "data/model",
+        "model_type": "tf1-estimator",
+        "meta_graph_tags": ["serve"],
+        "signature_def_key": facts.signature,
+    }
+
+
+def _write_environment(facts: ModelFacts, target: Path) -> None:
     requirements = _requirements(facts)
     python_env = {
         "python": facts.python,
@@ -65,47 +115,25 @@ def build_directory(file: Path, facts: ModelFacts, target: Path, *, run_id: str 
     (target / "python_env.yaml").write_text(yaml.safe_dump(python_env, sort_keys=False))
     (target / "conda.yaml").write_text(yaml.safe_dump(conda_env, sort_keys=False))
 
-    signature = _signature(facts)[0]
-    model = Model(
-        run_id=run_id,
-        model_id=model_id,
-        signature=ModelSignature.from_dict(signature) if signature else None,
-        model_size_bytes=saved.stat().st_size,
-    )
-    model.model_uuid = model_id or model.model_uuid
-    model.add_flavor(
-        "tensorflow",
-        data="data",
-        model_type="keras",
-        keras_module=facts.keras_module,
-        keras_version=facts.keras,
-        save_format=facts.format,
-        code=None,
-    )
-    # What mlflow.pyfunc.add_to_model writes, but with the Python that trained.
-    model.add_flavor(
-        "python_function",
-        loader_module="mlflow.tensorflow",
-        python_version=facts.python,
-        data="data",
-        env={"conda": "conda.yaml", "virtualenv": "python_env.yaml"},
-    )
-    model.save(str(target / "MLmodel"))
-    return target
-
 
 def check_file(file: Path, facts: ModelFacts) -> None:
-    """Refuse what is no whole Keras model of the format that ``facts`` tell.
+    """Refuse what is no whole model of the format that ``facts`` tell.
 
     Raises:
         ModelError: with the reason.
     """
+    if facts.format == SAVED_MODEL:
+        if folder_format(str(file)) != SAVED_MODEL:
+            raise ModelError(f"{file} is no SavedModel: there is no saved_model.pb in it.")
+        for link in links(file):
+            raise ModelError(f"{file} can't be used: {link} in it is a link.")
+        return
     try:
         with file.open("rb") as stream:
             is_h5 = stream.read(len(HDF5_MAGIC)) == HDF5_MAGIC
     except OSError as error:
         raise ModelError(f"The model file {file} can't be read: {error.strerror or error}.") from error
-    found = "h5" if is_h5 else "keras" if zipfile.is_zipfile(file) else None
+    found = H5 if is_h5 else KERAS if zipfile.is_zipfile(file) else None
     if found is None:
         raise ModelError(f"{file} is not a saved Keras model, or only part of one: save it with model.save(path).")
     if found != facts.format:
@@ -114,10 +142,19 @@ def check_file(file: Path, facts: ModelFacts) -> None:
 
 def notes(facts: ModelFacts) -> tuple[str, ...]:
     """Sentences on what a person may miss in the model, if anything."""
-    found = _signature(facts)[1]
+    found = signature_of(facts)[1]
     if facts.backend != "tensorflow":
         found.append(f"It was trained on Keras' {facts.backend} backend, and loads on TensorFlow.")
     return tuple(found)
+
+
+def links(folder: Path) -> Iterator[str]:
+    """The symbolic links below a folder, by their paths from there."""
+    for parent, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            path = Path(parent, name)
+            if path.is_symlink():
+                yield path.relative_to(folder).as_posix()
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:
@@ -136,43 +173,10 @@ def _requirements(facts: ModelFacts) -> list[str]:
     names = {project(line) for line in lines}
     if not any(TENSORFLOW_NAMES.fullmatch(name) for name in names):
         lines.append(f"tensorflow=={facts.tensorflow}" if facts.tensorflow else KERAS_3_TENSORFLOW)
-    if not names & {"keras", "tf-keras"} and facts.keras_module == "keras":
+    if facts.keras and not names & {"keras", "tf-keras"} and facts.keras_module == "keras":
         lines.append(f"keras=={facts.keras}")
     if "mlflow" not in names:
         # Our MLflow may not exist for an old Python; MLflow 2 reads this directory as well.
         modern = tuple(int(part) for part in facts.python.split(".")[:2]) >= (3, 10)
         lines.insert(0, f"mlflow=={VERSION}" if modern else "mlflow")
     return lines
-
-
-def _signature(facts: ModelFacts) -> tuple[dict[str, str], list[str]]:
-    """MLflow's signature, two JSON texts, and notes on what had to be left out of it."""
-    inputs, outputs = _schema(facts.inputs), _schema(facts.outputs)
-    if inputs is None:
-        return {}, ["It has no signature, because the shape and type of its inputs are not known."]
-    if outputs is None:
-        return {"inputs": inputs}, ["Its signature has no outputs, because their shape or type is not known."]
-    return {"inputs": inputs, "outputs": outputs}, []
-
-
-def _schema(tensors: tuple[TensorFacts, ...]) -> str | None:
-    """None if MLflow can't say it: a type NumPy has no word for, or several tensors without a name each.
-
-    One tensor goes without a name, so that a plain array is taken for it.
-    """
-    names = {tensor.name for tensor in tensors}
-    named = len(tensors) > 1
-    if not tensors or any(tensor.dtype not in DTYPES or not tensor.shape for tensor in tensors):
-        return None
-    if named and (None in names or len(names) < len(tensors)):
-        return None
-    return json.dumps(
-        [
-            {
-                **({"name": tensor.name} if named else {}),
-                "type": "tensor",
-                "tensor-spec": {"dtype": DTYPES[tensor.dtype], "shape": [-1, *tensor.shape[1:]]},
-            }
-            for tensor in tensors
-        ]
-    )

@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlflow_batchai.errors import ModelError
+from mlflow_batchai.node import models
+from mlflow_batchai.node.describe import keras_module
 
 REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w,-]+\])?([<>=!~]=?=?[\w.*+!-]+(,[<>=!~]=?=?[\w.*+!-]+)*)?")
+
+# What build_directory makes an MLflow model of.
+FORMATS = (models.H5, models.KERAS, models.SAVED_MODEL)
 
 
 @dataclass(frozen=True)
@@ -23,9 +28,16 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the training side says of a saved model: its environment's versions, and its tensors if known."""
+    """What the training side says of a saved model: its environment's versions, and its tensors if known.
 
-    keras: str
+    Attributes:
+        keras: the version that wrote it; None for what is no Keras file.
+        signature: the key of a SavedModel's signature that is served.
+        example: a batch for it: nested lists, or a mapping of the inputs' names to such; None: zeros will do.
+        check: how it was checked, for people; None: it wasn't.
+    """
+
+    keras: str | None
     backend: str
     python: str
     requirements: tuple[str, ...]
@@ -33,20 +45,26 @@ class ModelFacts:
     tensorflow: str | None = None
     inputs: tuple[TensorFacts, ...] = ()
     outputs: tuple[TensorFacts, ...] = ()
+    signature: str | None = None
+    example: Any = None
     check: str | None = None
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> ModelFacts:
-        """Facts from the record that ``training.report`` or ``node.describe`` made.
+    def from_record(cls, record: Mapping[str, Any], check: str | None = None) -> ModelFacts:
+        """Facts from the record that ``training.report``, ``node.describe`` or ``node.trial`` made.
 
         A job wrote the record, so every value is checked before it gets into a file that pip reads.
+
+        Args:
+            check: how the model was checked.
 
         Raises:
             ModelError: the record is one of a failure, or a key is missing or has a value of the wrong kind.
         """
         if "error" in record:
             raise ModelError(str(record["error"]))
-        model_format = _text(record, "format", r"h5|keras")
+        model_format = _text(record, "format", "|".join(FORMATS))
+        is_keras = model_format != models.SAVED_MODEL
         requirements = record.get("requirements", [])
         if not isinstance(requirements, list):
             raise _bad("requirements", requirements)
@@ -54,7 +72,7 @@ class ModelFacts:
             if not isinstance(requirement, str) or not REQUIREMENT.fullmatch(requirement):
                 raise _bad("requirements", requirement)
         return cls(
-            keras=_text(record, "keras", r"\d+\.[\w.+-]+"),
+            keras=_text(record, "keras", r"\d+\.[\w.+-]+") if is_keras else None,
             backend=_text(record, "backend", r"[a-z]+"),
             python=_text(record, "python", r"\d+\.\d+[\w.+]*"),
             requirements=tuple(requirements),
@@ -62,17 +80,16 @@ class ModelFacts:
             tensorflow=_text(record, "tensorflow") if record.get("tensorflow") is not None else None,
             inputs=_tensors(record, "inputs"),
             outputs=_tensors(record, "outputs"),
+            signature=None if is_keras else _text({"signature": models.SERVING, **record}, "signature", r"[\w.-]+"),
+            example=record.get("example"),
+            check=check,
         )
 
     @property
     def keras_module(self) -> str:
         """The module whose ``models.load_model`` reads it: keras, tf_keras or tensorflow.keras."""
-        names = {project(requirement): requirement for requirement in self.requirements}
-        if "tf-keras" in names:
-            return "tf_keras"
-        pinned = re.search(r"==(\d+)", names.get("keras", ""))
-        major = int(pinned[1] if pinned else self.keras.split(".")[0])
-        return "keras" if major >= 3 else "tensorflow.keras"
+        assert self.keras is not None, "a Keras file says which Keras wrote it"
+        return keras_module(self.keras, self.requirements)
 
 
 def project(requirement: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mlflow_batchai.errors import ModelError
-from mlflow_batchai.models.directory import link_or_copy
+from mlflow_batchai.models.directory import link_or_copy, links
 from mlflow_batchai.models.logged import TAG_CHECK, TAG_JOB, TAG_KEY, LoggedModelRef, find_logged, publish
 
 if TYPE_CHECKING:
@@ -93,8 +92,8 @@ def check_folder(folder: Path) -> dict[str, Any]:
         ModelError: the folder is no MLflow model, or a path or link in it leads out of it.
     """
     file = folder / MLMODEL
-    for path, link in _links(folder):
-        if not link.exists() or not link.resolve().is_relative_to(folder.resolve()):
+    for path in links(folder):
+        if not (folder / path).exists() or not (folder / path).resolve().is_relative_to(folder.resolve()):
             raise ModelError(f"{folder} can't be used: {path} in it is a link out of it, or to nothing.")
     try:
         with file.open("rb") as stream:
@@ -109,14 +108,6 @@ def check_folder(folder: Path) -> dict[str, Any]:
         if _leads_out(key, text):
             raise ModelError(f"{folder} can't be used: {key} in its {MLMODEL} is '{text}', which leads out of the folder.")
     return description
-
-
-def _links(folder: Path) -> Iterator[tuple[str, Path]]:
-    for parent, folders, names in os.walk(folder):
-        for name in (*folders, *names):
-            path = Path(parent, name)
-            if path.is_symlink():
-                yield path.relative_to(folder).as_posix(), path
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

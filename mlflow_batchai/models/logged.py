@@ -43,6 +43,7 @@ def log_model(
     name: str = "model",
     register: str | None = None,
     job: str | None = None,
+    found: tuple[str, ...] | None = None,
 ) -> LoggedModelRef:
     """Make ``file`` a READY logged model of the run, and a version of the registered model ``register``.
 
@@ -52,6 +53,7 @@ def log_model(
 
     Args:
         file: what the training script saved: a file, or a TensorFlow SavedModel's folder.
+        found: the notes of the reference; None: those on the facts.
 
     Raises:
         ModelError: ``file`` is missing, is no model, or not of the format that ``facts`` tell: nothing
@@ -68,7 +70,7 @@ def log_model(
         name=name,
         register=register,
         tags={**({TAG_JOB: job} if job else {}), **({TAG_CHECK: facts.check} if facts.check else {})},
-        found=notes(facts),
+        found=notes(facts) if found is None else found,
     )
 
 

@@ -7,6 +7,8 @@ Record = Dict[str, Any]
 
 # What a record's ``meta`` calls its format.
 H5, KERAS, SAVED_MODEL, MLFLOW, TORCH = "h5", "keras", "saved_model", "mlflow", "torch"
+# The signature of a SavedModel that is served, if it has it.
+SERVING = "serving_default"
 TORCH_ENDINGS = (".pt", ".pth")
 MOST_FOUND = 100
 

@@ -22,7 +22,6 @@ PASSED, FAILED, UNCHECKED = "passed", "failed", "unchecked"
 SIZES = (1, 32, 224)
 MOST_VALUES = 100
 LONGEST_SENTENCE = 600
-SERVING = "serving_default"
 
 
 class Fault(Exception):
@@ -142,7 +141,7 @@ def _try_saved_model(path: str, meta: Facts, example: Any) -> Tried:
             "it has no signature that could be served: save it with model.export(FOLDER), or with"
             " tf.saved_model.save(module, FOLDER, signatures=...)"
         )
-    key = SERVING if SERVING in keys else keys[0]
+    key = models.SERVING if models.SERVING in keys else keys[0]
     function = model.signatures[key]
     inputs = [_tensor(name, spec) for name, spec in sorted(function.structured_input_signature[1].items())]
     outputs = [_tensor(name, spec) for name, spec in sorted(function.structured_outputs.items())]

@@ -43,7 +43,7 @@ def relayed(folder, store_template, tmp_path):
     made = folder(
         runId=run.info.run_id,
         metrics=[{"name": "f1", "regex": r"f1 (\S+)", "step": None}],
-        model={"path": None, "register": "net", "name": "model"},
+        model={"path": None, "register": "net", "name": "model", "alias": ["champion"], "promoteIf": None},
         outputDirectories=[{"id": "M", "pathPrefix": prefix, "pathSuffix": "m"}],
     )
     client = StoreClient(real)

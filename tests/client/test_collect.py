@@ -170,7 +170,7 @@ def test_names_are_as_ranks_wrote_them(scene, azure, tmp_path):
     assert collect.upload_outputs(scene.client, scene.job) == []
     for name in files:
         assert (scene.artifacts / "outputs" / "run 1:2" / name).read_text() == name
-    with collect._local_file(scene.job, f"/mnt/share/{OUTPUTS}/run 1:2/{files[0]}") as file:
+    with collect._local_copy(scene.job, f"/mnt/share/{OUTPUTS}/run 1:2/{files[0]}") as file:
         assert file.read_text() == files[0]
 
 

@@ -76,6 +76,9 @@ CRASHES = [
     ("finalize_logged_model", True, 0),
     ("create_registered_model", True, 0),
     ("create_model_version", True, 0),
+    ("set_registered_model_alias", True, 0),
+    ("set_registered_model_alias", False, 0),
+    ("set_model_version_tag", True, 0),
     ("set_tag", True, 0),
     ("set_terminated", False, 0),
     ("set_terminated", True, 0),
@@ -103,6 +106,8 @@ def test_a_relay_that_dies_anywhere_is_made_up_for(scene, method, made_it, which
     versions = client.search_model_versions("name = 'net'")
     assert [version.version for version in versions] == [1]
     assert run.data.tags["batchai.modelVersion"] == "models:/net/1"
+    assert client.get_model_version_by_alias("net", "champion").version == 1
+    assert run.data.tags["batchai.promotion"].startswith("champion points to version 1: nothing had it")
     assert relay() is None
 
 
@@ -125,7 +130,7 @@ def test_points_wait_for_a_store_that_is_down(scene):
     first.finish(made.job.state())
     assert history(client, made.plan["runId"]) == EXPECTED
     notes = client.get_run(made.plan["runId"]).data.tags["batchai.notes"]
-    assert notes == "batchai.yaml asks for a model and no .h5 or .keras file was saved in an output directory"
+    assert notes.startswith("batchai.yaml asks for a model and none was saved in an output directory (a .h5 or .keras file")
 
 
 def test_a_point_that_mlflow_never_takes_holds_up_no_other(scene):
@@ -230,6 +235,36 @@ def test_results_on_a_share_that_is_away_are_waited_for(scene, monkeypatch, stay
     ending.finish(state)
     run = client.get_run(made.plan["runId"])
     assert (run.info.status, run.data.tags.get("batchai.notes")) == ("FINISHED", "there is no host x" if stays_away else None)
+
+
+@pytest.mark.parametrize(
+    ("body", "note"),
+    [
+        ({"check": {"outcome": "failed", "why": "its file needs 'Scale'", "seconds": 1}}, "its file needs 'Scale'"),
+        ({"meta": {"format": "torch"}}, "is a PyTorch file"),
+        ({"check": {"outcome": "unchecked", "why": "it has no keras", "seconds": 1}}, None),
+    ],
+)
+def test_a_model_that_is_not_good_is_not_made(scene, body, note):
+    """The job has succeeded all the same."""
+    made, client, relay = scene
+    path = made.share.root / made.paths.folder / "outputs" / "m" / "net.keras"
+    model(made)
+    record = {"type": "model", "path": str(path), "meta": META, "chosen": True, **body}
+    made.segment(3, {"k": "report", "t": 1, "body": record})
+    fill(made)
+    made.verdict()
+    relay().finish(made.job.state())
+    run = client.get_run(made.plan["runId"])
+    assert run.info.status == "FINISHED"
+    models = client.search_logged_models([run.info.experiment_id])
+    if note is None:
+        assert [str(one.status) for one in models] == ["READY"] and "was not checked: it has no keras" in run.data.tags[
+            "batchai.notes"
+        ]
+    else:
+        assert note in run.data.tags["batchai.notes"] and models == []
+        assert client.search_registered_models() == [] and "batchai.promotion" not in run.data.tags
 
 
 def test_a_model_outside_of_the_outputs_is_a_note(scene):

@@ -164,7 +164,8 @@ def test_the_run_shows_the_model_and_the_model_its_version(tracking, client, run
     third = log()
     assert client.get_model_version("net", "3").source == third.model_uri
     assert [entry.path for entry in client.list_logged_model_artifacts(first.model_id)] == [
-        *("MLmodel", "conda.yaml", "data", "python_env.yaml", "requirements.txt")
+        *("MLmodel", "conda.yaml", "data", "input_example.json", "python_env.yaml", "requirements.txt"),
+        "serving_input_example.json",
     ]
 
 
