@@ -47,6 +47,7 @@ RUN_ELSEWHERE = {
 }
 RUN_HERE = {
     "mlflow run projects/cifar_horovod --backend batchai -P data=digits -P epochs=12 -P augment=false": 0,
+    "batchai sweep projects/cifar_horovod -P learning_rate=1e-4,3e-4 -P data=digits -P epochs=4": 0,
     "batchai horovod build": 0,
     "batchai horovod build --help": 0,
     "batchai job list --output table": 0,
