@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ Result = TypeVar("Result")
 
 # Bytes of a file's name on this machine; Azure takes 255 letters of any alphabet.
 LONGEST_NAME = 255
+# Bytes of files that lie here at a time, on their way from a share over the network; one that is larger lies here alone.
+PORTION = 256 << 20
 
 
 @dataclass
@@ -29,7 +32,7 @@ class Progress:
     """How far a folder has come into the run's artifacts, for who is cut off in the middle and sends it again.
 
     Attributes:
-        begun: whether it was sent once, as a whole.
+        begun: whether it was tried once, as a whole: a folder of this machine, or what of another share lies here.
         sent: after that: its files that are there for certain.
         notes: once it is done: sentences on what was left out.
     """
@@ -67,14 +70,30 @@ def upload(
         return [f"{artifact}: not sent: {', '.join(astray)} (links out of the share, or to nothing)"] if astray else []
     path = spelling.on_share(path) if rclone else path
     sizes, notes = sizes_below(share, path)
-    if sizes:
+    called = {name: spelling.on_mount(name) if rclone else name for name in sizes}
+    for names in _portions({name: size for name, size in sizes.items() if called[name] not in progress.sent}):
         with TemporaryDirectory(prefix="batchai-") as scratch:
-            called = {name: Path(scratch, spelling.on_mount(name) if rclone else name) for name in sizes}
-            wanted = [name for name in sizes if called[name].relative_to(scratch).as_posix() not in progress.sent]
-            there = at_once(share, lambda name: _fetch(share, f"{path}/{name}", called[name]), wanted)
-            notes += [f"not sent: {name} is gone" for name, fetched in zip(wanted, there, strict=True) if not fetched]
+            targets = {name: Path(scratch, called[name]) for name in names}
+            there = at_once(share, functools.partial(_fetch_one, share, path, targets), names)
+            notes += [f"not sent: {name} is gone" for name, fetched in zip(names, there, strict=True) if not fetched]
             _log_folder(client, run_id, Path(scratch), artifact, progress)
+        progress.sent.update(called[name] for name in names)
+        progress.begun = False
     return [f"{artifact}: {note}" for note in notes]
+
+
+def _portions(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Names, as many at a time as have room on this machine's disk."""
+    names: list[str] = []
+    room = PORTION
+    for name, size in sizes.items():
+        if names and size > room:
+            yield names
+            names, room = [], PORTION
+        names.append(name)
+        room -= size
+    if names:
+        yield names
 
 
 def _log_folder(
@@ -94,10 +113,10 @@ def _log_folder(
                 progress.sent.add(file)
 
 
-def _fetch(share: Share, path: str, target: Path) -> bool:
-    """Download a file; False if someone has removed it meanwhile."""
+def _fetch_one(share: Share, path: str, targets: Mapping[str, Path], name: str) -> bool:
+    """Download a file of a folder; False if someone has removed it meanwhile."""
     try:
-        share.download(path, target)
+        share.download(f"{path}/{name}", targets[name])
     except ShareNotFoundError:
         return False
     return True

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from job_folder import FOLDER
 
-from mlflow_batchai import collect, runs
+from mlflow_batchai import artifacts, collect, runs
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import protocol
 from mlflow_batchai.shares import Entry, credentials, open_share
@@ -122,6 +122,36 @@ def test_all_outputs_come_while_a_tenth_of_the_requests_fails(scene):
     for name, data in files.items():
         assert (scene.artifacts / "outputs" / name).read_bytes() == data
     assert (scene.artifacts / "stdouterr" / "stdout.txt").read_bytes() == b"log"
+
+
+def test_outputs_lie_here_a_portion_at_a_time_and_are_sent_once(scene, monkeypatch, tmp_path):
+    """Neither the memory nor the disk of this machine has to hold them all; who is cut off goes on where he was."""
+    monkeypatch.setattr(artifacts, "PORTION", 2500)
+    sizes = {"a": 1000, "b": 1000, "c/d": 1000, "e": 5000, "f": 400, "g": 400}
+    for name, size in sizes.items():
+        scene.share.write(f"{OUTPUTS}/{name}", os.urandom(size))
+    scene.job.plan["outputDirectories"].pop()
+    real, sent = scene.client.log_artifacts, []
+
+    def log_artifacts(run_id, folder, artifact):
+        names = sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
+        if "e" in names and names not in sent:
+            sent.append(names)
+            raise OSError("the store is away")
+        sent.append(names)
+        real(run_id, folder, artifact)
+
+    monkeypatch.setattr(scene.client, "log_artifacts", log_artifacts)
+    folders = {}
+    with pytest.raises(OSError, match="away"):
+        collect.upload_outputs(scene.client, scene.job, folders)
+    scene.asked()
+    assert collect.upload_outputs(scene.client, scene.job, folders) == []
+    # What had been sent isn't fetched again; what was refused goes file by file.
+    assert sorted(name for method, name, _ in scene.asked() if name in "abdefg") == ["d", "e", "f", "g"]
+    assert all(sum(sizes[name] for name in names) <= 2500 or names == ["e"] for names in sent)
+    for name, size in sizes.items():
+        assert (scene.artifacts / "outputs" / name).stat().st_size == size
 
 
 def test_outputs_cost_a_listing_a_folder_and_a_request_a_file(scene):
