@@ -52,7 +52,7 @@ def build_directory(file: Path, facts: ModelFacts, target: Path, *, run_id: str 
         model_id=model_id,
         signature=ModelSignature.from_dict(signature) if signature else None,
         saved_input_example_info=write_example(facts, target),
-        model_size_bytes=sum(path.stat().st_size for path in (target / "data").rglob("*") if path.is_file()),
+        model_size_bytes=sum(path.stat().st_size for path in (file, *file.rglob("*")) if path.is_file()),
     )
     model.model_uuid = model_id or model.model_uuid
     model.add_flavor("tensorflow", code=None, **flavor)

@@ -24,6 +24,7 @@ import time
 from typing import Any, Mapping
 
 _log = logging.getLogger(__name__)
+_LONGEST_EXAMPLE = 128 << 10
 _RANK_VARIABLES = ("BATCHAI_RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK")
 
 
@@ -57,10 +58,11 @@ def log(metrics: Mapping[str, Any] | None = None, step: int = 0, all_ranks: bool
     )
 
 
-def model(path: Any, model: Any = None) -> None:
+def model(path: Any, model: Any = None, example: Any = None) -> None:
     """Report a saved model file, with what is known only here: versions, and with ``model`` its inputs and outputs.
 
-    Relative paths are taken from the working directory. Only rank 0's reports are kept.
+    Relative paths are taken from the working directory. Only rank 0's reports are kept. Of ``example``, a batch of inputs (an
+    array, or a mapping of the inputs' names to arrays), the first one is kept, if it is no more than 128 KiB of text.
     Raises TypeError if ``path`` is not a path.
     """
     if not isinstance(path, (str, os.PathLike)):
@@ -73,7 +75,32 @@ def model(path: Any, model: Any = None) -> None:
     except Exception as error:  # facts are a help to the submitter, not worth a training run
         _log.warning("report.model: %s is reported without its facts: %r", where, error)
         meta = {}
+    if example is not None:
+        meta["example"] = _first_of(example)
     append({"type": "model", "path": where, "ts": int(time.time() * 1000), "meta": meta})
+
+
+def _first_of(example: Any) -> Any:
+    """A batch of one as nested lists, or None for what is none, or too large."""
+    try:
+        named = isinstance(example, Mapping)
+        parts = {str(name): _lists(value) for name, value in (example.items() if named else [("", example)])}
+        text = json.dumps(parts, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        _log.warning("report.model: the example is left out: %s", error)
+        return None
+    if len(text) > _LONGEST_EXAMPLE:
+        _log.warning(
+            "report.model: the example is left out: it is %d letters of text, more than %d", len(text), _LONGEST_EXAMPLE
+        )
+        return None
+    return parts if named else parts[""]
+
+
+def _lists(value: Any) -> Any:
+    first = value[:1]
+    first = first.numpy() if hasattr(first, "numpy") else first
+    return first.tolist() if hasattr(first, "tolist") else list(first)
 
 
 def keras_callback(images_per_epoch: int | None = None) -> Any:

@@ -119,6 +119,32 @@ def test_metric_rules(regex: str, step: str | None, line: str, value: str, at: s
             f"workspace is '{'w' * 65}', but must have 1 to 64 letters, digits, '-' or '_'",
         ),
         ({"nodeCount": 2}, None),
+        (
+            {"model": {"register": "n", "promoteIf": "loss"}},
+            "model has promoteIf without alias: say which alias a better model gets, such as alias: champion",
+        ),
+        (
+            {"model": {"alias": "champion"}},
+            "model has alias without register: say which registered model has the alias",
+        ),
+        (
+            {"model": {"register": "n", "alias": ["v1"]}},
+            "model.alias is 'v1', but must have letters, digits, '-' or '_', and not be latest or v and a number",
+        ),
+        ({"model": {"register": "n", "alias": ["a", "a"]}}, "model.alias gives the alias 'a' twice"),
+        (
+            {"model": {"register": "a/b"}},
+            "model.register is 'a/b', but MLflow takes no name without letters, or with one of / :",
+        ),
+        ({"model": {"path": "/m.h5"}}, "model.path is '/m.h5', but must be a relative path that stays below its root"),
+        (
+            {"model": {"checkTimeout": "PT2H"}},
+            "model.checkTimeout must be between 1 second and PT1H: the job keeps its nodes for that long",
+        ),
+        (
+            {"model": {"register": "n", "alias": "a", "promoteIf": {"metric": "m", "mode": "least"}}},
+            "model.promoteIf.mode is 'least'; allowed: 'min', 'max'",
+        ),
         ({"model": {"registr": "x"}}, "model.registr is not a known key; did you mean register?"),
         (
             {"properties": {"horovodSettings": {"proccessCount": 2}}},
@@ -177,3 +203,20 @@ def test_merge(base: dict[str, Any], override: dict[str, Any], result: dict[str,
     before = copy.deepcopy((base, override))
     assert merge(base, override) == result
     assert (base, override) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "metric", "better"),
+    [
+        ("val_accuracy", "val_accuracy", "max"),
+        ("val_loss", "val_loss", "min"),
+        ("RMSE", "RMSE", "min"),
+        ("mean_absolute_error", "mean_absolute_error", "min"),
+        ({"metric": "val_loss", "mode": "max"}, "val_loss", "max"),
+    ],
+)
+def test_promotion(given: Any, metric: str, better: str) -> None:
+    document, _ = parse_batchai({"model": {"register": "n", "alias": "champion", "promoteIf": given}}, "batchai.yaml")
+    assert document.model and document.model.promote_if
+    assert (document.model.promote_if.metric, document.model.promote_if.better) == (metric, better)
+    assert document.model.alias == ("champion",)
