@@ -43,7 +43,7 @@ def test_two_ranks(world: Any) -> None:
     result = world.run(
         PROJECT,
         *("-P", "data=digits", "-P", "epochs=8", "-P", "augment=false", "-P", "learning_rate=0.0004"),
-        *("--backend-config", '{"model": {"register": "digits"}}'),
+        *("--backend-config", '{"model": {"register": "digits", "alias": "champion", "promoteIf": "test_accuracy"}}'),
         timeout=400,
     )
     assert result.returncode == 0, result.stderr
@@ -54,6 +54,12 @@ def test_two_ranks(world: Any) -> None:
         assert [point.step for point in world.client.get_metric_history(run.info.run_id, name)] == [0, 1, 2, 3], name
     assert run.data.metrics["test_accuracy"] > 0.9
     assert run.data.params["epochs"] == "8" and run.data.params["data"] == "digits"
+
+    assert world.client.get_model_version_by_alias("digits", "champion").run_id == run.info.run_id
+    assert run.data.tags["batchai.promotion"].startswith("champion points to version 1: nothing had it (test_accuracy 0.9")
+    checked = world.client.get_logged_model(run.data.tags["batchai.model"].removeprefix("models:/")).tags["batchai.modelCheck"]
+    assert checked.startswith("loaded and tried in ") and "keras 3" in checked
+    assert "passed: loaded and tried" in world.log("model-check.txt")
 
     h5 = world.client.download_artifacts(run.info.run_id, "outputs/models/saved_models/keras_cifar10_trained_model.h5")
     requirements = Path(

@@ -45,6 +45,7 @@ model = keras.Sequential([
 model.compile("adam", "categorical_crossentropy")
 model.save("net.h5")
 model.save("net.keras")
+model.export("exported", verbose=False)
 images = numpy.random.default_rng(1).random((5, 32, 32, 3), dtype="float32")
 numpy.savez("expected.npz", images=images, scores=model.predict(images, verbose=0))
 """
@@ -59,7 +60,13 @@ for uri in uris:
     served = pyfunc.load_model(uri)
     assert served.metadata.signature.inputs.inputs[0].shape == (-1, 32, 32, 3), uri
     assert served.metadata.signature.outputs.inputs[0].shape == (-1, 10), uri
-    scores = [served.predict(known["images"])]
+    (named,) = served.metadata.get_input_schema().input_names() if uri.endswith("/exported") else [None]
+    images = {named: known["images"]} if named else known["images"]
+    scores = [served.predict(images)]
+    if named:
+        scores = [scores[0]["output_0"]]
+    example = served.input_example[named] if named else served.input_example
+    assert example.shape == (1, 32, 32, 3) and example.dtype == "float32", uri
     if uri.startswith("models:/m-"):
         scores.append(tensorflow.load_model(uri).predict(known["images"], verbose=0))
     for predicted in scores:
@@ -127,7 +134,7 @@ def models_of(client, run):
 
 
 @pytest.mark.training
-def test_both_formats_load_from_every_uri_and_predict_the_same(tracking, client, run, tmp_path):
+def test_all_formats_load_from_every_uri_and_predict_the_same(tracking, client, run, tmp_path):
     python(TRAIN, cwd=tmp_path)
     ids = {"experiment_id": run.experiment_id, "run_id": run.run_id}
     old, new = tmp_path / "net.h5", tmp_path / "net.keras"
@@ -137,7 +144,12 @@ def test_both_formats_load_from_every_uri_and_predict_the_same(tracking, client,
     assert (one.version, two.version, one.notes, two.notes) == ("1", None, (), ())
     uris = [f"runs:/{run.run_id}/model", one.model_uri, "models:/cifär net/1"]
     uris += [f"runs:/{run.run_id}/native", two.model_uri]
-    assert python(LOAD, tracking, str(tmp_path / "expected.npz"), *uris, cwd=tmp_path) == "loaded 5"
+    # A SavedModel is served by its signature, which takes its inputs by name.
+    inputs = [{"name": "keras_tensor", "shape": [-1, 32, 32, 3], "dtype": "float32"}]
+    exported = facts(format="saved_model", inputs=inputs, outputs=[{**RECORD["outputs"][0], "name": "output_0"}])
+    log_model(client, **ids, file=tmp_path / "exported", facts=exported, name="exported")
+    uris.append(f"runs:/{run.run_id}/exported")
+    assert python(LOAD, tracking, str(tmp_path / "expected.npz"), *uris, cwd=tmp_path) == "loaded 6"
 
 
 def test_it_imports_no_framework(tracking, client, run, h5, tmp_path):
