@@ -60,7 +60,7 @@ def test_the_state_is_shown_when_the_store_is_back(relayed):
     made, client, relay = relayed
     made.announce(0)
     one = relay()
-    for method in ("set_tag", "update_run"):
+    for method in ("log_batch", "update_run"):
         client.before[method] = [ConnectionError("down")]
         with pytest.raises(ConnectionError):
             one.show_state(made.job.state())
