@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlflow_batchai.errors import ModelError
-from mlflow_batchai.node.models import TORCH
-from mlflow_batchai.node.trial import FAILED, PASSED
+from mlflow_batchai.node.models import FAILED, PASSED, TORCH
 
 
 def judge(path: str, check: object, meta: Mapping[str, Any]) -> tuple[str | None, tuple[str, ...]]:

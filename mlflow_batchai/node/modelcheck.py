@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, Optional
 
-from mlflow_batchai.node import models, protocol, trial
+from mlflow_batchai.node import models, protocol
 from mlflow_batchai.node.layout import NodeLayout, archive_path
 from mlflow_batchai.node.outcome import Stop
 from mlflow_batchai.node.peers import Peers
@@ -149,14 +149,14 @@ class ModelCheck:
     def _silent(self, task: Task, late: bool, limit: float, seconds: float) -> Dict[str, Any]:
         """A check of which nothing came."""
         if not self.python:
-            return trial.check(trial.UNCHECKED, "there is no Python in the job's container", seconds)
+            return models.check(models.UNCHECKED, "there is no Python in the job's container", seconds)
         if late:
             why = "it could not be loaded and tried in %d s (model.checkTimeout)" % limit
         else:
             why = "the check %s" % self.runtime.how(task)
             if task.tail:
                 why = "%s: %s" % (why, task.tail[-1].strip())
-        return trial.check(trial.FAILED, why, seconds)
+        return models.check(models.FAILED, why, seconds)
 
     def _tell(self, body: Mapping[str, Any]) -> None:
         self.shipper.record("report", body=body)

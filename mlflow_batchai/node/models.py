@@ -11,6 +11,9 @@ H5, KERAS, SAVED_MODEL, MLFLOW, TORCH = "h5", "keras", "saved_model", "mlflow", 
 SERVING = "serving_default"
 TORCH_ENDINGS = (".pt", ".pth")
 MOST_FOUND = 100
+# How a model's check came out.
+PASSED, FAILED, UNCHECKED = "passed", "failed", "unchecked"
+LONGEST_SENTENCE = 600
 
 
 def choose(known: Sequence[Mapping[str, Any]], path: Optional[str]) -> Optional[Mapping[str, Any]]:
@@ -64,3 +67,8 @@ def folder_format(path: str) -> Optional[str]:
 
 def _is_model(name: str) -> bool:
     return name.endswith((".h5", ".keras", *TORCH_ENDINGS)) and not name.endswith(".weights.h5")
+
+
+def check(outcome: str, why: Optional[str], seconds: float, output: Any = None) -> Record:
+    """The record of a check."""
+    return {"outcome": outcome, "why": why and why[:LONGEST_SENTENCE], "seconds": round(seconds, 2), "output": output}

@@ -17,11 +17,9 @@ from mlflow_batchai.node import customs, describe, models
 
 Facts = Dict[str, Any]
 
-PASSED, FAILED, UNCHECKED = "passed", "failed", "unchecked"
 # Tried in turn for dimensions that a model leaves open, the batch excepted.
 SIZES = (1, 32, 224)
 MOST_VALUES = 100
-LONGEST_SENTENCE = 600
 
 
 class Fault(Exception):
@@ -83,7 +81,7 @@ def examine(path: str, load: bool, example: Any = None) -> Dict[str, Any]:
         meta = {"error": str(error)}
     if not load:
         return {"meta": meta}
-    outcome, why, output = PASSED, None, None
+    outcome, why, output = models.PASSED, None, None
     try:
         if "error" in meta:
             raise Fault(meta["error"])
@@ -91,15 +89,10 @@ def examine(path: str, load: bool, example: Any = None) -> Dict[str, Any]:
         meta.update(tried.facts)
         why, output = tried.note, tried.output
     except Fault as error:
-        outcome, why = FAILED, str(error)
+        outcome, why = models.FAILED, str(error)
     except Unchecked as error:
-        outcome, why = UNCHECKED, str(error)
-    return {"meta": meta, "check": check(outcome, why, time.monotonic() - begun, output)}
-
-
-def check(outcome: str, why: Optional[str], seconds: float, output: Any = None) -> Dict[str, Any]:
-    """The record of a check."""
-    return {"outcome": outcome, "why": why and why[:LONGEST_SENTENCE], "seconds": round(seconds, 2), "output": output}
+        outcome, why = models.UNCHECKED, str(error)
+    return {"meta": meta, "check": models.check(outcome, why, time.monotonic() - begun, output)}
 
 
 def facts_of(path: str) -> Facts:

@@ -118,7 +118,7 @@ def test_each_of_the_last_things_is_sent_once(relayed):
     found = [entry.path for folder in ("outputs/m", "outputs/m/sub") for entry in client.list_artifacts(run_id, folder)]
     assert sorted(found) == ["outputs/m/a", "outputs/m/b", "outputs/m/sub", "outputs/m/sub/c"]
     notes = client.get_run(run_id).data.tags["batchai.notes"]
-    assert notes == "batchai.yaml asks for a model and no .h5 or .keras file was saved in an output directory"
+    assert notes == "batchai.yaml asks for a model and none was saved in an output directory (a .h5 or .keras file, a SavedModel, an MLflow model)"
 
 
 def http_error(code):

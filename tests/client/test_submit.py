@@ -25,6 +25,7 @@ from mlflow_batchai.runner import RunRequest
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.objects import scan, upload
 from mlflow_batchai.signals import Signals
+from mlflow_batchai.spec.cluster import ClusterDocument
 
 
 @pytest.fixture
@@ -42,7 +43,12 @@ def scene(store_template, tmp_path, monkeypatch):
         "toy-012345", "0123456789", "toy", plan, {}, {"lr": "0.1"}, {"TOKEN": "hush-hush"}, {}, 60.0, code, [], []
     )
     cluster = SimpleNamespace(
-        name="local", engine=Engine(), share=DirectoryShare(tmp_path / "share"), location=None, record=None
+        name="local",
+        document=ClusterDocument(),
+        engine=Engine(),
+        share=DirectoryShare(tmp_path / "share"),
+        location=None,
+        record=None,
     )
     request = RunRequest(tracking, experiment, "My exp/1", "default", {"mlflow.user": "me"})
     spawned = []
