@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 BLOCK = 16 << 20
+LOGS = "logs"
 TAG_PROMOTION = "batchai.promotion"
 
 
 class Logs:
-    """An attempt's log files on their way to the run's artifacts, where they lie as in the job folder (``stdouterr``).
+    """An attempt's log files on their way to the run's artifacts, under ``logs`` as in the job folder's ``stdouterr``.
 
     Where the share is not a directory of this machine, each byte is fetched once: log files only grow.
     """
@@ -52,7 +53,8 @@ class Logs:
         Returns:
             Sentences on what was left out.
         """
-        share, path, artifact = self._job.share, self._job.paths.stdouterr, self._job.paths.log_folder
+        share, path = self._job.share, self._job.paths.stdouterr
+        artifact = LOGS + self._job.paths.log_folder.removeprefix("stdouterr")
         if isinstance(share, DirectoryShare):
             sizes = {entry.name: entry.size for entry in share.list(path)}
             if sizes == self._sent and not complete:

@@ -73,13 +73,13 @@ def test_a_growing_log_is_fetched_once(scene):
     scene.asked()
     logs.send()
     assert sorted(scene.asked()[1:]) == [("GET", "stdout-0.txt", len(first)), ("GET", "stdout-1.txt", 5)]
-    assert (scene.artifacts / "stdouterr" / "stdout-0.txt").read_bytes() == first
+    assert (scene.artifacts / "logs" / "stdout-0.txt").read_bytes() == first
     # One of them grows: only that, and only what is new of it.
     scene.share.write(f"{LOGS}/stdout-0.txt", first + second)
     scene.asked()
     logs.send()
     assert scene.asked()[1:] == [("GET", "stdout-0.txt", len(second))]
-    assert (scene.artifacts / "stdouterr" / "stdout-0.txt").read_bytes() == first + second
+    assert (scene.artifacts / "logs" / "stdout-0.txt").read_bytes() == first + second
     # Nothing does: one listing.
     assert logs.send() == [] and logs.send(complete=True) == []
     assert [method for method, _, _ in scene.asked()] == ["GET", "GET"]
@@ -90,7 +90,7 @@ def test_nuls_at_the_end_wait(scene):
     logs = collect.Logs(scene.client, scene.job)
     scene.share.write(f"{LOGS}/stdout.txt", b"one\n" + bytes(4))
     logs.send()
-    sent = scene.artifacts / "stdouterr" / "stdout.txt"
+    sent = scene.artifacts / "logs" / "stdout.txt"
     assert sent.read_bytes() == b"one\n"
     scene.share.write(f"{LOGS}/stdout.txt", b"one\ntwo\n")
     logs.send()
@@ -107,7 +107,7 @@ def test_a_log_that_was_begun_anew(scene):
     logs.send()
     scene.share.write(f"{LOGS}/stdout.txt", b"short")
     logs.send()
-    assert (scene.artifacts / "stdouterr" / "stdout.txt").read_bytes() == b"short"
+    assert (scene.artifacts / "logs" / "stdout.txt").read_bytes() == b"short"
 
 
 def test_all_outputs_come_while_a_tenth_of_the_requests_fails(scene):
@@ -121,7 +121,7 @@ def test_all_outputs_come_while_a_tenth_of_the_requests_fails(scene):
     assert collect.Logs(scene.client, scene.job).send(complete=True) == []
     for name, data in files.items():
         assert (scene.artifacts / "outputs" / name).read_bytes() == data
-    assert (scene.artifacts / "stdouterr" / "stdout.txt").read_bytes() == b"log"
+    assert (scene.artifacts / "logs" / "stdout.txt").read_bytes() == b"log"
 
 
 def test_outputs_lie_here_a_portion_at_a_time_and_are_sent_once(scene, monkeypatch, tmp_path):
@@ -177,7 +177,7 @@ def test_names_that_lead_out_of_a_folder_are_left_out(scene, monkeypatch):
     monkeypatch.setattr(scene.share, "list", lambda path: evil + real(path))
     notes = collect.Logs(scene.client, scene.job).send(complete=True)
     assert len(notes) == 3 and "'../../evil' can't be a name here" in notes[1]
-    assert [path.name for path in (scene.artifacts / "stdouterr").iterdir()] == ["stdout.txt"]
+    assert [path.name for path in (scene.artifacts / "logs").iterdir()] == ["stdout.txt"]
 
 
 def test_names_are_as_ranks_wrote_them(scene, azure, tmp_path):

@@ -192,8 +192,8 @@ def check_both(made, client):
     assert history(client, made.plan["runId"]) == TWICE
     assert (run.info.status, run.data.tags["batchai.attempt"]) == ("FINISHED", "2")
     assert "1 metric values came for a step that had one" in run.data.tags["batchai.notes"]
-    assert [entry.path for entry in client.list_artifacts(made.plan["runId"], "stdouterr/attempt-2")] == [
-        "stdouterr/attempt-2/stdout.txt"
+    assert [entry.path for entry in client.list_artifacts(made.plan["runId"], "logs/attempt-2")] == [
+        "logs/attempt-2/stdout.txt"
     ]
 
 

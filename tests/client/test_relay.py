@@ -60,7 +60,7 @@ def test_a_whole_job(scene):
     assert run.data.tags["batchai.modelVersion"] == "models:/net/1"
     assert "batchai.notes" not in run.data.tags, run.data.tags["batchai.notes"]
     assert [entry.path for entry in client.list_artifacts(run_id, "outputs/m")] == ["outputs/m/net.keras"]
-    assert [entry.path for entry in client.list_artifacts(run_id, "stdouterr")] == ["stdouterr/stdout.txt"]
+    assert [entry.path for entry in client.list_artifacts(run_id, "logs")] == ["logs/stdout.txt"]
     assert relay() is None
 
 
@@ -342,10 +342,10 @@ def test_a_folder_that_is_a_link_out_of_the_share_is_not_sent(scene, tmp_path, l
     run_id = made.plan["runId"]
     notes = client.get_run(run_id).data.tags["batchai.notes"]
     stolen = {"stdouterr": ["stdouterr"], ".": ["stdouterr", "outputs/m"]}.get(linked, ["outputs/m"])
-    for artifact in ("stdouterr", "outputs/m"):
+    for name, artifact in (("stdouterr", "logs"), ("outputs/m", "outputs/m")):
         sent = [entry.path for entry in client.list_artifacts(run_id, artifact)]
-        assert sent == ([] if artifact in stolen else [artifact + "/text"])
-        assert (f"{artifact}: not sent: {made.paths.folder}/{artifact} lies behind a link out" in notes) is (artifact in stolen)
+        assert sent == ([] if name in stolen else [artifact + "/text"])
+        assert (f"{artifact}: not sent: {made.paths.folder}/{name} lies behind a link out" in notes) is (name in stolen)
 
 
 # The follower around it.

@@ -131,7 +131,7 @@ def test_a_retry_goes_on_from_the_checkpoint(world: Any, client: HereClient, cli
     assert "1 metric values came for a step that had one" in tags["batchai.notes"]
     logs = {"stdout.txt": "from step 0 with 13\n", "attempt-2/stdout.txt": streamed.out}
     for path, text in logs.items():
-        assert world.log(path, run) == world.artifact(f"stdouterr/{path}", run) == text
+        assert world.log(path, run) == world.artifact(f"logs/{path}", run) == text
     for file in world.home.rglob("*"):
         assert not file.is_file() or b"s3cr3t-canary" not in file.read_bytes(), file
     assert cli("job", "logs", name).out == streamed.out
@@ -183,6 +183,6 @@ def test_a_requeued_job_waits_and_runs_again(world: Any, share: Path, client: He
     assert out.getvalue().count("from step 0") == out.getvalue().count("from step 2") == out.getvalue().count("done\n") == 1
     assert "batchai: the job waits in the queue again, as attempt 2: the cluster gets smaller" in out.getvalue()
     assert points(world, first) == EXPECTED
-    assert world.artifact("stdouterr/stdout.txt", first).startswith("from step 0")
-    assert world.artifact("stdouterr/attempt-2/stdout.txt", first) == "from step 2 with 0\ndone\n"
+    assert world.artifact("logs/stdout.txt", first).startswith("from step 0")
+    assert world.artifact("logs/attempt-2/stdout.txt", first) == "from step 2 with 0\ndone\n"
     until(world, lambda: world.client.get_run(second.info.run_id).info.status == "FINISHED")

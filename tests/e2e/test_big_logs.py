@@ -57,7 +57,7 @@ def test_a_million_lines_and_one_without_end(world: Any) -> None:
             time.sleep(0.1)
     run = world.last
     assert run.info.status == "FINISHED", run.data.tags
-    log = world.artifact_file("stdouterr/stdout.txt").read_bytes()
+    log = world.artifact_file("logs/stdout.txt").read_bytes()
     lines = log.split(b"\n")
     assert lines[0] == b"latin \xff, NUL \0, half a \xf0\x9f letter"
     cut = next(index for index, line in enumerate(lines) if line.startswith(b"step 0 "))
@@ -66,5 +66,5 @@ def test_a_million_lines_and_one_without_end(world: Any) -> None:
     points = world.client.get_metric_history(run.info.run_id, "loss")
     assert sorted(point.step for point in points) == list(range(0, 1_000_000, 100))
     assert "batchai.notes" not in run.data.tags
-    assert kilobytes(world.artifact("stdouterr/stderr.txt"), "VmHWM") < MOST_OF_AGENT
+    assert kilobytes(world.artifact("logs/stderr.txt"), "VmHWM") < MOST_OF_AGENT
     assert 0 < peak < MOST_ANON

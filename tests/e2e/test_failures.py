@@ -170,7 +170,7 @@ def test_kill_9_of_the_submitter(world: Any) -> None:
     (world.home / "share" / "go").touch()
     world.wait(lambda: world.last.info.status == "FINISHED", 30)
     assert world.last.data.metrics == {"loss": 0.5}
-    assert world.artifact("stdouterr/stdout.txt").count("done") == 2
+    assert world.artifact("logs/stdout.txt").count("done") == 2
     world.wait_gone()
 
 

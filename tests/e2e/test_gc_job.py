@@ -35,7 +35,7 @@ def test_a_job_is_freed_and_submitted_again(cli: Cli, tmp_path: Path) -> None:
     assert kinds(cli, "0m") == ["job", "log"]
     assert not folder.exists() and not models.exists()
     # What MLflow has is MLflow's.
-    assert world.artifact("stdouterr/stdout.txt", run) == "trained\n"
+    assert world.artifact("logs/stdout.txt", run) == "trained\n"
     # Young staged files stay: someone may be just about to name them.
     staged = [path for path in (share / ".batchai" / "objects").rglob("*") if path.is_file()]
     assert staged and kinds(cli, "0m") == []

@@ -73,7 +73,7 @@ def test_a_rank_that_fails_once(world: Any) -> None:
     assert f"attempt 1 ended: {why}" in run.data.tags["batchai.notes"]
     logs = {"stdout.txt": "attempt 1 with 13\n", "attempt-2/stdout.txt": "attempt 2 with 13\n"}
     for path, text in logs.items():
-        assert world.log(path) == world.artifact(f"stdouterr/{path}") == text
+        assert world.log(path) == world.artifact(f"logs/{path}") == text
     for file in world.home.rglob("*"):
         assert not file.is_file() or CANARY.encode() not in file.read_bytes(), file
 

@@ -103,7 +103,7 @@ def test_two_nodes(world: Any) -> None:
         *(f"stderr-job_prep-node-{node}.txt" for node in (0, 1)),
     }
     assert world.log("stdout-job_prep-node-1.txt") == "prepared on 1\n"
-    assert world.artifact("stdouterr/stdout.txt") == out
+    assert world.artifact("logs/stdout.txt") == out
     assert world.artifact("outputs/models/result.txt") == "42"
 
     # The secret is nowhere but in the ranks' environment (which this script chose to print).

@@ -50,12 +50,12 @@ def test_the_cifar_project_on_four_nodes(world: Any, ssh_servers: SshNodes) -> N
     assert run.info.status == "FINISHED" and "batchai.notes" not in run.data.tags
     for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
         assert [step for step, _ in points(world, run, name)] == [0, 1], name
-    logs = {Path(entry.path).name for entry in world.client.list_artifacts(run.info.run_id, "stdouterr")}
+    logs = {Path(entry.path).name for entry in world.client.list_artifacts(run.info.run_id, "logs")}
     assert {"stdout.txt", "stderr.txt", "stdout-0.txt"} <= logs
     # The others say nothing but what TensorFlow writes to standard error.
     assert all({f"stdout-{rank}.txt", f"stderr-{rank}.txt"} & logs for rank in range(4)), logs
     assert {f"execution-node-{node}.log" for node in range(4)} <= logs
-    assert "4 ranks train 2 epochs" in world.artifact("stdouterr/stdout.txt")
+    assert "4 ranks train 2 epochs" in world.artifact("logs/stdout.txt")
     saved = world.artifact_file("outputs/models/saved_models/keras_cifar10_trained_model.h5")
     assert saved.read_bytes().startswith(b"\x89HDF")
     model = world.client.get_logged_model(run.data.tags["batchai.model"].removeprefix("models:/"))

@@ -66,13 +66,13 @@ def test_from_nothing_to_a_result(world: Any, ssh_servers: SshNodes, azure: Azur
     assert run.info.status == "FINISHED" and "batchai.notes" not in run.data.tags
     for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
         assert [point.step for point in world.client.get_metric_history(run.info.run_id, name)] == [0, 1], name
-    assert "4 ranks train 2 epochs" in world.artifact("stdouterr/stdout.txt")
+    assert "4 ranks train 2 epochs" in world.artifact("logs/stdout.txt")
     saved = world.artifact_file("outputs/models/saved_models/keras_cifar10_trained_model.h5")
     assert saved.read_bytes().startswith(b"\x89HDF")
     folder = share / run.data.tags["batchai.folder"]
     kept = folder / "outputs" / "models" / "saved_models" / "keras_cifar10_trained_model.h5"
     assert kept.read_bytes() == saved.read_bytes()
-    assert (folder / "stdouterr" / "stdout.txt").read_text() == world.artifact("stdouterr/stdout.txt")
+    assert (folder / "stdouterr" / "stdout.txt").read_text() == world.artifact("logs/stdout.txt")
     world.wait_gone()
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
 

@@ -204,7 +204,7 @@ def _wrong_sum(stored: dict[tuple[str, int], float], case: Case) -> Iterator[str
 
 
 def _wrong_logs(world: SeedWorld, client: Any, run: Any, job: Path, case: Case, succeeded: bool) -> Iterator[str]:
-    sent = world.root / "mlruns" / "0" / run.info.run_id / "artifacts" / "stdouterr"
+    sent = world.root / "mlruns" / "0" / run.info.run_id / "artifacts" / "logs"
     there = {
         path.relative_to(job / "stdouterr"): path.read_bytes() for path in (job / "stdouterr").rglob("*") if path.is_file()
     }

@@ -124,7 +124,7 @@ class Scene:
         history = self.world.client.get_metric_history(self.run_id, "loss")
         assert sorted((point.step, point.value, point.timestamp) for point in history) == reported
         assert len(reported) == self.step() + 1
-        assert self.world.artifact("stdouterr/stdout.txt", run).endswith("done\n")
+        assert self.world.artifact("logs/stdout.txt", run).endswith("done\n")
         assert [self.world.artifact(f"outputs/m/{name}", run) for name in ("one", "two", "three")] == ["one", "two", "three"]
 
 
