@@ -164,7 +164,7 @@ def _wrong_verdict(case: Case, state: str, code: str | None, attempt: int) -> It
 
 def _wrong_points(client: Any, run: Any, share: OnShare, case: Case) -> Iterator[str]:
     stored: Points = {}
-    for key in run.data.metrics:
+    for key in (name for name in run.data.metrics if not name.startswith("system/")):
         for point in client.get_metric_history(run.info.run_id, key):
             if (key, point.step) in stored:
                 yield f"{key} has two points of step {point.step}"

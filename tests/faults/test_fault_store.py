@@ -149,10 +149,12 @@ def test_a_server_that_fails_in_every_way_while_a_job_trains(scene: Scene) -> No
     gate, world = scene.gate, scene.world
     process = scene.start(wait=True)
     for fault in FAULTS.values():
+        told = scene.log.count("it works again")
         with gate.failing(fault):
             world.wait(lambda: gate.failed)
             scene.trains_on()
         scene.catches_up()
+        world.wait(lambda: scene.log.count("it works again") > told)  # noqa: B023
     with gate.server.stopped():
         scene.trains_on()
     scene.catches_up()

@@ -76,7 +76,7 @@ def test_what_is_wrong_is_seen(tmp_path: Path, store_template: Path) -> None:
             assert "batchai.exitCode is None, and '0' on the share" in sentences()
         with sql(world, "UPDATE tags SET value = '1 metric values came for a step that had one' WHERE key = 'batchai.notes'"):
             assert "2 values came for a step that had one, and the run says 1" in sentences()
-        log = next(world.root.glob("mlruns/**/stdouterr/stdout.txt"))
+        log = next(world.root.glob("mlruns/**/logs/stdout.txt"))
         text = log.read_bytes()
         log.write_bytes(text[:-1])
         assert "the artifact stdouterr/stdout.txt is not what lies on the share" in sentences()
