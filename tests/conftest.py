@@ -29,6 +29,10 @@ PYTHON = sys.executable
 BIN = Path(sys.executable).parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", metavar="FOLDER", help="keep pictures of MLflow's pages there (tests/e2e/test_ui.py)")
+
+
 @pytest.fixture(scope="session")
 def store_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A migrated, empty sqlite store: making one takes seconds, copying it none."""

@@ -1,78 +1,143 @@
-"""What a person sees: the run's page of a real MLflow server, in a real Chromium."""
+"""What a person sees: the pages of a real MLflow server, in a real Chromium.
+
+``--screenshots docs/images`` keeps pictures of the pages, of jobs that train the CIFAR project.
+"""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import socket
 import subprocess
-import sys
-import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import PATIENCE_MS, Browser, chromium
+from command_line import Cli
+from mlflow_server import MlflowServer
+from ui_world import ALIAS, MODEL, RATES, Jobs
 
-TRAIN = """
-    from mlflow_batchai.training import report
-    for epoch in range(3):
-        report.log(step=epoch, loss=1.0 / (epoch + 1), val_accuracy=0.25 * epoch)
-    print("trained")
-"""
+pytestmark = pytest.mark.timeout(900)
+
+SHOWN = ("attributes.`Models`", "metrics.`val_accuracy`", "metrics.`loss`", "params.`learning_rate`")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, store_template: Path) -> Iterator[MlflowServer]:
+    """One for all tests here."""
+    made = MlflowServer(tmp_path_factory.mktemp("mlflow"), store_template)
+    made.start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture(scope="module")
+def browser(server: MlflowServer, pytestconfig: pytest.Config) -> Iterator[Browser]:
+    """One for all tests here."""
+    folder = pytestconfig.getoption("screenshots")
+    with chromium(server.url, Path(folder).absolute() if folder else None) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def jobs(browser: Browser, server: MlflowServer, shared_cli: Cli, pytestconfig: pytest.Config) -> Jobs:
+    """A world whose tracking store is that server."""
+    world = shared_cli.world
+    world.uri = world.environment["MLFLOW_TRACKING_URI"] = server.url
+    world.environment["LOGNAME"] = "ada"
+    return Jobs(world, real=bool(pytestconfig.getoption("screenshots")))
+
+
+@pytest.fixture(scope="module")
+def sweep(jobs: Jobs) -> list[Any]:
+    """Three runs that differ in their learning rate."""
+    return jobs.sweep()
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(300)
-def test_run_page(world: Any) -> None:
-    """Relayed to a real server over HTTP, the run shows its state, metrics, parameters and logs in MLflow's UI."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("no Chromium on this machine; .ci/run installs Debian's")
-    from playwright.sync_api import expect, sync_playwright
+def test_a_job_while_it_runs_and_after(jobs: Jobs, browser: Browser) -> None:
+    """A page left open shows more points by itself; then the run's page, its nodes' system metrics, and its log."""
+    run_id = jobs.live().info.run_id
+    browser.open(f"/experiments/{jobs.experiment_id}/runs/{run_id}/model-metrics")
+    points = browser.page.locator("path.point")
+    points.first.wait_for(timeout=PATIENCE_MS)
+    before = points.count()
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    command = ["server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", "--backend-store-uri", world.uri]
-    server = world.start(
-        [sys.executable, "-m", "mlflow", *command, "--artifacts-destination", str(world.root / "artifacts")],
-        MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false",
-    )
-    try:
-        world.wait(lambda: _healthy(url), 120, "MLflow's server")
-        project = world.project(
-            TRAIN,
-            "name: toy\nentry_points:\n  main:\n    parameters: {note: string}\n    command: python train.py\n",
-            "properties: {nodeCount: 2, horovodSettings: {}}",
-        )
-        result = world.run(project, "-P", "note=it's 5 o'clock", "--run-name", "seen", MLFLOW_TRACKING_URI=url)
-        assert result.returncode == 0, result.stderr
-        assert f"{url}/#/experiments/0/runs/" in result.stderr
-        page_url = re.search(rf"{re.escape(url)}/#\S+", result.stderr).group(0)  # type: ignore[union-attr]
-        with sync_playwright() as playwright:
-            options = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync"
-            browser = playwright.chromium.launch(
-                executable_path=chromium, args=[*options.split(), "--disable-component-update"]
-            )
-            page = browser.new_page(viewport={"width": 1400, "height": 1000})
-            page.goto(page_url)
-            for text in ("seen", "Finished", "val_accuracy", "it's 5 o'clock"):
-                expect(page.get_by_text(text, exact=True).first).to_be_visible(timeout=60_000)
-            page.goto(page_url + "/artifacts/stdouterr/stdout.txt")
-            expect(page.get_by_text("[0] trained").first).to_be_visible(timeout=60_000)
-            browser.close()
-    finally:
-        os.killpg(server.pid, 9)
-        server.communicate()
+    def more() -> bool:
+        browser.pass_time()
+        browser.page.wait_for_timeout(500)
+        return bool(points.count() > before)
+
+    jobs.world.wait(more, 60, "more points on the page")
+    assert jobs.world.client.get_run(run_id).info.status == "RUNNING"
+    browser.picture("curves")
+
+    said = jobs.end()
+    url = re.search(r"http://\S+/#(\S+)", said)
+    assert url, said
+    browser.open(url[1])
+    browser.see("live", "Finished", "val_accuracy", "learning_rate", "2e-4")
+    # Of the description, as Markdown is shown.
+    browser.page.locator("strong", has_text="succeeded").wait_for(timeout=PATIENCE_MS)
+    browser.picture("run", height=1100)
+    browser.open(f"{url[1]}/system-metrics")
+    for node in ("node-0", "node-1"):
+        browser.see(f"system/{node}")
+    browser.picture("system-metrics")
+    browser.open(f"{url[1]}/artifacts/logs/stdout.txt")
+    browser.see_code("[0] ")
+    browser.picture("log")
 
 
-def _healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+@pytest.mark.browser
+def test_three_runs_of_a_sweep(jobs: Jobs, sweep: list[Any], browser: Browser) -> None:
+    """Their curves in one chart, then their parameters and metrics side by side."""
+    browser.table(jobs.experiment_id, SHOWN, [sweep[0].data.tags["mlflow.parentRunId"]])
+    browser.open(f"/experiments/{jobs.experiment_id}/runs?compareRunsMode=CHART")
+    browser.page.get_by_placeholder("Search metric charts").fill("accuracy|loss")
+    browser.see("rates-1", "rates-2", "rates-3", "val_accuracy")
+    browser.picture("charts")
+    ids = ",".join(f'"{run.info.run_id}"' for run in sweep)
+    browser.open(f'/compare-runs?runs=[{ids}]&experiments=["{jobs.experiment_id}"]')
+    browser.see("Comparing 3 Runs from 1 Experiment")
+    browser.see(*(str(round(run.data.metrics[name], 3)) for run in sweep for name in ("loss", "accuracy")))
+    learning_rates = browser.page.get_by_role("row", name=re.compile("^learning_rate ")).get_by_role("cell")
+    assert learning_rates.all_inner_texts() == list(RATES)
+    browser.picture("compare", height=1300)
+
+
+@pytest.mark.browser
+def test_the_table_of_runs(jobs: Jobs, sweep: list[Any], browser: Browser) -> None:
+    """Those of a sweep below it, with what they were given and what came of it; one that failed shows that, and says why."""
+    failed = jobs.failure()
+    browser.table(jobs.experiment_id, SHOWN, [sweep[0].data.tags["mlflow.parentRunId"]])
+    browser.open(f"/experiments/{jobs.experiment_id}/runs")
+    browser.see("rates", "typo", *(run.info.run_name for run in sweep))
+    icons = []
+    for run, rate in zip(sweep, RATES, strict=True):
+        row = browser.row(run.info.run_name)
+        icons.append(row.locator("[col-id=runDateAndNestInfo] svg").inner_html())
+        assert row.locator("[col-id='params.`learning_rate`']").inner_text() == rate
+        shown = row.locator("[col-id='metrics.`val_accuracy`']").inner_text()
+        assert float(shown.rstrip("….")) == pytest.approx(run.data.metrics["val_accuracy"], abs=1e-4)
+    assert len(set(icons)) == 1 and browser.row("typo").locator("[col-id=runDateAndNestInfo] svg").inner_html() not in icons
+    browser.picture("runs")
+    browser.open(f"/experiments/{jobs.experiment_id}/runs/{failed.info.run_id}")
+    browser.see("typo", "Failed", re.compile("--data digitz is not a file"))
+    browser.picture("failed")
+
+
+@pytest.mark.browser
+def test_the_registered_model(jobs: Jobs, sweep: list[Any], browser: Browser) -> None:
+    """Each run of the sweep made a version; the best one has the alias."""
+    browser.open(f"/models/{MODEL}")
+    browser.see("Version 1", "Version 2", "Version 3")
+    best = max(sweep, key=lambda run: run.data.metrics["val_accuracy"])
+    version = best.data.tags["batchai.modelVersion"].rpartition("/")[2]
+    champion = re.compile(rf"^Version {version} .*\b{ALIAS}$")
+    browser.page.get_by_role("row", name=champion).wait_for(timeout=PATIENCE_MS)
+    assert browser.page.get_by_text(f"@ {ALIAS}", exact=True).count() == 1
+    browser.picture("model")
 
 
 def test_server_is_down_at_submit(world: Any) -> None:
