@@ -230,7 +230,9 @@ def test_small_lines_are_gathered(runtime: Runtime, said: dict[str, bytes]) -> N
 
 def test_reports_are_shipped_to_the_last(runtime: Runtime, said: dict[str, bytes]) -> None:
     spool = runtime.layout.spool
-    task = start(runtime, said, f'exec >&- 2>&-; echo \'{{"type": "model", "path": "/a"}}\' >> {spool}/report-0-1.jsonl')
+    task = start(
+        runtime, said, f'exec >&- 2>&-; echo \'{{"type": "model", "path": "/a", "meta": {{}}}}\' >> {spool}/report-0-1.jsonl'
+    )
     while task.status is None:
         runtime.pump()
     with open(f"{spool}/report-0-1.jsonl", "a") as file:
@@ -238,5 +240,6 @@ def test_reports_are_shipped_to_the_last(runtime: Runtime, said: dict[str, bytes
     assert not runtime.tasks
     assert runtime.end_everything(kill_first=False) == set()
     bodies = [record["body"] for record in runtime.shipper.records]  # type: ignore[attr-defined]
-    assert bodies == [{"type": "model", "path": "/a"}, {"type": "metric"}]
-    assert runtime.reported_models == ["/a"]
+    model = {"type": "model", "path": "/a", "meta": {}}
+    assert bodies == [model, {"type": "metric"}]
+    assert runtime.reported_models == [model]
