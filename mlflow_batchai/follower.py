@@ -185,6 +185,7 @@ class Follower:
         self._relay.show_waits(self.keeper.waits)
         self._relay.step()
         self._relay.describe(state)
+        self._relay.files_when_due()
         self._relay.logs_when_due()
         if not self._asked and time.monotonic() >= self._next_tag:
             self._next_tag = time.monotonic() + TAG_SECONDS

@@ -53,7 +53,9 @@ class LastThings:
                     raise
                 ours = isinstance(error, BatchAIError)
                 self._done[what] = [str(error) if ours else f"{what}: {type(error).__name__}: {error}"]
-            self._since = None
+            else:
+                # What was given up once is not waited for again, thing by thing.
+                self._since = None
         return list(self._done[what])
 
     def _may_pass(self, error: Exception, patient: bool) -> bool:

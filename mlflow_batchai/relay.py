@@ -19,6 +19,7 @@ from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.metrics import MetricFold, Point
 from mlflow_batchai.job.samples import SampleFold
 from mlflow_batchai.job.states import JobState
+from mlflow_batchai.jobfiles import JobFiles
 from mlflow_batchai.lastthings import LastThings
 from mlflow_batchai.node import protocol, records
 from mlflow_batchai.node.protocol import Record
@@ -35,6 +36,8 @@ _MODEL: records.Shape = {"path": records.is_text, "meta": records.is_mapping}
 # The share of its time that a relay gives to logs which are sent whole again and again, at most: one part in so many.
 LOG_PARTS = 10
 FIRST_LOG_SECONDS, LONGEST_LOG_SECONDS = 15.0, 300.0
+# How often it is tried to send what says what runs.
+FILES_SECONDS = 5.0
 
 
 class Relay:
@@ -70,6 +73,8 @@ class Relay:
         self._unsaved = False
         # How many points would be sent again by the next relay, if we died now.
         self._uncertain = 0
+        self._files = JobFiles(client, job, memory.get("environment"))
+        self._next_files = time.monotonic()
         self._logs = collect.Logs(client, job)
         self._next_logs = time.monotonic() + FIRST_LOG_SECONDS
         self._log_interval = FIRST_LOG_SECONDS
@@ -126,6 +131,7 @@ class Relay:
             "samples": self._samples.remember(),
             "models": list(self._models),
             "tracked": self._tracked.remember(),
+            "environment": self._files.remember(),
             "dropped": self._dropped,
             "skipped": list(self._skipped),
             "state": self._state,
@@ -141,6 +147,8 @@ class Relay:
                 self._skipped[0] += 1
         elif record["k"] == "report" and record["body"].get("type") in relayed.KINDS:
             self._skipped[0] += not self._tracked.take(record["body"])
+        elif record["k"] == "environment":
+            self._files.take(record)
         elif record["k"] == "dropped":
             self._dropped += record["lines"]
         elif record["k"] == records.SKIPPED:
@@ -262,6 +270,12 @@ class Relay:
         tags = self._client.get_run(self._run_id).data.tags
         return tags.get(runs.TAG_CANCEL, "").lower() in ("true", "1", "yes")
 
+    def files_when_due(self) -> None:
+        """Upload what says what runs, as soon as it is there."""
+        if time.monotonic() >= self._next_files:
+            self._next_files = time.monotonic() + FILES_SECONDS
+            self._files.send()
+
     def logs_when_due(self) -> None:
         """Upload the logs so far, at growing intervals, the longer the longer it takes: an artifact is always sent whole."""
         begun = time.monotonic()
@@ -305,7 +319,8 @@ class Relay:
         """
         left_out = self._send_rest()
         left_out += self._last.once("outputs", lambda: collect.upload_outputs(self._client, self._job, self._folders))
-        notes = [*self.notes, *left_out, *self._last.once("logged models", self._tracked.make_models)]
+        notes = [*self.notes, *left_out, *self._last.once("job", self._files.send)]
+        notes += self._last.once("logged models", self._tracked.make_models)
         if state.execution_state == protocol.SUCCEEDED:
             notes += self._last.once("model", lambda: collect.log_model(self._client, self._job, self._models))
         self._lease.check()

@@ -110,6 +110,8 @@ def submit(
         paths = protocol.JobPaths(folder)
         undo.enter_context(attempt_fails_with_it(share, folder))
         share.write(paths.spec, protocol.encode([prepared.document]))
+        if prepared.changes:
+            share.write(paths.code, protocol.encode([prepared.changes]))
         share.write(paths.plan, protocol.encode([plan]))
         settle(share, sets)
         told = {

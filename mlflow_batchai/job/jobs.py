@@ -151,6 +151,10 @@ class Job:
         """The document as it was submitted, secrets masked; empty if it isn't there any more."""
         return self._closed(self.paths.spec) or {}
 
+    def changes(self) -> Record:
+        """What its code differs in from its git commit (``plan.changes``); empty if it isn't in git."""
+        return self._closed(self.paths.code) or {}
+
     def handle(self) -> Record | None:
         """The engine's handle (``submitted.json``), or None."""
         return self._closed(self.paths.submitted)

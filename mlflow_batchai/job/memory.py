@@ -74,6 +74,7 @@ _PLACE: Shape = {
     "samples": lambda value: _as_far_as_there(value, _SAMPLES),
     "models": list_of(is_mapping),
     "tracked": lambda value: _as_far_as_there(value, _TRACKED),
+    "environment": or_none(is_text),
     "dropped": is_count,
     "skipped": lambda value: list_of(is_count)(value) and len(value) == 2,
     "state": is_text,

@@ -28,6 +28,10 @@ def main(arguments: List[str]) -> int:
         from mlflow_batchai.node import trial
 
         return trial.main(rest)
+    if verb == "packages":
+        from mlflow_batchai.node import inventory
+
+        return inventory.main(rest)
     if verb == "horovod-build":
         from mlflow_batchai.horovod_wheel import verb as horovod_build
 

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 from mlflow_batchai.node import containers, gpus, launchers, protocol, ranks, staging
 from mlflow_batchai.node.control.base import ENDING, GATHERING, RUNNING, STARTING
+from mlflow_batchai.node.inventory import Inventory
 from mlflow_batchai.node.layout import NodeLayout, archive_path, node_id
 from mlflow_batchai.node.meeting import Meeting
 from mlflow_batchai.node.meters.sampler import Sampler
@@ -57,6 +58,7 @@ class Phases:
         self.gpus = gpus.Gpus([], False, "")
         self.sampler = Sampler(layout, shipper, self._in_container)
         self.preparation = Preparation(layout, shipper, runtime, self._check, self._environment)
+        self.inventory = Inventory(shipper, runtime)
         self.python = sys.executable
         self.credentials: Mapping[str, Any] = credentials or {}
         volumes = self.credentials.get("volumes") or {}
@@ -82,6 +84,7 @@ class Phases:
         self.preparation.job_preparation()
         self._meet()
         self._run_ranks()
+        self.inventory.wait()
         self.mounts.drain()
         self._await_the_others()
 
@@ -225,6 +228,8 @@ class Phases:
                 archive_path(),
             )
             self.runtime.start(task, ranks.argv(self.plan), environment)
+        if self.layout.node == 0 and self.python:
+            self.inventory.ask(self.python, self._environment(), self.layout.temp)
         self.layout.attempt.pace(RUNNING)
         self.shipper.record("started", urgent=True, node=self.layout.node, ranks=[slot.rank for slot in slots])
         self.shipper.note("started %d rank(s): %s" % (len(slots), self.plan["command"]))

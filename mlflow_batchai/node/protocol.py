@@ -220,6 +220,7 @@ class JobPaths:
         log_folder: where in the job folder this attempt's logs lie; those of later ones have a folder in the first one's.
         stdouterr: the same as a path on the share.
         artifacts: what scripts have logged: the run's in ``run``, a logged model's in ``models/<id>``.
+        code: what the job's code differs in from its git commit, if it is in git.
         reserve: a file whose room is for the attempt's last word on a share that is full.
         begun: a folder that whoever begins an attempt after the first creates.
         terms: what such an attempt has of its own (``terms.py``).
@@ -232,6 +233,7 @@ class JobPaths:
         self.stdouterr = self._in(self.log_folder)
         self.spec = self._in("batchai/spec.json")
         self.plan = self._in("batchai/plan.json")
+        self.code = self._in("batchai/code.json")
         self.artifacts = self._in("artifacts")
         self.requests = self._in("batchai/requests")
         self.relay = self._in("batchai/relay")

@@ -65,6 +65,8 @@ EVENTS: Mapping[str, Shape] = {
     "dropped": {"lines": is_count},
     # One sample of a node's meters: the values by their names.
     "system": {"node": is_count, "n": is_count, "v": is_mapping, "t": is_number},
+    # What the training interpreter of node 0 has: its version, and a ``name==version`` each.
+    "environment": {"python": is_text, "packages": list_of(is_text)},
     SKIPPED: {"lines": is_count, "files": is_count},
 }
 

@@ -32,6 +32,7 @@ class Prepared:
             ``registry`` (who pulls the image, or None); never written.
         seconds: how long the job may take, with its waiting.
         tools: programs that its nodes lack.
+        changes: what the code differs in from its git commit (``plan.changes``), or None.
         warnings: sentences to print.
     """
 
@@ -48,6 +49,7 @@ class Prepared:
     inputs: Sequence[StagedFile]
     warnings: list[str]
     tools: Sequence[StagedFile] = ()
+    changes: dict[str, Any] | None = None
 
     @property
     def needs(self) -> Needs | None:

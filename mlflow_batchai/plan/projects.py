@@ -14,6 +14,7 @@ from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.config import home
 from mlflow_batchai.errors import NotSupportedError, ProjectError
 from mlflow_batchai.job.places import slug
+from mlflow_batchai.plan.changes import since_commit
 from mlflow_batchai.plan.environments import preparation_cache, training_environment
 from mlflow_batchai.plan.images import choose_container, copied_variables
 from mlflow_batchai.plan.inputs import choose_inputs
@@ -89,8 +90,9 @@ def prepare(
     if like is None:
         code, notices = _code(project, entry, cluster, planned.spoken, documents)
         warnings += notices
+        changes = since_commit(project.directory, code, planned.spoken)
     else:
-        code = list(like.code)
+        code, changes = list(like.code), like.changes
     plan["code"] = [file.entry() for file in code]
     plan["preparationCache"] = preparation_cache(plan, config.cache_preparation, source)
     if config.cache_preparation is not False and not plan["preparation"]:
@@ -108,6 +110,7 @@ def prepare(
         code,
         inputs,
         warnings,
+        changes=changes,
     )
 
 

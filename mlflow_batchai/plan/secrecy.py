@@ -58,17 +58,26 @@ def _holds(path: Path, values: Sequence[bytes]) -> bool:
     return False
 
 
+def is_secret(name: str, content: bytes, secrets: Collection[str]) -> bool:
+    """Whether a file's content holds a secret, or is a document that has some."""
+    values = [value.encode() for value in secrets if len(value) >= LEAST_LENGTH]
+    return any(value in content for value in values) or (_is_document(Path(name)) and _gives_secrets(name, content))
+
+
 def _names_secrets(path: Path) -> bool:
-    """Whether a file is a document (of a job, a cluster, a configuration) that gives secrets their values or opens storage."""
-    if path.suffix not in (".yaml", ".yml", ".json") and path.name != "MLproject":
-        return False
-    if path.stat().st_size > LARGEST_DOCUMENT:
-        return False
-    content = path.read_bytes()
-    if not any(word.encode() in content for word in ("secrets", *STORAGE_KEYS)):
+    return _is_document(path) and path.stat().st_size <= LARGEST_DOCUMENT and _gives_secrets(str(path), path.read_bytes())
+
+
+def _is_document(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml", ".json") or path.name == "MLproject"
+
+
+def _gives_secrets(name: str, content: bytes) -> bool:
+    """Whether it is a document (of a job, a cluster, a configuration) that gives secrets their values or opens storage."""
+    if len(content) > LARGEST_DOCUMENT or not any(word.encode() in content for word in ("secrets", *STORAGE_KEYS)):
         return False
     try:
-        found = load_text(content.decode("utf-8-sig"), str(path))
+        found = load_text(content.decode("utf-8-sig"), name)
     except (DocumentError, UnicodeDecodeError):
         return False
     block = found.get("batchai") if isinstance(found.get("batchai"), Mapping) else found

@@ -111,14 +111,17 @@ def test_each_of_the_last_things_is_sent_once(relayed):
         with pytest.raises(ConnectionError):
             one.finish(state)
     one.finish(state)
-    assert client.calls.count("log_artifacts") == 2 and client.calls.count("log_artifact") == 4
+    assert client.calls.count("log_artifacts") == 3 and client.calls.count("log_artifact") == 4  # with those of the job itself
     assert client.calls.count("set_terminated") == 2
     run_id = made.plan["runId"]
     assert history(client, run_id) == EXPECTED
     found = [entry.path for folder in ("outputs/m", "outputs/m/sub") for entry in client.list_artifacts(run_id, folder)]
     assert sorted(found) == ["outputs/m/a", "outputs/m/b", "outputs/m/sub", "outputs/m/sub/c"]
     notes = client.get_run(run_id).data.tags["batchai.notes"]
-    assert notes == "batchai.yaml asks for a model and none was saved in an output directory (a .h5 or .keras file, a SavedModel, an MLflow model)"
+    assert (
+        notes
+        == "batchai.yaml asks for a model and none was saved in an output directory (a .h5 or .keras file, a SavedModel, an MLflow model)"
+    )
 
 
 def http_error(code):

@@ -58,9 +58,11 @@ def a_model(made, model_id=MODEL, **fields):
 
 
 def artifacts(client, run_id, path=None):
+    """All but those of the job itself."""
     found = []
     for file in client.list_artifacts(run_id, path):
-        found += artifacts(client, run_id, file.path) if file.is_dir else [file.path]
+        if file.path != "job":
+            found += artifacts(client, run_id, file.path) if file.is_dir else [file.path]
     return found
 
 

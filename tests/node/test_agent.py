@@ -66,6 +66,9 @@ def test_one_node_runs_a_command(any_cluster: Cluster, version: str) -> None:
     assert (job.log("stdout-job_prep.txt"), job.log("stderr-job_prep.txt")) == ("prepared\n", "well\n")
     assert "verdict: succeeded" in job.log("execution.log")
     assert [record["body"]["values"] for record in job.records("report")] == [{"loss": 0.5}]
+    (told,) = job.records("environment")
+    assert told["python"].startswith("3.8." if version == "3.8" else f"3.{sys.version_info.minor}.")
+    assert any(package.startswith("pip==") for package in told["packages"])
     assert job.agents[0].returncode == 0
     exit_record = job.exit(0)
     assert exit_record is not None
