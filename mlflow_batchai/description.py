@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ TAG = "mlflow.note.content"
 BEGIN = "<!-- batchai: kept up to date from here, what you write outside of it stays -->"
 END = "<!-- /batchai -->"
 SECONDS = 10.0
+# What is wider in a block pushes what stands beside the description out of MLflow's page.
+WIDEST_LINE = 70
 MOST_HOSTS, MOST_NOTES, LONGEST_LINE = 8, 10, 400
 # So much of a failure is told, the last of it.
 LONGEST_REASON = 2500
@@ -65,19 +68,22 @@ def markdown(facts: Facts, room: int = LONGEST_TAG) -> str:
     Args:
         room: how many characters it may have; what a failed rank has written is shortened for it, then notes are left out.
     """
-    head, tail = "\n".join(_head(facts)), block("\n".join(commands(facts.plan, facts.state)), "sh")
-    left = room - len(head) - len(tail) - 4
+    head, facts_told = _head(facts), "\n".join(_told(facts))
+    tail = block("\n".join(map(_command, commands(facts.plan, facts.state))), "sh")
+    left = room - len(head) - len(facts_told) - len(tail) - 6
     parts = [head]
     if reason := facts.state.reason or facts.waits:
-        parts.append(block(_last(reason, min(left - 40, LONGEST_REASON))))
+        # Before all else: the page shows the first lines, and the others when it is asked to.
+        parts.append(block(_last(_folded(reason), min(left - 40, LONGEST_REASON))))
         left -= len(parts[-1]) + 2
+    parts.append(facts_told)
     notes = [f"- {code(_last(note, LONGEST_LINE))}" for note in facts.notes[:MOST_NOTES]]
     while notes and len("\n".join(notes)) + 2 > left:
         notes.pop()
     return "\n\n".join([*parts, *(["\n".join(notes)] if notes else []), tail])
 
 
-def _head(facts: Facts) -> list[str]:
+def _head(facts: Facts) -> str:
     plan, state = facts.plan, facts.state
     said = [f"**{'terminated' if state.terminated else state.execution_state}**"]
     left = int(plan.get("retriesLeft") or 0)
@@ -86,13 +92,16 @@ def _head(facts: Facts) -> list[str]:
         said.append(code(state.error_code))
     if state.exit_code is not None:
         said.append(f"exit code {state.exit_code}")
+    return ", ".join(said)
+
+
+def _told(facts: Facts) -> list[str]:
+    plan = facts.plan
     nodes, ranks = int(plan["nodeCount"]), int(plan.get("ranks", 1))
     hosts = sorted(set(facts.hosts))
     where = ", ".join(map(code, hosts[:MOST_HOSTS])) + (", ..." if len(hosts) > MOST_HOSTS else "")
     on = f" on {where}" if hosts else ""
     lines = [
-        ", ".join(said),
-        "",
         f"- job {code(plan['name'])}, cluster {code(plan['cluster'])}",
         f"- {_count(nodes, 'node')}{on}, {_count(ranks, 'rank')}",
     ]
@@ -124,6 +133,11 @@ def commands(plan: Record, state: JobState) -> list[str]:
     return [shlex.join(["batchai", "job", *words, *scope]) for words in wanted]
 
 
+def _command(text: str) -> str:
+    """A command as a block shows it: on two lines if it is wide."""
+    return text if len(text) <= WIDEST_LINE else text.replace(" -w ", " \\\n  -w ", 1)
+
+
 def code(text: object) -> str:
     """Text of others inside of a line, as it is."""
     plain = " ".join(_tame(str(text)).split())
@@ -147,6 +161,12 @@ def _tame(text: str) -> str:
     lines = (as_shown(line) for line in text.split("\n"))
     shown = "\n".join("".join(letter if letter.isprintable() else " " for letter in line) for line in lines)
     return shown.replace("<!--", "<! --")
+
+
+def _folded(text: str) -> str:
+    """Text of others with its wide lines on several."""
+    fold = textwrap.TextWrapper(WIDEST_LINE, drop_whitespace=False, replace_whitespace=False, break_on_hyphens=False)
+    return "\n".join("\n".join(fold.wrap(line)) for line in _tame(text).split("\n"))
 
 
 def _last(text: str, room: int) -> str:

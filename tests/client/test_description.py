@@ -56,11 +56,22 @@ def test_a_job_that_runs():
 
 def test_a_job_that_failed():
     said = markdown(Facts({**PLAN, "retriesLeft": 0}, 3, FAILED, [], "", Pace(3, 12, 1), None, notes=["a `note`"]))
-    assert said.splitlines()[:2] == ["**failed**, attempt 3, `JobFailed`, exit code 3", ""]
-    assert "- epoch 3 of 12\n" in said and "- 2 nodes, 4 ranks\n" in said
-    assert "\n```\nrank 1 on node-1 exited with code 3\nTraceback\nValueError: x\n```\n\n- `` a `note` ``\n" in said
+    assert said.startswith(
+        "**failed**, attempt 3, `JobFailed`, exit code 3\n\n"
+        "```\nrank 1 on node-1 exited with code 3\nTraceback\nValueError: x\n```\n\n- job `digits-3f2a1c`"
+    )
+    assert "- 2 nodes, 4 ranks\n- epoch 3 of 12\n\n- `` a `note` ``\n" in said
     assert [words.split()[2] for words in commands(PLAN, FAILED)] == ["logs", "file", "retry"]
     assert [words.split()[2] for words in commands(PLAN, JobState("succeeded", 0))] == ["logs", "file"]
+
+
+def test_no_line_is_so_wide_that_the_page_breaks():
+    reason = "rank 0 on node-0 exited with code 1\n" + "  indented  and wide " * 12 + "\n" + "x" * 200
+    said = markdown(Facts({**PLAN, "name": "n" * 40}, 1, JobState("failed", 1, (), reason)))
+    blocks = re.findall("```(.*?)```", said, re.DOTALL)
+    assert max(len(line) for each in blocks for line in each.splitlines()) <= 70
+    assert "".join(blocks[0].split()) == "".join(reason.split())
+    assert f"batchai job logs {'n' * 40} \\\n  -w default -e 'it'" in blocks[1]
 
 
 def test_other_states():
