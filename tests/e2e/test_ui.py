@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import PATIENCE_MS, Browser, chromium
+from browser import PATIENCE_MS, WIDTH, Browser, chromium
 from command_line import Cli
 from mlflow_server import MlflowServer
 from ui_world import ALIAS, MODEL, RATES, Jobs
@@ -70,13 +70,15 @@ def test_a_job_while_it_runs_and_after(jobs: Jobs, browser: Browser) -> None:
 
     jobs.world.wait(more, 60, "more points on the page")
     assert jobs.world.client.get_run(run_id).info.status == "RUNNING"
+    if jobs.real:
+        jobs.world.wait(lambda: more() and points.count() >= 60, 200, "curves worth a picture")
     browser.picture("curves")
 
     said = jobs.end()
     url = re.search(r"http://\S+/#(\S+)", said)
     assert url, said
     browser.open(url[1])
-    browser.see("live", "Finished", "val_accuracy", "learning_rate", "2e-4")
+    browser.see("baseline", "Finished", "val_accuracy", "learning_rate", "2e-4")
     # Of the description, as Markdown is shown.
     browser.page.locator("strong", has_text="succeeded").wait_for(timeout=PATIENCE_MS)
     browser.picture("run", height=1100)
@@ -103,6 +105,15 @@ def test_three_runs_of_a_sweep(jobs: Jobs, sweep: list[Any], browser: Browser) -
     browser.see(*(str(round(run.data.metrics[name], 3)) for run in sweep for name in ("loss", "accuracy")))
     learning_rates = browser.page.get_by_role("row", name=re.compile("^learning_rate ")).get_by_role("cell")
     assert learning_rates.all_inner_texts() == list(RATES)
+    browser.page.get_by_role("switch", name="Parameters - Show diff only").click()
+    assert learning_rates.count() == 3 and browser.page.get_by_role("row", name=re.compile("^epochs ")).count() == 0
+    chosen = browser.page.get_by_role("combobox").nth(1)
+    chosen.press("Backspace")
+    chosen.fill("val_accuracy")
+    chosen.press("Enter")
+    chosen.press("Escape")
+    browser.page.get_by_role("switch", name="Metrics - Show diff only").click()
+    browser.page.get_by_role("heading").first.scroll_into_view_if_needed()
     browser.picture("compare", height=1300)
 
 
@@ -124,6 +135,9 @@ def test_the_table_of_runs(jobs: Jobs, sweep: list[Any], browser: Browser) -> No
     browser.picture("runs")
     browser.open(f"/experiments/{jobs.experiment_id}/runs/{failed.info.run_id}")
     browser.see("typo", "Failed", re.compile("--data digitz is not a file"))
+    # A wide line of the description would push this out of the page.
+    beside = browser.page.get_by_text("About this run").bounding_box()
+    assert beside and beside["x"] + beside["width"] <= WIDTH
     browser.picture("failed")
 
 

@@ -42,7 +42,7 @@ TRAIN = """
 
     epochs, rate, data = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
     if data != "digits":
-        sys.exit(f"train.py: --data {data} is not a file")
+        sys.exit(f"train.py: --data {data} is not a file: give cifar10, digits or the path of an .npz file.")
     go = Path(os.environ["AZ_BATCHAI_MOUNT_ROOT"], "share", "go")
     if os.environ["HOROVOD_RANK"] == "0":
         for epoch in range(epochs):
@@ -64,21 +64,21 @@ TRAIN = """
 class Jobs:
     """What somebody runs who looks at MLflow's pages afterwards.
 
-    Args:
+    Attributes:
         world: its tracking store is a server.
         real: train the CIFAR project on digits, one job after the other: minutes, but worth a picture.
     """
 
     def __init__(self, world: Any, real: bool) -> None:
         self.world = world
-        self._real = real
+        self.real = real
         self._project = PROJECT if real else world.project(TRAIN, MLPROJECT, BATCHAI, name="cifar_horovod")
         if not real:
             (world.home / "clusters").mkdir(parents=True)
             (world.home / "clusters" / "local.yaml").write_text("engine: local\nnodes: 8\n")
 
     def _given(self, **parameters: str) -> list[str]:
-        given = {"data": "digits", **({"augment": "false"} if self._real else {}), **parameters}
+        given = {"data": "digits", **({"augment": "false"} if self.real else {}), **parameters}
         return [word for key, value in given.items() for word in ("-P", f"{key}={value}")]
 
     def _start(self, name: str, **parameters: str) -> subprocess.Popen[str]:
@@ -97,7 +97,7 @@ class Jobs:
 
     def sweep(self) -> list[Any]:
         """Three runs that differ in their learning rate, each with a model that is the champion if it is the best so far."""
-        words = ["--experiment-name", EXPERIMENT, "--run-name", "rates", *(["--parallel", "1"] if self._real else [])]
+        words = ["--experiment-name", EXPERIMENT, "--run-name", "rates", *(["--parallel", "1"] if self.real else [])]
         values = self._given(epochs="16", learning_rate=",".join(RATES))
         command = [str(BIN / "batchai"), "sweep", str(self._project), *words, *values, "-c", json.dumps(SETTINGS)]
         done = self.world.call(command, timeout=400)
@@ -113,11 +113,11 @@ class Jobs:
 
     def live(self) -> Any:
         """A run that reports its points one by one until it is told to end (a real one trains on)."""
-        note = {} if self._real else {"note": "it's 5 o'clock"}
-        self._running = self._start("live", epochs="40" if self._real else "100000", learning_rate="2e-4", **note)
+        note = {} if self.real else {"note": "it's 5 o'clock"}
+        self._running = self._start("baseline", epochs="40" if self.real else "100000", learning_rate="2e-4", **note)
 
         def reports() -> Any:
-            run = self.named("live")
+            run = self.named("baseline")
             return run if run and len(self.world.client.get_metric_history(run.info.run_id, "loss")) > 1 else None
 
         return self.world.wait(reports, 120, "points of a job that runs")
