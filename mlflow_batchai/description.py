@@ -73,7 +73,11 @@ def markdown(facts: Facts, room: int = LONGEST_TAG) -> str:
     left = room - len(head) - len(facts_told) - len(tail) - 6
     parts = [head]
     if reason := facts.state.reason or facts.waits:
-        # Before all else: the page shows the first lines, and the others when it is asked to.
+        # Before all else: the page shows the first lines, and the others when it is asked to. Of these the last says most.
+        *before, last = reason.rstrip().split("\n")
+        if before and len(said := f": {code(last[:LONGEST_LINE])}") < left // 3:
+            parts = [head + said]
+            left -= len(said)
         parts.append(block(_last(_folded(reason), min(left - 40, LONGEST_REASON))))
         left -= len(parts[-1]) + 2
     parts.append(facts_told)

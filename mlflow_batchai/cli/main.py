@@ -32,6 +32,8 @@ def main() -> None:
     """Entry point of the command: errors become one sentence and an exit code."""
     debug = "--debug" in sys.argv[1:]
     _open_streams()
+    # MLflow's client would print a run's address among the results when it ends one on a server.
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     try:
         code = batchai.main(prog_name="batchai", complete_var="_BATCHAI_COMPLETE", standalone_mode=False)
         sys.stdout.flush()

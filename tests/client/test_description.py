@@ -57,7 +57,7 @@ def test_a_job_that_runs():
 def test_a_job_that_failed():
     said = markdown(Facts({**PLAN, "retriesLeft": 0}, 3, FAILED, [], "", Pace(3, 12, 1), None, notes=["a `note`"]))
     assert said.startswith(
-        "**failed**, attempt 3, `JobFailed`, exit code 3\n\n"
+        "**failed**, attempt 3, `JobFailed`, exit code 3: `ValueError: x`\n\n"
         "```\nrank 1 on node-1 exited with code 3\nTraceback\nValueError: x\n```\n\n- job `digits-3f2a1c`"
     )
     assert "- 2 nodes, 4 ranks\n- epoch 3 of 12\n\n- `` a `note` ``\n" in said
@@ -200,7 +200,7 @@ def test_a_relay_says_how_it_goes_and_how_it_ended(relayed):
     made.verdict("failed", reason="rank 0 failed\n```\n<b>", errors=[{"code": "JobFailed"}], exitCode=3)
     ours.finish(job.state())
     note = client.get_run(run_id).data.tags[TAG]
-    assert "**failed**, attempt 1, `JobFailed`, exit code 3\n" in note and "- epoch 2 of 3\n" in note
+    assert "**failed**, attempt 1, `JobFailed`, exit code 3: `<b>`\n" in note and "- epoch 2 of 3\n" in note
     assert "\n````\nrank 0 failed\n```\n<b>\n````\n" in note and note.endswith(f"{END}\n\nmine")
 
 

@@ -99,10 +99,11 @@ class Jobs:
         """Three runs that differ in their learning rate, each with a model that is the champion if it is the best so far."""
         words = ["--experiment-name", EXPERIMENT, "--run-name", "rates", *(["--parallel", "1"] if self.real else [])]
         values = self._given(epochs="16", learning_rate=",".join(RATES))
-        command = [str(BIN / "batchai"), "sweep", str(self._project), *words, *values, "-c", json.dumps(SETTINGS)]
+        command = [str(BIN / "batchai"), "sweep", str(self._project), *words, *values, "-c", json.dumps(SETTINGS), "-o", "json"]
         done = self.world.call(command, timeout=400)
         assert done.returncode == 0, (done.stdout, done.stderr)
-        return [self.named(f"rates-{number}") for number in (1, 2, 3)]
+        found = {job["runId"]: job["parameters"]["learning_rate"] for job in json.loads(done.stdout)["jobs"]}
+        return [self.world.client.get_run(run_id) for run_id in sorted(found, key=lambda run_id: RATES.index(found[run_id]))]
 
     def failure(self) -> Any:
         """A run that failed for a reason."""
