@@ -210,14 +210,13 @@ def _logged(client: MlflowClient, job: Job, chosen: Mapping[str, Any]) -> logged
 
 
 def _promote(client: MlflowClient, run_id: str, wanted: Mapping[str, Any], version: str) -> None:
-    """Have the aliases point to the new version, unless it isn't good enough; a tag of the run and of the version says why."""
+    """Have the aliases point to the new version, unless it is not good enough; tags of the run and of the version say why."""
     condition = Condition.from_plan(wanted.get("promoteIf"))
     told = client.get_run(run_id).data.tags.get(TAG_PROMOTION)
     if told or not wanted.get("alias"):
         return
     made = [promote(client, wanted["register"], version, alias, condition) for alias in wanted["alias"]]
     text = "; ".join(one.why for one in made)
-    client.set_model_version_tag(wanted["register"], version, TAG_PROMOTION, text)
     client.set_tag(run_id, TAG_PROMOTION, text)
 
 

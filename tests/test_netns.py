@@ -63,8 +63,9 @@ def test_each_has_its_own_name_addresses_and_processes(machines: Machines) -> No
     assert first.run(["ls", "/sys/class/net"]).stdout.split() == ["eth0", "lo"]
     assert machines[3].run(["getent", "hosts", "elsewhere"]).stdout.startswith("10.9.9.9")
     with subprocess.Popen(first.inside(["sleep", "60"])) as sleeper:
-        [process] = wait_for(first.processes)
-        assert process.cmdline() == ["sleep", "60"]
+        # What enters a machine is there a moment before the program that it starts.
+        wait_for(lambda: [process.cmdline() for process in first.processes()] == [["sleep", "60"]])
+        [process] = first.processes()
         assert machines[1].processes() == []
         assert len(machines[1].run(["sh", "-c", "ls -d /proc/[0-9]*"]).stdout.split()) <= 4
         process.kill()

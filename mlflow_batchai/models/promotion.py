@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # How often an alias is looked at again that another job has moved meanwhile.
 LOOKS = 5
+# What a version's tag says until it is known whether the alias points to it.
+LOOKING = "being decided"
 
 
 @dataclass(frozen=True)
@@ -40,26 +42,65 @@ class Promotion:
 
 
 def promote(client: MlflowClient, name: str, version: str, alias: str, condition: Condition | None) -> Promotion:
-    """Have an alias point to a version.
+    """Have an alias point to a version; a tag of the version (``tag_of``) says what came of it.
 
-    A registry has no way to move an alias only if nobody else has moved it. So its holder is looked at just before, and again
-    afterwards: of two jobs that end at once each finds the other, and the better one stays (without a condition the newer).
+    A registry has no way to move an alias only if nobody else has moved it. So a job says that it looks before it looks at the
+    alias's holder, and what it has moved it looks at again, together with the others that have looked meanwhile: of jobs
+    that end at once the last to move the alias finds all others, and the best one has it (without a condition the newest).
     A second call for the same version changes nothing.
 
     Raises:
         ModelError: the registry failed.
     """
     with as_model_error(f"version {version} of {name}"):
-        why = "nothing had it"
-        for _ in range(LOOKS):
-            holder = _holder(client, name, alias)
-            if holder is not None and str(holder.version) == version:
-                return Promotion(alias, True, f"{alias} points to version {version}: {why}")
-            better, why = _compared(client, name, version, holder, condition)
+        decided = {other for other, told in _candidates(client, name, alias).items() if told != LOOKING}
+        client.set_model_version_tag(name, version, tag_of(alias), LOOKING)
+        done, why = _moved(client, name, version, alias, condition, decided)
+        text = f"{alias} {'points' if done else 'does not point'} to version {version}: {why}"
+        client.set_model_version_tag(name, version, tag_of(alias), text)
+        return Promotion(alias, done, text)
+
+
+def tag_of(alias: str) -> str:
+    """The tag of a model version that says whether an alias points to it, and why."""
+    return f"batchai.promotion.{alias}"
+
+
+def _moved(
+    client: MlflowClient, name: str, version: str, alias: str, condition: Condition | None, decided: set[str]
+) -> tuple[bool, str]:
+    """(whether the alias points to the version, why); ``decided`` were the versions whose jobs looked before this one's."""
+    contender, why = version, "it had it"
+    for _ in range(LOOKS):
+        holder = _holder(client, name, alias)
+        if holder is None or str(holder.version) != contender:
+            better, told = _compared(client, name, contender, holder, condition)
             if not better:
-                return Promotion(alias, False, f"{alias} does not point to version {version}: {why}")
-            client.set_registered_model_alias(name, alias, version)
-        return Promotion(alias, False, f"{alias} does not point to version {version}: other jobs move it all the time")
+                return False, told if contender == version else _compared(client, name, version, holder, condition)[1]
+            client.set_registered_model_alias(name, alias, contender)
+            why = told
+            continue
+        # What another job set between a look and a move of ours is not to be seen in the registry any more.
+        best = holder
+        for rival in _candidates(client, name, alias).keys() - decided:
+            if _compared(client, name, rival, best, condition)[0]:
+                best = client.get_model_version(name, rival)
+        if best is holder:
+            return (True, why) if contender == version else (False, _compared(client, name, version, holder, condition)[1])
+        contender = str(best.version)
+    return False, "other jobs move it all the time"
+
+
+def _candidates(client: MlflowClient, name: str, alias: str) -> dict[str, str]:
+    """What the tag says of each version that was to have the alias."""
+    found: dict[str, str] = {}
+    token = None
+    while True:
+        page = client.search_model_versions(_named(name), page_token=token)
+        found.update({str(one.version): one.tags[tag_of(alias)] for one in page if tag_of(alias) in one.tags})
+        token = page.token
+        if not token:
+            return found
 
 
 def _holder(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
@@ -107,3 +148,9 @@ def _metric(client: MlflowClient, run_id: str, metric: str) -> float | None:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise
+
+
+def _named(name: str) -> str:
+    """A registry's filter for the versions of a model, whatever quotes are in its name."""
+    quote = '"' if "'" in name else "'"
+    return f"name = {quote}{name}{quote}"
