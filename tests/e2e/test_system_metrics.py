@@ -22,8 +22,6 @@ NAMES = {
     "system_memory_usage_megabytes",
     "system_memory_usage_percentage",
     "disk_usage_percentage",
-    "disk_usage_megabytes",
-    "disk_available_megabytes",
     "network_receive_megabytes",
     "network_transmit_megabytes",
     "process_cpu_percentage",

@@ -91,12 +91,9 @@ class Machine:
     def _disk_use(self) -> Values:
         disk = os.statvfs(self._disk)
         used, free = (disk.f_blocks - disk.f_bfree) * disk.f_frsize, disk.f_bavail * disk.f_frsize
-        return {
-            "disk_usage_megabytes": used / MEGABYTE,
-            "disk_available_megabytes": free / MEGABYTE,
-            # What root alone may fill is nobody's.
-            "disk_usage_percentage": 100.0 * used / max(1, used + free),
-        }
+        # What root alone may fill is nobody's. MLflow's two numbers of megabytes are left out: a run of many nodes has so many
+        # system metrics that each one hides the model's own in its tables.
+        return {"disk_usage_percentage": 100.0 * used / max(1, used + free)}
 
     def _network_use(self) -> Values:
         now = interface_bytes(read(self._proc + "/net/dev"))
