@@ -90,7 +90,7 @@ def summary(run: Run, experiment: str | None = None) -> dict[str, Any]:
     tags, info = run.data.tags, run.info
     segment = "/".join(tags.get(runs.TAG_FOLDER, "").split("/")[-7:])
     state = tags.get(runs.TAG_STATE, protocol.QUEUED)
-    started, ended = _number(tags.get(runs.TAG_STARTED)), info.end_time if state in protocol.ENDED_STATES else None
+    started, ended = runs.started(tags), info.end_time if state in protocol.ENDED_STATES else None
     code = tags.get(runs.TAG_ERROR_CODE, "")
     errors = (protocol.error_record(code),) if code in protocol.MESSAGES else ()
     known = JobState(state, _number(tags.get(runs.TAG_EXIT_CODE)), errors, end_time=ended, start_time=started)
@@ -104,7 +104,7 @@ def summary(run: Run, experiment: str | None = None) -> dict[str, Any]:
         "jobOutputDirectoryPathSegment": segment or None,
         "jobId": segment.rpartition("/")[2] or None,
         **_run(run),
-        "attempt": _number(tags.get(runs.TAG_ATTEMPT)),
+        "attempt": _number(tags.get(runs.TAG_ATTEMPT)) or 1,
         "errorCode": code or None,
         "reason": tags.get(runs.TAG_REASON),
         "share": tags.get(runs.TAG_SHARE),

@@ -225,7 +225,7 @@ class Relay:
         self._lease.check()
         tags = {runs.TAG_STATE: state.execution_state}
         if state.start_time is not None:
-            tags[runs.TAG_STARTED] = str(state.start_time)
+            tags[runs.TAG_STARTED] = runs.time_text(state.start_time)
         if self._job.attempt > 1:
             tags |= runs.sizes(self._job.plan)  # it may have fewer nodes than the one before
         self._set_tags(tags)
@@ -335,7 +335,7 @@ class Relay:
     def _end_run(self, state: JobState, notes: list[str]) -> None:
         tags = {
             runs.TAG_STATE: state.execution_state,
-            runs.TAG_STARTED: "" if state.start_time is None else str(state.start_time),
+            runs.TAG_STARTED: "" if state.start_time is None else runs.time_text(state.start_time),
             runs.TAG_EXIT_CODE: "" if state.exit_code is None else str(state.exit_code),
             runs.TAG_ERROR_CODE: state.error_code,
             runs.TAG_REASON: state.reason[-runs.LONGEST_TAG :],

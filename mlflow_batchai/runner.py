@@ -125,18 +125,21 @@ def submit(
 
 
 def _tags(prepared: Prepared, cluster: Cluster, request: RunRequest) -> dict[str, str]:
+    """The tags by which jobs are found; what goes without saying isn't said."""
+    group = request.resource_group or config.default("resource_group") or config.RESOURCE_GROUP
+    # A cluster may belong to another workspace than its job.
+    placed = {runs.TAG_RESOURCE_GROUP: group, runs.TAG_CLUSTER_ID: _cluster_id(cluster)}
+    usual = (config.RESOURCE_GROUP, arm_id(group, request.workspace, "clusters", cluster.name))
     return {
         runs.TAG_JOB: prepared.name,
         runs.TAG_CLUSTER: cluster.name,
         runs.TAG_WORKSPACE: request.workspace,
         runs.TAG_SHARE: cluster.share.url,
         runs.TAG_STATE: protocol.QUEUED,
-        runs.TAG_RESOURCE_GROUP: request.resource_group or config.default("resource_group") or config.RESOURCE_GROUP,
-        runs.TAG_CLUSTER_ID: _cluster_id(cluster),
+        **{tag: value for tag, value in placed.items() if value not in usual},
         runs.TAG_TOOL: prepared.plan["framework"],
         runs.TAG_ENGINE: cluster.document.engine.value,
         **runs.sizes(prepared.plan),
-        runs.TAG_ATTEMPT: "1",
     }
 
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -46,6 +47,17 @@ LONGEST_TAG = 5000
 def tag_text(text: str) -> str:
     """Text that every store takes as a tag: ranks write what they like, PostgreSQL knows no NUL, and nobody half a letter."""
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")[:LONGEST_TAG]
+
+
+def time_text(milliseconds: int) -> str:
+    """A time as a tag has it: ISO 8601, UTC, so that ``LIKE '2026-11-29%'`` finds a day."""
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def started(tags: Mapping[str, str]) -> int | None:
+    """When the last node was taken, in milliseconds since 1970, as a job's run has it; None before that."""
+    text = tags.get(TAG_STARTED)
+    return round(datetime.fromisoformat(text).timestamp() * 1000) if text else None
 
 
 @dataclass(frozen=True)
@@ -164,6 +176,8 @@ def create(
         for start in range(0, len(values), BATCH):
             mlflow.log_batch(run.info.run_id, params=values[start : start + BATCH])
         if run_id:
+            # What an earlier job has left in the run is not this one's.
+            forget(mlflow, run_id, [name for name in run.data.tags if name.startswith("batchai.") and name not in tags])
             mlflow.log_batch(run.info.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
         mlflow.update_run(run.info.run_id, status="SCHEDULED", name=run_name if run_id and run_name else None)
     except MlflowException as error:

@@ -157,8 +157,8 @@ def _row(plan: SweepPlan, index: int, run: Run | None, now: int) -> Row:
     state = TERMINATED if info.status == "KILLED" else tags.get(runs.TAG_STATE, protocol.QUEUED)
     # The state in the tags is the job's; the row's is that of its run, whose results may still be on their way.
     ended = info.status in ("FINISHED", "FAILED", "KILLED")
-    started, until = tags.get(runs.TAG_STARTED), info.end_time if ended else now
-    seconds = max(0.0, (until - int(started)) / 1000) if started and until else None
+    started, until = runs.started(tags), info.end_time if ended else now
+    seconds = max(0.0, (until - started) / 1000) if started is not None and until else None
     reason = _sentence(tags.get(runs.TAG_REASON, ""))
     failed = state in (protocol.FAILED, TERMINATED)
     name, run_id = tags.get(runs.TAG_JOB, plan.job_name(index)), str(info.run_id)

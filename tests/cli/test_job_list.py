@@ -71,7 +71,8 @@ def test_the_table_is_batch_ais(cli, made):
 
 
 def test_a_row_has_batch_ais_shape(cli, made):
-    run_id = made("toy", "KILLED", executionState="failed", errorCode="JobTerminate", startTime="1700000001200", reason="by me")
+    begun = "2023-11-14T22:13:21.200+00:00"
+    run_id = made("toy", "KILLED", executionState="failed", errorCode="JobTerminate", startTime=begun, reason="by me")
     (row,) = cli.json("job", "list")
     assert row["id"] == arm_id("batchai", "default", "experiments", "Default", "jobs", "toy")
     assert row["type"] == "Microsoft.BatchAI/workspaces/experiments/jobs"

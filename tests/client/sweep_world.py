@@ -52,7 +52,7 @@ def end_job(mlflow: Any, run_id: str, status: str = "FINISHED", reason: str = ""
     for name, value in metrics.items():
         mlflow.log_metric(run_id, name, value)
     state = "succeeded" if status == "FINISHED" else "failed"
-    for tag, value in {runs.TAG_STATE: state, runs.TAG_REASON: reason, runs.TAG_STARTED: "1"}.items():
+    for tag, value in {runs.TAG_STATE: state, runs.TAG_REASON: reason, runs.TAG_STARTED: runs.time_text(1)}.items():
         mlflow.set_tag(run_id, tag, value)
     mlflow.set_terminated(run_id, status)
 

@@ -112,10 +112,13 @@ def test_an_existing_run(store):
     mlflow, experiment = store
     made = mlflow.create_run(experiment)
     mlflow.log_param(made.info.run_id, "lr", "0.1")
+    for tag in ("batchai.job", "batchai.promotion", "mine"):
+        mlflow.set_tag(made.info.run_id, tag, "of an earlier job")
     same = runs.create(mlflow, experiment, {runs.TAG_JOB: "toy-2"}, {"lr": "0.1", "x": "1"}, "named", made.info.run_id)
     stored = mlflow.get_run(same.info.run_id)
     assert same.info.run_id == made.info.run_id
     assert (stored.info.status, stored.data.tags[runs.TAG_JOB], stored.info.run_name) == ("SCHEDULED", "toy-2", "named")
+    assert [tag for tag, value in stored.data.tags.items() if value == "of an earlier job"] == ["mine"]
     with pytest.raises(UsageError, match="another value for parameter 'lr'"):
         runs.create(mlflow, experiment, {}, {"lr": "0.2"}, None, made.info.run_id)
     with pytest.raises(UsageError, match="--run-id nope"):
@@ -123,6 +126,12 @@ def test_an_existing_run(store):
     mlflow.delete_run(made.info.run_id)
     with pytest.raises(UsageError, match="is deleted"):
         runs.create(mlflow, experiment, {}, {}, None, made.info.run_id)
+
+
+def test_a_time_as_a_tag():
+    tags = {runs.TAG_STARTED: runs.time_text(1_700_000_001_200)}
+    assert tags == {"batchai.startTime": "2023-11-14T22:13:21.200+00:00"}
+    assert (runs.started(tags), runs.started({})) == (1_700_000_001_200, None)
 
 
 def test_fail(store):

@@ -91,6 +91,19 @@ def test_submitted(scene):
     assert "hush-hush" not in json.dumps([argv, environment, run.data.tags])
 
 
+def test_tags_that_a_person_searches_by(scene):
+    """Defaults of resource group, cluster and attempt go without saying: MLflow's page of a run shows every tag."""
+    scene.submit()
+    ours = {key.removeprefix("batchai."): value for key, value in scene.run().data.tags.items() if key.startswith("batchai.")}
+    assert ours.pop("share") == scene.cluster.share.url and ours.pop("folder").startswith("logs/workspaces/default/")
+    expected = {"job": "toy-012345", "cluster": "local", "engine": "local", "tool": "custom", "nodes": "1", "ranks": "1"}
+    assert ours == {**expected, "workspace": "default", "executionState": "queued"}
+    scene.submit(workspace="vision", resource_group="rg.one")
+    tags = scene.run().data.tags
+    cluster = "/subscriptions/local/resourceGroups/batchai/providers/Microsoft.BatchAI/workspaces/default/clusters/local"
+    assert (tags["batchai.resourceGroup"], tags["batchai.clusterId"]) == ("rg.one", cluster)
+
+
 def test_a_followers_arguments_hold_no_password(scene):
     submitted = scene.submit()
     for uri in ("postgresql://me:pa55@db/mlflow", "https://me:pa55@host"):

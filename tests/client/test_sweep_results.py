@@ -14,7 +14,7 @@ from mlflow_batchai.sweep.results import Results, describe, judge
 
 
 def job(status: str = "FINISHED", state: str = "succeeded", reason: str = "", ended: int = 63_000, **metrics: float) -> Any:
-    tags = {runs.TAG_STATE: state, runs.TAG_STARTED: "1000", runs.TAG_REASON: reason}
+    tags = {runs.TAG_STATE: state, runs.TAG_STARTED: runs.time_text(1000), runs.TAG_REASON: reason}
     info = SimpleNamespace(run_id=f"id-{status}", status=status, end_time=ended)
     return SimpleNamespace(info=info, data=SimpleNamespace(tags=tags, metrics=metrics))
 

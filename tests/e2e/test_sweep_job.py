@@ -55,7 +55,7 @@ def test_a_sweep_goes_on_after_kill_9(cli: Cli) -> None:
     assert len(world.runs()) == len(runs) == 3
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     assert runs["dies-1"].info.run_id == begun["dies-1"].info.run_id
-    assert {run.data.tags["batchai.attempt"] for name, run in runs.items() if name != "dies"} == {"1"}
+    assert not [name for name, run in runs.items() if name != "dies" and "batchai.attempt" in run.data.tags]
     assert runs["dies"].data.tags["batchai.sweepBest"] == runs["dies-1"].info.run_id, "less of a loss is better"
 
 
