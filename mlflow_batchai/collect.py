@@ -216,8 +216,12 @@ def _promote(client: MlflowClient, run_id: str, wanted: Mapping[str, Any], versi
     if told or not wanted.get("alias"):
         return
     made = [promote(client, wanted["register"], version, alias, condition) for alias in wanted["alias"]]
-    text = "; ".join(one.why for one in made)
-    client.set_tag(run_id, TAG_PROMOTION, text)
+    # The page of a registered model shows descriptions as a whole, and little of a tag. This one is read when others are the
+    # champion: it doesn't say who is.
+    if not client.get_model_version(wanted["register"], version).description:
+        description = "; ".join(f"{one.alias}: {one.why}" for one in made)
+        client.update_model_version(wanted["register"], version, description)
+    client.set_tag(run_id, TAG_PROMOTION, "; ".join(map(str, made)))
 
 
 @contextlib.contextmanager

@@ -34,11 +34,15 @@ class Condition:
 
 @dataclass(frozen=True)
 class Promotion:
-    """Whether an alias points to the new version now, and why: one sentence."""
+    """Whether an alias points to the new version now, and why: words that stay true when another version has it."""
 
     alias: str
+    version: str
     done: bool
     why: str
+
+    def __str__(self) -> str:
+        return f"{self.alias} {'points' if self.done else 'does not point'} to version {self.version}: {self.why}"
 
 
 def promote(client: MlflowClient, name: str, version: str, alias: str, condition: Condition | None) -> Promotion:
@@ -55,10 +59,9 @@ def promote(client: MlflowClient, name: str, version: str, alias: str, condition
     with as_model_error(f"version {version} of {name}"):
         decided = {other for other, told in _candidates(client, name, alias).items() if told != LOOKING}
         client.set_model_version_tag(name, version, tag_of(alias), LOOKING)
-        done, why = _moved(client, name, version, alias, condition, decided)
-        text = f"{alias} {'points' if done else 'does not point'} to version {version}: {why}"
-        client.set_model_version_tag(name, version, tag_of(alias), text)
-        return Promotion(alias, done, text)
+        made = Promotion(alias, version, *_moved(client, name, version, alias, condition, decided))
+        client.set_model_version_tag(name, version, tag_of(alias), str(made))
+        return made
 
 
 def tag_of(alias: str) -> str:
