@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 from mlflow_batchai.errors import JobDetachedError
 
@@ -30,6 +31,11 @@ class Signals:
         self._left: str | None = None
         self.cancelled = False
         self.submitting = True
+
+    @property
+    def left(self) -> bool:
+        """Whether a signal has said to leave."""
+        return self._left is not None
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -56,17 +62,17 @@ class Signals:
         done again at the next check.
 
         Raises:
-            JobDetachedError: a signal that came during the submit says to leave.
+            JobDetachedError: a signal that came during the submit says to leave, or one whose exception got lost.
         """
         if self._left:
-            raise JobDetachedError(f"{self._left} received")
+            raise JobDetachedError(self._left)
         if self.cancelled and not self._told:
             cancel()
             self._told = True
 
     def _interrupt(self, number: int, frame: object) -> None:
         if self.submitting and not self._cancels:
-            self._left = "Ctrl-C"
+            self._left = "Ctrl-C received"
             return
         if self.submitting:
             if self.cancelled:
@@ -76,12 +82,17 @@ class Signals:
             os.write(2, b"\nbatchai: the job ends as soon as it is submitted; press Ctrl-C again to undo that\n")
             return
         if not self._cancels:
-            raise JobDetachedError("left")
+            self._leave_now("left")
         if self.cancelled:
-            raise JobDetachedError("left before it has ended (that was asked for)")
+            self._leave_now("left before it has ended (that was asked for)")
         self.cancelled = True
 
     def _leave(self, number: int, frame: object) -> None:
-        self._left = signal.Signals(number).name
+        self._left = f"{signal.Signals(number).name} received"
         if not self.submitting:
-            raise JobDetachedError(f"{self._left} received")
+            self._leave_now(self._left)
+
+    def _leave_now(self, why: str) -> NoReturn:
+        # MLflow takes whatever is raised in the midst of a call for a fault of its store: the next check says it again.
+        self._left = why
+        raise JobDetachedError(why)

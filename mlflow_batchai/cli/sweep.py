@@ -12,6 +12,7 @@ import click
 from mlflow_batchai.cli.options import command, notice, tracking
 from mlflow_batchai.cli.sweep_table import drawn, outcome
 from mlflow_batchai.errors import UsageError
+from mlflow_batchai.spec.text import printable
 
 if TYPE_CHECKING:
     from mlflow_batchai.cli.output import Drawn, Incomplete
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from mlflow_batchai.sweep.plan import SweepPlan
 
 MODES = ("max", "min")
+# What MLflow's tables have room for.
+LONGEST_NAME = 250
 
 
 @command(example="batchai sweep run . -P learning_rate=1e-4,3e-4 -P batch_size=32,64", scoped=False, output="table")
@@ -165,7 +168,7 @@ def _address(project: str) -> str:
     from mlflow_batchai import runs
 
     path, mark, inside = project.partition("#")
-    if "://" not in path and _absolute(path).is_dir():
+    if "://" not in path and _absolute(path).exists():
         return f"{_absolute(path)}{mark}{inside}"
     if runs.shown(project) != project:
         raise UsageError(
@@ -195,4 +198,10 @@ def _refuse_secrets(source: Source, settings: Mapping[str, Any]) -> None:
 def _name(given: str | None, source: Source) -> str:
     from mlflow_batchai.job.places import slug
 
-    return given or source.config.name or f"{slug(source.project.name, 30)}-sweep-{uuid.uuid4().hex[:6]}"
+    name = given or source.config.name or f"{slug(source.project.name, 30)}-sweep-{uuid.uuid4().hex[:6]}"
+    if not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME or set("'\"") <= set(name):
+        raise UsageError(
+            f"the sweep's name '{printable(name[:LONGEST_NAME])}' should be one line of 1 to {LONGEST_NAME} letters, without both"
+            " kinds of quotes: --run-name NAME"
+        )
+    return name

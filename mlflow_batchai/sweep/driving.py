@@ -102,6 +102,8 @@ class Driving:
                     except Exception as error:
                         if not stores.may_pass(error):
                             raise
+                        if self._signals.left:
+                            continue  # the call was cut off by it; the next look says so
                         trouble = trouble or begun
                         self._bear(error, begun - trouble)
                     self._sleep(pause_after(time.monotonic() - begun, LOOK_SECONDS))
@@ -209,6 +211,8 @@ class Driving:
         except Exception as error:
             # Whether it has a run is seen by looking again; one of which nothing was started is made anew.
             self._resumed = False
+            if stores.may_pass(error):
+                raise  # the store is away: that is waited for
             self._failed_start(index, error)
             return False
         finally:
@@ -218,7 +222,7 @@ class Driving:
         return True
 
     def _failed_start(self, index: int, error: Exception) -> None:
-        if not isinstance(error, BatchAIError) and not stores.may_pass(error):
+        if not isinstance(error, BatchAIError):
             raise error
         self._failed_starts += 1
         self._view.look_at_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import math
 import random
@@ -20,7 +21,8 @@ Combination = dict[str, str]
 
 
 def parse_values(options: Sequence[str]) -> dict[str, list[str]]:
-    """Parameter -> its values, of options ``name=value,value``; a value that has a comma stands in double quotes, as in CSV.
+    """Parameter -> its values, of options ``name=value,value``; a value that has a comma, or begins with a blank, stands in
+    double quotes, as in CSV.
 
     Raises:
         UsageError: an option has no name or no ``=``, a parameter stands twice, or quotes are wrong.
@@ -38,7 +40,7 @@ def parse_values(options: Sequence[str]) -> dict[str, list[str]]:
 
 def _values(name: str, text: str) -> list[str]:
     try:
-        rows = list(csv.reader([text], strict=True))
+        rows = list(csv.reader([text], strict=True, skipinitialspace=True))
     except csv.Error as error:
         raise UsageError(
             f"-P {printable(name)}={printable(text)}: {error}; a value with a comma or a quote is written as in CSV:"
@@ -115,7 +117,7 @@ def _distinct(found: Iterator[Combination]) -> tuple[list[Combination], int]:
 def read_rows(path: Path) -> list[Combination]:
     """The sets of parameters of a file: CSV with a header line, or a YAML or JSON list of mappings.
 
-    An empty cell of CSV and a null are not given: the parameter has its default then.
+    An empty cell of CSV and a null are not given: the parameter has its default then. Blanks before a cell don't count.
 
     Raises:
         DocumentError: it can't be read, or is none of these.
@@ -132,13 +134,11 @@ def read_rows(path: Path) -> list[Combination]:
     rows = _csv(text, path) if ending == ".csv" else _mappings(load_list(text, str(path)), path)
     if not rows:
         raise DocumentError(f"{path}: there is no set of parameters in it")
-    if len(rows) > MOST:
-        raise DocumentError(f"{path}: has {len(rows)} sets of parameters, and a sweep has {MOST} at most")
     return rows
 
 
 def _csv(text: str, path: Path) -> list[Combination]:
-    lines = csv.reader(text.splitlines(keepends=True), strict=True)
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
     rows: list[Combination] = []
     try:
         header = [name.strip() for name in next(lines, [])]

@@ -14,7 +14,6 @@ from mlflow_batchai.sweep.grid import Combination, varying
 
 ARTIFACT = "sweep/plan.json"
 LONGEST_NAME = 50
-MODES = ("max", "min")
 # Names of metrics that are the better the lower they are.
 _LOWER = ("loss", "error", "mse", "mae", "perplexity")
 # What jobs are compared by where nobody said: the first that one of them has.

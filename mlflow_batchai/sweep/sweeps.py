@@ -75,9 +75,12 @@ def find(tracking: Tracking, name: str) -> Run:
         NotFoundError: there is none; the message names some that exist.
     """
     mlflow = runs.client(tracking)
-    if "'" not in name:
-        by_id = f" AND attributes.run_id = '{name}'" if len(name) == 32 else f" AND tags.`{TAG_NAME}` = '{name}'"
-        if found := _search(mlflow, f"tags.`{TAG_JOBS}` LIKE '%'{by_id}", most=1):
+    # MLflow's language has no way to write both quotes in one text, and no sweep has such a name.
+    quote = '"' if "'" in name else "'"
+    for which in ("attributes.run_id", f"tags.`{TAG_NAME}`"):
+        if quote not in name and (
+            found := _search(mlflow, f"tags.`{TAG_JOBS}` LIKE '%' AND {which} = {quote}{name}{quote}", 1)
+        ):
             return found[0]
     known = [run.data.tags[TAG_NAME] for run in every(mlflow, most=10)]
     hint = f"the newest are: {', '.join(dict.fromkeys(known))}" if known else f"there are none in {tracking.uri}"

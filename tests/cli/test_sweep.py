@@ -49,6 +49,8 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (["-P", "lr=1", "-c", '{"properties": {"nodeCount": 9}}'], 1, "properties.nodeCount is 9 and cluster 'local' has"),
     (["-P", "lr=1", "-c", '{"cluter": "x"}'], 1, "cluter"),
     (["-P", "lr=1", "-e", "other"], 1, "there is no entry point 'other'"),
+    (["-P", "lr=1", "--run-name", "a\nb"], 2, "the sweep's name 'a\\nb' should be one line of 1 to 250 letters"),
+    (["-P", "lr=1", "--run-name", "'\""], 2, "without both kinds of quotes"),
     (["-P", "lr=1", "--env-manager", "conda"], 1, "--env-manager conda is not supported"),
     (["-P", "lr=1", "--random", "5"], 2, "--random 5: there are 1 combinations"),
     (

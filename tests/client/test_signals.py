@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -48,6 +49,18 @@ def test_ctrl_c_while_watching(cancels):
             assert signals.cancelled
         with pytest.raises(JobDetachedError):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_was_told_to_leave_leaves_though_a_library_hides_it(number):
+    signals = Signals(cancels=False)
+    with signals.installed():
+        signals.watching()
+        with contextlib.suppress(Exception):  # as MLflow's stores do
+            os.kill(os.getpid(), number)
+        assert signals.left
+        with pytest.raises(JobDetachedError, match="left|SIGTERM received"):
+            signals.check(lambda: None)
 
 
 def test_handlers_are_put_back():

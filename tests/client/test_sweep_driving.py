@@ -100,6 +100,15 @@ def test_all_succeeded(store, mlflow, toys, between) -> None:
     assert sweeps.find(store, "toy").info.run_id == sweeps.find(store, sweep.run_id).info.run_id == sweep.run_id
 
 
+@pytest.mark.parametrize("name", ["it's", 'a "b"', "n" * 32, "per%cent; é `x` \\"])
+def test_names(store, name: str) -> None:
+    sweep = begin(store, name=name)
+    assert sweeps.find(store, name).info.run_id == sweep.run_id
+    for other in ("'\"", "x' OR '1'='1", name[:-1]):
+        with pytest.raises(NotFoundError):
+            sweeps.find(store, other)
+
+
 def test_polling_is_one_search(store, mlflow, toys, between, monkeypatch) -> None:
     sweep = begin(store, parallel=4)
     searches: list[bool] = []
@@ -345,6 +354,41 @@ def test_a_store_that_is_away(store, mlflow, toys, between, monkeypatch, capsys)
     between[:] = [lambda: None]
     with pytest.raises(TrackingError, match=r"server refused; 1 job\(s\) of sweep toy go on: batchai sweep attach toy"):
         drive(sweep, toys, between, fresh=True)
+
+
+def test_a_store_that_is_away_while_jobs_are_started_costs_no_failed_start(store, toys, between, monkeypatch, capsys) -> None:
+    sweep, real, times = begin(store, combinations=[{"a": "1"}]), toys.submit, [1] * (driving.MOST_FAILED_STARTS + 1)
+
+    def submit(*given: Any) -> Any:
+        if times:
+            raise ConnectionError(f"refused, {times.pop()}")
+        return real(*given)
+
+    monkeypatch.setattr(toys, "submit", submit)
+    between[:] = [*[lambda: None] * len(times), lambda: toys.end(1)]
+    assert drive(sweep, toys, between, fresh=True).status == "FINISHED"
+    assert "can't be asked: refused, 1 (still trying)" in capsys.readouterr().err
+
+
+def test_ctrl_c_in_the_midst_of_a_call_leaves(store, toys, between, monkeypatch, capsys) -> None:
+    """MLflow makes an error of its store of whatever is raised while it asks a database."""
+    from mlflow.exceptions import MlflowException
+
+    sweep, signals, real = begin(store), Signals(cancels=False), sweeps.members
+
+    def members(*given: Any, **how: Any) -> Any:
+        if toys.started and not signals.left:
+            try:
+                signals._interrupt(2, None)
+            except JobDetachedError as error:
+                raise MlflowException(str(error)) from error
+        return real(*given, **how)
+
+    monkeypatch.setattr(sweeps, "members", members)
+    between[:] = [lambda: None]
+    with pytest.raises(JobDetachedError, match="left; 2 job"):
+        drive(sweep, toys, between, signals=signals)
+    assert "can't be asked" not in capsys.readouterr().err
 
 
 def test_a_sweep_that_has_ended_is_shown(store, mlflow, toys, between) -> None:
