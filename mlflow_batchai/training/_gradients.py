@@ -21,7 +21,7 @@ def reduce(hvd: Any, settings: Any, grads: list[Any], rows: Any) -> tuple[list[A
     unit = None if rows is None else rows / (ROWS * hvd.size())
     weight = (1.0 / hvd.size() if unit is None else unit) if weighted else None
     dense = {i: g for i, g in enumerate(grads) if g is not None and not is_sparse(g)}
-    packed = {i: settings.compression.compress(_scaled(g, weight)) for i, g in dense.items()}
+    packed = dict(zip(dense, map(settings.compression.compress, _scaled(list(dense.values()), weight))))
     tensors = {i: tensor for i, (tensor, _) in packed.items()}
     if unit is not None:
         tensors[-1] = _as_tensor(hvd, unit, next(iter(dense.values()), None))
@@ -29,8 +29,9 @@ def reduce(hvd: Any, settings: Any, grads: list[Any], rows: Any) -> tuple[list[A
     total = sums.pop(-1, None)
     divisor = total if weighted else None
     result = list(grads)
-    for i, value in sums.items():
-        result[i] = _divided(settings.compression.decompress(value, packed[i][1]), divisor)
+    means = _divided([settings.compression.decompress(value, packed[i][1]) for i, value in sums.items()], divisor)
+    for i, value in zip(sums, means):
+        result[i] = value
     for i, value in _gathered(hvd, {i: g for i, g in enumerate(grads) if is_sparse(g)}, weight, divisor).items():
         result[i] = value
     return result, total
@@ -47,6 +48,8 @@ def _sums(hvd: Any, tensors: dict[int, Any]) -> dict[int, Any]:
         values = [tensors[i] for i in members]
         name = f"batchai_{kind}_{len(members)}_{sum(_elements(value) for value in values)}"
         if hvd.__name__ == "horovod.torch":
+            # Horovod reads memory in its order, and looks at the first tensor of a group only; convolutions' may lie otherwise.
+            values = [value.contiguous() for value in values]
             result[tuple(members)] = hvd.grouped_allreduce_async(values, op=hvd.Sum, name=name)
         else:
             result[tuple(members)] = hvd.grouped_allreduce(values, op=hvd.Sum, name=name, ignore_name_scope=True)
@@ -62,28 +65,40 @@ def _gathered(hvd: Any, slices: dict[int, Any], weight: Any, divisor: Any) -> di
     import tensorflow as tf
 
     name = f"batchai_slices_{len(slices)}"
-    sent = [_scaled(part.values, weight) for part in slices.values()]
+    sent = _scaled([part.values for part in slices.values()], weight)
     values = hvd.grouped_allgather(sent, name=name, ignore_name_scope=True)
     indices = hvd.grouped_allgather([part.indices for part in slices.values()], name=name + "_at", ignore_name_scope=True)
+    means = _divided(values, divisor)
     return {
-        i: tf.IndexedSlices(_divided(value, divisor), index, dense_shape=part.dense_shape)
-        for (i, part), value, index in zip(slices.items(), values, indices)
+        i: tf.IndexedSlices(mean, index, dense_shape=part.dense_shape)
+        for (i, part), mean, index in zip(slices.items(), means, indices)
     }
 
 
-def _scaled(tensor: Any, factor: Any) -> Any:
-    if factor is None:
-        return tensor
-    return tensor * (factor if isinstance(factor, float) else _cast(factor, tensor.dtype))
+def _scaled(tensors: list[Any], factor: Any) -> list[Any]:
+    """Return new tensors, each times ``factor``; one call for all of them with torch, where each call would take its time."""
+    if factor is None or not tensors:
+        return tensors
+    if hasattr(tensors[0], "data_ptr"):
+        import torch
+
+        return list(torch._foreach_mul(tensors, factor))
+    return [tensor * (factor if isinstance(factor, float) else _cast(factor, tensor.dtype)) for tensor in tensors]
 
 
-def _divided(tensor: Any, divisor: Any) -> Any:
-    return tensor if divisor is None else tensor / _cast(divisor, tensor.dtype)
+def _divided(tensors: list[Any], divisor: Any) -> list[Any]:
+    """Return the tensors, each over ``divisor``."""
+    if divisor is None or not tensors:
+        return tensors
+    if hasattr(tensors[0], "data_ptr"):
+        import torch
+
+        # By a tensor, which stays on the GPU: a number would have to be waited for.
+        return list(torch._foreach_div(tensors, divisor))
+    return [tensor / _cast(divisor, tensor.dtype) for tensor in tensors]
 
 
 def _cast(number: Any, dtype: Any) -> Any:
-    if hasattr(number, "to"):
-        return number.to(dtype)
     import tensorflow as tf
 
     return tf.cast(number, dtype)
@@ -95,7 +110,8 @@ def _as_tensor(hvd: Any, number: Any, like: Any) -> Any:
         return number
     import torch
 
-    return torch.tensor(number, dtype=torch.float32, device=None if like is None else like.device)
+    # Filled there: a number that is copied to a GPU would make it wait.
+    return torch.full((), number, dtype=torch.float32, device=None if like is None else like.device)
 
 
 def is_sparse(gradient: Any) -> bool:

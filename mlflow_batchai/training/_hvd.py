@@ -7,6 +7,8 @@ import json
 import sys
 from typing import Any, Iterable, Sequence
 
+from mlflow_batchai.training import _tensors
+
 BINDINGS = {"tensorflow": "horovod.tensorflow", "torch": "horovod.torch"}
 _said: set[str] = set()
 _CHUNK = 256 * 1024 * 1024
@@ -59,9 +61,14 @@ def major_version(module: Any) -> int:
     return int(str(module.__version__).split(".")[0])
 
 
+def on_torch(hvd: Any) -> bool:
+    """Say whether this is the binding for torch."""
+    return bool(hvd.__name__ == BINDINGS["torch"])
+
+
 def to_tensor(hvd: Any, array: Any) -> Any:
     """Return a NumPy array as a tensor of the binding's framework, in the main memory."""
-    if hvd.__name__ == "horovod.torch":
+    if on_torch(hvd):
         import numpy
         import torch
 
@@ -134,17 +141,38 @@ def root_arrays(hvd: Any, mine: Sequence[Any], root_rank: int, name: str, what: 
 
 
 def broadcast_variables(hvd: Any, variables: Sequence[Any], root_rank: int, what: str = "variables") -> None:
-    """Give all ranks the root's values of ``variables``, a list in the same order on all ranks."""
+    """Give all ranks the root's values of ``variables``, a list in the same order on all ranks.
+
+    Raises ValueError on every rank if the sizes differ.
+    """
+    tensors = _tensors_alike(hvd, variables)
+    if tensors is not None:
+        _tensors.broadcast(hvd, tensors, root_rank, "broadcast")
+        return
     values = root_arrays(hvd, arrays(variables), root_rank, "broadcast", what)
     if hvd.rank() != root_rank:
         for variable, value in zip(variables, values):
             variable.assign(value)
 
 
+def _tensors_alike(hvd: Any, variables: Sequence[Any]) -> list[Any] | None:
+    """Return torch's tensors of ``variables``, None with TensorFlow and where ranks hold them on unlike devices."""
+    if not on_torch(hvd):
+        return None
+    tensors = _tensors.of(variables)
+    layouts = gather_json(hvd, _tensors.layout(tensors), "layout")
+    return tensors if all(one == layouts[0] for one in layouts) else None
+
+
 def average_variables(hvd: Any, variables: Sequence[Any]) -> None:
     """Give all ranks the plain mean over the ranks of floating point ``variables``; others take rank 0's."""
     import numpy
 
+    tensors = _tensors_alike(hvd, variables)
+    if tensors is not None:
+        _tensors.average(hvd, [t for t in tensors if t.is_floating_point()], "statistics")
+        _tensors.broadcast(hvd, [t for t in tensors if not t.is_floating_point()], 0, "broadcast")
+        return
     mine = arrays(variables)
     floats = [i for i, a in enumerate(mine) if numpy.issubdtype(a.dtype, numpy.floating)]
     others = [variables[i] for i in range(len(mine)) if i not in set(floats)]

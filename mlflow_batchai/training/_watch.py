@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from mlflow_batchai.training import _hvd, _optimizer, guard
+from mlflow_batchai.training import _hvd, _optimizer, _tensors, guard
 
 _STOCK = (
     "With Keras 3 use mlflow_batchai.training.horovod in place of horovod.keras or horovod.tensorflow.keras, whose "
@@ -128,14 +128,10 @@ def check_weights(hvd: Any, model: Any, ours: bool, when: str) -> None:
     if allowed is None:
         return
     variables = list(model.weights if ours else model.trainable_weights)
-    mine = _hvd.arrays(variables)
-    digest = hashlib.blake2b(digest_size=8)
-    for array in mine:
-        digest.update(array.tobytes())
-    sums = _hvd.gather_json(hvd, digest.hexdigest(), "checksum")
+    sums = _hvd.gather_json(hvd, _checksum(hvd, variables), "checksum")
     if len(set(sums)) == 1:
         return
-    difference, name = _largest_difference(hvd, variables, mine)
+    difference, name = _largest_difference(hvd, variables, _hvd.arrays(variables))
     if difference > allowed:
         advice = f"{_OURS if ours else _STOCK} {_OFF}"
         shown = [f"rank {rank} {text}" for rank, text in enumerate(sums[:16])]
@@ -147,6 +143,16 @@ def check_weights(hvd: Any, model: Any, ours: bool, when: str) -> None:
     if ours:
         _hvd.broadcast_variables(hvd, [*variables, *model.optimizer.variables], 0, "weights")
         _hvd.notice(hvd, f"weights differed by {difference:.2g} {when} (rounding), all took rank 0's.")
+
+
+def _checksum(hvd: Any, variables: list[Any]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    if _hvd.on_torch(hvd):
+        digest.update(_tensors.checksums(_tensors.of(variables)))  # reckoned where they are: they may be on a GPU, and many
+    else:
+        for variable in variables:
+            digest.update(_hvd.arrays([variable])[0].tobytes())
+    return digest.hexdigest()
 
 
 def _largest_difference(hvd: Any, variables: list[Any], mine: list[Any]) -> Any:
