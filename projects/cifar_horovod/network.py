@@ -22,7 +22,7 @@ def cifar10_cnn(shape: tuple[int, int, int] = (32, 32, 3), classes: int = 10) ->
             layers.Flatten(),
             layers.Dense(512, activation="relu"),
             layers.Dropout(0.5),
-            layers.Dense(classes, activation="softmax"),
+            layers.Dense(classes, activation="softmax", dtype="float32"),  # with halves too
         ],
         name="cifar10_cnn",
     )

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ import numpy as np
 MODEL_NAME = Path("saved_models", "keras_cifar10_trained_model.h5")
 VALIDATION_BATCH = 256
 QUIET_EXIT_SECONDS = 2.0
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
 class OneSentenceParser(argparse.ArgumentParser):
@@ -53,6 +55,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=positive_float, default=1e-4, help="times the number of ranks")
     parser.add_argument("--data", default="cifar10", help="cifar10, digits, or the path of an .npz like Keras' CIFAR-10")
     parser.add_argument("--augment", type=boolean, default=True, help="shift and mirror the images: true or false")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="mixed ones reckon in halves, on GPUs")
     parser.add_argument("--seed", type=natural_int, default=1, help="of weights, order, augmentation and dropout")
     parser.add_argument(
         "--output",
@@ -137,6 +140,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{len(data.x_train)} train samples\n{len(data.x_test)} test samples", flush=True)
 
     keras.utils.set_random_seed(arguments.seed)
+    keras.config.set_dtype_policy(arguments.precision)  # compile scales the loss where it has to be
     model = network.cifar10_cnn()
     model.compile(
         hvd.DistributedOptimizer(network.rmsprop(arguments.learning_rate * hvd.size())),
@@ -164,8 +168,9 @@ def main(argv: list[str] | None = None) -> int:
     ]
     if speaks:
         callbacks.append(report.keras_callback())
+    batches = batches_for(keras.backend.backend())
     model.fit(
-        images.batches(
+        batches(
             data.x_train,
             data.y_train,
             batch_size=arguments.batch_size,
@@ -214,6 +219,18 @@ def pin_gpu(backend: str, local_rank: int) -> None:
             torch.cuda.set_device(local_rank % count)
 
 
+def batches_for(backend: str) -> Callable[..., Iterator[Any]]:
+    """What makes batches: torch, on this rank's GPU, where it trains on one; else NumPy."""
+    if backend == "torch":
+        import torch
+
+        if torch.cuda.is_available():
+            import on_gpu
+
+            return on_gpu.batches
+    return images.batches
+
+
 def load_on_rank_0(arguments: argparse.Namespace, hvd: Any) -> tuple[int, images.Images | None]:
     """Rank 0 loads, the others receive: one download, one sentence if it fails. Returns (status, images)."""
     status, data = 0, None
@@ -258,6 +275,7 @@ def settings_of(arguments: argparse.Namespace, data: images.Images) -> dict[str,
         "batch_size": arguments.batch_size,
         "learning_rate": arguments.learning_rate,
         "augment": arguments.augment,
+        "precision": arguments.precision,
         "seed": arguments.seed,
         "classes_crc32": zlib.crc32(data.y_train),
     }

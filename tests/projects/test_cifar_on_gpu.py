@@ -1,0 +1,85 @@
+"""The example's batches by torch have the distribution of those by NumPy. Needs torch, and no GPU."""
+
+import importlib
+import itertools
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+PROJECT = Path(__file__).parents[2] / "projects" / "cifar_horovod"
+SETTINGS = {"batch_size": 8, "augment": True, "seed": 3, "rank": 1}
+
+
+@pytest.fixture(scope="module")
+def project():
+    """Both modules that make batches, imported by their bare names as in the job's folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PROJECT))
+        for name in ("images", "on_gpu"):
+            patch.delitem(sys.modules, name, raising=False)
+        yield SimpleNamespace(images=importlib.import_module("images"), on_gpu=importlib.import_module("on_gpu"))
+        for name in ("images", "on_gpu"):
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def x():
+    return np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
+
+
+def taken(project, x, count, **given):
+    batches = project.on_gpu.batches(x, np.arange(len(x), dtype=np.uint8), **(SETTINGS | given), device="cpu")
+    return list(itertools.islice(batches, count))
+
+
+def test_without_augmentation_batches_hold_what_numpys_do(project, x):
+    batches = taken(project, x, 3, augment=False)
+    assert [len(numbers) for _, numbers in batches] == [8, 8, 4]
+    assert sorted(torch.cat([numbers for _, numbers in batches]).tolist()) == list(range(20))
+    for images, numbers in batches:
+        assert images.dtype == torch.float32
+        assert np.array_equal(images.numpy(), project.images.scaled(x[numbers.numpy()]))
+
+
+def test_order_depends_on_seed_rank_and_epoch_only(project, x):
+    def order(**given):
+        return tuple(torch.cat([numbers for _, numbers in taken(project, x, 3, **given)]).tolist())
+
+    assert order() == order()
+    assert len({order(), order(seed=2), order(rank=0), order(epoch=1)}) == 4
+
+
+def test_a_resumed_run_sees_what_an_unbroken_one_would(project, x):
+    unbroken, resumed = taken(project, x, 9)[6:], taken(project, x, 3, epoch=2)
+    for (images, numbers), (again, same) in zip(unbroken, resumed, strict=True):
+        assert torch.equal(images, again) and torch.equal(numbers, same)
+
+
+def moves(moved):
+    """(down, across, mirrored) of each of many copies of one picture, whose pixels tell their place."""
+    moved = moved.astype(int)
+    mirrored = moved[:, 16, 16, 1] > moved[:, 16, 17, 1]
+    across = np.where(mirrored, moved[:, 16, 15, 1], moved[:, 16, 16, 1]) - 16
+    return moved[:, 16, 16, 0] - 16, across, mirrored
+
+
+def test_augmentation_is_distributed_as_numpys(project):
+    rows, columns = np.mgrid[0:32, 0:32]
+    marked = np.stack([rows, columns, np.zeros_like(rows)], axis=-1).astype(np.uint8)
+    pictures = np.repeat(marked[None], 5600, axis=0)
+    generator = torch.Generator().manual_seed(0)
+    ours = project.on_gpu.augmented(torch.from_numpy(pictures), torch.arange(5600), generator).numpy()
+    found = [moves(ours), moves(project.images.augmented(pictures, np.random.default_rng(0)))]
+    for down, across, mirrored in found:
+        for one in (down, across):  # 800 expected of each; 4 standard deviations are 105
+            assert np.abs(np.bincount(one + 3, minlength=7) - 800).max() < 105
+        assert abs(mirrored.mean() - 0.5) < 0.027
+        assert np.abs(np.corrcoef([down, across, mirrored]) - np.eye(3)).max() < 0.054
+    images = {tuple(move): image for image, *move in zip(ours, *found[0], strict=True)}
+    for image, *move in zip(project.images.augmented(pictures[:200], np.random.default_rng(1)), strict=False):
+        assert np.array_equal(images[tuple(int(part[0]) for part in moves(image[None]))], image), move
