@@ -201,7 +201,7 @@ def _name(given: str | None, source: Source) -> str:
     name = given or source.config.name or f"{slug(source.project.name, 30)}-sweep-{uuid.uuid4().hex[:6]}"
     if not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME or set("'\"") <= set(name):
         raise UsageError(
-            f"the sweep's name '{printable(name[:LONGEST_NAME])}' should be one line of 1 to {LONGEST_NAME} letters, without both"
-            " kinds of quotes: --run-name NAME"
+            f"the sweep's name '{printable(name[:LONGEST_NAME])}' should be one line of 1 to {LONGEST_NAME} letters, without"
+            " both kinds of quotes: --run-name NAME"
         )
     return name

@@ -59,7 +59,7 @@ def test_who_was_told_to_leave_leaves_though_a_library_hides_it(number):
         with contextlib.suppress(Exception):  # as MLflow's stores do
             os.kill(os.getpid(), number)
         assert signals.left
-        with pytest.raises(JobDetachedError, match="left|SIGTERM received"):
+        with pytest.raises(JobDetachedError, match=r"left|SIGTERM received"):
             signals.check(lambda: None)
 
 
