@@ -126,7 +126,7 @@ class ModelCheck:
             if wish and wish.kind == protocol.CANCEL:
                 stop = wish
                 break
-            if self.shipper.verdict is not None or self.shipper.trouble or not self.shipper.is_alive():
+            if self.shipper.inbox.verdict is not None or self.shipper.trouble or not self.shipper.is_alive():
                 break  # nobody would hear of it
         late = task.status is None
         self.runtime.end_everything(kill_first=late)

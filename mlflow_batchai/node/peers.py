@@ -40,6 +40,7 @@ class Peers:
     def __init__(self, layout: NodeLayout, shipper: Shipper) -> None:
         self.layout = layout
         self.shipper = shipper
+        self.inbox = shipper.inbox
         self.announces: Dict[int, Dict[str, Any]] = {}
         self.network: List[Interface] = []
         self.reached: Dict[int, Dict[int, List[Optional[str]]]] = {}
@@ -61,7 +62,7 @@ class Peers:
                 found = self.awaited("announce-%d" % node, self.layout.paths.announce(node))
                 if found and records.has(found, records.ANNOUNCE):
                     self.announces[node] = found
-                    self.shipper.saw(node)
+                    self.inbox.saw(node)
         return len(self.announces) == self._node_count
 
     def awaited(self, notice: str, path: str) -> Optional[Dict[str, Any]]:
@@ -104,7 +105,7 @@ class Peers:
         trouble = self.shipper.trouble
         if trouble:
             raise Failure(protocol.SHARE_FAILED, "%s: %s" % (self.layout.node_id, trouble), node=self.layout.node)
-        if self.shipper.verdict is not None:
+        if self.inbox.verdict is not None:
             raise Stop("verdict", "the attempt has its verdict already")
         wish = self.wish(starting)
         if wish:
@@ -119,7 +120,7 @@ class Peers:
         Args:
             starting: until every node is taken the job is queued, even if ours is taken already.
         """
-        request = protocol.wish(self.shipper.requests(), self.layout.paths.attempt)
+        request = protocol.wish(self.inbox.requests(), self.layout.paths.attempt)
         if request is None:
             return None
         kind = protocol.CANCEL if request["kind"] == protocol.CANCEL else protocol.REQUEUE
@@ -127,7 +128,7 @@ class Peers:
 
     def _listen(self) -> None:
         """Take in what peers have sent; raise if one failed, stopped, fell silent, or never came."""
-        for node, record in self.shipper.received():
+        for node, record in self.inbox.received():
             # The least of them has been on its way for the shortest time.
             if records.is_number(record.get("t")):
                 skew = int(protocol.now_ms() - record["t"])
@@ -147,8 +148,8 @@ class Peers:
         if self._failures:
             raise Stop("peer", str(self._failures[0]))
         for node in range(1, self._node_count) if self.layout.node == 0 else [0]:
-            silent = self.shipper.silent_seconds(node)
-            came = self.shipper.has_spoken(node) or node in self.announces
+            silent = self.inbox.silent_seconds(node)
+            came = self.inbox.has_spoken(node) or node in self.announces
             if silent <= self.layout.plan["lossSeconds"] + (0.0 if came else COMING_SECONDS):
                 continue
             if self.layout.node == 0 and (self._exit_of(node) or self._exit_without_notice(node)):
@@ -209,7 +210,7 @@ class Peers:
         """
         plan = self.layout.plan
         until = time.monotonic() + plan["lossSeconds"] + plan["terminateSeconds"] + LAST_WORDS_SECONDS
-        while not self.all_ended() and self.shipper.verdict is None and time.monotonic() < until:
+        while not self.all_ended() and self.inbox.verdict is None and time.monotonic() < until:
             if self.shipper.trouble:
                 return  # we don't hear each other any more
             self.failures()
@@ -223,8 +224,8 @@ class Peers:
             record = self._exit_of(node)
             if record is None:
                 return False
-            self.shipper.expect(node, record["segments"])
-            if self.shipper.heard(node) < record["segments"]:
+            self.inbox.expect(node, record["segments"])
+            if self.inbox.heard(node) < record["segments"]:
                 return False
         return True
 

@@ -2,25 +2,24 @@
 
 Ranks and the agent's main thread never wait for the share. Records leave in closed segments, a moment after the first
 unsent one; output is kept in memory while the share stalls, up to a bound past which the oldest log text is dropped and
-counted, but never a metric. Node 0 reads its peers' segments and joins everyone's output into ``stdout.txt``.
+counted, but never a metric. What comes in between is read into ``inbox``.
 """
 
 import collections
 import contextlib
-import errno
+import functools
 import itertools
-import os
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, List, Optional, Tuple
 
 from mlflow_batchai.node import protocol
-from mlflow_batchai.node.control.base import MAX_PENDING_BYTES, LogFile
+from mlflow_batchai.node.control.base import MAX_PENDING_BYTES
+from mlflow_batchai.node.inbox import Inbox
 from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.logfiles import EXECUTION, LogFiles, log_record
 from mlflow_batchai.node.protocol import Record
-from mlflow_batchai.node.sharefiles import Follower, Rounds
 from mlflow_batchai.node.sharetrouble import ShareTrouble
-from mlflow_batchai.node.tasks import readable
 from mlflow_batchai.node.unhurried import Unhurried
 
 TICK_SECONDS = 0.25
@@ -34,7 +33,6 @@ HEALTHY_SECONDS = 1.0
 HANGING_SECONDS = 5.0
 # How long an agent that ends waits for log files that can't be written (their text is in the segments already).
 LOG_FILE_SECONDS = 5.0
-EXECUTION = "execution"
 # How often what others wait for is said again.
 AGAIN_SECONDS = 15.0
 
@@ -47,7 +45,7 @@ class Shipper(threading.Thread):
         peers: nodes whose segments this agent reads (node 0: all others; others: node 0).
 
     Attributes:
-        verdict: the attempt's, as soon as it lies there.
+        inbox: what others have said.
         error: why the share can't be used now, or None.
         broken: what ended this thread before its time (a bug), or None.
     """
@@ -56,8 +54,8 @@ class Shipper(threading.Thread):
         super().__init__(name="share", daemon=True)
         self._layout = layout
         self._writer = protocol.agent_writer(layout.node)
-        self._followers = {node: Follower(protocol.agent_writer(node)) for node in peers}
-        self._rounds = Rounds(self._followers, layout.attempt, layout.control.at_once)
+        self._files = LogFiles(layout)
+        self.inbox = Inbox(layout, peers, self._files.join)
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._records: List[Record] = []
@@ -76,15 +74,9 @@ class Shipper(threading.Thread):
         self._sequence = 0
         self._beat = 0
         self._last_written = 0.0
-        self._inbox: Deque[Tuple[int, Record]] = collections.deque()
-        self._requests: Dict[str, Record] = {}
-        self._files: Dict[str, LogFile] = {}
         self._closing = False
         self._abandoned = False
         self._trouble = ShareTrouble(layout.plan["lossSeconds"] / 2)
-        self._heeds = True
-        self._checked = time.monotonic()
-        self.verdict: Optional[Record] = None
         self.error: Optional[OSError] = None
         self.broken: Optional[Exception] = None
 
@@ -158,22 +150,6 @@ class Shipper(threading.Thread):
             self._urgent = True
             self._wake.set()
 
-    def received(self) -> List[Tuple[int, Record]]:
-        """(node, record) that peers have sent since the last call, logs excepted."""
-        with self._lock:
-            found = list(self._inbox)
-            self._inbox.clear()
-        return found
-
-    def requests(self) -> List[Record]:
-        """Requests seen so far, of whichever attempt (node 0 only)."""
-        with self._lock:
-            return list(self._requests.values())
-
-    def silent_seconds(self, node: int) -> float:
-        """For how long a peer has been silent, by our own clock, while the share could be read."""
-        return self._followers[node].silent
-
     @property
     def trouble(self) -> Optional[str]:
         """Why the job has to end since the share fails: a sentence, or None."""
@@ -183,23 +159,6 @@ class Shipper(threading.Thread):
         """Write and read nothing more: what is left of the share's room is for the job's last word."""
         self._abandoned = True
         self._wake.set()
-
-    def saw(self, node: int) -> None:
-        """Another node gave a sign of life; those whose segments we don't read are nothing to us."""
-        if node in self._followers:
-            self._followers[node].silent = 0.0
-
-    def heard(self, node: int) -> int:
-        """How many of a peer's segments were read."""
-        return self._followers[node].sequence
-
-    def expect(self, node: int, segments: int) -> None:
-        """A peer has said how many segments it has written in all."""
-        self._followers[node].final = segments
-
-    def has_spoken(self, node: int) -> bool:
-        """Whether a peer gave any sign of life."""
-        return self._followers[node].sequence > 0 or self._followers[node].beats > 0
 
     @property
     def busy(self) -> bool:
@@ -230,7 +189,7 @@ class Shipper(threading.Thread):
     def run(self) -> None:
         try:
             self._layout.attempt.hasty()
-            with contextlib.closing(self._rounds):
+            with contextlib.closing(self.inbox):
                 self._run()
         except Exception as error:
             # A bug. The main thread sees it at its next check: without this thread it would wait for ever.
@@ -246,16 +205,14 @@ class Shipper(threading.Thread):
             if self._closing and closing_since is None:
                 closing_since = time.monotonic()
             # Each for itself: a share that is full still tells of a cancel request; a log file that can't grow stops nothing.
-            unsent = self._attempt(self._write if closing_since is None else self._write_all)
+            unsent = self._attempt(functools.partial(self._write, everything=closing_since is not None))
             # Where the share takes nothing from us, others can't say anything either.
-            self._heeds = unsent is None
-            unread = self._attempt(self._read)
+            unread = self._attempt(functools.partial(self.inbox.read, heeds=unsent is None))
             self._trouble.saw(unsent or unread)
             unwritten = self._attempt(self._flush)
             patience = None if closing_since is None else closing_since + LOG_FILE_SECONDS - time.monotonic()
             if patience is not None and not unsent and (not unwritten or patience < 0):
-                for file in self._files.values():
-                    file.close()
+                self._files.close()
                 return
             self.error = unsent or unread or unwritten
             if self.error:
@@ -302,15 +259,12 @@ class Shipper(threading.Thread):
             self._first_unsent = now - pause if self._logs or self._reports else None
         return records, logs
 
-    def _write_all(self) -> None:
-        self._write(everything=True)
-
-    def _write(self, everything: bool = False) -> None:
+    def _write(self, everything: bool) -> None:
         for _ in itertools.count() if everything else range(SEGMENTS_A_TURN):
             # What was taken stays in _outgoing until the share has it: an error in between loses nothing.
             if not self._outgoing and not self._taken_logs:
                 records, self._taken_logs = self._take(everything)
-                self._outgoing = records + [self._log_record(entry) for entry in self._taken_logs if entry["s"] != EXECUTION]
+                self._outgoing = records + [log_record(entry) for entry in self._taken_logs if entry["s"] != EXECUTION]
                 if self._outgoing:
                     self._outgoing += self._samples.take()
             if not self._outgoing and not self._taken_logs:
@@ -323,7 +277,7 @@ class Shipper(threading.Thread):
                 self._send(self._outgoing)
             self._outgoing, logs, self._taken_logs = [], self._taken_logs, []
             for entry in logs:
-                self._append_log(entry)
+                self._files.add(entry)
             self._attempt(self._flush)
         # Ranks that write faster than the share takes it must not keep us from reading.
         self._wake.set()
@@ -342,81 +296,5 @@ class Shipper(threading.Thread):
         self._sequence += 1
         self._last_written = time.monotonic()
 
-    @staticmethod
-    def _log_record(entry: Record) -> Record:
-        text = readable(entry["b"].decode("utf-8", "backslashreplace"))
-        return {"k": "log", "t": entry["t"], "r": entry["r"], "s": entry["s"], "x": text}
-
-    def _append_log(self, entry: Record) -> None:
-        plan, node = self._layout.plan, self._layout.node
-        if entry["s"] == EXECUTION:
-            self._append(self._layout.log_name(EXECUTION), entry["b"])
-        elif entry["r"] is None:
-            self._append(self._layout.log_name("std%s-job_prep" % entry["s"]), entry["b"])
-        else:
-            if plan["ranks"] == 1 and node == 0:
-                self._append("std%s.txt" % entry["s"], entry["b"])
-                return
-            self._append("std%s-%d.txt" % (entry["s"], entry["r"]), entry["b"])
-            if node == 0:
-                self._join(self._log_record(entry))
-
-    def _append(self, name: str, data: bytes) -> None:
-        if name not in self._files:
-            self._files[name] = self._layout.control.log_file("%s/%s" % (self._layout.paths.stdouterr, name))
-        self._files[name].append(data)
-
     def _flush(self) -> None:
-        last = self._closing
-        if last and self._layout.node == 0:
-            # Whoever looks for a job's output finds it, though it be nothing (Batch AI had both files for every job).
-            self._append("stdout.txt", b"")
-            self._append("stderr.txt", b"")
-        errors = [self._attempt(lambda file=file: file.flush(last)) for file in self._files.values()]  # type: ignore[misc]
-        for error in errors:
-            if error:
-                raise error
-
-    def _join(self, record: Record) -> None:
-        """Node 0 joins the ranks' output; with more than one rank each line says whose it is."""
-        if record["r"] is None:
-            return
-        text = record["x"]
-        if self._layout.plan["ranks"] > 1:
-            prefix = "[%d] " % record["r"]
-            text = "".join(prefix + line + "\n" for line in text.split("\n")[:-1])
-        self._append("std%s.txt" % record["s"], text.encode("utf-8", "backslashreplace"))
-
-    def _read(self) -> None:
-        layout, attempt = self._layout, self._layout.attempt
-        attempt.look()
-        self._check_folder()
-        self._rounds.read(self._take_in, self._heeds)
-        if self.verdict is None:
-            self.verdict = attempt.read("verdict", layout.paths.verdict_file)
-        if layout.node == 0:
-            for name in attempt.requests():
-                if name not in self._requests:
-                    request = attempt.read("request-" + name, layout.paths.request(name))
-                    if request is not None:
-                        with self._lock:
-                            self._requests[name] = request
-
-    def _check_folder(self) -> None:
-        """Raise FileNotFoundError if the job's folder is gone; where that would be a request, errors of others tell it."""
-        layout = self._layout
-        if layout.plan.get("board") or time.monotonic() - self._checked < layout.attempt.beat_seconds:
-            return
-        plan = layout.paths.plan
-        if layout.control.read_closed(plan) is None and not layout.control.damage.found(plan):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), layout.control.where(plan))
-        self._checked = time.monotonic()
-
-    def _take_in(self, node: int, records: List[Record]) -> None:
-        for record in records:
-            if record["k"] == "log":
-                if self._layout.node == 0:
-                    self._join(record)
-            else:
-                with self._lock:
-                    self._inbox.append((node, record))
+        self._files.flush(last=self._closing)

@@ -15,6 +15,7 @@ from waiting import wait_for
 from mlflow_batchai.node import protocol, sharefiles, shipper
 from mlflow_batchai.node.control import base, mounted
 from mlflow_batchai.node.control.mounted import MountedLogFile
+from mlflow_batchai.node.inbox import Inbox
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.runtime import Runtime
 from mlflow_batchai.node.sharefiles import Follower, Rounds
@@ -240,7 +241,7 @@ def test_a_log_file_that_can_t_grow_stops_nothing(make: Callable[..., Thread], m
     wait_for(lambda: thread.records("log"), 5)
     request = on_share(thread.layout, thread.layout.paths.request("1"))
     protocol.write_closed(request, [{"who": "ann", "why": ""}])
-    assert wait_for(thread.shipper.requests, 5) == [{"who": "ann", "why": ""}]
+    assert wait_for(thread.shipper.inbox.requests, 5) == [{"who": "ann", "why": ""}]
     folder.unlink()
     wait_for(lambda: thread.text("stdout.txt") == "hello\n", 5)
     (folder / "stderr.txt").mkdir()
@@ -261,8 +262,8 @@ def test_a_full_share_still_tells_of_a_cancel_and_a_verdict(make: Callable[..., 
     Path(on_share(thread.layout, paths.requests), "2.json").write_bytes(b"half a fi")
     Path(on_share(thread.layout, paths.requests), "3.partial").mkdir()
     protocol.write_closed(on_share(thread.layout, paths.verdict_file), [{"executionState": "failed"}])
-    assert wait_for(thread.shipper.requests, 5) == [{"who": "ann"}]
-    assert wait_for(lambda: thread.shipper.verdict, 5) == {"executionState": "failed"}
+    assert wait_for(thread.shipper.inbox.requests, 5) == [{"who": "ann"}]
+    assert wait_for(lambda: thread.shipper.inbox.verdict, 5) == {"executionState": "failed"}
     assert not thread.shipper.finish(0.2)
     thread.recover()
     assert thread.shipper.finish(5)
@@ -270,10 +271,10 @@ def test_a_full_share_still_tells_of_a_cancel_and_a_verdict(make: Callable[..., 
 
 
 def test_a_bug_in_the_thread_is_seen(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Shipper) -> None:
+    def broken(self: Inbox, heeds: bool) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(Shipper, "_read", broken)
+    monkeypatch.setattr(Inbox, "read", broken)
     thread = make()
     thread.shipper.start()
     assert isinstance(wait_for(lambda: thread.shipper.broken, 5), ZeroDivisionError)
@@ -288,9 +289,9 @@ def test_node_zero_joins_what_its_peers_send(make: Callable[..., Thread]) -> Non
     one.shipper.log(None, "out", b"preparation is not joined\n")
     one.shipper.record("ready", urgent=True, node=1)
     received: list[tuple[int, dict[str, Any]]] = []
-    wait_for(lambda: received.extend(zero.shipper.received()) or any(record["k"] == "ready" for _, record in received), 5)
+    wait_for(lambda: received.extend(zero.shipper.inbox.received()) or any(record["k"] == "ready" for _, record in received), 5)
     assert one.shipper.finish(5)
-    wait_for(lambda: zero.shipper.heard(1) == one.shipper.sequence, 5)
+    wait_for(lambda: zero.shipper.inbox.heard(1) == one.shipper.sequence, 5)
     assert zero.shipper.finish(5)
     assert zero.text("stdout.txt") == "[1] a\n[1] b\n"
     assert one.text("stdout-1.txt") == "a\nb\n"
