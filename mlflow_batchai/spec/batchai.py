@@ -19,7 +19,7 @@ LONGEST_GRACE = timedelta(minutes=10)
 SAMPLE_INTERVAL, SHORTEST_INTERVAL = timedelta(seconds=10), timedelta(seconds=1)
 LONGEST_CHECK = timedelta(hours=1)
 # In the name of a metric: a smaller value is a better one.
-LESS_IS_BETTER = ("loss", "error", "mse", "mae")
+LESS_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")
 
 
 class MetricRule(SpecModel):
