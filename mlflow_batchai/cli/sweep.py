@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -17,6 +18,7 @@ from mlflow_batchai.spec.text import printable
 if TYPE_CHECKING:
     from mlflow_batchai.cli.output import Drawn, Incomplete
     from mlflow_batchai.console import JobConsole
+    from mlflow_batchai.spec.batchai import BatchaiFile
     from mlflow_batchai.submitting import Source
     from mlflow_batchai.sweep.grid import Combination
     from mlflow_batchai.sweep.jobs import Jobs
@@ -43,7 +45,7 @@ LONGEST_NAME = 250
 @click.option("--env-manager", metavar="NAME", help="local, virtualenv or uv, as `mlflow run` has it.")
 @click.option("--cluster", metavar="NAME", help="Cluster.  [as `mlflow run` chooses it]")
 @click.option("--parallel", metavar="N", type=click.IntRange(1), help="Jobs at once.  [as many as have nodes, and one]")
-@click.option("--metric", metavar="NAME", help="What jobs are compared by.  [val_accuracy, val_loss, accuracy or loss]")
+@click.option("--metric", metavar="NAME", help="What jobs are compared by.  [model.promoteIf, or a usual one]")
 @click.option("--mode", type=click.Choice(MODES), help="Whether more or less is better.  [less of a loss or an error]")
 @click.option("--no-wait", is_flag=True, help="Return at once; a process of its own starts the jobs.")
 def run(
@@ -61,7 +63,7 @@ def run(
     cluster: str | None,
     parallel: int | None,
     metric: str | None,
-    mode: str | None,
+    mode: Literal["min", "max"] | None,
     no_wait: bool,
 ) -> Drawn | Incomplete:
     """Run a project once for each combination of values, and show what came of it, the best first.
@@ -84,6 +86,7 @@ def run(
     _refuse_secrets(source, settings)
     made = jobs.Jobs(source, env_manager, Path.cwd(), notice, console.transfer)
     ready = made.check(combinations)
+    metric, mode = _compared_by(metric, mode, source.config)
     plan = SweepPlan(
         name=_name(run_name, source),
         uri=uri,
@@ -114,7 +117,8 @@ def _started(
     if experiment_name:
         experiment = submitting.experiment_named(store, experiment_name)
     else:
-        experiment = submitting.choose_experiment(store, source)
+        # As `mlflow run` has it; the variable with a name is one of the option.
+        experiment = submitting.choose_experiment(store, source, os.environ.get("MLFLOW_EXPERIMENT_ID") or None)
     tags = runs.source_tags(plan.uri, source.entry.name, source.project.directory, runner.user())
     if not no_wait:
         tags[sweeps.TAG_DRIVER] = right.mark()
@@ -130,6 +134,16 @@ def _started(
         driving = Driving(sweep, made, console, signals, fresh=True)
         driving.run()
     return outcome(driving, sweep.run_id)
+
+
+def _compared_by(
+    metric: str | None, mode: Literal["min", "max"] | None, config: BatchaiFile
+) -> tuple[str | None, Literal["min", "max"] | None]:
+    """What jobs are compared by: as was asked for, else as their models are (``model.promoteIf``)."""
+    promotion = config.model.promote_if if config.model else None
+    if promotion is None or metric not in (None, promotion.metric):
+        return metric, mode
+    return promotion.metric, mode or promotion.mode
 
 
 def _combinations(values: Sequence[str], file: Path | None, sample: int | None, seed: int) -> list[Combination]:

@@ -27,7 +27,7 @@ def drawn(results: Results, run_id: str, status: str) -> Drawn:
 def outcome(driving: Driving, run_id: str) -> Drawn | Incomplete:
     """The result of a command that has seen a sweep to its end, and fails unless all of its jobs succeeded."""
     results = driving.results()
-    notice("; ".join(part for part in (f"sweep {results.plan.name}: {results.counts}", results.best_in_words) if part))
+    notice(f"sweep {results.plan.name}: {results.counts}")
     shown = drawn(results, run_id, driving.status)
     return shown if driving.status == "FINISHED" else Incomplete(shown)
 
@@ -59,6 +59,8 @@ def draw(results: Results) -> str:
         table.add_row(*map(Text, cells), state, *map(Text, values), _duration(row), Text(row.name), style=style)
     with console.capture() as captured:
         console.print(table)
+        if best := results.best_in_words:
+            console.print(Text(best), soft_wrap=True)
         for row in results.rows:
             if row.state == "failed":
                 console.print(Text(f"{row.name} failed: {row.reason or 'no reason is known'}"), soft_wrap=True)

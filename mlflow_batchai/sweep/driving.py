@@ -18,6 +18,7 @@ from mlflow_batchai.errors import BatchAIError, JobDetachedError, JobError, Shar
 from mlflow_batchai.job.jobs import pause_after
 from mlflow_batchai.signals import Signals
 from mlflow_batchai.starting import verdict_of
+from mlflow_batchai.sweep import sweeps
 from mlflow_batchai.sweep.plan import UnstartableError
 from mlflow_batchai.sweep.results import Results
 from mlflow_batchai.sweep.right import Right
@@ -176,6 +177,8 @@ class Driving:
                 self._submitted[index] = found
             except lookup.NoFolderError as lost:
                 if lost.unstarted:
+                    # Without its number it is no job's run, and another one is started.
+                    self._mlflow.delete_tag(lost.run_id, sweeps.TAG_INDEX)
                     self._mlflow.delete_run(lost.run_id)
                     self._view.forget(index)
                 else:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from mlflow_batchai.errors import JobError
 from mlflow_batchai.job.places import slug
@@ -14,8 +14,6 @@ from mlflow_batchai.sweep.grid import Combination, varying
 
 ARTIFACT = "sweep/plan.json"
 LONGEST_NAME = 50
-# Names of metrics that are the better the lower they are.
-_LOWER = ("loss", "error", "mse", "mae", "perplexity")
 # What jobs are compared by where nobody said: the first that one of them has.
 USUAL_METRICS = ("val_accuracy", "val_loss", "accuracy", "loss")
 
@@ -49,7 +47,7 @@ class SweepPlan:
     combinations: Sequence[Combination]
     parallel: int
     metric: str | None
-    mode: str | None
+    mode: Literal["min", "max"] | None
     code: str
 
     def job_name(self, index: int) -> str:
@@ -82,11 +80,6 @@ def read_plan(text: str, source: str) -> SweepPlan:
         return SweepPlan(**{field.name: data[field.name] for field in fields(SweepPlan)})
     except (ValueError, KeyError, TypeError) as error:
         raise JobError(f"{source} is no plan of a sweep, or of another version: {type(error).__name__}: {error}") from error
-
-
-def is_better_lower(metric: str, mode: str | None) -> bool:
-    """Whether less of a metric is better."""
-    return mode == "min" or (mode is None and any(word in metric.lower() for word in _LOWER))
 
 
 def code_hash(entries: Sequence[Mapping[str, Any]]) -> str:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from mlflow_batchai import runs
 from mlflow_batchai.node import protocol
 from mlflow_batchai.sweep.grid import shown
-from mlflow_batchai.sweep.plan import USUAL_METRICS, SweepPlan, is_better_lower
+from mlflow_batchai.spec.batchai import Promotion
+from mlflow_batchai.sweep.plan import USUAL_METRICS, SweepPlan
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-NOT_STARTED, TERMINATED = "not started", "terminated"
+NOT_STARTED, TERMINATED, DELETED = "not started", "terminated", "deleted"
 LONGEST_REASON = 300
 # Beside the one that jobs are compared by.
 MORE_METRICS = 3
@@ -28,7 +29,7 @@ class Row:
 
     Attributes:
         parameters: those that tell the sweep's jobs apart.
-        state: an execution state, ``terminated`` or ``not started``.
+        state: an execution state, ``terminated``, ``not started``, or ``deleted``: its run was, and nothing is made of it.
         metrics: the last value of each, but for those of the system.
         seconds: since its nodes were taken, until its end; None: they weren't.
         reason: why it did not succeed.
@@ -46,7 +47,7 @@ class Row:
     @property
     def has_failed(self) -> bool:
         """Whether it has ended without success."""
-        return self.state in (protocol.FAILED, TERMINATED)
+        return self.state in (protocol.FAILED, TERMINATED, DELETED)
 
     def data(self) -> dict[str, Any]:
         """Plain data; what is no number of JSON is a text."""
@@ -99,8 +100,9 @@ class Results:
     @property
     def counts(self) -> str:
         """``2 succeeded, 1 failed, 1 not started``."""
-        states = (protocol.SUCCEEDED, protocol.FAILED, TERMINATED, protocol.TERMINATING, protocol.RUNNING, protocol.QUEUED)
-        found = [(self.count(state), state) for state in (*states, NOT_STARTED)]
+        ended = (protocol.SUCCEEDED, protocol.FAILED, TERMINATED, DELETED)
+        states = (*ended, protocol.TERMINATING, protocol.RUNNING, protocol.QUEUED, NOT_STARTED)
+        found = [(self.count(state), state) for state in states]
         return ", ".join(f"{count} {state}" for count, state in found if count)
 
     @property
@@ -135,7 +137,7 @@ def judge(plan: SweepPlan, jobs: Mapping[int, Run], now: int) -> Results:
     rows = [_row(plan, index, jobs.get(index), now) for index in plan.indices]
     logged = {name for row in rows for name in row.metrics}
     metric = plan.metric or next((name for name in USUAL_METRICS if name in logged), None)
-    sign = 1 if metric and is_better_lower(metric, plan.mode) else -1
+    sign = 1 if metric and Promotion(metric=metric, mode=plan.mode).better == "min" else -1
 
     def order(row: Row) -> tuple[bool, bool, float, int]:
         value = sign * row.metrics[metric] if metric is not None and _comparable(row, metric) else None
@@ -155,6 +157,8 @@ def _row(plan: SweepPlan, index: int, run: Run | None, now: int) -> Row:
         return Row(index, plan.job_name(index), None, parameters, NOT_STARTED, {}, None, "")
     tags, info = run.data.tags, run.info
     state = TERMINATED if info.status == "KILLED" else tags.get(runs.TAG_STATE, protocol.QUEUED)
+    if info.lifecycle_stage == "deleted":
+        state = DELETED
     # The state in the tags is the job's; the row's is that of its run, whose results may still be on their way.
     ended = info.status in ("FINISHED", "FAILED", "KILLED")
     started, until = runs.started(tags), info.end_time if ended else now
@@ -178,7 +182,7 @@ def describe(results: Results) -> str:
     lines = [f"Sweep of {len(results.rows)} jobs: {results.counts}."]
     if best := results.best_in_words:
         lines.append(f"The {best}.")
-    lines += [f"- `{row.name}` {row.state}: {row.reason}" for row in results.rows if row.has_failed][:10]
+    lines += [f"- `{row.name}` {row.state}: {row.reason}" for row in results.rows if row.reason][:10]
     if not results.all_ended:
         lines.append(f"Go on with it: `batchai sweep attach {plan.name}`. End it: `batchai sweep terminate {plan.name}`.")
     return "\n\n".join(lines)

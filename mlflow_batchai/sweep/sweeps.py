@@ -125,17 +125,24 @@ def of_run(run: Run, tracking: Tracking) -> Sweep:
 def members(mlflow: MlflowClient, sweep: Sweep, unended: bool = False) -> tuple[Run | None, dict[int, Run]]:
     """(the parent run, number -> run of the jobs that were started), with one search.
 
+    The parent is None if it was deleted. A job whose run was deleted stays one that was started.
+
     Args:
-        unended: only those that have not ended; without, the parent is None if it was deleted.
+        unended: only those that have not ended.
     """
+    from mlflow.entities import ViewType
+
     wanted = f"tags.`{TAG_SWEEP}` = '{sweep.run_id}'" + (f" AND {NOT_ENDED}" if unended else "")
     found: list[Run] = []
     token: str | None = None
     while True:
-        page = mlflow.search_runs([sweep.experiment_id], wanted, max_results=PAGE, page_token=token)
+        page = mlflow.search_runs([sweep.experiment_id], wanted, ViewType.ALL, max_results=PAGE, page_token=token)
         found += page
         if not (token := page.token):
             break
+    found.sort(key=lambda run: str(run.info.lifecycle_stage), reverse=True)  # of a job with two runs the one that is there
     parent = next((run for run in found if run.info.run_id == sweep.run_id), None)
+    if parent is not None and parent.info.lifecycle_stage == "deleted":
+        parent = None
     jobs = {int(run.data.tags[TAG_INDEX]): run for run in found if run.data.tags.get(TAG_INDEX, "").isdecimal()}
     return parent, {index: jobs[index] for index in sorted(jobs)}

@@ -10,7 +10,7 @@ from mlflow_batchai.errors import JobError
 from mlflow_batchai.node import protocol
 from mlflow_batchai.sweep import sweeps
 from mlflow_batchai.sweep.grid import shown
-from mlflow_batchai.sweep.results import Results, Row, describe, judge
+from mlflow_batchai.sweep.results import DELETED, Results, Row, describe, judge
 from mlflow_batchai.sweep.sweeps import Sweep
 
 if TYPE_CHECKING:
@@ -93,7 +93,11 @@ class View:
         self._note_active()
 
     def _note_active(self) -> None:
-        self.active = {index for index, run in self.jobs.items() if run.info.status in ("RUNNING", "SCHEDULED")}
+        self.active = {
+            index
+            for index, run in self.jobs.items()
+            if run.info.status in ("RUNNING", "SCHEDULED") and run.info.lifecycle_stage == "active"
+        }
 
     def results(self) -> Results:
         """What has become of the jobs."""
@@ -138,18 +142,27 @@ class View:
     def end(self) -> None:
         """All jobs have ended: so does the sweep's run, with what came of it."""
         found = self.results()
-        everything = found.count(protocol.SUCCEEDED) == len(found.rows)
+        everything = found.count(protocol.SUCCEEDED) + found.count(DELETED) == len(found.rows)
         status = "FINISHED" if everything else "KILLED" if self.ending else "FAILED"
         run_id, best = self._sweep.run_id, found.best
         tags = {sweeps.TAG_NOTE: describe(found)}
         if best is not None and found.metric is not None:
             tags[sweeps.TAG_BEST] = str(best.run_id)
             tags[sweeps.TAG_BEST_METRIC] = f"{found.metric}={best.metrics[found.metric]!r}"
+            self._log_metrics(best)
         self._mlflow.log_dict(run_id, found.data(run_id, status), sweeps.RESULTS)
         for name, value in tags.items():
             self._mlflow.set_tag(run_id, name, runs.tag_text(value))
         self._mlflow.set_terminated(run_id, status)
         self._parent = self._mlflow.get_run(run_id)
+
+    def _log_metrics(self, best: Row) -> None:
+        """The sweep's own metrics are those of its best job, so that sweeps can be compared and sorted as jobs are."""
+        from mlflow.entities import Metric
+
+        # The same time whoever says it: what is said twice is kept once.
+        at = int(self.jobs[best.index].info.end_time or 0)
+        self._mlflow.log_batch(self._sweep.run_id, [Metric(name, value, at, 0) for name, value in best.metrics.items()])
 
 
 def _ended(row: Row, metric: str | None) -> str:

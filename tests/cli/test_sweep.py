@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from command_line import Cli
 
+from mlflow_batchai.cli import sweep
+from mlflow_batchai.spec.loading import parse_batchai
+
 MLPROJECT = """
     name: toy
     entry_points:
@@ -82,6 +85,22 @@ def test_an_unknown_sweep(shared_cli: Cli, verb: str) -> None:
     assert (said.code, said.out) == (3, "") and "there is no sweep 'nope'; there are none in" in said.err
 
 
+@pytest.mark.parametrize(
+    ("given", "promotion", "expected"),
+    [
+        ((None, None), None, (None, None)),
+        ((None, None), {"metric": "gap", "mode": "min"}, ("gap", "min")),
+        ((None, "max"), {"metric": "gap", "mode": "min"}, ("gap", "max")),
+        (("gap", None), {"metric": "gap", "mode": "min"}, ("gap", "min")),
+        (("f1", None), {"metric": "gap", "mode": "min"}, ("f1", None)),
+    ],
+)
+def test_what_jobs_are_compared_by(given: Any, promotion: Any, expected: Any) -> None:
+    model = {"register": "m", "alias": "champion", "promoteIf": promotion} if promotion else None
+    config = parse_batchai({"model": model} if model else {}, "batchai.yaml")[0]
+    assert sweep._compared_by(*given, config) == expected
+
+
 def test_a_grid_with_one_that_fails(cli: Cli) -> None:
     """The whole of it, on the local cluster."""
     world = cli.world
@@ -107,6 +126,7 @@ def test_a_grid_with_one_that_fails(cli: Cli) -> None:
     assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id} == {data["runId"]}
     assert runs["grid-1"].data.params["note"] == "a,b"
     assert parent.data.tags["batchai.sweepBestMetric"] == "val_accuracy=1.3"
+    assert parent.data.metrics == {"val_accuracy": 1.3}, "those of the best job"
     # One project was sent, once; none of it twice.
     objects = [path.read_text() for path in (world.home / "share" / ".batchai" / "objects").rglob("*") if path.is_file()]
     assert sum("sys.exit" in text for text in objects) == 1

@@ -79,6 +79,7 @@ def test_from_its_start_to_its_end(store, mlflow, toys, between, capsys) -> None
     assert (run.info.status, run.info.run_name, made.status) == ("FAILED", "toy", "FAILED")
     assert run.data.tags[sweeps.TAG_BEST] == results.rows[0].run_id
     assert run.data.tags[sweeps.TAG_BEST_METRIC] == "accuracy=0.9"
+    assert run.data.metrics == {"accuracy": 0.9}, "those of its best job"
     assert sweeps.TAG_DRIVER not in run.data.tags
     note = run.data.tags["mlflow.note.content"]
     assert "Sweep of 4 jobs: 3 succeeded, 1 failed." in note and "`toy-3` failed: rank 0 died: boom" in note
@@ -107,6 +108,21 @@ def test_names(store, name: str) -> None:
     for other in ("'\"", "x' OR '1'='1", name[:-1]):
         with pytest.raises(NotFoundError):
             sweeps.find(store, other)
+
+
+def test_a_job_whose_run_is_deleted_is_not_started_again(store, mlflow, toys, between, capsys) -> None:
+    sweep = begin(store)
+
+    def delete() -> None:
+        toys.end(1, "FAILED", "boom")
+        mlflow.delete_run(toys.left[2])  # it runs
+        mlflow.delete_run(sweeps.members(mlflow, sweep)[1][1].info.run_id)
+
+    between[:] = [delete, lambda: [toys.end(index, accuracy=1.0) for index in (3, 4) if index in toys.left]]
+    made = drive(sweep, toys, between, fresh=True)
+    assert (toys.started, made.status) == ([1, 2, 3, 4], "FINISHED")
+    assert made.results().counts == "2 succeeded, 2 deleted"
+    assert "job toy-2 deleted" in capsys.readouterr().err
 
 
 def test_polling_is_one_search(store, mlflow, toys, between, monkeypatch) -> None:

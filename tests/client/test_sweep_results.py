@@ -13,9 +13,16 @@ from mlflow_batchai.cli.sweep_table import draw
 from mlflow_batchai.sweep.results import Results, describe, judge
 
 
-def job(status: str = "FINISHED", state: str = "succeeded", reason: str = "", ended: int = 63_000, **metrics: float) -> Any:
+def job(
+    status: str = "FINISHED",
+    state: str = "succeeded",
+    reason: str = "",
+    ended: int = 63_000,
+    stage: str = "active",
+    **metrics: float,
+) -> Any:
     tags = {runs.TAG_STATE: state, runs.TAG_STARTED: runs.time_text(1000), runs.TAG_REASON: reason}
-    info = SimpleNamespace(run_id=f"id-{status}", status=status, end_time=ended)
+    info = SimpleNamespace(run_id=f"id-{status}", status=status, end_time=ended, lifecycle_stage=stage)
     return SimpleNamespace(info=info, data=SimpleNamespace(tags=tags, metrics=metrics))
 
 
@@ -31,6 +38,7 @@ def names(results: Results) -> str:
         ("val_loss", None, "1 2 3 4"),
         ("val_loss", "max", "2 1 3 4"),
         ("Mean_Squared_Error", None, "1 2 3 4"),
+        ("perplexity", None, "1 2 3 4"),
         (None, None, "1 2 3 4"),
     ],
 )
@@ -50,6 +58,12 @@ def test_a_usual_metric_is_found() -> None:
     assert (found.metric, names(found), found.best and found.best.name) == ("val_accuracy", "1 2 3 4", "toy-1")
     assert found.metrics == ["val_accuracy", "loss"]
     assert judge(plan(metric="f1"), {1: job(loss=1.0)}, 0).best is None
+
+
+def test_the_best_is_named_below_the_table() -> None:
+    found = judge(plan(), {1: job(loss=1.0), 2: job(loss=0.5), 3: job(loss=0.1, stage="deleted")}, 0)
+    assert draw(found).splitlines()[-1] == "best is toy-2 with loss 0.5 (lr=0.1, bs=8)"
+    assert found.counts == "2 succeeded, 1 deleted, 1 not started"
 
 
 def test_rows_and_words() -> None:
