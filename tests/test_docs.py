@@ -39,11 +39,12 @@ def commands() -> list[str]:
 
 # Each command of the README, and where it is run: here, or by what CI does itself.
 RUN_BY_CI = {"make demo": "make demo", "make test": "make check"}
-# The same words against machines of their own: tests/examples/test_ssh_cluster_example.py, tests/cli/test_doctor.py.
+# The same words against machines of their own, or with another port: tests/examples, tests/cli/test_doctor.py.
 RUN_ELSEWHERE = {
     """mlflow run projects/cifar_horovod --backend batchai --backend-config '{"cluster": "nc6cluster"}'""": "tests/examples",
     "batchai doctor nc6cluster": "tests/examples",
     "sh examples/tutorial/tutorial.sh": "tests/examples",
+    "mlflow models serve -m models:/digits@champion --env-manager local": "tests/examples",
 }
 RUN_HERE = {
     "mlflow run projects/cifar_horovod --backend batchai -P data=digits -P epochs=12 -P augment=false": 0,

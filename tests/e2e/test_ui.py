@@ -143,14 +143,15 @@ def test_the_table_of_runs(jobs: Jobs, sweep: list[Any], browser: Browser) -> No
 
 @pytest.mark.browser
 def test_the_registered_model(jobs: Jobs, sweep: list[Any], browser: Browser) -> None:
-    """Each run of the sweep made a version; the best one has the alias."""
+    """Each run of the sweep made a version; the best one has the alias, and says why."""
     browser.open(f"/models/{MODEL}")
     browser.see("Version 1", "Version 2", "Version 3")
     best = max(sweep, key=lambda run: run.data.metrics["val_accuracy"])
     version = best.data.tags["batchai.modelVersion"].rpartition("/")[2]
-    champion = re.compile(rf"^Version {version} .*\b{ALIAS}$")
-    browser.page.get_by_role("row", name=champion).wait_for(timeout=PATIENCE_MS)
+    champion = browser.page.get_by_role("row", name=re.compile(rf"^Version {version} "))
+    champion.get_by_text(f"@ {ALIAS}", exact=True).wait_for(timeout=PATIENCE_MS)
     assert browser.page.get_by_text(f"@ {ALIAS}", exact=True).count() == 1
+    champion.get_by_text(jobs.world.client.get_model_version(MODEL, version).description).wait_for(timeout=PATIENCE_MS)
     browser.picture("model")
 
 
