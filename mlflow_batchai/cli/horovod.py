@@ -13,7 +13,7 @@ from mlflow_batchai.errors import HorovodBuildError
 
 @click.command(
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Example: batchai horovod build --framework torch",
+    epilog="Examples: batchai horovod build --framework torch; batchai horovod build --framework torch --cuda-arch 80,90",
 )
 @click.option(
     "--python",
@@ -28,9 +28,26 @@ from mlflow_batchai.errors import HorovodBuildError
     show_default=True,
     help="What Horovod is built for.",
 )
+@click.option(
+    "--gpu/--no-gpu",
+    default=None,
+    help="Build for NVIDIA GPUs, with NCCL, or without (PyTorch only).  [default: for GPUs if that PyTorch is one for CUDA and "
+    "this machine has a GPU]",
+)
+@click.option(
+    "--cuda-arch",
+    metavar="LIST",
+    default="",
+    help="Compute capabilities of the GPUs to build for, such as 80,90.  [default: those of this machine's GPUs]",
+)
+@click.option(
+    "--source",
+    metavar="FILE",
+    help="Horovod's source archive (horovod-0.28.1.tar.gz of PyPI); nothing is fetched then.",
+)
 @click.option("--out", metavar="DIR", help="Folder to copy the wheel to; the printed path is then the copy's.")
-def build(python: str, framework: str, out: str | None) -> None:
-    """Build a Horovod wheel and print its path.
+def build(python: str, framework: str, gpu: bool | None, cuda_arch: str, source: str | None, out: str | None) -> None:
+    """Build a Horovod wheel, try it, and print its path.
 
     A build takes minutes; the wheel is kept in ~/.cache/mlflow-batchai/horovod (or $BATCHAI_HOROVOD_CACHE),
     and the next call with the same interpreter and framework prints its path at once. Nothing is installed
@@ -38,7 +55,15 @@ def build(python: str, framework: str, out: str | None) -> None:
     """
     line = ProgressLine()
     try:
-        path = horovod_wheel.build(python, framework, out=out, progress=line.show)
+        path = horovod_wheel.build(
+            python,
+            framework,
+            out=out,
+            progress=line.show,
+            gpu=gpu,
+            architectures=cuda_arch.split(","),
+            source=source,
+        )
     except horovod_wheel.HorovodBuildError as error:
         raise HorovodBuildError(str(error)) from error
     finally:

@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Dict, NamedTuple, Optional
+from typing import Dict, NamedTuple, Optional, Tuple
 
 from .errors import HorovodBuildError
 
@@ -12,16 +12,23 @@ FRAMEWORKS = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 
 # Runs inside that interpreter. It imports no framework: that takes seconds, and can fail for want of a GPU.
 _PROBE = """
-import json, os, sys, sysconfig
+import json, os, runpy, sys, sysconfig
 report = {"version": list(sys.version_info[:2])}
 if sys.version_info >= (3, 8):
-    import importlib.metadata, platform
+    import importlib.metadata, importlib.util, platform
     def version(*names):
         for name in names:
             try:
                 return importlib.metadata.version(name)
             except importlib.metadata.PackageNotFoundError:
                 pass
+    def folders(package):
+        found = importlib.util.find_spec(package)
+        return list(found.submodule_search_locations or []) if found else []
+    torch = {}
+    for file in (os.path.join(folder, "version.py") for folder in folders("torch")):
+        if os.path.isfile(file):
+            torch = runpy.run_path(file)
     implementation = {"cpython": "cp"}.get(sys.implementation.name, sys.implementation.name)
     report.update(
         tag="{}{}{}{}-{}".format(
@@ -34,9 +41,11 @@ if sys.version_info >= (3, 8):
             "tensorflow-cpu-aws", "tensorflow-aarch64", "tensorflow-macos", "tf-nightly", "tf-nightly-cpu",
             "intel-tensorflow",
         ),
-        torch=version("torch"),
+        torch=torch.get("__version__") and str(torch["__version__"]) or version("torch"),
+        cuda=torch.get("cuda"),
+        nvidia=folders("nvidia"),
         tools={name: version(name) for name in
-               ("pip", "setuptools", "wheel", "cloudpickle", "psutil", "PyYAML", "packaging", "cffi")},
+               ("pip", "setuptools", "wheel", "cloudpickle", "psutil", "PyYAML", "packaging", "cffi", "pycparser")},
         headers=os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")),
     )
 print(json.dumps(report))
@@ -48,7 +57,8 @@ class Interpreter(NamedTuple):
 
     Its absolute path (links kept, for a virtual environment is known by them), its tag with the platform
     ("cp311-linux_x86_64"), the C library's name and version, the framework and its version, the versions of
-    the tools a build needs (None: not installed) and whether Python.h is there.
+    the tools a build needs (None: not installed), whether Python.h is there, which CUDA its PyTorch is made for
+    ("13.0"; None: none), and the folders of NVIDIA's pip packages.
     """
 
     path: str
@@ -58,6 +68,8 @@ class Interpreter(NamedTuple):
     framework_version: str
     tools: Dict[str, Optional[str]]
     headers: bool
+    cuda: Optional[str] = None
+    nvidia: Tuple[str, ...] = ()
 
 
 def probe(python: str, framework: str) -> Interpreter:
@@ -102,4 +114,6 @@ def probe(python: str, framework: str) -> Interpreter:
         framework_version=report[framework],
         tools=report["tools"],
         headers=report["headers"],
+        cuda=report["cuda"] if framework == "torch" else None,
+        nvidia=tuple(report["nvidia"]),
     )

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -66,7 +67,7 @@ def missing_tools(interpreter: Interpreter) -> List[str]:
     """Requirements (for pip) that Horovod's setup.py has and the interpreter lacks."""
     names = ["setuptools", "wheel", "cloudpickle", "psutil", "PyYAML", "packaging"]
     if interpreter.framework == "torch":
-        names.append("cffi")
+        names += ["cffi", "pycparser"]  # the second by way of the first
     missing = []
     for name in names:
         version = interpreter.tools[name]
@@ -75,6 +76,17 @@ def missing_tools(interpreter: Interpreter) -> List[str]:
         elif version is None:
             missing.append(name)
     return missing
+
+
+def refuse_missing(requirements: List[str], interpreter: Interpreter) -> None:
+    """Raise HorovodBuildError if there are any: a build from a file fetches nothing."""
+    if requirements:
+        raise HorovodBuildError(
+            "Building from a source file fetches nothing, and {} lacks {}: install what is missing first, from wheel files if "
+            "there is no network (`{} -m pip install {}`).".format(
+                interpreter.path, ", ".join(requirements), interpreter.path, " ".join(map(shlex.quote, requirements))
+            )
+        )
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Dict, Mapping, Optional
 
+from .cards import Target
 from .interpreter import Interpreter
 from .source import HOROVOD_VERSION, PATCHES, SDIST_SHA256
 
@@ -48,25 +49,28 @@ def cache_root(cache: Optional[str], environ: Mapping[str, str]) -> Path:
     return root / "mlflow-batchai" / "horovod"
 
 
-def cache_key(interpreter: Interpreter, environ: Mapping[str, str]) -> str:
+def cache_key(interpreter: Interpreter, environ: Mapping[str, str], target: Optional[Target] = None) -> str:
     """One folder name for everything that makes one wheel differ from another.
 
     That is the interpreter, the platform, the C library, the framework's version, Horovod's source with our
-    changes, and the flags; for example ``cp311-linux_x86_64-tensorflow-2.21.0-1f2e3d4c``.
+    changes, the flags, and the GPUs; for example ``cp311-linux_x86_64-tensorflow-2.21.0-1f2e3d4c`` or
+    ``cp312-linux_x86_64-torch-2.11.0+cu130_cuda13.0_sm90-5e6f7a8b``. It is the same on a machine that has no
+    CUDA toolkit and no NCCL to build with: there a wheel that another has built is found.
     """
     made_of = [
         SDIST_SHA256,
         PATCHES[interpreter.framework],
-        sorted(flags(interpreter.framework, environ).items()),
+        sorted(flags(interpreter.framework, environ, target).items()),
         interpreter.libc,
     ]
     digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:8]
-    version = re.sub(r"[^A-Za-z0-9.+]", "_", interpreter.framework_version)
+    gpus = f"_cuda{target.cuda}_sm{'_'.join(target.architectures)}" if target else ""
+    version = re.sub(r"[^A-Za-z0-9.+]", "_", interpreter.framework_version) + gpus
     return f"{interpreter.tag}-{interpreter.framework}-{version}-{digest}"
 
 
-def flags(framework: str, environ: Mapping[str, str]) -> Dict[str, str]:
-    """The variables that decide what is built.
+def flags(framework: str, environ: Mapping[str, str], target: Optional[Target] = None) -> Dict[str, str]:
+    """The variables that decide what is built; ``target``: for which GPUs.
 
     The user's HOROVOD_* build variables win over ours (HOROVOD_WITH_MPI=1 over our HOROVOD_WITHOUT_MPI=1),
     and our flags for the compiler follow theirs. The framework asked for is built in any case.
@@ -80,25 +84,43 @@ def flags(framework: str, environ: Mapping[str, str]) -> Dict[str, str]:
             result[with_it if on else without_it] = "1"
     result.pop("HOROVOD_WITHOUT_" + _FEATURE[framework], None)
     result["HOROVOD_WITH_" + _FEATURE[framework]] = "1"
+    if target:
+        if not any(name.startswith("HOROVOD_GPU") for name in result):
+            result["HOROVOD_GPU_OPERATIONS"] = "NCCL"
+        result.setdefault("HOROVOD_NCCL_LINK", "SHARED")
+        result["HOROVOD_BUILD_CUDA_CC_LIST"] = ",".join(target.architectures)
+        # Two wheels of one version would have one name: this is PyTorch's own way to tell them apart.
+        result.setdefault("HOROVOD_LOCAL_VERSION", "cu" + target.cuda.replace(".", ""))
     result.update((name, environ[name]) for name in _COMPILER_VARIABLES if environ.get(name))
     result["CXXFLAGS"] = (environ.get("CXXFLAGS", "") + " " + _INCLUDES).strip()
     result["LDFLAGS"] = (environ.get("LDFLAGS", "") + " " + _STRIP).strip()
     return result
 
 
-def build_environment(interpreter: Interpreter, environ: Mapping[str, str], overlay: str, jobs: int) -> Dict[str, str]:
+def build_environment(
+    interpreter: Interpreter,
+    environ: Mapping[str, str],
+    overlay: str,
+    jobs: int,
+    target: Optional[Target] = None,
+    cuda: Optional[Mapping[str, str]] = None,
+) -> Dict[str, str]:
     """The whole environment of the build: the user's (so pip's configuration holds) and ours on top.
 
     ``overlay`` is the folder of build tools that goes before the interpreter's own packages; ``jobs`` is how
-    many compilers run at once.
+    many compilers run at once; ``cuda`` are the variables of ``cuda.arrange`` for a build for GPUs.
     """
     result = dict(environ)
     # A generator other than make prints no percentage, and a make above us would hand down its own flags.
     for name in ("CMAKE_GENERATOR", "MAKELEVEL", "MFLAGS"):
         result.pop(name, None)
-    result.update(flags(interpreter.framework, environ))
+    result.update(flags(interpreter.framework, environ, target))
+    path = search_path(interpreter.path, environ)
+    if cuda:
+        result.update(cuda)
+        path = os.pathsep.join([str(Path(cuda["CUDACXX"]).parent), path])
     result.update(
-        PATH=search_path(interpreter.path, environ),
+        PATH=path,
         PYTHONPATH=os.pathsep.join(filter(None, [overlay, environ.get("PYTHONPATH", "")])),
         MAKEFLAGS=f"-j{jobs}",
         CMAKE_POLICY_VERSION_MINIMUM="3.5",  # Gloo asks for less than CMake 4 still accepts

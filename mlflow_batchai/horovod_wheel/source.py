@@ -69,6 +69,14 @@ _TORCH = (
         "from distutils.sysconfig import get_python_inc; print(get_python_inc())",
         "import sysconfig; print(sysconfig.get_path('include'))",
     ),
+    # GPUs only where they are asked for: else a PyTorch for CUDA would need CUDA's toolkit to train on CPUs.
+    Patch(
+        "cmake/Modules/FindPytorch.cmake",
+        'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\n',
+        'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\nif(NOT HAVE_CUDA)\n  set(Pytorch_CUDA FALSE)\nendif()\n',
+    ),
+    # The library would look for others in the folders of this machine, and of the build; PyTorch has loaded them before.
+    Patch("CMakeLists.txt", "project(horovod CXX)\n", "project(horovod CXX)\nset(CMAKE_SKIP_RPATH ON)\n"),
 )
 
 PATCHES = {"tensorflow": _COMMON + _TENSORFLOW, "torch": _COMMON + _TORCH}
@@ -111,13 +119,17 @@ def unpack(sdist: Path, folder: Path) -> Path:
     """Unpack the source archive below ``folder`` and return the source's root.
 
     Raises:
-        HorovodBuildError: the archive isn't PyPI's (by SHA-256), or a member would leave ``folder``.
+        HorovodBuildError: the archive can't be read or isn't PyPI's (by SHA-256), or a member would leave ``folder``.
     """
-    digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
+    try:
+        digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
+    except OSError as error:
+        raise HorovodBuildError(f"Horovod's source {sdist} can't be read: {error.strerror}.") from error
     if digest != SDIST_SHA256:
         raise HorovodBuildError(
-            f"{sdist.name} is not the horovod {HOROVOD_VERSION} of PyPI (its SHA-256 is {digest}): remove it "
-            "from the index or cache that pip took it from."
+            f"{sdist.name} is not the horovod {HOROVOD_VERSION} of PyPI (its SHA-256 is {digest}): get it with `pip download "
+            f"--no-deps --no-binary horovod horovod=={HOROVOD_VERSION}`, or remove it from the index or cache that pip took it "
+            "from."
         )
     with tarfile.open(str(sdist), "r:gz") as archive:
         members = archive.getmembers()

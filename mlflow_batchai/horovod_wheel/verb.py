@@ -9,7 +9,10 @@ from .errors import HorovodBuildError
 
 
 def main(arguments: List[str]) -> int:
-    """``--python PATH [--framework F] [--out DIR]``: print the wheel's path; a failure is one sentence and exit code 1."""
+    """``--python PATH [--framework F] [--out DIR]``: print the wheel's path; a failure is one sentence and exit code 1.
+
+    It is built for GPUs where PyTorch is one for CUDA and the node has some.
+    """
     parser = argparse.ArgumentParser(prog="horovod-build")
     parser.add_argument("--python", required=True)
     parser.add_argument("--framework", choices=["tensorflow", "torch"], default="tensorflow")

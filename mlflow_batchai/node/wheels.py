@@ -1,14 +1,15 @@
 """Horovod in a training environment: a wheel that lies on the share if one works there, else one that is built and put there.
 
 Wheels lie under ``wheels/`` on the control share. A person may put some there; a node that has built one publishes it in a
-folder that carries its content key (``horovod_wheel.settings.cache_key``), for the other nodes and for later jobs.
+folder that carries its content key (``horovod_wheel.settings.cache_key``), for the other nodes and for later jobs. A node with
+GPUs takes none without NCCL for a PyTorch that could use them: training would be right, and many times slower.
 """
 
 import os
 import re
 import shutil
 import sys
-from typing import Callable, List, Mapping, NamedTuple, Optional
+from typing import Callable, List, Mapping, NamedTuple, Optional, Tuple
 
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.layout import NodeLayout, archive_path
@@ -22,6 +23,12 @@ REQUIREMENT = re.compile(r"^\s*(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^\]]*\
 _WHEEL = re.compile(r"^horovod-.*\.whl$")
 # The end of a folder's name that is a content key.
 _KEY = re.compile(r"-(tensorflow|torch)-[^-/]+-[0-9a-f]{8}$")
+
+
+_HAS_NCCL = """import horovod.%s as hvd
+if not hvd.nccl_built():
+    raise SystemExit("it was built without NCCL, and this node has GPUs")
+"""
 
 
 class Steps(NamedTuple):
@@ -57,8 +64,8 @@ def install(layout: NodeLayout, python: str, framework: str, requirements: List[
     pip = [python, "-m", "pip"]
     install_wheel = [*pip, "install", "--progress-bar", "off"]
     wanted = ["horovod" + _version(line) for line in requirements if _version(line)]
-    check = [python, "-c", "import horovod.%s" % framework]
-    key = content_key(python, framework, steps.variables)
+    key, nccl = content(python, framework, steps.variables)
+    check = [python, "-c", _HAS_NCCL % framework if nccl else "import horovod.%s" % framework]
     for wheel in candidates(layout.mounted_share, key):
         name = os.path.relpath(wheel, layout.mounted_share)
         steps.say("trying the Horovod wheel %s of the share" % name)
@@ -93,17 +100,24 @@ def candidates(share: str, key: Optional[str]) -> List[str]:
     return [path for _, path in sorted(found)]
 
 
-def content_key(python: str, framework: str, variables: Mapping[str, str]) -> Optional[str]:
-    """What a wheel for this interpreter is made of, in one name, or None where that can't be said (no framework in it)."""
+def content(python: str, framework: str, variables: Mapping[str, str]) -> Tuple[Optional[str], bool]:
+    """(what a wheel for this interpreter and node is made of, in one name; whether it has to have NCCL).
+
+    No name can be said of an interpreter without the framework. NCCL has to be where the node has GPUs and PyTorch is for them.
+    """
     # Only here: few jobs need it, and every agent would pay for the import.
     from mlflow_batchai.horovod_wheel import HorovodBuildError
+    from mlflow_batchai.horovod_wheel.cards import choose
     from mlflow_batchai.horovod_wheel.interpreter import probe
-    from mlflow_batchai.horovod_wheel.settings import cache_key
+    from mlflow_batchai.horovod_wheel.settings import cache_key, flags
 
     try:
-        return cache_key(probe(python, framework), variables)
+        interpreter = probe(python, framework)
+        target = choose(interpreter, None, (), variables)
     except HorovodBuildError:
-        return None
+        return None, False
+    nccl = target is not None and flags(framework, variables, target).get("HOROVOD_GPU_OPERATIONS") == "NCCL"
+    return cache_key(interpreter, variables, target), nccl
 
 
 def publish(share: str, key: str, wheel: str, say: Callable[[str], None]) -> None:

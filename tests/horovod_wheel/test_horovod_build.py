@@ -25,13 +25,20 @@ WHEEL = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
 # Stands for an interpreter: it answers our question from a file, and its pip does as `orders` beside it says.
 FAKE_PYTHON = """\
 #!{python}
-import json, os, pathlib, shutil, sys, time
+import json, os, pathlib, shutil, sys, time, zipfile
 home = pathlib.Path(__file__).parent.parent
 arguments = sys.argv[1:]
-if arguments[0] == "-c":
+orders = json.loads((home / "orders.json").read_text())
+if arguments[0] == "-c" and len(arguments) == 2:
     print((home / "answer.json").read_text())
     sys.exit()
-orders = json.loads((home / "orders.json").read_text())
+if arguments[0] == "-c":
+    (home / "tried.json").write_text(json.dumps([*arguments[3:5], os.listdir(arguments[2]), dict(os.environ)]))
+    said = orders.get("trial", dict(built=["gloo"]))
+    if isinstance(said, str):
+        sys.exit(said)
+    print("a warning" + chr(10) + arguments[6] + json.dumps(said))
+    sys.exit()
 verb = next(word for word in arguments if word in ("install", "download", "wheel"))
 with (home / "calls").open("a") as calls:
     calls.write(" ".join(arguments) + chr(10))
@@ -50,7 +57,8 @@ if verb == orders.get("fail"):
     sys.exit("  a.cc:1:1: error: no such thing\\n  make: *** Error 2")
 if verb == "wheel":
     pathlib.Path(folder["--wheel-dir"]).mkdir()
-    pathlib.Path(folder["--wheel-dir"], "{wheel}").write_text("the wheel")
+    with zipfile.ZipFile(pathlib.Path(folder["--wheel-dir"], "{wheel}"), "w") as archive:
+        archive.writestr("made", "the wheel")
 """
 
 
@@ -69,7 +77,11 @@ class World:
             "libc": "glibc-2.36",
             "tensorflow": "2.21.0",
             "torch": None,
-            "tools": dict.fromkeys(("setuptools", "wheel", "cloudpickle", "psutil", "PyYAML", "packaging", "cffi")),
+            "cuda": None,
+            "nvidia": [],
+            "tools": dict.fromkeys(
+                ("setuptools", "wheel", "cloudpickle", "psutil", "PyYAML", "packaging", "cffi", "pycparser")
+            ),
             "headers": False,
         }
         self.answer["tools"].update(pip="26.0", psutil="7.0", setuptools="65.5.0")
@@ -113,6 +125,11 @@ class World:
         return [path.name for path in self.cache.rglob("*.whl")]
 
 
+def text_of(wheel: str) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read("made").decode()
+
+
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     world = World(tmp_path)
@@ -129,11 +146,18 @@ def test_a_wheel_is_built_once_and_then_found(world):
     path = world.build()
     assert Path(path).name == WHEEL
     assert Path(path).parent.name.startswith("cp311-linux_x86_64-tensorflow-2.21.0-")
-    assert Path(path).read_text() == "the wheel"
+    assert text_of(path) == "the wheel"
     assert cached(str(world.python), cache=str(world.cache)) == path
     assert world.build() == path
     assert sum(" wheel -v " in call for call in world.calls()) == 1
-    assert world.said == ["fetching build tools", "fetching Horovod 0.28.1", "configuring", "compiling 42 %"]
+    assert world.said == [
+        "fetching build tools",
+        "fetching Horovod 0.28.1",
+        "configuring",
+        "compiling 42 %",
+        "trying the wheel",
+        "built with gloo",
+    ]
     assert [entry.suffix for entry in world.cache.iterdir() if entry.is_file()] == [".lock"]
 
 
@@ -156,7 +180,7 @@ def test_what_is_compiled_is_patched(world):
 def test_out_gets_a_copy(world, tmp_path):
     path = world.build(out=str(tmp_path / "new" / "folder"))
     assert path == str(tmp_path / "new" / "folder" / WHEEL)
-    assert Path(path).read_text() == "the wheel"
+    assert text_of(path) == "the wheel"
     assert [entry.name for entry in (tmp_path / "new" / "folder").iterdir()] == [WHEEL]
     assert world.wheels() == [WHEEL]
 
@@ -187,6 +211,48 @@ def test_a_failure_keeps_the_log_and_no_wheel(world, verb, what):
     world.order()
     assert Path(world.build()).name == WHEEL
     assert list(world.cache.glob("*.log")) == []
+
+
+@pytest.mark.parametrize(
+    "trial, message",
+    [
+        (
+            "undefined symbol: _ZN3c10",
+            r"does not work in .*, which exits with 1 and says: undefined symbol: _ZN3c10 \(the build",
+        ),
+        ({"built": []}, None),
+    ],
+)
+def test_a_wheel_is_tried_before_it_is_kept(world, monkeypatch, trial, message):
+    monkeypatch.setenv("HOROVOD_RANK", "3")
+    world.order(trial=trial)
+    if message:
+        with pytest.raises(HorovodBuildError, match=message):
+            world.build()
+        assert world.wheels() == [] and list(world.cache.glob("*.log"))
+    else:
+        assert text_of(world.build()) == "the wheel"
+    framework, kind, files, environment = json.loads((world.home / "tried.json").read_text())
+    assert (framework, kind, files) == ("tensorflow", "cpu", ["made"])
+    assert "HOROVOD_RANK" not in environment
+
+
+def test_from_a_file_nothing_is_fetched(world):
+    archive = world.home / "horovod-0.28.1.tar.gz"
+    with pytest.raises(HorovodBuildError, match="can't be read: No such file or directory"):
+        world.answer["tools"] = dict.fromkeys(world.answer["tools"], "70")
+        world.write_answer()
+        world.build(source="/no/such/file")
+    assert text_of(world.build(source=str(archive))) == "the wheel"
+    assert ["install" in call or "download" in call for call in world.calls()] == [False]
+    assert json.loads((world.home / "environment.json").read_text())["PIP_NO_INDEX"] == "1"
+    assert "fetching" not in " ".join(world.said)
+
+
+def test_from_a_file_the_tools_have_to_be_there(world):
+    with pytest.raises(HorovodBuildError, match=r"lacks setuptools>=68, wheel, cloudpickle, PyYAML, packaging: install what"):
+        world.build(source=str(world.home / "horovod-0.28.1.tar.gz"))
+    assert world.calls() == []
 
 
 def test_an_interrupted_build_leaves_no_process_and_no_wheel(world):
@@ -307,6 +373,8 @@ def test_the_command_prints_the_path_only_and_progress_apart(world, monkeypatch)
         "Horovod: fetching Horovod 0.28.1",
         "Horovod: configuring",
         "Horovod: compiling",
+        "Horovod: trying the wheel",
+        "Horovod: built with gloo",
     ]
 
 
