@@ -16,7 +16,7 @@ from mlflow_batchai.node.layout import node_id
 
 # Beside what their ranks have between SIGTERM and SIGKILL.
 CANCEL_PATIENCE_SECONDS = 30.0
-# For agents that have a volume by rclone: they send what ranks have written to it first (``agent.LAST_DRAIN_SECONDS``).
+# For agents that have a volume by rclone: they send what ranks have written to it first (``ending.LAST_DRAIN_SECONDS``).
 DRAIN_PATIENCE_SECONDS = 120.0
 # For agents that look at the board seldom: node 0 tells the others, one after the other hears of it.
 BOARD_PATIENCE_SECONDS = 30.0

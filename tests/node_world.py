@@ -241,7 +241,8 @@ class Cluster:
                 lines = [
                     "import sys",
                     f"sys.path.insert(0, {str(self._agent)!r})",
-                    "from mlflow_batchai.node import agent, peers, phases, protocol, runtime, shipper, sharefiles, staging, tickets",
+                    "from mlflow_batchai.node import agent, ending, inbox, peers, phases, protocol, runtime, sharefiles, shipper",
+                    "from mlflow_batchai.node import staging, tickets",
                     "from mlflow_batchai.node.control import board, mounted, noticed, rest, wire",
                     self.patch,
                     patch,

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(unavailable() is not None, reason=unavailable() 
 HASTY = f"""{QUICK}
 noticed.BEAT_SECONDS = 1.0
 noticed.HASTE_SECONDS = 1.0
-agent.LAST_DRAIN_SECONDS = 1.0
+ending.LAST_DRAIN_SECONDS = 1.0
 from mlflow_batchai.node import sharetrouble
 sharetrouble.AWAY_SECONDS = 6.0
 """

@@ -18,7 +18,7 @@ from closed_file import read_closed
 from node_world import SAVES, Cluster, Job, PlanMaker, python38
 from waiting import wait_for
 
-from mlflow_batchai.node import agent, processes, protocol, sharefiles, tickets
+from mlflow_batchai.node import ending, processes, protocol, sharefiles, tickets
 
 # Runs until ``release``.
 HOLD = 'echo go; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
@@ -300,7 +300,7 @@ def test_setup_errors_are_sentences(cluster: Cluster, tmp_path: Path) -> None:
 
 
 # Nobody is waited for for minutes.
-HASTY = "peers.COMING_SECONDS = 0.5; mounted.BEAT_SECONDS = 0.1; agent.CLAIM_SECONDS = 0.5"
+HASTY = "peers.COMING_SECONDS = 0.5; mounted.BEAT_SECONDS = 0.1; ending.CLAIM_SECONDS = 0.5"
 
 
 @pytest.mark.parametrize("absent", [0, 1])
@@ -353,7 +353,7 @@ def mkdir(path, mode=0o777):
     if path.endswith("/verdict"):
         raise FileExistsError(17, "File exists")
 agent.os.mkdir = mkdir
-agent.CLAIM_SECONDS = 0.5
+ending.CLAIM_SECONDS = 0.5
 """
 
 
@@ -363,7 +363,7 @@ def test_a_lost_answer_to_the_claim_costs_no_verdict(cluster: Cluster) -> None:
 
 
 def test_a_claimer_that_died_costs_no_verdict(any_cluster: Cluster) -> None:
-    job = any_cluster.submit(HOLD, patch="agent.CLAIM_SECONDS = 0.5")
+    job = any_cluster.submit(HOLD, patch="ending.CLAIM_SECONDS = 0.5")
     wait_for(lambda: job.log("stdout.txt"))
     (job.share / job.paths.verdict).mkdir()
     release(job)
@@ -390,7 +390,7 @@ def test_a_claimer_that_was_frozen_keeps_the_verdict_that_is_there(cluster: Clus
 
 
 def test_a_claimer_is_given_the_time_that_it_may_take() -> None:
-    assert agent.CLAIM_SECONDS > sharefiles.PATIENCE_SECONDS
+    assert ending.CLAIM_SECONDS > sharefiles.PATIENCE_SECONDS
 
 
 def test_who_stops_says_so_before_its_exit(any_cluster: Cluster) -> None:
@@ -410,7 +410,6 @@ BROKEN = """
 def broken(self):
     raise ZeroDivisionError("a bug")
 import time
-from mlflow_batchai.node import inbox
 read = inbox.Inbox.read
 inbox.Inbox.read = lambda self, heeds: broken(self) if time.monotonic() > begun + 1 else read(self, heeds)
 begun = time.monotonic()
@@ -442,7 +441,7 @@ def test_a_broken_share_thread_fails_a_job_that_waits(cluster: Cluster) -> None:
         "staging.copy_logs = boom",
         "runtime.Runtime.stop_helpers = boom",
         "runtime.Runtime.end_everything = boom",
-        "agent.Agent._write_exit = boom",
+        "ending.Ending._write_exit = boom",
     ],
 )
 def test_an_error_on_the_way_out_does_not_cost_the_verdict(cluster: Cluster, patch: str) -> None:
@@ -473,7 +472,7 @@ def test_a_share_that_fails_at_the_end_is_waited_for(cluster: Cluster) -> None:
 def test_a_share_that_hangs_at_the_end_loses_nothing(cluster: Cluster) -> None:
     patch = """
 import time
-agent.DRAIN_SECONDS, shipper.HANGING_SECONDS = 0.3, 0.1
+ending.DRAIN_SECONDS, shipper.HANGING_SECONDS = 0.3, 0.1
 send = mounted.NamedFiles.send
 def late(self, writer, sequence, records):
     if any("the last line" in record.get("x", "") for record in records):

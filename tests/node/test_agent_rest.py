@@ -141,7 +141,7 @@ def test_an_agent_that_never_came_is_given_up(rest_cluster: Cluster, absent: int
 def test_a_sas_that_ends_before_the_job(rest_cluster: Cluster, azure: AzureServer) -> None:
     """Nobody can say how it ended: nodes are given back, and the client finds the reason where it looks for it."""
     rest_cluster.sas = azure.sas(rest_cluster.address.split("/")[-2], seconds=3)
-    hurry = "sharefiles.PATIENCE_SECONDS = agent.DRAIN_SECONDS = agent.CLAIM_SECONDS = 0.5\npeers.REFUSED_SECONDS = 2.0\n"
+    hurry = "sharefiles.PATIENCE_SECONDS = ending.DRAIN_SECONDS = ending.CLAIM_SECONDS = 0.5\npeers.REFUSED_SECONDS = 2.0\n"
     job = rest_cluster.submit("sleep 4", nodes=2, patch=QUICK + hurry)
     for agent, log in zip(job.agents, job.logs, strict=True):
         assert agent.wait(30) == 1
@@ -183,7 +183,7 @@ def test_a_sas_without_write_ends_the_agent_with_a_sentence(rest_cluster: Cluste
     job = rest_cluster.submit(
         "echo never",
         told={"share": azure.sas(name, permissions="rl")},
-        patch="agent.DRAIN_SECONDS = 0.5; sharefiles.PATIENCE_SECONDS = 0.5",
+        patch="ending.DRAIN_SECONDS = 0.5; sharefiles.PATIENCE_SECONDS = 0.5",
     )
     assert job.agents[0].wait(30) == 1
     said = job.logs[0].read_text()

@@ -169,7 +169,7 @@ def test_logs_are_not_copied_where_nothing_is_mounted(cluster: Cluster, azure: A
 def test_a_frozen_mount_does_not_hold_up_a_cancel(cluster: Cluster, azure: AzureServer) -> None:
     """It is waited for once, given up, and gone with the rest."""
     azure.share("frozen")
-    patch = "agent.LAST_DRAIN_SECONDS = 0.5"
+    patch = "ending.LAST_DRAIN_SECONDS = 0.5"
     job = submit(cluster, "echo go; exec sleep 600", [files_volume(azure, "frozen")], {"key": azure.key}, patch=patch)
     wait_for(lambda: job.log("stdout.txt"), what=job.said)
     [pid] = [pid for pid in job.processes() if "rclone" in Path(f"/proc/{pid}/cmdline").read_text()]
