@@ -1,18 +1,22 @@
-"""A node that is asked things, and asking many at once."""
+"""A node that is asked things, what is the same for all of them, and asking many at once."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.doctor import findings
 from mlflow_batchai.doctor.findings import Check, Complete, Finding
 from mlflow_batchai.engines.machines import Answer, Node, SshMachine
 from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.plan.volumes import Volume
 
 ASK_SECONDS = 20.0
+# Who wrote a file, if no node did.
+CLIENT = "client"
 
 Say = Callable[[Check | Complete], None]
 
@@ -51,6 +55,23 @@ class Patient:
     def without_name(self, error: ClusterError | str) -> str:
         """A sentence of the engine without the node's name in front."""
         return str(error).removeprefix(f"{self.title}: ").removeprefix(f"{self._label}: ")
+
+
+class Case(NamedTuple):
+    """What is the same for all nodes of one examination, worked out once.
+
+    Attributes:
+        identity: the control share's.
+        folder: where nodes put files for each other to see.
+        secret: what opens the control share for them, None: a directory.
+        volumes: those that every job of the cluster mounts.
+    """
+
+    cluster: Cluster
+    identity: str
+    folder: str
+    secret: str | None
+    volumes: Sequence[Volume]
 
 
 def together(works: Sequence[Callable[[Say], None]]) -> Iterator[Check | Complete]:

@@ -19,7 +19,7 @@ from netns import SHARE, Machines, Setup, unavailable
 from waiting import wait_for
 
 from mlflow_batchai.cli import main as front_door
-from mlflow_batchai.doctor import CHECKS, rounds
+from mlflow_batchai.doctor import CHECKS, mutual, rounds
 from mlflow_batchai.node import processes
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.identity import identify
@@ -429,7 +429,7 @@ def test_what_a_machine_lacks(client, machines, islands):
 
 
 def test_a_copy_of_the_share_is_not_the_share(client, machines, islands, monkeypatch):
-    monkeypatch.setattr(rounds, "VISIBLE_SECONDS", 0.5)
+    monkeypatch.setattr(mutual, "VISIBLE_SECONDS", 0.5)
     good, copy = islands(0, 3)
     copied = machines[3].setup.share / ".batchai"
     identify(DirectoryShare(machines.share_here))

@@ -47,6 +47,12 @@ def test_training(said, state, parts):
         ({"count": 2}, [2, 2], OK, "2"),
         ({"count": 1, "names": ["A100"]}, [1, 0], WARNING, "1: A100; nodes of this cluster have from 0 to 1: mend those"),
         ({"driver": "no driver"}, [0], WARNING, "nvidia-smi fails there: no driver; mend the driver, or set gpusPerNode: 0"),
+        (
+            {"count": 3, "driver": "nvidia-smi -L says: GPU is lost"},
+            [3],
+            WARNING,
+            "3; nvidia-smi -L says: GPU is lost: mend or reset that GPU; jobs go on with the others",
+        ),
         ({"trouble": "gpusPerNode is 4 and ..."}, [0], FAILED, "gpusPerNode is 4 and ..."),
     ],
 )
@@ -85,52 +91,6 @@ def test_visible():
     assert found.state is FAILED
     assert "after 10 s it doesn't see what others wrote: a (not there), b (not there), c (not there) and 2 more" in found.text
     assert "this machine doesn't see what it wrote (permission denied)" in found.text
-
-
-def node(*addresses, machine="x", **more):
-    interfaces = [{"name": f"eth{n}", "address": a, "family": 6 if ":" in a else 4} for n, a in enumerate(addresses)]
-    return {"interfaces": interfaces, "port": 1, "ports": "1-2", "machine": machine, "trouble": "", **more}
-
-
-def test_network_of_one_node_or_one_machine():
-    assert findings.network({}, {}) == {}
-    assert findings.network({"a": node("1.1.1.1")}, {"a": {}}) == {"a": (OK, "no other node to reach, eth0 (1.1.1.1)")}
-    both = findings.network({"a": node("1.1.1.1"), "b": node("1.1.1.1")}, {"a": {"b": [""]}, "b": {"a": [""]}})
-    assert both == dict.fromkeys("ab", (OK, "all nodes are on one machine: loopback"))
-
-
-def test_network_of_one_machine_without_the_interface_that_is_named():
-    """Each of the job's agents would refuse it."""
-    lacking = node(trouble="has no network interface eth7")
-    text = "it has no network interface eth7: correct networkInterface in the cluster document"
-    assert findings.network({"a": lacking}, {"a": {}}) == {"a": (FAILED, text)}
-    both = findings.network({"a": lacking, "b": lacking}, {"a": {"b": []}, "b": {"a": []}})
-    assert both == dict.fromkeys("ab", (FAILED, text))
-
-
-def test_network_names_the_interface_or_who_does_not_reach_it():
-    nodes = {name: node(f"10.0.0.{n}", f"10.1.0.{n}", machine=name) for n, name in enumerate("abc")}
-    reached = {one: {other: ["", ""] for other in nodes if other != one} for one in nodes}
-    assert findings.network(nodes, reached)["c"] == (OK, "eth0 (10.0.0.2), reached by all other nodes")
-    reached["b"]["c"] = ["no answer", ""]
-    assert findings.network(nodes, reached)["c"] == (OK, "eth1 (10.1.0.2), reached by all other nodes")
-    reached["b"]["c"] = ["no answer", "no route"]
-    found = findings.network(nodes, reached)
-    assert found["a"] == (OK, "reached by all other nodes")
-    assert found["c"].state is FAILED
-    assert found["c"].text.startswith("eth0 (10.0.0.2) is not reached by b (no answer): open TCP ports 1-2 on this node")
-
-
-def test_network_without_an_interface_or_a_family():
-    nodes = {"a": node(machine="a"), "b": node("10.0.0.2", machine="b"), "c": node(machine="c", trouble="has no ib0")}
-    reached = {"a": {"b": [""], "c": []}, "b": {"a": [], "c": []}, "c": {"a": [], "b": [""]}}
-    found = findings.network(nodes, reached)
-    assert found["a"].state is found["c"].state is FAILED and found["b"].state is OK
-    assert "no network interface that other nodes could reach" in found["a"].text
-    assert found["c"].text == "it has no ib0: correct networkInterface in the cluster document"
-    nodes = {"a": node("10.0.0.1", machine="a"), "b": node("fd00::2", machine="b")}
-    found = findings.network(nodes, {"a": {"b": [""]}, "b": {"a": [""]}})
-    assert found["a"] == found["b"] and "addresses of one family" in found["a"].text
 
 
 @pytest.mark.parametrize(
