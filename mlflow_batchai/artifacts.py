@@ -1,18 +1,23 @@
-"""Folders of a share go into a run's artifacts."""
+"""Folders of a share go into a run's artifacts, file by file, and each file once."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Condition
 from typing import TYPE_CHECKING, TypeVar
 
-from mlflow_batchai.errors import ShareNotFoundError
+from mlflow_batchai.errors import ShareError, ShareNotFoundError
 from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.places import output_places
+from mlflow_batchai.job.selection import Selected, select
+from mlflow_batchai.job.sent import SentFiles, Stamp
 from mlflow_batchai.shares import Share, spelling
 from mlflow_batchai.shares.directory import DirectoryShare
 
@@ -25,61 +30,192 @@ Result = TypeVar("Result")
 LONGEST_NAME = 255
 # Bytes of files that lie here at a time, on their way from a share over the network; one that is larger lies here alone.
 PORTION = 256 << 20
+# Bytes of files that are fetched at once; one that is larger is fetched alone, in pieces.
+FETCHED_AT_ONCE = 32 << 20
+# What has fewer bytes and takes less time isn't worth a word.
+LARGE, SHORT_SECONDS = 64 << 20, 5.0
+# How often the next relay is told what it needn't send.
+SAVE_SECONDS = 10.0
 
 
-@dataclass
-class Progress:
-    """How far a folder has come into the run's artifacts, for who is cut off in the middle and sends it again.
-
-    Attributes:
-        begun: whether it was tried once, as a whole: a folder of this machine, or what of another share lies here.
-        sent: after that: its files that are there for certain.
-        notes: once it is done: sentences on what was left out.
-    """
-
-    begun: bool = False
-    sent: set[str] = field(default_factory=set)
-    notes: list[str] | None = None
-
-
-def upload(
-    client: MlflowClient,
-    job: Job,
-    share: Share,
-    path: str,
-    artifact: str,
-    rclone: bool = False,
-    progress: Progress | None = None,
-) -> list[str]:
-    """Send a folder of a share, as it is now, to the run's artifacts; one that isn't there is none.
+class Folder:
+    """A folder of a share, on its way to the run's artifacts. One that isn't there is empty.
 
     Args:
+        artifact: its path among the artifacts.
         rclone: whether nodes wrote it by rclone, so that some names are spelled otherwise on the share.
-        progress: how far it has come before; kept up to date.
+
+    Attributes:
+        notes: sentences on what was left out.
     """
-    run_id = str(job.plan["runId"])
-    progress = progress or Progress()
-    if isinstance(share, DirectoryShare):
-        folder, bounds = share.local(path), bounds_of(job, share)
-        if not folder.is_dir():
-            return []
-        if is_astray(folder, bounds):
-            return [f"{artifact}: not sent: {path} lies behind a link out of the share"]
-        astray = sorted(_links_astray(folder, bounds))
-        _log_folder(client, run_id, folder, artifact, progress, astray)
-        return [f"{artifact}: not sent: {', '.join(astray)} (links out of the share, or to nothing)"] if astray else []
-    path = spelling.on_share(path) if rclone else path
-    sizes, notes = sizes_below(share, path)
-    called = {name: spelling.on_mount(name) if rclone else name for name in sizes}
-    for names in _portions({name: size for name, size in sizes.items() if called[name] not in progress.sent}):
-        with TemporaryDirectory(prefix="batchai-") as scratch:
-            targets = {name: Path(scratch, called[name]) for name in names}
-            there = at_once(share, functools.partial(_fetch_one, share, path, targets), names)
-            notes += [f"not sent: {name} is gone" for name, fetched in zip(names, there, strict=True) if not fetched]
-            _log_folder(client, run_id, Path(scratch), artifact, progress)
-        progress.sent.update(called[name] for name in names)
-        progress.begun = False
-    return [f"{artifact}: {note}" for note in notes]
+
+    def __init__(self, client: MlflowClient, job: Job, share: Share, path: str, artifact: str, rclone: bool = False) -> None:
+        self._client = client
+        self._job = job
+        self._share = share
+        self._path = spelling.on_share(path) if rclone else path
+        self._rclone = rclone
+        # Name as nodes know it -> on the share, where that is another machine's.
+        self._spelled: dict[str, str] = {}
+        self.artifact = artifact
+        self.notes: list[str] = []
+
+    def look(self) -> dict[str, Stamp]:
+        """The files in it and below, by their paths from there as nodes know them."""
+        share, path = self._share, self._path
+        if isinstance(share, DirectoryShare):
+            folder, bounds = share.local(path), bounds_of(self._job, share)
+            if not folder.is_dir():
+                return {}
+            if is_astray(folder, bounds):
+                self.notes = [f"{self.artifact}: not sent: {path} lies behind a link out of the share"]
+                return {}
+            files, astray = _files_here(folder, bounds)
+            listed = ", ".join(sorted(astray))
+            self.notes = [f"{self.artifact}: not sent: {listed} (links out of the share, or to nothing)"] if astray else []
+            return files
+        found, notes = files_below(share, path)
+        self.notes = [f"{self.artifact}: {note}" for note in notes]
+        self._spelled = {spelling.on_mount(name) if self._rclone else name: name for name in found}
+        return {name: found[spelled] for name, spelled in self._spelled.items()}
+
+    def read(self, name: str) -> bytes:
+        """A file's content."""
+        return self._share.read(f"{self._path}/{self._spelled.get(name, name)}")
+
+    def send(self, files: Mapping[str, Stamp]) -> Iterator[str]:
+        """Send files of it; each one's name when it is there. Memory and disk need not hold them all."""
+        if isinstance(self._share, DirectoryShare):
+            for name in files:
+                self._log(self._share.local(self._path) / name, name)
+                yield name
+            return
+        for names in _portions({name: stamp.size for name, stamp in files.items()}):
+            with TemporaryDirectory(prefix="batchai-") as scratch:
+                fetch = functools.partial(self._fetch, Path(scratch))
+                there = at_once(self._share, fetch, {name: files[name].size for name in names})
+                for name, fetched in zip(names, there, strict=True):
+                    if fetched:
+                        self._log(Path(scratch, name), name)
+                        yield name
+                    else:
+                        self.notes.append(f"{self.artifact}: not sent: {name} is gone")
+
+    def _log(self, file: Path, name: str) -> None:
+        path = f"{self.artifact}/{name}".rpartition("/")[0]
+        self._client.log_artifact(str(self._job.plan["runId"]), str(file), path)
+
+    def _fetch(self, scratch: Path, name: str) -> bool:
+        """Download a file; False if someone has removed it meanwhile."""
+        try:
+            self._share.download(f"{self._path}/{self._spelled[name]}", scratch / name)
+        except ShareNotFoundError:
+            return False
+        return True
+
+
+class Outputs:
+    """What ranks have left in the job's output directories, on its way to the run's artifacts: ``outputs/<id>/...``.
+
+    Args:
+        sent: what is there already.
+        clock: seconds.
+
+    Attributes:
+        checkpoints: a sentence on those that stay on the share, since nobody asked for them; empty: none do.
+        excluded: the same of files that a pattern of batchai.yaml leaves out.
+    """
+
+    def __init__(self, client: MlflowClient, job: Job, sent: SentFiles, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._job = job
+        self._sent = sent
+        self._clock = clock
+        self.checkpoints = ""
+        self.excluded = ""
+
+    def send(self, tell: Callable[[str], None] = lambda text: None) -> list[str]:
+        """Send what isn't there; if that fails, call it again, and it goes on where it was.
+
+        Args:
+            tell: told how far it has come, after each file, if there is much to send.
+
+        Returns:
+            Sentences on what was left out against our will.
+        """
+        folders, waiting = [], []
+        checkpoints = excluded = 0
+        for folder, selected in self._selected():
+            checkpoints += selected.checkpoints
+            excluded += selected.excluded
+            folders.append(folder)
+            new = {name: stamp for name, stamp in selected.wanted.items() if not self._is_there(folder, name, stamp)}
+            waiting.append((folder, new))
+        if checkpoints:
+            self.checkpoints = (
+                f"{_counted(checkpoints, 'checkpoint')} on the share (artifacts.checkpoints: true sends {_them(checkpoints)})"
+            )
+        if excluded:
+            self.excluded = f"{_counted(excluded, 'file')} on the share (artifacts.exclude)"
+        with self._saving():
+            self._send_all(waiting, tell)
+        return [note for folder in folders for note in folder.notes]
+
+    def _selected(self) -> Iterator[tuple[Folder, Selected]]:
+        """Each output directory with its files; one that lies in another one has its own."""
+        places = {(place["share"], place["path"]): place for place in reversed(output_places(self._job.plan))}
+        settings = self._job.plan.get("artifacts") or {}
+        for (address, path), place in reversed(places.items()):
+            inner = tuple(
+                other.removeprefix(f"{path}/" if path else "") + "/"
+                for share, other in places
+                if share == address and other != path and other.startswith(f"{path}/" if path else "")
+            )
+            share = self._job.share_at(address)
+            folder = Folder(self._client, self._job, share, path, f"outputs/{place['id']}", place["rclone"])
+            files = {name: stamp for name, stamp in folder.look().items() if not name.startswith(inner)}
+            yield folder, select(files, folder.read, settings.get("checkpoints", False), settings.get("exclude", ()))
+
+    def _is_there(self, folder: Folder, name: str, stamp: Stamp) -> bool:
+        return self._sent.has(f"{folder.artifact}/{name}", stamp)
+
+    def _send_all(self, waiting: Sequence[tuple[Folder, Mapping[str, Stamp]]], tell: Callable[[str], None]) -> None:
+        count = sum(len(files) for _, files in waiting)
+        total = sum(stamp.size for _, files in waiting for stamp in files.values())
+        number = size = 0
+        begun = saved = self._clock()
+        for folder, files in waiting:
+            sending = folder.send(files)
+            while True:
+                if number < count and (total >= LARGE or self._clock() - begun >= SHORT_SECONDS):
+                    tell(f"outputs: file {number + 1} of {count}, {size / 1e6:.0f} of {total / 1e6:.0f} MB")
+                if (name := next(sending, None)) is None:
+                    break
+                self._sent.add(f"{folder.artifact}/{name}", files[name])
+                number += 1
+                size += files[name].size
+                if self._clock() - saved >= SAVE_SECONDS:
+                    self._sent.save()
+                    saved = self._clock()
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """However it ends, what was sent is known to the next relay, if the share takes that."""
+        try:
+            yield
+        except Exception:
+            with contextlib.suppress(ShareError):
+                self._sent.save()
+            raise
+        self._sent.save()
+
+
+def _counted(number: int, what: str) -> str:
+    return f"1 {what} stays" if number == 1 else f"{number} {what}s stay"
+
+
+def _them(number: int) -> str:
+    return "it" if number == 1 else "them"
 
 
 def _portions(sizes: Mapping[str, int]) -> Iterator[list[str]]:
@@ -96,32 +232,6 @@ def _portions(sizes: Mapping[str, int]) -> Iterator[list[str]]:
         yield names
 
 
-def _log_folder(
-    client: MlflowClient, run_id: str, folder: Path, artifact: str, progress: Progress, left_out: Sequence[str] = ()
-) -> None:
-    """Send a folder of this machine: as a whole, which some stores do at once, or what is still to be sent, file by file."""
-    if not left_out and not progress.begun:
-        progress.begun = True
-        client.log_artifacts(run_id, str(folder), artifact)
-        return
-    for parent, _, names in os.walk(folder):
-        inside = Path(parent).relative_to(folder)
-        for name in names:
-            file = (inside / name).as_posix()
-            if file not in left_out and file not in progress.sent:
-                client.log_artifact(run_id, str(Path(parent, name)), f"{artifact}/{inside.as_posix()}".removesuffix("/."))
-                progress.sent.add(file)
-
-
-def _fetch_one(share: Share, path: str, targets: Mapping[str, Path], name: str) -> bool:
-    """Download a file of a folder; False if someone has removed it meanwhile."""
-    try:
-        share.download(f"{path}/{name}", targets[name])
-    except ShareNotFoundError:
-        return False
-    return True
-
-
 def bounds_of(job: Job, share: DirectoryShare) -> Path:
     """What links must not lead out of. A volume on the control share is a folder that nodes can put a link in place of."""
     control = job.share
@@ -130,22 +240,36 @@ def bounds_of(job: Job, share: DirectoryShare) -> Path:
     return share.root.resolve()
 
 
-def _links_astray(folder: Path, root: Path) -> Iterator[str]:
-    """Links that lead out of the share, where they would name files of this machine, or nowhere."""
-    for parent, folders, names in os.walk(folder):
-        for name in (*folders, *names):
-            path = Path(parent, name)
-            if path.is_symlink() and is_astray(path, root):
-                yield path.relative_to(folder).as_posix()
+def _files_here(folder: Path, root: Path) -> tuple[dict[str, Stamp], list[str]]:
+    """(files below a folder of this machine, links that lead out of the share, where they would name files of this machine, to
+    nothing, or back to where they lie)."""
+    files: dict[str, Stamp] = {}
+    astray: list[str] = []
+
+    def walk(inside: str, above: frozenset[str]) -> None:
+        path = folder / inside
+        above |= {os.path.realpath(path)}
+        for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
+            name = f"{inside}{entry.name}"
+            if entry.is_symlink() and (is_astray(folder / name, root) or os.path.realpath(entry.path) in above):
+                astray.append(name)
+            elif entry.is_dir():
+                walk(f"{name}/", above)
+            elif entry.is_file():
+                found = entry.stat()
+                files[name] = Stamp(found.st_size, found.st_mtime)
+
+    walk("", frozenset())
+    return files, astray
 
 
 def is_astray(path: Path, root: Path) -> bool:
     return not path.exists() or not path.resolve().is_relative_to(root)
 
 
-def sizes_below(share: Share, path: str) -> tuple[dict[str, int], list[str]]:
-    """(size of each file below a folder, by its path from there; sentences on names that can't be files of this machine)."""
-    sizes: dict[str, int] = {}
+def files_below(share: Share, path: str) -> tuple[dict[str, Stamp], list[str]]:
+    """(each file below a folder, by its path from there; sentences on names that can't be files of this machine)."""
+    files: dict[str, Stamp] = {}
     notes: list[str] = []
     waiting = [""]
     while waiting:
@@ -161,14 +285,29 @@ def sizes_below(share: Share, path: str) -> tuple[dict[str, int], list[str]]:
             elif entry.is_directory:
                 waiting.append(f"{folder}{entry.name}/")
             else:
-                sizes[folder + entry.name] = entry.size
-    return sizes, notes
+                files[folder + entry.name] = Stamp(entry.size, entry.modified)
+    return files, notes
 
 
-def at_once(share: Share, act: Callable[[str], Result], names: Iterable[str]) -> list[Result]:
-    """What comes of something that is done for each name, as many at a time as pay."""
+def at_once(share: Share, act: Callable[[str], Result], sizes: Mapping[str, int]) -> list[Result]:
+    """What comes of something that is done for each file, as many at a time as pay, and as have room in memory."""
+    room, free = Condition(), FETCHED_AT_ONCE
+
+    def within(name: str) -> Result:
+        nonlocal free
+        size = min(sizes[name], FETCHED_AT_ONCE)
+        with room:
+            room.wait_for(lambda: free >= size)
+            free -= size
+        try:
+            return act(name)
+        finally:
+            with room:
+                free += size
+                room.notify_all()
+
     with ThreadPoolExecutor(share.at_once, "batchai-collect") as pool:
-        futures = [pool.submit(act, name) for name in names]
+        futures = [pool.submit(within, name) for name in sizes]
         try:
             return [future.result() for future in futures]
         except BaseException:

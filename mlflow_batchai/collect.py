@@ -1,4 +1,4 @@
-"""What a job leaves behind goes into its MLflow run: logs and outputs as artifacts, and the saved model."""
+"""What a job leaves behind goes into its MLflow run: logs as artifacts, and the saved model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
 
-from mlflow_batchai.artifacts import Progress, at_once, bounds_of, is_astray, sizes_below, upload
+from mlflow_batchai.artifacts import Folder, at_once, bounds_of, files_below, is_astray
 from mlflow_batchai.errors import ModelError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.places import output_places
+from mlflow_batchai.job.sent import Stamp
 from mlflow_batchai.models import checks, directory, logged, registry
 from mlflow_batchai.models.facts import ModelFacts
 from mlflow_batchai.models.folder import log_folder
@@ -42,6 +43,7 @@ class Logs:
         self._client = client
         self._job = job
         self._sent: dict[str, int] = {}
+        self._stamps: dict[str, Stamp] = {}
         self._copies: Path | None = None
 
     def send(self, complete: bool = False) -> list[str]:
@@ -56,13 +58,14 @@ class Logs:
         share, path = self._job.share, self._job.paths.stdouterr
         artifact = LOGS + self._job.paths.log_folder.removeprefix("stdouterr")
         if isinstance(share, DirectoryShare):
-            sizes = {entry.name: entry.size for entry in share.list(path)}
-            if sizes == self._sent and not complete:
-                return []
-            notes = upload(self._client, self._job, share, path, artifact)
-            self._sent = sizes
-            return notes
-        sizes, astray = sizes_below(share, path)
+            folder = Folder(self._client, self._job, share, path, artifact)
+            files = folder.look()
+            # What a file server's client says of a file may be a minute old: at the end all are opened.
+            grown_here = {name: stamp for name, stamp in files.items() if complete or stamp != self._stamps.get(name)}
+            for name in folder.send(grown_here):
+                self._stamps[name] = files[name]
+            return folder.notes
+        sizes, astray = _sizes_below(share, path)
         notes = [f"{artifact}: {note}" for note in astray]
         grown = {name: size for name, size in sizes.items() if complete or size != self._sent.get(name)}
         if not grown:
@@ -81,6 +84,11 @@ class Logs:
             self._copies = Path(mkdtemp(prefix="batchai-logs-"))
             weakref.finalize(self, shutil.rmtree, self._copies, ignore_errors=True)
         return self._copies
+
+
+def _sizes_below(share: Share, path: str) -> tuple[dict[str, int], list[str]]:
+    files, astray = files_below(share, path)
+    return {name: stamp.size for name, stamp in files.items()}, astray
 
 
 def _follow(share: Share, path: str, copy: Path, size: int, complete: bool) -> int:
@@ -103,28 +111,6 @@ def _follow(share: Share, path: str, copy: Path, size: int, complete: bool) -> i
             if len(kept) < len(data) or not data:
                 break
     return have
-
-
-def upload_outputs(client: MlflowClient, job: Job, folders: dict[tuple[str, str], Progress] | None = None) -> list[str]:
-    """Send every output directory, each place once, to the run's artifacts under ``outputs``.
-
-    Args:
-        folders: how far each has come before; kept up to date.
-
-    Returns:
-        Sentences on what was left out.
-    """
-    folders = {} if folders is None else folders
-    notes: dict[tuple[str, str], list[str]] = {}
-    for place in output_places(job.plan):
-        key = (place["share"], place["path"])
-        progress = folders.setdefault(key, Progress())
-        if progress.notes is None:
-            artifact = "outputs/" + place["suffix"] if place["suffix"] else "outputs"
-            share = job.share_at(place["share"])
-            progress.notes = upload(client, job, share, place["path"], artifact, place["rclone"], progress)
-        notes[key] = progress.notes
-    return [note for found in notes.values() for note in found]
 
 
 def log_model(client: MlflowClient, job: Job, known: Sequence[Record]) -> tuple[str, ...]:
@@ -236,7 +222,7 @@ def _local_copy(job: Job, path: str) -> Iterator[Path]:
         return
     with TemporaryDirectory(prefix="batchai-") as scratch:
         target = Path(scratch) / inside.rpartition("/")[2]
-        sizes, astray = sizes_below(share, inside)
+        sizes, astray = _sizes_below(share, inside)
         if astray:
             raise ModelError(f"the saved model {path} can't be fetched: {astray[0]}")
         for name in sizes:

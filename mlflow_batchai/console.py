@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 SHOWN_METRICS = 6
-TRANSFER_SECONDS, REDRAW_SECONDS = 5.0, 0.5
+TRANSFER_SECONDS, REDRAW_SECONDS, SENDING_SECONDS = 5.0, 0.5, 10.0
 
 
 def _silence(stream: TextIO) -> None:
@@ -50,6 +50,8 @@ class JobConsole:
         self._step = -1
         self._names = Names()
         self._transfer_told: float | None = None
+        self._sending = ""
+        self._sending_told: float | None = None
         if self._err.isatty():
             from rich.console import Console
 
@@ -68,6 +70,13 @@ class JobConsole:
         if now - self._transfer_told >= (TRANSFER_SECONDS if self._rich is None else REDRAW_SECONDS) and sent < total:
             self._transfer_told = now
             self.state(f"sending {sent / 1e6:.1f} of {total / 1e6:.1f} MB")
+
+    def sending(self, text: str) -> None:
+        """How far the outputs have come that go into the run; nothing: there is nothing to say of them."""
+        now, last = time.monotonic(), self._sending_told
+        if text and text != self._sending and (last is None or now - last >= SENDING_SECONDS):
+            self._sending, self._sending_told = text, now
+            self.state(f"sending {text}")
 
     def state(self, text: str) -> None:
         """What the job is doing: the line at the bottom on a terminal, a line of its own elsewhere."""

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from mlflow_batchai.artifacts import bounds_of, is_astray, sizes_below
+from mlflow_batchai.artifacts import bounds_of, files_below, is_astray
 from mlflow_batchai.errors import NotFoundError, ShareError, some_of
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.places import locate, mount_points, output_places
@@ -101,8 +101,8 @@ def files(place: Directory, job: Job) -> dict[str, int]:
     """
     share = place.share
     if not isinstance(share, DirectoryShare):
-        sizes, _ = sizes_below(share, place.inside(""))
-        return {place.called(name): size for name, size in sorted(sizes.items())}
+        there, _ = files_below(share, place.inside(""))
+        return {place.called(name): stamp.size for name, stamp in sorted(there.items())}
     folder, bounds = share.local(place.inside("")), bounds_of(job, share)
     if is_astray(folder, bounds):
         return {}

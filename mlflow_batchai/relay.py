@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mlflow_batchai import collect, runs
-from mlflow_batchai.artifacts import Progress
+from mlflow_batchai.artifacts import Outputs
 from mlflow_batchai.description import Description, Facts
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
@@ -18,6 +18,7 @@ from mlflow_batchai.job.keras_lines import Pace
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.metrics import MetricFold, Point
 from mlflow_batchai.job.samples import SampleFold
+from mlflow_batchai.job.sent import SentFiles
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.jobfiles import JobFiles
 from mlflow_batchai.lastthings import LastThings
@@ -79,7 +80,7 @@ class Relay:
         self._next_logs = time.monotonic() + FIRST_LOG_SECONDS
         self._log_interval = FIRST_LOG_SECONDS
         self._last = LastThings(job, lease, self._answers)
-        self._folders: dict[tuple[str, str], Progress] = {}
+        self._outputs = Outputs(client, job, SentFiles(job, lease.number))
         self._description = Description(client, self._run_id)
         self._pace: Pace | None = None
         self.notes: list[str] = list(memory.get("notes", []))
@@ -259,11 +260,11 @@ class Relay:
         """Bring the run's description up to date, when it is due."""
         self._description.show(self._facts(state, self.notes))
 
-    def _facts(self, state: JobState, notes: list[str]) -> Facts:
+    def _facts(self, state: JobState, notes: list[str], sending: str = "") -> Facts:
         # Once the job is over there is no epoch that is being trained.
         self._pace = self._metrics.pace or self._pace
         job, step = self._job, self._metrics.last_step
-        return Facts(job.plan, job.attempt, state, job.hosts, self._waits or "", self._pace, step, notes=notes)
+        return Facts(job.plan, job.attempt, state, job.hosts, self._waits or "", self._pace, step, sending, notes)
 
     def cancel_wanted(self) -> bool:
         """Whether someone has set the run's tag ``batchai.cancel`` (in MLflow's own UI, say)."""
@@ -318,14 +319,31 @@ class Relay:
             Exception: the store is away, or the share for a moment: call it again; what was sent stays so.
         """
         left_out = self._send_rest()
-        left_out += self._last.once("outputs", lambda: collect.upload_outputs(self._client, self._job, self._folders))
-        notes = [*self.notes, *left_out, *self._last.once("job", self._files.send)]
+        outputs = self._outputs
+        left_out += self._last.once("outputs", lambda: outputs.send(lambda text: self._show_sending(state, text)))
+        self._lease.sending = ""
+        kept = [sentence for sentence in (outputs.checkpoints, outputs.excluded) if sentence]
+        notes = [*self.notes, *left_out, *kept, *self._last.once("job", self._files.send)]
         notes += self._last.once("logged models", self._tracked.make_models)
         if state.execution_state == protocol.SUCCEEDED:
             notes += self._last.once("model", lambda: collect.log_model(self._client, self._job, self._models))
         self._lease.check()
         self._end_run(state, notes)
-        self._lease.save({**self._memory(), "leftOut": [*self._left_out, *left_out]}, finished=True)
+        # A job that has succeeded needs its checkpoints no more; where it has not, they may be all that it has left.
+        only_there = (
+            kept if state.execution_state != protocol.SUCCEEDED else [text for text in kept if text == outputs.excluded]
+        )
+        left = {"leftOut": [*self._left_out, *left_out], "onlyThere": only_there}
+        self._lease.save({**self._memory(), **left}, finished=True)
+
+    def _show_sending(self, state: JobState, text: str) -> None:
+        """Say how far the outputs have come: in the description, and to who watches the lease."""
+        begins = not self._lease.sending
+        self._lease.sending = text
+        if begins:
+            self._lease.check()
+            self._lease.save({})
+        self._description.show(self._facts(state, self.notes, text))
 
     def _set_tags(self, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag

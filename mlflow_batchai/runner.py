@@ -18,7 +18,7 @@ from mlflow_batchai.errors import JobDetachedError, JobFailedError, ShareError, 
 from mlflow_batchai.job import folders
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job, pause_after
-from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.job.lease import Hold, Lease
 from mlflow_batchai.job.places import segment as place_of
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.node import protocol
@@ -309,9 +309,13 @@ def _await_run(submitted: Submitted, console: JobConsole, signals: Signals) -> N
     while True:
         with patience.trying():
             signals.check(lambda: None)
-            if lease.finished():
+            found = lease.glance()
+            if found.hold is Hold.FINISHED:
                 break
+            console.sending(found.sending)
             keep_follower(submitted)
+        if found.sending:
+            ended = time.monotonic()
         if not said and time.monotonic() - ended > PATIENCE_SECONDS:
             said = True
             console.say(f"the job has ended; its last results are on their way to MLflow (see {follower_log(job)})")

@@ -56,6 +56,7 @@ class Glance(NamedTuple):
         counter: its holder's; None: it hasn't said a word yet.
         holder: its ``processes.identity``; empty: not known.
         trouble: what keeps its holder from getting anything into the store, or why it has let go early; empty: nothing.
+        sending: how far the outputs have come that it is sending; empty: it isn't, or they are few.
     """
 
     hold: Hold
@@ -63,6 +64,7 @@ class Glance(NamedTuple):
     counter: int | None
     holder: Record
     trouble: str = ""
+    sending: str = ""
 
     @property
     def moves(self) -> tuple[int, int | None]:
@@ -87,6 +89,7 @@ class Lease:
         attempt: once it is held: the attempt that is to be relayed, which may be an earlier one that isn't yet.
         memory: what the relay has to know to go on.
         trouble: what keeps us from getting anything into the store, told with the next beat: one that can take over may.
+        sending: how far large outputs have come, told with the next beat.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class Lease:
         self._writing = threading.RLock()
         self.memory: Record = {}
         self.trouble = ""
+        self.sending = ""
 
     def _newest(self) -> int:
         return max(
@@ -130,9 +134,10 @@ class Lease:
         return bool(newest) and self._over(self._cursor(newest) or {})
 
     def left_out(self) -> list[str]:
-        """Sentences on the logs and outputs that could not be sent to the run (``relay.Relay``); empty if all were."""
-        memory = (self._cursor(self._newest()) or {}).get("memory") or {}
-        return [str(sentence) for sentence in usable(memory).get("leftOut", [])]
+        """Sentences on what the share has the only copy of (``relay.Relay``): logs and outputs that could not be sent to the
+        run, and those that were not to be sent and may still be wanted; empty if there are none."""
+        memory = usable((self._cursor(self._newest()) or {}).get("memory") or {})
+        return [str(sentence) for key in ("leftOut", "onlyThere") for sentence in memory.get(key, [])]
 
     def glance(self) -> Glance:
         """Who has it, as far as one look can tell."""
@@ -147,7 +152,7 @@ class Lease:
             hold = Hold.HELD if processes.is_certainly_alive(holder) else Hold.UNKNOWN
         # One that died in the midst of its trouble says nothing any more.
         told = cursor.get("trouble") if hold is not Hold.FREE or cursor.get("released") else None
-        return Glance(hold, newest, cursor.get("counter"), holder, str(told or ""))
+        return Glance(hold, newest, cursor.get("counter"), holder, str(told or ""), str(cursor.get("sending") or ""))
 
     def acquire(self, stop: Callable[[], bool] = lambda: False, able: Callable[[], bool] = lambda: False) -> bool:
         """Take the lease, waiting until its holder has let go or stood still for the grace time.
@@ -224,6 +229,7 @@ class Lease:
                 "finished": finished,
                 "holder": processes.identity(),
                 **({"trouble": self.trouble} if self.trouble else {}),
+                **({"sending": self.sending} if self.sending else {}),
                 **({"released": True} if self._released else {}),
             }
             self._job.share.write(self._job.paths.cursor(self.number), protocol.encode([record]))

@@ -50,6 +50,7 @@ _FILES: Shape = {
     "waiting": _mapping_of(lambda told: isinstance(told, list) and len(told) == 2 and is_count(told[0]) and is_text(told[1])),
     "sent": _mapping_of(is_text),
     "leftOut": is_count,
+    "refused": list_of(is_text),
 }
 _MODEL: Shape = {
     **dict.fromkeys(("name", "status"), is_text),
@@ -79,7 +80,7 @@ _PLACE: Shape = {
     "skipped": lambda value: list_of(is_count)(value) and len(value) == 2,
     "state": is_text,
 }
-_SENTENCES = ("notes", "leftOut")
+_SENTENCES = ("notes", "leftOut", "onlyThere")
 
 
 def usable(memory: object) -> Record:

@@ -62,7 +62,7 @@ def locate(text: str, prefixes: Mapping[str, int], where: str) -> tuple[int, str
 
 
 def output_places(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where each output directory lies that a client can read: ``{"id", "share": address, "path", "suffix", "rclone"}``.
+    """Where each output directory lies that a client can read: ``{"id", "share": address, "path", "rclone"}``.
 
     The path is as nodes call it; ``rclone`` tells whether the share has it in rclone's spelling (``shares/spelling.py``).
     """
@@ -75,7 +75,7 @@ def output_places(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
             continue
         suffix = (entry.get("pathSuffix") or "").strip("/")
         parts = [part for part in (path, plan["segment"], "outputs", suffix) if part]
-        place = {"id": entry["id"], "share": volume["share"], "path": "/".join(parts), "suffix": suffix}
+        place = {"id": entry["id"], "share": volume["share"], "path": "/".join(parts)}
         places.append({**place, "rclone": volume.get("how") == "rclone"})
     return places
 

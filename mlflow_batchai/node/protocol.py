@@ -5,7 +5,6 @@ ours. The files, their single writers and their precedence are described in ``do
 """
 
 import json
-import os
 import time
 import zlib
 from typing import Any, Dict, Iterable, List, Optional, Tuple
@@ -279,6 +278,9 @@ class JobPaths:
     def cursor(self, number: int) -> str:
         return "%s/%d/cursor.json" % (self.relay, number)
 
+    def sent(self, number: int) -> str:
+        return "%s/%d/sent.json" % (self.relay, number)
+
 
 OBJECTS = ".batchai/objects"
 # What says that all objects of one set lie on the share; removed with them, as it lies in the same folder.
@@ -303,47 +305,3 @@ def agent_writer(node: int) -> str:
 def job_mark(job: str, attempt: int) -> str:
     """The value of MARK_VARIABLE in every process of this attempt."""
     return "%s/%d" % (job, attempt)
-
-
-def read_fresh(path: str, start: int = 0, length: int = -1) -> bytes:
-    """Bytes of a file on a mounted share, which may have appeared since we last asked for it.
-
-    Raises:
-        FileNotFoundError: it isn't there.
-    """
-    try:
-        file = open(path, "rb")  # noqa: SIM115 (closed below)
-    except FileNotFoundError:
-        freshen(path)
-        file = open(path, "rb")  # noqa: SIM115
-    with file:
-        if start:
-            file.seek(start)
-        return file.read(length)
-
-
-def freshen(path: str) -> None:
-    """Have a mount look anew for a name that it did not know.
-
-    An NFS client remembers that a name wasn't there until what it knows of the folder expires, 30 s and more (nfs(5):
-    lookupcache, acdirmin). Opening the folder has it ask the server (nfs(5): close-to-open). Elsewhere it costs microseconds.
-    """
-    folder = os.path.dirname(path)
-    try:
-        os.close(os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY))
-    except FileNotFoundError:
-        freshen(folder)
-    except OSError:
-        return  # whoever asks for the file meets it too
-
-
-def write_closed(path: str, records: Iterable[Record]) -> None:
-    """Write a closed file once under its final name, making its folder (no rename: some mounts lose the data)."""
-    data = encode(records)
-    try:
-        with open(path, "wb") as file:
-            file.write(data)
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
-            file.write(data)

@@ -39,6 +39,8 @@ class Terms:
         relay_seconds: for how long a tracking server that is away is waited for once the job has ended.
         system_seconds: how often nodes are sampled for their system metrics, at first; None: never.
         all_ranks: whether what every rank says by ``mlflow.*`` is kept, not only what rank 0 says.
+        checkpoints: whether checkpoints go into the run's artifacts.
+        exclude: patterns of files in output directories that don't.
     """
 
     retries: int = 0
@@ -47,6 +49,8 @@ class Terms:
     relay_seconds: float = 86400.0
     system_seconds: float | None = 10.0
     all_ranks: bool = False
+    checkpoints: bool = False
+    exclude: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,7 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         "allRanks": program.terms.all_ranks,
         "model": program.model,
     }
+        "artifacts": {"checkpoints": program.terms.checkpoints, "exclude": list(program.terms.exclude)},
     warnings += _undefined(properties, program.command, source)
     secrets = {entry.name: _secret(entry, source) for entry in properties.secrets}
     task = cluster.document.node_setup.setup_task

@@ -83,6 +83,8 @@ def prepare(
             config.relay_deadline.total_seconds(),
             config.system_metrics.total_seconds() if config.system_metrics else None,
             config.ranks == "all",
+            config.artifacts.checkpoints,
+            config.artifacts.exclude,
         ),
     )
     planned = plan_job(program, properties, config, cluster, source)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Requests in flight for one caller.
 AT_ONCE = 16
+# Of these for one file that is read: memory holds each piece twice for a moment.
+READ_AT_ONCE = 8
 # What one request writes, by the service's limits, and what one reads.
 RANGE = PIECE = 4 << 20
 # A file whose length isn't known yet is made longer by doubling, but by no more than this.
@@ -188,7 +190,7 @@ def _fetch_all(
         offsets = iter(range(have, first.size, PIECE))
         try:
             while have < first.size:
-                running.extend(pool.submit(fetch, offset) for offset in itertools.islice(offsets, AT_ONCE - len(running)))
+                running.extend(pool.submit(fetch, offset) for offset in itertools.islice(offsets, READ_AT_ONCE - len(running)))
                 piece = running.popleft().result()
                 if piece.etag != first.etag or len(piece.data) != min(PIECE, first.size - have):
                     raise ChangedError

@@ -123,12 +123,31 @@ class ModelSettings(SpecModel):
         return self
 
 
+class ArtifactSettings(SpecModel):
+    """Which files of output directories go into the run's artifacts.
+
+    ``exclude`` has patterns as in a ``.gitignore`` in the output directory.
+    """
+
+    checkpoints: bool = False
+    exclude: tuple[NonEmpty, ...] = ()
+
+    @field_validator("exclude")
+    @classmethod
+    def _patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in value:
+            if not pattern.strip(" /!") or pattern.startswith("#") or ".." in pattern.split("/"):
+                raise wrong(f"has {pattern!r}, which fits no file; write a pattern such as *.tmp, cache/ or models/old-*.h5")
+        return value
+
+
 class BatchaiFile(SpecModel):
     """A whole batchai.yaml, or the ``batchai:`` block of an MLproject; every key is optional.
 
     ``stage`` lists parameters whose value, if it names an existing file or folder, is staged to the share.
     ``model`` absent means that no model is looked for. ``cache_preparation`` keeps what jobPreparation made on a node for later
     jobs: true while the whole project stays the same, a list while these files of it do (an empty one: while the command does).
+    ``artifacts`` says which files of output directories go into the run.
     ``retries`` is how often a job that fails starts again by itself, with ``min_nodes`` of its nodes at least (absent: all).
     ``terminate_grace`` is what processes have between SIGTERM and SIGKILL; ``relay_deadline`` is for how long a tracking server
     that is away is waited for once the job has ended. ``ranks`` says whether what ranks but 0 say by ``mlflow.*`` is kept.
@@ -143,6 +162,7 @@ class BatchaiFile(SpecModel):
     properties: JobProperties = JobProperties()
     metrics: tuple[MetricRule, ...] = ()
     model: ModelSettings | None = None
+    artifacts: ArtifactSettings = ArtifactSettings()
     retries: Annotated[Whole, Field(le=MOST_RETRIES)] = 0
     min_nodes: Count | None = None
     terminate_grace: Seconds = timedelta(seconds=10)

@@ -13,7 +13,9 @@ import pytest
 from job_folder import FOLDER
 
 from mlflow_batchai import artifacts, collect, runs
+from mlflow_batchai.artifacts import Outputs
 from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.sent import SentFiles
 from mlflow_batchai.node import protocol
 from mlflow_batchai.shares import Entry, credentials, open_share
 from mlflow_batchai.shares.credentials import Credential
@@ -44,6 +46,10 @@ class Scene:
         }
         self.share.write(protocol.JobPaths(FOLDER).plan, protocol.encode([plan]))
         self.job = Job(self.share, FOLDER)
+
+    def outputs(self, number=1):
+        """As a new relay would send them, that holds the lease of this number."""
+        return Outputs(self.client, self.job, SentFiles(self.job, number))
 
     def asked(self):
         """(method, name, bytes that came) since the last look."""
@@ -117,54 +123,62 @@ def test_all_outputs_come_while_a_tenth_of_the_requests_fails(scene):
         scene.share.write(f"{OUTPUTS}/{name}", data)
     scene.share.write(f"{LOGS}/stdout.txt", b"log")
     scene.azure.fail(0.1, seed=7, retry_after=0.1)
-    assert collect.upload_outputs(scene.client, scene.job) == []
+    assert scene.outputs().send() == []
     assert collect.Logs(scene.client, scene.job).send(complete=True) == []
     for name, data in files.items():
-        assert (scene.artifacts / "outputs" / name).read_bytes() == data
+        # What lies in the other output directory is that one's.
+        sent = "B/" + name.removeprefix("deep/") if name.startswith("deep/") else "A/" + name
+        assert (scene.artifacts / "outputs" / sent).read_bytes() == data
     assert (scene.artifacts / "logs" / "stdout.txt").read_bytes() == b"log"
 
 
-def test_outputs_lie_here_a_portion_at_a_time_and_are_sent_once(scene, monkeypatch, tmp_path):
+def test_outputs_lie_here_a_portion_at_a_time_and_are_sent_once(scene, monkeypatch):
     """Neither the memory nor the disk of this machine has to hold them all; who is cut off goes on where he was."""
     monkeypatch.setattr(artifacts, "PORTION", 2500)
     sizes = {"a": 1000, "b": 1000, "c/d": 1000, "e": 5000, "f": 400, "g": 400}
     for name, size in sizes.items():
         scene.share.write(f"{OUTPUTS}/{name}", os.urandom(size))
     scene.job.plan["outputDirectories"].pop()
-    real, sent = scene.client.log_artifacts, []
+    real, sent = scene.client.log_artifact, []
 
-    def log_artifacts(run_id, folder, artifact):
-        names = sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
-        if "e" in names and names not in sent:
-            sent.append(names)
+    def log_artifact(run_id, file, artifact):
+        name = file.rpartition("/")[2]
+        scratch = Path(file.partition("/c/")[0]).parent if "/c/" not in file else Path(file.partition("/c/")[0])
+        here = sum(path.stat().st_size for path in scratch.rglob("*") if path.is_file())
+        sent.append((name, here))
+        if [one for one, _ in sent].count("f") == 1 and name == "f":
             raise OSError("the store is away")
-        sent.append(names)
-        real(run_id, folder, artifact)
+        real(run_id, file, artifact)
 
-    monkeypatch.setattr(scene.client, "log_artifacts", log_artifacts)
-    folders = {}
+    monkeypatch.setattr(scene.client, "log_artifact", log_artifact)
+    outputs = scene.outputs()
     with pytest.raises(OSError, match="away"):
-        collect.upload_outputs(scene.client, scene.job, folders)
+        outputs.send()
+    before = [name for name, _ in sent]
     scene.asked()
-    assert collect.upload_outputs(scene.client, scene.job, folders) == []
-    # What had been sent isn't fetched again; what was refused goes file by file.
-    assert sorted(name for method, name, _ in scene.asked() if name in "abdefg") == ["d", "e", "f", "g"]
-    assert all(sum(sizes[name] for name in names) <= 2500 or names == ["e"] for names in sent)
+    assert outputs.send() == []
+    # What had been sent is neither fetched nor sent again.
+    again = [name for name, _ in sent][len(before) :]
+    assert sorted(name for method, name, _ in scene.asked() if method == "GET" and name in "abdefg") == sorted(again)
+    assert sorted([*before[:-1], *again]) == ["a", "b", "d", "e", "f", "g"]
+    assert all(here <= 2500 or name == "e" for name, here in sent)
     for name, size in sizes.items():
-        assert (scene.artifacts / "outputs" / name).stat().st_size == size
+        assert (scene.artifacts / "outputs" / "A" / name).stat().st_size == size
 
 
 def test_outputs_cost_a_listing_a_folder_and_a_request_a_file(scene):
     for number in range(20):
         scene.share.write(f"{OUTPUTS}/a/{number}", b"1")
     scene.job.plan["outputDirectories"].pop()
+    scene.share.claim(scene.job.paths.lease(1))
     scene.asked()
-    collect.upload_outputs(scene.client, scene.job)
-    assert len(scene.asked()) == 2 + 20
+    scene.outputs().send()
+    # Two more: what relays before have sent, and a note of what this one has.
+    assert len(scene.asked()) == 2 + 20 + 2
 
 
 def test_no_outputs_are_none(scene):
-    assert collect.upload_outputs(scene.client, scene.job) == []
+    assert scene.outputs().send() == []
     assert collect.Logs(scene.client, scene.job).send(complete=True) == []
     assert not (scene.artifacts / "outputs").exists()
 
@@ -197,9 +211,9 @@ def test_names_are_as_ranks_wrote_them(scene, azure, tmp_path):
     subprocess.run(argv, env={**os.environ, **environment, "PATH": path}, check=True)
     scene.job.plan["volumes"][0]["how"] = "rclone"
     scene.job.plan["outputDirectories"][0]["pathSuffix"] = "run 1:2"
-    assert collect.upload_outputs(scene.client, scene.job) == []
+    assert scene.outputs().send() == []
     for name in files:
-        assert (scene.artifacts / "outputs" / "run 1:2" / name).read_text() == name
+        assert (scene.artifacts / "outputs" / "A" / name).read_text() == name
     with collect._local_copy(scene.job, f"/mnt/share/{OUTPUTS}/run 1:2/{files[0]}") as file:
         assert file.read_text() == files[0]
 
@@ -210,9 +224,9 @@ def test_one_file_that_cant_be_had_costs_no_other(scene, monkeypatch):
     real = scene.share.list
     more = [Entry("gone", 4, False), Entry("長" * 200, 1, False)]  # Azure counts letters
     monkeypatch.setattr(scene.share, "list", lambda path: more + real(path) if path == OUTPUTS else real(path))
-    notes = collect.upload_outputs(scene.client, scene.job)
-    assert len(notes) == 2 and "can't be a name here" in notes[0] and notes[1] == "outputs: not sent: gone is gone"
-    assert sorted(path.name for path in (scene.artifacts / "outputs").iterdir()) == ["a", "b"]
+    notes = scene.outputs().send()
+    assert len(notes) == 2 and "can't be a name here" in notes[0] and notes[1] == "outputs/A: not sent: gone is gone"
+    assert sorted(path.name for path in (scene.artifacts / "outputs" / "A").iterdir()) == ["a", "b"]
 
 
 def test_copies_go_with_their_owner(scene, tmp_path, monkeypatch):

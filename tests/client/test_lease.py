@@ -175,7 +175,7 @@ def test_one_look_tells_what_it_can(folder):
         ({}, Hold.UNKNOWN),
     ]:
         made.write(made.paths.cursor(1), {"counter": 7, "attempt": 1, "finished": False, "holder": holder})
-        assert lease(made).glance() == (hold, 1, 7, holder, "")
+        assert lease(made).glance() == (hold, 1, 7, holder, "", "")
     assert lease(made).glance().who == "process ? on another machine"
     assert lease(made).glance()._replace(holder=me).who == f"process {os.getpid()} on {socket.gethostname()}"
     made.write(made.paths.cursor(1), {"counter": 7, "attempt": 1, "finished": True, "holder": me})

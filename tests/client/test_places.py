@@ -71,6 +71,6 @@ def test_output_places():
     }
     models = "runs/workspaces/w/jobs/j/id/outputs/models"
     assert output_places(plan) == [
-        {"id": "MODEL", "share": "file:///control", "path": models, "suffix": "models", "rclone": False},
-        {"id": "ALL", "share": "file:///data", "path": "workspaces/w/jobs/j/id/outputs", "suffix": "", "rclone": False},
+        {"id": "MODEL", "share": "file:///control", "path": models, "rclone": False},
+        {"id": "ALL", "share": "file:///data", "path": "workspaces/w/jobs/j/id/outputs", "rclone": False},
     ]

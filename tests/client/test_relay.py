@@ -11,7 +11,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from relay_world import EXPECTED, Crash, fill, history
 
-from mlflow_batchai import collect, follower, keeper, lastthings
+from mlflow_batchai import follower, keeper, lastthings
+from mlflow_batchai.artifacts import Outputs
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.lease import Lease, LeaseLostError
 
@@ -60,7 +61,7 @@ def test_a_whole_job(scene):
     assert run.data.tags["batchai.exitCode"] == "0"
     assert run.data.tags["batchai.modelVersion"] == "models:/net/1"
     assert "batchai.notes" not in run.data.tags, run.data.tags["batchai.notes"]
-    assert [entry.path for entry in client.list_artifacts(run_id, "outputs/m")] == ["outputs/m/net.keras"]
+    assert [entry.path for entry in client.list_artifacts(run_id, "outputs/M")] == ["outputs/M/net.keras"]
     assert [entry.path for entry in client.list_artifacts(run_id, "logs")] == ["logs/stdout.txt"]
     assert relay() is None
 
@@ -70,6 +71,7 @@ CRASHES = [
     ("log_batch", True, 0),
     ("log_batch", False, 0),
     ("log_batch", True, 1),
+    ("log_artifact", True, 0),
     ("log_artifacts", True, 0),
     ("create_logged_model", True, 0),
     ("log_model_artifacts", False, 0),
@@ -173,7 +175,6 @@ def test_who_has_lost_the_lease_writes_nothing(scene):
     second.step()
     made.verdict()
     # The lease is lost while outputs are sent: the end of the run is the heir's.
-    client.after["log_artifacts"] = [None]
     made.share.write(made.paths.stdouterr + "/stdout.txt", b"x")
     second._client = second._logs._client = TakenOver(client, relay)
     with pytest.raises(LeaseLostError):
@@ -191,7 +192,7 @@ class TakenOver:
     def __getattr__(self, name):
         return getattr(self._client, name)
 
-    def log_artifacts(self, *arguments):
+    def log_artifact(self, *arguments):
         self._relay()
 
 
@@ -220,7 +221,7 @@ def test_results_on_a_share_that_is_away_are_waited_for(scene, monkeypatch, stay
     ending = relay()
     now = [1000.0]
     monkeypatch.setattr(lastthings.time, "monotonic", lambda: now[0])
-    send, tries = collect.upload_outputs, []
+    send, tries = Outputs.send, []
 
     def failing(*arguments):
         tries.append(1)
@@ -229,7 +230,7 @@ def test_results_on_a_share_that_is_away_are_waited_for(scene, monkeypatch, stay
             raise ShareError("there is no host x")
         return send(*arguments)
 
-    monkeypatch.setattr(collect, "upload_outputs", failing)
+    monkeypatch.setattr(Outputs, "send", failing)
     state = made.job.state()
     for _ in range(4 if stays_away else 1):
         with pytest.raises(ShareError, match="no host x"):
@@ -286,7 +287,7 @@ def test_what_could_not_be_sent_is_remembered(scene):
     made.share.write(f"{made.paths.folder}/outputs/m/net.keras", b"x")
     made.verdict()
     first = relay()
-    client.before["log_artifacts"] = [OSError("disk full")]
+    client.before["log_artifact"] = [OSError("disk full")]
     first.finish(made.job.state())
     assert Lease(made.job).finished() and Lease(made.job).left_out() == ["outputs: OSError: disk full"]
     assert "outputs: OSError: disk full" in client.get_run(made.plan["runId"]).data.tags["batchai.notes"]
@@ -313,10 +314,10 @@ def test_links_out_of_the_share_are_not_followed(scene, tmp_path):
     made.verdict()
     relay().finish(made.job.state())
     run_id = made.plan["runId"]
-    found = [entry.path for folder in ("outputs/m", "outputs/m/sub") for entry in client.list_artifacts(run_id, folder)]
-    assert sorted(found) == ["outputs/m/fine", "outputs/m/sub", "outputs/m/sub/real"]
+    found = [entry.path for folder in ("outputs/M", "outputs/M/sub") for entry in client.list_artifacts(run_id, folder)]
+    assert sorted(found) == ["outputs/M/fine", "outputs/M/sub", "outputs/M/sub/real"]
     notes = client.get_run(run_id).data.tags["batchai.notes"]
-    assert "outputs/m: not sent: dangling, net.keras, stolen, sub/stolen too (links out of the share, or to nothing)" in notes
+    assert "outputs/M: not sent: dangling, net.keras, stolen, sub/stolen too (links out of the share, or to nothing)" in notes
     assert f"the saved model {path} is not there, or a link out of the share" in notes
     assert client.search_logged_models(["0"]) == []
 
@@ -345,7 +346,7 @@ def test_a_folder_that_is_a_link_out_of_the_share_is_not_sent(scene, tmp_path, l
     run_id = made.plan["runId"]
     notes = client.get_run(run_id).data.tags["batchai.notes"]
     stolen = {"stdouterr": ["stdouterr"], ".": ["stdouterr", "outputs/m"]}.get(linked, ["outputs/m"])
-    for name, artifact in (("stdouterr", "logs"), ("outputs/m", "outputs/m")):
+    for name, artifact in (("stdouterr", "logs"), ("outputs/m", "outputs/M")):
         sent = [entry.path for entry in client.list_artifacts(run_id, artifact)]
         assert sent == ([] if name in stolen else [artifact + "/text"])
         assert (f"{artifact}: not sent: {made.paths.folder}/{name} lies behind a link out" in notes) is (name in stolen)

@@ -104,19 +104,19 @@ def test_each_of_the_last_things_is_sent_once(relayed):
         made.share.write(f"{made.paths.folder}/outputs/m/{name}", name.encode())
     made.verdict()
     one, state = relay(), made.job.state()
-    client.before["log_artifacts"] = [None, ConnectionError("down")]  # logs, outputs
-    client.before["log_artifact"] = [None, ConnectionError("down")]  # then file by file
+    client.before["log_artifact"] = [None, ConnectionError("down"), None, ConnectionError("down")]  # the log, outputs
     client.before["set_terminated"] = [ConnectionError("down")]
     for _ in range(3):
         with pytest.raises(ConnectionError):
             one.finish(state)
     one.finish(state)
-    assert client.calls.count("log_artifacts") == 3 and client.calls.count("log_artifact") == 4  # with those of the job itself
+    # The log, the three outputs, and those that failed; the files of the job itself go at once.
+    assert client.calls.count("log_artifact") == 6 and client.calls.count("log_artifacts") == 1
     assert client.calls.count("set_terminated") == 2
     run_id = made.plan["runId"]
     assert history(client, run_id) == EXPECTED
-    found = [entry.path for folder in ("outputs/m", "outputs/m/sub") for entry in client.list_artifacts(run_id, folder)]
-    assert sorted(found) == ["outputs/m/a", "outputs/m/b", "outputs/m/sub", "outputs/m/sub/c"]
+    found = [entry.path for folder in ("outputs/M", "outputs/M/sub") for entry in client.list_artifacts(run_id, folder)]
+    assert sorted(found) == ["outputs/M/a", "outputs/M/b", "outputs/M/sub", "outputs/M/sub/c"]
     notes = client.get_run(run_id).data.tags["batchai.notes"]
     assert (
         notes

@@ -110,9 +110,9 @@ def test_an_unsteady_service(world: Any, ssh_servers: SshNodes, account: AzureSe
     for rank in range(4):
         lines = [f"rank {rank} step {step}" for step in range(5)]
         assert world.artifact(f"logs/stdout-{rank}.txt").splitlines() == lines
-        assert world.artifact(f"outputs/models/history-{rank}.csv").split() == ["0", "1", "2", "3", "4"]
+        assert world.artifact(f"outputs/MODEL/history-{rank}.csv").split() == ["0", "1", "2", "3", "4"]
         assert [line.removeprefix(f"[{rank}] ") for line in result.stdout.splitlines() if f"rank {rank} " in line] == lines
-    assert world.artifact_file("outputs/models/model.h5").read_bytes() == b"\x89HDF" + bytes(2_000_000)
+    assert world.artifact_file("outputs/MODEL/model.h5").read_bytes() == b"\x89HDF" + bytes(2_000_000)
     assert any(request.status in (0, 429, 503) for request in account.requests())
     world.wait_gone()
     assert mounts_below(world.root) == []

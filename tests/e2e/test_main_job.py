@@ -66,7 +66,7 @@ def trained(shared_cli: Cli) -> Any:
 def predicted(trained: Any) -> dict[str, Any]:
     """What its network and its models say of test images; ``body`` is the file that asks a server the same."""
     run_id = trained.last.info.run_id
-    h5 = trained.client.download_artifacts(run_id, "outputs/models/saved_models/keras_cifar10_trained_model.h5")
+    h5 = trained.client.download_artifacts(run_id, "outputs/MODEL/saved_models/keras_cifar10_trained_model.h5")
     body = trained.root / "request.json"
     loaded = trained.call([sys.executable, "-c", LOAD, str(PROJECT), run_id, h5, "digits", str(body)], timeout=200)
     assert loaded.returncode == 0, loaded.stderr

@@ -105,7 +105,7 @@ def test_two_nodes(world: Any) -> None:
     }
     assert world.log("stdout-job_prep-node-1.txt") == "prepared on 1\n"
     assert world.artifact("logs/stdout.txt") == out
-    assert world.artifact("outputs/models/result.txt") == "42"
+    assert world.artifact("outputs/MODEL/result.txt") == "42"
 
     # The secret is nowhere but in the ranks' environment (which this script chose to print).
     for path in world.root.rglob("*"):
@@ -247,7 +247,7 @@ def test_azure_file_share_is_a_directory_here(world: Any) -> None:
     share = world.home / "shares" / "acct" / "batchai"
     assert [path.name for path in share.rglob("m.txt")] == ["m.txt"]
     assert [path.name for path in share.rglob("stdout.txt")] == ["stdout.txt"]
-    assert world.artifact("outputs/m.txt") == "x"
+    assert world.artifact("outputs/MODEL/m.txt") == "x"
 
 
 def test_keras_lines_and_rules(world: Any) -> None:

@@ -56,7 +56,7 @@ def test_the_cifar_project_on_four_nodes(world: Any, ssh_servers: SshNodes) -> N
     assert all({f"stdout-{rank}.txt", f"stderr-{rank}.txt"} & logs for rank in range(4)), logs
     assert {f"execution-node-{node}.log" for node in range(4)} <= logs
     assert "4 ranks train 2 epochs" in world.artifact("logs/stdout.txt")
-    saved = world.artifact_file("outputs/models/saved_models/keras_cifar10_trained_model.h5")
+    saved = world.artifact_file("outputs/MODEL/saved_models/keras_cifar10_trained_model.h5")
     assert saved.read_bytes().startswith(b"\x89HDF")
     model = world.client.get_logged_model(run.data.tags["batchai.model"].removeprefix("models:/"))
     assert (Path(model.artifact_location.removeprefix("file://")) / "MLmodel").is_file()

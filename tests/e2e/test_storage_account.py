@@ -45,5 +45,5 @@ def test_what_is_uploaded_is_trained_with_and_what_comes_of_it_is_downloaded(cli
     (made,) = (azure.root / "file" / "data").rglob("m.h5")
     path = made.relative_to(azure.root / "file" / "data")
     cli.json("storage", "file", "download", "-s", "data", "-p", path)
-    assert (world.cwd / "m.h5").read_text() == world.artifact("outputs/m/m.h5") == "WORDS"
+    assert (world.cwd / "m.h5").read_text() == world.artifact("outputs/MODEL/m.h5") == "WORDS"
     assert not (world.home / "shares").exists()

@@ -67,7 +67,7 @@ def test_from_nothing_to_a_result(world: Any, ssh_servers: SshNodes, azure: Azur
     for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
         assert [point.step for point in world.client.get_metric_history(run.info.run_id, name)] == [0, 1], name
     assert "4 ranks train 2 epochs" in world.artifact("logs/stdout.txt")
-    saved = world.artifact_file("outputs/models/saved_models/keras_cifar10_trained_model.h5")
+    saved = world.artifact_file("outputs/MODEL/saved_models/keras_cifar10_trained_model.h5")
     assert saved.read_bytes().startswith(b"\x89HDF")
     folder = share / run.data.tags["batchai.folder"]
     kept = folder / "outputs" / "models" / "saved_models" / "keras_cifar10_trained_model.h5"

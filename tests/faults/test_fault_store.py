@@ -125,7 +125,7 @@ class Scene:
         assert sorted((point.step, point.value, point.timestamp) for point in history) == reported
         assert len(reported) == self.step() + 1
         assert self.world.artifact("logs/stdout.txt", run).endswith("done\n")
-        assert [self.world.artifact(f"outputs/m/{name}", run) for name in ("one", "two", "three")] == ["one", "two", "three"]
+        assert [self.world.artifact(f"outputs/M/{name}", run) for name in ("one", "two", "three")] == ["one", "two", "three"]
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_a_server_that_fails_in_every_way_while_a_job_trains(scene: Scene) -> No
     assert gate.failed == 1
     scene.check()
     outputs = [name for name in gate.artifacts() if name.startswith("outputs/")]
-    assert sorted(outputs) == sorted([outputs[0], "outputs/m/one", "outputs/m/two", "outputs/m/three"])
+    assert sorted(outputs) == ["outputs/M/one", "outputs/M/three", "outputs/M/two"]
     points = gate.points(scene.run_id)
     assert len(points) == len(set(points))
     log = scene.log
