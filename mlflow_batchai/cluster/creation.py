@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlflow_batchai.cluster import clusters, records, scaling
+from mlflow_batchai.cluster import clusters, gpus, records, scaling
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import BatchAIError, ClusterError, UsageError
 from mlflow_batchai.spec.cluster import ScaleSettings
@@ -34,6 +34,8 @@ def create(name: str, data: Mapping[str, Any], source: str, record: ClusterRecor
     document, warnings = parse_cluster(data, source)
     for warning in warnings:
         say(warning)
+    if trouble := gpus.missing(document, document.nodes):
+        raise ClusterError(f"{source}: {trouble}: lower nodes or gpusPerNode")
     cluster, _ = clusters.make(name, document, Path(source), record)
     settings = _settings(cluster)
     records.add_document(name, dict(data))

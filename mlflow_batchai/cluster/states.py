@@ -118,15 +118,22 @@ def _allocated(scale: AutoScale, census: Census) -> int:
 
 
 def _gpus(cluster: Cluster, census: Census | None) -> dict[str, int] | None:
-    """``perNode``, ``total`` and ``inUse``; null where no node has any."""
+    """``perNode``, ``total``, ``inUse`` and ``free``, those that its next jobs could have; null where no node has any.
+
+    Its machines may have more GPUs than the cluster, and others may use them.
+    """
     written = cluster.document.gpus_per_node
     nodes = cluster.engine.node_limit
     if census is None or census.gpus is None:
-        return {"perNode": written, "total": written * nodes, "inUse": 0} if written else None
+        return {"perNode": written, "total": written * nodes, "inUse": 0, "free": written * nodes} if written else None
     if written == 0:
         return None
-    total = written * nodes if written else census.gpus.total
-    return {"perNode": written or total // nodes, "total": total, "inUse": census.gpus.in_use}
+    there, in_use = census.gpus
+    total = min(written * nodes, there) if written else there
+    per_node = written or total // nodes
+    taken = sum(node.state in (NodeState.RUNNING, NodeState.PREPARING, NodeState.LEAVING) for node in census.nodes)
+    free = max(0, min(total - per_node * taken, there - in_use))
+    return {"perNode": per_node, "total": total, "inUse": total - free, "free": free}
 
 
 def show_node(report: NodeReport, jobs: dict[int, str]) -> dict[str, Any]:

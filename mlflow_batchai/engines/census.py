@@ -41,7 +41,7 @@ class Ticket(NamedTuple):
 
 
 class Gpus(NamedTuple):
-    """GPUs of a cluster: all that its machines have, and those that some process computes on."""
+    """GPUs of a cluster's machines: all of them, and those that a job has or some process computes on."""
 
     total: int
     in_use: int

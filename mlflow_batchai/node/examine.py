@@ -103,7 +103,8 @@ def accelerators(part: str, wanted: Optional[int]) -> Answer:
 
     Returns:
         ``names``: one each (empty where only their number is known); ``count``; ``note``: where that comes from;
-        ``driver``: what a nvidia-smi that fails says, else empty; ``trouble``: why a job could not have them, else empty.
+        ``driver``: what a nvidia-smi that fails, or misses some, says, else empty; ``trouble``: why a job could not have them,
+        else empty.
     """
     said: List[Tuple[Optional[int], str]] = []
 
@@ -122,7 +123,7 @@ def accelerators(part: str, wanted: Optional[int]) -> Answer:
         "names": [known[name] for name in found.ids if name in known],
         "count": len(found.ids),
         "note": found.note,
-        "driver": found.note if any(status != 0 for status, _ in said) else "",
+        "driver": found.trouble if found.ids else found.note if any(status != 0 for status, _ in said) else "",
         "trouble": "",
     }
 

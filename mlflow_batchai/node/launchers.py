@@ -87,6 +87,14 @@ def without_gpus(plan: Mapping[str, Any], gpus: Sequence[int], hosts: Sequence[s
     )
 
 
+def idle_gpus(plan: Mapping[str, Any], gpus: Sequence[int]) -> Optional[str]:
+    """A sentence on GPUs that no Horovod rank uses, or None."""
+    ranks, total = plan["processCount"], sum(gpus)
+    if plan["framework"] != "horovod" or ranks >= total:
+        return None
+    return "%d rank(s) use %d of %d GPUs: set horovodSettings.processCount to %d to use all" % (ranks, ranks, total, total)
+
+
 def needs_rendezvous(plan: Mapping[str, Any]) -> bool:
     """Whether node 0 has to start Horovod's rendezvous server first."""
     return bool(plan["framework"] == "horovod")

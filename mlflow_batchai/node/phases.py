@@ -7,6 +7,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 from mlflow_batchai.node import containers, gpus, launchers, protocol, ranks, staging
+from mlflow_batchai.node.cards import Cards
 from mlflow_batchai.node.control.base import ENDING, GATHERING, RUNNING, STARTING
 from mlflow_batchai.node.inventory import Inventory
 from mlflow_batchai.node.layout import NodeLayout, archive_path, node_id
@@ -55,7 +56,7 @@ class Phases:
         self.meeting = Meeting(layout, shipper, peers)
         self.part = part
         self.name = name or layout.node_id
-        self.gpus = gpus.Gpus([], False, "")
+        self.cards = Cards(layout, shipper, runtime, peers, part, self._wait_a_little)
         self.sampler = Sampler(layout, shipper, self._in_container)
         self.preparation = Preparation(layout, shipper, runtime, self._check, self._environment)
         self.inventory = Inventory(shipper, runtime)
@@ -72,9 +73,10 @@ class Phases:
         self._announce()
         self._await_announces()
         self.layout.attempt.pace(STARTING)
-        self._check_gpus()
+        self.cards.check()
+        self.cards.take()
         self._begin_clock()
-        self.sampler.start(self.gpus.ids)
+        self.sampler.start(self.cards.own.ids)
         self.meeting.settle(self._wait_a_little)
         self._set_up()
         self._enter_container()
@@ -91,34 +93,22 @@ class Phases:
     # Steps.
 
     def _announce(self) -> None:
-        self.gpus = gpus.of_node(os.environ, self.part, self.plan["gpusPerNode"], self.layout.node_id)
         record = {
             "node": self.layout.node,
             **self.meeting.open(),
-            "gpus": self.gpus.ids,
+            "gpus": self.cards.find(),
             "cores": max(1, len(os.sched_getaffinity(0)) // self.part[1]),
             "time": protocol.now_ms(),
         }
         self.layout.attempt.write("announce-%d" % self.layout.node, self.layout.paths.announce(self.layout.node), [record])
         self.peers.announces[self.layout.node] = record
         self.shipper.note("node taken: %s" % record["host"])
-        self.shipper.note("GPUs: %s (%s); cores: %d" % (", ".join(self.gpus.ids) or "none", self.gpus.note, record["cores"]))
+        found = self.cards.own
+        self.shipper.note("GPUs: %s (%s); cores: %d" % (", ".join(found.ids) or "none", found.note, record["cores"]))
 
     def _await_announces(self) -> None:
         while not self.peers.all_announced():
             self._wait_a_little(starting=True)
-
-    def _check_gpus(self) -> None:
-        """Raise a Failure if there are more ranks than GPUs; every agent comes to the same, from the announces."""
-        counts = self._gpu_counts()
-        hosts = [self.peers.announces[node]["host"] for node in range(self.plan["nodeCount"])]
-        refusal = launchers.refusal(self.plan, counts, hosts)
-        if refusal:
-            raise Failure(protocol.NODE_SETUP_FAILED, refusal, node=self.layout.node)
-        idle = launchers.without_gpus(self.plan, counts, hosts)
-        if idle and self.layout.node == 0:
-            self.shipper.note(idle)
-            self.shipper.log(None, "err", (idle + "\n").encode())
 
     def _begin_clock(self) -> None:
         self.shipper.record("phase", urgent=True, phase="running", node=self.layout.node)
@@ -133,7 +123,7 @@ class Phases:
         staging.link_inputs(self.layout)
         staging.write_site(self.layout, _sitecustomize())
         staging.write_run(self.layout, *_plugins())
-        sizes = launchers.slots_per_node(self.plan, self._gpu_counts())
+        sizes = launchers.slots_per_node(self.plan, self.cards.counts())
         with open(self.layout.hostfile, "w", encoding="utf-8") as file:
             file.write(launchers.hostfile(self.peers.addresses(), sizes))
 
@@ -145,7 +135,7 @@ class Phases:
 
         begun = time.monotonic()
         secrets = self.credentials.get("setup") or {}
-        gpus_here = len(self.gpus.ids)
+        gpus_here = len(self.cards.own.ids)
         SetupTask(self.layout, self.shipper, self.runtime, self.peers.check, secrets, self.name, gpus_here).run()
         if self._deadline:
             self._deadline += time.monotonic() - begun
@@ -163,7 +153,7 @@ class Phases:
         from mlflow_batchai.node.containers.container import Container  # few jobs have one
 
         container = Container(
-            self.layout, self.shipper, self.runtime, wanted, self.runtime.registry, engine, bool(self.gpus.ids), self._check
+            self.layout, self.shipper, self.runtime, wanted, self.runtime.registry, engine, self.cards.own.ids, self._check
         )
         container.start()
         self.runtime.container = container
@@ -180,7 +170,7 @@ class Phases:
 
     def _start_rendezvous(self) -> int:
         task, said = _heard_task("rendezvous server")
-        sizes = launchers.spread(self.plan["processCount"], self._gpu_counts())
+        sizes = launchers.spread(self.plan["processCount"], self.cards.counts())
         hosts = ",".join("%s:%d" % (node_id(node), size) for node, size in enumerate(sizes) if size)
         argv = [
             self.python,
@@ -208,7 +198,7 @@ class Phases:
         return int(json.loads(said[0].decode())["port"])
 
     def _run_ranks(self) -> None:
-        slots = [slot for slot in launchers.slots_of(self.plan, self._gpu_counts()) if slot.node == self.layout.node]
+        slots = [slot for slot in launchers.slots_of(self.plan, self.cards.counts()) if slot.node == self.layout.node]
         rendezvous: Optional[Dict[str, Any]] = None
         while rendezvous is None:
             rendezvous = self.peers.awaited("rendezvous", self.layout.paths.rendezvous)
@@ -301,10 +291,6 @@ class Phases:
 
     # Small things.
 
-    def _gpu_counts(self) -> List[int]:
-        """GPUs of each node, as all have announced them: what every agent works out the same ranks from."""
-        return [len(self.peers.announces[node]["gpus"]) for node in range(self.plan["nodeCount"])]
-
     def _in_container(self) -> Set[int]:
         container = self.runtime.container
         return container.members() if container else set()
@@ -317,7 +303,7 @@ class Phases:
         return ranks.Known(
             os.environ,
             self.peers.addresses(),
-            self.gpus,
+            self.cards.own,
             self.runtime.secrets,
             self.python,
             self.runtime.container.base if self.runtime.container else None,

@@ -44,6 +44,7 @@ class Runtime:
         self.shipper = shipper
         self.secrets = dict(secrets)
         self.node_lock: Optional[int] = None
+        self.gpu_locks: List[int] = []
         self.container: Optional[Container] = None
         self.registry: Optional[Mapping[str, str]] = None
         self.tasks: Dict[int, Task] = {}
@@ -68,14 +69,14 @@ class Runtime:
         helper: bool = False,
         inside: bool = True,
     ) -> Task:
-        """Start a task; ranks and preparation hold the node's lock open.
+        """Start a task; ranks and preparation hold the locks of the node and of its GPUs open.
 
         Args:
             stdin: whether it has a pipe as standard input, closed when the agent goes.
             helper: whether it goes on when ranks are ended, until ``stop_helpers``.
             inside: whether it runs in the job's container, where there is one.
         """
-        keep = [] if self.node_lock is None else [self.node_lock]
+        keep = [*([] if self.node_lock is None else [self.node_lock]), *self.gpu_locks]
         cwd = cwd or self.layout.code
         if self.container and inside:
             environment = dict(environment, **({HELPER_VARIABLE: "1"} if helper else {}))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlflow_batchai.cluster import setup
+from mlflow_batchai.cluster import gpus, setup
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.cluster.scaling import larger, too_few
 from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError
@@ -123,6 +123,8 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         )
     if framework == "horovod":
         _check_gpus(cluster, process_count, node_count, source)
+    if trouble := gpus.missing(cluster.document, node_count):
+        raise ClusterError(f"{source}: {trouble}: lower nodeCount, or gpusPerNode of cluster '{cluster.name}'")
     limit = _seconds(properties)
     chosen = choose_volumes(properties, cluster, source, limit + WAITING_SECONDS)
     warnings = list(chosen.warnings)
@@ -175,9 +177,9 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         "metrics": list(program.metrics),
         "systemMetrics": program.terms.system_seconds,
         "allRanks": program.terms.all_ranks,
+        "artifacts": {"checkpoints": program.terms.checkpoints, "exclude": list(program.terms.exclude)},
         "model": program.model,
     }
-        "artifacts": {"checkpoints": program.terms.checkpoints, "exclude": list(program.terms.exclude)},
     warnings += _undefined(properties, program.command, source)
     secrets = {entry.name: _secret(entry, source) for entry in properties.secrets}
     task = cluster.document.node_setup.setup_task
@@ -209,11 +211,11 @@ def _framework(properties: JobProperties, source: str) -> tuple[str, int, int]:
 
 def _check_gpus(cluster: Cluster, processes: int, nodes: int, source: str) -> None:
     """Where the cluster document says how many GPUs there are, too many ranks fail here; else the nodes tell."""
-    gpus = (cluster.document.gpus_per_node or 0) * nodes
-    if 0 < gpus < processes and not cluster.document.oversubscribe:
+    there = (cluster.document.gpus_per_node or 0) * nodes
+    if 0 < there < processes and not cluster.document.oversubscribe:
         raise ClusterError(
             f"{source}: properties.horovodSettings.processCount is {processes} and {nodes} node(s) of cluster '{cluster.name}'"
-            f" have {gpus} GPUs (gpusPerNode): lower processCount, or set oversubscribe: true in the cluster document"
+            f" have {there} GPUs (gpusPerNode): lower processCount, or set oversubscribe: true in the cluster document"
         )
 
 

@@ -139,11 +139,32 @@ def test_the_command_that_starts_a_container() -> None:
         arguments.KEEPER,
         "/jobs/alive",
     ]
-    for engine, gpus in ((DOCKER, "--gpus=all"), (PODMAN, "--device=nvidia.com/gpu=all")):
+    for engine, gpus in ((DOCKER, '--gpus="device=GPU-a,MIG-b"'), (PODMAN, "--device=nvidia.com/gpu=GPU-a")):
+        made = arguments.create(engine, plan, *rest, gpus=["GPU-a", "MIG-b"], pipe="/jobs/alive")
         expected = [engine.program, *(gpus if word == "GPUS" else word for word in common)]
-        assert arguments.create(engine, plan, *rest, gpus=True, pipe="/jobs/alive") == expected
-    without = arguments.create(DOCKER, {**plan, "shmSize": None}, *rest, gpus=False, pipe="/jobs/alive")
+        assert [word for word in made if word != "--device=nvidia.com/gpu=MIG-b"] == expected
+    without = arguments.create(DOCKER, {**plan, "shmSize": None}, *rest, gpus=[], pipe="/jobs/alive")
     assert not [word for word in without if word.startswith(("--shm", "--gpus", "--device"))]
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpus", "specifications", "offered"),
+    [
+        (DOCKER, ["GPU-a"], "", ["GPU-a"]),
+        (DOCKER, ["0"], "", ["all"]),
+        (PODMAN, ["GPU-a"], "devices:\n- name: '0'\n- name: GPU-a\n", ["GPU-a"]),
+        (PODMAN, ["GPU-a", "GPU-b"], "- name: GPU-a", ["all"]),
+        (PODMAN, [], "", []),
+    ],
+)
+def test_gpus_that_a_container_is_given(engine: Engine, gpus: list[str], specifications: str, offered: list[str]) -> None:
+    assert arguments.offered(engine, gpus, specifications) == offered
+    made = arguments.create(engine, PLAN, "sha256:feed", "n", {}, [], {}, "0:0", gpus=offered, pipe="/jobs/alive")
+    options = {
+        DOCKER: "--gpus=" + ("all" if offered == ["all"] else "device=GPU-a"),
+        PODMAN: f"--device=nvidia.com/gpu={[*offered, ''][0]}",
+    }
+    assert (options[engine] in made) == bool(offered)
 
 
 def test_no_value_stands_in_the_arguments() -> None:

@@ -11,7 +11,7 @@ from booking import take
 from node_world import Cluster
 from waiting import wait_for
 
-from mlflow_batchai.node import tickets
+from mlflow_batchai.node import gpulocks, tickets
 from mlflow_batchai.node.census import census
 from mlflow_batchai.node.gate import gate, is_closed
 from mlflow_batchai.node.turn import take_node
@@ -79,7 +79,6 @@ def test_gpus_in_use(tmp_path: Path, monkeypatch: Any) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text(
         '#!/bin/sh\ncase $1 in\n-L) for i in 0 1 2; do echo "GPU $i: X (UUID: GPU-$i$i)"; done;;\n'
-        '--query-gpu*) for i in 0 1 2; do echo "$i, GPU-$i$i"; done;;\n'
         '--query-compute*) echo GPU-11; echo GPU-11; echo GPU-22; [ ! -e "$0.broken" ];;\nesac\n'
     )
     tool.chmod(0o755)
@@ -87,8 +86,14 @@ def test_gpus_in_use(tmp_path: Path, monkeypatch: Any) -> None:
     assert census([])["gpus"] == {"total": 3, "inUse": 2}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert census([])["gpus"] == {"total": 2, "inUse": 1}
+    # One that a job holds is in use, whatever it does with it; a lost one doesn't hide the others.
+    taken = gpulocks.take(["GPU-00"], [], "toy/1/0", {"toy/1/0": 1})
+    assert taken is not None
     (tmp_path / "nvidia-smi.broken").touch()
-    assert census([])["gpus"] == {"total": 2, "inUse": 0}
+    assert census([])["gpus"] == {"total": 2, "inUse": 2}
+    for descriptor in taken.descriptors:
+        os.close(descriptor)
+    assert census([])["gpus"] == {"total": 2, "inUse": 1}
 
 
 def test_a_node_that_is_closed_while_it_is_taken(tmp_path: Path) -> None:

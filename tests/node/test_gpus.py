@@ -41,40 +41,59 @@ def four(machine: Machine) -> Machine:
 
 
 def test_all_that_nvidia_smi_lists(four: Machine) -> None:
-    assert gpus.visible(four.environment) == (["0", "1", "2", "3"], "nvidia-smi -L")
+    assert gpus.visible(four.environment) == (UUIDS, "nvidia-smi -L", "")
 
 
-def test_instances_of_a_gpu_are_no_gpus(machine: Machine) -> None:
-    machine.smi(LISTING.splitlines(keepends=True)[0] + MIG * 2)
-    assert gpus.visible(machine.environment)[0] == ["0"]
+def test_a_gpu_that_is_cut_up_is_its_instances(machine: Machine) -> None:
+    first, second = LISTING.splitlines(keepends=True)[:2]
+    machine.smi(first + MIG + MIG.replace("MIG-c", "MIG-d").replace("0:", "1:") + second)
+    instances = ["MIG-c7384736-a75d-5afc-978f-d2f1294409fd", "MIG-d7384736-a75d-5afc-978f-d2f1294409fd"]
+    assert gpus.visible(machine.environment).ids == [*instances, UUIDS[1]]
+    assert gpus.visible({**machine.environment, "CUDA_VISIBLE_DEVICES": "0"}).ids == instances[:1]
+    assert gpus.visible({**machine.environment, "CUDA_VISIBLE_DEVICES": "MIG-d738"}).ids == instances[1:]
+
+
+@pytest.mark.parametrize("code", [0, 15])
+def test_a_lost_gpu_leaves_the_others(machine: Machine, code: int) -> None:
+    lost = "Unable to determine the device handle for GPU1: 0000:1A:00.0: Unknown Error"
+    lines = LISTING.splitlines(keepends=True)
+    machine.smi("".join([lines[0], lost + "\n", *lines[2:]]), code)
+    found = gpus.of_node(machine.environment, (0, 1), None, "node-0")
+    assert (found.ids, found.trouble) == ([UUIDS[0], *UUIDS[2:]], "nvidia-smi -L says: " + lost)
+    with pytest.raises(SetupError, match=r"gpusPerNode is 4 and node-0 has 3 GPU.s. .nvidia-smi -L says: Unable to determine"):
+        gpus.of_node(machine.environment, (0, 1), 4, "node-0")
+    # Three of four one-GPU nodes still have theirs, and the fourth may wait for one of them.
+    parts = [gpus.of_node(machine.environment, (index, 4), 1, "a node") for index in range(4)]
+    assert [part.ids for part in parts] == [[UUIDS[0]], [UUIDS[2]], [UUIDS[3]], [UUIDS[0]]]
+    assert parts[3].others == [UUIDS[2], UUIDS[3]]
 
 
 @pytest.mark.parametrize(
     ("chosen", "ids"),
     [
         ("", []),
-        ("2", ["2"]),
-        ("3,1", ["3", "1"]),
-        ("1, 1", ["1"]),
-        (UUIDS[2], [UUIDS[2]]),
-        ("GPU-bbbb,GPU-aaaa", [UUIDS[1], UUIDS[0]]),
-        (f"{UUIDS[0]},1", [UUIDS[0]]),
-        ("1,GPU-aaaa", ["1"]),
+        ("2", [2]),
+        ("3,1", [3, 1]),
+        ("1, 1", [1]),
+        (UUIDS[2], [2]),
+        ("GPU-bbbb,GPU-aaaa", [1, 0]),
+        (f"{UUIDS[0]},1", [0]),
+        ("1,GPU-aaaa", [1]),
         ("-1", []),
-        ("0,9,1", ["0"]),
-        ("1,GPU-", ["1"]),
+        ("0,9,1", [0]),
+        ("1,GPU-", [1]),
         ("MIG-c7384736", []),
     ],
 )
-def test_the_node_s_own_choice(four: Machine, chosen: str, ids: list[str]) -> None:
-    found, note = gpus.visible({**four.environment, "CUDA_VISIBLE_DEVICES": chosen})
-    assert found == ids
-    assert note.startswith(f"CUDA_VISIBLE_DEVICES={chosen.replace(' ', '')}")
+def test_the_node_s_own_choice(four: Machine, chosen: str, ids: list[int]) -> None:
+    found = gpus.visible({**four.environment, "CUDA_VISIBLE_DEVICES": chosen})
+    assert found.ids == [UUIDS[index] for index in ids]
+    assert found.note.startswith(f"CUDA_VISIBLE_DEVICES={chosen.replace(' ', '')}")
 
 
 def test_no_tool_no_gpus(machine: Machine) -> None:
     machine.environment["PATH"] = str(machine.folder)
-    assert gpus.visible(machine.environment) == ([], "no nvidia-smi on PATH")
+    assert gpus.visible(machine.environment) == ([], "no nvidia-smi on PATH", "")
 
 
 def test_a_tool_that_fails_says_why(machine: Machine) -> None:
@@ -82,26 +101,28 @@ def test_a_tool_that_fails_says_why(machine: Machine) -> None:
     assert gpus.visible(machine.environment) == (
         [],
         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+        "",
     )
     machine.smi(program="no program")
-    ids, note = gpus.visible(machine.environment)
-    assert ids == [] and note == f"{machine.folder}/nvidia-smi can't be run: Exec format error"
+    found = gpus.visible(machine.environment)
+    assert found.ids == [] and found.note == f"{machine.folder}/nvidia-smi can't be run: Exec format error"
 
 
 def test_a_tool_that_hangs_is_given_up(machine: Machine) -> None:
     machine.smi(program="#!/bin/sh\nsleep 60 & wait\n")
     begun = time.monotonic()
     found = gpus.visible(machine.environment, lambda argv, environment: gpus.ask(argv, environment, 0.2))
-    assert found == ([], "nvidia-smi -L did not answer within 0 s")
+    said = "nvidia-smi -L did not answer within 0 s"
+    assert found == ([], said, "no GPU is used: " + said)
     assert time.monotonic() - begun < 10.0
 
 
 @pytest.mark.parametrize(
     ("count", "parts", "expected"),
     [
-        (4, 1, [["0", "1", "2", "3"]]),
-        (4, 2, [["0", "1"], ["2", "3"]]),
-        (3, 2, [["0", "1"], ["2"]]),
+        (4, 1, [UUIDS]),
+        (4, 2, [UUIDS[:2], UUIDS[2:]]),
+        (3, 2, [UUIDS[:2], UUIDS[2:3]]),
         (2, 3, [[], [], []]),
         (0, 2, [[], []]),
     ],
@@ -110,17 +131,20 @@ def test_parts_of_a_machine(machine: Machine, count: int, parts: int, expected: 
     machine.smi("".join(LISTING.splitlines(keepends=True)[:count]))
     found = [gpus.of_node(machine.environment, (index, parts), None, "node-0") for index in range(parts)]
     assert [part.ids for part in found] == expected
+    assert all([*part.ids, *part.others] == [] or {*part.ids, *part.others} == set(UUIDS[:count]) for part in found)
+    assert bool(found[0].trouble) == (0 < count < parts)
     # A part that has none must not take what is another's.
     assert [part.hidden for part in found] == [bool(count) and not ids for ids in expected]
 
 
 def test_the_cluster_document_s_word(four: Machine) -> None:
-    assert gpus.of_node(four.environment, (1, 2), 1, "node-1").ids == ["2"]
+    assert gpus.of_node(four.environment, (1, 2), 1, "node-1").ids == [UUIDS[2]]
+    assert gpus.of_node(four.environment, (1, 2), 3, "node-1").ids == [UUIDS[2], UUIDS[3], UUIDS[0]]
     assert gpus.of_node(four.environment, (0, 1), 0, "node-0") == Gpus([], True, "gpusPerNode is 0")
     with pytest.raises(
-        SetupError, match=r"gpusPerNode is 3 and node-1 has 2 GPU\(s\) \(nvidia-smi -L\): mend its driver, or lower"
+        SetupError, match=r"gpusPerNode is 5 and node-1 has 4 GPU\(s\) \(nvidia-smi -L\): mend its driver, or lower"
     ):
-        gpus.of_node(four.environment, (1, 2), 3, "node-1")
+        gpus.of_node(four.environment, (1, 2), 5, "node-1")
     four.smi("no devices\n", code=6)
     with pytest.raises(SetupError, match=r"gpusPerNode is 1 and node-0 has 0 GPU\(s\) \(no devices\)"):
         gpus.of_node(four.environment, (0, 1), 1, "node-0")
@@ -128,18 +152,17 @@ def test_the_cluster_document_s_word(four: Machine) -> None:
 
 def test_the_cluster_document_is_believed_where_nobody_can_be_asked(machine: Machine) -> None:
     machine.environment["PATH"] = str(machine.folder)
-    assert gpus.of_node(machine.environment, (1, 2), 2, "node-1") == Gpus(["2", "3"], False, "gpusPerNode")
+    assert gpus.of_node(machine.environment, (1, 2), 2, "node-1") == Gpus(["2", "3"], False, "gpusPerNode", ["0", "1"])
     machine.environment["CUDA_VISIBLE_DEVICES"] = "5,6"
     assert gpus.of_node(machine.environment, (0, 1), 2, "node-0").ids == ["5", "6"]
 
 
 def test_variables() -> None:
     two = Gpus(["3", "1"], False, "")
-    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert gpus.variables(two) == {"CUDA_VISIBLE_DEVICES": "3,1", **order}
+    rest = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "BATCHAI_NODE_GPUS": "3,1"}
+    assert gpus.variables(two) == {"CUDA_VISIBLE_DEVICES": "3,1", **rest}
     assert [gpus.variables(two, rank) for rank in (0, 1, 2)] == [
-        {"CUDA_VISIBLE_DEVICES": device, **order} for device in ("3", "1", "3")
+        {"CUDA_VISIBLE_DEVICES": device, **rest} for device in ("3", "1", "3")
     ]
-    assert gpus.variables(Gpus(UUIDS[:2], False, ""), 1) == {"CUDA_VISIBLE_DEVICES": UUIDS[1]}
     assert gpus.variables(Gpus([], False, ""), 0) == {}
     assert gpus.variables(Gpus([], True, ""), 0) == {"CUDA_VISIBLE_DEVICES": ""}

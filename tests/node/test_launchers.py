@@ -106,6 +106,12 @@ def test_nodes_that_get_nothing_to_do() -> None:
     assert launchers.without_gpus({"framework": "custom"}, [4, 0], HOSTS) is None
 
 
+def test_gpus_that_no_rank_uses() -> None:
+    plan = {"framework": "horovod", "processCount": 2}
+    assert launchers.idle_gpus(plan, [4, 4]) == "2 rank(s) use 2 of 8 GPUs: set horovodSettings.processCount to 8 to use all"
+    assert launchers.idle_gpus(plan, [1, 1]) is None is launchers.idle_gpus({**plan, "framework": "custom"}, [4, 4])
+
+
 def test_custom_runs_once_on_node_zero() -> None:
     plan = {"framework": "custom", "processCount": 1, "nodeCount": 3}
     slots = launchers.slots_of(plan, [2, 2, 0])

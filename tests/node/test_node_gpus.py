@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from typing import Any
 
@@ -16,13 +17,18 @@ SHOW = (
 HOST = socket.gethostname()
 
 
+def gpu(node: int, index: int) -> str:
+    """A UUID that no other test session uses at this time: GPUs are taken for the whole machine."""
+    return f"GPU-{os.getpid():08x}-{node}-{index}"
+
+
 def on_path(cluster: Cluster, counts: list[int]) -> list[list[str]]:
     """What gives each agent an nvidia-smi of so many GPUs."""
     enter = []
     for node, count in enumerate(counts):
         tool = cluster.folder / f"smi-{node}" / "nvidia-smi"
         tool.parent.mkdir(exist_ok=True)
-        lines = "".join(f"GPU {index}: Toy (UUID: GPU-{node}{index})\n" for index in range(count))
+        lines = "".join(f"GPU {index}: Toy (UUID: {gpu(node, index)})\n" for index in range(count))
         tool.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}END\n")
         tool.chmod(0o755)
         enter.append(["env", f"PATH={tool.parent}:{os.environ['PATH']}"])
@@ -30,8 +36,9 @@ def on_path(cluster: Cluster, counts: list[int]) -> list[list[str]]:
 
 
 def shown(job: Job) -> list[str]:
-    """What each rank printed, in rank order."""
-    lines = [line.partition("] ")[2] or line for line in job.log("stdout.txt").splitlines()]
+    """What each rank printed, in rank order; of a GPU its index on the node."""
+    said = re.sub(r"GPU-\w{8}-\d-(\d)", r"\1", job.log("stdout.txt"))
+    lines = [line.partition("] ")[2] or line for line in said.splitlines()]
     return sorted(lines)
 
 
@@ -52,7 +59,7 @@ def test_every_rank_has_its_own(cluster: Cluster) -> None:
     ]
     assert job.log("stderr-0.txt") == "127.0.0.1 slots=2\n127.0.0.1 slots=1\n"
     assert [job.log(f"stdout-job_prep-node-{node}.txt") for node in (0, 1)] == ["2 GPUs\n", "1 GPUs\n"]
-    assert "GPUs: 0, 1 (nvidia-smi -L); cores: " in job.log("execution-node-0.log")
+    assert f"GPUs: {gpu(0, 0)}, {gpu(0, 1)} (nvidia-smi -L); cores: " in job.log("execution-node-0.log")
 
 
 def test_more_ranks_than_gpus_are_refused_unless_they_may_share(cluster: Cluster) -> None:
@@ -118,3 +125,14 @@ def test_a_node_that_has_less_than_the_cluster_document_says(cluster: Cluster) -
     verdict = job.wait()
     assert verdict["errors"][0]["code"] == "NodeSetupFailed"
     assert verdict["reason"].startswith("gpusPerNode is 2 and node-1 has 1 GPU(s) (nvidia-smi -L): mend its driver"), job.said()
+
+
+def test_ranks_that_choose_by_their_local_rank(cluster: Cluster) -> None:
+    """As under horovodrun, where all ranks of a node see all of its GPUs."""
+    chosen = [{"name": "CUDA_VISIBLE_DEVICES", "value": "$BATCHAI_NODE_GPUS"}]
+    job = run(cluster, [2, 1], SHOW + " ${HOROVOD_LOCAL_RANK-}", ranks=3, environmentVariables=chosen)
+    assert shown(job) == [
+        "0/3 on node-0: 0,1 PCI_BUS_ID of 2 0",
+        "1/3 on node-0: 0,1 PCI_BUS_ID of 2 1",
+        "2/3 on node-1: 0 PCI_BUS_ID of 1 0",
+    ]

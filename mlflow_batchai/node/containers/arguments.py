@@ -74,7 +74,7 @@ def create(
     mounts: Sequence[Mount],
     environment: Mapping[str, str],
     user: str,
-    gpus: bool,
+    gpus: Sequence[str],
     pipe: str,
 ) -> List[str]:
     """The whole command that starts the container.
@@ -84,7 +84,7 @@ def create(
         image: name or id of the image that is on the node.
         environment: what all processes in it get besides the image's own; nothing secret.
         user: ``uid:gid``.
-        gpus: whether it gets the machine's GPUs. All of them, so that their numbers are the node's.
+        gpus: those that it gets (see ``offered``).
         pipe: the named pipe that the agent holds open.
     """
     argv = [engine.program, "run", "--detach", "--rm", "--name=" + name]
@@ -94,11 +94,31 @@ def create(
     if container.get("shmSize"):
         argv.append("--shm-size=" + container["shmSize"])
     if gpus:
-        argv += ["--gpus=all"] if engine.kind == "docker" else ["--device=nvidia.com/gpu=all"]
+        argv += _devices(engine, gpus)
     argv += ["--env=%s=%s" % variable for variable in environment.items()]
     argv += ["--mount=" + _mount(mount) for mount in mounts]
     argv += ["--volume=" + volume for volume in container.get("volumes") or ()]
     return [*argv, "--entrypoint=sh", image, "-c", KEEPER, pipe]
+
+
+def offered(engine: Engine, gpus: Sequence[str], specifications: str) -> Sequence[str]:
+    """What a container is given of the node's GPUs: by UUID just those, ``all`` where the engine can't tell them apart.
+
+    Indexes would be others inside. An engine other than docker knows the names of the container device interface (CDI), and
+    not every tool that writes its specifications names UUIDs.
+
+    Args:
+        specifications: the texts of the machine's CDI specifications.
+    """
+    known = engine.kind == "docker" or all(name in specifications for name in gpus)
+    return ["all"] if gpus and (not known or any(name.isdigit() for name in gpus)) else gpus
+
+
+def _devices(engine: Engine, gpus: Sequence[str]) -> List[str]:
+    if engine.kind != "docker":
+        return ["--device=nvidia.com/gpu=" + name for name in gpus]
+    # Its value is a line of CSV.
+    return ["--gpus=all" if list(gpus) == ["all"] else "--gpus=" + _field("device=" + ",".join(gpus))]
 
 
 def _mount(mount: Mount) -> str:

@@ -1,6 +1,7 @@
 """One container for one job on one node: its image is pulled, it is started, commands enter it, and it goes with the agent."""
 
 import contextlib
+import glob
 import os
 import shutil
 import time
@@ -32,7 +33,7 @@ class Container:
     Args:
         container: the plan's.
         credentials: ``username`` and ``password`` of the registry, or None.
-        gpus: whether the node's GPUs are used.
+        gpus: the node's.
         check: raises if the attempt is to end.
 
     Attributes:
@@ -50,7 +51,7 @@ class Container:
         container: Mapping[str, Any],
         credentials: Optional[Mapping[str, str]],
         engine: Engine,
-        gpus: bool,
+        gpus: Sequence[str],
         check: Callable[[], None],
     ) -> None:
         # Each attempt has its own: what another one has left on this machine may still be there, and be removed by its name.
@@ -135,7 +136,7 @@ class Container:
             self._mounts(),
             environment,
             user,
-            self._gpus,
+            arguments.offered(self._engine, self._gpus, _device_specifications()),
             pipe,
         )
         # Not to be broken off: its container could come when nobody looks for it any more.
@@ -280,6 +281,14 @@ class Container:
             os.close(self._pipe)
             self._pipe = None
         return trouble
+
+
+def _device_specifications() -> str:
+    found = []
+    for path in sorted(glob.glob("/etc/cdi/*") + glob.glob("/var/run/cdi/*")):
+        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            found.append(file.read())
+    return "\n".join(found)
 
 
 def _last(task: Task) -> str:

@@ -1,0 +1,27 @@
+"""Whether this machine has the GPUs that a cluster document promises."""
+
+from __future__ import annotations
+
+import os
+
+from mlflow_batchai.node import gpus
+from mlflow_batchai.node.environment import for_agents
+from mlflow_batchai.spec.cluster import ClusterDocument, Engine
+
+
+def missing(document: ClusterDocument, nodes: int) -> str:
+    """Why so many nodes of a local cluster can't have ``gpusPerNode`` GPUs each at once, or nothing.
+
+    A driver that gives no answer is left for the nodes to tell.
+    """
+    wanted = document.gpus_per_node
+    environment = for_agents(os.environ)
+    if document.engine is not Engine.LOCAL or not wanted or gpus.nvidia_smi(environment) is None:
+        return ""
+    found = gpus.visible(environment)
+    if not found.ids or len(found.ids) >= wanted * nodes:
+        return ""
+    return (
+        f"{nodes} node(s) with gpusPerNode: {wanted} take {wanted * nodes} GPUs, and this machine has {len(found.ids)}"
+        f" ({found.trouble or found.note})"
+    )
