@@ -17,7 +17,7 @@ from azure_server import AzureServer
 from booking import take
 from closed_file import read_closed
 
-from mlflow_batchai.node import processes, protocol, tickets
+from mlflow_batchai.node import mountfiles, processes, protocol, tickets
 from mlflow_batchai.node.environment import allowed
 
 PlanMaker = Callable[..., dict[str, Any]]
@@ -118,7 +118,7 @@ class Job:
         """Make a request, as clients do."""
         identity = uuid.uuid4().hex
         path = self.share / self.paths.request(identity)
-        protocol.write_closed(str(path), [protocol.request_record(kind, attempt, who, why)])
+        mountfiles.write_closed(str(path), [protocol.request_record(kind, attempt, who, why)])
         self.notice(f"request-{identity}")
 
     def notice(self, name: str) -> None:
@@ -226,7 +226,7 @@ class Cluster:
             },
         )
         paths = protocol.JobPaths(plan["folder"])
-        protocol.write_closed(str(self.share / paths.plan), [plan])
+        mountfiles.write_closed(str(self.share / paths.plan), [plan])
         ticket = take(str(self.book), [str(root) for root in self.roots], plan["job"], nodes)
         job = Job(self.share, plan, ticket)
         self._jobs.append(job)
@@ -241,8 +241,8 @@ class Cluster:
                 lines = [
                     "import sys",
                     f"sys.path.insert(0, {str(self._agent)!r})",
-                    "from mlflow_batchai.node import agent, ending, inbox, peers, phases, protocol, runtime, sharefiles, shipper",
-                    "from mlflow_batchai.node import staging, tickets",
+                    "from mlflow_batchai.node import agent, ending, inbox, mountfiles, peers, phases, protocol, runtime",
+                    "from mlflow_batchai.node import sharefiles, shipper, staging, tickets",
                     "from mlflow_batchai.node.control import board, mounted, noticed, rest, wire",
                     self.patch,
                     patch,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
-from mlflow_batchai.node.protocol import freshen, read_fresh
+from mlflow_batchai.node.mountfiles import freshen, read_fresh
 from mlflow_batchai.shares.base import Entry
 
 TEMPORARY = ".new-"

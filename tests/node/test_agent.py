@@ -18,7 +18,7 @@ from closed_file import read_closed
 from node_world import SAVES, Cluster, Job, PlanMaker, python38
 from waiting import wait_for
 
-from mlflow_batchai.node import ending, processes, protocol, sharefiles, tickets
+from mlflow_batchai.node import ending, mountfiles, processes, protocol, sharefiles, tickets
 
 # Runs until ``release``.
 HOLD = 'echo go; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
@@ -282,7 +282,7 @@ def test_a_verdict_by_a_client_ends_the_agents(any_cluster: Cluster) -> None:
     wait_for(lambda: job.log("stdout.txt").count("started") == 2)
     client = {"executionState": "failed", "exitCode": None, "errors": [], "reason": "mine", "terminated": False, "endTime": 1}
     (job.share / job.paths.verdict).mkdir()
-    protocol.write_closed(str(job.share / job.paths.verdict_file), [client])
+    mountfiles.write_closed(str(job.share / job.paths.verdict_file), [client])
     job.notice("verdict")
     assert job.wait(40) == client
     assert_clean(any_cluster, job)
@@ -376,7 +376,7 @@ def mkdir(path, mode=0o777):
     make(path, mode)
     if path.endswith("/verdict"):
         given = protocol.verdict_record(protocol.FAILED, "follower", reason="frozen")
-        protocol.write_closed(path + "/verdict.json", [given])
+        mountfiles.write_closed(path + "/verdict.json", [given])
 agent.os.mkdir = mkdir
 """
 
@@ -534,7 +534,7 @@ def test_an_agent_without_a_plan_says_so(agent_pyz: Path, tmp_path: Path) -> Non
 def test_an_agent_waits_for_a_plan_that_is_seen_late(agent_pyz: Path, tmp_path: Path) -> None:
     plan = tmp_path / "x" / "batchai" / "plan.json"
     plan.parent.mkdir(parents=True)
-    timer = threading.Timer(1.0, protocol.write_closed, (str(plan), [{"protocol": 0}]))
+    timer = threading.Timer(1.0, mountfiles.write_closed, (str(plan), [{"protocol": 0}]))
     timer.start()
     done = ask_for_a_plan(agent_pyz, tmp_path, 60)
     timer.join()

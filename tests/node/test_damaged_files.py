@@ -10,7 +10,7 @@ PATCH = """
 from mlflow_batchai.node import records
 records.SETTLE_SECONDS, sharefiles.QUIET_SECONDS, shipper.AGAIN_SECONDS = 0.3, 0.5, 1.0
 mounted.BEAT_SECONDS, peers.DAMAGED_SECONDS = 0.2, 1.0
-damaged, real = [], protocol.write_closed
+damaged, real = [], mountfiles.write_closed
 def write(path, found):
     if damaged or {node!r} not in sys.argv or not any(record.get("k") == {what!r} for record in found) and not path.endswith({what!r}):
         return real(path, found)
@@ -19,7 +19,7 @@ def write(path, found):
     if data is not None:
         real(path, [])
         open(path, "wb").write(data)
-protocol.write_closed = write
+mountfiles.write_closed = write
 """
 LEFT = {
     "missing": "(lambda data: None)",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.node import examine, protocol
+from mlflow_batchai.node import examine, mountfiles
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.identity import identify
 
@@ -56,6 +56,6 @@ def test_what_the_system_says_of_a_write(share: Path, monkeypatch: pytest.Monkey
     def write(path: str, records: Any) -> None:
         raise OSError(number, os.strerror(number), path)
 
-    monkeypatch.setattr(protocol, "write_closed", write)
+    monkeypatch.setattr(mountfiles, "write_closed", write)
     said = offer(share)
     assert (said["trouble"], said["why"]) == (trouble, os.strerror(number))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import pytest
-from closed_file import read_closed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,16 +77,6 @@ def test_decode_one_wants_one() -> None:
             decode_one(encode(records))
 
 
-def test_files(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b.json"
-    assert read_closed(str(path)) is None
-    protocol.write_closed(str(path), [{"a": "\udc80"}])
-    assert read_closed(str(path)) == {"a": "\udc80"}
-    path.write_bytes(path.read_bytes()[:-1])
-    assert read_closed(str(path)) is None
-    assert read_closed(str(path / "below a file")) is None
-
-
 def test_paths_have_one_place_each() -> None:
     paths = JobPaths("/ws/job/", 3)
     assert paths.announce(2) == "ws/job/batchai/attempts/3/nodes/2/announce.json"
@@ -104,24 +92,3 @@ def test_every_error_code_has_its_message() -> None:
         value for name, value in vars(protocol).items() if name.isupper() and isinstance(value, str) and value[0].isupper()
     }
     assert codes - {protocol.MARK_VARIABLE, protocol.NODE_VARIABLE} == set(protocol.MESSAGES)
-
-
-def test_a_name_that_was_missing_is_looked_for_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a mount may remember that a name was missing, the nearest folder that exists is opened before it is asked again."""
-    opened = []
-    real = protocol.os.open
-
-    def spy(path: str, flags: int) -> int:
-        descriptor = real(path, flags)
-        opened.append(str(path))
-        if str(path) == str(tmp_path):
-            (tmp_path / "a" / "b").mkdir(parents=True)
-            (tmp_path / "a" / "b" / "file").write_bytes(b"there")
-        return descriptor
-
-    monkeypatch.setattr(protocol.os, "open", spy)
-    assert protocol.read_fresh(str(tmp_path / "a" / "b" / "file"), 1, 3) == b"her"
-    assert opened == [str(tmp_path)]
-    with pytest.raises(FileNotFoundError):
-        protocol.read_fresh(str(tmp_path / "none"))
-    assert read_closed(str(tmp_path / "none" / "of" / "it.json")) is None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai.node import protocol, sharefiles, shipper
+from mlflow_batchai.node import mountfiles, protocol, sharefiles, shipper
 from mlflow_batchai.node.control import base, mounted
 from mlflow_batchai.node.control.mounted import MountedLogFile
 from mlflow_batchai.node.inbox import Inbox
@@ -213,7 +213,7 @@ def test_a_segment_that_was_tried_comes_again_the_same(make: Callable[..., Threa
     """A write may fail after it has arrived: whoever has read that segment must not miss what it holds the second time."""
     monkeypatch.setattr(mounted, "BEAT_SECONDS", 0.05)
     written: dict[str, list[bytes]] = {}
-    real = protocol.write_closed
+    real = mountfiles.write_closed
 
     def write(path: str, records: list[dict[str, Any]]) -> None:
         written.setdefault(path, []).append(protocol.encode(records))
@@ -221,7 +221,7 @@ def test_a_segment_that_was_tried_comes_again_the_same(make: Callable[..., Threa
             raise OSError("the answer got lost")
         real(path, records)
 
-    monkeypatch.setattr(protocol, "write_closed", write)
+    monkeypatch.setattr(mountfiles, "write_closed", write)
     thread = make()
     thread.shipper.start()
     wait_for(lambda: written, 5)
@@ -240,7 +240,7 @@ def test_a_log_file_that_can_t_grow_stops_nothing(make: Callable[..., Thread], m
     thread.shipper.log(0, "out", b"hello\n")
     wait_for(lambda: thread.records("log"), 5)
     request = on_share(thread.layout, thread.layout.paths.request("1"))
-    protocol.write_closed(request, [{"who": "ann", "why": ""}])
+    mountfiles.write_closed(request, [{"who": "ann", "why": ""}])
     assert wait_for(thread.shipper.inbox.requests, 5) == [{"who": "ann", "why": ""}]
     folder.unlink()
     wait_for(lambda: thread.text("stdout.txt") == "hello\n", 5)
@@ -258,10 +258,10 @@ def test_a_full_share_still_tells_of_a_cancel_and_a_verdict(make: Callable[..., 
     thread.shipper.start()
     metric(thread, 1)
     paths = thread.layout.paths
-    protocol.write_closed(on_share(thread.layout, paths.request("1")), [{"who": "ann"}])
+    mountfiles.write_closed(on_share(thread.layout, paths.request("1")), [{"who": "ann"}])
     Path(on_share(thread.layout, paths.requests), "2.json").write_bytes(b"half a fi")
     Path(on_share(thread.layout, paths.requests), "3.partial").mkdir()
-    protocol.write_closed(on_share(thread.layout, paths.verdict_file), [{"executionState": "failed"}])
+    mountfiles.write_closed(on_share(thread.layout, paths.verdict_file), [{"executionState": "failed"}])
     assert wait_for(thread.shipper.inbox.requests, 5) == [{"who": "ann"}]
     assert wait_for(lambda: thread.shipper.inbox.verdict, 5) == {"executionState": "failed"}
     assert not thread.shipper.finish(0.2)
@@ -343,7 +343,7 @@ def test_silence_is_what_was_looked_at(make_layout: Callable[..., NodeLayout], m
         moment[0] += 5.0
         follower.read(layout.attempt, heeds=False)  # the share takes nothing from us: others can't say anything either
     assert follower.silent == 7.0
-    protocol.write_closed(on_share(layout, layout.paths.segment("agent-1", 0)), [{"k": "beat"}])
+    mountfiles.write_closed(on_share(layout, layout.paths.segment("agent-1", 0)), [{"k": "beat"}])
     follower.read(layout.attempt)
     assert follower.silent == 0.0
 

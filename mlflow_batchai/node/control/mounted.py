@@ -6,7 +6,7 @@ import os
 import time
 from typing import ContextManager, Iterator, List, Optional, Sequence
 
-from mlflow_batchai.node import protocol
+from mlflow_batchai.node import mountfiles, protocol
 from mlflow_batchai.node.control.base import Attempt, ControlShare, Entry, LogFile
 from mlflow_batchai.node.protocol import JobPaths, Record, identity_path
 from mlflow_batchai.node.records import AHEAD
@@ -42,12 +42,12 @@ class MountedShare(ControlShare):
     def content(self, path: str) -> Optional[bytes]:
         """A file's content; None if it isn't there."""
         try:
-            return protocol.read_fresh(self.where(path))
+            return mountfiles.read_fresh(self.where(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write_closed(self, path: str, records: Sequence[Record]) -> None:
-        protocol.write_closed(self.where(path), records)
+        mountfiles.write_closed(self.where(path), records)
 
     def claim(self, path: str) -> bool:
         folder = self.where(path)
@@ -63,7 +63,7 @@ class MountedShare(ControlShare):
         try:
             names = os.scandir(folder)
         except FileNotFoundError:
-            protocol.freshen(folder)
+            mountfiles.freshen(folder)
             return []
         with names:
             return [_entry(name) for name in names]
@@ -73,7 +73,7 @@ class MountedShare(ControlShare):
         try:
             return os.listdir(folder)
         except FileNotFoundError:
-            protocol.freshen(folder)
+            mountfiles.freshen(folder)
             return []
 
     def fetch(self, path: str, target: str) -> str:

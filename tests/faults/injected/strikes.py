@@ -219,7 +219,7 @@ def _change_archive(module, path):
 
 
 def _in_agent(struck):
-    from mlflow_batchai.node import protocol, register, tickets
+    from mlflow_batchai.node import mountfiles, protocol, register, tickets
     from mlflow_batchai.node.control import mounted
 
     def written(path, records):
@@ -232,7 +232,7 @@ def _in_agent(struck):
         with open(path, "wb") as file:
             file.write(data[: len(data) // 2])
 
-    struck.wrap(protocol, "write_closed", written, half)
+    struck.wrap(mountfiles, "write_closed", written, half)
     struck.wrap(mounted.MountedShare, "claim", lambda share, path: _claimed(path))
     struck.wrap(mounted.MountedLogFile, "flush", lambda *args, **kwargs: "write log")
     struck.wrap(tickets, "claim", lambda *args, **kwargs: "ticket")
