@@ -59,7 +59,7 @@ class Relay:
         self._begun = int(memory.get("attempt", 1)) == job.attempt
         here = memory if self._begun else {}
         self._reader = EventReader(job, here.get("cursor"), bool(here.get("ending")))
-        self._metrics = MetricFold(job.plan["metrics"], memory.get("metrics"))
+        self._metrics = MetricFold(job.plan["metrics"], memory.get("metrics"), self._begun)
         self._samples = SampleFold(job.node_count, memory.get("samples"), self._begun)
         self._models: list[Record] = list(memory.get("models", []))
         self._tracked = relayed.Tracked(client, job, self.run_gone, memory.get("tracked"))

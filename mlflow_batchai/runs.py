@@ -45,8 +45,13 @@ LONGEST_TAG = 5000
 
 
 def tag_text(text: str) -> str:
-    """Text that every store takes as a tag: ranks write what they like, PostgreSQL knows no NUL, and nobody half a letter."""
-    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")[:LONGEST_TAG]
+    """Text that every store takes as a tag of ours."""
+    return plain(text)[:LONGEST_TAG]
+
+
+def plain(text: str) -> str:
+    """Text that every store takes: ranks write what they like, PostgreSQL knows no NUL, and nobody half a letter."""
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def time_text(milliseconds: int) -> str:

@@ -38,7 +38,7 @@ _KERAS: Shape = {
 }
 _METRICS: Shape = {
     "source": _mapping_of(is_count),
-    "steps": _mapping_of(lambda spans: list_of(_is_span)(spans) and bool(spans)),
+    **dict.fromkeys(("steps", "earlier"), _mapping_of(lambda spans: list_of(_is_span)(spans) and bool(spans))),
     "counts": _mapping_of(is_count),
     "keras": lambda value: _as_far_as_there(value, _KERAS),
     "names": _mapping_of(list_of(is_text)),
@@ -50,6 +50,7 @@ _FILES: Shape = {
     "waiting": _mapping_of(lambda told: isinstance(told, list) and len(told) == 2 and is_count(told[0]) and is_text(told[1])),
     "sent": _mapping_of(is_text),
     "leftOut": is_count,
+    "refused": list_of(is_text),
     "refused": list_of(is_text),
 }
 _MODEL: Shape = {

@@ -1,7 +1,8 @@
 """Which numbers a job reports, from all that its ranks say: pure, so that a replay gives the same points.
 
 Sources in order of precedence per key: ``report`` calls, ``metrics:`` rules of batchai.yaml, Keras' own progress lines of rank
-0 (used only for keys that no other source has spoken of). The first value of (key, step) stands.
+0 (used only for keys that no other source has spoken of). The first value of (key, step) stands. What scripts log by MLflow
+counts as it does there, each value, since many never say a step; but a step that is trained again by a later attempt doesn't.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ LONGEST_LINE = 4096
 # Of how many names that were changed it is remembered how they came.
 MOST_NAMES = 1000
 LARGEST_STEP = 2**63 - 1
+# The steps of a key whose values came without any: MLflow says 0 then.
+_NO_STEPS = [[0, 0, 1]]
 
 
 class Point(NamedTuple):
@@ -132,6 +135,7 @@ class MetricFold:
     Args:
         rules: the plan's ``metrics``: name, regex and, optionally, the name of the group that holds the step.
         memory: what ``remember`` returned in an earlier process.
+        same_attempt: whether that was in this attempt.
 
     Attributes:
         names: under which metrics are stored.
@@ -139,14 +143,16 @@ class MetricFold:
         unread: how many were no numbers.
     """
 
-    def __init__(self, rules: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, rules: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None = None, same_attempt: bool = True
+    ) -> None:
         self._rules = [(str(rule["name"]), re.compile(rule["regex"]), rule.get("step")) for rule in rules]
         memory = memory or {}
         # key -> [first, last, stride] of the steps that have a value: a run of a million costs one triple.
         self._source: dict[str, int] = dict(memory.get("source", {}))
-        self._steps: dict[str, list[list[int]]] = {
-            key: [list(span) for span in spans] for key, spans in memory.get("steps", {}).items()
-        }
+        self._steps = _copied(memory.get("steps", {}))
+        # The same, of earlier attempts.
+        self._earlier = _copied(memory.get("earlier" if same_attempt else "steps", {}))
         self._highest = {key: max(span[1] for span in spans) for key, spans in self._steps.items()}
         self._counts: dict[str, int] = dict(memory.get("counts", {}))
         self._keras = KerasLines(memory.get("keras"))
@@ -158,7 +164,8 @@ class MetricFold:
         """All that another process needs to go on, as JSON."""
         return {
             "source": dict(self._source),
-            "steps": {key: [list(span) for span in spans] for key, spans in self._steps.items()},
+            "steps": _copied(self._steps),
+            "earlier": _copied(self._earlier),
             "counts": dict(self._counts),
             "keras": self._keras.remember(),
             "names": self.names.remember(),
@@ -204,6 +211,7 @@ class MetricFold:
         if not isinstance(values, Mapping):
             self.unread += 1
             return []
+        every = body.get("every") is True
         found: list[Point | None] = []
         for name, value in values.items():
             number = numeric(value)
@@ -211,7 +219,7 @@ class MetricFold:
                 self.unread += 1
                 continue
             key = self.names.key(name if name.startswith(prefix) else prefix + name)
-            found.append(self._point(REPORT, key, number, _time(body.get("ts")), whole(body.get("step"))))
+            found.append(self._point(REPORT, key, number, _time(body.get("ts")), whole(body.get("step")), every))
         return [point for point in found if point]
 
     def _log(self, record: Record) -> list[Point]:
@@ -245,16 +253,21 @@ class MetricFold:
         self._counts[key] = self._counts.get(key, 0) + 1
         return self._point(RULE, key, number, timestamp, step)
 
-    def _point(self, source: int, key: str, value: float, timestamp: int, step: int) -> Point | None:
+    def _point(self, source: int, key: str, value: float, timestamp: int, step: int, every: bool = False) -> Point | None:
         best = self._source.get(key, source)
         if source > best:
             return None
         self._source[key] = source
-        if not self._first(key, step):
+        if not self._first(key, step) and not (every and self._may_follow(key, step)):
             if source == REPORT:
                 self.repeated += 1
             return None
         return Point(key, value, timestamp, step)
+
+    def _may_follow(self, key: str, step: int) -> bool:
+        """Whether another value of a step is news: no earlier attempt has one, or its key is logged without steps."""
+        earlier = self._earlier.get(key, [])
+        return earlier == _NO_STEPS or not _is_among(step, earlier)
 
     def _first(self, key: str, step: int) -> bool:
         """Note (key, step); False if it was there."""
@@ -262,7 +275,7 @@ class MetricFold:
         highest = self._highest.get(key)
         if highest is None or step > highest:
             self._highest[key] = step
-        elif any(low <= step <= high and (step - low) % stride == 0 for low, high, stride in spans):
+        elif _is_among(step, spans):
             return False
         if spans and step > spans[-1][1] and (spans[-1][0] == spans[-1][1] or step == spans[-1][1] + spans[-1][2]):
             spans[-1][2] = step - spans[-1][1]
@@ -270,6 +283,14 @@ class MetricFold:
         else:
             spans.append([step, step, 1])
         return True
+
+
+def _copied(steps: Mapping[str, Iterable[Iterable[int]]]) -> dict[str, list[list[int]]]:
+    return {key: [list(span) for span in spans] for key, spans in steps.items()}
+
+
+def _is_among(step: int, spans: Iterable[Sequence[int]]) -> bool:
+    return any(low <= step <= high and (step - low) % stride == 0 for low, high, stride in spans)
 
 
 def numeric(value: object) -> float | None:

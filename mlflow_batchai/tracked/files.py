@@ -6,10 +6,12 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from mlflow_batchai import runs, trouble
 from mlflow_batchai.artifacts import LONGEST_NAME, bounds_of, is_astray
 from mlflow_batchai.errors import ShareNotFoundError
 from mlflow_batchai.job.jobs import Job
@@ -27,6 +29,16 @@ MOST_SENT = 10_000
 # So many files wait for their turn: more have those before them sent at once, and beyond the second number none is taken.
 CROWD, MOST_WAITING = 1_000, 10_000
 MOST_NAMES_TOLD = 20
+# What a server, or a proxy before it, says of one file, not of all that come from us.
+_REFUSALS = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.METHOD_NOT_ALLOWED,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.REQUEST_URI_TOO_LONG,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+)
 
 
 class NotThereError(Exception):
@@ -88,11 +100,18 @@ class RunFiles:
         self._waiting: dict[str, list[Any]] = {path: list(told) for path, told in memory.get("waiting", {}).items()}
         self._sent: dict[str, str] = dict(memory.get("sent", {}))
         self._left_out = int(memory.get("leftOut", 0))
+        # Sentences on files that the store will never take.
+        self._refused: list[str] = list(memory.get("refused", []))
 
     def remember(self) -> dict[str, Any]:
         """All that another process needs to go on, as JSON."""
         waiting = {path: list(told) for path, told in self._waiting.items()}
-        return {"waiting": waiting, "sent": dict(self._sent), "leftOut": self._left_out}
+        return {
+            "waiting": waiting,
+            "sent": dict(self._sent),
+            "leftOut": self._left_out,
+            "refused": list(self._refused),
+        }
 
     @property
     def crowded(self) -> bool:
@@ -105,6 +124,8 @@ class RunFiles:
         self._waiting.pop(path, None)
         if self._sent.get(_hashed(path)) == content:
             return
+        # It may be sent as it was before while it is written anew.
+        self._sent.pop(_hashed(path), None)
         if len(self._waiting) >= MOST_WAITING:
             self._left_out += 1
         else:
@@ -120,10 +141,8 @@ class RunFiles:
         Raises:
             Exception: the store or the share is away: call it again.
         """
-        from mlflow.exceptions import MlflowException
-
         begun = time.monotonic()
-        missing = [f"{self._left_out} files that came while as many waited"] if self._left_out and seconds is None else []
+        missing = []
         for path, (size, content) in list(self._waiting.items()):
             if seconds is not None and time.monotonic() - begun > seconds:
                 break
@@ -135,21 +154,45 @@ class RunFiles:
                     missing.append(f"{path} ({error})")
                     del self._waiting[path]
                 continue
-            except MlflowException as error:
-                if error.error_code != "INVALID_PARAMETER_VALUE":
+            except Exception as error:
+                if not _is_refused(error):
                     raise
-                missing.append(f"{path} ({error.message})")
+                self._refuse(path, error)
                 del self._waiting[path]
                 continue
-            self._sent.pop(_hashed(path), None)
             self._sent[_hashed(path)] = content
             del self._waiting[path]
             while len(self._sent) > MOST_SENT:
                 del self._sent[next(iter(self._sent))]
-        if not missing:
-            return []
-        more = f" and {len(missing) - MOST_NAMES_TOLD} more" if len(missing) > MOST_NAMES_TOLD else ""
-        return [f"artifacts not sent: {', '.join(missing[:MOST_NAMES_TOLD])}{more}"]
+        return self._told(missing) if seconds is None else []
+
+    def _refuse(self, path: str, error: Exception) -> None:
+        if len(self._refused) < MOST_NAMES_TOLD:
+            self._refused.append(f"{' '.join(runs.plain(path).split())} ({trouble.sentence(error)})")
+        else:
+            self._left_out += 1
+
+    def _told(self, missing: list[str]) -> list[str]:
+        """A sentence on all that could not be sent, once."""
+        missing = self._refused + missing
+        self._refused = []
+        more = len(missing[MOST_NAMES_TOLD:]) + self._left_out
+        self._left_out = 0
+        told = [*missing[:MOST_NAMES_TOLD], *([f"{more} more"] if more else [])]
+        return [f"artifacts not sent: {', '.join(told)}"] if told else []
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether a store takes this file never: then it must not hold up those behind it."""
+    from mlflow.exceptions import MlflowException
+    from requests import HTTPError
+
+    if isinstance(error, MlflowException):
+        return bool(error.error_code == "INVALID_PARAMETER_VALUE")
+    if isinstance(error, HTTPError):
+        return error.response is not None and error.response.status_code in _REFUSALS
+    # A name of bytes that are no UTF-8 can't be part of an address.
+    return isinstance(error, UnicodeError)
 
 
 def _hashed(path: str) -> str:

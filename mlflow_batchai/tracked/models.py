@@ -8,11 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from mlflow_batchai import runs
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.metrics import metric_key
 from mlflow_batchai.node import records
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.tracked.files import NotThereError, local
+from mlflow_batchai.tracked.words import OURS
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
@@ -130,15 +132,14 @@ class ScriptModels:
         return ready
 
     def _create(self, model_id: str, told: Record) -> LoggedModel:
-        tags = {key: value for key, value in told["tags"].items() if value is not None and not key.startswith("batchai.")}
-        params = {key: value for key, value in told["params"].items() if value is not None}
+        tags = {key: value for key, value in _plain_pairs(told["tags"]).items() if not key.startswith(OURS)}
         model = self._client.create_logged_model(
             self._experiment(),
-            name=told["name"],
+            name=runs.plain(told["name"]),
             source_run_id=self._run_id,
             tags={**tags, TAG: f"{self._job.plan['job']}/{model_id}"},
-            params=params,
-            model_type=told.get("model_type"),
+            params=_plain_pairs(told["params"]),
+            model_type=told.get("model_type") and runs.plain(told["model_type"]),
         )
         try:
             self._send(model_id, model.model_id, told["files"])
@@ -191,6 +192,11 @@ class ScriptModels:
 
     def _experiment(self) -> str:
         return str(self._client.get_run(self._run_id).info.experiment_id)
+
+
+def _plain_pairs(pairs: Mapping[str, str | None]) -> dict[str, str]:
+    """Those that are there, as every store takes them."""
+    return {runs.plain(key): runs.plain(value) for key, value in pairs.items() if value is not None}
 
 
 def last_ready(client: MlflowClient, run_id: str) -> LoggedModel | None:

@@ -72,9 +72,10 @@ class Words:
         if kind == "dataset":
             self._datasets.append(body)
         elif kind == "tag":
-            self._tags.update({key: value for key, value in body["values"].items() if not key.startswith(OURS)})
+            tags = ((runs.plain(key), value) for key, value in body["values"].items() if not key.startswith(OURS))
+            self._tags.update({key: value if value is None else runs.plain(value) for key, value in tags})
         else:
-            for key, value in body["values"].items():
+            for key, value in ((runs.plain(key), runs.plain(value)) for key, value in body["values"].items()):
                 first = self._params.setdefault(key, value)
                 if first != value:
                     self._differs(key, first, value)
@@ -120,7 +121,7 @@ class Words:
             self._client.log_batch(
                 self._run_id,
                 params=[Param(*param) for param in params],
-                tags=[RunTag(key, runs.tag_text(value)) for key, value in tags],
+                tags=[RunTag(*tag) for tag in tags],
             )
         except MlflowException as error:
             if error.error_code not in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST") or self._gone():
@@ -140,8 +141,10 @@ class Words:
         from mlflow.entities import Dataset, DatasetInput, InputTag
         from mlflow.exceptions import MlflowException
 
-        facts = {name: body[name] for name in ("name", "digest", "source_type", "source", "schema", "profile")}
-        given = DatasetInput(Dataset(**facts), [InputTag(*tag) for tag in body["tags"].items()])
+        names = ("name", "digest", "source_type", "source", "schema", "profile")
+        facts = {name: runs.plain(body[name]) for name in names if body[name] is not None}
+        tags = [InputTag(runs.plain(key), runs.plain(value)) for key, value in body["tags"].items()]
+        given = DatasetInput(Dataset(**facts), tags)
         try:
             self._client.log_inputs(self._run_id, [given])
         except MlflowException as error:

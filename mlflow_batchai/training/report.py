@@ -214,6 +214,14 @@ class _Spool:
     torn = False
     complained = False
 
+    @classmethod
+    def renew_lock(cls) -> None:
+        """In a child process: another thread may have held it when it was made."""
+        cls.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_Spool.renew_lock)
+
 
 def append(record: Mapping[str, Any]) -> None:
     """Append a record to this process's file; outside a job, and on an I/O error, it is lost, which is logged."""

@@ -46,6 +46,30 @@ def test_the_first_value_of_a_step_stands():
     assert fold.repeated == 2
 
 
+def by_mlflow(step, value, ts=5, key="loss"):
+    record = report(step, ts=ts, **{key: value})
+    record["body"]["every"] = True
+    return record
+
+
+def test_mlflow_s_own_calls_count_each_but_not_for_a_step_that_is_trained_again():
+    first = MetricFold([])
+    without_steps = [by_mlflow(0, value, ts) for ts, value in enumerate((0.9, 0.5, 0.1))]
+    assert points(first, *without_steps) == [("loss", 0.9, 0, 0), ("loss", 0.5, 1, 0), ("loss", 0.1, 2, 0)]
+    assert points(first, *(by_mlflow(step, step, key="acc") for step in (0, 1, 1))) == [
+        ("acc", 0.0, 5, 0), ("acc", 1.0, 5, 1), ("acc", 1.0, 5, 1),
+    ]  # fmt: skip
+    again = MetricFold([], json.loads(json.dumps(first.remember())), same_attempt=False)
+    assert points(again, by_mlflow(0, 0.05, 9)) == [("loss", 0.05, 9, 0)]
+    assert points(again, by_mlflow(1, 7, key="acc"), by_mlflow(2, 8, key="acc"), by_mlflow(2, 9, key="acc")) == [
+        ("acc", 8.0, 5, 2), ("acc", 9.0, 5, 2),
+    ]  # fmt: skip
+    assert (first.repeated, again.repeated) == (0, 1)
+    # A relay that goes on in the same attempt knows the same.
+    last = MetricFold([], json.loads(json.dumps(again.remember())))
+    assert points(last, by_mlflow(1, 7, key="acc"), by_mlflow(2, 5, key="acc")) == [("acc", 5.0, 5, 2)]
+
+
 @pytest.mark.parametrize(
     "body",
     [

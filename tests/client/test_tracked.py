@@ -7,6 +7,7 @@ import json
 
 import mlflow
 import pytest
+import requests
 from job_folder import FOLDER, report
 from relay_world import Crash
 
@@ -157,6 +158,63 @@ def test_nothing_astray_is_sent(scene, tmp_path):
     assert f"{len(wrong) + 1} lines of what agents and ranks had reported could not be read" in notes
 
 
+def test_a_file_that_is_refused_holds_up_no_other(scene):
+    made, client, relay = scene
+    made.segment(0, put(made, "run/huge.bin", "1"), put(made, "run/next.txt", "2"))
+    first = relay()
+    first.step()
+    refused = requests.HTTPError("413 Request Entity Too Large", response=requests.Response())
+    refused.response.status_code = 413
+    client.before["log_artifact"] = [refused]
+    first._next_logs = 0.0
+    first.logs_when_due()
+    assert artifacts(client, made.plan["runId"]) == ["next.txt"]
+    made.segment(1, put(made, "run/last.txt", "3"))
+    first.step()
+    # Another process tells it, once.
+    second = relay()
+    client.before["log_artifact"] = [UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed")]
+    end(made, second)
+    notes = client.get_run(made.plan["runId"]).data.tags["batchai.notes"]
+    assert notes.startswith("artifacts not sent: huge.bin (HTTPError: 413 Request Entity Too Large), last.txt (Unicode"), notes
+
+
+def test_a_file_that_becomes_what_it_was_is_sent_again(scene):
+    made, client, relay = scene
+    first = relay()
+    for sequence, texts in enumerate((["a"], ["b", "a"])):
+        made.segment(sequence, *[put(made, "run/x.txt", text) for text in texts])
+        first.step()
+        first._next_logs = 0.0
+        first.logs_when_due()
+    # The first time it may have been sent with a "b" in it.
+    assert client.calls.count("log_artifact") == 2
+
+
+def test_text_that_no_store_takes(scene):
+    made, client, relay = scene
+    odd, shown = "a\0b\udcff", "a\\x00b\\udcff"
+    facts = {"name": odd, "digest": "d1", "source_type": odd, "source": odd, "schema": odd, "profile": None}
+    model = said("logged_model", id=MODEL, name=f"n{odd}", model_type=odd, tags={"t": odd}, params={"p": odd})
+    made.segment(
+        0,
+        said("param", values={"p": odd, "q": "1"}),
+        said("tag", values={"t": odd, "long": "x" * 8000}),
+        said("dataset", tags={"mlflow.data.context": odd}, **facts),
+        *[model, said("logged_model", id=MODEL, status="READY"), put(made, f"models/{MODEL}/MLmodel", "{}")],
+    )
+    first = relay()
+    first.step()
+    end(made, first)
+    run = client.get_run(made.plan["runId"])
+    assert run.data.params == {"p": shown, "q": "1"}
+    assert (run.data.tags["t"], len(run.data.tags["long"])) == (shown, 8000)
+    ((dataset, tags),) = [(given.dataset, given.tags) for given in run.inputs.dataset_inputs]
+    assert (dataset.name, dataset.source, dataset.schema, tags[0].value) == (shown,) * 4
+    (made_model,) = client.search_logged_models([run.info.experiment_id])
+    assert (made_model.model_type, made_model.tags["t"], made_model.params) == (shown, shown, {"p": shown})
+
+
 def test_a_crowd_of_files_is_bounded(scene, monkeypatch):
     made, client, relay = scene
     monkeypatch.setattr(files, "CROWD", 3)
@@ -169,7 +227,7 @@ def test_a_crowd_of_files_is_bounded(scene, monkeypatch):
     assert len(artifacts(client, made.plan["runId"])) == 12  # those before them are sent when more come
     end(made, first)
     assert len(artifacts(client, made.plan["runId"])) == 12
-    assert "artifacts not sent: 2 files" in client.get_run(made.plan["runId"]).data.tags["batchai.notes"]
+    assert "artifacts not sent: 2 more" in client.get_run(made.plan["runId"]).data.tags["batchai.notes"]
 
 
 CRASHES = [

@@ -22,6 +22,7 @@ import mlflow, mlflow.pyfunc, numpy
 
 found = {"version": mlflow.__version__, "ours": str(importlib.metadata.distribution("mlflow-batchai").locate_file(""))}
 mlflow.set_experiment("another")
+mlflow.set_experiment(experiment_id="777")
 with mlflow.start_run() as run:
     found["run"] = [run.info.run_id, run.info.experiment_id, run.info.run_name, run.data.params]
     mlflow.log_param("epochs", 6)
@@ -32,7 +33,9 @@ with mlflow.start_run() as run:
     mlflow.flush_async_logging()
     mlflow.set_tags({"u": 1, "gone": 1, "batchai.cancel": "true"})
     mlflow.delete_tag("gone")
+    mlflow.log_metric("loss", 0.25, step=1)
     mlflow.log_text("hello", "d/hello.txt")
+    mlflow.log_text("odd", "d %20/odd.txt")
     mlflow.log_dict({"a": 1}, "d.json")
     os.makedirs("many/below")
     for name in ("many/a", "many/below/b"):
@@ -53,6 +56,7 @@ with mlflow.start_run() as run:
     with open(mlflow.artifacts.download_artifacts(run_id=run.info.run_id, artifact_path="d/hello.txt")) as file:
         found["read"] = [file.read()]
     found["read"].append(mlflow.artifacts.load_text(mlflow.get_artifact_uri("d/hello.txt")))
+    found["read"].append(mlflow.artifacts.load_text(mlflow.get_artifact_uri("d %20/odd.txt")))
 
     class Echo(mlflow.pyfunc.PythonModel):
         def predict(self, context, model_input: list[str]) -> list[str]:
@@ -64,8 +68,8 @@ with mlflow.start_run() as run:
     mlflow.log_metric("score", 3, step=4, model_id=info.model_id)
     found["echo"] = mlflow.pyfunc.load_model(info.model_uri).predict(["a"])
 found["ended"] = mlflow.last_active_run().info.status
-with mlflow.start_run() as again:
-    found["again"] = again.info.run_id
+with mlflow.start_run(run_name="another") as again:
+    found["again"] = [again.info.run_id, again.info.run_name]
 found["searched"] = [run.info.run_id for run in mlflow.search_runs(output_format="list", filter_string="metrics.f1 = 2")]
 found["searched"] += mlflow.search_runs(output_format="list", filter_string="metrics.f1 = 3")
 found["experiments"] = [one.name for one in mlflow.search_experiments()]
@@ -92,33 +96,38 @@ def test_it_takes_the_job_s_run(logged, version):
     assert version is None or version.name == f"mlflow-{found['version']}"
     assert found["ours"] == rank.environment["PYTHONPATH"].split(os.pathsep)[0]
     assert found["run"] == [RUN, "7", "seen", {"epochs": "5"}]
-    assert (found["again"], found["ended"], found["experiments"]) == (RUN, "FINISHED", ["exp"])
+    assert (found["again"], found["ended"], found["experiments"]) == ([RUN, "another"], "FINISHED", ["exp"])
     assert found["searched"] == [RUN]
     assert "experiment 'another' is not used: the job's run lies in 'exp'" in said
+    assert "experiment '777' is not used" in said
     assert "a job has one run" in said
-    assert not any("mlflow.runName" in record["values"] for record in rank.records("tag"))
+    assert [record["values"] for record in rank.records("tag")][-1] == {"mlflow.runName": "another"}
 
 
 def test_metrics_params_and_tags(logged):
     rank, found, said = logged
     values = [(record["step"], record["values"]) for record in rank.records("metric")]
-    assert values == [(1, {"loss": 0.5}), (2, {"acc": "nan", "f1": 2.0}), (0, {"late": 1.0}), (4, {"score": 3.0})]
+    assert values == [
+        (1, {"loss": 0.5}), (2, {"acc": "nan", "f1": 2.0}), (0, {"late": 1.0}), (1, {"loss": 0.25}), (4, {"score": 3.0}),
+    ]  # fmt: skip
+    assert all(record["every"] for record in rank.records("metric"))
     params = {key: value for record in rank.records("param") for key, value in record["values"].items()}
     assert params == {"epochs": "6", "rate": "0.1", "long": "x" * 6000}
     assert "param 'epochs' is '5' in the run already: '6' is not kept" in said
     tags = {key: value for record in rank.records("tag") for key, value in record["values"].items()}
-    assert tags == {"u": "1", "gone": None}
+    assert tags == {"u": "1", "gone": None, "mlflow.runName": "another"}
     assert len(found["refused"]) == 2 and "bad" not in found
-    assert found["history"] == [[1, 0.5]]
+    assert found["history"] == [[1, 0.5], [1, 0.25]]
 
 
 def test_artifacts_lie_on_the_share_before_they_are_told_of(logged):
     rank, found, _ = logged
     told = {record["path"]: record["size"] for record in rank.records("artifact") if record["path"].startswith("run/")}
-    assert told == {"run/d/hello.txt": 5, "run/d.json": 12, "run/m/a": 6, "run/m/below/b": 12, "run/a": 6}
+    expected = {"run/d/hello.txt": 5, "run/d.json": 12, "run/m/a": 6, "run/m/below/b": 12, "run/a": 6, "run/d %20/odd.txt": 3}
+    assert told == expected
     assert all((rank.artifacts / path).stat().st_size == size for path, size in told.items())
-    assert found["listed"] == ["a", "d", "d.json", "m"]
-    assert found["read"] == ["hello", "hello"]
+    assert found["listed"] == ["a", "d", "d %20", "d.json", "m"]
+    assert found["read"] == ["hello", "hello", "odd"]
 
 
 def test_datasets(logged):
@@ -210,6 +219,37 @@ def test_other_ranks(tmp_path, version, everybody):
     assert [record["path"] for record in said[3]] == ["run/rank_1/d/x.txt"]
     assert said[4] == []
     assert done.stdout.splitlines()[-1] == "['d']"
+
+
+FORKS = """
+import multiprocessing, threading
+import mlflow
+from mlflow_batchai.training import report
+
+store = mlflow.MlflowClient()._tracking_client.store
+def held():
+    with report._Spool.lock, store._lock:
+        taken.set()
+        done.wait()
+taken, done = threading.Event(), threading.Event()
+mlflow.log_metric("loss", 1, step=1)
+threading.Thread(target=held).start()
+taken.wait()
+child = multiprocessing.get_context("fork").Process(target=lambda: mlflow.log_metric("loss", 2, step=2))
+child.start()
+child.join(20)
+print(child.exitcode)
+child.kill()
+done.set()
+"""
+
+
+def test_a_child_process_that_was_made_while_another_thread_logged(tmp_path):
+    rank = ScriptRank(tmp_path / "a%20b")  # what MLflow would take for a space
+    done = rank.run(FORKS + "mlflow.log_text('x', 'x.txt')")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "0"), done.stderr
+    assert [record["step"] for record in rank.records("metric")] == [1, 2]
+    assert (rank.artifacts / "run" / "x.txt").read_text() == "x"
 
 
 def test_outside_of_a_job(tmp_path):

@@ -7,12 +7,12 @@ import hashlib
 import os
 import time
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repo import verify_artifact_path
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
+from mlflow_batchai.training.store import TRACKING_URI
 from mlflow_batchai.training.tracking import job
 from mlflow_batchai.training.tracking.refusals import RefusedError
 
@@ -27,11 +27,13 @@ class JobArtifacts(LocalArtifactRepository):
 
     def __init__(self, artifact_uri: str) -> None:
         self._run = job.opened()
-        self._inside = unquote(urlsplit(artifact_uri).path).strip("/")
+        # MLflow puts names into addresses as they are, whatever they would mean there.
+        self._inside = artifact_uri[len(TRACKING_URI) :].strip("/")
         # Models are rank 0's only: they are one thing, made of its calls.
         self._heard = self._run.heard and (self._run.rank == 0 or not self._inside.startswith("models"))
-        super().__init__(os.path.join(self._run.artifacts, *self._inside.split("/")))
-        self.artifact_uri = artifact_uri
+        super().__init__(artifact_uri)
+        # A path as it is: what MLflow takes for one it would decode once more.
+        self._artifact_dir = os.path.join(self._run.artifacts, *self._inside.split("/"))
 
     def log_artifact(self, local_file: str, artifact_path: str | None = None) -> None:
         """Copy a file to a folder below here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
@@ -19,8 +20,6 @@ from mlflow.entities import (
     RunStatus,
     RunTag,
 )
-from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from mlflow.store.entities import PagedList
 from mlflow.utils import validation
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME, MLFLOW_RUN_NOTE
@@ -58,23 +57,31 @@ class JobStore(Refusing):  # type: ignore[misc]
         self._status = RunStatus.to_string(RunStatus.RUNNING)
         self._end_time: int | None = None
         self._warned: set[str] = set()
+        os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        """In a child process: another thread may have held it when it was made."""
+        self._lock = threading.RLock()
 
     # --- the experiment ---------------------------------------------------------------------------------------------
 
     def get_experiment(self, experiment_id: str) -> Any:
-        """The job's, which is MLflow's default here, too."""
+        """The job's, which is MLflow's default here, too; whatever number a script has for it."""
         if str(experiment_id) not in (self._run.experiment_id, "0"):
-            raise MlflowException(f"No Experiment with id={experiment_id} exists", RESOURCE_DOES_NOT_EXIST)
+            self._warn_of_experiment(str(experiment_id))
         return self._experiment()
 
     def get_experiment_by_name(self, experiment_name: str) -> Any:
         """The job's, whatever it is called: ``set_experiment`` in a script can't move a run that there is already."""
         if experiment_name != self._run.experiment:
-            self._warn(
-                f"experiment '{experiment_name}' is not used: the job's run lies in '{self._run.experiment}'"
-                " (experiment in batchai.yaml, or --experiment-name)"
-            )
+            self._warn_of_experiment(experiment_name)
         return self._experiment()
+
+    def _warn_of_experiment(self, wanted: str) -> None:
+        self._warn(
+            f"experiment '{wanted}' is not used: the job's run lies in '{self._run.experiment}'"
+            " (experiment in batchai.yaml, or --experiment-name)"
+        )
 
     def search_experiments(self, *arguments: Any, **options: Any) -> Any:
         """The job's."""
@@ -109,6 +116,8 @@ class JobStore(Refusing):  # type: ignore[misc]
         self._warn("a job has one run: start_run() goes on with it, though it was ended before")
         own = [tag for tag in tags or () if not tag.key.startswith("mlflow.") or tag.key == MLFLOW_RUN_NOTE]
         self.log_batch(self._run.run_id, [], [], own)
+        if run_name:
+            self.update_run_info(self._run.run_id, None, None, run_name)
         return self.get_run(self._run.run_id)
 
     def update_run_info(self, run_id: str, run_status: Any, end_time: int | None, run_name: str | None) -> Any:
@@ -181,7 +190,8 @@ class JobStore(Refusing):  # type: ignore[misc]
             if self._is_new(metric, (key, step, ts, str(value))):
                 news.setdefault((step, ts), {})[key] = value
         for (step, ts), values in news.items():
-            self._run.say("metric", ts=ts, step=step, values={self._run.prefix + key: value for key, value in values.items()})
+            named = {self._run.prefix + key: value for key, value in values.items()}
+            self._run.say("metric", ts=ts, step=step, every=True, values=named)
         for model_id, points in linked.items():
             self._models.add_metrics(model_id, points)
 
