@@ -51,7 +51,6 @@ _FILES: Shape = {
     "sent": _mapping_of(is_text),
     "leftOut": is_count,
     "refused": list_of(is_text),
-    "refused": list_of(is_text),
 }
 _MODEL: Shape = {
     **dict.fromkeys(("name", "status"), is_text),
