@@ -360,3 +360,22 @@ def test_an_image_with_less_in_it(cluster: Cluster, podman: Podman) -> None:
     assert reason == (
         f"the container of image {image} on node-0: it has neither python3 nor python on its PATH, and Horovod's ranks need one"
     )
+
+
+def test_a_model_is_checked_in_the_container(cluster: Cluster, podman: Podman) -> None:
+    """By its Python, with its packages; a check that hangs there is ended there."""
+    package = "/usr/lib/python3/dist-packages/mlflow"
+    job = submit(
+        cluster,
+        podman,
+        'mkdir "$AZ_BATCHAI_OUTPUT_M/net" && touch "$AZ_BATCHAI_OUTPUT_M/net/MLmodel"',
+        preparation=f"mkdir {package}; echo 'import time; time.sleep(300)' > {package}/pyfunc.py",
+        trainer="/usr/bin/python3",
+        model={"path": None, "register": None, "name": "model", "checkSeconds": 2.0},
+        outputDirectories=[{"id": "M", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": "m"}],
+    )
+    assert job.wait(60)["executionState"] == "succeeded", job.said()
+    (body,) = [record["body"] for record in job.records("report") if record["body"].get("chosen")]
+    check = body["check"]
+    assert (check["outcome"], check["why"]) == ("failed", "it could not be loaded and tried in 2 s (model.checkTimeout)")
+    assert not job.processes()
