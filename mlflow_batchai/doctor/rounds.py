@@ -18,7 +18,8 @@ from mlflow_batchai.engines.machines import Answer
 from mlflow_batchai.engines.ssh_hosts import copy_sentence, keeper_sentence, root_sentence, twin_sentence
 from mlflow_batchai.errors import NotSupportedError, ShareError
 from mlflow_batchai.node import protocol
-from mlflow_batchai.plan.volumes import Volume, choose_volumes
+from mlflow_batchai.plan.file_shares import Volume
+from mlflow_batchai.plan.volumes import choose_volumes
 from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.identity import identify
 from mlflow_batchai.spec.job import JobProperties

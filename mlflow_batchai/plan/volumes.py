@@ -1,33 +1,23 @@
-"""Which volumes a job mounts, what opens them, and where on them its folder and its logs lie."""
+"""Which volumes a job mounts, what opens them, and whether they can be used."""
 
 from __future__ import annotations
 
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from mlflow_batchai import accounts
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import BatchAIError, DocumentError, ShareError
 from mlflow_batchai.job.places import CONTROL_MOUNT
-from mlflow_batchai.plan.placeholders import ACCOUNT, ACCOUNT_VARIABLE, KEY_VARIABLE, filled, has_key, remember
+from mlflow_batchai.plan.file_shares import FileShares, Volume, default_account
+from mlflow_batchai.plan.placeholders import ACCOUNT, ACCOUNT_VARIABLE, KEY_VARIABLE, filled, remember
 from mlflow_batchai.shares import credentials, open_share
-from mlflow_batchai.shares.location import AzureLocation, parse
 from mlflow_batchai.spec.job import JobProperties
-from mlflow_batchai.spec.volumes import (
-    AzureBlobFileSystem,
-    AzureFileShare,
-    FileServer,
-    MountVolumes,
-    StorageCredentials,
-    UnmanagedFileSystem,
-)
+from mlflow_batchai.spec.volumes import AzureBlobFileSystem, FileServer, MountVolumes, UnmanagedFileSystem
 
-Volume = dict[str, Any]
 # For who only looks where they are.
 LOOK_SECONDS = 3600.0
 
@@ -78,10 +68,13 @@ class _Chooser:
 
     def __init__(self, cluster: Cluster, seconds: float) -> None:
         self._cluster = cluster
-        self._seconds = seconds
+        self._file_shares = FileShares(cluster, seconds)
         self.volumes: list[Volume] = []
         self.credentials: dict[str, dict[str, str]] = {}
-        self.warnings: list[str] = []
+
+    @property
+    def warnings(self) -> list[str]:
+        return self._file_shares.warnings
 
     def add_cluster(self) -> None:
         """The control share, and what the cluster's document names."""
@@ -100,12 +93,12 @@ class _Chooser:
         if cluster.location is None:
             self._add({**common, "name": "control share", "kind": "link", "source": cluster.share_on_nodes}, {})
             return
-        volume, opens = self._azure_files(cluster.location, common["where"], "0777", "0777")
+        volume, opens = self._file_shares.mounted(cluster.location, common["where"], "0777", "0777")
         self._add({**common, **volume}, opens)
 
     def add_all(self, mounts: MountVolumes, scope: str, where: str) -> None:
         kinds: list[tuple[str, Sequence[Any], Callable[[Any, str], tuple[Volume, dict[str, str]]]]] = [
-            ("azureFileShares", mounts.azure_file_shares, self._file_share),
+            ("azureFileShares", mounts.azure_file_shares, self._file_shares.volume),
             ("azureBlobFileSystems", mounts.azure_blob_file_systems, self._blob_container),
             ("fileServers", mounts.file_servers, self._file_server),
             ("unmanagedFileSystems", mounts.unmanaged_file_systems, self._unmanaged),
@@ -122,113 +115,11 @@ class _Chooser:
             self.credentials[str(len(self.volumes))] = opens
         self.volumes.append(volume)
 
-    def _file_share(self, entry: AzureFileShare, at: str) -> tuple[Volume, dict[str, str]]:
-        # Where a directory can stand for it, an account needs no name.
-        meant = self._account or (accounts.UNNAMED if self._cluster.mount in (None, "folder") else "")
-        account = filled(entry.account_name, meant, at, "accountName") if entry.account_name else None
-        try:
-            location = parse(filled(entry.azure_file_url, meant, at, "azureFileUrl"), account)
-        except ShareError as error:
-            raise DocumentError(f"{at}: azureFileUrl: {error}") from error
-        if self._cluster.mount == "folder" or not self._is_azure(location.account, entry.credentials, at):
-            return self._stand_in(location)
-        location = location.served_by(self._cluster.document.file_endpoint or credentials.file_endpoint(location.account))
-        return self._azure_files(location, at, entry.file_mode, entry.directory_mode)
-
-    def _is_azure(self, account: str, given: StorageCredentials | None, at: str) -> bool:
-        """Whether a file share's account is Azure's; what opens it by the document is remembered."""
-        if self._cluster.mount:
-            remember(account, given, at)
-            return True
-        if has_key(given):
-            remember(account, given, at)
-        control = self._cluster.location
-        if control and control.account == account:
-            return True
-        try:
-            return accounts.is_azure(account)
-        except ShareError as error:
-            raise DocumentError(f"{at}: {error}") from error
-
-    def _azure_files(
-        self, location: AzureLocation, at: str, file_mode: str, directory_mode: str
-    ) -> tuple[Volume, dict[str, str]]:
-        how = self._cluster.mount or "rclone"
-        volume: Volume = {
-            "kind": "azureFiles",
-            "name": f"file share {location.account}/{location.share}",
-            "share": location.url,
-            "how": how,
-            "endpoint": location.endpoint,
-            "account": location.account,
-            "container": location.share,
-            "folder": location.folder,
-            "fileMode": file_mode,
-            "directoryMode": directory_mode,
-        }
-        if how == "bind":
-            name = f"{location.account}/{location.share}"
-            folder = self._cluster.document.mounted_at.get(name)
-            if folder is None:
-                raise DocumentError(
-                    f"{at}: cluster '{self._cluster.name}' has mount: bind and doesn't say where its nodes have {name};"
-                    f" add it to mountedAt ({name}: /the/folder)"
-                )
-            return {**volume, "source": folder}, {}
-        try:
-            if how == "cifs":
-                return volume, {"key": self._key(location.account, at)}
-            opens = credentials.for_nodes(location, self._seconds)
-        except ShareError as error:
-            raise DocumentError(f"{at} ({volume['name']}): {error}") from error
-        if credentials.find(location.account).sas:
-            self._tell_end(opens["sas"], location.account)
-        return volume, opens
-
-    def _tell_end(self, sas: str, account: str) -> None:
-        """Warn of a user's SAS that a job may outlive; one that we make lasts as long as Azure has it."""
-        ends = credentials.expiry(sas)
-        if ends and ends < datetime.now(timezone.utc) + timedelta(seconds=self._seconds):
-            self._warn(
-                f"the SAS of storage account '{account}' ends at {ends:%Y-%m-%d %H:%M} UTC: a job that still runs then fails"
-            )
-
-    def _warn(self, sentence: str) -> None:
-        if sentence not in self.warnings:
-            self.warnings.append(sentence)
-
-    def _key(self, account: str, at: str) -> str:
-        key = credentials.find(account).key
-        if not key:
-            raise DocumentError(
-                f"{at}: SMB opens a share of {account} only with the account's key; give it (credentials.accountKey, or"
-                f" {ACCOUNT_VARIABLE} and {KEY_VARIABLE}), or set mount: rclone in the cluster document"
-            )
-        return key
-
-    def _stand_in(self, location: AzureLocation) -> tuple[Volume, dict[str, str]]:
-        """A folder in place of an Azure share."""
-        cluster = self._cluster
-        assert cluster.file_shares
-        share, path, on_nodes = cluster.file_shares
-        account, name = location.account, "/".join(part for part in (location.share, location.folder) if part)
-        folder = share.local(f"{path}/{account}/{name}")
-        if cluster.mount:
-            self._warn(f"on cluster '{cluster.name}' the file share {account}/{name} is the directory {folder}")
-        else:
-            self._warn(accounts.stand_in(account))
-        volume = {
-            "kind": "link",
-            "name": f"file share {account}/{name}",
-            "source": f"{on_nodes}/{account}/{name}",
-            "share": folder.as_uri(),
-        }
-        return volume, {}
-
     def _blob_container(self, entry: AzureBlobFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
-        if not entry.account_name and not self._account:
+        default = default_account(self._cluster)
+        if not entry.account_name and not default:
             raise DocumentError(f"{at}: accountName is missing; give it, or set {ACCOUNT_VARIABLE}")
-        account = filled(entry.account_name or ACCOUNT, self._account, at, "accountName")
+        account = filled(entry.account_name or ACCOUNT, default, at, "accountName")
         if not re.fullmatch(r"[a-z0-9-]{1,63}", account):
             raise DocumentError(f"{at}: accountName is '{account}', which no storage account can be called")
         if not re.fullmatch(r"[a-z0-9$][a-z0-9-]{2,62}", entry.container_name):
@@ -275,12 +166,6 @@ class _Chooser:
             "options": entry.mount_options,
         }
         return volume, {}
-
-    @property
-    def _account(self) -> str:
-        """The storage account of documents that name none: the environment's, else the control share's."""
-        control = self._cluster.location
-        return accounts.default() or (control.account if control else "")
 
     def _unmanaged(self, entry: UnmanagedFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
         name = f"unmanaged file system {entry.relative_mount_path.strip('/')}"
