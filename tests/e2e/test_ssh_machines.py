@@ -241,7 +241,9 @@ def test_gpus(world: Any, machines: Machines, here: HereClient) -> None:
     try:
         project = world.project(look, batchai=config(2, horovodSettings={"processCount": 4}))
         run = ended(world, here.submit(project))
-        assert sorted(world.log(run=run).splitlines()) == ["[0] 0 2 0", "[1] 1 2 1", "[2] 0 2 0", "[3] 1 2 1"]
+        one, two = "GPU-11111111-aaaa", "GPU-22222222-bbbb"
+        printed = [f"[0] {one} 2 0", f"[1] {two} 2 1", f"[2] {one} 2 0", f"[3] {two} 2 1"]
+        assert sorted(world.log(run=run).splitlines()) == printed
         project = world.project(look, batchai=config(2, horovodSettings={"processCount": 5}))
         run = ended(world, here.submit(project))
         assert run.info.status == "FAILED"
