@@ -203,8 +203,11 @@ def _nccl_in(prefix: Path) -> Optional[Nccl]:
 
 def _link_toolkit(root: Path, folder: Path) -> None:
     """pip's toolkit with the names that an installed one has."""
-    folder.mkdir(parents=True)
-    for name in ("bin", "include", "nvvm"):
+    # A folder, for nvcc looks for all else in bin/.., which of a link is elsewhere.
+    (folder / "bin").mkdir(parents=True)
+    for path in (root / "bin").iterdir():
+        (folder / "bin" / path.name).symlink_to(path)
+    for name in ("include", "nvvm"):
         (folder / name).symlink_to(root / name)
     libraries = folder / "lib64"
     libraries.mkdir()

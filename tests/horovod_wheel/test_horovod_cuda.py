@@ -197,7 +197,7 @@ def test_the_build_finds_both_by_names_without_numbers(machine, tmp_path):
     assert sorted(path.name for path in (home / "include").iterdir()) == ["nccl.h", "nccl_device"]
     toolkit = Path(variables["HOROVOD_CUDA_HOME"])
     assert toolkit.is_relative_to(tmp_path / "work") and variables["CUDACXX"] == str(toolkit / "bin" / "nvcc")
-    for name in ("lib64/libcudart.so", "lib/libcudart.so", "lib64/libcudart.so.13"):
+    for name in ("bin/../lib64/libcudart.so", "lib64/libcudart.so", "lib/libcudart.so", "lib64/libcudart.so.13"):
         assert os.path.realpath(toolkit / name) == str(root / "lib" / "libcudart.so.13")
     assert (toolkit / "include" / "cuda_runtime.h").is_file() and (toolkit / "nvvm" / "bin" / "cicc").is_file()
     # A compiler without the packages that it needs is none.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from node_world import Cluster, Job
@@ -13,6 +17,7 @@ from mlflow_batchai.horovod_wheel import HorovodBuildError
 from mlflow_batchai.horovod_wheel.interpreter import probe
 from mlflow_batchai.horovod_wheel.settings import cache_key
 from mlflow_batchai.node import wheels
+from mlflow_batchai.node.layout import NodeLayout
 
 OTHER_KEY = "cp311-linux_x86_64-tensorflow-1.15.0-0123abcd"
 BROKEN = "raise ImportError('undefined symbol: _ZN10tensorflow8OpKernel')\n"
@@ -61,6 +66,41 @@ def test_publishing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     wheels.publish(str(tmp_path / "file"), "key", str(wheel), said.append)
     assert said[1].startswith("the Horovod wheel could not be put on the share for others: [Errno 20] Not a directory")
+
+
+@pytest.mark.parametrize("cards, used", [("9.0", "b-for-gpus"), ("", "a-for-cpus")])
+def test_gpus_are_not_left_idle_by_a_wheel_without_nccl(
+    make_layout: Callable[..., NodeLayout], tmp_path: Path, cards: str, used: str
+) -> None:
+    layout = make_layout()
+    for name, nccl in (("a-for-cpus", 0), ("b-for-gpus", 22809)):
+        files = {"horovod/__init__.py": "", "horovod/torch/__init__.py": f"def nccl_built(): return {nccl}\n"}
+        make_wheel(Path(layout.mounted_share) / "wheels" / name, "horovod", "0.28.1", files)
+    site = tmp_path / "site"
+    (site / "torch").mkdir(parents=True)
+    (site / "torch" / "__init__.py").touch()
+    (site / "torch" / "version.py").write_text("__version__ = '2.11.0+cu130'\ncuda = '13.0'\n")
+    for name, text in {
+        "python": f'PYTHONPATH="{site}:$WHEEL" exec "{sys.executable}" "$@"',
+        "nvidia-smi": f"echo {cards}",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    said: list[str] = []
+
+    def attempt(argv: list[str], name: str) -> Any:
+        """pip's part is a path on PYTHONPATH; what is imported is real."""
+        if name == "installing Horovod":
+            variables["WHEEL"] = argv[-1]
+        code = 0 if "pip" in argv else subprocess.run(argv, env=variables, stderr=subprocess.PIPE).returncode
+        return SimpleNamespace(exit_code=code)
+
+    steps = wheels.Steps(attempt, attempt, said.append, variables)
+    wheels.install(layout, str(tmp_path / "python"), "torch", ["horovod"], steps)
+    assert said[-1] == f"using the Horovod wheel wheels/{used}/horovod-0.28.1-py3-none-any.whl of the share"
+    key, nccl = wheels.content(str(tmp_path / "python"), "torch", variables)
+    assert key is not None and ("_cuda13.0_sm90-" in key, nccl) == (bool(cards), bool(cards))
 
 
 def start(cluster: Cluster, dependencies: list[str], content: str, **environment: str) -> Job:
