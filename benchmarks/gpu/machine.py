@@ -103,7 +103,7 @@ class Environment:
             return
         plain = dict(os.environ)
         must([self.base, "-m", "venv", "--without-pip", "--clear", str(self.folder)], plain, logs / "venv.log", 120)
-        seen = f"import sysconfig; print({str(self._above and self._above)!r}); print(sysconfig.get_path('purelib'))"
+        seen = "import sysconfig; print(sysconfig.get_path('purelib'))"
         done = must([self.base, "-c", seen], plain, logs / "packages.log", 60)
         below = [done.text.split()[-1]]
         if self._above is not None:

@@ -3,8 +3,8 @@
     python benchmarks/gpu/prove.py --out FOLDER [--parts build,cifar,overhead,scaling,kill] [--smoke] [--cpu]
 
 It uses all GPUs of the machine, with 1, 2, 4, ... ranks, one GPU each. What one GPU can't show is said not to have been run;
-there two ranks share it with a second Horovod whose exchange goes through the main memory, which is a weaker check. Each part that
-has ended is kept in FOLDER/results.json, and a later call goes on with the others.
+there two ranks share it with a second Horovod whose exchange goes through the main memory, which is a weaker check. Each part
+that has ended is kept in FOLDER/results.json, and a later call goes on with the others.
 """
 
 from __future__ import annotations
@@ -93,10 +93,7 @@ class Bench:
             "stdOutErrPathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share",
         }
         config = {"cluster": "shared" if shared else "many", "properties": properties, **more}
-        if shared:  # the cluster's python, for this job: the interpreter that runs mlflow
-            python = self.gloo
-        else:
-            python = self.nccl
+        python = self.gloo if shared else self.nccl  # ranks train with the interpreter that runs mlflow
         start = [python.python, "-m", "mlflow", "run", str(project), "--backend", "batchai", "-e", entry]
         start += ["--backend-config", json.dumps(config), "--experiment-name", "gpu"]
         return [*start, *(f"-P{name}={value}" for name, value in parameters.items())]
@@ -252,7 +249,7 @@ def kill(bench: Bench) -> dict[str, Any]:
 def killed(bench: Bench, ranks: int, shared: bool) -> dict[str, Any]:
     """Start ranks that exchange tensors for ever, kill the last one, and see what is left."""
     before = memory_in_use()
-    command = bench.command(RANKS, ranks, {"seconds": 200}, entry="steady", shared=shared)
+    command = bench.command(RANKS, ranks, {"seconds": 90}, entry="steady", shared=shared)
     log = bench.logs / f"kill-{ranks}{'-shared' if shared else ''}.log"
     with log.open("wb") as file:
         environment = bench.environment(bench.gloo if shared else bench.nccl)

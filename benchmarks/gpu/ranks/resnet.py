@@ -62,7 +62,7 @@ sums = hvd.allgather_object(_tensors.checksums(_tensors.of(model.trainable_weigh
 
 buffer = torch.ones(megabytes * 1024 * 1024 // 4, device=device)
 times = []
-for number in range(8):
+for _ in range(8):
     begun = moment()
     buffer = hvd.allreduce(buffer, op=hvd.Average, name="buffer")
     times.append(moment() - begun)
