@@ -115,11 +115,12 @@ def training(said: Answer, python: str) -> Finding:
     return failed(f"{title}: {'; '.join(broken)}: {mend}")
 
 
-def accelerators(said: Answer, counts: Sequence[int]) -> Finding:
+def accelerators(said: Answer, counts: Sequence[int], trains: Answer | None = None) -> Finding:
     """Of ``examine.accelerators``.
 
     Args:
         counts: of all nodes of which it is known.
+        trains: what ``examine.training`` said of the node, if it did.
     """
     if said["trouble"]:
         return failed(said["trouble"])
@@ -135,7 +136,17 @@ def accelerators(said: Answer, counts: Sequence[int]) -> Finding:
     if min(counts) != max(counts):
         mixed = f"nodes of this cluster have from {min(counts)} to {max(counts)}"
         return warning(f"{text}; {mixed}: mend those that miss some, or set gpusPerNode to what all have")
+    if said["count"] and (slow := [each[1] for each in (trains or {}).get("works", []) if _idle(*each)]):
+        return warning(
+            f"{text}; Horovod for PyTorch {slow[0]} was built without NCCL: build one on a node with GPUs (`batchai horovod"
+            " build --framework torch`) and install it there"
+        )
     return ok(text)
+
+
+def _idle(framework: str, version: str, built: Sequence[str]) -> bool:
+    """Whether this Horovod can't exchange what its framework has on GPUs. TensorFlow's is one that we build for CPUs only."""
+    return framework == "torch" and "+cpu" not in version and "nccl" not in built
 
 
 def containers(said: Answer, ignored: bool) -> Finding:

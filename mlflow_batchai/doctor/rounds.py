@@ -102,7 +102,7 @@ def _of_all(present: Sequence[Patient], first: Answer | None) -> Iterator[Check]
     ids: dict[str, str] = {}
     for patient in present:
         if patient in gpus:
-            yield patient.check("GPUs", findings.accelerators(gpus[patient], counts))
+            yield patient.check("GPUs", findings.accelerators(gpus[patient], counts, patient.answers.get("training")))
         if place := patient.answers.get("place"):
             if trouble := _trouble(patient, place, first, places, ids):
                 yield patient.failed("space", trouble)

@@ -69,11 +69,13 @@ _TORCH = (
         "from distutils.sysconfig import get_python_inc; print(get_python_inc())",
         "import sysconfig; print(sysconfig.get_path('include'))",
     ),
-    # GPUs only where they are asked for: else a PyTorch for CUDA would need CUDA's toolkit to train on CPUs.
+    # GPUs only where they are asked for: else a PyTorch for CUDA would need CUDA's toolkit to train on CPUs. HOROVOD_GPU=CUDA
+    # without operations for GPUs has their tensors exchanged through the main memory.
     Patch(
         "cmake/Modules/FindPytorch.cmake",
         'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\n',
-        'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\nif(NOT HAVE_CUDA)\n  set(Pytorch_CUDA FALSE)\nendif()\n',
+        'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\n'
+        'if(NOT HAVE_CUDA AND NOT "$ENV{HOROVOD_GPU}" STREQUAL "CUDA")\n  set(Pytorch_CUDA FALSE)\nendif()\n',
     ),
     # The library would look for others in the folders of this machine, and of the build; PyTorch has loaded them before.
     Patch("CMakeLists.txt", "project(horovod CXX)\n", "project(horovod CXX)\nset(CMAKE_SKIP_RPATH ON)\n"),

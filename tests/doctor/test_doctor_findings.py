@@ -62,6 +62,27 @@ def test_accelerators(said, counts, state, text):
 
 
 @pytest.mark.parametrize(
+    ("count", "works", "state", "text"),
+    [
+        (
+            1,
+            [["torch", "2.11.0+cu130", ["gloo"]]],
+            WARNING,
+            "1; Horovod for PyTorch 2.11.0+cu130 was built without NCCL: build",
+        ),
+        (1, [["torch", "2.11.0+cu130", ["gloo", "nccl"]]], OK, "1"),
+        (1, [TENSORFLOW], OK, "1"),
+        (1, [["torch", "2.11.0+cpu", ["gloo"]]], OK, "1"),
+        (0, [["torch", "2.11.0+cpu", ["gloo"]]], OK, "none: trains on CPUs (no nvidia-smi on PATH)"),
+    ],
+)
+def test_gpus_that_horovod_would_leave_idle(count, works, state, text):
+    said = {"count": count, "names": [], "note": "no nvidia-smi on PATH", "driver": "", "trouble": ""}
+    found = findings.accelerators(said, [count], {**WORKS, "works": works})
+    assert found.state is state and found.text.startswith(text)
+
+
+@pytest.mark.parametrize(
     ("trouble", "why", "state", "part"),
     [
         (None, "", OK, "/mnt/s, the same as here, writable (nfs4)"),
