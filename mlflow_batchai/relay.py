@@ -1,6 +1,6 @@
-"""The relay: what is new in the job folder goes into one MLflow run.
+"""The relay: what is new in the job folder goes into one MLflow run, and the run says how the job is.
 
-The cursor lies beside the lease (``lease.py``); what is replayed after a crash MLflow drops, since the points are the same.
+What is known lies beside the lease (``job/lease.py``): another relay goes on from there.
 """
 
 from __future__ import annotations
@@ -12,28 +12,21 @@ from typing import TYPE_CHECKING
 from mlflow_batchai import collect, runs
 from mlflow_batchai.artifacts import Outputs
 from mlflow_batchai.description import Description, Facts
-from mlflow_batchai.job.events import EventReader
+from mlflow_batchai.intake import Intake
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.keras_lines import Pace
 from mlflow_batchai.job.lease import Lease
-from mlflow_batchai.job.metrics import MetricFold, Point
-from mlflow_batchai.job.samples import SampleFold
 from mlflow_batchai.job.sent import SentFiles
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.jobfiles import JobFiles
 from mlflow_batchai.lastthings import LastThings
-from mlflow_batchai.node import protocol, records
+from mlflow_batchai.node import protocol
 from mlflow_batchai.node.protocol import Record
-from mlflow_batchai.tracked import relayed
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-BATCH = 1000
-# What is sent twice costs MLflow ten times as much.
-MOST_UNCERTAIN = 10 * BATCH
-MOST_NOTES, MOST_NAMES_TOLD = 100, 20
-_MODEL: records.Shape = {"path": records.is_text, "meta": records.is_mapping}
+MOST_NOTES = 100
 # The share of its time that a relay gives to logs which are sent whole again and again, at most: one part in so many.
 LOG_PARTS = 10
 FIRST_LOG_SECONDS, LONGEST_LOG_SECONDS = 15.0, 300.0
@@ -58,22 +51,9 @@ class Relay:
         memory = lease.memory
         self._begun = int(memory.get("attempt", 1)) == job.attempt
         here = memory if self._begun else {}
-        self._reader = EventReader(job, here.get("cursor"), bool(here.get("ending")))
-        self._metrics = MetricFold(job.plan["metrics"], memory.get("metrics"), self._begun)
-        self._samples = SampleFold(job.node_count, memory.get("samples"), self._begun)
-        self._models: list[Record] = list(memory.get("models", []))
-        self._tracked = relayed.Tracked(client, job, self.run_gone, memory.get("tracked"))
-        self._dropped = int(memory.get("dropped", 0))
-        # What could not be read: lines, files.
-        self._skipped: list[int] = list(memory.get("skipped", [0, 0]))
         self._state = str(here.get("state", protocol.QUEUED))
         # Of an attempt that another follower has begun its run may say so still.
         self._waits: str | None = None if self._begun and job.attempt > 1 else ""
-        # Points that the store has not taken yet: they wait for it, and the cursor is not saved before them.
-        self._pending: list[Point] = []
-        self._unsaved = False
-        # How many points would be sent again by the next relay, if we died now.
-        self._uncertain = 0
         self._files = JobFiles(client, job, memory.get("environment"))
         self._next_files = time.monotonic()
         self._logs = collect.Logs(client, job)
@@ -86,101 +66,48 @@ class Relay:
         self.notes: list[str] = list(memory.get("notes", []))
         # Of logs and outputs: what lies on the share only, which `batchai gc` leaves there.
         self._left_out: list[str] = list(memory.get("leftOut", []))
+        self._intake = Intake(
+            client,
+            job,
+            memory,
+            self._begun,
+            gone=self.run_gone,
+            note=self._note,
+            environment=self._files.take,
+            save=self._save,
+        )
 
     def step(self, to_the_end: bool = False) -> int:
         """Relay what is new; the number of segments that were read. ``to_the_end``: nothing more will be written."""
         self._lease.check(exactly=to_the_end)
-        count = 0
-        for _, _, found in self._reader.read(to_the_end):
-            # A backlog of hours does not go through memory at once, and in whole batches, since a call costs as much for a few.
-            if self._tracked.crowded or self._uncertain >= MOST_UNCERTAIN:
-                self._store()  # the cursor is behind the segment before this one
-            self._send(BATCH)
-            self._unsaved = True
-            self._pending += self._metrics.feed(found)
-            self._pending += self._samples.feed(found)
-            for record in found:
-                self._take(record)
-            count += 1
-        self._store()
-        return count
+        return self._intake.read(to_the_end)
 
-    def _store(self) -> None:
-        self._send()
-        self._tracked.send()
-        if self._unsaved:
-            self._lease.check()
-            self._lease.save(self._memory())
-            self._unsaved = False
-            self._uncertain = 0
+    def _save(self) -> None:
+        self._lease.check()
+        self._lease.save(self._memory())
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self.notes and len(self.notes) < MOST_NOTES:
+            self.notes.append(sentence)
 
     def heard(self, node: int) -> int:
         """How many of a node's segments have been read."""
-        return self._reader.cursor.get(protocol.agent_writer(node), 0)
+        return self._intake.heard(node)
 
     @property
     def ending(self) -> bool:
         """Whether an agent has said that it failed or stops."""
-        return self._reader.ending
+        return self._intake.ending
 
     def _memory(self) -> Record:
         return {
             "attempt": self._job.attempt,
-            "cursor": dict(self._reader.cursor),
-            "ending": self._reader.ending,
-            "metrics": self._metrics.remember(),
-            "samples": self._samples.remember(),
-            "models": list(self._models),
-            "tracked": self._tracked.remember(),
+            **self._intake.remember(),
             "environment": self._files.remember(),
-            "dropped": self._dropped,
-            "skipped": list(self._skipped),
             "state": self._state,
             "notes": list(self.notes),
             "leftOut": list(self._left_out),
         }
-
-    def _take(self, record: Record) -> None:
-        if record["k"] == "report" and record["body"].get("type") == "model":
-            if records.has(record["body"], _MODEL):
-                self._models.append(record["body"])
-            else:
-                self._skipped[0] += 1
-        elif record["k"] == "report" and record["body"].get("type") in relayed.KINDS:
-            self._skipped[0] += not self._tracked.take(record["body"])
-        elif record["k"] == "environment":
-            self._files.take(record)
-        elif record["k"] == "dropped":
-            self._dropped += record["lines"]
-        elif record["k"] == records.SKIPPED:
-            self._skipped = [self._skipped[0] + record["lines"], self._skipped[1] + record["files"]]
-
-    def _send(self, least: int = 1) -> None:
-        """Send what waits, as long as there are so many points."""
-        while len(self._pending) >= least:
-            batch = self._pending[:BATCH]
-            self._log(batch)
-            del self._pending[: len(batch)]
-            self._uncertain += len(batch)
-
-    def _log(self, points: list[Point]) -> None:
-        """Store points; one that MLflow will never take is told of, so that it doesn't hold up the others for ever."""
-        from mlflow.entities import Metric
-        from mlflow.exceptions import MlflowException
-
-        try:
-            metrics = [Metric(point.key, point.value, point.timestamp, point.step) for point in points]
-            self._client.log_batch(self._run_id, metrics=metrics)
-        except MlflowException as error:
-            if error.error_code != "INVALID_PARAMETER_VALUE" or self.run_gone():
-                raise
-            if len(points) == 1:
-                if len(self.notes) < MOST_NOTES:
-                    self.notes.append(f"metric '{points[0].key}' at step {points[0].step} was refused: {error.message}")
-                return
-            middle = len(points) // 2
-            self._log(points[:middle])
-            self._log(points[middle:])
 
     def run_gone(self) -> bool:
         """Whether the run was deleted: then there is nothing left to relay into.
@@ -262,8 +189,8 @@ class Relay:
 
     def _facts(self, state: JobState, notes: list[str], sending: str = "") -> Facts:
         # Once the job is over there is no epoch that is being trained.
-        self._pace = self._metrics.pace or self._pace
-        job, step = self._job, self._metrics.last_step
+        self._pace = self._intake.pace or self._pace
+        job, step = self._job, self._intake.last_step
         return Facts(job.plan, job.attempt, state, job.hosts, self._waits or "", self._pace, step, sending, notes)
 
     def cancel_wanted(self) -> bool:
@@ -284,7 +211,7 @@ class Relay:
             return
         try:
             self._logs.send()
-            self._tracked.send_files()
+            self._intake.tracked.send_files()
         finally:
             ended = time.monotonic()
             self._log_interval = min(self._log_interval * 1.5, LONGEST_LOG_SECONDS)
@@ -304,11 +231,10 @@ class Relay:
         """The attempt is over: send the rest of what it said, and its logs; sentences on what could not be sent."""
         self._begin()
         self.step(to_the_end=True)
-        self._pace = self._metrics.pace or self._pace
-        self._pending += self._metrics.finish()
-        self._send()
+        self._pace = self._intake.pace or self._pace
+        self._intake.finish()
         left_out = self._last.once("logs", lambda: self._logs.send(complete=True))
-        return left_out + self._last.once("artifacts", self._tracked.send_rest)
+        return left_out + self._last.once("artifacts", self._intake.tracked.send_rest)
 
     def finish(self, state: JobState) -> None:
         """The job has its verdict: send the rest, the outputs and the model, then end the run.
@@ -324,9 +250,9 @@ class Relay:
         self._lease.sending = ""
         kept = [sentence for sentence in (outputs.checkpoints, outputs.excluded) if sentence]
         notes = [*self.notes, *left_out, *kept, *self._last.once("job", self._files.send)]
-        notes += self._last.once("logged models", self._tracked.make_models)
+        notes += self._last.once("logged models", self._intake.tracked.make_models)
         if state.execution_state == protocol.SUCCEEDED:
-            notes += self._last.once("model", lambda: collect.log_model(self._client, self._job, self._models))
+            notes += self._last.once("model", lambda: collect.log_model(self._client, self._job, self._intake.models))
         self._lease.check()
         self._end_run(state, notes)
         # A job that has succeeded needs its checkpoints no more; where it has not, they may be all that it has left.
@@ -358,25 +284,10 @@ class Relay:
             runs.TAG_ERROR_CODE: state.error_code,
             runs.TAG_REASON: state.reason[-runs.LONGEST_TAG :],
         }
-        notes += self._told()
+        notes += self._intake.told()
         if notes:
             tags[runs.TAG_NOTES] = "\n".join(notes)[: runs.LONGEST_TAG]
         tags = {key: runs.tag_text(value) for key, value in tags.items()}
         tags |= self._description.tags(self._facts(state, notes))
         self._set_tags(tags)
         self._client.set_terminated(self._run_id, state.run_status, end_time=state.end_time)
-
-    def _told(self) -> list[str]:
-        """Sentences on what was not stored as it came."""
-        lines, files = self._skipped
-        counts = [
-            (self._dropped, "log lines were dropped while the share stalled"),
-            (lines, "lines of what agents and ranks had reported could not be read, and were left out"),
-            (files, "event files were damaged or missing on the share: of each what was whole was taken"),
-            (self._metrics.repeated, "metric values came for a step that had one; the first stands"),
-            (self._metrics.unread + self._samples.unread, "metric values were no numbers, and were left out"),
-        ]
-        names = self._metrics.names.notices()
-        more = [f"{len(names) - MOST_NAMES_TOLD} more names of metrics were changed"] if len(names) > MOST_NAMES_TOLD else []
-        told = [*(f"{count} {what}" for count, what in counts if count), *names[:MOST_NAMES_TOLD], *more]
-        return [*told, *self._tracked.notes()]

@@ -256,8 +256,9 @@ def test_a_backlog_goes_through_memory_in_pieces(relayed):
         made.segment(number, *(report(number * 100 + step, loss=1) for step in range(100)))
     first = relay()
     most = []
-    real = first._send
-    first._send = lambda least=1: (most.append(len(first._pending)), real(least))
+    intake = first._intake
+    real = intake._send
+    intake._send = lambda least=1: (most.append(len(intake._pending)), real(least))
     # The store goes away in the middle: nothing is taken twice when it is back.
     client.before["log_batch"] = [None, ConnectionError("down")]
     with pytest.raises(ConnectionError):
@@ -265,7 +266,7 @@ def test_a_backlog_goes_through_memory_in_pieces(relayed):
     first.step()
     assert max(most) < 1200
     assert len(history(client, made.plan["runId"])["loss"]) == 4000
-    assert first._metrics.repeated == 0
+    assert intake._metrics.repeated == 0
 
 
 def test_logs_cost_a_part_of_the_time(relayed, monkeypatch):
