@@ -185,6 +185,25 @@ def test_nvidia_smi_that_hangs_or_dies(tmp_path: Path, script: str, said: str) -
     assert meter.look()["gpu_0_power_usage_watts"] == 350.0
 
 
+def test_nvidia_smi_that_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that has to be loaded: samples go on, one without GPUs, and it is not asked twice at once."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\nsleep 0.4\ncat <<END\n{TABLE}END\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("mlflow_batchai.node.meters.graphics.PATIENCE_SECONDS", 0.1)
+    notes: list[str] = []
+    meter = Graphics([UUID], {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, notes.append)
+    assert meter.look() == {}
+    assert wait_for(meter.look, 5)["gpu_0_power_usage_watts"] == 350.0
+    assert (tmp_path / "asked").read_text() == "asked\n" and notes == []
+
+
+def test_instances_of_a_gpu_have_no_metrics() -> None:
+    notes: list[str] = []
+    assert Graphics(["MIG-c7384736"], dict(os.environ), notes.append).look() == {}
+    assert notes == ["no metrics of GPUs: nvidia-smi has none of MIG instances"]
+
+
 def test_no_nvidia_smi(tmp_path: Path) -> None:
     notes: list[str] = []
     assert Graphics(["0"], {"PATH": str(tmp_path)}, notes.append).look() == {}

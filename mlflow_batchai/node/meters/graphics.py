@@ -1,14 +1,16 @@
 """What the node's GPUs do, as nvidia-smi says."""
 
 import re
+import threading
 import time
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from mlflow_batchai.node import gpus
 from mlflow_batchai.node.meters.machine import MEGABYTE, Values
 
-# A driver that is broken holds nvidia-smi for ever.
-DEADLINE_SECONDS = 5.0
+# A driver that is broken holds nvidia-smi for ever; one that has to be loaded first takes its time, for which no other sample
+# waits longer than its patience.
+DEADLINE_SECONDS, PATIENCE_SECONDS = gpus.LISTING_SECONDS, 5.0
 # Until one that gave no values is asked again; each time twice as long.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 10.0, 600.0
 
@@ -30,7 +32,8 @@ class Graphics:
     """The meter of some GPUs.
 
     Args:
-        ids: indexes or UUIDs; values of the first are ``gpu_0_...``, whatever its index on the machine.
+        ids: indexes or UUIDs; values of the first are ``gpu_0_...``, whatever its index on the machine. Of MIG instances
+            nvidia-smi tells nothing.
         environment: where nvidia-smi is found.
         note: is told once why there are no values, in a sentence.
         run: asks nvidia-smi.
@@ -50,17 +53,27 @@ class Graphics:
         self._note = note
         self._run: gpus.Run = run or (lambda argv, variables: gpus.ask(argv, variables, DEADLINE_SECONDS))
         self._clock = clock
-        self._program = gpus.nvidia_smi(environment) if ids else None
+        measured = [name for name in ids if not name.startswith("MIG-")]
+        if ids and not measured:
+            note("no metrics of GPUs: nvidia-smi has none of MIG instances")
+        self._program = gpus.nvidia_smi(environment) if measured else None
+        self._asking: Optional[threading.Thread] = None
+        self._said = ""
         self._pause = FIRST_PAUSE_SECONDS
         self._next = clock()
 
     def look(self) -> Values:
-        """The values now, none while nvidia-smi is not to be asked; takes no longer than ``DEADLINE_SECONDS`` and a second."""
-        if self._program is None or self._clock() < self._next:
+        """The values now, none while nvidia-smi is not to be asked or has not answered; takes no longer than its patience."""
+        if self._program is None or (self._asking is None and self._clock() < self._next):
             return {}
-        argv = [self._program, "--query-gpu=" + ",".join(FIELDS), "--format=csv,noheader,nounits"]
-        # The agent's main thread collects all children, so that the exit code says nothing.
-        _, text = self._run(argv, self._environment)
+        if self._asking is None:
+            self._asking = threading.Thread(target=self._ask, args=(self._program,), name="nvidia-smi", daemon=True)
+            self._asking.start()
+        self._asking.join(PATIENCE_SECONDS)
+        if self._asking.is_alive():
+            return {}
+        self._asking = None
+        text = self._said
         found = values(text, self._ids)
         if found:
             self._pause, self._next = FIRST_PAUSE_SECONDS, self._clock()
@@ -71,6 +84,11 @@ class Graphics:
         self._next = self._clock() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
         return {}
+
+    def _ask(self, program: str) -> None:
+        argv = [program, "--query-gpu=" + ",".join(FIELDS), "--format=csv,noheader,nounits"]
+        # The agent's main thread collects all children, so that the exit code says nothing.
+        _, self._said = self._run(argv, self._environment)
 
 
 def values(text: str, ids: Sequence[str]) -> Values:
