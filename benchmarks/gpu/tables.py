@@ -44,7 +44,7 @@ def _cell(value: Any) -> str:
 
 def _build(found: dict[str, Any]) -> list[str]:
     rows = [[name, found["seconds"][name], wheel["name"], wheel["bytes"]] for name, wheel in found["wheels"].items()]
-    return [*_table(["Horovod for", "seconds", "wheel", "bytes"], rows), "", f"NCCL built in: {found['nccl']}"]
+    return [*_table(["Horovod for", "seconds", "wheel", "bytes"], rows), "", f"NCCL built in: {found['nccl']}."]
 
 
 def _cifar(found: dict[str, Any]) -> list[str]:
