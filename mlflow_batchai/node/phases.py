@@ -1,28 +1,25 @@
 """The steps of an attempt on one node that has been taken: announce, set up, prepare, meet, run the ranks."""
 
-import json
 import os
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, Mapping, Optional, Set, Tuple
 
 from mlflow_batchai.node import containers, gpus, launchers, protocol, ranks, staging
 from mlflow_batchai.node.cards import Cards
 from mlflow_batchai.node.control.base import ENDING, GATHERING, RUNNING, STARTING
 from mlflow_batchai.node.inventory import Inventory
-from mlflow_batchai.node.layout import NodeLayout, archive_path, node_id
+from mlflow_batchai.node.launch import Launch
+from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.meeting import Meeting
 from mlflow_batchai.node.meters.sampler import Sampler
 from mlflow_batchai.node.modelcheck import ModelCheck
 from mlflow_batchai.node.mounts.mounts import Mounts
 from mlflow_batchai.node.outcome import Failure, Stop
 from mlflow_batchai.node.peers import Peers
-from mlflow_batchai.node.preparation import Preparation, logged_task
-from mlflow_batchai.node.runtime import PUMP_SECONDS, Runtime
+from mlflow_batchai.node.preparation import Preparation
+from mlflow_batchai.node.runtime import Runtime
 from mlflow_batchai.node.shipper import Shipper
-from mlflow_batchai.node.tasks import Task
-
-RENDEZVOUS_SECONDS = 60.0
 
 
 class Phases:
@@ -84,8 +81,9 @@ class Phases:
         if not self.runtime.container:
             staging.write_python(self.layout, self.python)
         self.preparation.job_preparation()
-        self._meet()
-        self._run_ranks()
+        launch = Launch(self.layout, self.shipper, self.runtime, self.peers, self._known(), self.cards.counts(), self._check)
+        self._meet(launch)
+        self._run_ranks(launch)
         self.inventory.wait()
         self.mounts.drain()
         self._await_the_others()
@@ -158,91 +156,27 @@ class Phases:
         container.start()
         self.runtime.container = container
 
-    def _meet(self) -> None:
+    def _meet(self, launch: Launch) -> None:
         """All nodes are ready before any rank starts: Horovod's own waiting is short."""
         self.shipper.keep_saying("ready", node=self.layout.node)
         if self.layout.node == 0:
             while not self.peers.all_ready():
                 self._wait_a_little()
-            port = self._start_rendezvous() if launchers.needs_rendezvous(self.plan) else 0
-            address = {"address": self.peers.addresses()[0], "port": port}
+            address = {"address": self.peers.addresses()[0], "port": launch.serve()}
             self.layout.attempt.write("rendezvous", self.layout.paths.rendezvous, [address])
 
-    def _start_rendezvous(self) -> int:
-        task, said = _heard_task("rendezvous server")
-        sizes = launchers.spread(self.plan["processCount"], self.cards.counts())
-        hosts = ",".join("%s:%d" % (node_id(node), size) for node, size in enumerate(sizes) if size)
-        argv = [
-            self.python,
-            archive_path(),
-            "rendezvous",
-            self.peers.addresses()[0],
-            hosts,
-            str(self.plan["processCount"]),
-        ]
-        self.runtime.start(task, argv, self._environment(), stdin=True, helper=True)
-        until = time.monotonic() + RENDEZVOUS_SECONDS
-        while not said:
-            self.runtime.pump(0.02)
-            self._check()
-            if task.status is not None or time.monotonic() > until:
-                self.runtime.drain([task])
-                sentence = task.tail[-1] if task.tail else "it said nothing"
-                where = " in the image %s" % self.plan["container"]["image"] if self.plan["container"] else ""
-                raise Failure(
-                    protocol.RENDEZVOUS_FAILED,
-                    "Horovod's rendezvous server did not start on node-0%s: %s" % (where, sentence),
-                    node=0,
-                    tail=list(task.tail),
-                )
-        return int(json.loads(said[0].decode())["port"])
-
-    def _run_ranks(self) -> None:
-        slots = [slot for slot in launchers.slots_of(self.plan, self.cards.counts()) if slot.node == self.layout.node]
+    def _run_ranks(self, launch: Launch) -> None:
         rendezvous: Optional[Dict[str, Any]] = None
         while rendezvous is None:
             rendezvous = self.peers.awaited("rendezvous", self.layout.paths.rendezvous)
             if rendezvous is None:
                 self._wait_a_little()
         self.shipper.stop_saying()
-        rendezvous = self.meeting.rendezvous(rendezvous)
-        for slot in slots:
-            task = logged_task(self.shipper, "rank %d" % slot.rank, slot.rank)
-            environment = ranks.rank_environment(
-                self.layout,
-                self._known(),
-                slot,
-                rendezvous,
-                self.peers.network[slot.node]["name"],
-                self.peers.announces[self.layout.node]["cores"],
-                archive_path(),
-            )
-            self.runtime.start(task, ranks.argv(self.plan), environment)
+        launch.start(self.meeting.rendezvous(rendezvous))
         if self.layout.node == 0 and self.python:
             self.inventory.ask(self.python, self._environment(), self.layout.temp)
         self.layout.attempt.pace(RUNNING)
-        self.shipper.record("started", urgent=True, node=self.layout.node, ranks=[slot.rank for slot in slots])
-        self.shipper.note("started %d rank(s): %s" % (len(slots), self.plan["command"]))
-        running = len(slots)
-        # A node without ranks (customToolkit on several nodes) stays taken until node 0's command has ended; node 0 itself, if
-        # it has none, waits for the others later.
-        while running or (not slots and self.layout.node and not self.peers.done):
-            running -= self._look_at_ranks(PUMP_SECONDS)
-            try:
-                self._check()
-            except Stop as stop:
-                # A peer's failure is often the consequence of one here that we have not seen yet.
-                if not stop.asked:
-                    self._look_at_ranks(0.0)
-                raise
-
-    def _look_at_ranks(self, timeout: float) -> int:
-        """Pump once; the number of ranks that have ended well, and a Failure if one has not."""
-        ended = [task for task in self.runtime.pump(timeout) if task.rank is not None]
-        failed = [task for task in ended if task.exit_code != 0]
-        if failed:
-            raise self._rank_failure(failed)
-        return len(ended)
+        launch.watch()
 
     def _await_the_others(self) -> None:
         """Node 0: its own ranks have ended well; the job ends when all have."""
@@ -252,22 +186,6 @@ class Phases:
         self.shipper.keep_saying("done", node=0)
         while not self.peers.all_ended():
             self._wait_a_little()
-
-    def _rank_failure(self, failed: List[Task]) -> Failure:
-        self.runtime.drain(failed, 1.0)
-        failures = [
-            Failure(
-                protocol.JOB_FAILED,
-                "%s on %s %s" % (task.name, self.layout.node_id, self.runtime.how(task)),
-                node=self.layout.node,
-                rank=task.rank,
-                exit_code=task.exit_code,
-                tail=list(task.tail),
-                signalled=bool(task.signal or (task.exit_code or 0) > 128),
-            )
-            for task in failed
-        ]
-        return min(failures, key=lambda failure: failure.is_consequence and not failure.signalled)
 
     def _wait_a_little(self, starting: bool = False) -> None:
         self.runtime.pump(0.05)
@@ -308,12 +226,6 @@ class Phases:
             self.python,
             self.runtime.container.base if self.runtime.container else None,
         )
-
-
-def _heard_task(name: str) -> Tuple[Task, List[bytes]]:
-    """A task, and what it says to us on its standard output."""
-    said: List[bytes] = []
-    return Task(name, None, lambda task, stream, lines: said.append(lines) if stream == "out" else None), said
 
 
 def _sitecustomize() -> str:
