@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlflow_batchai import experiments, runner, runs
+from mlflow_batchai import creating, experiments, runner, runs
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.config import default
 from mlflow_batchai.detached import Submitted
@@ -212,7 +212,7 @@ def submit(
     """
     source = ready.source
     own = runs.source_tags(_shown(source.uri), source.entry.name, source.project.directory, runner.user())
-    request = runner.RunRequest(
+    request = creating.RunRequest(
         tracking,
         experiment.experiment_id,
         experiment.name,
@@ -221,7 +221,7 @@ def submit(
         run_name,
         run_id,
     )
-    return runner.submit(ready.prepared, source.cluster, request, progress)
+    return creating.submit(ready.prepared, source.cluster, request, progress)
 
 
 def _shown(uri: str) -> str:

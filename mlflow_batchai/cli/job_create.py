@@ -109,7 +109,7 @@ def _submitted(
     scope: Scope, name: str, document: JobDocument, cluster_name: str | None, file: Path, terms: Terms
 ) -> dict[str, Any]:
     """Start the job, and show it."""
-    from mlflow_batchai import experiments, index, jobview, runner, runs
+    from mlflow_batchai import creating, experiments, index, jobview, runner, runs
     from mlflow_batchai.plan import standalone
     from mlflow_batchai.plan.volumes import check_volumes
 
@@ -130,7 +130,7 @@ def _submitted(
     standalone.check_script(prepared, document.properties, str(file))
     for warning in cluster.engine.check(prepared.plan["nodeCount"], prepared.needs):
         notice(warning)
-    request = runner.RunRequest(
+    request = creating.RunRequest(
         store,
         experiment.experiment_id,
         experiment.name,
@@ -140,7 +140,7 @@ def _submitted(
         resource_group=scope.resource_group,
         unique=True,
     )
-    return jobview.view(runner.submit(prepared.with_tools(cluster.engine.lacking), cluster, request))
+    return jobview.view(creating.submit(prepared.with_tools(cluster.engine.lacking), cluster, request))
 
 
 def _experiment(scope: Scope, mlflow: MlflowClient) -> Experiment:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from idle_engine import Engine
 
-from mlflow_batchai import detached, lookup, runner, runs
+from mlflow_batchai import creating, detached, lookup, runner, runs
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import ClusterError, JobDetachedError, JobError, JobFailedError, ProjectError, ShareError, UsageError
 from mlflow_batchai.job.jobs import Job
@@ -21,7 +21,6 @@ from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.lookup import NoFolderError
 from mlflow_batchai.plan.prepared import Prepared
-from mlflow_batchai.runner import RunRequest
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.objects import scan, upload
 from mlflow_batchai.signals import Signals
@@ -50,11 +49,11 @@ def scene(store_template, tmp_path, monkeypatch):
         location=None,
         record=None,
     )
-    request = RunRequest(tracking, experiment, "My exp/1", "default", {"mlflow.user": "me"})
+    request = creating.RunRequest(tracking, experiment, "My exp/1", "default", {"mlflow.user": "me"})
     spawned = []
     monkeypatch.setattr(detached.shell, "spawn", lambda argv, environment, log: spawned.append((argv, environment)) or 4711)
     scene = SimpleNamespace(mlflow=mlflow, experiment=experiment, cluster=cluster, spawned=spawned, root=tmp_path)
-    scene.submit = lambda **more: runner.submit(prepared, cluster, replace(request, **more))
+    scene.submit = lambda **more: creating.submit(prepared, cluster, replace(request, **more))
     scene.code = code
     scene.run = lambda: mlflow.search_runs([experiment])[0]
     return scene
@@ -293,6 +292,9 @@ class Console:
 
     def records(self, records):
         self.said += [record["k"] for record in records]
+
+    def sending(self, told):
+        self.said += [told] if told else []
 
     def close(self):
         self.said.append("closed")

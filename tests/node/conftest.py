@@ -17,7 +17,7 @@ from mlflow_batchai.node.layout import NodeLayout
 
 @pytest.fixture
 def make_plan() -> PlanMaker:
-    """A plan as ``projects.prepare`` and ``runner.submit`` write it, with changes."""
+    """A plan as ``projects.prepare`` and ``creating.submit`` write it, with changes."""
 
     return toy_plan
 
