@@ -31,7 +31,7 @@ LONGEST_NAME = 255
 # Bytes of files that lie here at a time, on their way from a share over the network; one that is larger lies here alone.
 PORTION = 256 << 20
 # Bytes of files that are fetched at once; one that is larger is fetched alone, in pieces.
-FETCHED_AT_ONCE = 32 << 20
+FETCHED_AT_ONCE = 16 << 20
 # What has fewer bytes and takes less time isn't worth a word.
 LARGE, SHORT_SECONDS = 64 << 20, 5.0
 # How often the next relay is told what it needn't send.

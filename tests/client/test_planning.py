@@ -117,6 +117,12 @@ def test_what_ignore_files_keep_back_is_told(desk, ignored, ours, warning):
     assert desk.prepare().warnings == ([warning] if warning else [])
 
 
+def test_which_outputs_become_artifacts(desk):
+    assert desk.prepare().plan["artifacts"] == {"checkpoints": False, "exclude": []}
+    wanted = {"checkpoints": True, "exclude": ["*.tmp", "cache/"]}
+    assert desk.prepare({"artifacts": wanted}).plan["artifacts"] == wanted
+
+
 def test_a_plan_is_json_whatever_was_typed(desk):
     desk.command, desk.parameters = "python train.py {note}", "{note: string}"
     note = 'a "b" \\ \n é \udcff $(x)'

@@ -120,6 +120,15 @@ def test_metric_rules(regex: str, step: str | None, line: str, value: str, at: s
         ),
         ({"nodeCount": 2}, None),
         (
+            {"artifacts": {"exclude": ["../x"]}},
+            "artifacts.exclude has '../x', which fits no file; write a pattern such as *.tmp, cache/ or models/old-*.h5",
+        ),
+        (
+            {"artifacts": {"exclude": ["# all"]}},
+            "artifacts.exclude has '# all', which fits no file; write a pattern such as *.tmp, cache/ or models/old-*.h5",
+        ),
+        ({"artifacts": {"checkpoint": True}}, "artifacts.checkpoint is not a known key; did you mean checkpoints?"),
+        (
             {"model": {"register": "n", "promoteIf": "loss"}},
             "model has promoteIf without alias: say which alias a better model gets, such as alias: champion",
         ),

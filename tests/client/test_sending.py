@@ -1,0 +1,299 @@
+"""Outputs on their way into a run: each once, whoever sends them, with a word on how far they are, and in bounded memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from types import SimpleNamespace
+
+import pytest
+from job_folder import FOLDER
+from relay_world import Crash
+
+from mlflow_batchai import artifacts, console
+from mlflow_batchai.artifacts import FETCHED_AT_ONCE, Outputs, at_once
+from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.job.sent import SentFiles, Stamp
+from mlflow_batchai.node import protocol
+from mlflow_batchai.shares import credentials, open_share
+from mlflow_batchai.shares.credentials import Credential
+
+OUTPUTS = f"{FOLDER}/outputs/m"
+CHECKPOINT = {"epochs_done": 1, "batches": 0, "sha256": "", "settings": None, "state": {}}
+
+
+@pytest.fixture
+def scene(relayed):
+    """(job folder, client, makes a relay, names of outputs that were sent since the last look)"""
+    made, client, relay = relayed
+    made.write(made.paths.plan, {**made.plan, "model": None})
+    real, sent = client._real.log_artifact, []
+
+    def log_artifact(run_id, file, path):
+        real(run_id, file, path)
+        if path.startswith("outputs"):
+            sent.append(f"{path}/{file.rpartition('/')[2]}")
+
+    client._real.log_artifact = log_artifact
+
+    def look():
+        found = sorted(sent)
+        sent.clear()
+        return found
+
+    return made, client, relay, look
+
+
+def put(made, **files):
+    for name, text in files.items():
+        made.share.write(f"{OUTPUTS}/{name}", text.encode())
+
+
+def notes(made, client):
+    return client.get_run(made.plan["runId"]).data.tags.get("batchai.notes", "").split("\n")
+
+
+def test_a_follower_that_comes_later_sends_what_is_left(scene):
+    """One that was killed in the midst of it had sent two of three; the next one is told so by the share."""
+    made, client, _, sent = scene
+    put(made, a="one", b="two", c="three")
+    made.verdict()
+    client.before["log_artifact"] = [None, None, OSError("it is refused")]
+    with pytest.raises(OSError, match="refused"):
+        outputs(made, client, 1).send()
+    assert sent() == ["outputs/M/a", "outputs/M/b"]
+    assert outputs(made, client, 2).send() == [] and sent() == ["outputs/M/c"]
+    assert outputs(made, client, 3).send() == [] and sent() == []
+    # Another content of the same length, as a retry leaves it; what nobody has touched is not sent again.
+    time.sleep(0.01)
+    put(made, b="TWO")
+    assert outputs(made, client, 4).send() == [] and sent() == ["outputs/M/b"]
+
+
+def outputs(made, client, number):
+    made.share.claim(made.paths.lease(number))
+    return Outputs(client, made.job, SentFiles(made.job, number))
+
+
+def test_a_relay_tells_the_next_one(scene):
+    made, client, relay, sent = scene
+    put(made, a="one")
+    made.verdict()
+    client.before["set_terminated"] = [Crash()]
+    with pytest.raises(Crash):
+        relay().finish(made.job.state())
+    client.dead = False
+    assert sent() == ["outputs/M/a"]
+    relay().finish(made.job.state())
+    assert sent() == [] and client.get_run(made.plan["runId"]).info.status == "FINISHED"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"{}",
+        protocol.encode([{"files": [1]}]),
+        protocol.encode([{"files": {"outputs/M/a": [3]}}]),
+        protocol.encode([{"files": {"outputs/M/a": [3, "now"]}}]),
+        protocol.encode([{"files": {"outputs/M/a": None}}]),
+    ],
+)
+def test_what_was_noted_is_damaged(scene, damage):
+    made, client, _, sent = scene
+    put(made, a="one")
+    outputs(made, client, 1).send()
+    made.share.write(made.paths.sent(1), damage)
+    sent()
+    assert outputs(made, client, 2).send() == [] and sent() == ["outputs/M/a"]
+
+
+def test_a_time_that_is_not_known_is_no_proof(scene):
+    made, _, _, _ = scene
+    files = SentFiles(made.job, 1)
+    files.add("outputs/M/a", Stamp(3))
+    files.add("outputs/M/b", Stamp(3, 1.0))
+    files.save()
+    again = SentFiles(made.job, 2)
+    assert files.has("outputs/M/a", Stamp(3)) and not again.has("outputs/M/a", Stamp(3))
+    assert again.has("outputs/M/b", Stamp(3, 1.0)) and not again.has("outputs/M/b", Stamp(3, 2.0))
+
+
+@pytest.mark.parametrize("state", [protocol.SUCCEEDED, protocol.FAILED])
+def test_what_is_not_to_be_sent_is_told_and_kept(scene, state):
+    """`batchai gc` leaves what nobody else has; checkpoints of a job that succeeded have served."""
+    made, client, relay, sent = scene
+    made.write(made.paths.plan, {**made.plan, "model": None, "artifacts": {"checkpoints": False, "exclude": ["*.tmp"]}})
+    put(made, **{"net.h5": "x", "a.tmp": "x", "b/c.tmp": "x"})
+    put(made, **{"kept/epoch-0001.h5": "x", "kept/epoch-0001.json": json.dumps(CHECKPOINT)})
+    made.verdict(state)
+    relay().finish(made.job.state())
+    assert sent() == ["outputs/M/net.h5"]
+    checkpoint = "1 checkpoint stays on the share (artifacts.checkpoints: true sends it)"
+    excluded = "2 files stay on the share (artifacts.exclude)"
+    assert notes(made, client)[:2] == [checkpoint, excluded]
+    assert Lease(made.job).left_out() == ([excluded] if state == protocol.SUCCEEDED else [checkpoint, excluded])
+
+
+def test_checkpoints_go_if_they_are_asked_for(scene):
+    made, client, relay, sent = scene
+    made.write(made.paths.plan, {**made.plan, "model": None, "artifacts": {"checkpoints": True, "exclude": []}})
+    put(made, **{"epoch-0001.h5": "x", "epoch-0001.json": json.dumps(CHECKPOINT)})
+    made.verdict()
+    relay().finish(made.job.state())
+    assert sent() == ["outputs/M/epoch-0001.h5", "outputs/M/epoch-0001.json"]
+    assert notes(made, client) == [""] and Lease(made.job).left_out() == []
+
+
+def test_each_file_has_one_directory(scene):
+    """Of two ids for one place the first has it; a directory inside of another has its files for itself."""
+    made, client, _, sent = scene
+    prefix = "$AZ_BATCHAI_MOUNT_ROOT/share"
+    places = [("ALL", ""), ("M", "m"), ("SAME", "m/"), ("NEAR", "m2")]
+    directories = [{"id": identity, "pathPrefix": prefix, "pathSuffix": suffix} for identity, suffix in places]
+    made.write(made.paths.plan, {**made.plan, "outputDirectories": directories})
+    for name in ("m/a", "m2/b", "c"):
+        made.share.write(f"{FOLDER}/outputs/{name}", b"x")
+    assert outputs(made, client, 1).send() == []
+    assert sent() == ["outputs/ALL/c", "outputs/M/a", "outputs/NEAR/b"]
+
+
+def test_folders_that_links_in_the_share_lead_to_are_sent_once_around(scene):
+    made, client, _, sent = scene
+    put(made, **{"deep/a": "x"})
+    here = made.share.root / OUTPUTS
+    (here / "again").symlink_to(here / "deep")
+    (here / "deep" / "round").symlink_to(here)
+    os.mkfifo(here / "pipe")
+    told = outputs(made, client, 1).send()
+    assert sent() == ["outputs/M/again/a", "outputs/M/deep/a"]
+    assert told == ["outputs/M: not sent: again/round, deep/round (links out of the share, or to nothing)"]
+
+
+def test_large_outputs_are_spoken_of(scene, monkeypatch):
+    """In the description, and to whoever watches the job."""
+    made, client, relay, _ = scene
+    put(made, a="x" * 3_000_000, b="y" * 1_000_000)
+    made.verdict()
+    ending, told = relay(), []
+    show = ending._description.show
+    monkeypatch.setattr(ending._description, "show", lambda facts: (told.append(facts.sending), show(facts)))
+    monkeypatch.setattr(artifacts, "LARGE", 4_000_000)
+    described = []
+    real = client._real.log_artifact
+
+    def log_artifact(*arguments):
+        tags = client._real.get_run(made.plan["runId"]).data.tags
+        described.append((tags.get("mlflow.note.content", ""), Lease(made.job).glance().sending))
+        real(*arguments)
+
+    client._real.log_artifact = log_artifact
+    ending.finish(made.job.state())
+    assert told == ["outputs: file 1 of 2, 0 of 4 MB", "outputs: file 2 of 2, 3 of 4 MB"]
+    text, watched = described[-2]
+    assert f"sending `{told[0]}`" in text and watched == told[0]
+    run = client.get_run(made.plan["runId"])
+    assert "sending" not in run.data.tags["mlflow.note.content"] and Lease(made.job).glance().sending == ""
+
+
+def test_few_outputs_are_not(scene):
+    made, client, _, _ = scene
+    put(made, a="x", b="y", c="z")
+    now, told = [0.0], []
+    one = Outputs(client, made.job, SentFiles(made.job, 1), lambda: now[0])
+    one.send(told.append)
+    assert told == []
+    # But if they take their time.
+    real = client._real.log_artifact
+    client._real.log_artifact = lambda *arguments: (now.__setitem__(0, now[0] + 3), real(*arguments))
+    put(made, a="X1", b="Y1", c="Z1")
+    one.send(told.append)
+    assert told == ["outputs: file 3 of 3, 0 of 0 MB"]
+
+
+def test_a_console_says_so_every_ten_seconds_at_most(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    err = io.StringIO()
+    shown = console.JobConsole(1, io.StringIO(), err)
+    for text in ("", "file 1", "file 1", "file 2", "file 3", "file 4", "file 4", "file 4", "file 4", ""):
+        shown.sending(text)
+        now[0] += 4
+    assert err.getvalue() == "".join(f"batchai: sending file {number}\n" for number in (1, 3, 4))
+
+
+def test_as_many_files_at_once_as_have_room():
+    lock, here, most = threading.Lock(), [0, 0], [0, 0]
+    sizes = {f"small{number}": FETCHED_AT_ONCE // 4 for number in range(12)} | {"large": 10 * FETCHED_AT_ONCE}
+
+    def act(name):
+        with lock:
+            here[0] += min(sizes[name], FETCHED_AT_ONCE)
+            here[1] += 1
+            most[:] = map(max, most, here)
+        time.sleep(0.01)
+        with lock:
+            here[0] -= min(sizes[name], FETCHED_AT_ONCE)
+            here[1] -= 1
+        return name.upper()
+
+    assert at_once(SimpleNamespace(at_once=16), act, sizes) == [name.upper() for name in sizes]
+    assert most[0] <= FETCHED_AT_ONCE and most[1] <= 4
+
+
+SENDS = """
+import json, pathlib, sys
+from mlflow_batchai.artifacts import Outputs
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.sent import SentFiles
+from mlflow_batchai.shares import credentials, open_share
+from mlflow_batchai.shares.credentials import Credential
+
+class Client:
+    sent = 0
+    def log_artifact(self, run_id, file, path):
+        Client.sent += pathlib.Path(file).stat().st_size
+
+def megabytes(key):
+    return int(pathlib.Path("/proc/self/status").read_text().split(key + ":")[1].split()[0]) / 1024
+
+url, account, key, folder = json.loads(sys.stdin.read())
+credentials._remembered = {account: Credential(key)}
+job = Job(open_share(url), folder)
+job.plan
+before = megabytes("VmRSS")
+assert Outputs(Client(), job, SentFiles(job, 1)).send() == []
+print(Client.sent, megabytes("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is read from /proc")
+def test_memory_does_not_grow_with_outputs(azure, monkeypatch, tmp_path):
+    """Large files are fetched one at a time, in few pieces."""
+    monkeypatch.setattr(credentials, "_remembered", {azure.account: Credential(azure.key)})
+    name = f"share-{uuid.uuid4().hex}"
+    azure.share(name)
+    share = open_share(azure.url(name))
+    plan = {
+        "runId": "r",
+        "nodeCount": 1,
+        "segment": FOLDER,
+        "volumes": [{"scope": "cluster", "path": "share", "share": share.url}],
+        "outputDirectories": [{"id": "M", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": "m"}],
+    }
+    share.write(protocol.JobPaths(FOLDER).plan, protocol.encode([plan]))
+    block = os.urandom(1 << 20)
+    for number in range(10):
+        with share.open_write(f"{OUTPUTS}/{number}", 16 << 20) as file:
+            for _ in range(16):
+                file.write(block)
+    told = json.dumps([share.url, azure.account, azure.key, FOLDER])
+    done = subprocess.run([sys.executable, "-c", SENDS], input=told, text=True, capture_output=True, check=True)
+    sent, grown = map(float, done.stdout.split())
+    assert sent == 160 << 20
+    assert grown < 120, "megabytes; 160 are sent"
