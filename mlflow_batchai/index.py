@@ -110,6 +110,19 @@ def running(mlflow: MlflowClient, experiments: Sequence[str]) -> list[Run]:
     return list(mlflow.search_runs(list(experiments), f"tags.`{TAG_JOB}` LIKE '%' AND {NOT_ENDED}", max_results=PAGE))
 
 
+def deleted_too(mlflow: MlflowClient, experiment: str, wanted: str) -> list[Run]:
+    """All runs of an experiment (by id) that a filter finds, with those that were deleted."""
+    from mlflow.entities import ViewType
+
+    found: list[Run] = []
+    token: str | None = None
+    while True:
+        page = mlflow.search_runs([experiment], wanted, ViewType.ALL, max_results=PAGE, page_token=token)
+        found += page
+        if not (token := page.token):
+            return found
+
+
 def unended(tracking: Tracking, user: str) -> list[Run]:
     """Runs of a user's jobs that have not ended, of all experiments, the newest first; ``MOST`` of them.
 

@@ -199,6 +199,17 @@ def fail(mlflow: MlflowClient, run_id: str, reason: str, status: str = "FAILED")
     mlflow.set_terminated(run_id, status)
 
 
+def log_metrics(mlflow: MlflowClient, run_id: str, values: Mapping[str, float], at: int) -> None:
+    """Give a run one value of each metric, of step 0.
+
+    Args:
+        at: milliseconds since 1970.
+    """
+    from mlflow.entities import Metric
+
+    mlflow.log_batch(run_id, [Metric(name, value, at, 0) for name, value in values.items()])
+
+
 def begin_attempt(mlflow: MlflowClient, run_id: str, attempt: int) -> None:
     """Bring the run of a job that goes on with another attempt back to SCHEDULED, without what the one before has left.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlflow_batchai import experiments, runs
+from mlflow_batchai import experiments, index, runs
 from mlflow_batchai.errors import JobError, NotFoundError
 from mlflow_batchai.index import NOT_ENDED, PAGE
 from mlflow_batchai.runs import Tracking
@@ -130,19 +130,11 @@ def members(mlflow: MlflowClient, sweep: Sweep, unended: bool = False) -> tuple[
     Args:
         unended: only those that have not ended.
     """
-    from mlflow.entities import ViewType
-
     wanted = f"tags.`{TAG_SWEEP}` = '{sweep.run_id}'" + (f" AND {NOT_ENDED}" if unended else "")
-    found: list[Run] = []
-    token: str | None = None
-    while True:
-        page = mlflow.search_runs([sweep.experiment_id], wanted, ViewType.ALL, max_results=PAGE, page_token=token)
-        found += page
-        if not (token := page.token):
-            break
+    found = index.deleted_too(mlflow, sweep.experiment_id, wanted)
     found.sort(key=lambda run: str(run.info.lifecycle_stage), reverse=True)  # of a job with two runs the one that is there
     parent = next((run for run in found if run.info.run_id == sweep.run_id), None)
     if parent is not None and parent.info.lifecycle_stage == "deleted":
         parent = None
     jobs = {int(run.data.tags[TAG_INDEX]): run for run in found if run.data.tags.get(TAG_INDEX, "").isdecimal()}
-    return parent, {index: jobs[index] for index in sorted(jobs)}
+    return parent, dict(sorted(jobs.items()))

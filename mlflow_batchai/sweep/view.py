@@ -158,11 +158,9 @@ class View:
 
     def _log_metrics(self, best: Row) -> None:
         """The sweep's own metrics are those of its best job, so that sweeps can be compared and sorted as jobs are."""
-        from mlflow.entities import Metric
-
         # The same time whoever says it: what is said twice is kept once.
         at = int(self.jobs[best.index].info.end_time or 0)
-        self._mlflow.log_batch(self._sweep.run_id, [Metric(name, value, at, 0) for name, value in best.metrics.items()])
+        runs.log_metrics(self._mlflow, self._sweep.run_id, best.metrics, at)
 
 
 def _ended(row: Row, metric: str | None) -> str:
