@@ -129,6 +129,19 @@ def build(bench: Bench) -> dict[str, Any]:
     with tarfile.open(bench.out / "wheels.tar", "w") as archive:
         for folder in sorted(bench.work.glob("wheel-*")):
             archive.add(folder, arcname=folder.name)
+    if not (bench.store / "mlflow.db").exists():  # files beside the database, and not where this script happens to be run
+        create = [
+            bench.nccl.python,
+            "-m",
+            "mlflow",
+            "experiments",
+            "create",
+            "-n",
+            "gpu",
+            "-l",
+            f"file://{bench.store}/artifacts",
+        ]
+        must(create, bench.environment(bench.nccl), bench.logs / "experiment.log", 180)
     check = "import horovod.torch as h; print('NCCL', h.nccl_built())"
     done = must([bench.nccl.python, "-c", check], bench.environment(bench.nccl), bench.logs / "import.log", 120)
     found["nccl"] = done.text.split("NCCL ")[-1].strip()
@@ -376,9 +389,9 @@ def main(argv: list[str] | None = None) -> int:
     if results.get("machine") != machine:  # none, or another machine's
         results = {"machine": machine}
     steps: dict[str, Callable[[Bench], dict[str, Any]]] = dict(zip(PARTS, (build, cifar, overhead, scaling, kill), strict=True))
-    ready = bench.nccl.python if (bench.work / "venv" / "horovod").exists() else None
-    for part in [*(["build"] if ready is None and "build" not in options.parts else []), *options.parts]:
-        if part in results and not options.again and "error" not in results[part] and not (part == "build" and ready is None):
+    ready = (bench.work / "venv" / "horovod").exists() and (bench.store / "mlflow.db").exists()
+    for part in [*(["build"] if not ready and "build" not in options.parts else []), *options.parts]:
+        if part in results and not options.again and "error" not in results[part] and not (part == "build" and not ready):
             continue
         begun = time.monotonic()
         print(f"{part} ...", file=sys.stderr, flush=True)
