@@ -205,6 +205,7 @@ def own_sshd(work: Path) -> Iterator[dict[str, Any]]:
         "PasswordAuthentication": "no",
         "PermitRootLogin": "prohibit-password",
         "Subsystem": "sftp internal-sftp",
+        "SetEnv": "PATH=" + os.environ["PATH"],
     }
     (folder / "config").write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
     key = (folder / "host.pub").read_text().split()
