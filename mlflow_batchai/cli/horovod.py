@@ -13,7 +13,7 @@ from mlflow_batchai.errors import HorovodBuildError
 
 @click.command(
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Examples: batchai horovod build --framework torch; batchai horovod build --framework torch --cuda-arch 80,90",
+    epilog="Example: batchai horovod build --framework torch --cuda-arch 80,90",
 )
 @click.option(
     "--python",

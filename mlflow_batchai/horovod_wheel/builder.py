@@ -124,7 +124,7 @@ def _build_into(
             raise HorovodBuildError(f"pip made no Horovod wheel and told of no error; its log is {log}.")
         progress("trying the wheel")
         nccl = environment.get("HOROVOD_GPU_OPERATIONS") == "NCCL" and target is not None
-        progress(trial.check(made, interpreter, os.environ, nccl, log))
+        progress(trial.check(made, interpreter, os.environ, nccl, log, work / "tools"))
         with _io_errors(f"The cache of Horovod wheels {folder.parent}"):
             kept = _copy(made, folder)
             log.unlink()

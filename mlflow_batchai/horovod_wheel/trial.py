@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, List, Mapping
 
 from .errors import HorovodBuildError
 from .interpreter import Interpreter
@@ -19,6 +19,7 @@ _NAMES = {"gloo": "gloo", "mpi": "MPI", "nccl": "NCCL", "cuda": "CUDA", "rocm": 
 _TRIAL = """
 import sys
 sys.path.insert(0, sys.argv[1])
+sys.path.append(sys.argv[6])
 import importlib, json
 hvd = importlib.import_module("horovod." + sys.argv[2])
 said = {"file": hvd.__file__, "built": [name for name in sys.argv[4].split(",") if getattr(hvd, name + "_built")()]}
@@ -37,12 +38,13 @@ print("\\n" + sys.argv[5] + json.dumps(said))
 """
 
 
-def check(wheel: Path, interpreter: Interpreter, environ: Mapping[str, str], nccl: bool, log: Path) -> str:
+def check(wheel: Path, interpreter: Interpreter, environ: Mapping[str, str], nccl: bool, log: Path, tools: Path) -> str:
     """A few words on what the wheel can do, after it was imported and, with ``nccl``, has reduced a tensor on a GPU.
 
     Args:
         nccl: whether it was to be built for GPUs.
         log: what the trial says is appended.
+        tools: folder with what Horovod needs and the interpreter lacks; pip installs that along with the wheel.
 
     Raises:
         HorovodBuildError: it can't be imported, reduces wrongly, or has no NCCL though it was to have it.
@@ -50,7 +52,7 @@ def check(wheel: Path, interpreter: Interpreter, environ: Mapping[str, str], ncc
     with tempfile.TemporaryDirectory(prefix="horovod-trial-") as folder:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
-        said = _said(interpreter, environ, folder, nccl, log)
+        said = _said(interpreter, environ, [folder, str(tools)], nccl, log)
     if nccl and "nccl" not in said["built"]:
         raise HorovodBuildError(
             f"The wheel that was built has no NCCL, though it was to be for GPUs; the build's log is {log}."
@@ -67,10 +69,11 @@ def check(wheel: Path, interpreter: Interpreter, environ: Mapping[str, str], ncc
     return f"{built}; an allreduce on {said['gpu']} is right"
 
 
-def _said(interpreter: Interpreter, environ: Mapping[str, str], folder: str, gpu: bool, log: Path) -> Dict[str, Any]:
+def _said(interpreter: Interpreter, environ: Mapping[str, str], folders: List[str], gpu: bool, log: Path) -> Dict[str, Any]:
     # Variables of a launcher above us would have it wait for ranks that aren't there.
     clean = {name: value for name, value in environ.items() if not name.startswith(("HOROVOD_", "OMPI_", "PMI_"))}
-    arguments = [folder, interpreter.framework, "gpu" if gpu else "cpu", ",".join(_NAMES), _MARK]
+    unpacked, tools = folders
+    arguments = [unpacked, interpreter.framework, "gpu" if gpu else "cpu", ",".join(_NAMES), _MARK, tools]
     process = subprocess.Popen(
         [interpreter.path, "-c", _TRIAL, *arguments],
         env=clean,

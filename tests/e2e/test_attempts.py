@@ -168,7 +168,7 @@ def test_a_requeued_job_waits_and_runs_again(world: Any, share: Path, client: He
     def status() -> tuple[str, str]:
         run = world.client.get_run(first.info.run_id)
         statuses.add(run.info.status)
-        return run.info.status, run.data.tags["batchai.attempt"]
+        return run.info.status, run.data.tags.get("batchai.attempt", "1")
 
     until(world, lambda: status() == ("SCHEDULED", "2"))
     trains(world, share, second)

@@ -17,7 +17,8 @@ from click.testing import CliRunner
 
 from mlflow_batchai import errors
 from mlflow_batchai.cli import horovod as command
-from mlflow_batchai.horovod_wheel import HorovodBuildError, build, cached, source
+from mlflow_batchai.horovod_wheel import HorovodBuildError, build, cached, source, trial
+from mlflow_batchai.horovod_wheel.interpreter import probe
 from mlflow_batchai.horovod_wheel.source import PATCHES
 
 WHEEL = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
@@ -33,6 +34,7 @@ if arguments[0] == "-c" and len(arguments) == 2:
     print((home / "answer.json").read_text())
     sys.exit()
 if arguments[0] == "-c":
+    (home / "tools").write_text(arguments[7])
     (home / "tried.json").write_text(json.dumps([*arguments[3:5], os.listdir(arguments[2]), dict(os.environ)]))
     said = orders.get("trial", dict(built=["gloo"]))
     if isinstance(said, str):
@@ -170,6 +172,23 @@ def test_only_missing_tools_are_fetched_and_none_into_the_interpreter(world):
     environment = json.loads((world.home / "environment.json").read_text())
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == install.split(" --target ")[1].split(" ")[0]
     assert " -v --no-build-isolation --no-deps " in wheel
+    assert (world.home / "tools").read_text() == install.split(" --target ")[1].split(" ")[0]
+
+
+def test_a_wheel_is_tried_with_what_the_interpreter_lacks(world, tmp_path):
+    """``pip install`` of the wheel brings that, so a bare interpreter is no reason to refuse the wheel."""
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "lacking.py").touch()
+    (tmp_path / "tools" / "json.py").write_text("raise SystemExit('tools stand before the interpreter')")
+    with zipfile.ZipFile(tmp_path / WHEEL, "w") as archive:
+        built = "".join(f"def {name}_built(): return {name == 'gloo'}\n" for name in ("gloo", "mpi", "nccl", "cuda", "rocm"))
+        archive.writestr("horovod/__init__.py", "")
+        archive.writestr("horovod/tensorflow.py", built + "import lacking\ndef init(): pass\ndef shutdown(): pass\n")
+    interpreter = probe(str(world.python), "tensorflow")._replace(path=sys.executable)
+    said = trial.check(tmp_path / WHEEL, interpreter, os.environ, False, tmp_path / "log", tmp_path / "tools")
+    assert said == "built with gloo"
+    with pytest.raises(HorovodBuildError, match="No module named 'lacking'"):
+        trial.check(tmp_path / WHEEL, interpreter, os.environ, False, tmp_path / "log", tmp_path / "none")
 
 
 def test_what_is_compiled_is_patched(world):
@@ -214,7 +233,7 @@ def test_a_failure_keeps_the_log_and_no_wheel(world, verb, what):
 
 
 @pytest.mark.parametrize(
-    "trial, message",
+    "said, message",
     [
         (
             "undefined symbol: _ZN3c10",
@@ -223,9 +242,9 @@ def test_a_failure_keeps_the_log_and_no_wheel(world, verb, what):
         ({"built": []}, None),
     ],
 )
-def test_a_wheel_is_tried_before_it_is_kept(world, monkeypatch, trial, message):
+def test_a_wheel_is_tried_before_it_is_kept(world, monkeypatch, said, message):
     monkeypatch.setenv("HOROVOD_RANK", "3")
-    world.order(trial=trial)
+    world.order(trial=said)
     if message:
         with pytest.raises(HorovodBuildError, match=message):
             world.build()
