@@ -188,10 +188,10 @@ def _await_run(submitted: Submitted, console: JobConsole, signals: Signals) -> N
             found = lease.glance()
             if found.hold is Hold.FINISHED:
                 break
+            if found.sending:
+                ended = time.monotonic()
             console.sending(found.sending)
             keep_follower(submitted)
-        if found.sending:
-            ended = time.monotonic()
         if not said and time.monotonic() - ended > PATIENCE_SECONDS:
             said = True
             console.say(f"the job has ended; its last results are on their way to MLflow (see {follower_log(job)})")

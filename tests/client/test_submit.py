@@ -376,6 +376,24 @@ def test_a_share_that_is_away_for_a_while_is_looked_for(watching, monkeypatch):
     assert console.said == ["running", "a", said, "closed"]
 
 
+def test_a_share_that_is_away_when_the_job_has_just_ended_is_looked_for(watching, monkeypatch):
+    made, submitted, script = watching
+    made.verdict()
+    looks = [ShareError("share https://x: there is no host x")]
+    glance = Lease.glance
+
+    def look(lease):
+        if looks:
+            raise looks.pop()
+        return glance(lease)
+
+    monkeypatch.setattr(Lease, "glance", look)
+    script += [lambda: None, lambda: finish(made)]
+    console = Console()
+    assert runner.watch(submitted, console, Signals()).execution_state == "succeeded"
+    assert console.said[-2:] == ["share https://x: there is no host x (job toy-0123 goes on; still looking for it)", "closed"]
+
+
 def test_a_share_that_stays_away_is_left_in_the_end(watching, monkeypatch):
     _, submitted, _ = watching
     now = [1000.0]
