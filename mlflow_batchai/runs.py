@@ -162,6 +162,7 @@ def create(
     from mlflow.entities import Param, RunTag
     from mlflow.exceptions import MlflowException
 
+    parameters = {name: plain(value) for name, value in parameters.items()}
     if run_id:
         try:
             run = mlflow.get_run(run_id)

@@ -122,12 +122,14 @@ def _started(
     tags = runs.source_tags(plan.uri, source.entry.name, source.project.directory, runner.user())
     if not no_wait:
         tags[sweeps.TAG_DRIVER] = right.mark()
-    signals = Signals()
+    signals = Signals(ends="the sweep ends as soon as this submit is done")
     with signals.installed():
         sweep = sweeps.begin(plan, store, experiment.experiment_id, tags)
         where = runs.page(store.uri, experiment.experiment_id, sweep.run_id) or store.uri
         notice(f"sweep {plan.name}: {len(plan.combinations)} jobs, {plan.parallel} at once; run {sweep.run_id}: {where}")
         if no_wait:
+            if signals.cancelled:
+                runs.client(store).set_tag(sweep.run_id, runs.TAG_CANCEL, "true")  # for the process that would start its jobs
             log = background.start(sweep)
             notice(f"its jobs are started by a process that writes to {log}: batchai sweep attach {plan.name}")
             return drawn(judge(plan, {}, 0), sweep.run_id, "RUNNING")

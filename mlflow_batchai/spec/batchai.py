@@ -86,6 +86,8 @@ class ModelSettings(SpecModel):
         forbidden = "/:" if info.field_name == "register_as" else "/:.%\"'"
         if not value.strip() or set(value) & set(forbidden):
             raise wrong(f"is {value!r}, but MLflow takes no name without letters, or with one of {' '.join(forbidden)}")
+        if set(value) >= set("'\""):
+            raise wrong(f"is {value!r}, but MLflow finds no name with both kinds of quotes")
         return value
 
     @field_validator("alias", mode="before")
@@ -97,8 +99,11 @@ class ModelSettings(SpecModel):
     @classmethod
     def _usable_aliases(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for alias in value:
-            if not re.fullmatch(r"[\w-]{1,255}", alias) or re.fullmatch(r"(?i)latest|v\d+", alias):
-                raise wrong(f"is {alias!r}, but must have letters, digits, '-' or '_', and not be latest or v and a number")
+            # Its name is the end of a tag's, which has 250 letters at most.
+            if not re.fullmatch(r"[\w-]{1,200}", alias) or re.fullmatch(r"(?i)latest|v\d+", alias):
+                raise wrong(
+                    f"is {alias!r}, but must have 1 to 200 letters, digits, '-' or '_', and not be latest or v and a number"
+                )
         refuse_repeats(value, "alias")
         return value
 

@@ -221,9 +221,23 @@ def bind(entry: EntryPoint, given: Mapping[str, object], source: str) -> list[Va
         for value in values
         if "\0" in value.text
     ]
+    faults += [
+        f"parameter '{value.parameter.name}' is '{value.text}', which is no text that a program can be given"
+        for value in values
+        if not _is_encodable(value.text)
+    ]
     if faults:
         raise ParameterError("\n".join(f"{source}: {printable(fault)}" for fault in faults))
     return values
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether a program can be given it: bytes of a command line that are no UTF-8 can, half a letter of JSON can't."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def type_fault(parameter: Parameter, text: str) -> str | None:

@@ -22,6 +22,7 @@ from mlflow_batchai.sweep import sweeps
 from mlflow_batchai.sweep.plan import UnstartableError
 from mlflow_batchai.sweep.results import Results
 from mlflow_batchai.sweep.right import Right
+from mlflow_batchai.sweep.starts import Outcome, Starts
 from mlflow_batchai.sweep.sweeps import Sweep
 from mlflow_batchai.sweep.view import View
 
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 1.0
 # How often we look whether followers live that are no children of ours.
 FOLLOWER_SECONDS = 5.0
-# Jobs in a row that can't be started before we leave it, and the pause after the first.
-MOST_FAILED_STARTS, START_PAUSE_SECONDS = 3, 5.0
 # For how long the store may be away.
 PATIENCE_SECONDS = 600.0
 
@@ -80,7 +79,7 @@ class Driving:
         self._left_alone: dict[int, str] = {}
         self._fresh = self._resumed = fresh
         self._sleep = sleep
-        self._failed_starts, self._next_start, self._next_followers = 0, 0.0, 0.0
+        self._starts, self._next_followers = Starts(), 0.0
 
     def run(self) -> None:
         """Stay until the sweep's run has ended.
@@ -197,9 +196,7 @@ class Driving:
     def _start_more(self) -> None:
         """Start as many as there is room for; a signal that comes meanwhile is heeded after each."""
         room = self._sweep.plan.parallel - len(self._view.active - set(self._left_alone))
-        if time.monotonic() < self._next_start:
-            return
-        for index in self._view.unstarted[: max(0, room)]:
+        for index in self._starts.now(self._view.unstarted)[: max(0, room)]:
             self._signals.check(self._cancel)
             if self._signals.cancelled or not self._start(index):
                 return
@@ -220,24 +217,25 @@ class Driving:
             return False
         finally:
             self._signals.submitting = False
-        self._failed_starts = 0
+        self._starts.succeeded()
         self._view.began(index, self._submitted[index].run_id)
         return True
 
     def _failed_start(self, index: int, error: Exception) -> None:
-        if not isinstance(error, BatchAIError):
+        if not (isinstance(error, BatchAIError) or stores.is_refusal(error)):
             raise error
-        self._failed_starts += 1
         self._view.look_at_all()
         what = f"job {self._sweep.plan.job_name(index)} could not be started: {error}"
         if self._fresh and not self._view.jobs:
             self._mlflow.set_tag(self._sweep.run_id, runs.TAG_REASON, runs.tag_text(str(error)))
             self._mlflow.set_terminated(self._sweep.run_id, "FAILED")
             raise JobError(what) from error
-        if self._failed_starts >= MOST_FAILED_STARTS or isinstance(error, UnstartableError):
+        outcome = self._starts.failed(index, error)
+        if outcome is Outcome.STOP or isinstance(error, UnstartableError):
             raise JobError(f"{what}; {self._goes_on()}") from error
-        self._console.say(what)
-        self._next_start = time.monotonic() + START_PAUSE_SECONDS * self._failed_starts
+        self._view.say_once(what)
+        if outcome is Outcome.LOST:
+            self._view.began(index, sweeps.lose(self._mlflow, self._sweep, index, str(error)))
 
     def _keep_followers(self) -> None:
         """Start followers that have died again; of those that aren't our children that costs a look at the share."""

@@ -117,7 +117,8 @@ def _distinct(found: Iterator[Combination]) -> tuple[list[Combination], int]:
 def read_rows(path: Path) -> list[Combination]:
     """The sets of parameters of a file: CSV with a header line, or a YAML or JSON list of mappings.
 
-    An empty cell of CSV and a null are not given: the parameter has its default then. Blanks before a cell don't count.
+    An empty cell of CSV and a null are not given: the parameter has its default then. Blanks before a cell don't count, and
+    neither do blank lines.
 
     Raises:
         DocumentError: it can't be read, or is none of these.
@@ -139,14 +140,13 @@ def read_rows(path: Path) -> list[Combination]:
 
 def _csv(text: str, path: Path) -> list[Combination]:
     lines = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
+    written = (cells for cells in lines if cells not in ([], [""]))
     rows: list[Combination] = []
     try:
-        header = [name.strip() for name in next(lines, [])]
+        header = [name.strip() for name in next(written, [])]
         if "" in header or len(set(header)) < len(header):
-            raise DocumentError(f"{path}, line 1: should name each parameter once: learning_rate,batch_size")
-        for cells in lines:
-            if not cells:
-                continue
+            raise DocumentError(f"{path}, line {lines.line_num}: should name each parameter once: learning_rate,batch_size")
+        for cells in written:
             if len(cells) != len(header):
                 raise DocumentError(f"{path}, line {lines.line_num}: has {len(cells)} cells, and the header {len(header)}")
             rows.append({name: cell for name, cell in zip(header, cells, strict=True) if cell})

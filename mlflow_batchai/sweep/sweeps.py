@@ -68,6 +68,18 @@ def begin(plan: SweepPlan, tracking: Tracking, experiment_id: str, tags: Mapping
     return Sweep(plan, run_id, experiment_id, tracking)
 
 
+def lose(mlflow: MlflowClient, sweep: Sweep, index: int, why: str) -> str:
+    """Make a run, FAILED, for one of its jobs that can't be started; the run's id."""
+    tags = sweep.job_tags(index)
+    # The last, as it makes the run the job's: one that is RUNNING would be taken for a job's that is.
+    number = tags.pop(TAG_INDEX)
+    run = mlflow.create_run(sweep.experiment_id, tags=tags, run_name=sweep.plan.job_name(index))
+    run_id = str(run.info.run_id)
+    runs.fail(mlflow, run_id, runs.tag_text(f"it could not be started: {why}"))
+    mlflow.set_tag(run_id, TAG_INDEX, number)
+    return run_id
+
+
 def find(tracking: Tracking, name: str) -> Run:
     """The parent run of a sweep, by its name or its run id; the newest if several have the name.
 

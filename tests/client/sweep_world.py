@@ -63,6 +63,7 @@ class Toys:
     Attributes:
         most: how many had not ended at once.
         fails: numbers of jobs that can't be started -> how often.
+        trouble: what that raises.
         interrupts: numbers of jobs while whose submit Ctrl-C is pressed.
     """
 
@@ -72,12 +73,13 @@ class Toys:
         self.left: dict[int, str] = {}
         self.most = 0
         self.fails: dict[int, int] = {}
+        self.trouble: Exception = ShareError("the share is away")
         self.interrupts: list[int] = []
 
     def submit(self, sweep: Sweep, experiment: Any, index: int) -> detached.Submitted:
         if self.fails.get(index):
             self.fails[index] -= 1
-            raise ShareError("the share is away")
+            raise self.trouble
         if index in self.interrupts:
             os.kill(os.getpid(), signal.SIGINT)
         self.started.append(index)

@@ -108,6 +108,14 @@ def test_create_and_find(store):
     assert index.find(mlflow, "toy-1").info.run_id == again.info.run_id
 
 
+def test_parameters_that_are_no_text(store):
+    """Bytes of a command line: the node is given them as they are, and MLflow's stores take none."""
+    mlflow, experiment = store
+    run = runs.create(mlflow, experiment, {}, {"note": "z\udcf6lf"}, None, None)
+    assert mlflow.get_run(run.info.run_id).data.params == {"note": "z\\udcf6lf"}
+    runs.create(mlflow, experiment, {}, {"note": "z\udcf6lf"}, None, run.info.run_id)
+
+
 def test_an_existing_run(store):
     mlflow, experiment = store
     made = mlflow.create_run(experiment)

@@ -20,7 +20,13 @@ def test_ctrl_c_during_the_submit_waits_for_it_and_then_cancels(capfd):
         signals.check(lambda: cancelled.append(1))
         signals.check(lambda: cancelled.append(2))
     assert cancelled == [1]
-    assert "press Ctrl-C again to undo" in capfd.readouterr().err
+    assert capfd.readouterr().err == "\nbatchai: the job ends as soon as it is submitted; press Ctrl-C again to undo that\n"
+
+
+def test_what_ends_has_its_name(capfd):
+    with Signals(ends="the sweep ends").installed():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert capfd.readouterr().err == "\nbatchai: the sweep ends; press Ctrl-C again to undo that\n"
 
 
 def test_a_second_one_undoes_the_submit():

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from sweep_world import Toys, add_job, begin, end_job, plan
 
 from mlflow_batchai import attempts, detached, lookup, runner, runs
+from mlflow_batchai.cli import sweep as cli_sweep
 from mlflow_batchai.console import JobConsole
-from mlflow_batchai.errors import JobDetachedError, JobError, NotFoundError, TrackingError
+from mlflow_batchai.errors import JobDetachedError, JobError, NotFoundError, ParameterError, TrackingError
 from mlflow_batchai.node import processes
 from mlflow_batchai.signals import Signals
-from mlflow_batchai.sweep import driving, right, sweeps
+from mlflow_batchai.sweep import background, driving, right, starts, sweeps
 from mlflow_batchai.sweep.driving import Driving, end_if_over
 
 
@@ -252,6 +258,25 @@ def test_ctrl_c_ends_all_jobs(store, mlflow, toys, between, monkeypatch, when: s
     assert [row.state for row in made.results().rows].count("not started") == 4 - len(started)
 
 
+def test_ctrl_c_while_a_sweep_that_nobody_stays_for_is_begun_ends_it(store, mlflow, monkeypatch, capfd) -> None:
+    real = sweeps.begin
+
+    def interrupted(*given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(*given)
+
+    told: list[str] = []
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
+    monkeypatch.setattr(sweeps, "begin", interrupted)
+    monkeypatch.setattr(
+        background, "start", lambda sweep: told.append(parent(mlflow, sweep).data.tags[runs.TAG_CANCEL]) or "its log"
+    )
+    source = SimpleNamespace(entry=SimpleNamespace(name="main"), project=SimpleNamespace(directory=Path.cwd()))
+    cli_sweep._started(plan(), SimpleNamespace(source=source), JobConsole(1), "Default", no_wait=True)
+    assert told == ["true"], "the process that is to start its jobs ends it"
+    assert "batchai: the sweep ends as soon as this submit is done; press Ctrl-C again to undo that" in capfd.readouterr().err
+
+
 def test_ctrl_c_leaves_a_sweep_that_was_attached_to(store, mlflow, toys, between) -> None:
     sweep = begin(store)
     toys.interrupts = [2]  # in the midst of a submit, which is finished first
@@ -269,23 +294,79 @@ def test_ctrl_c_leaves_a_sweep_that_was_attached_to(store, mlflow, toys, between
     other.release()
 
 
-def test_a_job_that_can_not_be_started(store, mlflow, toys, between, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(driving, "START_PAUSE_SECONDS", 0.0)
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starts, "PAUSE_SECONDS", 0.0)
+
+
+def test_a_job_that_can_not_be_started_is_tried_after_the_others(store, mlflow, toys, between, no_pause, monkeypatch, capsys):
     sweep = begin(store)
     toys.fails = {2: 2}
-    between[:] = [lambda: None, lambda: None, lambda: [toys.end(index) for index in list(toys.left)]]
+    between[:] = [lambda: [toys.end(index) for index in list(toys.left)]]
     monkeypatch.setattr(lookup, "of_run", lambda run, tracking: pytest.fail("ours are known"))
     assert drive(sweep, toys, between, fresh=True).status == "FINISHED"
-    assert toys.started == [1, 2, 3, 4]
-    assert "job toy-2 could not be started: the share is away" in capsys.readouterr().err
+    assert toys.started == [1, 3, 4, 2]
+    assert capsys.readouterr().err.count("job toy-2 could not be started: the share is away") == 1
 
+
+@pytest.mark.parametrize("index", [2, 4])
+def test_one_job_that_can_never_be_started_has_failed_and_the_others_go_on(
+    store, mlflow, toys, between, no_pause, capsys, index: int
+) -> None:
     sweep = begin(store)
-    toys.fails, toys.left = {2: 9}, {}
+    toys.fails, toys.trouble = {index: 9}, ParameterError("parameter 'data': /gone is not there")
+    between[:] = [lambda: [toys.end(index, accuracy=0.5) for index in list(toys.left)]]
+    made = drive(sweep, toys, between, fresh=True)
+    assert toys.started == [other for other in (1, 2, 3, 4) if other != index]
+    assert (made.status, made.results().counts) == ("FAILED", "3 succeeded, 1 failed")
+    lost = made.results().rows[-1]
+    assert (lost.name, lost.state) == (f"toy-{index}", "failed")
+    assert lost.reason == "it could not be started: parameter 'data': /gone is not there"
+    run = mlflow.get_run(lost.run_id)
+    assert (run.info.status, run.info.run_name) == ("FAILED", f"toy-{index}")
+    assert run.data.tags["mlflow.parentRunId"] == sweep.run_id
+    assert f"`toy-{index}` failed: it could not be started" in parent(mlflow, sweep).data.tags["mlflow.note.content"]
+    assert f"job toy-{index} could not be started: parameter 'data': /gone is not there" in capsys.readouterr().err
+
+
+def test_several_that_can_not_be_started_stop_it(store, mlflow, toys, between, no_pause) -> None:
+    """Then it is no matter of one of them, and none is lost."""
+    sweep = begin(store)
+    toys.fails = dict.fromkeys((2, 3, 4), 9)
+    between[:] = [lambda: None]
     with pytest.raises(
-        JobError, match=r"job toy-2 could not be started: the share is away; 0 job\(s\) of sweep toy go on, 3 are"
+        JobError, match=r"job toy-4 could not be started: the share is away; 1 job\(s\) of sweep toy go on, 3 are not"
     ):
         drive(sweep, toys, between, fresh=True)
     assert parent(mlflow, sweep).info.status == "RUNNING"
+    assert list(sweeps.members(mlflow, sweep)[1]) == [1]
+
+
+def test_the_last_one_is_not_lost_with_the_share(store, mlflow, toys, between, no_pause) -> None:
+    sweep = begin(store)
+    toys.fails = {4: 9}
+    between[:] = [lambda: [toys.end(index) for index in list(toys.left)]]
+    with pytest.raises(JobError, match=r"job toy-4 could not be started: the share is away; 0 job\(s\) of sweep toy go on, 1 "):
+        drive(sweep, toys, between, fresh=True)
+    assert parent(mlflow, sweep).info.status == "RUNNING"
+    toys.fails = {}
+    assert drive(sweep, toys, between).status == "FINISHED"
+
+
+def test_a_job_that_mlflow_refuses_is_one_that_can_not_be_started(store, mlflow, toys, between, no_pause, monkeypatch) -> None:
+    """Its run was made, and has failed by then."""
+    sweep, real = begin(store), toys.submit
+
+    def submit(sweep: Any, experiment: Any, index: int) -> Any:
+        if index == 2:
+            runs.fail(mlflow, add_job(mlflow, sweep, index).info.run_id, "MLflow: no such param")
+            raise MlflowException("no such param", INVALID_PARAMETER_VALUE)
+        return real(sweep, experiment, index)
+
+    monkeypatch.setattr(toys, "submit", submit)
+    between[:] = [lambda: [toys.end(index) for index in list(toys.left)]]
+    made = drive(sweep, toys, between, fresh=True)
+    assert (toys.started, made.status, made.results().counts) == ([1, 3, 4], "FAILED", "3 succeeded, 1 failed")
 
 
 def test_a_sweep_of_which_nothing_could_be_started_has_ended(store, mlflow, toys, between) -> None:
@@ -373,7 +454,7 @@ def test_a_store_that_is_away(store, mlflow, toys, between, monkeypatch, capsys)
 
 
 def test_a_store_that_is_away_while_jobs_are_started_costs_no_failed_start(store, toys, between, monkeypatch, capsys) -> None:
-    sweep, real, times = begin(store, combinations=[{"a": "1"}]), toys.submit, [1] * (driving.MOST_FAILED_STARTS + 1)
+    sweep, real, times = begin(store, combinations=[{"a": "1"}]), toys.submit, [1] * (starts.MOST + 1)
 
     def submit(*given: Any) -> Any:
         if times:
@@ -388,8 +469,6 @@ def test_a_store_that_is_away_while_jobs_are_started_costs_no_failed_start(store
 
 def test_ctrl_c_in_the_midst_of_a_call_leaves(store, toys, between, monkeypatch, capsys) -> None:
     """MLflow makes an error of its store of whatever is raised while it asks a database."""
-    from mlflow.exceptions import MlflowException
-
     sweep, signals, real = begin(store), Signals(cancels=False), sweeps.members
 
     def members(*given: Any, **how: Any) -> Any:

@@ -109,6 +109,12 @@ def test_cells_of_a_file(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("text", ["a\n1\n  \n\n2\n \n", " \n\r\na\n1\n2"])
+def test_blank_lines_of_a_file_are_no_sets(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    assert read_rows(tmp_path / "a.csv") == [{"a": "1"}, {"a": "2"}]
+
+
 def test_a_long_file_is_drawn_from(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a\n" + "\n".join(map(str, range(1001))))
     rows = read_rows(tmp_path / "a.csv")

@@ -138,8 +138,13 @@ def test_metric_rules(regex: str, step: str | None, line: str, value: str, at: s
         ),
         (
             {"model": {"register": "n", "alias": ["v1"]}},
-            "model.alias is 'v1', but must have letters, digits, '-' or '_', and not be latest or v and a number",
+            "model.alias is 'v1', but must have 1 to 200 letters, digits, '-' or '_', and not be latest or v and a number",
         ),
+        (
+            {"model": {"register": "n", "alias": "a" * 201}},
+            f"model.alias is '{'a' * 201}', but must have 1 to 200 letters, digits, '-' or '_', and not be latest or v and a number",
+        ),
+        ({"model": {"register": "'n\""}}, "model.register is '\\'n\"', but MLflow finds no name with both kinds of quotes"),
         ({"model": {"register": "n", "alias": ["a", "a"]}}, "model.alias gives the alias 'a' twice"),
         (
             {"model": {"register": "a/b"}},

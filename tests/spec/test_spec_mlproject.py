@@ -182,6 +182,12 @@ def test_all_faults_at_once_a_line_each():
     ]
 
 
+def test_half_a_letter_and_bytes_that_are_no_text():
+    with pytest.raises(ParameterError, match=r"MLproject: parameter 'note' is 'a\\ud800', which is no text that a program"):
+        bind(MAIN, {"lr": "1", "note": "a\ud800"}, "MLproject")
+    assert "a\udce9" in [value.text for value in bind(MAIN, {"lr": "1", "note": "a\udce9"}, "MLproject")]
+
+
 def test_a_default_of_the_wrong_type_is_seen_before_the_job_runs():
     entry = EntryPoint("main", "ls", {"n": Parameter("n", "int", "ten")})
     with pytest.raises(ParameterError, match="'n' should be a whole number, not 'ten'"):
