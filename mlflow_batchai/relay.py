@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mlflow_batchai import collect, runs
-from mlflow_batchai.artifacts import Outputs
 from mlflow_batchai.description import Description, Facts
 from mlflow_batchai.intake import Intake
 from mlflow_batchai.job.jobs import Job
@@ -22,6 +21,7 @@ from mlflow_batchai.jobfiles import JobFiles
 from mlflow_batchai.lastthings import LastThings
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.sending import Outputs
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

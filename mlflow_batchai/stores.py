@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 # Its time stays: a server that passes a big file on answers when it has done so.
 _BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false"}
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+_OF_A_FILE = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.REQUEST_URI_TOO_LONG,
+)
 
 
 def bound_calls() -> None:
@@ -91,6 +97,15 @@ def may_pass(error: BaseException) -> bool:
     else:
         return is_answer(error)
     return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _PASSING
+
+
+def refusal_of_a_file(error: BaseException) -> str:
+    """What a server has against one artifact, its name or its size, where it may take others; empty: it is something else."""
+    from requests import HTTPError
+
+    if not isinstance(error, HTTPError) or error.response is None or error.response.status_code not in _OF_A_FILE:
+        return ""
+    return f"the server's answer is {error.response.status_code} {error.response.reason or ''}".rstrip()
 
 
 def is_refusal(error: BaseException) -> bool:

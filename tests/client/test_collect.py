@@ -13,10 +13,10 @@ import pytest
 from job_folder import FOLDER
 
 from mlflow_batchai import artifacts, collect, runs
-from mlflow_batchai.artifacts import Outputs
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.sent import SentFiles
 from mlflow_batchai.node import protocol
+from mlflow_batchai.sending import Outputs
 from mlflow_batchai.shares import Entry, credentials, open_share
 from mlflow_batchai.shares.credentials import Credential
 
@@ -225,7 +225,7 @@ def test_one_file_that_cant_be_had_costs_no_other(scene, monkeypatch):
     more = [Entry("gone", 4, False), Entry("長" * 200, 1, False)]  # Azure counts letters
     monkeypatch.setattr(scene.share, "list", lambda path: more + real(path) if path == OUTPUTS else real(path))
     notes = scene.outputs().send()
-    assert len(notes) == 2 and "can't be a name here" in notes[0] and notes[1] == "outputs/A: not sent: gone is gone"
+    assert len(notes) == 2 and "can't be a name here" in notes[0] and notes[1] == "outputs/A: not sent: gone (gone)"
     assert sorted(path.name for path in (scene.artifacts / "outputs" / "A").iterdir()) == ["a", "b"]
 
 

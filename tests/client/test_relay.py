@@ -12,9 +12,9 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from relay_world import EXPECTED, Crash, fill, history
 
 from mlflow_batchai import follower, keeper, lastthings
-from mlflow_batchai.artifacts import Outputs
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.lease import Lease, LeaseLostError
+from mlflow_batchai.sending import Outputs
 
 TENSOR = {"name": "x", "shape": [-1, 4], "dtype": "float32"}
 META = {

@@ -15,12 +15,14 @@ from types import SimpleNamespace
 import pytest
 from job_folder import FOLDER
 from relay_world import Crash
+from requests import HTTPError
 
-from mlflow_batchai import artifacts, console
-from mlflow_batchai.artifacts import FETCHED_AT_ONCE, Outputs, at_once
+from mlflow_batchai import artifacts, console, sending
+from mlflow_batchai.artifacts import FETCHED_AT_ONCE, at_once
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.sent import SentFiles, Stamp
 from mlflow_batchai.node import protocol
+from mlflow_batchai.sending import Outputs
 from mlflow_batchai.shares import credentials, open_share
 from mlflow_batchai.shares.credentials import Credential
 
@@ -175,6 +177,53 @@ def test_folders_that_links_in_the_share_lead_to_are_sent_once_around(scene):
     assert told == ["outputs/M: not sent: again/round, deep/round (links out of the share, or to nothing)"]
 
 
+def test_a_file_that_cant_go_keeps_no_other_from_it(scene, monkeypatch):
+    """A proxy that takes no large files, a name that a server doesn't know; what another account keeps to itself."""
+    made, client, relay, sent = scene
+    put(made, a="x", b="x", c="x", d="x", e="x", **{"own/f": "x", "g": "x"})
+    made.verdict()
+    scandir, open_file = os.scandir, type(made.share.root).open
+
+    def list_folder(path):
+        if str(path).endswith("/own"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    def open_it(path, *arguments, **named):
+        if path.name == "e":
+            raise PermissionError(13, "Permission denied", str(path))
+        if path.name == "d":
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return open_file(path, *arguments, **named)
+
+    monkeypatch.setattr(artifacts.os, "scandir", list_folder)
+    monkeypatch.setattr(type(made.share.root), "open", open_it)
+    client.before["log_artifact"] = [refusal(413, "Request Entity Too Large"), refusal(404, "Not Found")]
+    relay().finish(made.job.state())
+    assert sent() == ["outputs/M/c", "outputs/M/g"]
+    told = [
+        "outputs/M: not sent: own/, e (this account may not read it)",
+        "outputs/M: not sent: a (the server's answer is 413 Request Entity Too Large)",
+        "outputs/M: not sent: b (the server's answer is 404 Not Found)",
+        "outputs/M: not sent: d (gone)",
+    ]
+    assert notes(made, client) == told and Lease(made.job).left_out() == told
+
+
+def refusal(code, reason):
+    return HTTPError(f"{code} Client Error", response=SimpleNamespace(status_code=code, reason=reason))
+
+
+@pytest.mark.parametrize("code", [401, 403, 501])
+def test_a_server_that_takes_no_file_is_asked_once(scene, code):
+    made, client, _, sent = scene
+    put(made, a="x", b="x")
+    client.before["log_artifact"] = [refusal(code, "")]
+    with pytest.raises(HTTPError):
+        outputs(made, client, 1).send()
+    assert sent() == []
+
+
 def test_large_outputs_are_spoken_of(scene, monkeypatch):
     """In the description, and to whoever watches the job."""
     made, client, relay, _ = scene
@@ -183,7 +232,7 @@ def test_large_outputs_are_spoken_of(scene, monkeypatch):
     ending, told = relay(), []
     show = ending._description.show
     monkeypatch.setattr(ending._description, "show", lambda facts: (told.append(facts.sending), show(facts)))
-    monkeypatch.setattr(artifacts, "LARGE", 4_000_000)
+    monkeypatch.setattr(sending, "LARGE", 4_000_000)
     described = []
     real = client._real.log_artifact
 
@@ -248,7 +297,7 @@ def test_as_many_files_at_once_as_have_room():
 
 SENDS = """
 import json, pathlib, sys
-from mlflow_batchai.artifacts import Outputs
+from mlflow_batchai.sending import Outputs
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.sent import SentFiles
 from mlflow_batchai.shares import credentials, open_share

@@ -133,7 +133,7 @@ def http_error(code):
     [
         (http_error(503), True),
         (http_error(429), True),
-        (http_error(413), False),
+        (http_error(403), False),
         (TimeoutError("slow"), True),
         (MlflowException("what its server says of a fault"), True),
         (MlflowException("database is locked", error_code=TEMPORARILY_UNAVAILABLE), True),
