@@ -60,9 +60,14 @@ def time_text(milliseconds: int) -> str:
 
 
 def started(tags: Mapping[str, str]) -> int | None:
-    """When the last node was taken, in milliseconds since 1970, as a job's run has it; None before that."""
-    text = tags.get(TAG_STARTED)
-    return round(datetime.fromisoformat(text).timestamp() * 1000) if text else None
+    """When the last node was taken, in milliseconds since 1970, as a job's run has it; None before that.
+
+    People may write tags: what is no time counts as none.
+    """
+    try:
+        return round(datetime.fromisoformat(tags.get(TAG_STARTED, "")).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
 
 
 @dataclass(frozen=True)

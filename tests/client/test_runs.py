@@ -142,6 +142,11 @@ def test_a_time_as_a_tag():
     assert (runs.started(tags), runs.started({})) == (1_700_000_001_200, None)
 
 
+@pytest.mark.parametrize("text", ["1700000001200", "yesterday", "0001-01-01"])
+def test_a_time_that_somebody_has_written_stops_no_list(text):
+    assert runs.started({runs.TAG_STARTED: text}) is None
+
+
 def test_fail(store):
     mlflow, experiment = store
     run = runs.create(mlflow, experiment, {runs.TAG_JOB: "toy"}, {}, None, None)
