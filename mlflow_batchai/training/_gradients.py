@@ -94,7 +94,10 @@ def _divided(tensors: list[Any], divisor: Any) -> list[Any]:
         import torch
 
         # By a tensor, which stays on the GPU: a number would have to be waited for.
-        return list(torch._foreach_div(tensors, divisor))
+        try:
+            return list(torch._foreach_div(tensors, divisor))
+        except TypeError:  # torch 2.1 takes no tensor there
+            return [tensor / divisor for tensor in tensors]
     return [tensor / _cast(divisor, tensor.dtype) for tensor in tensors]
 
 

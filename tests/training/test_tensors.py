@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mlflow_batchai.training import _tensors  # noqa: E402
+from mlflow_batchai.training import _gradients, _tensors  # noqa: E402
 
 
 class Horovod:
@@ -100,3 +100,17 @@ def test_a_checksum_does_not_depend_on_how_it_is_cut_up(monkeypatch):
     whole = _tensors.checksums([plain])
     monkeypatch.setattr(_tensors, "_WORDS", 7)
     assert _tensors.checksums([plain]) == whole
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_gradients_are_divided_by_a_tensor(monkeypatch, old):
+    def refuse(tensors, scalar):
+        raise TypeError("_foreach_div(): argument 'other' must be tuple of Tensors, not Tensor")
+
+    if old:
+        monkeypatch.setattr(torch, "_foreach_div", refuse)
+    found = _gradients._divided([torch.ones(2), torch.ones(1, 3).half()], torch.tensor(4.0))
+    assert [(one.dtype, one.shape, float(one.sum())) for one in found] == [
+        (torch.float32, (2,), 0.5),
+        (torch.float16, (1, 3), 0.75),
+    ]
