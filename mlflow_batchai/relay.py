@@ -248,18 +248,16 @@ class Relay:
         outputs = self._outputs
         left_out += self._last.once("outputs", lambda: outputs.send(lambda text: self._show_sending(state, text)))
         self._lease.sending = ""
-        kept = [sentence for sentence in (outputs.checkpoints, outputs.excluded) if sentence]
+        # A job that has succeeded needs its checkpoints no more; where it has not, they may be all that it has left.
+        there = (outputs.checkpoints if state.execution_state != protocol.SUCCEEDED else "", outputs.excluded)
+        kept = [sentence for sentence in there if sentence]
         notes = [*self.notes, *left_out, *kept, *self._last.once("job", self._files.send)]
         notes += self._last.once("logged models", self._intake.tracked.make_models)
         if state.execution_state == protocol.SUCCEEDED:
             notes += self._last.once("model", lambda: collect.log_model(self._client, self._job, self._intake.models))
         self._lease.check()
         self._end_run(state, notes)
-        # A job that has succeeded needs its checkpoints no more; where it has not, they may be all that it has left.
-        only_there = (
-            kept if state.execution_state != protocol.SUCCEEDED else [text for text in kept if text == outputs.excluded]
-        )
-        left = {"leftOut": [*self._left_out, *left_out], "onlyThere": only_there}
+        left = {"leftOut": [*self._left_out, *left_out], "onlyThere": kept}
         self._lease.save({**self._memory(), **left}, finished=True)
 
     def _show_sending(self, state: JobState, text: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from mlflow_batchai import runs
+from mlflow_batchai import runs, stores, trouble
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.metrics import metric_key
 from mlflow_batchai.node import records
@@ -115,9 +115,9 @@ class ScriptModels:
         except NotThereError as error:
             return [f"model '{told['name']}': {error}"]
         except MlflowException as error:
-            if error.error_code != "INVALID_PARAMETER_VALUE":
+            if stores.may_pass(error):
                 raise
-            return [f"model '{told['name']}' was refused: {error.message}"]
+            return [f"model '{told['name']}' was refused: {trouble.sentence(error)}"]
         return []
 
     def _found(self, model_id: str) -> LoggedModel | None:
@@ -177,7 +177,9 @@ class ScriptModels:
 
         for key, steps in links.items():
             wanted = set(steps)
-            points = [point for point in self._client.get_metric_history(self._run_id, key) if point.step in wanted]
+            history = self._client.get_metric_history(self._run_id, key)
+            # The run may have several values of one moment; of a model no store takes but one.
+            points = list({(point.timestamp, point.step): point for point in history if point.step in wanted}.values())
             for start in range(0, len(points), 1000):
                 some = points[start : start + 1000]
                 metrics = [Metric(key, point.value, point.timestamp, point.step, model_id=model_id) for point in some]

@@ -293,6 +293,20 @@ def test_a_model_is_made_once_wherever_a_relay_dies(scene, method, done):
     assert "batchai.notes" not in run.data.tags, run.data.tags["batchai.notes"]
 
 
+def test_a_model_of_values_that_came_at_one_moment(scene):
+    made, client, relay = scene
+    values = [said("metric", ts=5, step=1, every=True, values={"loss": value}) for value in (0.5, 0.25)]
+    made.segment(0, *values, *a_model(made))
+    first = relay()
+    first.step()
+    end(made, first)
+    run = client.get_run(made.plan["runId"])
+    (model,) = client.search_logged_models([run.info.experiment_id])
+    assert (str(model.status), len(model.metrics)) == ("READY", 1)
+    assert sorted(point.value for point in client.get_metric_history(run.info.run_id, "loss")) == [0.25, 0.5]
+    assert "batchai.notes" not in run.data.tags, run.data.tags["batchai.notes"]
+
+
 def test_models_that_can_t_be_made(scene):
     made, client, relay = scene
     run_id = made.plan["runId"]
