@@ -106,15 +106,7 @@ class Folder:
                         yield name
 
     def _log(self, file: Path, name: str) -> str:
-        """Send a file; why the store refuses just this one, or nothing."""
-        path = f"{self.artifact}/{name}".rpartition("/")[0]
-        try:
-            self._client.log_artifact(str(self._job.plan["runId"]), str(file), path)
-        except Exception as error:  # MLflow raises whatever its store raises
-            if why := stores.refusal_of_a_file(error):
-                return why
-            raise
-        return ""
+        return log_file(self._client, self._job, file, f"{self.artifact}/{name}")
 
     def _leave_out(self, name: str, why: str) -> None:
         self._refused.setdefault(why, []).append(name)
@@ -126,6 +118,17 @@ class Folder:
         except ShareNotFoundError:
             return False
         return True
+
+
+def log_file(client: MlflowClient, job: Job, file: Path, artifact: str) -> str:
+    """Send a file of that name to a path of the run's artifacts; why the server refuses just this one, or nothing."""
+    try:
+        client.log_artifact(str(job.plan["runId"]), str(file), artifact.rpartition("/")[0])
+    except Exception as error:  # MLflow raises whatever its store raises
+        if why := stores.refusal_of_a_file(error):
+            return why
+        raise
+    return ""
 
 
 def _portions(sizes: Mapping[str, int]) -> Iterator[list[str]]:

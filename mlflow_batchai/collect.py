@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
 
-from mlflow_batchai.artifacts import Folder, at_once, bounds_of, files_below, is_astray
+from mlflow_batchai.artifacts import Folder, at_once, bounds_of, files_below, is_astray, log_file
 from mlflow_batchai.errors import ModelError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.places import output_places
@@ -71,12 +71,13 @@ class Logs:
         if not grown:
             return notes
         copies = self._folder()
-        run_id = str(self._job.plan["runId"])
         fetched = at_once(share, lambda name: _follow(share, f"{path}/{name}", copies / name, grown[name], complete), grown)
         for name, length in zip(grown, fetched, strict=True):
-            if length != self._sent.get(name):
-                self._client.log_artifact(run_id, str(copies / name), f"{artifact}/{name}".rpartition("/")[0])
-            self._sent[name] = length
+            sends = length != self._sent.get(name)
+            if sends and (why := log_file(self._client, self._job, copies / name, f"{artifact}/{name}")):
+                notes.append(f"{artifact}: not sent: {name} ({why})")
+            else:
+                self._sent[name] = length
         return notes
 
     def _folder(self) -> Path:

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from job_folder import FOLDER
+from requests import HTTPError
 
 from mlflow_batchai import artifacts, collect, runs
 from mlflow_batchai.job.jobs import Job
@@ -227,6 +229,23 @@ def test_one_file_that_cant_be_had_costs_no_other(scene, monkeypatch):
     notes = scene.outputs().send()
     assert len(notes) == 2 and "can't be a name here" in notes[0] and notes[1] == "outputs/A: not sent: gone (gone)"
     assert sorted(path.name for path in (scene.artifacts / "outputs" / "A").iterdir()) == ["a", "b"]
+
+
+def test_one_log_that_the_server_refuses_costs_no_other(scene, monkeypatch):
+    for name in ("stderr.txt", "stdout.txt"):
+        scene.share.write(f"{FOLDER}/stdouterr/{name}", b"log")
+    real = scene.client.log_artifact
+
+    def log_artifact(run_id, file, path):
+        if file.endswith("stderr.txt"):
+            raise HTTPError("413", response=SimpleNamespace(status_code=413, reason="Request Entity Too Large"))
+        real(run_id, file, path)
+
+    monkeypatch.setattr(scene.client, "log_artifact", log_artifact)
+    assert collect.Logs(scene.client, scene.job).send(complete=True) == [
+        "logs: not sent: stderr.txt (the server's answer is 413 Request Entity Too Large)"
+    ]
+    assert (scene.artifacts / "logs" / "stdout.txt").read_bytes() == b"log"
 
 
 def test_copies_go_with_their_owner(scene, tmp_path, monkeypatch):
