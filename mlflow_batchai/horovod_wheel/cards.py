@@ -46,6 +46,8 @@ def choose(
     """
     named = _parsed(architectures)
     if gpu is False:
+        if named:
+            raise HorovodBuildError("--cuda-arch names GPUs to build for, and --no-gpu is to build for none: drop one of them.")
         return None
     asked = bool(gpu or named)
     if interpreter.framework != "torch":

@@ -126,6 +126,13 @@ def test_tensorflow_is_left_to_horovods_own_variables(machine):
         machine.choose(None, "90")
 
 
+def test_without_gpus_there_are_none_to_build_for(machine):
+    machine.cards("9.0")
+    assert machine.choose(False) is None
+    with pytest.raises(HorovodBuildError, match=r"--cuda-arch names GPUs to build for, and --no-gpu"):
+        machine.choose(False, "90")
+
+
 @pytest.mark.parametrize("name", ["sm_90", "9.0a", "0", "1000"])
 def test_what_is_no_compute_capability_is_refused(machine, name):
     with pytest.raises(HorovodBuildError, match=f"'{name}' is not a compute capability"):
