@@ -40,6 +40,8 @@ class Outputs:
         self._job = job
         self._sent = sent
         self._clock = clock
+        # What shares that can't be read have said.
+        self._away: list[str] = []
         self.checkpoints = ""
         self.excluded = ""
 
@@ -51,7 +53,11 @@ class Outputs:
 
         Returns:
             Sentences on what was left out against our will.
+
+        Raises:
+            ShareError: not all shares could be read; what lies on others was sent.
         """
+        self._away = []
         folders, waiting = [], []
         checkpoints = excluded = 0
         for folder, selected in self._selected():
@@ -68,6 +74,8 @@ class Outputs:
             self.excluded = f"{_counted(excluded, 'file')} on the share (artifacts.exclude)"
         with self._saving():
             self._send_all(waiting, tell)
+        if self._away:
+            raise ShareError("; ".join(dict.fromkeys(self._away)))
         return [note for folder in folders for note in folder.notes]
 
     def _selected(self) -> Iterator[tuple[Folder, Selected]]:
@@ -80,10 +88,15 @@ class Outputs:
                 for share, other in places
                 if share == address and other != path and other.startswith(f"{path}/" if path else "")
             )
-            share = self._job.share_at(address)
-            folder = Folder(self._client, self._job, share, path, f"outputs/{place['id']}", place["rclone"])
-            files = {name: stamp for name, stamp in folder.look().items() if not name.startswith(inner)}
-            yield folder, select(files, folder.read, settings.get("checkpoints", False), settings.get("exclude", ()))
+            try:
+                share = self._job.share_at(address)
+                folder = Folder(self._client, self._job, share, path, f"outputs/{place['id']}", place["rclone"])
+                files = {name: stamp for name, stamp in folder.look().items() if not name.startswith(inner)}
+                selected = select(files, folder.read, settings.get("checkpoints", False), settings.get("exclude", ()))
+            except ShareError as error:
+                self._away.append(str(error))
+            else:
+                yield folder, selected
 
     def _is_there(self, folder: Folder, name: str, stamp: Stamp) -> bool:
         return self._sent.has(f"{folder.artifact}/{name}", stamp)
@@ -98,7 +111,12 @@ class Outputs:
             while True:
                 if number < count and (total >= LARGE or self._clock() - begun >= SHORT_SECONDS):
                     tell(f"outputs: file {number + 1} of {count}, {size / 1e6:.0f} of {total / 1e6:.0f} MB")
-                if (name := next(sending, None)) is None:
+                try:
+                    name = next(sending, None)
+                except ShareError as error:
+                    self._away.append(str(error))
+                    break
+                if name is None:
                     break
                 self._sent.add(f"{folder.artifact}/{name}", files[name])
                 number += 1

@@ -19,11 +19,12 @@ from requests import HTTPError
 
 from mlflow_batchai import artifacts, console, sending
 from mlflow_batchai.artifacts import FETCHED_AT_ONCE, at_once
+from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.sent import SentFiles, Stamp
 from mlflow_batchai.node import protocol
 from mlflow_batchai.sending import Outputs
-from mlflow_batchai.shares import credentials, open_share
+from mlflow_batchai.shares import Entry, credentials, open_share
 from mlflow_batchai.shares.credentials import Credential
 
 OUTPUTS = f"{FOLDER}/outputs/m"
@@ -209,6 +210,39 @@ def test_a_file_that_cant_go_keeps_no_other_from_it(scene, monkeypatch):
         "outputs/M: not sent: d (gone)",
     ]
     assert notes(made, client) == told and Lease(made.job).left_out() == told
+
+
+def test_a_share_that_is_away_keeps_no_other_from_being_sent(scene):
+    """Of three directories one lies on a share that this machine can't open, and one on a share that goes in the midst of it."""
+    made, client, _, sent = scene
+    more = [{"scope": "job", "path": name, "share": f"file:///nowhere/{name}", "kind": "link"} for name in ("closed", "going")]
+    volumes = [*made.plan["volumes"], *more]
+    prefixes = ["$AZ_BATCHAI_JOB_MOUNT_ROOT/closed", "$AZ_BATCHAI_JOB_MOUNT_ROOT/going", "$AZ_BATCHAI_MOUNT_ROOT/share"]
+    directories = [{"id": identity, "pathPrefix": prefix} for identity, prefix in zip("CGM", prefixes, strict=True)]
+    made.write(made.paths.plan, {**made.plan, "volumes": volumes, "outputDirectories": directories})
+    put(made, a="x")
+    job = made.job
+    here = job.share_at
+
+    class Going:
+        at_once = 1
+
+        def list(self, path):
+            return [Entry("b", 1, False)]
+
+        def download(self, path, target):
+            raise ShareError("share going: it is away")
+
+    def share_at(address):
+        if address.endswith("closed"):
+            raise ShareError("share closed: there is no key for it")
+        return Going() if address.endswith("going") else here(address)
+
+    job.share_at = share_at
+    made.share.claim(made.paths.lease(1))
+    with pytest.raises(ShareError, match=r"^share closed: there is no key for it; share going: it is away$"):
+        Outputs(client, job, SentFiles(job, 1)).send()
+    assert sent() == ["outputs/M/m/a"]
 
 
 def refusal(code, reason):
