@@ -164,6 +164,50 @@ def test_an_agent_is_killed(world: Any, ssh_servers: SshNodes, account: AzureSer
     assert ended(world, following, 60).info.status == "FINISHED"
 
 
+LOGS_BY_MLFLOW = """
+    import os
+    import mlflow
+    rank = int(os.environ["BATCHAI_RANK"])
+    with mlflow.start_run():
+        for value in (3, 2, 1):
+            mlflow.log_metric("loss", value + 10 * rank)
+        with open("a: b?.bin", "wb") as file:
+            file.write(bytes([rank]) * 3_000_000)
+        mlflow.log_artifact("a: b?.bin", "d")
+        os.remove("a: b?.bin")
+        mlflow.log_text("first", "d/rewritten.txt")
+        mlflow.log_text("later", "d/rewritten.txt")
+        assert mlflow.artifacts.load_text(mlflow.get_artifact_uri("d/rewritten.txt")) == "later"
+
+        class Echo(mlflow.pyfunc.PythonModel):
+            def predict(self, context, model_input: list[str]) -> list[str]:
+                return model_input
+
+        mlflow.pyfunc.log_model(name="net", python_model=Echo(), pip_requirements=[])
+"""
+
+
+def test_a_script_that_uses_mlflow(world: Any, ssh_servers: SshNodes, account: AzureServer, here: HereClient) -> None:
+    """What two ranks log by MLflow goes through their mounts; rclone sends it a while after it was told of."""
+    import mlflow
+    from mlflow.utils.file_utils import local_file_uri_to_path
+
+    on_azure(account, world, ssh_servers)
+    batchai = json.dumps({**json.loads(config(2)), "ranks": "all"})
+    run = ended(world, here.submit(world.project(LOGS_BY_MLFLOW, batchai=batchai)), 90)
+    assert (run.info.status, run.data.tags.get("batchai.notes")) == ("FINISHED", None)
+    assert sorted(points(world, run, "rank_1/loss")) == [(0, 11.0), (0, 12.0), (0, 13.0)]
+    for rank, prefix in enumerate(("", "rank_1/")):
+        # MLflow's own download takes what is behind the question mark for a query.
+        artifacts = Path(local_file_uri_to_path(run.info.artifact_uri))
+        assert (artifacts / f"{prefix}d" / "a: b?.bin").read_bytes() == bytes([rank]) * 3_000_000
+        assert world.artifact(f"{prefix}d/rewritten.txt") == "later"
+    (output,) = run.outputs.model_outputs
+    assert mlflow.pyfunc.load_model(f"models:/{output.model_id}").predict(["a"]) == ["a"]
+    world.wait_gone()
+    assert mounts_below(world.root) == []
+
+
 # Secrets.
 
 
