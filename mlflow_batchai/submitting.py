@@ -171,9 +171,18 @@ def choose_experiment(tracking: runs.Tracking, source: Source, experiment_id: st
 
 def experiment_named(tracking: runs.Tracking, name: str) -> Experiment:
     """The experiment of that name; one that isn't there yet is made."""
+    from mlflow.exceptions import MlflowException
+
     mlflow = runs.client(tracking)
-    found = mlflow.get_experiment_by_name(name)
-    return found or mlflow.get_experiment(mlflow.create_experiment(name))
+    if found := mlflow.get_experiment_by_name(name):
+        return found
+    try:
+        return mlflow.get_experiment(mlflow.create_experiment(name))
+    except MlflowException as error:
+        # Somebody else may have made it since.
+        if error.error_code == "RESOURCE_ALREADY_EXISTS" and (found := mlflow.get_experiment_by_name(name)):
+            return found
+        raise
 
 
 def parent_tags(tracking: runs.Tracking, run_id: str | None) -> dict[str, str]:

@@ -141,11 +141,13 @@ def _started(
 def _compared_by(
     metric: str | None, mode: Literal["min", "max"] | None, config: BatchaiFile
 ) -> tuple[str | None, Literal["min", "max"] | None]:
-    """What jobs are compared by: as was asked for, else as their models are (``model.promoteIf``)."""
+    """What jobs are compared by, as MLflow has it: as was asked for, else as their models are (``model.promoteIf``)."""
+    from mlflow_batchai.job.metrics import metric_key
+
     promotion = config.model.promote_if if config.model else None
-    if promotion is None or metric not in (None, promotion.metric):
-        return metric, mode
-    return promotion.metric, mode or promotion.mode
+    if promotion is not None and metric in (None, promotion.metric):
+        metric, mode = promotion.metric, mode or promotion.mode
+    return metric_key(metric) if metric else None, mode
 
 
 def _combinations(values: Sequence[str], file: Path | None, sample: int | None, seed: int) -> list[Combination]:

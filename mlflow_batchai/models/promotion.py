@@ -80,8 +80,8 @@ def _moved(
             better, told = _compared(client, name, contender, holder, condition)
             if not better:
                 return False, told if contender == version else _compared(client, name, version, holder, condition)[1]
-            client.set_registered_model_alias(name, alias, contender)
-            why = told
+            if _set(client, name, alias, contender, holder):
+                why = told
             continue
         # What another job set between a look and a move of ours is not to be seen in the registry any more.
         best = holder
@@ -92,6 +92,19 @@ def _moved(
             return (True, why) if contender == version else (False, _compared(client, name, version, holder, condition)[1])
         contender = str(best.version)
     return False, "other jobs move it all the time"
+
+
+def _set(client: MlflowClient, name: str, alias: str, version: str, holder: ModelVersion | None) -> bool:
+    """Point an alias to a version; False if another job has made it since it was looked for: a database adds it once."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.set_registered_model_alias(name, alias, version)
+    except MlflowException:
+        if holder is not None or _holder(client, name, alias) is None:
+            raise
+        return False
+    return True
 
 
 def _candidates(client: MlflowClient, name: str, alias: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.config import home
 from mlflow_batchai.errors import NotSupportedError, ProjectError
+from mlflow_batchai.job.metrics import metric_key
 from mlflow_batchai.job.places import slug
 from mlflow_batchai.plan.changes import since_commit
 from mlflow_batchai.plan.environments import preparation_cache, training_environment
@@ -124,7 +125,7 @@ def _model(settings: ModelSettings) -> dict[str, Any]:
         "register": settings.register_as,
         "name": settings.name,
         "alias": list(settings.alias),
-        "promoteIf": {"metric": promotion.metric, "mode": promotion.better} if promotion else None,
+        "promoteIf": {"metric": metric_key(promotion.metric), "mode": promotion.better} if promotion else None,
         "checkSeconds": settings.check_timeout.total_seconds() if settings.check else None,
     }
 

@@ -93,6 +93,8 @@ def test_an_unknown_sweep(shared_cli: Cli, verb: str) -> None:
         ((None, "max"), {"metric": "gap", "mode": "min"}, ("gap", "max")),
         (("gap", None), {"metric": "gap", "mode": "min"}, ("gap", "min")),
         (("f1", None), {"metric": "gap", "mode": "min"}, ("f1", None)),
+        (("acc@5", None), None, ("acc_5", None)),
+        ((None, None), {"metric": "gap@1", "mode": "min"}, ("gap_1", "min")),
     ],
 )
 def test_what_jobs_are_compared_by(given: Any, promotion: Any, expected: Any) -> None:

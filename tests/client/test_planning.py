@@ -123,6 +123,11 @@ def test_which_outputs_become_artifacts(desk):
     assert desk.prepare({"artifacts": wanted}).plan["artifacts"] == wanted
 
 
+def test_a_metric_that_promotes_has_its_name_in_mlflow(desk):
+    wanted = {"register": "net", "alias": "champion", "promoteIf": "top@5"}
+    assert desk.prepare({"model": wanted}).plan["model"]["promoteIf"] == {"metric": "top_5", "mode": "max"}
+
+
 def test_a_plan_is_json_whatever_was_typed(desk):
     desk.command, desk.parameters = "python train.py {note}", "{note: string}"
     note = 'a "b" \\ \n é \udcff $(x)'

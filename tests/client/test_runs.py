@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from mlflow.exceptions import MlflowException
 
-from mlflow_batchai import index, runs
+from mlflow_batchai import index, runs, submitting
 from mlflow_batchai.errors import JobNotFoundError, UsageError
 
 HERE = Path("/here")
@@ -106,6 +107,24 @@ def test_create_and_find(store):
             index.find(mlflow, name)
     again = runs.create(mlflow, experiment, {runs.TAG_JOB: "toy-1"}, {}, None, None)
     assert index.find(mlflow, "toy-1").info.run_id == again.info.run_id
+
+
+def test_an_experiment_that_is_made_by_two_at_once(tmp_path, store_template, monkeypatch):
+    shutil.copy(store_template, tmp_path / "m.db")
+    tracking = runs.absolute("sqlite:///m.db", tmp_path)
+    mlflow = runs.client(tracking)
+    real, other = mlflow.create_experiment, []
+
+    def create(name):
+        if not other:
+            other.append(real(name))
+        return real(name)
+
+    monkeypatch.setattr(mlflow, "create_experiment", create)
+    monkeypatch.setattr(runs, "client", lambda tracking: mlflow)
+    assert submitting.experiment_named(tracking, "new").experiment_id == other[0]
+    with pytest.raises(MlflowException, match="Invalid experiment name"):
+        submitting.experiment_named(tracking, "")
 
 
 def test_parameters_that_are_no_text(store):

@@ -3,8 +3,11 @@
 import shutil
 
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import BAD_REQUEST
 from mlflow.tracking import MlflowClient
 
+from mlflow_batchai.errors import ModelError
 from mlflow_batchai.models.promotion import Condition, promote
 
 MORE, LESS = Condition("accuracy", "max"), Condition("loss", "min")
@@ -87,6 +90,34 @@ def test_two_jobs_that_end_at_once(registry, other):
     assert told.done is (other < 0.9)
     assert holder(client) == (ours if other < 0.9 else theirs)
     assert client.get_model_version("net", ours).tags["batchai.promotion.champion"] == str(told)
+
+
+@pytest.mark.parametrize("other", [0.5, 0.99])
+def test_two_jobs_that_give_the_first_alias_at_once(registry, other):
+    """A database refuses to add what the other has added since this one looked."""
+    client, version = registry
+    ours, theirs = version(accuracy=[0.9]), version(accuracy=[other])
+    real = client.set_registered_model_alias
+
+    def refused_once(name, alias, to):
+        client.set_registered_model_alias = real
+        promote(client, name, theirs, alias, MORE)
+        raise MlflowException("UNIQUE constraint failed: registered_model_aliases.name", BAD_REQUEST)
+
+    client.set_registered_model_alias = refused_once
+    assert promote(client, "net", ours, "champion", MORE).done is (other < 0.9)
+    assert holder(client) == (ours if other < 0.9 else theirs)
+
+
+def test_a_registry_that_gives_no_alias(registry):
+    client, version = registry
+
+    def refuse(name, alias, to):
+        raise MlflowException("read-only", BAD_REQUEST)
+
+    client.set_registered_model_alias = refuse
+    with pytest.raises(ModelError, match=r"version 1 of net could not be made an MLflow model: read-only"):
+        promote(client, "net", version(), "champion", None)
 
 
 @pytest.mark.parametrize("condition", [MORE, None])
