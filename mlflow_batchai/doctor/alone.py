@@ -11,6 +11,7 @@ from mlflow_batchai.doctor.findings import Check, Complete, Finding
 from mlflow_batchai.doctor.patients import ASK_SECONDS, Case, Patient, Say, together
 from mlflow_batchai.engines.machines import SshMachine
 from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.node.gpus import LISTING_SECONDS
 from mlflow_batchai.shell.errors import HostKeyError
 
 # A first import of TensorFlow from a slow disk takes a minute.
@@ -79,7 +80,8 @@ def _equipment(case: Case, patient: Patient, say: Say) -> None:
         except ClusterError as error:
             say(patient.failed("clock", error))
     try:
-        patient.ask("accelerators", part=patient.node.part, wanted=cluster.document.gpus_per_node)
+        wanted = cluster.document.gpus_per_node
+        patient.ask("accelerators", LISTING_SECONDS + ASK_SECONDS, part=patient.node.part, wanted=wanted)
     except ClusterError as error:
         say(patient.failed("GPUs", error))
     path = cluster.share_on_nodes

@@ -10,12 +10,13 @@ from mlflow_batchai.engines.base import StartRequest
 from mlflow_batchai.engines.census import Census, Place, Said, add_up, work_out
 from mlflow_batchai.engines.machines import Answer, Machine
 from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.node import gpus
 
 if TYPE_CHECKING:
     from mlflow_batchai.engines.machines import Node
 
-# nvidia-smi may take its time.
-CENSUS_SECONDS = 30.0
+# nvidia-smi is asked twice there, and may take its time.
+CENSUS_SECONDS = 2 * gpus.LISTING_SECONDS + 10.0
 
 Each = Callable[[Sequence[Callable[[], Answer]]], Sequence[Answer | ClusterError]]
 

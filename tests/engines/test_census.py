@@ -8,8 +8,11 @@ import pytest
 from sshd import SshNodes
 from test_engine_conformance import site, wait  # noqa: F401 (a fixture)
 
+from mlflow_batchai.engines.asking import Known, census
 from mlflow_batchai.engines.census import Gpus, NodeState, Place, work_out
+from mlflow_batchai.engines.machines import Node
 from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.node import gpus
 
 
 def answer(index: int, closed: bool = False, **agents: str) -> dict[str, Any]:
@@ -92,6 +95,22 @@ def test_nodes_are_counted_and_closed(site: Any) -> None:  # noqa: F811
     assert site.state(third).execution_state == "succeeded"
     site.engine.cancel(three)
     wait(lambda: states(site) == ["idle", "idle"])
+
+
+def test_a_machine_is_waited_for_as_long_as_its_driver_may_take() -> None:
+    """nvidia-smi is asked twice there; a machine that is given up before that would be unusable."""
+    asked: dict[str, float] = {}
+
+    class Machine:
+        def ask(self, verb: str, timeout: float = 30.0, **arguments: Any) -> Any:
+            asked[verb] = timeout
+            return {"tickets": []} if verb == "listing" else {"nodes": [answer(0)], "gpus": None}
+
+    machine: Any = Machine()
+    places = [Known(Place("a", "127.0.0.1", None))]
+    found = census([Node("a", machine, "/node")], places, "book", lambda calls: [call() for call in calls])
+    assert [node.state.value for node in found.nodes] == ["idle"]
+    assert asked["census"] > 2 * gpus.LISTING_SECONDS
 
 
 def test_a_machine_that_is_down_is_unusable(tmp_path: Any, ssh_servers: SshNodes) -> None:
