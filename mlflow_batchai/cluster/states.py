@@ -8,7 +8,7 @@ from mlflow_batchai.cluster import setup
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.cluster.records import document_path
 from mlflow_batchai.engines.census import Census, NodeReport, NodeState
-from mlflow_batchai.spec.cluster import AutoScale
+from mlflow_batchai.spec.cluster import AutoScale, Engine
 from mlflow_batchai.spec.masking import as_shown
 from mlflow_batchai.spec.record import ClusterRecord
 from mlflow_batchai.workspaces import arm_id
@@ -126,9 +126,10 @@ def _gpus(cluster: Cluster, census: Census | None) -> dict[str, int] | None:
     nodes = cluster.engine.node_limit
     if census is None or census.gpus is None:
         return {"perNode": written, "total": written * nodes, "inUse": 0, "free": written * nodes} if written else None
-    if written == 0:
-        return None
     there, in_use = census.gpus
+    # One machine that has fewer than nodes gives them none (``node.gpus.of_node``).
+    if written == 0 or (not written and cluster.document.engine is Engine.LOCAL and there < nodes):
+        return None
     total = min(written * nodes, there) if written else there
     per_node = written or total // nodes
     taken = sum(node.state in (NodeState.RUNNING, NodeState.PREPARING, NodeState.LEAVING) for node in census.nodes)

@@ -307,8 +307,12 @@ def test_gpus_in_use(cli: Cli, tmp_path: Path) -> None:
         "inUse": 1,
         "free": 3,
     }
-    # More than the machine has.
+    # Fewer than nodes: none has any.
     document = tmp_path / "c.json"
+    document.write_text('{"nodes": 5}')
+    cli.json("cluster", "create", "-n", "five", "-f", str(document), PATH=path)
+    assert cli.json("cluster", "show", "five", PATH=path)["gpus"] is None
+    # More than the machine has.
     document.write_text('{"gpusPerNode": 3}')
     refused = cli("cluster", "create", "-n", "four", "-f", str(document), PATH=path)
     assert refused.code == 1
