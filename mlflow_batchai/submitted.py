@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from mlflow_batchai import outputs, runner, runs, stores, streaming
 from mlflow_batchai.console import JobConsole
@@ -214,6 +215,12 @@ class SubmittedJob:
 
     def _console(self) -> JobConsole:
         return JobConsole(int(self._submitted.job.plan["ranks"]))
+
+    def __reduce__(self) -> NoReturn:
+        # It would take what opens the store and the share with it.
+        raise TypeError(
+            f"a SubmittedJob can't be pickled: give the other process its run_id, for mlflow_batchai.attach('{self.run_id}')"
+        )
 
     def __repr__(self) -> str:
         return f"<SubmittedJob {self.name}, run {self.run_id}>"
