@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from threading import Condition
 from typing import TYPE_CHECKING, TypeVar
 
-from mlflow_batchai import stores
+from mlflow_batchai import runs, stores
 from mlflow_batchai.errors import ShareNotFoundError, some_of
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.sent import Stamp
@@ -109,7 +109,7 @@ class Folder:
         return log_file(self._client, self._job, file, f"{self.artifact}/{name}")
 
     def _leave_out(self, name: str, why: str) -> None:
-        self._refused.setdefault(why, []).append(name)
+        self._refused.setdefault(why, []).append(_line(name))
 
     def _fetch(self, scratch: Path, name: str) -> bool:
         """Download a file; False if someone has removed it meanwhile."""
@@ -125,10 +125,17 @@ def log_file(client: MlflowClient, job: Job, file: Path, artifact: str) -> str:
     try:
         client.log_artifact(str(job.plan["runId"]), str(file), artifact.rpartition("/")[0])
     except Exception as error:  # MLflow raises whatever its store raises
-        if why := stores.refusal_of_a_file(error):
-            return why
-        raise
+        if not stores.refuses_a_file(error):
+            raise
+        answer = getattr(error, "response", None)
+        # The sentence has the file's whole address, and so would be another one for each file.
+        return _line(str(error)) if answer is None else f"the server's answer is {answer.status_code} {answer.reason}"
     return ""
+
+
+def _line(text: str) -> str:
+    """A name, or what is said of one, in one line that every store takes."""
+    return " ".join(runs.plain(text).split())
 
 
 def _portions(sizes: Mapping[str, int]) -> Iterator[list[str]]:

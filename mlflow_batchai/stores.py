@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 # Its time stays: a server that passes a big file on answers when it has done so.
 _BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false"}
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+# What a server, or a proxy before it, says of one file, not of all that come from us.
 _OF_A_FILE = (
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.NOT_FOUND,
+    HTTPStatus.METHOD_NOT_ALLOWED,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.REQUEST_URI_TOO_LONG,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
 )
 
 
@@ -99,13 +103,17 @@ def may_pass(error: BaseException) -> bool:
     return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _PASSING
 
 
-def refusal_of_a_file(error: BaseException) -> str:
-    """What a server has against one artifact, its name or its size, where it may take others; empty: it is something else."""
+def refuses_a_file(error: BaseException) -> bool:
+    """Whether a store never takes this artifact, for its name or its size: then it must not hold up those behind it."""
+    from mlflow.exceptions import MlflowException
     from requests import HTTPError
 
-    if not isinstance(error, HTTPError) or error.response is None or error.response.status_code not in _OF_A_FILE:
-        return ""
-    return f"the server's answer is {error.response.status_code} {error.response.reason or ''}".rstrip()
+    if isinstance(error, MlflowException):
+        return bool(error.error_code == "INVALID_PARAMETER_VALUE")
+    if isinstance(error, HTTPError):
+        return error.response is not None and error.response.status_code in _OF_A_FILE
+    # A name of bytes that are no UTF-8 can't be part of an address.
+    return isinstance(error, UnicodeError)
 
 
 def is_refusal(error: BaseException) -> bool:

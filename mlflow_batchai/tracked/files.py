@@ -6,12 +6,11 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Iterator, Mapping
-from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from mlflow_batchai import runs, trouble
+from mlflow_batchai import runs, stores, trouble
 from mlflow_batchai.artifacts import LONGEST_NAME, bounds_of, is_astray
 from mlflow_batchai.errors import ShareNotFoundError
 from mlflow_batchai.job.jobs import Job
@@ -29,16 +28,6 @@ MOST_SENT = 10_000
 # So many files wait for their turn: more have those before them sent at once, and beyond the second number none is taken.
 CROWD, MOST_WAITING = 1_000, 10_000
 MOST_NAMES_TOLD = 20
-# What a server, or a proxy before it, says of one file, not of all that come from us.
-_REFUSALS = (
-    HTTPStatus.BAD_REQUEST,
-    HTTPStatus.NOT_FOUND,
-    HTTPStatus.METHOD_NOT_ALLOWED,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    HTTPStatus.REQUEST_URI_TOO_LONG,
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    HTTPStatus.UNPROCESSABLE_ENTITY,
-)
 
 
 class NotThereError(Exception):
@@ -155,7 +144,7 @@ class RunFiles:
                     del self._waiting[path]
                 continue
             except Exception as error:
-                if not _is_refused(error):
+                if not stores.refuses_a_file(error):
                     raise
                 self._refuse(path, error)
                 del self._waiting[path]
@@ -180,19 +169,6 @@ class RunFiles:
         self._left_out = 0
         told = [*missing[:MOST_NAMES_TOLD], *([f"{more} more"] if more else [])]
         return [f"artifacts not sent: {', '.join(told)}"] if told else []
-
-
-def _is_refused(error: Exception) -> bool:
-    """Whether a store takes this file never: then it must not hold up those behind it."""
-    from mlflow.exceptions import MlflowException
-    from requests import HTTPError
-
-    if isinstance(error, MlflowException):
-        return bool(error.error_code == "INVALID_PARAMETER_VALUE")
-    if isinstance(error, HTTPError):
-        return error.response is not None and error.response.status_code in _REFUSALS
-    # A name of bytes that are no UTF-8 can't be part of an address.
-    return isinstance(error, UnicodeError)
 
 
 def _hashed(path: str) -> str:

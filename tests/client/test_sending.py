@@ -14,6 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 from job_folder import FOLDER
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from relay_world import Crash
 from requests import HTTPError
 
@@ -182,7 +184,7 @@ def test_folders_that_links_in_the_share_lead_to_are_sent_once_around(scene):
 def test_a_file_that_cant_go_keeps_no_other_from_it(scene, monkeypatch):
     """A proxy that takes no large files, a name that a server doesn't know; what another account keeps to itself."""
     made, client, relay, sent = scene
-    put(made, a="x", b="x", c="x", d="x", e="x", **{"own/f": "x", "g": "x"})
+    put(made, a="x", aa="x", **{"b\nb": "x"}, c="x", d="x", e="x", **{"own/f": "x", "g": "x"})
     made.verdict()
     scandir, open_file = os.scandir, type(made.share.root).open
 
@@ -200,13 +202,15 @@ def test_a_file_that_cant_go_keeps_no_other_from_it(scene, monkeypatch):
 
     monkeypatch.setattr(artifacts.os, "scandir", list_folder)
     monkeypatch.setattr(type(made.share.root), "open", open_it)
-    client.before["log_artifact"] = [refusal(413, "Request Entity Too Large"), refusal(404, "Not Found")]
+    odd = MlflowException("no such\npath", error_code=INVALID_PARAMETER_VALUE)
+    client.before["log_artifact"] = [refusal(413, "Request Entity Too Large"), odd, refusal(404, "Not Found")]
     relay().finish(made.job.state())
     assert sent() == ["outputs/M/c", "outputs/M/g"]
     told = [
         "outputs/M: not sent: own/, e (this account may not read it)",
         "outputs/M: not sent: a (the server's answer is 413 Request Entity Too Large)",
-        "outputs/M: not sent: b (the server's answer is 404 Not Found)",
+        "outputs/M: not sent: aa (no such path)",
+        "outputs/M: not sent: b b (the server's answer is 404 Not Found)",
         "outputs/M: not sent: d (gone)",
     ]
     assert notes(made, client) == told and Lease(made.job).left_out() == told
