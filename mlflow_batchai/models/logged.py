@@ -157,12 +157,12 @@ def _mark_failed(client: MlflowClient, model_id: str) -> None:
 
 
 @contextmanager
-def as_model_error(what: str) -> Iterator[None]:
-    """Whatever MLflow raises becomes a ModelError that names the model."""
+def as_model_error(what: str, failed: str = "could not be made an MLflow model") -> Iterator[None]:
+    """Whatever MLflow raises becomes a ModelError that names the model, and says what has failed."""
     try:
         yield
     except ModelError:
         raise
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise ModelError(f"{what} could not be made an MLflow model: {reason}.") from error
+        raise ModelError(f"{what} {failed}: {reason}.") from error

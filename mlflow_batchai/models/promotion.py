@@ -56,7 +56,7 @@ def promote(client: MlflowClient, name: str, version: str, alias: str, condition
     Raises:
         ModelError: the registry failed.
     """
-    with as_model_error(f"version {version} of {name}"):
+    with as_model_error(f"the alias {alias} of {name}", f"could not be moved to version {version}"):
         decided = {other for other, told in _candidates(client, name, alias).items() if told != LOOKING}
         client.set_model_version_tag(name, version, tag_of(alias), LOOKING)
         made = Promotion(alias, version, *_moved(client, name, version, alias, condition, decided))

@@ -116,7 +116,7 @@ def test_a_registry_that_gives_no_alias(registry):
         raise MlflowException("read-only", BAD_REQUEST)
 
     client.set_registered_model_alias = refuse
-    with pytest.raises(ModelError, match=r"version 1 of net could not be made an MLflow model: read-only"):
+    with pytest.raises(ModelError, match=r"the alias champion of net could not be moved to version 1: read-only"):
         promote(client, "net", version(), "champion", None)
 
 
