@@ -79,18 +79,34 @@ def test_a_command_that_takes_too_long_is_ended(gpu: Any, tmp_path: Path) -> Non
         gpu.machine.must(["sh", "-c", "echo why; exit 3"], {"PATH": "/usr/bin:/bin"}, tmp_path / "log", 9.0)
 
 
+def test_the_ratio_is_of_all_epochs_and_one_odd_training_does_not_decide_it(gpu: Any) -> None:
+    found = gpu.prove.compared(
+        [[100.0, 101.0], [99.0, 100.0], [100.0, 100.0]], [[100.0, 100.0], [100.0, 100.0], [200.0, 100.0]]
+    )
+    assert found["epochs"] == 6 and found["ratio"] == 1.0
+    assert found["bare"] == [100.5, 99.5, 100.0] and found["backend"] == [100.0, 100.0, 150.0] and found["ratios"][2] == 1.5
+    assert found["ratio_of_means"] == pytest.approx(700 / 600) and found["spread"] == pytest.approx(0.00632, abs=1e-5)
+
+
 def test_the_page_has_a_table_for_each_part_and_says_what_was_not_run(gpu: Any) -> None:
     kill = {"ranks": 2, "exchange": "gloo", "all_ranks_gone_after": 1.5, "job_failed_after": 3.0, "exit_code": 1}
     kill |= {"within_limit": True, "memory_before": [4], "memory_during": [900], "memory_after": [900], "nothing_left": False}
+    run = {"ranks": 1, "exchange": "none", "batch_size": 128, "epochs": 100, "val_accuracy": 0.7997, "test_accuracy": 0.7997}
+    run |= {"seconds": 490.2, "images_per_second": 11732.2, "weights_equal": None}
     results = {
         "machine": {"gpus": ["NVIDIA H100"], "cores": 16, "smoke": False, "cpu": False},
-        "overhead": {"ranks": 1, "bare": [1000.0, 980.0], "backend": [990.0, 990.0], "ratio": 1.0, "ratios": [0.99, 1.01]},
+        "build": {"seconds": {}, "wheels": {}, "nccl": "22809"},
+        "cifar": {"images": "x.npz", "precision": "float32", "runs": [run]},
+        "overhead": {"ranks": 1, **gpu.prove.compared([[900.0, 1000.0, 1100.0]], [[999.0, 999.0, 999.0]])},
         "scaling": {"error": "the network was away\nTraceback"},
         "kill": {"runs": [kill]},
     }
     page = gpu.tables.markdown(results)
     assert page.startswith("1 x NVIDIA H100, 16 cores\n")
-    assert "| 2 | 980.0 | 990.0 | 1.01 |" in page and "with 1 ranks: 1.000 (at least 0.98)" in page
+    assert "NCCL built in: 2.28.9." in page
+    assert "| 1 | none | 128 | 100 | 0.800 | 0.800 | 490.2 | 11,732 | - |" in page
+    assert "| 1 | 1,000 | 999.0 | 0.999 |" in page and "medians 0.999 (at least 0.98), of the means 0.999" in page
+    assert "differ by 10.0% of their mean" in page
     assert "It failed: the network was away\n" in page and "Traceback" not in page
     assert "| 2 | gloo | 1.5 | 3 | 1 | yes | [4] | [900] | [900] | NO |" in page
     assert "Not run, for want of a second GPU: NCCL between ranks" in page

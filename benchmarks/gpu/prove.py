@@ -142,7 +142,7 @@ def build(bench: Bench) -> dict[str, Any]:
             f"file://{bench.store}/artifacts",
         ]
         must(create, bench.environment(bench.nccl), bench.logs / "experiment.log", 180)
-    check = "import horovod.torch as h; print('NCCL', h.nccl_built())"
+    check = "import horovod.torch as h; print('NCCL', h.nccl_built())"  # as nccl.h counts versions
     done = must([bench.nccl.python, "-c", check], bench.environment(bench.nccl), bench.logs / "import.log", 120)
     found["nccl"] = done.text.split("NCCL ")[-1].strip()
     return found
@@ -223,28 +223,42 @@ def overhead(bench: Bench) -> dict[str, Any]:
         plain["CUDA_VISIBLE_DEVICES"] = ""
     plain["PYTHONPATH"] = str(ROOT)
 
-    def bare(number: int) -> float:
+    def bare(number: int) -> list[float]:
         output = bench.work / f"bare-{number}"
         command = [bench.nccl.program("horovodrun"), "-np", str(ranks), "--gloo", bench.nccl.python, str(CIFAR / "train.py")]
         done = must([*command, *arguments, f"--output={output}"], plain, bench.logs / f"bare-{number}.log", bench.left)
         shutil.rmtree(output, ignore_errors=True)
-        return statistics.median(rates(done.text)[1:])
+        return rates(done.text)[1:]
 
-    def ours(number: int) -> float:
+    def ours(number: int) -> list[float]:
         command = bench.command(CIFAR, ranks, parameters)
         done = must(command, environment, bench.logs / f"ours-{number}.log", bench.left)
-        return statistics.median(rates(done.text)[1:])
+        return rates(done.text)[1:]
 
-    bares, jobs = [], []
+    bares: list[list[float]] = []
+    jobs: list[list[float]] = []
     for number in range(pairs):
         for kind in ("bare", "ours") if number % 2 == 0 else ("ours", "bare"):
             (bares if kind == "bare" else jobs).append((bare if kind == "bare" else ours)(number))
+    return {"ranks": ranks, **compared(bares, jobs)}
+
+
+def compared(bares: list[list[float]], jobs: list[list[float]]) -> dict[str, Any]:
+    """The epochs' rates of trainings, put side by side.
+
+    The ratio is that of the medians of all epochs: those of one training differ by more than what is looked for, and on
+    a machine that others use, too, whole trainings do. The spread says by how much.
+    """
+    bare, backend = ([rate for training in side for rate in training] for side in (bares, jobs))
+    ours, theirs = ([statistics.median(training) for training in side] for side in (jobs, bares))
     return {
-        "ranks": ranks,
-        "bare": bares,
-        "backend": jobs,
-        "ratio": statistics.median(jobs) / statistics.median(bares),
-        "ratios": [job / one for job, one in zip(jobs, bares, strict=True)],
+        "bare": theirs,
+        "backend": ours,
+        "ratios": [job / one for job, one in zip(ours, theirs, strict=True)],
+        "epochs": len(bare),
+        "ratio": statistics.median(backend) / statistics.median(bare),
+        "ratio_of_means": statistics.mean(backend) / statistics.mean(bare),
+        "spread": statistics.stdev(bare) / statistics.mean(bare),
     }
 
 

@@ -38,13 +38,21 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "NO"
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 100 else f"{value:.3g}"
+        if abs(value) >= 100:
+            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
+        return f"{value:.3f}" if abs(value) < 1 else f"{value:.3g}"
     return str(value)
 
 
 def _build(found: dict[str, Any]) -> list[str]:
     rows = [[name, found["seconds"][name], wheel["name"], wheel["bytes"]] for name, wheel in found["wheels"].items()]
-    return [*_table(["Horovod for", "seconds", "wheel", "bytes"], rows), "", f"NCCL built in: {found['nccl']}."]
+    return [*_table(["Horovod for", "seconds", "wheel", "bytes"], rows), "", f"NCCL built in: {_version(found['nccl'])}."]
+
+
+def _version(code: str) -> str:
+    """NCCL's version from the number that nccl.h has for it: 22809 is 2.28.9."""
+    number = int(code)
+    return f"{number // 10_000}.{number // 100 % 100}.{number % 100}" if number else "none"
 
 
 def _cifar(found: dict[str, Any]) -> list[str]:
@@ -60,7 +68,10 @@ def _overhead(found: dict[str, Any]) -> list[str]:
     pairs = zip(found["bare"], found["backend"], found["ratios"], strict=True)
     rows = [[number + 1, *pair] for number, pair in enumerate(pairs)]
     table = _table(["pair", "bare horovodrun, images/s", "through the backend, images/s", "ratio"], rows)
-    return [*table, "", f"Ratio of the medians, with {found['ranks']} ranks: {found['ratio']:.3f} (at least 0.98)."]
+    said = f"With {found['ranks']} ranks, over the {found['epochs']} epochs of each that are not a training's first: "
+    said += f"ratio of the medians {found['ratio']:.3f} (at least 0.98), of the means {found['ratio_of_means']:.3f}; "
+    said += f"bare epochs differ by {found['spread']:.1%} of their mean (standard deviation)."
+    return [*table, "", said]
 
 
 def _scaling(found: dict[str, Any]) -> list[str]:
