@@ -48,13 +48,27 @@ def die_with_parent() -> Callable[[], None]:
 
 
 def start_time(pid: int) -> Optional[int]:
-    """Start time of a process in clock ticks since boot, None when it is gone or a zombie: with the pid it is unique."""
+    """Start time of a process in clock ticks since boot, None when it has ended: with the pid it is unique."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    return None if _has_ended(pid, fields[0]) else int(fields[19])
+
+
+def _has_ended(pid: int, state: bytes) -> bool:
+    """Whether nothing of a process in this state runs any more.
+
+    A main thread is a zombie as soon as it has ended itself. Others may outlive it: of a killed process those in which the
+    driver still frees its GPU, which the next job couldn't use yet.
+    """
+    if state not in (b"Z", b"X"):
+        return False
+    try:
+        return len(os.listdir("/proc/%d/task" % pid)) < 2
+    except OSError:
+        return True
 
 
 def boot_id() -> str:
@@ -210,7 +224,7 @@ def descendants(ancestor: int) -> Set[int]:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             continue
-        if fields[0] not in (b"Z", b"X"):
+        if not _has_ended(pid, fields[0]):
             children.setdefault(int(fields[1]), []).append(pid)
     found: Set[int] = set()
     todo = [ancestor]

@@ -224,3 +224,26 @@ def test_a_process_without_any_environment_is_not_waited_for(run: Callable[..., 
     finally:
         bare.kill()
         bare.wait()
+
+
+# Its main thread has ended, another has not.
+HEADLESS = """
+import ctypes, os, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+print(os.getpid(), flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_whose_main_thread_alone_has_ended_still_runs(run: Callable[..., subprocess.Popen[str]]) -> None:
+    process = run(sys.executable, "-c", HEADLESS)
+    (pid,) = lines(process, 1)
+    stat = Path(f"/proc/{pid}/stat")
+    wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", 10)
+    started = processes.start_time(pid)
+    assert started is not None and processes.is_alive(pid, started)
+    assert pid in processes.descendants(os.getpid())
+
+    assert not processes.sweep(lambda: {pid} & processes.descendants(os.getpid()), grace=0.0, give_up=10.0)
+    assert processes.start_time(pid) is None  # a zombie, which nobody has waited for yet
+    assert process.wait(10) == -signal.SIGKILL
