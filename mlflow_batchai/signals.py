@@ -12,6 +12,27 @@ from typing import NoReturn
 from mlflow_batchai.errors import JobDetachedError
 
 
+@contextlib.contextmanager
+def raised() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does, by an exception: SystemExit. For what has to end its own processes.
+
+    One that is ignored, as under nohup, stays so.
+    """
+
+    def leave(number: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class Signals:
     """Ctrl-C cancels the job (a second one leaves it); SIGTERM and SIGHUP leave it running.
 

@@ -7,7 +7,7 @@ import time
 
 import click
 
-from mlflow_batchai import horovod_wheel
+from mlflow_batchai import horovod_wheel, signals
 from mlflow_batchai.errors import HorovodBuildError
 
 
@@ -55,15 +55,16 @@ def build(python: str, framework: str, gpu: bool | None, cuda_arch: str, source:
     """
     line = ProgressLine()
     try:
-        path = horovod_wheel.build(
-            python,
-            framework,
-            out=out,
-            progress=line.show,
-            gpu=gpu,
-            architectures=cuda_arch.split(","),
-            source=source,
-        )
+        with signals.raised():  # compilers would go on for minutes
+            path = horovod_wheel.build(
+                python,
+                framework,
+                out=out,
+                progress=line.show,
+                gpu=gpu,
+                architectures=cuda_arch.split(","),
+                source=source,
+            )
     except horovod_wheel.HorovodBuildError as error:
         raise HorovodBuildError(str(error)) from error
     finally:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from waiting import wait_for
 
-from mlflow_batchai import errors
+from mlflow_batchai import errors, signals
 from mlflow_batchai.cli import horovod as command
 from mlflow_batchai.horovod_wheel import HorovodBuildError, build, cached, source, trial
 from mlflow_batchai.horovod_wheel.interpreter import probe
@@ -286,6 +288,38 @@ def test_an_interrupted_build_leaves_no_process_and_no_wheel(world):
     with pytest.raises(ProcessLookupError):
         os.kill(int((world.home / "pid").read_text()), 0)
     assert world.wheels() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_ended_leaves_no_process_and_no_wheel(world, tmp_path, number):
+    world.order(sleep=True)
+    (tmp_path / "temporary").mkdir()
+    environment = {**os.environ, "BATCHAI_HOROVOD_CACHE": str(world.cache), "TMPDIR": str(tmp_path / "temporary")}
+    code = f"from mlflow_batchai.horovod_wheel import source; source.SDIST_SHA256 = {source.SDIST_SHA256!r}\n"
+    code += "from mlflow_batchai.cli.horovod import build; build()"
+    process = subprocess.Popen([sys.executable, "-c", code, "--python", str(world.python)], env=environment)
+    try:
+        wait_for(lambda: (world.home / "pid").exists() and (world.home / "pid").read_text(), 20)
+        process.send_signal(number)
+        assert process.wait(20) == 128 + number
+    finally:
+        process.kill()
+        process.wait()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((world.home / "pid").read_text()), 0)
+    assert world.wheels() == [] and list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_hangup_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.raised():
+            os.kill(os.getpid(), signal.SIGHUP)
+            with pytest.raises(SystemExit):
+                os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_second_of_two_builds_takes_the_wheel_of_the_first(world):
