@@ -182,7 +182,10 @@ def find_entry_point(project: MLProject, name: str) -> EntryPoint:
         return EntryPoint(name, f"{program} {shlex.quote(name).replace('{', '{{').replace('}', '}}')}", {}, declared=False)
     if program:
         raise _wrong(f"{project.source}: there is no entry point '{name}', and no script of that name in the project")
-    known = ", ".join(sorted(project.entry_points)) or "none"
+    if not project.entry_points:
+        lack = "no MLproject file" if project.source == str(project.directory) else "no entry_points"
+        raise _wrong(f"{project.source} has {lack}, so there is no entry point '{name}'; a script can be one: -e train.py")
+    known = ", ".join(sorted(project.entry_points))
     raise _wrong(f"{project.source}: there is no entry point '{name}'; the project has: {known}")
 
 

@@ -19,6 +19,7 @@ Path = tuple[int | str, ...]
 
 _API = "2018-05-01"
 _MOST = 10
+_MOST_MEANT = 3
 _LONGEST = 1000
 _COMMENTS = frozenset({"comment", "$comment", "$schema"})
 _RULES = {
@@ -148,11 +149,29 @@ def _unknown(model: type[SpecModel], path: Path, under: Mapping[str, str]) -> tu
     known = list(keys_of(owner)) if owner else []
     folded = {name.casefold(): name for name in known}
     wanted = to_camel(str(key)) if "_" in str(key) else str(key)
-    close = difflib.get_close_matches(wanted.casefold(), folded, n=1, cutoff=0.65)
     start = f"{_shown(path, under)} is not a known key"
+    # A key that stands too high up is one of a block below: nodeCount beside ``properties``.
+    below = _paths_to(wanted.casefold(), owner) if owner else []
+    if below and wanted.casefold() not in folded:
+        meant = [(*parent, *inner) for inner in sorted(below, key=len)[:_MOST_MEANT]]
+        shown = " or ".join(_shown(one, under) for one in meant)
+        return f"{start}; did you mean {shown}?", meant[0] if len(meant) == 1 else None
+    close = difflib.get_close_matches(wanted.casefold(), folded, n=1, cutoff=0.65)
     if close:
         return f"{start}; did you mean {folded[close[0]]}?", (*parent, folded[close[0]])
     return f"{start}; known keys: {', '.join(known)}", None
+
+
+def _paths_to(wanted: str, model: type[SpecModel]) -> list[Path]:
+    """Where a key of that name stands in the blocks of a model; in those of lists and of names the path would need an index."""
+    found: list[Path] = []
+    for key, name in keys_of(model).items():
+        inner = _inner_model(model, name)
+        if inner is None or inner is model or get_origin(model.model_fields[name].annotation) in (dict, tuple):
+            continue
+        found += [(key, one) for one in keys_of(inner) if one.casefold() == wanted]
+        found += [(key, *path) for path in _paths_to(wanted, inner)]
+    return found
 
 
 def _sentence(fault: ErrorDetails) -> str:

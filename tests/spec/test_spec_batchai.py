@@ -118,7 +118,21 @@ def test_metric_rules(regex: str, step: str | None, line: str, value: str, at: s
             {"workspace": "w" * 65},
             f"workspace is '{'w' * 65}', but must have 1 to 64 letters, digits, '-' or '_'",
         ),
-        ({"nodeCount": 2}, None),
+        ({"unheardOf": 2}, None),
+        ({"nodeCount": 2}, "nodeCount is not a known key; did you mean properties.nodeCount?"),
+        ({"node_count": 2}, "node_count is not a known key; did you mean properties.nodeCount?"),
+        ({"jobPreparation": {}}, "jobPreparation is not a known key; did you mean properties.jobPreparation?"),
+        ({"register": "digits"}, "register is not a known key; did you mean model.register?"),
+        (
+            {"properties": {"nodeCount": 2, "processCount": 2}},  # six blocks have it
+            "properties.processCount is not a known key; did you mean properties.horovodSettings.processCount or "
+            "properties.customMpiSettings.processCount or properties.pyTorchSettings.processCount?",
+        ),
+        (
+            {"commandLine": "make"},
+            "commandLine is not a known key; did you mean properties.customMpiSettings.commandLine or "
+            "properties.customToolkitSettings.commandLine or properties.jobPreparation.commandLine?",
+        ),
         (
             {"artifacts": {"exclude": ["../x"]}},
             "artifacts.exclude has '../x', which fits no file; write a pattern such as *.tmp, cache/ or models/old-*.h5",
@@ -170,7 +184,7 @@ def test_refusals(data: dict[str, Any], message: str | None) -> None:
     with pytest.raises(DocumentError) as caught:
         parse_batchai(data, "batchai.yaml")
     if message is None:
-        assert str(caught.value).startswith("batchai.yaml: nodeCount is not a known key; known keys: cluster, ")
+        assert str(caught.value).startswith("batchai.yaml: unheardOf is not a known key; known keys: cluster, ")
     else:
         assert str(caught.value) == f"batchai.yaml: {message}"
 

@@ -118,6 +118,18 @@ def test_entry_points_that_arent_there(project):
         find_entry_point(made, "x.py")
 
 
+@pytest.mark.parametrize(
+    ("text", "words"), [(None, "{} has no MLproject file, so"), ("name: x", "{}/MLproject has no entry_points, so")]
+)
+def test_a_folder_without_entry_points(tmp_path, text, words):
+    """The wrong folder, most often."""
+    if text:
+        (tmp_path / "MLproject").write_text(text)
+    with pytest.raises(ProjectError) as caught:
+        find_entry_point(load_project(tmp_path), "main")
+    assert str(caught.value) == f"{words.format(tmp_path)} there is no entry point 'main'; a script can be one: -e train.py"
+
+
 @pytest.mark.parametrize("name", ["../outside.py", "sub/../../outside.py", "{root}/outside.py"])
 def test_a_script_outside_of_the_project_is_none_of_it(tmp_path, name):
     (tmp_path / "project" / "sub").mkdir(parents=True)
