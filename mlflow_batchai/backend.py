@@ -19,7 +19,7 @@ from mlflow.exceptions import ExecutionException, MlflowException
 from mlflow.projects.backend.abstract_backend import AbstractBackend
 from mlflow.projects.submitted_run import SubmittedRun
 
-from mlflow_batchai import detached, runner, runs, submitting
+from mlflow_batchai import detached, runner, runs, stores, submitting
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.errors import BatchAIError, JobFailedError, NotSupportedError
 from mlflow_batchai.signals import Signals
@@ -104,7 +104,8 @@ class BatchAIBackend(AbstractBackend):
         with _as_execution_exception():
             ready = _prepare(project_uri, entry_point, params or {}, version, backend_config, JobConsole(1).say)
             tracking = runs.absolute(tracking_uri, Path.cwd())
-            experiment = _experiment(tracking, ready.source, experiment_id, command_line)
+            with stores.tried_shortly() if command_line else contextlib.nullcontext():
+                experiment = _experiment(tracking, ready.source, experiment_id, command_line)
             signals = Signals()
             with signals.installed() if command_line else contextlib.nullcontext():
                 console = JobConsole(ready.prepared.plan["ranks"])
@@ -194,4 +195,4 @@ def _as_execution_exception() -> Iterator[None]:
     except MlflowException as error:
         if isinstance(error, ExecutionException):
             raise
-        raise ExecutionException(f"MLflow: {error.message}") from error
+        raise ExecutionException(stores.away(error) or f"MLflow: {error.message}") from error

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
 from mlflow_batchai import runs
 from mlflow_batchai.errors import TrackingError
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 # server's Retry-After may say an hour. One try: what must not be done twice (a model's version) is looked for before the next.
 # Its time stays: a server that passes a big file on answers when it has done so.
 _BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false"}
+# For who waits at a prompt: MLflow would try a server that is down for minutes, in silence.
+RETRIES_AT_A_PROMPT = "2"
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 # What a server, or a proxy before it, says of one file, not of all that come from us.
 _OF_A_FILE = (
@@ -31,6 +35,8 @@ _OF_A_FILE = (
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     HTTPStatus.UNPROCESSABLE_ENTITY,
 )
+# What the system said, in the words of three libraries around it.
+_REASON = re.compile(r"\[Errno -?\d+\] ([^'\")\]]+)|(certificate verify failed[^'\"()]*)")
 
 
 def bound_calls() -> None:
@@ -42,6 +48,23 @@ def bound_calls() -> None:
         os.environ.setdefault(name, value)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
     logging.getLogger("urllib3").setLevel(logging.ERROR)
+
+
+@contextlib.contextmanager
+def tried_shortly() -> Iterator[None]:
+    """Have a server that is down be told of within seconds in here; what the user has set stays.
+
+    The variable is gone afterwards: processes that are started later wait as long as they mean to.
+    """
+    name = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = RETRIES_AT_A_PROMPT
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
 
 
 class _LateClient:
@@ -78,7 +101,28 @@ def as_tracking_error() -> Iterator[None]:
 
         if not isinstance(error, MlflowException):
             raise
-        raise TrackingError(f"MLflow: {runs.shown(error.message)}") from error
+        raise TrackingError(away(error) or f"MLflow: {runs.shown(error.message)}") from error
+
+
+def away(error: BaseException) -> str | None:
+    """The sentence for a server that a call has not reached; None: it is something else that went wrong.
+
+    MLflow repeats what all libraries below it say of that, one in the other.
+    """
+    from mlflow.exceptions import MlflowException
+    from requests import ConnectionError as Unreached
+    from requests import Timeout
+
+    below: BaseException | None = error if isinstance(error, MlflowException) else None
+    while below is not None and not isinstance(below, (Unreached, Timeout)):
+        below = below.__cause__ or below.__context__
+    if below is None or below.request is None:
+        return None
+    address = urlsplit(str(below.request.url))
+    found = _REASON.search(str(below))
+    why = (found[1] or found[2]).strip() if found else "no answer in time" if isinstance(below, Timeout) else "no answer"
+    place = f"{address.scheme}://{address.netloc.rpartition('@')[2]}"
+    return f"the tracking server {place} can't be reached ({why}); MLFLOW_TRACKING_URI says which one is asked"
 
 
 def is_answer(error: BaseException) -> bool:

@@ -56,7 +56,10 @@ def main() -> None:
             sys.exit(EXIT_FAILED)
         if debug:
             raise
-        click.echo(f"batchai: {type(error).__name__}: {error} (with --debug: where)", err=True)
+        from mlflow_batchai import stores
+
+        sentence = stores.away(error) or f"{type(error).__name__}: {error} (with --debug: where)"
+        click.echo(f"batchai: {sentence}", err=True)
         sys.exit(EXIT_FAILED)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -208,11 +208,10 @@ def tracking() -> Tracking:
     """The tracking store: MLFLOW_TRACKING_URI, or MLflow's own default."""
     from mlflow import get_tracking_uri
 
-    # MLflow would try a server that is down for two minutes, in silence; a person at a prompt wants to know sooner.
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     # It tells of every table that it makes in a new store.
     for name in ("alembic", "mlflow.store.db.utils"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    from mlflow_batchai import runs
+    from mlflow_batchai import runs, stores
 
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", stores.RETRIES_AT_A_PROMPT)
     return runs.absolute(get_tracking_uri(), Path.cwd())

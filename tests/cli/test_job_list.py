@@ -52,6 +52,15 @@ def test_a_new_store_is_made_without_a_word_of_mlflow(cli, tmp_path):
     assert cli("job", "list", MLFLOW_TRACKING_URI=uri) == (0, "[]\n", f"batchai: no jobs in {uri}\n")
 
 
+def test_a_server_that_is_down(cli):
+    assert cli("job", "list", MLFLOW_TRACKING_URI="http://127.0.0.1:9", MLFLOW_HTTP_REQUEST_MAX_RETRIES="0") == (
+        1,
+        "",
+        "batchai: the tracking server http://127.0.0.1:9 can't be reached (Connection refused); "
+        "MLFLOW_TRACKING_URI says which one is asked\n",
+    )
+
+
 def test_the_table_is_batch_ais(cli, made):
     made("done", "FINISHED", executionState="succeeded", exitCode="0")
     made("broken", "FAILED", executionState="failed", exitCode="3", errorCode="JobFailed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import threading
 import time
@@ -17,12 +18,14 @@ from mlflow.protos.databricks_pb2 import (
     RESOURCE_DOES_NOT_EXIST,
     TEMPORARILY_UNAVAILABLE,
 )
+from mlflow.tracking import MlflowClient
 from relay_world import EXPECTED, StoreClient, fill, history
+from requests import ConnectionError as Unreached
 from requests import HTTPError
 from waiting import wait_for
 
 from mlflow_batchai import detached, follower, lastthings, runs, stores
-from mlflow_batchai.errors import ShareError
+from mlflow_batchai.errors import ShareError, TrackingError
 from mlflow_batchai.job import lease as lease_module
 from mlflow_batchai.job.lease import Hold, Lease
 from mlflow_batchai.trouble import GivenUpError
@@ -371,3 +374,35 @@ def test_a_call_comes_back_in_time_unless_the_user_wants_it_otherwise(monkeypatc
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5")
     stores.bound_calls()
     assert MLFLOW_HTTP_REQUEST_MAX_RETRIES.get() == 5
+
+
+@pytest.mark.parametrize(
+    ("address", "place", "why"),
+    [
+        ("http://user:secret@127.0.0.1:9", "http://127.0.0.1:9", "Connection refused"),
+        ("http://tracking.invalid", "http://tracking.invalid", "[A-Z][a-z ]+"),  # the system's words for a name it doesn't know
+    ],
+)
+def test_a_server_that_nobody_reached_is_one_sentence(monkeypatch, address, place, why):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(TrackingError) as caught, stores.as_tracking_error():
+        MlflowClient(address).search_experiments()
+    said = f"the tracking server {re.escape(place)} can't be reached \\({why}\\); MLFLOW_TRACKING_URI says which one is asked"
+    assert re.fullmatch(said, str(caught.value))
+
+
+def test_what_is_no_call_to_the_store_is_not_said_of_it():
+    assert stores.away(MlflowException("token expired")) is None
+    assert stores.away(Unreached(request=SimpleNamespace(url="https://elsewhere.example"))) is None
+
+
+@pytest.mark.parametrize("wanted", [None, "7"])
+def test_at_a_prompt_a_server_is_tried_shortly_and_afterwards_as_before(monkeypatch, wanted):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # taken back at the end
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
+    if wanted:
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", wanted)
+    with pytest.raises(ValueError, match="inside"), stores.tried_shortly():
+        assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == (wanted or stores.RETRIES_AT_A_PROMPT)
+        raise ValueError("inside")
+    assert os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES") == wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -128,6 +129,20 @@ def in_process(
     finally:
         logger.removeHandler(handler)
     return code, capsys.readouterr().err + "\n".join(lines)
+
+
+def test_a_tracking_server_that_is_down(
+    world: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said within seconds: MLflow's own patience is minutes, without a word."""
+    monkeypatch.setattr(world, "uri", "http://127.0.0.1:9")
+    began = time.monotonic()
+    code, err = in_process(world, monkeypatch, capsys, [str(world.project())])
+    assert code == 1
+    said = "the tracking server http://127.0.0.1:9 can't be reached (Connection refused); MLFLOW_TRACKING_URI says which one is asked"
+    assert f"=== {said} ===" in err
+    assert time.monotonic() - began < 60
+    assert not (world.home / "nodes").exists()
 
 
 def test_refused_by_the_real_command(world: Any) -> None:
