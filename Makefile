@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO_HOME := $(CURDIR)/.demo
 SOURCES := mlflow_batchai projects tests benchmarks
 
-.PHONY: help demo test check setup setup-dev format lint types layers test-fast faults contract bench constraints clean
+.PHONY: help demo test check setup setup-dev format lint types layers test-fast faults contract screenshots bench constraints clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
