@@ -22,6 +22,8 @@ _WORDS = {
     errno.ENOTDIR: ("the job's folder is gone from the share", "was it deleted, or is the share not mounted any more?"),
     errno.ESTALE: ("the share's mount is no longer valid", _AGAIN),
     errno.ENOTCONN: ("the share's mount has lost its file system", _AGAIN),
+    # The call during which it did.
+    errno.ECONNABORTED: ("the share's mount has lost its file system", _AGAIN),
 }
 # Of a share by REST: its sentence says all, and who isn't let in is waited for longer (``peers.REFUSED_SECONDS``).
 _DEFINITE_BY_REST = (errno.ENOSPC, errno.ENOENT)

@@ -23,7 +23,7 @@ class Gate:
     Attributes:
         fault: answers a request in the server's place; None: requests go on to it.
         only: which requests ("PUT /api/...") the fault is for.
-        failed: how many requests it was.
+        failed: those that it was, in their order.
         taken: the requests that the server took and whose answer went back whole, as (method, path, body).
     """
 
@@ -31,7 +31,7 @@ class Gate:
         self.server = server
         self.fault: Fault | None = None
         self.only: Callable[[str], bool] = lambda line: True
-        self.failed = 0
+        self.failed: list[str] = []
         self.taken: list[tuple[str, str, bytes]] = []
         self.released = threading.Event()
         self._http = _Quiet(("127.0.0.1", 0), _Handler)
@@ -43,7 +43,7 @@ class Gate:
     @contextlib.contextmanager
     def failing(self, fault: Fault, only: Callable[[str], bool] = lambda line: True) -> Iterator[None]:
         """For the time of the block it fails so."""
-        self.failed, self.only, self.fault = 0, only, fault
+        self.failed, self.only, self.fault = [], only, fault
         self.released.clear()
         try:
             yield
@@ -88,8 +88,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.body = self._read()
         self.close_connection = True
         fault = gate.fault
-        if fault is not None and gate.only(f"{self.command} {self.path}"):
-            gate.failed += 1
+        line = f"{self.command} {self.path}"
+        if fault is not None and gate.only(line):
+            gate.failed.append(line)
             fault(self)
             return
         status, data = self.forwarded()

@@ -37,6 +37,7 @@ class Scene:
         (errno.ENOENT, "the job's folder is gone from the share (No such file or directory); was it deleted"),
         (errno.ESTALE, "the share's mount is no longer valid"),
         (errno.ENOTCONN, "the share's mount has lost its file system"),
+        (errno.ECONNABORTED, "the share's mount has lost its file system"),
     ],
 )
 def test_what_does_not_pass_ends_the_job_after_a_while(number, words):
