@@ -54,7 +54,7 @@ def test_overhead(world: Any) -> None:
         "--pairs",
         "1",
         "--epochs",
-        "24",
+        "60",
         "--probe",
         str(project),
     ]

@@ -151,8 +151,8 @@ def test_a_server_that_fails_in_every_way_while_a_job_trains(scene: Scene) -> No
     for fault in FAULTS.values():
         told = scene.log.count("it works again")
         with gate.failing(fault):
-            # Who watches the job only asks: it is the follower that must have met the fault.
-            world.wait(lambda: any(not line.startswith("GET ") for line in gate.failed))
+            # Others ask the server, too: it is the follower that must have met the fault, with metrics or a file.
+            world.wait(lambda: any("/runs/log-batch" in line or line.startswith("PUT ") for line in gate.failed))
             scene.trains_on()
         scene.catches_up()
         world.wait(lambda: scene.log.count("it works again") > told)  # noqa: B023
