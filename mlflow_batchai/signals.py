@@ -6,7 +6,8 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import NoReturn
 
 from mlflow_batchai.errors import JobDetachedError
@@ -19,18 +20,25 @@ def raised() -> Iterator[None]:
     One that is ignored, as under nohup, stays so.
     """
 
-    def leave(number: int, _frame: object) -> NoReturn:
+    def leave(number: int, _frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, leave)
+    heard = (number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN)
+    with _handled(dict.fromkeys(heard, leave)):
+        yield
+
+
+@contextlib.contextmanager
+def _handled(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+    """Handlers of signals for the time of the block; then those from before."""
+    before = {number: signal.getsignal(number) for number in handlers}
     try:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 class Signals:
@@ -66,15 +74,8 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        try:
-            signal.signal(signal.SIGINT, self._interrupt)
-            signal.signal(signal.SIGTERM, self._leave)
-            signal.signal(signal.SIGHUP, self._leave)
+        with _handled({signal.SIGINT: self._interrupt, signal.SIGTERM: self._leave, signal.SIGHUP: self._leave}):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def watching(self) -> None:
         """The job is submitted: from now on signals act at once."""

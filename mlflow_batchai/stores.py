@@ -18,10 +18,12 @@ from mlflow_batchai.runs import Tracking
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
+# MLflow's variable: how often a failed call is made again.
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 # MLflow's own are made for who has nothing else to do: 8 tries of 120 s with growing pauses are 18 minutes for one call, and a
 # server's Retry-After may say an hour. One try: what must not be done twice (a model's version) is looked for before the next.
 # Its time stays: a server that passes a big file on answers when it has done so.
-_BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false"}
+_BOUNDS = {RETRIES: "0", "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false"}
 # For who waits at a prompt: MLflow would try a server that is down for minutes, in silence.
 RETRIES_AT_A_PROMPT = "2"
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
@@ -56,15 +58,14 @@ def tried_shortly() -> Iterator[None]:
 
     The variable is gone afterwards: processes that are started later wait as long as they mean to.
     """
-    name = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
-    if name in os.environ:
+    if RETRIES in os.environ:
         yield
         return
-    os.environ[name] = RETRIES_AT_A_PROMPT
+    os.environ[RETRIES] = RETRIES_AT_A_PROMPT
     try:
         yield
     finally:
-        os.environ.pop(name, None)
+        os.environ.pop(RETRIES, None)
 
 
 class _LateClient:

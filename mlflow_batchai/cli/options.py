@@ -213,5 +213,5 @@ def tracking() -> Tracking:
         logging.getLogger(name).setLevel(logging.WARNING)
     from mlflow_batchai import runs, stores
 
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", stores.RETRIES_AT_A_PROMPT)
+    os.environ.setdefault(stores.RETRIES, stores.RETRIES_AT_A_PROMPT)
     return runs.absolute(get_tracking_uri(), Path.cwd())

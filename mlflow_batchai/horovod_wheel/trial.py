@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, Mapping
 
 from .errors import HorovodBuildError
 from .interpreter import Interpreter
@@ -52,7 +52,7 @@ def check(wheel: Path, interpreter: Interpreter, environ: Mapping[str, str], ncc
     with tempfile.TemporaryDirectory(prefix="horovod-trial-") as folder:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
-        said = _said(interpreter, environ, [folder, str(tools)], nccl, log)
+        said = _said(interpreter, environ, folder, tools, nccl, log)
     if nccl and "nccl" not in said["built"]:
         raise HorovodBuildError(
             f"The wheel that was built has no NCCL, though it was to be for GPUs; the build's log is {log}."
@@ -69,11 +69,12 @@ def check(wheel: Path, interpreter: Interpreter, environ: Mapping[str, str], ncc
     return f"{built}; an allreduce on {said['gpu']} is right"
 
 
-def _said(interpreter: Interpreter, environ: Mapping[str, str], folders: List[str], gpu: bool, log: Path) -> Dict[str, Any]:
+def _said(
+    interpreter: Interpreter, environ: Mapping[str, str], unpacked: str, tools: Path, gpu: bool, log: Path
+) -> Dict[str, Any]:
     # Variables of a launcher above us would have it wait for ranks that aren't there.
     clean = {name: value for name, value in environ.items() if not name.startswith(("HOROVOD_", "OMPI_", "PMI_"))}
-    unpacked, tools = folders
-    arguments = [unpacked, interpreter.framework, "gpu" if gpu else "cpu", ",".join(_NAMES), _MARK, tools]
+    arguments = [unpacked, interpreter.framework, "gpu" if gpu else "cpu", ",".join(_NAMES), _MARK, str(tools)]
     process = subprocess.Popen(
         [interpreter.path, "-c", _TRIAL, *arguments],
         env=clean,
