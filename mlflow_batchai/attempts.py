@@ -111,7 +111,7 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str, say: Callable[[str
     if begun is None:
         return True  # by who wanted the same
     # Who asked for the job's end before he could see that there is a next attempt: see ``Job.request_cancel``. Looked for anew.
-    wish = protocol.wish(Job(before.share, before.folder, before.attempt, before.plan).requests(), before.attempt)
+    wish = protocol.wish(before.afresh().requests(), before.attempt)
     if wish and wish["kind"] == protocol.CANCEL:
         begun.claim_verdict(terminated_verdict(running=False, by="submitter"))
         return False

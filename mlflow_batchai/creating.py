@@ -10,9 +10,10 @@ from mlflow_batchai import config, index, runs
 from mlflow_batchai.cluster.clusters import Cluster, share_secret
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import UsageError
-from mlflow_batchai.job import folders
-from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job import folders, signing
+from mlflow_batchai.job.jobs import Job, Origin
 from mlflow_batchai.job.places import segment as place_of
+from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.node import protocol
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.runs import Tracking
@@ -66,16 +67,18 @@ def submit(
     folder = "/".join(part for part in (prepared.plan["folderPrefix"], segment) if part)
     mlflow = runs.client(request.tracking)
     with contextlib.ExitStack() as undo:
+        tags = {**_tags(prepared, cluster, request), runs.TAG_FOLDER: folder}
         run = runs.create(
             mlflow,
             request.experiment_id,
-            {**request.tags, **_tags(prepared, cluster, request), runs.TAG_FOLDER: folder},
+            {**request.tags, **tags},
             prepared.parameters,
             request.run_name,
             request.run_id,
         )
         run_id = run.info.run_id
         undo.enter_context(run_fails_with_it(request.tracking, run_id))
+        mlflow.set_tag(run_id, runs.TAG_MAC, runs.signature(run_id, tags))
         if request.unique and not index.is_first(mlflow, run):
             mlflow.delete_run(run_id)  # so that it doesn't take the name
             raise UsageError(f"somebody else has just started a job '{prepared.name}' in '{request.experiment_name}'")
@@ -98,14 +101,16 @@ def submit(
         share.write(paths.spec, protocol.encode([prepared.document]))
         if prepared.changes:
             share.write(paths.code, protocol.encode([prepared.changes]))
-        share.write(paths.plan, protocol.encode([plan]))
+        signed = signing.sign(paths.plan, plan)
+        share.write(paths.plan, protocol.encode([signed]))
         settle(share, sets)
         told = {
             "variables": prepared.secrets,
             "share": share_secret(cluster.location, prepared.seconds),
             **prepared.credentials,
         }
-        submitted = Submitted(Job(share, folder, 1, plan), run_id, request.tracking)
+        origin = Origin(signing.examine(paths.plan, signed)[0], Signature.OWN)
+        submitted = Submitted(Job(share, folder, 1, origin), run_id, request.tracking)
         start(submitted, cluster, told)
     return submitted
 

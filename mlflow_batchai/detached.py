@@ -61,8 +61,13 @@ class Submitted:
 
 
 def start_follower(submitted: Submitted) -> None:
-    """Start the detached process that relays the job into its run, and starts it again if it may."""
+    """Start the detached process that relays the job into its run, and starts it again if it may.
+
+    Raises:
+        JobNotTrustedError: it would obey a plan that may be anybody's.
+    """
     job, tracking = submitted.job, submitted.tracking
+    job.check_trusted()
     # -P: what lies in the user's folder must not be imported in place of a library.
     argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m"]
     # The store's address goes by MLflow's own variable: a database's holds a password, and `ps` shows everyone our arguments.
@@ -98,7 +103,7 @@ def ensure_follower(submitted: Submitted) -> Glance:
 
 def _arguments(job: Job) -> list[str]:
     """What a job's follower is known by among all processes."""
-    return ["mlflow_batchai.follower", job.share.url, job.folder]
+    return ["mlflow_batchai.follower", job.share.url, job.folder, str(job.plan["runId"])]
 
 
 def keep_follower(submitted: Submitted) -> None:

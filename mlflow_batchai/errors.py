@@ -22,6 +22,8 @@ A message is one sentence (or a sentence and the last lines of a log): what was 
     ├── ModelError               a saved model can't become an MLflow model
     └── JobError                 something about one job
         ├── JobNotFoundError     no job of that name or run id (a NotFoundError, too)
+        ├── JobChangedError      what directs its clients was changed on the share; they obey nothing of it
+        ├── JobNotTrustedError   it was submitted with another key than this user's
         ├── JobFailedError       the job has ended and did not succeed
         ├── StillRunningError    it has not ended in the time that was given (a TimeoutError, too); the job goes on
         └── JobDetachedError     we stopped watching; the job goes on
@@ -118,6 +120,14 @@ class JobError(BatchAIError):
 
 class JobNotFoundError(JobError, NotFoundError):
     """No job of that name or run id."""
+
+
+class JobChangedError(JobError):
+    """What directs a job's clients was changed on the share; they obey nothing of it."""
+
+
+class JobNotTrustedError(JobError):
+    """A job was submitted with another key than this user's, and what was asked would obey its plan."""
 
 
 class JobFailedError(JobError):

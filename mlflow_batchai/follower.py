@@ -1,7 +1,7 @@
 """The follower: a detached process that relays one job into MLflow until its verdict, whatever becomes of its submitter.
 
-``python -m mlflow_batchai.follower SHARE FOLDER``, with the tracking store in MLFLOW_TRACKING_URI; it shares nothing with the
-process that started it.
+``python -m mlflow_batchai.follower SHARE FOLDER RUN``, with the tracking store in MLFLOW_TRACKING_URI; it shares nothing with
+the process that started it. A job whose plan or other records were changed on the share is ended.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from mlflow_batchai import runs, stores
-from mlflow_batchai.errors import BatchAIError, ShareError
+from mlflow_batchai import changed, runs, stores
+from mlflow_batchai.errors import BatchAIError, JobChangedError, ShareError
 from mlflow_batchai.job.jobs import Job, pause_after
 from mlflow_batchai.job.lease import Hold, Lease, LeaseLostError
-from mlflow_batchai.job.states import JobState
+from mlflow_batchai.job.states import JobState, failed_verdict
 from mlflow_batchai.keeper import Keeper
+from mlflow_batchai.node import protocol
 from mlflow_batchai.relay import Relay
 from mlflow_batchai.retries import NotHereError
 from mlflow_batchai.shares import open_share
@@ -65,6 +66,12 @@ def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = N
         except LeaseLostError as error:
             complaints.say(str(error))
             return None
+        except JobChangedError as error:
+            with contextlib.suppress(ShareError):
+                # For those who watch it; nothing else of the job is obeyed or relayed.
+                follower.job.claim_verdict(failed_verdict(protocol.SHARE_FAILED, str(error), "follower"))
+                lease.save({}, finished=True)
+            raise
         except NotHereError as error:
             complaints.say(f"job {job.name}: {error}")
             lease.release(f"job {job.name}: {error}")
@@ -93,6 +100,7 @@ class Follower:
         seconds: the job's relayDeadline.
 
     Attributes:
+        job: the job at the attempt that is relayed.
         keeper: what watches the job's nodes meanwhile.
     """
 
@@ -105,7 +113,7 @@ class Follower:
         seconds: float,
         kept: Mapping[str, Any] | None = None,
     ) -> None:
-        self._job = job
+        self.job = job
         self._lease = lease
         self._endurance = Endurance(seconds, complaints, lambda: self.keeper.ended, self._troubled)
         # Not made yet: a database that is away is no reason to leave the nodes alone.
@@ -130,12 +138,12 @@ class Follower:
                 except NotHereError as error:
                     self._persist(functools.partial(self._show_waits, str(error)))
                     raise
-                self._note(*self.keeper.notes[self._job.attempt])
+                self._note(*self.keeper.notes[self.job.attempt])
                 if state.next_attempt is None:
                     self._persist(functools.partial(self._close, functools.partial(self._relay.finish, state), ends=True))
                     return state
                 if state.retries_left is not None:
-                    self._note(f"attempt {self._job.attempt} ended: {state.reason.partition(chr(10))[0]}")
+                    self._note(f"attempt {self.job.attempt} ended: {state.reason.partition(chr(10))[0]}")
                 self._persist(functools.partial(self._close, self._relay.pass_on))
                 self._go_on(state.next_attempt)
 
@@ -144,14 +152,14 @@ class Follower:
         self._relay.notes += [sentence for sentence in sentences if sentence not in self._relay.notes]
 
     def _go_on(self, attempt: int) -> None:
-        self._job = self._job.at(attempt)
+        self.job = self.job.at(attempt)
         self._lease.attempt = attempt
-        self._relay = Relay(self._job, self._mlflow, self._lease)
+        self._relay = Relay(self.job, self._mlflow, self._lease)
         self._asked = False
 
     def _relay_attempt(self) -> JobState:
         """Relay an attempt until it is over and its nodes are free."""
-        over = functools.partial(self.keeper.over, self._job.attempt)
+        over = functools.partial(self.keeper.over, self.job.attempt)
         pause = 0.0
         while True:
             if state := over(pause):
@@ -164,7 +172,7 @@ class Follower:
         """Relay what is new."""
         # Whoever has taken over while we waited for the store has done what we would do now.
         self._lease.check(exactly=False)
-        state = self._job.state(self._relay.ending)
+        state = self.job.state(self._relay.ending)
         if state.ended or state.next_attempt:
             self.keeper.look()
         elif not self._run_gone:
@@ -190,7 +198,7 @@ class Follower:
         if not self._asked and time.monotonic() >= self._next_tag:
             self._next_tag = time.monotonic() + TAG_SECONDS
             if self._relay.cancel_wanted():
-                self._job.request_cancel("the run's tag batchai.cancel", "")
+                self.job.request_cancel("the run's tag batchai.cancel", "")
                 self._asked = True
 
     def _close(self, last: Callable[[], None], ends: bool = False) -> None:
@@ -234,10 +242,20 @@ def _told(pipe: TextIO) -> dict[str, Any]:
 
 def main() -> int:
     """Entry point of the detached process."""
-    share, folder = sys.argv[1:3]
+    share, folder, run_id = sys.argv[1:4]
     stores.bound_calls()
+    tracking = runs.absolute(os.environ["MLFLOW_TRACKING_URI"], Path("/"))
     try:
-        follow(Job(open_share(share), folder), runs.absolute(os.environ["MLFLOW_TRACKING_URI"], Path("/")), _told(sys.stdin))
+        try:
+            job = Job(open_share(share), folder)
+            job.check_trusted()
+            if job.plan["runId"] != run_id:
+                raise JobChangedError(f"the plan of job {job.name} is another run's; nothing was read from it")
+            follow(job, tracking, _told(sys.stdin))
+        except JobChangedError as error:
+            Complaints().say(f"{error}; the job is ended")
+            changed.end(tracking, run_id, str(error))
+            return 1
     except GivenUpError as error:
         Complaints().say(str(error))
         return GAVE_UP

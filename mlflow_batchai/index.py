@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from mlflow_batchai import experiments as stored
+from mlflow_batchai import keys
 from mlflow_batchai.errors import BatchAIError, JobNotFoundError, TrackingError
-from mlflow_batchai.runs import TAG_CLUSTER, TAG_JOB, TAG_STATE, TAG_WORKSPACE, Tracking, client, shown
+from mlflow_batchai.runs import TAG_CLUSTER, TAG_JOB, TAG_MAC, TAG_STATE, TAG_WORKSPACE, Tracking, client, is_signed, shown
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 PAGE, MOST = 1000, 10_000
 TERMINATED = "terminated"
-TAG_USER = "mlflow.user"
 NOT_ENDED = " AND ".join(f"attributes.status != '{status}'" for status in ("FINISHED", "FAILED", "KILLED"))
 LONGEST_WHY = 300
 
@@ -123,27 +123,28 @@ def deleted_too(mlflow: MlflowClient, experiment: str, wanted: str) -> list[Run]
             return found
 
 
-def unended(tracking: Tracking, user: str) -> list[Run]:
-    """Runs of a user's jobs that have not ended, of all experiments, the newest first; ``MOST`` of them.
+def unended(tracking: Tracking) -> list[Run]:
+    """Runs of this user's jobs that have not ended, of all experiments, the newest first; ``MOST`` of them.
+
+    Whose a job is its signature says: the tag ``mlflow.user`` is written by anybody.
 
     Raises:
         TrackingError: the store can't be asked.
     """
-    if "'" in user:
-        return []  # as in ``jobs``
-    wanted = f"tags.`{TAG_JOB}` LIKE '%' AND tags.`{TAG_USER}` = '{user}' AND {NOT_ENDED}"
     found: list[Run] = []
     try:
         mlflow = client(tracking)
         experiments = [entry.experiment_id for entry in stored.every(mlflow)]
-        token = None
-        while experiments and len(found) < MOST:
-            page = mlflow.search_runs(
-                experiments, wanted, max_results=PAGE, order_by=["attributes.start_time DESC"], page_token=token
-            )
-            found += page
-            if not (token := page.token):
-                break
+        for fingerprint in keys.fingerprints() if experiments else ():
+            wanted = f"tags.`{TAG_MAC}` LIKE '{fingerprint}:%' AND tags.`{TAG_JOB}` LIKE '%' AND {NOT_ENDED}"
+            token = None
+            while len(found) < MOST:
+                page = mlflow.search_runs(
+                    experiments, wanted, max_results=PAGE, order_by=["attributes.start_time DESC"], page_token=token
+                )
+                found += [run for run in page if is_signed(run)]
+                if not (token := page.token):
+                    break
     except BatchAIError:
         raise
     except Exception as error:  # MLflow raises whatever its store raises

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.engines.absent import AbsentEngine
 from mlflow_batchai.engines.base import Engine
-from mlflow_batchai.errors import BatchAIError, ClusterError, ShareError
+from mlflow_batchai.errors import BatchAIError, ClusterError, JobChangedError, ShareError
 from mlflow_batchai.job.jobs import Job, pause_after
 from mlflow_batchai.job.lease import LeaseLostError
 from mlflow_batchai.job.states import JobState
@@ -170,7 +170,7 @@ class Keeper:
                 trouble = 0.0
                 self._complaints.over()
                 pause = pause_after(time.monotonic() - begun, seconds)
-            except (Leaving, LeaseLostError, NotHereError):
+            except (Leaving, LeaseLostError, NotHereError, JobChangedError):
                 raise
             except Exception as error:  # a share that is away: nobody else will come and watch
                 trouble = min(trouble * 2 or 1.0, LONGEST_WAIT_SECONDS)

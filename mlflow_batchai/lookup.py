@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mlflow_batchai import index, runs
+from mlflow_batchai import index, runs, trust
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.detached import Submitted
-from mlflow_batchai.errors import BatchAIError, JobError, JobNotFoundError, ShareError
-from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.errors import BatchAIError, JobChangedError, JobError, JobNotFoundError, ShareError
+from mlflow_batchai.job.jobs import Job, changed_sentence
+from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.node.protocol import QUEUED
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares import Share, open_share
@@ -59,19 +61,51 @@ def find(name: str, tracking: Tracking, workspace: str | None = None, experiment
 
 
 def of_run(run: Run, tracking: Tracking) -> Submitted:
-    """The job of a run; raises as ``find`` does."""
-    return Submitted(_job_of(run), run.info.run_id, tracking)
+    """The job of a run; raises as ``find`` does.
+
+    Raises:
+        JobChangedError: this user has submitted it, and its plan is not the one that he signed.
+    """
+    job = _job_of(run)
+    _check_run(job, run)
+    if runs.is_signed(run) and job.signature is not Signature.OWN:
+        raise JobChangedError(changed_sentence("plan", run.data.tags[runs.TAG_JOB]))
+    return Submitted(job, run.info.run_id, tracking)
+
+
+def untrusted(run: Run) -> Job:
+    """The job of a run of whomever, where the run's tags say that it lies, for a person to decide about; raises as ``find``."""
+    _check_tags(run)
+    job = Job(open_share(run.data.tags[runs.TAG_SHARE]), run.data.tags[runs.TAG_FOLDER])
+    _check_run(job, run)
+    return job
+
+
+def _check_run(job: Job, run: Run) -> None:
+    if job.plan.get("runId") != run.info.run_id:
+        raise JobError(
+            f"run {run.info.run_id} names the folder {job.folder} on {job.share.url} as its job's, where another run's job"
+            " lies; its tags were changed"
+        )
+
+
+def _check_tags(run: Run) -> None:
+    if missing := [tag for tag in (runs.TAG_CLUSTER, runs.TAG_SHARE, runs.TAG_FOLDER) if tag not in run.data.tags]:
+        raise JobError(f"job {run.data.tags[runs.TAG_JOB]} can't be found: its run has no tag {missing[0]} any more")
 
 
 def _job_of(run: Run) -> Job:
-    """The job of a run: where its submitter had it, else where this machine's document of its cluster says."""
+    """The job of a run: where its submitter had it, if he was this user, or where this user has said that it may lie; else
+    where this machine's document of its cluster says. An address that anybody may have written is not opened."""
+    _check_tags(run)
     tags = run.data.tags
-    if missing := [tag for tag in (runs.TAG_CLUSTER, runs.TAG_SHARE, runs.TAG_FOLDER) if tag not in tags]:
-        raise JobError(f"job {tags[runs.TAG_JOB]} can't be found: its run has no tag {missing[0]} any more")
     cluster = tags[runs.TAG_CLUSTER]
     there: list[Share] = []
     troubles: list[str] = []
-    ways: list[Callable[[], Share]] = [lambda: open_share(tags[runs.TAG_SHARE]), lambda: clusters.load(cluster)[0].share]
+    address = tags[runs.TAG_SHARE] if runs.is_signed(run) else trust.share_of(run.info.run_id)
+    ways: list[Callable[[], Share]] = [lambda: clusters.load(cluster)[0].share]
+    if address is not None:
+        ways.insert(0, functools.partial(open_share, address))
     for way in ways:
         try:
             share = way()
@@ -80,12 +114,19 @@ def _job_of(run: Run) -> Job:
             except JobNotFoundError:
                 there.append(share)
                 raise
+        except JobChangedError:
+            raise
         except BatchAIError as error:
             troubles.append(str(error))
     # A job's code is sent before its run is made: where nothing was ever sent to is a folder that only has the share's path.
     shares = [share.url for share in there if holds_any(share)]
     if shares and len(there) == len(troubles):
         raise NoFolderError(run, " and ".join(dict.fromkeys(shares)))
+    if address is None:
+        troubles.append(
+            f"its run is not signed with this user's key, so {tags[runs.TAG_SHARE]} was not opened; to see what that would"
+            f" open: batchai job attach --trust {tags[runs.TAG_JOB]}"
+        )
     why = "; ".join(dict.fromkeys(troubles))
     if is_azure(tags[runs.TAG_SHARE]):
         raise ShareError(f"the share of job {tags[runs.TAG_JOB]} can't be read from here: {why}")

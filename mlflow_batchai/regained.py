@@ -10,6 +10,7 @@ from mlflow_batchai.cluster import setup
 from mlflow_batchai.cluster.clusters import Cluster, share_secret
 from mlflow_batchai.errors import BatchAIError, JobError, JobNotFoundError, ShareError
 from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.node import protocol
 from mlflow_batchai.shares import credentials
 from mlflow_batchai.shares.location import AzureLocation
@@ -37,8 +38,10 @@ def told(
 
     Raises:
         MissingSecretError: something isn't there, and what to set; nothing was done.
+        JobNotTrustedError: the plan that names them may be anybody's.
         JobError: it can't be done from here.
     """
+    job.check_trusted()
     kept = kept or {}
     variables, missing = _variables(job, environment, kept.get("variables") or {})
     registry = None
@@ -95,8 +98,10 @@ def _variables(job: Job, environment: Mapping[str, str], kept: Mapping[str, str]
     found: dict[str, str] = {}
     missing: list[str] = []
     for name in job.plan["secretVariables"]:
-        # What docker_env copies from the submitter's environment is there under its own name.
-        names = [SECRET_PREFIX + name] if name in job.plan["secretNames"] else [SECRET_PREFIX + name, name]
+        # What docker_env copies from the submitter's environment is there under its own name; a plan that this user has not
+        # signed must not name what it likes of it.
+        copied = name not in job.plan["secretNames"] and job.signature is Signature.OWN
+        names = [SECRET_PREFIX + name, *([name] if copied else [])]
         value = next((environment[variable] for variable in names if variable in environment), kept.get(name))
         if value is None:
             missing.append(SECRET_PREFIX + name)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from mlflow_batchai import shell
+from mlflow_batchai import keys, shell
 from mlflow_batchai.errors import ClusterError, UsageError
-from mlflow_batchai.node.protocol import QUEUED
+from mlflow_batchai.node.protocol import QUEUED, digest
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -24,6 +24,8 @@ TAG_CLUSTER = "batchai.cluster"
 TAG_WORKSPACE = "batchai.workspace"
 TAG_SHARE = "batchai.share"
 TAG_FOLDER = "batchai.folder"
+# What the submitter signs of a run: where its job lies. Anybody with the tracking server's address may write tags.
+TAG_MAC = "batchai.mac"
 TAG_STATE = "batchai.executionState"
 TAG_RESOURCE_GROUP = "batchai.resourceGroup"
 TAG_CLUSTER_ID = "batchai.clusterId"
@@ -233,6 +235,23 @@ def sizes(plan: Mapping[str, Any]) -> dict[str, str]:
     """Tags that say how many nodes and ranks an attempt has, of its plan."""
     counts = {TAG_NODES: plan.get("nodeCount"), TAG_RANKS: plan.get("ranks")}
     return {tag: str(count) for tag, count in counts.items() if count is not None}
+
+
+_SIGNED = (TAG_JOB, TAG_CLUSTER, TAG_SHARE, TAG_FOLDER)
+
+
+def signature(run_id: str, tags: Mapping[str, str]) -> str:
+    """The value of ``TAG_MAC``: this user's signature of a run's id and of where its job lies."""
+    return keys.mac(*_signed(run_id, tags))
+
+
+def is_signed(run: Run) -> bool:
+    """Whether this user has submitted the job of a run, and its tags still say where."""
+    return keys.is_mac(run.data.tags.get(TAG_MAC), *_signed(run.info.run_id, run.data.tags))
+
+
+def _signed(run_id: str, tags: Mapping[str, str]) -> tuple[str, str]:
+    return f"run {run_id}", digest({tag: tags.get(tag) for tag in _SIGNED})
 
 
 def forget(mlflow: MlflowClient, run_id: str, tags: Collection[str]) -> None:

@@ -11,6 +11,7 @@ from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.detached import Submitted, start_follower
 from mlflow_batchai.engines.base import Handle, StartRequest
 from mlflow_batchai.errors import BatchAIError
+from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.states import failed_verdict
 from mlflow_batchai.node import protocol
@@ -48,11 +49,13 @@ def start_agents(job: Job, cluster: Cluster, told: Mapping[str, Any]) -> Handle:
         BatchAIError: it can't be done; no agent is left.
     """
     mark = protocol.job_mark(job.plan["job"], job.attempt)
-    request = StartRequest(job.plan["job"], mark, job.folder, job.attempt, job.node_count, told)
+    # Agents obey these two records, and no others that may lie in their place.
+    digests = {"plan": job.plan_digest, "attempt": job.terms_digest}
+    request = StartRequest(job.plan["job"], mark, job.folder, job.attempt, job.node_count, {**told, **digests})
     with contextlib.ExitStack() as undo:
         handle = cluster.engine.submit(request)
         undo.callback(_end_agents, cluster, handle)
-        job.share.write(job.paths.submitted, protocol.encode([dict(handle)]))
+        job.share.write(job.paths.submitted, protocol.encode([signing.sign(job.paths.submitted, dict(handle))]))
         undo.pop_all()
     return handle
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
-from mlflow_batchai.errors import BatchAIError, JobError, ShareError
+from mlflow_batchai.errors import BatchAIError, JobChangedError, JobError, ShareError
 from mlflow_batchai.job.lease import LeaseLostError
 from mlflow_batchai.stores import is_answer
 
@@ -105,6 +105,7 @@ class Endurance:
         Raises:
             GivenUpError: it has failed for longer than the deadline.
             LeaseLostError: another relay has taken over.
+            JobChangedError: what it would obey was changed on the share.
         """
 
         def tried() -> Result | None:
@@ -142,7 +143,7 @@ class Endurance:
 
 def _is_trouble(error: BaseException) -> bool:
     """Whether it is worth trying again: anything may be, from a store that raises whatever it likes."""
-    return isinstance(error, Exception) and not isinstance(error, (LeaseLostError, GivenUpError))
+    return isinstance(error, Exception) and not isinstance(error, (LeaseLostError, GivenUpError, JobChangedError))
 
 
 def _error(state: RetryCallState) -> BaseException:

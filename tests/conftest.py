@@ -50,6 +50,14 @@ def ssh_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshNodes]:
         yield made
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_key_of_a_person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests that have no client folder of their own sign with a key that is nobody's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BATCHAI_HOME", str(tmp_path_factory.mktemp("batchai-home")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_credentials_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each endpoint has a key of its own for the same account, and a process remembers what documents gave."""

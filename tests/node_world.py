@@ -274,7 +274,9 @@ class Cluster:
                 )
             assert process.stdin
             share = {"share": self.sas} if self.server else {}
-            process.stdin.write(json.dumps({"variables": secrets or {}, **share, **(told or {})}).encode())
+            process.stdin.write(
+                json.dumps({"variables": secrets or {}, "plan": protocol.digest(plan), **share, **(told or {})}).encode()
+            )
             process.stdin.close()
             job.agents.append(process)
         return job

@@ -10,7 +10,7 @@ import click
 from mlflow_batchai.cli.job_lookup import find_run
 from mlflow_batchai.cli.options import Scope, ask, command, confirmed, named, notice, tracking
 from mlflow_batchai.cli.output import Column
-from mlflow_batchai.errors import ShareError, UsageError
+from mlflow_batchai.errors import JobChangedError, ShareError, UsageError
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -151,7 +151,7 @@ def _told(run: Run) -> None:
 @click.option("--no-wait", is_flag=True, help="Return before the job has ended.")
 def terminate(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     """End a job: its ranks are gone and its run is KILLED when this returns. One that has ended stays as it is."""
-    from mlflow_batchai import detached, lookup, runner
+    from mlflow_batchai import changed, detached, lookup, runner
 
     run, store = find_run(scope, name)
     try:
@@ -163,6 +163,11 @@ def terminate(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
         ask(f"Terminate job {lost.name}?", yes)
         lookup.end_run(lost, store)
         notice(f"job {lost.name}: nothing of it had been started; its run is KILLED")
+        return
+    except JobChangedError as error:
+        ask(f"{error}. Terminate the job by its mark on the nodes?", yes)
+        changed.end(store, run.info.run_id, f"terminated; {error}", "KILLED")
+        notice(f"{error}; nothing of the job runs any more, and its run is KILLED")
         return
     if found.job.state().ended:
         notice(f"job {found.job.name} has ended already")
@@ -183,7 +188,7 @@ def terminate(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
 @click.option("--no-wait", is_flag=True, help="Return before a job that runs has ended.")
 def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     """End a job and delete its run, which MLflow can restore until `mlflow gc`. Its files stay until `batchai gc`."""
-    from mlflow_batchai import detached, jobview, lookup, runner, runs
+    from mlflow_batchai import changed, detached, jobview, lookup, runner, runs
 
     run, store = find_run(scope, name)
     job, run_id = run.data.tags[runs.TAG_JOB], run.info.run_id
@@ -199,6 +204,9 @@ def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
             runner.wait(found, notice)
     except lookup.NoFolderError:
         pass
+    except JobChangedError as error:
+        changed.end(store, run_id, str(error), "KILLED")
+        files = f"{error}: its files stay"
     except ShareError as error:
         if run.info.end_time is None:
             raise

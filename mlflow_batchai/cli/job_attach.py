@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from mlflow_batchai.cli.job_lookup import find_job
-from mlflow_batchai.cli.options import Scope, command, named, notice, tracking
+from mlflow_batchai.cli.job_lookup import find_job, find_run
+from mlflow_batchai.cli.options import Scope, ask, command, confirmed, named, notice, tracking
 from mlflow_batchai.cli.output import Column, Incomplete
 from mlflow_batchai.errors import BatchAIError
 
@@ -27,32 +27,66 @@ _SCOPE = {"group_": "-g", "workspace_": "-w", "experiment_": "-e"}
 @click.option("--new", "only_new", is_flag=True, help="Only output that comes from now on.")
 @click.option("--all", "every", is_flag=True, help="Give each of your jobs that has not ended a follower, if it has none.")
 @click.option("--wait", "waits", is_flag=True, help="With --all: until all of them have ended.")
-def attach(scope: Scope, name: str | None, only_new: bool, every: bool, waits: bool) -> Any:
+@click.option(
+    "--trust", "trusts", is_flag=True, help="Obey the plan of a job that was signed with another key, once it was shown."
+)
+@confirmed
+def attach(scope: Scope, name: str | None, only_new: bool, every: bool, waits: bool, trusts: bool, yes: bool) -> Any:
     """Show a job's output and progress until it has ended; exit code 0 only if it succeeds.
 
-    It can be any job whose share this machine sees, by its name or its run id, whoever has submitted it. If nobody relays it
-    into MLflow any more, that goes on from here. Ctrl-C leaves the job running; `batchai job terminate` ends it.
+    It can be any job whose share this machine sees, by its name or its run id. If nobody relays it into MLflow any more, that
+    goes on from here, if it is yours: signed with your key, which a second machine of yours gets by `batchai key import`. For a
+    job of another key --trust shows what its plan would have this machine open, and asks. Ctrl-C leaves the job running;
+    `batchai job terminate` ends it.
 
-    With --all, for cron: all jobs of yours in the tracking store, in whatever experiment. Those that nobody relays any more get
-    a follower on this machine; no output is shown. Sweeps whose jobs have all ended are ended. Exit code 1 if some jobs can't
-    be looked at from here.
+    With --all, for cron: all jobs of yours in the tracking store, in whatever experiment, as your key's signature says. Those
+    that nobody relays any more get a follower on this machine; no output is shown. Sweeps whose jobs have all ended are ended.
+    Exit code 1 if some jobs can't be looked at from here.
     """
     if every:
-        _refuse(name, only_new)
+        _refuse(name, only_new, trusts)
         return _attach_all(waits)
     if waits:
         raise click.UsageError("--wait belongs to --all; without that, attach always stays until the job has ended")
     if not name:
         raise click.UsageError("the name of the job is missing: -n NAME (or --all, for all of yours)")
+    if trusts:
+        _trust(scope, name, yes)
     _attach(scope, name, only_new)
     return None
 
 
-def _refuse(name: str | None, only_new: bool) -> None:
+def _refuse(name: str | None, only_new: bool, trusts: bool) -> None:
     context = click.get_current_context()
     given = [option for key, option in _SCOPE.items() if context.get_parameter_source(key) is ParameterSource.COMMANDLINE]
-    for what in [*([name] if name else []), *(["--new"] if only_new else []), *given]:
+    for what in [*([name] if name else []), *(["--new"] if only_new else []), *(["--trust"] if trusts else []), *given]:
         raise click.UsageError(f"--all is about all jobs of yours in the tracking store; it can't stand with {what}")
+
+
+def _trust(scope: Scope, name: str, yes: bool) -> None:
+    """Show what the plan of a job would have this machine do, and trust that plan if the person agrees."""
+    from mlflow_batchai import lookup, trust
+    from mlflow_batchai.job.places import output_places
+
+    run, _ = find_run(scope, name)
+    job = lookup.untrusted(run)
+    if job.is_trusted:
+        return
+    plan = job.plan
+    places = [f"{place['share']}/{place['path']}" for place in output_places(plan)]
+    secrets = plan.get("secretVariables") or []
+    for what, values in (
+        ("plan", [f"{job.share.url}/{job.folder}/batchai/plan.json"]),
+        ("run that is written", [job.plan["runId"]]),
+        ("cluster that is asked", [plan["cluster"]]),
+        ("logs that are sent to the run", [f"{job.share.url}/{job.paths.stdouterr}"]),
+        ("outputs that are sent to the run", places),
+        ("variables that a next attempt is given", [f"BATCHAI_SECRET_{name}" for name in secrets]),
+    ):
+        for value in values:
+            click.echo(f"batchai: {what}: {value}", err=True)
+    ask(f"Trust the plan of job {job.name}, as it is now, on this machine?", yes)
+    trust.pin(run.info.run_id, job.plan_digest, job.share.url)
 
 
 def _attach(scope: Scope, name: str, only_new: bool) -> None:
@@ -84,33 +118,34 @@ def _who(follower: Glance, job: str) -> str:
 
 
 def _attach_all(waits: bool) -> list[dict[str, Any]] | Incomplete:
-    from mlflow_batchai import index, orphans, runner
+    from mlflow_batchai import index, orphans
 
     store = tracking()
-    found = index.unended(store, runner.user())
+    found = index.unended(store)
     if len(found) >= index.MOST:
         notice(f"there are more than {index.MOST} jobs that have not ended; these are the newest")
     if not found:
         hint = "" if os.environ.get("MLFLOW_TRACKING_URI") else " (MLFLOW_TRACKING_URI is not set)"
-        notice(f"{runner.user()} has no job in {store.uri} that has not ended{hint}")
+        notice(f"no job that was signed with your key has not ended in {store.uri}{hint}")
     charges = [_said(charge) for charge in orphans.look_after(found, store, notice)]
     if waits:
         for charge in orphans.wait(charges, notice):
             _said(charge)
-    _end_sweeps(store, runner.user())
+    _end_sweeps(store)
     rows = [charge.row() for charge in charges]
     return Incomplete(rows) if any(charge.result is orphans.Result.UNSEEN for charge in charges) else rows
 
 
-def _end_sweeps(store: Tracking, user: str) -> None:
+def _end_sweeps(store: Tracking) -> None:
     """Runs of sweeps whose jobs have all ended are ended too; of the others it is said what they wait for."""
     from mlflow_batchai import runs
     from mlflow_batchai.sweep import sweeps
     from mlflow_batchai.sweep.driving import end_if_over
 
-    for run in sweeps.every(runs.client(store), user=user):
+    for run in sweeps.unended(runs.client(store)):
         try:
-            told = end_if_over(sweeps.of_run(run, store))
+            sweep = sweeps.of_run(run, store)
+            told = end_if_over(sweep) if sweep.is_own else "its plan was changed in the tracking store; it is left alone"
         except BatchAIError as error:
             told = str(error)
         click.echo(f"batchai: sweep {run.data.tags[sweeps.TAG_NAME]} (run {run.info.run_id}): {told}", err=True)

@@ -120,6 +120,13 @@ TREE = Noun(
             "Horovod for today's TensorFlow or PyTorch.",
             {"build": Verb(f"{_CLI}.horovod:build", "Build a Horovod wheel and print its path.")},
         ),
+        "key": Noun(
+            "The key that signs your jobs.",
+            {
+                "export": Verb(f"{_CLI}.key:export", "Print your key, for another machine of yours."),
+                "import": Verb(f"{_CLI}.key:import_", "Take over a key from standard input."),
+            },
+        ),
         "completion": Verb(f"{_CLI}.completion:completion", "Completion of commands and options for your shell."),
     },
 )

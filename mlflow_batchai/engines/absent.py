@@ -40,6 +40,9 @@ class AbsentEngine:
     def cancel(self, handle: Handle) -> None:
         self._refuse()
 
+    def end_job(self, job: str) -> None:
+        self._refuse()
+
     def close(self) -> None:
         pass
 

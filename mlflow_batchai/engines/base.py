@@ -148,6 +148,16 @@ class Engine(Protocol):
     def cancel(self, handle: Handle) -> None:
         """End it, and everything it started."""
 
+    def end_job(self, job: str) -> None:
+        """End whatever runs of a job on the cluster's nodes, of any attempt, known by its mark: its handle can't be trusted.
+
+        Args:
+            job: its id.
+
+        Raises:
+            ClusterError: some of it may still run.
+        """
+
     def close(self) -> None:
         """Let go of connections; what is asked next opens them again."""
 

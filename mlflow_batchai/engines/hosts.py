@@ -18,8 +18,9 @@ from mlflow_batchai.engines import asking
 from mlflow_batchai.engines.asking import Known
 from mlflow_batchai.engines.base import Handle, Needs, NodeCommand, Poll, PollState, StartRequest
 from mlflow_batchai.engines.census import Census, Place
-from mlflow_batchai.engines.machines import Answer, Machine, Node
+from mlflow_batchai.engines.machines import Answer, Node
 from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.node import protocol
 from mlflow_batchai.node.tickets import ARRIVAL_SECONDS
 from mlflow_batchai.shell.together import at_once, in_background
 
@@ -115,7 +116,7 @@ class Hosts:
             "host": socket.gethostname(),
             "ticket": ticket["number"],
             "mark": request.mark,
-            "nodes": [{"name": node.name, "id": node.id, "root": node.root} for node in chosen],
+            "nodes": [{"name": node.name, "id": node.id} for node in chosen],
         }
 
         def start(index: int, node: Node) -> Answer:
@@ -131,6 +132,7 @@ class Hosts:
                     "after": ticket["after"][node.id],
                 },
                 log=f"logs/{request.job}-{request.attempt}.log",
+                mark=request.mark,
                 secrets=dict(request.secrets),
                 keeper=self._keeper(),
             )
@@ -228,10 +230,11 @@ class Hosts:
         return found
 
     def _poll_node(self, handle: Handle, entry: Handle) -> Answer:
-        asked = {"root": entry["root"], "number": handle["ticket"], "identity": self._expected(entry)}
-        said = self._asking(entry).ask("poll", ANSWER_SECONDS, **asked)
+        node = self._asking(entry)
+        asked = {"root": node.root, "number": handle["ticket"], "identity": self._expected(entry)}
+        said = node.machine.ask("poll", ANSWER_SECONDS, **asked)
         if said["alive"] is None:
-            raise ClusterError(f"{self._asking(entry).title} knows nothing of the job's agent; is it another machine by now?")
+            raise ClusterError(f"{node.machine.title} knows nothing of the job's agent; is it another machine by now?")
         return said
 
     def cancel(self, handle: Handle) -> None:
@@ -239,25 +242,28 @@ class Hosts:
             raise ClusterError(f"{trouble}; what runs there of the job may go on: end it by hand")
         machines: dict[int, list[Handle]] = {}
         for entry in handle["nodes"]:
-            machines.setdefault(id(self._machine(entry) or entry), []).append(entry)
-        calls = [functools.partial(self._end, handle, entries) for entries in machines.values()]
-        troubles = [str(said) for said in self._each(calls) if isinstance(said, ClusterError)]
-        if troubles:
-            raise ClusterError("; ".join(troubles) + "; what runs there of the job may go on: end it by hand")
+            node = self._node(entry)
+            machines.setdefault(id(node.machine if node else entry), []).append(entry)
+        self._end_all([functools.partial(self._end, handle, entries) for entries in machines.values()])
         # Nodes say by themselves what has ended there: this only tidies, and its failure is no failure.
         with contextlib.suppress(ClusterError):
             self._nodes[0].machine.ask("drop", ANSWER_SECONDS, book=self._book, number=handle["ticket"], job=handle["mark"])
 
+    def end_job(self, job: str) -> None:
+        machines: dict[int, list[Node]] = {}
+        for node in self._nodes:
+            machines.setdefault(id(node.machine), []).append(node)
+        mark = protocol.job_mark(job, None)
+        self._end_all([functools.partial(_end_marked, mark, [(node, "") for node in nodes]) for nodes in machines.values()])
+
+    def _end_all(self, calls: Sequence[Callable[[], Answer]]) -> None:
+        troubles = [str(said) for said in self._each(calls) if isinstance(said, ClusterError)]
+        if troubles:
+            raise ClusterError("; ".join(troubles) + "; what runs there of the job may go on: end it by hand")
+
     def _end(self, handle: Handle, entries: Sequence[Handle]) -> Answer:
         """End the job on one machine."""
-        machine = self._asking(entries[0])
-        # A node that is gone is known by now, not after the minutes that the end may take.
-        machine.ask("ended", ANSWER_SECONDS, root=entries[0]["root"], asked=[])
-        agents = [(entry["root"], handle["ticket"], self._expected(entry)) for entry in entries]
-        said = machine.ask("end", 2 * CANCEL_SECONDS + 20.0, mark=handle["mark"], agents=agents, give_up=CANCEL_SECONDS)
-        if said["left"]:
-            raise ClusterError(f"{machine.title}: processes {said['left']} of the job would not end")
-        return said
+        return _end_marked(handle["mark"], [(self._asking(entry), self._expected(entry)) for entry in entries])
 
     def close(self) -> None:
         for machine in {id(node.machine): node.machine for node in self._nodes}.values():
@@ -277,19 +283,36 @@ class Hosts:
             f"--part={node.part}",
         ]
 
-    def _machine(self, entry: Handle) -> Machine | None:
-        return next((node.machine for node in self._nodes if node.name == entry["name"]), None)
+    def _node(self, entry: Handle) -> Node | None:
+        """The node of a handle as the cluster's document has it: where its folder is, and who we are there, no handle says."""
+        return next((node for node in self._nodes if node.name == entry["name"]), None)
 
-    def _asking(self, entry: Handle) -> Machine:
-        machine = self._machine(entry)
-        if machine is None:
+    def _asking(self, entry: Handle) -> Node:
+        node = self._node(entry)
+        if node is None:
             raise ClusterError(f"node {entry['name']} is no longer in the cluster document")
-        return machine
+        return node
 
     def _each(self, calls: Sequence[Callable[[], Answer]]) -> list[Outcome]:
         """What each call answers, or the error that it ends in, all at once where they go to several machines."""
         guarded = [functools.partial(_outcome, call) for call in calls]
         return [call() for call in guarded] if self.kind == "local" else at_once(guarded)
+
+
+def _end_marked(mark: str, nodes: Sequence[tuple[Node, str]]) -> Answer:
+    """End what carries a mark on one machine.
+
+    Args:
+        nodes: those of it, each with the id that it must have, or nothing.
+    """
+    machine = nodes[0][0].machine
+    # A node that is gone is known by now, not after the minutes that the end may take.
+    machine.ask("ended", ANSWER_SECONDS, root=nodes[0][0].root, asked=[])
+    roots = [(node.root, identity) for node, identity in nodes]
+    said = machine.ask("end", 2 * CANCEL_SECONDS + 20.0, mark=mark, nodes=roots, give_up=CANCEL_SECONDS)
+    if said["left"]:
+        raise ClusterError(f"{machine.title}: processes {said['left']} of the job would not end")
+    return said
 
 
 def _outcome(call: Callable[[], Answer]) -> Outcome:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlflow_batchai.engines.base import Handle, Poll
 from mlflow_batchai.engines.hosts import Hosts
-from mlflow_batchai.engines.machines import LocalMachine, Machine, Node
+from mlflow_batchai.engines.machines import LocalMachine, Node
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.node.staging import remove_job_folder
 
@@ -36,7 +36,7 @@ class LocalHosts(Hosts):
     poll_seconds = 1.0
 
     def __init__(self, home: Path, cluster: str, nodes: int, share: str) -> None:
-        folder = _folder(home, cluster)
+        self._folder = folder = _folder(home, cluster)
         machine = LocalMachine(home / "agents")
         made = [Node(str(index), machine, str(folder / str(index)), f"{index}/{nodes}", str(index)) for index in range(nodes)]
         super().__init__(made, str(folder / "book"), share)
@@ -49,9 +49,10 @@ class LocalHosts(Hosts):
             raise ClusterError(trouble)
         return nodes
 
-    def _machine(self, entry: Handle) -> Machine:
+    def _node(self, entry: Handle) -> Node | None:
         # The cluster's document may name fewer nodes by now.
-        return self._here
+        name = str(entry["name"])
+        return Node(name, self._here, str(self._folder / name)) if name.isdecimal() else None
 
     def poll(self, handle: Handle) -> Poll:
         if handle["host"] != socket.gethostname():

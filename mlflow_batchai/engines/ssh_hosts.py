@@ -12,7 +12,7 @@ from mlflow_batchai.engines.asking import Known
 from mlflow_batchai.engines.base import Handle, Needs
 from mlflow_batchai.engines.census import Place
 from mlflow_batchai.engines.hosts import Hosts
-from mlflow_batchai.engines.machines import Answer, Machine, Node, SshMachine
+from mlflow_batchai.engines.machines import Answer, Node, SshMachine
 from mlflow_batchai.errors import ClusterError, ShareError
 from mlflow_batchai.node.place import OTHER_KEEPER
 from mlflow_batchai.shell.ssh import open_all
@@ -103,15 +103,15 @@ class SshHosts(Hosts):
     def _expected(self, entry: Handle) -> str:
         return str(entry["id"])
 
-    def _machine(self, entry: Handle) -> Machine | None:
-        found = super()._machine(entry)
+    def _node(self, entry: Handle) -> Node | None:
+        found = super()._node(entry)
         if found is None:
             # Another client's document may call it otherwise.
             with self._looking:
                 if self._checked is None or time.monotonic() - self._looked > LOOK_AGAIN_SECONDS:
                     self._checked, self._looked = self._look(), time.monotonic()
                 usable = self._checked[0]
-            found = next((node.machine for node in usable if node.id == entry["id"]), None)
+            found = next((node for node in usable if node.id == entry["id"]), None)
         return found
 
     def _look(self) -> tuple[list[Node], list[str]]:

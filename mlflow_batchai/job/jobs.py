@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import uuid
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
-from mlflow_batchai.errors import JobNotFoundError, ShareError, ShareNotFoundError
+from mlflow_batchai import trust
+from mlflow_batchai.errors import (
+    JobChangedError,
+    JobNotFoundError,
+    JobNotTrustedError,
+    ShareError,
+    ShareNotFoundError,
+)
+from mlflow_batchai.job import signing
 from mlflow_batchai.job.board import Board
+from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.job.states import JobState, Snapshot, fold
 from mlflow_batchai.node import protocol, records, terms
 from mlflow_batchai.node.protocol import JobPaths, Record
@@ -17,6 +28,13 @@ LONGEST_PAUSE_SECONDS = 5.0
 _PLAN: records.Shape = {"nodeCount": lambda value: records.is_count(value) and value > 0}
 
 
+class Origin(NamedTuple):
+    """A job's plan, without its signature, and what that says."""
+
+    plan: Record
+    signature: Signature
+
+
 class Job:
     """One attempt of a job on a share: everything that clients read of it and write to it.
 
@@ -24,32 +42,30 @@ class Job:
         share: the control share.
         folder: the job folder on it.
         attempt: its number, from 1; None: the job's current one.
-        plan: the job's, if it was read already.
+        origin: the plan, if it was read or written by us already.
 
     Attributes:
         plan: as it holds for this attempt (``node.terms``), once what that has of its own was seen.
+        signature: what the plan's says: ``OWN``, or ``OTHER`` for a job of another key.
         board: what says what is new, where asking for every file by name would cost too many requests; else None.
 
     Raises:
         JobNotFoundError: there is no plan in that folder, or none that can be one.
+        JobChangedError: the plan has this user's signature, and was changed since.
     """
 
-    def __init__(self, share: Share, folder: str, attempt: int | None = None, plan: Record | None = None) -> None:
+    def __init__(self, share: Share, folder: str, attempt: int | None = None, origin: Origin | None = None) -> None:
         self.share = share
         self.folder = folder
         self._damage = records.Damage()
-        given, plan = plan, plan or self._closed(JobPaths(folder).plan)
-        if plan is None:
-            raise JobNotFoundError(f"there is no job at {folder} on {share.url}")
-        if not records.has(plan, _PLAN):
-            raise JobNotFoundError(f"the plan of the job at {folder} on {share.url} is damaged")
+        self._origin = origin or self._read_plan()
+        self.signature = self._origin.signature
         self.paths = JobPaths(folder, attempt or self.newest())
-        self._plan: Record = plan
         self._own: Record | None = None
-        self.plan = terms.plan_of(plan, None)
-        if given is None:
+        self.plan = terms.plan_of(self._origin.plan, None)
+        if origin is None:
             self._look_for_terms()
-        self.board = Board(share, self.paths) if plan.get("board") else None
+        self.board = Board(share, self.paths) if self.plan.get("board") else None
         self._announces: dict[int, Record] = {}
         self._exits: dict[int, Record] = {}
         self._requests: dict[str, Record] = {}
@@ -76,18 +92,19 @@ class Job:
 
     def newest(self) -> int:
         """The number of the job's current attempt: the last one that was begun, or that its verdict says is to follow."""
-        begun = (int(entry.name) for entry in self.share.list(JobPaths(self.folder).attempts) if entry.name.isdecimal())
-        last = max(begun, default=1)
-        verdict = self._verdict(JobPaths(self.folder, last).verdict_file) or {}
+        begun = {entry.name for entry in self.share.list(JobPaths(self.folder).attempts)}
+        # A name far behind the others is nobody's.
+        last = next(number for number in itertools.count(1) if str(number + 1) not in begun)
+        verdict = self._verdict(last) or {}
         return int(verdict.get("next") or last)
 
     def at(self, attempt: int) -> Job:
         """Another attempt of the same job; nothing is read."""
-        return self if attempt == self.attempt else Job(self.share, self.folder, attempt, self._plan)
+        return self if attempt == self.attempt else Job(self.share, self.folder, attempt, self._origin)
 
     def afresh(self) -> Job:
         """The same, with a memory of its own of what it has seen: for another thread."""
-        return Job(self.share, self.folder, self.attempt, self._plan)
+        return Job(self.share, self.folder, self.attempt, self._origin)
 
     def begin(self, attempt: int, own: Record) -> Job | None:
         """Begin an attempt; None if somebody else has, or has given it up meanwhile.
@@ -98,7 +115,7 @@ class Job:
         begun = self.at(attempt)
         if not self.share.claim(begun.paths.begun) or begun._verdict() is not None:
             return None
-        self.share.write(begun.paths.terms, protocol.encode([own]))
+        self.share.write(begun.paths.terms, protocol.encode([signing.sign(begun.paths.terms, own)]))
         begun._look_for_terms()
         return begun
 
@@ -115,10 +132,10 @@ class Job:
     def _look_for_terms(self) -> None:
         # Written before anything of the attempt is started, so whoever sees something of it sees this.
         if self._own is None and self.attempt > 1:
-            own = self._closed(self.paths.terms)
-            if terms.is_record(own):
+            own = self._directing(self.paths.terms, f"record of attempt {self.attempt}")
+            if own is not None and terms.is_record(own):
                 self._own = own
-                self.plan = terms.plan_of(self._plan, own)
+                self.plan = terms.plan_of(self._origin.plan, own)
 
     def share_at(self, address: str) -> Share:
         """A share that the plan names by its submitter's address; the control share may lie elsewhere on this machine."""
@@ -129,6 +146,59 @@ class Job:
             return open_share(self.share.url + address[len(control) :])
         return open_share(address)
 
+    def _changed(self, what: str) -> JobChangedError:
+        # The job's name as its folder has it: of a plan that was changed nothing is believed.
+        name = self.folder.rpartition("/")[0].rpartition("/")[2] or self.folder
+        return JobChangedError(changed_sentence(what, name))
+
+    def _read_plan(self) -> Origin:
+        path = JobPaths(self.folder).plan
+        found = self._closed(path)
+        if found is None:
+            raise JobNotFoundError(f"there is no job at {self.folder} on {self.share.url}")
+        plan, signature = signing.examine(path, found)
+        if signature is Signature.WRONG:
+            raise self._changed("plan")
+        if not records.has(plan, _PLAN):
+            raise JobNotFoundError(f"the plan of the job at {self.folder} on {self.share.url} is damaged")
+        return Origin(plan, signature)
+
+    def _directing(self, path: str, what: str) -> Record | None:
+        """A record that clients obey: of a job of this user's only what he has signed."""
+        found = self._closed(path)
+        if found is None:
+            return None
+        record, signature = signing.examine(path, found)
+        if signature is Signature.WRONG or (signature is Signature.OTHER and self.signature is Signature.OWN):
+            raise self._changed(what)
+        return record
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether clients may obey the plan: this user has signed it, or has pinned it (``trust``)."""
+        if self.signature is Signature.OWN:
+            return True
+        return trust.is_pinned(self._origin.plan.get("runId"), self.plan_digest)
+
+    def check_trusted(self) -> None:
+        """Raise JobNotTrustedError unless clients may obey the plan."""
+        if not self.is_trusted:
+            raise JobNotTrustedError(
+                f"job {self.name} was submitted by another user, or from a machine with another key: take that key along"
+                " (batchai key export, batchai key import), or see what the job would open and decide:"
+                f" batchai job attach --trust {self.name}"
+            )
+
+    @property
+    def plan_digest(self) -> str:
+        """The digest of the plan (``protocol.digest``), which agents are told."""
+        return protocol.digest(self._origin.plan)
+
+    @property
+    def terms_digest(self) -> str | None:
+        """The same of what this attempt has of its own; None for the first, which has nothing."""
+        return protocol.digest(self._own) if self._own is not None else None
+
     def _closed(self, path: str) -> Record | None:
         try:
             data = self.share.read(path)
@@ -136,10 +206,12 @@ class Job:
             return self._damage.record(path, None)
         return self._damage.record(path, data)
 
-    def _verdict(self, path: str | None = None) -> Record | None:
-        path = path or self.paths.verdict_file
+    def _verdict(self, attempt: int | None = None) -> Record | None:
+        """The verdict of an attempt, by default of this one; one that names another than the next is none."""
+        attempt = attempt or self.attempt
+        path = JobPaths(self.folder, attempt).verdict_file
         record = self._closed(path)
-        if record is None or not records.is_verdict(record):
+        if record is None or not records.is_verdict(record) or record.get("next", attempt + 1) != attempt + 1:
             return None
         if self._damage.found(path):
             with contextlib.suppress(ShareError):
@@ -156,8 +228,12 @@ class Job:
         return self._closed(self.paths.code) or {}
 
     def handle(self) -> Record | None:
-        """The engine's handle (``submitted.json``), or None."""
-        return self._closed(self.paths.submitted)
+        """The engine's handle (``submitted.json``), or None.
+
+        Raises:
+            JobChangedError: somebody else has written it.
+        """
+        return self._directing(self.paths.submitted, "record of the agents")
 
     def snapshot(self, leaving: Collection[int] | None = None) -> Snapshot:
         """What lies there now. Files that never change are read once.
@@ -264,6 +340,14 @@ class Job:
         not before it is certain that it can't be read."""
         if self._verdict() is None and not self._damage.is_new(self.paths.verdict_file):
             self._write_verdict(verdict)
+
+
+def changed_sentence(what: str, name: str) -> str:
+    """What is said of a job some of whose records were changed on the share."""
+    return (
+        f"the {what} of job {name} was changed on the share; nothing was read from it; what still runs of the job is ended by:"
+        f" batchai job terminate {name}"
+    )
 
 
 def pause_after(took: float, least: float) -> float:

@@ -8,6 +8,7 @@ file: whoever comes next goes on from there. The run has one lease for all attem
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,8 +16,10 @@ from enum import Enum
 from typing import NamedTuple
 
 from mlflow_batchai.errors import JobError, ShareError, ShareNotFoundError
+from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.memory import usable
+from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.node import processes, protocol, records
 from mlflow_batchai.node.protocol import Record, TornFileError
 
@@ -27,7 +30,9 @@ _CURSOR: records.Shape = {
     "counter": records.is_count,
     "attempt": records.is_count,
     "finished": lambda value: isinstance(value, bool),
-    "holder": records.is_mapping,
+    "holder": lambda value: (
+        isinstance(value, dict) and all(map(records.is_count, (value.get("pid", 1), value.get("started", 1))))
+    ),
 }
 
 
@@ -111,15 +116,19 @@ class Lease:
         self.sending = ""
 
     def _newest(self) -> int:
-        return max(
-            (int(entry.name) for entry in self._job.share.list(self._job.paths.relay) if entry.name.isdecimal()), default=0
-        )
+        taken = {entry.name for entry in self._job.share.list(self._job.paths.relay)}
+        # A name far behind the others is nobody's.
+        return next(number for number in itertools.count() if str(number + 1) not in taken)
 
     def _cursor(self, number: int) -> Record | None:
+        path = self._job.paths.cursor(number)
         try:
-            cursor = protocol.decode_one(self._job.share.read(self._job.paths.cursor(number)))
+            cursor, signature = signing.examine(path, protocol.decode_one(self._job.share.read(path)))
         except (ShareNotFoundError, TornFileError):
             return None
+        if signature is not Signature.OWN and self._job.signature is Signature.OWN:
+            # Another user may relay the job, and shows that it lives; that a job is finished only its submitter's relays say.
+            cursor = {key: cursor[key] for key in ("counter", "holder") if key in cursor}
         known = {key: check for key, check in _CURSOR.items() if key in cursor}
         return cursor if records.has(cursor, known) else None
 
@@ -232,7 +241,8 @@ class Lease:
                 **({"sending": self.sending} if self.sending else {}),
                 **({"released": True} if self._released else {}),
             }
-            self._job.share.write(self._job.paths.cursor(self.number), protocol.encode([record]))
+            path = self._job.paths.cursor(self.number)
+            self._job.share.write(path, protocol.encode([signing.sign(path, record)]))
 
     def release(self, why: str) -> None:
         """Let go of it before the end, for a reason that people are told: the next one has it at once."""

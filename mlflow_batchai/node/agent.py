@@ -57,7 +57,7 @@ class Agent:
         part: Tuple[int, int] = (0, 1),
         name: str = "",
     ) -> None:
-        plan = _plan(open_control(share, given.get("share")), protocol.JobPaths(folder, attempt))
+        plan = _plan(open_control(share, given.get("share")), protocol.JobPaths(folder, attempt), given)
         if plan["protocol"] != protocol.PROTOCOL_VERSION:
             raise staging.SetupError(
                 "the plan is of protocol %s, this agent of %d" % (plan["protocol"], protocol.PROTOCOL_VERSION)
@@ -140,16 +140,16 @@ class Agent:
         tickets.set_state(self.root, self.ticket["number"], json.dumps(said))
 
 
-def _plan(control: ControlShare, paths: protocol.JobPaths) -> Dict[str, Any]:
+def _plan(control: ControlShare, paths: protocol.JobPaths, given: Mapping[str, Any]) -> Dict[str, Any]:
     """The plan as it holds for the attempt."""
-    plan = _awaited(control, paths.plan)
-    own = _awaited(control, paths.terms, "record of the attempt") if paths.attempt > 1 else None
+    plan = _awaited(control, paths.plan, "plan", given.get("plan"))
+    own = _awaited(control, paths.terms, "record of the attempt", given.get("attempt")) if paths.attempt > 1 else None
     control.close()
     return terms.plan_of(plan, own)
 
 
-def _awaited(control: ControlShare, path: str, what: str = "plan") -> Dict[str, Any]:
-    """A file that was written before we were started."""
+def _awaited(control: ControlShare, path: str, what: str, digest: Optional[str]) -> Dict[str, Any]:
+    """A file that was written before we were started, by who started us: it has that digest."""
     until = time.monotonic() + PLAN_SECONDS
     while True:
         try:
@@ -159,8 +159,11 @@ def _awaited(control: ControlShare, path: str, what: str = "plan") -> Dict[str, 
         except OSError as error:  # a denial: on the share we are another user than the submitter
             sentence = "the %s at %s can't be read by the node's user (uid %d): %s"
             raise staging.SetupError(sentence % (what, control.where(path), os.geteuid(), error.strerror or error)) from None
-        if found is not None:
+        if found is not None and protocol.digest(found) == digest:
             return found
+        if found is not None:
+            sentence = "the %s at %s is not what its submitter wrote; nothing of it was run"
+            raise staging.SetupError(sentence % (what, control.where(path)))
         if time.monotonic() > until:
             raise staging.SetupError("there is no %s at %s" % (what, control.where(path)))
         time.sleep(0.2)
@@ -179,7 +182,8 @@ def main(arguments: List[str]) -> int:
     ``--share`` is a directory or an address. ``--part I/N`` says that this node is part I (from 0) of the N that its machine is
     cut into; ``--name TEXT`` is what the cluster calls it. The object: ``variables`` (name -> value, for the ranks), ``setup``
     (the same for the setup task), ``share`` (the SAS for an address, or null), ``volumes`` (index -> ``{"key": ...}`` or
-    ``{"sas": ...}``), ``registry`` (``username`` and ``password``, or null).
+    ``{"sas": ...}``), ``registry`` (``username`` and ``password``, or null), ``plan`` and ``attempt`` (the digests of the two
+    records that it obeys, the second null for the first attempt).
     """
     parser = argparse.ArgumentParser(prog="agent")
     parser.add_argument("--share", required=True)

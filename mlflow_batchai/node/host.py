@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-from mlflow_batchai.node import boot, containers, gate, place, processes, register, tickets
+from mlflow_batchai.node import boot, containers, gate, place, processes, protocol, register, tickets
 from mlflow_batchai.node.environment import for_agents
 from mlflow_batchai.node.layout import archive_path
 from mlflow_batchai.node.mounts import undo
@@ -69,6 +69,7 @@ def start(
     arguments: Sequence[str],
     ticket: Mapping[str, Any],
     log: str,
+    mark: str,
     secrets: Mapping[str, Any],
     keeper: str,
 ) -> Answer:
@@ -79,6 +80,7 @@ def start(
         arguments: the agent's, without root and ticket.
         ticket: ``number``, ``age`` (seconds since it was taken) and ``after``.
         log: the agent's own log file, relative to the root.
+        mark: the job's, by which the agent is known when it is to be ended.
         secrets: what the agent is told (see ``agent.main``).
         keeper: the id of the node that keeps the ticket book; empty where there can be no other.
 
@@ -100,15 +102,15 @@ def start(
         # -I: the submitter's PYTHON* variables and user site don't leak in; -S: no site-packages, a tenth of the start.
         argv = list(command or [sys.executable, "-I", "-S", archive_path()])
         argv += ["agent", *arguments, "--root=" + root, "--ticket=" + json.dumps(given)]
-        return register.write(root, number, _spawn(argv, path, json.dumps(dict(secrets)).encode()), path)
+        return register.write(root, number, _spawn(argv, path, mark, json.dumps(dict(secrets)).encode()), path)
 
 
-def _spawn(argv: List[str], log: str, stdin: bytes) -> int:
+def _spawn(argv: List[str], log: str, mark: str, stdin: bytes) -> int:
     with open(log, "ab") as file:
         os.fchmod(file.fileno(), 0o600)
         process = subprocess.Popen(
             argv,
-            env=for_agents(os.environ),
+            env=dict(for_agents(os.environ), **{protocol.AGENT_VARIABLE: mark}),
             cwd="/",
             stdin=subprocess.PIPE,
             stdout=file,
@@ -160,29 +162,32 @@ def _last_line(path: str) -> str:
     return lines[-1] if lines else ""
 
 
-def end(mark: str, agents: Sequence[Sequence[Any]], give_up: float) -> Answer:
+def end(mark: str, nodes: Sequence[Sequence[str]], give_up: float) -> Answer:
     """End a job here: its agents with all below them, then all that carries its mark, its containers, and its mounts.
 
+    Agents are known by the mark that they were started with, whatever a file says of their pids.
+
     Args:
-        agents: [root, ticket number, the node's id or nothing] each; who the agent is stands on the node, even if the answer
-            to ``start`` was lost.
+        mark: of the attempt, or of all attempts (``protocol.is_marked``).
+        nodes: [root, the node's id or nothing] each.
         give_up: seconds after which what will not go is given up.
 
     Returns:
         ``left``: pids that would not go.
     """
-    for root, _, identity in agents:
+    for root, identity in nodes:
         if identity and place.identity(root) != identity:
             raise HostError("it is not the node that the job was sent to (the id in %s is another)" % root)
     # Agents first: they would otherwise see their ranks die and tell a story of their own. Their descendants go with them,
     # since one that has thrown away its environment can't be found later.
-    records = [register.read(os.path.expanduser(root), number) for root, number, _ in agents]
-    alive = [known["pid"] for known in records if known and register.is_alive(known)]
+    roots = {"--root=" + os.path.abspath(os.path.expanduser(root)) for root, _ in nodes}
+    agents = processes.marked(mark, variable=protocol.AGENT_VARIABLE)
+    alive = {pid for pid in agents if roots.intersection(processes.command_line(pid))}
     family = {pid: processes.start_time(pid) for agent in alive for pid in (agent, *processes.descendants(agent))}
-    if any(containers.has_one(root, mark) for root, _, _ in agents):
+    if any(containers.has_one(root, mark) for root, _ in nodes):
         # With the agents the containers go; their engine has to see that, and is one of the family.
-        processes.send(set(alive), signal.SIGKILL)
-        for root, _, _ in agents:
+        processes.send(alive, signal.SIGKILL)
+        for root, _ in nodes:
             containers.sweep(root, mark)
     left = processes.sweep(
         lambda: {pid for pid, started in family.items() if started is not None and processes.is_alive(pid, started)},
@@ -190,7 +195,7 @@ def end(mark: str, agents: Sequence[Sequence[Any]], give_up: float) -> Answer:
         give_up=give_up,
     )
     left |= processes.sweep(lambda: processes.marked(mark), grace=3.0, give_up=give_up)
-    for root, _, _ in agents:
+    for root, _ in nodes:
         undo.sweep(os.path.expanduser(root))
     return {"left": sorted(left)}
 

@@ -15,7 +15,7 @@ try:
 except ImportError:  # a Python that was built without libffi: what it is for fails as where the kernel can't
     ctypes = None  # type: ignore[assignment]
 
-from mlflow_batchai.node.protocol import MARK_VARIABLE, NODE_VARIABLE
+from mlflow_batchai.node.protocol import MARK_VARIABLE, NODE_VARIABLE, is_marked
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -125,11 +125,11 @@ def pids() -> List[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def marked(mark: str, node: Optional[int] = None) -> Set[int]:
-    """Pids whose environment carries the job's mark (and the node's index, where one machine stands for several nodes)."""
-    wanted = [("%s=%s" % (MARK_VARIABLE, mark)).encode()]
-    if node is not None:
-        wanted.append(("%s=%d" % (NODE_VARIABLE, node)).encode())
+def marked(mark: str, node: Optional[int] = None, variable: str = MARK_VARIABLE) -> Set[int]:
+    """Pids whose environment carries the job's mark (``is_marked``; and the node's index, where one machine stands for several
+    nodes)."""
+    place = None if node is None else ("%s=%d" % (NODE_VARIABLE, node)).encode()
+    beginning = ("%s=" % variable).encode()
     found = set()
     read = {pid: _environment(pid) for pid in pids()}
     for number, pause in enumerate(EXEC_PAUSES):
@@ -143,7 +143,9 @@ def marked(mark: str, node: Optional[int] = None) -> Set[int]:
         read.update((pid, _environment(pid)) for pid in hollow)
     for pid, text in read.items():
         variables = (text or b"").split(b"\0")
-        if all(variable in variables for variable in wanted) and start_time(pid) is not None:
+        marks = [os.fsdecode(one[len(beginning) :]) for one in variables if one.startswith(beginning)]
+        ours = any(is_marked(one, mark) for one in marks) and (place is None or place in variables)
+        if ours and start_time(pid) is not None:
             found.add(pid)
     found.discard(os.getpid())
     return found
@@ -186,15 +188,17 @@ def that_run(words: Sequence[str]) -> Set[int]:
     return {pid for pid, line in _command_lines().items() if line[-len(words) :] == list(words)}
 
 
+def command_line(pid: int) -> List[str]:
+    """The words of a process's command line; none of one that has gone."""
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+    except OSError:
+        return []
+
+
 def _command_lines() -> Dict[int, List[str]]:
-    found = {}
-    for pid in pids() if os.path.isdir("/proc") else []:
-        try:
-            with open("/proc/%d/cmdline" % pid, "rb") as file:
-                found[pid] = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
-        except OSError:  # it has gone
-            continue
-    return found
+    return {pid: command_line(pid) for pid in pids()} if os.path.isdir("/proc") else {}
 
 
 def lock_holders(path: str) -> Set[int]:

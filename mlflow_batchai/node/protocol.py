@@ -4,6 +4,7 @@ This module is the contract between agents (on nodes) and clients (where people 
 ours. The files, their single writers and their precedence are described in ``docs/architecture.md``.
 """
 
+import hashlib
 import json
 import time
 import zlib
@@ -73,6 +74,12 @@ MESSAGES = {
 # Every process of a job carries this variable; ending a job sweeps by it.
 MARK_VARIABLE = "BATCHAI_JOB"
 NODE_VARIABLE = "BATCHAI_NODE"
+# The same for an agent, which is no process of its job to those that it ends.
+AGENT_VARIABLE = "BATCHAI_AGENT"
+
+
+# The key of a record under which its signature stands; the rest of the record is what was signed.
+MAC = "mac"
 
 
 class TornFileError(Exception):
@@ -204,6 +211,12 @@ def unpacked(data: bytes) -> bytes:
     return bytes(found[:LONGEST_FILE])
 
 
+def digest(record: Record) -> str:
+    """SHA-256 of a record's content, in whatever order its keys are: what tells whether it is the one that was meant."""
+    plain = {key: value for key, value in record.items() if key != MAC}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
+
+
 def decode_one(data: bytes) -> Record:
     """The single record of a closed file such as ``exit.json``; raises TornFileError like decode."""
     records = decode(data)
@@ -302,6 +315,11 @@ def agent_writer(node: int) -> str:
     return "agent-%d" % node
 
 
-def job_mark(job: str, attempt: int) -> str:
-    """The value of MARK_VARIABLE in every process of this attempt."""
-    return "%s/%d" % (job, attempt)
+def job_mark(job: str, attempt: Optional[int]) -> str:
+    """The value of MARK_VARIABLE in every process of this attempt; None: the beginning that those of all attempts have."""
+    return "%s/%s" % (job, "" if attempt is None else attempt)
+
+
+def is_marked(found: str, mark: str) -> bool:
+    """Whether a value of MARK_VARIABLE is the one that is meant, or begins as that of any attempt does."""
+    return found == mark or (mark.endswith("/") and found.startswith(mark))

@@ -107,9 +107,14 @@ class JobsOfPlan:
         """Start one of them.
 
         Raises:
-            UnstartableError: the project is not here, or not what it was.
+            UnstartableError: the project is not here, or not what it was; or another user began the sweep.
             BatchAIError: the job could not be started.
         """
+        if not sweep.is_own:
+            raise UnstartableError(
+                f"the plan of sweep {sweep.name} is not signed with this user's key, so no job is started as it says: take the"
+                " key of who began it along (batchai key export, batchai key import), or start a sweep of your own"
+            )
         self._jobs = self._jobs or self._read()
         return self._jobs.submit(sweep, experiment, index)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlflow_batchai import experiments, index, runs
+from mlflow_batchai import experiments, index, keys, runs
 from mlflow_batchai.errors import JobError, NotFoundError
 from mlflow_batchai.index import NOT_ENDED, PAGE
 from mlflow_batchai.runs import Tracking
@@ -33,12 +34,14 @@ class Sweep:
 
     Attributes:
         run_id: the parent run's.
+        is_own: whether this user's signature says that he began it: only then jobs are started as its plan says.
     """
 
     plan: SweepPlan
     run_id: str
     experiment_id: str
     tracking: Tracking
+    is_own: bool = True
 
     @property
     def name(self) -> str:
@@ -58,6 +61,7 @@ def begin(plan: SweepPlan, tracking: Tracking, experiment_id: str, tags: Mapping
     run_id = str(run.info.run_id)
     try:
         mlflow.log_text(run_id, plan.text(), ARTIFACT)
+        mlflow.set_tag(run_id, runs.TAG_MAC, keys.mac(*_signed(run_id, plan.text())))
         # The last: a parent run without it was never begun.
         mlflow.set_tag(run_id, TAG_SWEEP, run_id)
     except BaseException:
@@ -66,6 +70,10 @@ def begin(plan: SweepPlan, tracking: Tracking, experiment_id: str, tags: Mapping
             mlflow.set_terminated(run_id, "FAILED")
         raise
     return Sweep(plan, run_id, experiment_id, tracking)
+
+
+def _signed(run_id: str, text: str) -> tuple[str, str]:
+    return f"sweep {run_id}", hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def lose(mlflow: MlflowClient, sweep: Sweep, index: int, why: str) -> str:
@@ -99,14 +107,20 @@ def find(tracking: Tracking, name: str) -> Run:
     raise NotFoundError(f"there is no sweep '{name}'; {hint}")
 
 
-def every(mlflow: MlflowClient, most: int = PAGE, user: str | None = None) -> list[Run]:
-    """Parent runs of sweeps, the newest first.
+def every(mlflow: MlflowClient, most: int = PAGE) -> list[Run]:
+    """Parent runs of sweeps, the newest first."""
+    return _search(mlflow, f"tags.`{TAG_JOBS}` LIKE '%'", most)
 
-    Args:
-        user: of this user's that have not ended; None: of all sweeps.
-    """
-    wanted = "" if user is None else f" AND tags.`mlflow.user` = '{user}' AND {NOT_ENDED}"
-    return _search(mlflow, f"tags.`{TAG_JOBS}` LIKE '%'{wanted}", most) if "'" not in (user or "") else []
+
+def unended(mlflow: MlflowClient) -> list[Run]:
+    """Parent runs of sweeps that have not ended and say that they are signed with this user's keys, the newest first."""
+    return [
+        run
+        for fingerprint in keys.fingerprints()
+        for run in _search(
+            mlflow, f"tags.`{TAG_JOBS}` LIKE '%' AND tags.`{runs.TAG_MAC}` LIKE '{fingerprint}:%' AND {NOT_ENDED}", PAGE
+        )
+    ]
 
 
 def _search(mlflow: MlflowClient, wanted: str, most: int) -> list[Run]:
@@ -131,7 +145,8 @@ def of_run(run: Run, tracking: Tracking) -> Sweep:
     with tempfile.TemporaryDirectory() as folder:
         text = Path(mlflow.download_artifacts(run.info.run_id, ARTIFACT, folder)).read_text(encoding="utf-8")
     plan = read_plan(text, f"the artifact {ARTIFACT} of run {run.info.run_id}")
-    return Sweep(plan, str(run.info.run_id), str(run.info.experiment_id), tracking)
+    is_own = keys.is_mac(run.data.tags.get(runs.TAG_MAC), *_signed(run.info.run_id, text))
+    return Sweep(plan, str(run.info.run_id), str(run.info.experiment_id), tracking, is_own)
 
 
 def members(mlflow: MlflowClient, sweep: Sweep, unended: bool = False) -> tuple[Run | None, dict[int, Run]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.protocol import Record
@@ -51,7 +52,9 @@ class JobFolder:
         self.share.claim(self.paths.begun)
 
     def write(self, path: str, record: Record) -> None:
-        self.share.write(path, protocol.encode([record]))
+        """Write a file of one record: signed, where clients do that."""
+        directing = path.endswith(("/plan.json", "/submitted.json", "/attempt.json", "/cursor.json"))
+        self.share.write(path, protocol.encode([signing.sign(path, record) if directing else record]))
 
     def notice(self, name: str, count: int | None = None) -> None:
         """A notice on the board: a folder, or a file as long as its number."""

@@ -34,16 +34,19 @@ class Jobs:
         self.pids = itertools.repeat(4242)
         self.ids = {}
 
-    def run(self, name, share, status="RUNNING", experiment="0", user=None, **tags):
+    def run(self, name, share, status="RUNNING", experiment="0", signed=True, **tags):
         given = {
             runs.TAG_JOB: name,
             runs.TAG_CLUSTER: "elsewhere",
             runs.TAG_SHARE: share,
             runs.TAG_FOLDER: FOLDER,
-            "mlflow.user": user or runner.user(),
+            "mlflow.user": runner.user(),
             **tags,
         }
-        run = self.client.create_run(experiment, tags={key: value for key, value in given.items() if value})
+        given = {key: value for key, value in given.items() if value}
+        run = self.client.create_run(experiment, tags=given)
+        if signed:
+            self.client.set_tag(run.info.run_id, runs.TAG_MAC, runs.signature(run.info.run_id, given))
         self.client.update_run(run.info.run_id, status=status)
         self.ids[name] = run.info.run_id
         return run.info.run_id
@@ -55,6 +58,7 @@ class Jobs:
             made.share.claim(made.paths.lease(1))
             self.beat(made, 3, holder, finished=finished)
         made.run_id = self.run(name, made.share.url, **run)
+        made.write(made.paths.plan, {**made.plan, "runId": made.run_id})
         return made
 
     def beat(self, made, counter, holder, **fields):
@@ -72,10 +76,11 @@ class Jobs:
 
 @pytest.fixture
 def jobs(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("BATCHAI_HOME", str(cli.world.home))  # the commands' key
     made = Jobs(cli, tmp_path / "shares")
 
     def spawn(argv, environment, log):
-        made.started.append((argv[-2], environment))
+        made.started.append((argv[-3], environment))
         return next(made.pids)
 
     monkeypatch.setattr(detached.shell, "spawn", spawn)
@@ -96,7 +101,7 @@ def test_each_job_is_looked_after(jobs):
     jobs.run("unstarted", empty.url, status="SCHEDULED", **{runs.TAG_CLUSTER: "local"})
     # What is not looked at: what has ended, is another's, or was deleted.
     jobs.job("ended", status="FINISHED")
-    jobs.job("theirs", user="somebody else")
+    jobs.job("theirs", signed=False)
     jobs.client.delete_run(jobs.job("deleted").run_id)
     beats = itertools.count(4)
     done = threading.Event()
@@ -160,7 +165,7 @@ def test_nothing_is_waited_for_where_nothing_needs_it(jobs, monkeypatch):
 
 
 def test_nothing_to_do(jobs):
-    assert jobs.attach() == (0, {}, [f"{runner.user()} has no job in {jobs.cli.world.uri} that has not ended"])
+    assert jobs.attach() == (0, {}, [f"no job that was signed with your key has not ended in {jobs.cli.world.uri}"])
 
 
 def test_tables(jobs):
@@ -219,7 +224,7 @@ def test_a_share_that_hangs_holds_up_no_other(jobs, monkeypatch):
 
 def test_a_follower_that_cannot_be_started_holds_up_no_other(jobs, monkeypatch):
     def spawn(argv, environment, log):
-        if "first" in argv[-2]:
+        if "first" in argv[-3]:
             raise OSError(28, "No space left on device")
         return 4242
 

@@ -400,6 +400,7 @@ def test_a_job_that_waits_for_attach(following, monkeypatch):
 
     monkeypatch.setattr(retries.clusters, "load", unknown)
     made, client, follow = following
+    made.write(made.paths.plan, {**made.plan, "retries": 1})
     fails(made)
     assert follow() is None
     why = "waiting for attach where the job's cluster can be used (there is no cluster 'local')"

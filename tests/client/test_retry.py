@@ -83,7 +83,8 @@ def test_retried(scene):
     assert not {runs.TAG_REASON, runs.TAG_CANCEL} & set(run.data.tags)
     (request,) = scene.cluster.engine.started
     assert (request.mark, request.attempt, request.folder) == ("0123456789/2", 2, scene.made.paths.folder)
-    assert request.secrets == {"variables": {}, "setup": {}, "share": None, "volumes": {}, "registry": None}
+    told = {"variables": {}, "setup": {}, "share": None, "volumes": {}, "registry": None}
+    assert request.secrets == {**told, "plan": found.job.plan_digest, "attempt": found.job.terms_digest}
     assert found.job.attempt == scene.found().job.attempt == 2
     assert found.job.handle() == {"engine": "fake", "nodes": [0]}
     assert len(scene.spawned) == 1

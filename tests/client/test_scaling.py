@@ -67,7 +67,7 @@ class Site:
         )
         cluster = self.cluster
         cluster.share.write(protocol.JobPaths(folder).plan, protocol.encode([plan]))
-        request = StartRequest(job, protocol.job_mark(job, 1), folder, 1, nodes, {})
+        request = StartRequest(job, protocol.job_mark(job, 1), folder, 1, nodes, {"plan": protocol.digest(plan)})
         self._handles.append(cluster.engine.submit(request))
         found = Job(cluster.share, folder)
         if followed:

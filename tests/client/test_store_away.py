@@ -298,7 +298,7 @@ def test_a_share_that_is_away_has_the_same_deadline(following, monkeypatch):
 def test_what_a_submitter_that_was_killed_has_told(folder, monkeypatch, told, kept):
     made, given = folder(), []
     monkeypatch.setattr(follower, "follow", lambda job, tracking, kept: given.append(kept))
-    monkeypatch.setattr(follower.sys, "argv", ["follower", made.share.url, made.paths.folder])
+    monkeypatch.setattr(follower.sys, "argv", ["follower", made.share.url, made.paths.folder, made.plan["runId"]])
     monkeypatch.setattr(follower.sys, "stdin", io.StringIO(told))
     monkeypatch.setattr(stores, "bound_calls", lambda: None)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
@@ -312,7 +312,7 @@ def test_the_exit_code_of_one_that_has_given_up(folder, monkeypatch, capsys):
         raise ShareError("there is no host x")
 
     monkeypatch.setattr(Lease, "acquire", away)
-    monkeypatch.setattr(follower.sys, "argv", ["follower", made.share.url, made.paths.folder])
+    monkeypatch.setattr(follower.sys, "argv", ["follower", made.share.url, made.paths.folder, made.plan["runId"]])
     monkeypatch.setattr(follower.sys, "stdin", io.StringIO("{}"))
     monkeypatch.setattr(stores, "bound_calls", lambda: None)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")

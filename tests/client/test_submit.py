@@ -82,9 +82,14 @@ def test_submitted(scene):
     assert submitted.job.handle() == {"engine": "fake", "nodes": [0]}
     (request,) = scene.cluster.engine.started
     assert (request.mark, request.folder) == ("0123456789/1", folder)
-    assert request.secrets == {"variables": {"TOKEN": "hush-hush"}, "share": None}
+    assert request.secrets == {
+        "variables": {"TOKEN": "hush-hush"},
+        "share": None,
+        "plan": submitted.job.plan_digest,
+        "attempt": None,
+    }
     ((argv, environment),) = scene.spawned
-    assert argv[-3:] == ["mlflow_batchai.follower", scene.cluster.share.url, folder]
+    assert argv[-4:] == ["mlflow_batchai.follower", scene.cluster.share.url, folder, run.info.run_id]
     assert environment["MLFLOW_TRACKING_URI"] == f"sqlite:///{scene.root}/m.db"
     assert b"hush-hush" not in written(scene.root)
     assert "hush-hush" not in json.dumps([argv, environment, run.data.tags])
@@ -94,6 +99,7 @@ def test_tags_that_a_person_searches_by(scene):
     """Defaults of resource group, cluster and attempt go without saying: MLflow's page of a run shows every tag."""
     scene.submit()
     ours = {key.removeprefix("batchai."): value for key, value in scene.run().data.tags.items() if key.startswith("batchai.")}
+    assert runs.is_signed(scene.run()) and ours.pop("mac")
     assert ours.pop("share") == scene.cluster.share.url and ours.pop("folder").startswith("logs/workspaces/default/")
     expected = {"job": "toy-012345", "cluster": "local", "engine": "local", "tool": "custom", "nodes": "1", "ranks": "1"}
     assert ours == {**expected, "workspace": "default", "executionState": "queued"}
@@ -249,9 +255,16 @@ def test_a_job_whose_share_is_elsewhere_on_this_machine(scene, here):
     assert (found.job.share.root, found.run_id) == (scene.root / "mounted", submitted.run_id)
 
 
+def retag(scene, submitted, tags):
+    """Say as its submitter that a job lies elsewhere."""
+    there = {**scene.run().data.tags, **tags}
+    for name, value in {**tags, runs.TAG_MAC: runs.signature(submitted.run_id, there)}.items():
+        scene.mlflow.set_tag(submitted.run_id, name, value)
+
+
 def test_a_job_whose_cluster_is_not_known_here_is_never_said_to_have_none(scene):
     submitted = scene.submit()
-    scene.mlflow.set_tag(submitted.run_id, runs.TAG_CLUSTER, "gpus")
+    retag(scene, submitted, {runs.TAG_CLUSTER: "gpus"})
     shutil.rmtree(scene.root / "share" / submitted.job.folder)
     with pytest.raises(ShareError, match=r"not on this machine \(there is no job at .*; there is no cluster 'gpus'"):
         lookup.find("toy-012345", submitted.tracking)
@@ -260,8 +273,7 @@ def test_a_job_whose_cluster_is_not_known_here_is_never_said_to_have_none(scene)
 def test_a_job_on_an_azure_share_from_a_shell_without_credentials(scene, monkeypatch):
     """Nothing is to be mounted: what is missing is what opens it."""
     submitted = scene.submit()
-    scene.mlflow.set_tag(submitted.run_id, runs.TAG_CLUSTER, "gpus")
-    scene.mlflow.set_tag(submitted.run_id, runs.TAG_SHARE, "http://127.0.0.1:1/nobody/jobs")
+    retag(scene, submitted, {runs.TAG_CLUSTER: "gpus", runs.TAG_SHARE: "http://127.0.0.1:1/nobody/jobs"})
     with pytest.raises(ShareError, match=r"job toy-012345 can't be read from here: there is no key, SAS or Azure") as error:
         lookup.find("toy-012345", submitted.tracking)
     assert "mount" not in str(error.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def test_which_combination_is_wrong(project: Path) -> None:
 
 def test_a_project_that_is_not_what_it_was(project: Path) -> None:
     kept = plan(uri=str(project), cwd=str(project.parent), combinations=COMBINATIONS)
-    nothing: Any = None
+    nothing: Any = SimpleNamespace(is_own=True, name="toy")
     with pytest.raises(UnstartableError, match=r"has changed since sweep toy was started"):
         JobsOfPlan(kept, print).submit(nothing, nothing, 1)
     (project / "MLproject").unlink()

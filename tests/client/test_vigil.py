@@ -134,10 +134,11 @@ def test_who_gets_a_follower(scene, submitted, holder, starts):
 
 
 def test_no_follower_for_a_job_that_is_finished_or_has_one_on_its_way(scene, submitted):
-    argv = [sys.executable, "-c", "input()", "mlflow_batchai.follower", scene.made.share.url, scene.made.paths.folder]
+    words = ["mlflow_batchai.follower", scene.made.share.url, scene.made.paths.folder, scene.made.plan["runId"]]
+    argv = [sys.executable, "-c", "input()", *words]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE)
     try:
-        wait_for(lambda: processes.that_run(argv[-3:]), what="an exec takes a moment")
+        wait_for(lambda: processes.that_run(words), what="an exec takes a moment")
         assert detached.ensure_follower(submitted).holder["pid"] == process.pid
         detached.keep_follower(submitted)
         assert submitted.starts == 0

@@ -53,7 +53,9 @@ class Site:
         names = {"job": name, "name": name, "folder": folder, "segment": folder}
         plan = toy_plan(self.share.root, nodeCount=nodes, command=command, secretNames=["TOKEN"], coresPerNode=1, **names)
         self.share.write(protocol.JobPaths(folder).plan, protocol.encode([plan]))
-        return StartRequest(name, protocol.job_mark(name, 1), folder, 1, nodes, {"variables": {"TOKEN": SECRET}})
+        return StartRequest(
+            name, protocol.job_mark(name, 1), folder, 1, nodes, {"variables": {"TOKEN": SECRET}, "plan": protocol.digest(plan)}
+        )
 
     def state(self, request: StartRequest):
         return Job(self.share, request.folder).state()

@@ -9,6 +9,7 @@ from typing import Any, Dict, Mapping, Optional
 
 from mlflow_batchai.node.containers.engines import Engine, ask, last_line, own_environment
 from mlflow_batchai.node.environment import for_engines
+from mlflow_batchai.node.protocol import is_marked
 
 REMOVE_SECONDS = 20.0
 PAUSE_SECONDS = 0.2
@@ -38,7 +39,7 @@ def remember(root: str, engine: Engine, name: str, mark: str, login: str) -> Non
 def has_one(root: str, mark: str) -> bool:
     """Whether the node may have a container of that job."""
     record = _read(root)
-    return record is not None and record["mark"] == mark
+    return record is not None and is_marked(record["mark"], mark)
 
 
 def sweep(root: str, mark: Optional[str] = None) -> Optional[str]:
@@ -52,7 +53,7 @@ def sweep(root: str, mark: Optional[str] = None) -> Optional[str]:
         Why it is still there, as a sentence, or None.
     """
     record = _read(root)
-    if record is None or (mark is not None and record["mark"] != mark):
+    if record is None or (mark is not None and not is_marked(record["mark"], mark)):
         return None
     shutil.rmtree(record["login"], ignore_errors=True)
     trouble = remove(Engine(*record["engine"]), record["name"], {**own_environment(os.environ), **record["environment"]})

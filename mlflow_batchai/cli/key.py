@@ -1,0 +1,34 @@
+"""``batchai key``: the key that signs what this user's clients obey, taken from one machine to another."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from mlflow_batchai import keys
+from mlflow_batchai.cli.options import notice
+from mlflow_batchai.errors import UsageError
+
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+@click.command(context_settings=_CONTEXT, epilog="Example: batchai key export | ssh me@elsewhere batchai key import")
+def export() -> None:
+    """Print your key, which is a secret.
+
+    Jobs are signed with it, so that only what you have submitted is followed, ended or started again in your name. Another
+    machine of yours that is to do that needs the same key.
+    """
+    click.echo(keys.exported())
+
+
+@click.command("import", context_settings=_CONTEXT, epilog="Example: batchai key import < key")
+def import_() -> None:
+    """Take over the key on standard input, as `batchai key export` prints it.
+
+    Jobs are signed with it from now on. A key that this machine has already is kept, for the jobs that were signed with it.
+    """
+    if sys.stdin.isatty():
+        raise UsageError("the key is read from standard input: batchai key export | ssh me@elsewhere batchai key import")
+    notice(f"key {keys.take(sys.stdin.read())} signs your jobs now ({keys.path()})")
