@@ -23,7 +23,7 @@ def export() -> None:
     click.echo(keys.exported())
 
 
-@click.command("import", context_settings=_CONTEXT, epilog="Example: batchai key import < key")
+@click.command("import", context_settings=_CONTEXT, epilog="Example: batchai key import")
 def import_() -> None:
     """Take over the key on standard input, as `batchai key export` prints it.
 

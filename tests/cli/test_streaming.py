@@ -41,6 +41,7 @@ class Attempts:
             "job": "0123456789",
             "nodeCount": 1,
             "ranks": 1,
+            "runId": "r" * 32,
             "board": False,
             "volumes": [volume],
             "outputDirectories": [],

@@ -68,7 +68,15 @@ def test_an_example_is_a_command_line_that_parses(path: tuple[str, ...]) -> None
 def test_results_can_be_had_in_every_form(path: tuple[str, ...]) -> None:
     """-o and --query are everywhere but where a command prints what isn't data."""
     options = {name for parameter in load(VERBS[path]).params for name in parameter.opts}
-    streams = {("completion",), ("horovod", "build"), ("job", "attach"), ("job", "logs"), ("job", "file", "stream")}
+    streams = {
+        ("completion",),
+        ("key", "export"),
+        ("key", "import"),
+        ("horovod", "build"),
+        ("job", "attach"),
+        ("job", "logs"),
+        ("job", "file", "stream"),
+    }
     assert ({"-o", "--query"} <= options) or path in streams or path[-1] == "exec"
     assert len([name for parameter in load(VERBS[path]).params for name in parameter.opts]) == len(options), (
         "an option stands twice"

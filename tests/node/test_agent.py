@@ -518,7 +518,7 @@ def ask_for_a_plan(agent_pyz: Path, tmp_path: Path, seconds: float) -> subproces
     ]
     return subprocess.run(
         [sys.executable, "-I", "-S", "-c", "\n".join(lines), *argv],
-        stdin=subprocess.DEVNULL,
+        input=json.dumps({"plan": protocol.digest({"protocol": 0})}),
         capture_output=True,
         text=True,
         check=False,

@@ -39,7 +39,9 @@ def start(root: Path, number: int = 1, **changes: Any) -> dict[str, Any]:
     )
     ticket = {"number": number, "age": 12.5, "after": [3]}
     asked = {"command": [sys.executable, "-I", "-S", "-c", code], "arguments": ["--x=1"], "ticket": ticket, **changes}
-    return host.answer("start", {"root": str(root), "log": "logs/a.log", "secrets": {"TOKEN": SECRET}, "keeper": "k", **asked})
+    return host.answer(
+        "start", {"root": str(root), "log": "logs/a.log", "mark": "x/1", "secrets": {"TOKEN": SECRET}, "keeper": "k", **asked}
+    )
 
 
 def end(said: dict[str, Any]) -> None:
@@ -88,23 +90,27 @@ def test_who_the_agent_is_stands_on_the_node(root: Path) -> None:
     """Another boot, or another start time: gone. Another id, or nothing written: of that nothing is known."""
     said = start(root)
     record = root / "tickets" / "1.agent"
-    end_it: dict[str, Any] = {"mark": "x/1", "agents": [[str(root), 1, ""]], "give_up": 5.0}
+    end_it: dict[str, Any] = {"mark": "x/1", "nodes": [[str(root), ""]], "give_up": 5.0}
     try:
         for change in ({"boot": "before"}, {"started": 1}):
             record.write_text(json.dumps({**said, **change}))
             assert poll(said)["alive"] is False
-            assert host.answer("end", end_it) == {"left": []}
-            assert processes.start_time(said["pid"]) is not None, "another process of that number was ended"
+        for other in ("x/2", "x/11", "y/", "x"):
+            assert host.answer("end", {**end_it, "mark": other}) == {"left": []}
+        assert host.answer("end", {**end_it, "nodes": [[str(root) + "1", ""]]}) == {"left": []}
+        assert processes.start_time(said["pid"]) is not None, "another job's agent, or another node's, was ended"
         record.write_text(json.dumps(said))
         mine = place.place(str(root))["id"]
         assert poll(said, identity=mine)["alive"] is True
         assert poll(said, identity="another")["alive"] is None
         with pytest.raises(host.HostError, match="it is not the node that the job was sent to"):
-            host.answer("end", {**end_it, "agents": [[str(root), 1, "another"]]})
+            host.answer("end", {**end_it, "nodes": [[str(root), "another"]]})
         assert poll(said)["alive"] is True
         assert poll(said, number=2)["alive"] is None
         assert poll(said)["alive"] is True
+        record.write_text(json.dumps({**said, "pid": os.getpid(), "started": processes.start_time(os.getpid())}))
         host.answer("end", end_it)
+        record.write_text(json.dumps(said))
         assert poll(said)["alive"] is False
     finally:
         if processes.start_time(said["pid"]):

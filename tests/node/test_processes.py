@@ -63,7 +63,7 @@ def test_marked_finds_all_that_hide(run: Callable[..., subprocess.Popen[str]], m
     assert process.pid in pids
     assert processes.marked(mark, 0) == pids
     assert processes.marked(mark, 1) == set()
-    assert processes.marked(mark[:-1]) == processes.marked(mark + "0") == set()
+    assert processes.marked(mark[:-2]) == processes.marked(mark + "0") == set()
 
 
 def test_marked_tells_nodes_apart(run: Callable[..., subprocess.Popen[str]], mark: str) -> None:
