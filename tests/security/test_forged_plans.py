@@ -1,0 +1,352 @@
+"""What a training script can write into its own job folder directs no client: real jobs whose ranks try it.
+
+On the local cluster a rank is the submitter's own user and could read the key as well; these ranks don't, as on nodes where
+they are another user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from command_line import Cli
+from plans import toy_plan
+
+from mlflow_batchai.node import mountfiles, processes, protocol, terms
+
+# Changes a record of the job folder as somebody without the key can, then has the client read all of it anew.
+FORGE = """
+import json, os, sys, time, zlib
+from pathlib import Path
+
+job = Path(os.environ["AZ_BATCHAI_STDOUTERR_DIR"]).resolve().parent / "batchai"
+
+def closed(record):
+    body = (json.dumps(record) + "\\n").encode()
+    return body + json.dumps({"end": 1, "crc32": "%08x" % zlib.crc32(body)}, separators=(",", ":")).encode() + b"\\n"
+
+def change(name, **fields):
+    path = job / name
+    record = json.loads(path.read_text().splitlines()[0])
+    path.write_bytes(closed({**record, **fields}))
+
+def reread():
+    '''Say for the relay that it has let go of the job, and wait until another has come, or is refused.'''
+    number = max(int(path.name) for path in (job / "relay").iterdir()) + 1
+    (job / "relay" / str(number)).mkdir()
+    cursor = {"counter": 1, "attempt": 1, "finished": False, "released": True, "holder": {}, "memory": {}}
+    (job / "relay" / str(number) / "cursor.json").write_bytes(closed(cursor))
+    until = time.monotonic() + 60
+    while not (job / "relay" / str(number + 1)).exists() and time.monotonic() < until:
+        time.sleep(0.1)
+
+while not list((job / "relay").glob("*/cursor.json")) or not (job / "attempts/1/submitted.json").exists():
+    time.sleep(0.1)
+print("forging", flush=True)
+"""
+PRIVATE = "the private key of the submitter"
+
+
+def forging(world: Any, code: str, batchai: str = "properties: {nodeCount: 1, horovodSettings: {}}") -> Path:
+    """A project whose rank forges."""
+    return world.project(FORGE + code, batchai=batchai)
+
+
+def sent(world: Any) -> str:
+    """All that lies among the artifacts of any run, as one text."""
+    return "\n".join(path.read_text(errors="replace") for path in (world.root / "mlruns").rglob("*") if path.is_file())
+
+
+def ended_by_its_mark(world: Any, run: Any, what: str) -> None:
+    """The job was ended with the sentence, and nothing of it was obeyed."""
+    run = world.client.get_run(run.info.run_id)
+    assert run.info.status == "FAILED"
+    assert f"the {what} of job {run.data.tags['batchai.job']} was changed on the share" in run.data.tags["batchai.reason"]
+    world.wait(lambda: not world.job_processes() and not world.agents(), 20, "processes of the job are left")
+
+
+def test_a_volume_of_the_ranks_own_sends_nothing(world: Any) -> None:
+    """H1: an output directory on `file:///`, which leads to the submitter's home."""
+    home, trap = world.root / "ada", world.root / "trap"
+    home.mkdir(mode=0o700)
+    (home / "id_rsa").write_text(PRIVATE)
+    (home / "id_rsa").chmod(0o600)
+    project = forging(
+        world,
+        f"""
+plan = json.loads((job / "plan.json").read_text().splitlines()[0])
+trap = Path({str(trap)!r})
+trap.mkdir()
+(trap / "outputs").symlink_to({str(home)!r})
+volume = {{**plan["volumes"][0], "scope": "job", "path": "x", "share": "file:///"}}
+change(
+    "plan.json", segment="", volumes=[*plan["volumes"], volume],
+    outputDirectories=[{{"id": "EVIL", "pathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/x" + str(trap), "pathSuffix": ""}}],
+)
+reread()
+""",
+    )
+    result = world.run(project)
+    assert result.returncode == 1, result.stdout
+    run = world.last
+    assert PRIVATE not in sent(world)
+    ended_by_its_mark(world, run, "plan")
+
+
+def test_a_variable_of_the_clients_is_no_secret_of_the_job(world: Any) -> None:
+    """H2: the next attempt would be given the submitter's own password."""
+    project = forging(
+        world,
+        """
+print("has", os.environ.get("MLFLOW_TRACKING_PASSWORD"), flush=True)
+if not (job / "attempts/2").exists():
+    change("plan.json", secretVariables=["MLFLOW_TRACKING_PASSWORD"])
+    reread()
+    sys.exit(3)
+""",
+        "retries: 1\nproperties: {nodeCount: 1, horovodSettings: {}}",
+    )
+    result = world.run(project, MLFLOW_TRACKING_PASSWORD="canary-of-the-client")
+    assert result.returncode == 1
+    assert "canary-of-the-client" not in result.stdout
+    assert b"canary-of-the-client" not in b"".join(
+        path.read_bytes() for path in (world.home / "share").rglob("*") if path.is_file()
+    )
+    ended_by_its_mark(world, world.last, "plan")
+
+
+def test_another_run_is_not_written(world: Any) -> None:
+    """H3: a run of somebody else, which has FINISHED."""
+    victim = world.client.create_run("0", tags={"who": "somebody else"})
+    world.client.set_terminated(victim.info.run_id, "FINISHED")
+    project = forging(
+        world,
+        f"""
+change("plan.json", runId={victim.info.run_id!r})
+reread()
+sys.exit(3)
+""",
+    )
+    assert world.run(project).returncode == 1
+    found = world.client.get_run(victim.info.run_id)
+    assert found.info.status == "FINISHED" and not found.data.params and not found.data.metrics
+    assert not [tag for tag in found.data.tags if tag.startswith("batchai.")]
+    (run,) = [run for run in world.runs() if "batchai.job" in run.data.tags]
+    ended_by_its_mark(world, run, "plan")
+
+
+def test_a_forged_handle_ends_no_other_process(world: Any) -> None:
+    """H5: a folder of the rank's as a node's, whose ticket names a process of the submitter's."""
+    victim = subprocess.Popen(["sleep", "300"])
+    try:
+        trap = world.root / "trap"
+        (trap / "tickets").mkdir(parents=True)
+        agent = {
+            "pid": victim.pid,
+            "started": processes.start_time(victim.pid),
+            "boot": processes.boot_id(),
+            "root": str(trap),
+            "log": "/dev/null",
+        }
+        (trap / "tickets" / "1.agent").write_text(json.dumps(agent))
+        project = forging(
+            world,
+            f"""
+change("attempts/1/submitted.json", ticket=1, nodes=[{{"name": "0", "id": "", "root": {str(trap)!r}}}])
+reread()
+sys.exit(3)
+""",
+        )
+        assert world.run(project).returncode == 1
+        assert victim.poll() is None, "a process that is none of the job's was killed"
+        ended_by_its_mark(world, world.last, "record of the agents")
+    finally:
+        victim.kill()
+        victim.wait()
+
+
+def test_a_forged_lease_ends_no_run(world: Any) -> None:
+    """A cursor that says that all is done: the run would be RUNNING for ever."""
+    project = forging(
+        world,
+        """
+(job / "relay" / "2").mkdir()
+(job / "relay" / "1000000").mkdir()
+cursor = {"counter": 1, "attempt": 1, "finished": True, "holder": {}, "memory": {"notes": ["forged"]}}
+for number in ("2", "1000000"):
+    (job / "relay" / number / "cursor.json").write_bytes(closed(cursor))
+time.sleep(2)
+""",
+    )
+    result = world.run(project)
+    assert result.returncode == 0, result.stderr
+    assert world.last.info.status == "FINISHED" and "forged" not in world.last.data.tags.get("batchai.notes", "")
+
+
+def test_a_forged_retry_starts_nothing(world: Any) -> None:
+    """A verdict that a rank wrote has the job start again, which its document doesn't."""
+    project = forging(
+        world,
+        """
+verdict = {"executionState": "queued", "exitCode": 3, "errors": [{"code": "JobFailed"}], "reason": "again", "terminated": False,
+           "by": "agent-0", "endTime": 1, "retry": True, "retriesLeft": 1000000, "next": 2}
+(job / "attempts/1/verdict").mkdir()
+(job / "attempts/1/verdict/verdict.json").write_bytes(closed(verdict))
+time.sleep(300)
+""",
+    )
+    result = world.run(project)
+    assert result.returncode == 1
+    assert "no retries left" in world.last.data.tags["batchai.reason"]
+    assert not (world.folder() / "batchai" / "attempts" / "2" / "submitted.json").exists()
+    world.wait_gone()
+
+
+@pytest.mark.parametrize("record", ["plan", "record of the attempt"])
+@pytest.mark.parametrize("told", ["the digest of another", "none"])
+def test_an_agent_runs_no_other_plan_than_its_submitters(tmp_path: Path, record: str, told: str) -> None:
+    """Whoever can write the share changes the plan, or what an attempt has of its own, before a node reads it."""
+    plan = toy_plan(tmp_path, command=f"touch {tmp_path}/pwned")
+    own = terms.record(0, terms.MANUAL, "")
+    paths = protocol.JobPaths(plan["folder"], 2)
+    mountfiles.write_closed(str(tmp_path / paths.plan), [plan])
+    mountfiles.write_closed(str(tmp_path / paths.terms), [own])
+    digests = {"plan": protocol.digest(plan), "attempt": protocol.digest(own)}
+    key = "plan" if record == "plan" else "attempt"
+    digests |= {key: protocol.digest({**plan, "command": "true"}) if told != "none" else None}
+    options = ["--attempt=2", "--node=0", "--ticket={}", f"--share={tmp_path}", f"--root={tmp_path}/r"]
+    code = "import sys; from mlflow_batchai.node import agent; sys.exit(agent.main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *options, f"--folder={plan['folder']}"],
+        input=json.dumps(digests),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"the {record} at {tmp_path}/workspaces/") and "not what its submitter wrote" in done.stderr
+    assert not (tmp_path / "pwned").exists() and not (tmp_path / "r").exists()
+
+
+def changed(world: Any, name: str, record: dict[str, Any]) -> None:
+    path = world.folder() / "batchai" / name
+    path.write_bytes(protocol.encode([record]))
+
+
+@pytest.fixture
+def asleep(world: Any) -> Any:
+    """A job that runs, followed by nobody."""
+    result = world.run(
+        world.project("import time; print('up', flush=True); time.sleep(300)", batchai="wait: false\nretries: 1")
+    )
+    assert result.returncode == 0, result.stderr
+    world.wait(lambda: world.job_processes(), what="the job trains")
+    for process in world.processes():
+        try:
+            if "mlflow_batchai.follower" in process.cmdline():
+                process.kill()
+                process.wait(10)
+        except psutil.NoSuchProcess:
+            continue
+    return world
+
+
+def test_a_changed_plan_is_one_sentence(asleep: Any) -> None:
+    plan = protocol.decode_one((asleep.folder() / "batchai" / "plan.json").read_bytes())
+    changed(asleep, "plan.json", {**plan, "runId": "f" * 32})
+    cli, run_id = Cli(asleep), asleep.last.info.run_id
+    for name in ("show", "logs", "attach", "retry", "wait"):
+        said = cli("job", name, "-n", run_id)
+        assert said.code == 1 and said.err.count("\n") <= 2, name
+        assert f"the plan of job {asleep.last.data.tags['batchai.job']} was changed on the share; nothing was read" in said.err
+    ended = cli("job", "terminate", "-y", run_id)
+    assert ended.code == 0, ended.err
+    assert asleep.last.info.status == "KILLED"
+    asleep.wait_gone()
+
+
+def variations(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What somebody without the key can make of a signed record."""
+    mac = str(record["mac"])
+    other = {key: value for key, value in record.items() if key != "mac"}
+    fingerprint, _, code = mac.partition(":")
+    return {
+        "another value": {**record, "nodeCount": 1 + record["nodeCount"]},
+        "one more key": {**record, "more": 1},
+        "one key fewer": {key: value for key, value in record.items() if key != "ranks"},
+        "no signature": other,
+        "an empty one": {**record, "mac": ""},
+        "none of text": {**record, "mac": [mac]},
+        "another fingerprint": {**record, "mac": f"{'0' * 16}:{code}", "ranks": 7},
+        "a shorter one": {**record, "mac": mac[:-1]},
+        "in capitals": {**record, "mac": f"{fingerprint}:{code.upper()}"},
+        "letters of no alphabet": {**record, "mac": mac + "\u00e9"},
+        "huge": {**record, "mac": mac + "0" * 100_000},
+        "of another file": {**other, "mac": "SUBMITTED"},
+    }
+
+
+def test_no_variation_of_a_signed_plan_is_obeyed(asleep: Any) -> None:
+    folder = asleep.folder() / "batchai"
+    path = folder / "plan.json"
+    plan = protocol.decode_one(path.read_bytes())
+    handle = protocol.decode_one((folder / "attempts" / "1" / "submitted.json").read_bytes())
+    code = f"""
+import json, sys
+from pathlib import Path
+from mlflow_batchai import lookup, runs
+from mlflow_batchai.errors import JobError
+from mlflow_batchai.node import protocol
+path = Path({str(path)!r})
+for name, record in json.load(sys.stdin).items():
+    path.write_bytes(protocol.encode([record]))
+    try:
+        lookup.find({asleep.last.info.run_id!r}, runs.absolute({asleep.uri!r}, Path("/")))
+        print(name, "was obeyed")
+    except JobError as error:
+        print(name, type(error).__name__)
+"""
+    cases = variations(plan)
+    cases["of another file"]["mac"] = handle["mac"]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(cases),
+        env=asleep.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [f"{name} JobChangedError" for name in cases]
+    path.write_bytes(protocol.encode([plan]))
+    assert asleep.batchai("job", "terminate", "-y", asleep.last.info.run_id).returncode == 0
+    asleep.wait_gone()
+
+
+def test_a_plan_of_another_job_of_the_same_user_is_not_obeyed(asleep: Any) -> None:
+    """It is signed rightly, for another folder."""
+    first = asleep.folder()
+    assert asleep.run(asleep.project("print(1)", name="other")).returncode == 0
+    shutil.copy(asleep.folder() / "batchai" / "plan.json", first / "batchai" / "plan.json")
+    run = asleep.runs()[1]
+    said = asleep.batchai("job", "show", run.info.run_id)
+    assert said.returncode == 1 and "was changed on the share" in said.stderr
+    assert asleep.batchai("job", "terminate", "-y", run.info.run_id).returncode == 0
+    asleep.wait_gone()
+
+
+def test_root_of_the_key(world: Any) -> None:
+    """The key is made at first use, closed to others, and never on the share, in a run or on a command line."""
+    assert world.run(world.project("print(1)")).returncode == 0
+    path = world.home / "key"
+    assert path.stat().st_mode & 0o777 == 0o600 and path.stat().st_uid == os.geteuid()
+    text = path.read_text().strip().encode()
+    for folder in (world.home / "share", world.root / "mlruns", world.home / "nodes"):
+        assert all(text not in file.read_bytes() for file in folder.rglob("*") if file.is_file())
+    assert text not in (world.root / "mlflow.db").read_bytes()
