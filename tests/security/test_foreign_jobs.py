@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from command_line import Cli
+from plans import toy_plan
 
 from mlflow_batchai import detached, keys, runs
 from mlflow_batchai.job import signing
@@ -47,8 +48,10 @@ class Attacker:
         }
         run_id = str(self.client.create_run("0", tags=given).info.run_id)
         self.client.update_run(run_id, status="RUNNING")
-        trap = {"scope": "cluster", "path": "share", "kind": "link", "share": "file:///"}
+        control = {"scope": "cluster", "path": "share", "kind": "link", "share": self.share.url}
+        trap = {"scope": "job", "path": "x", "kind": "link", "share": "file:///"}
         plan = {
+            **toy_plan(self.share.root, maxWallClockSeconds=60.0),
             "name": name,
             "job": "0123456789",
             "nodeCount": 1,
@@ -64,9 +67,9 @@ class Attacker:
             "folder": FOLDER,
             "metrics": [],
             "model": None,
-            "volumes": [trap],
+            "volumes": [control, trap],
             "outputDirectories": [
-                {"id": "EVIL", "pathPrefix": f"$AZ_BATCHAI_MOUNT_ROOT/share{self.victims.parent}", "pathSuffix": ""}
+                {"id": "EVIL", "pathPrefix": f"$AZ_BATCHAI_JOB_MOUNT_ROOT/x{self.victims.parent}", "pathSuffix": ""}
             ],
         }
         (self.victims.parent / "outputs").symlink_to(self.victims)
@@ -149,7 +152,7 @@ def test_trust_is_given_to_what_was_shown(cli: Cli, attacker: Attacker, follower
     said = cli("job", "attach", "--trust", run_id)
     assert said.code == 2 and "needs -y where there is no terminal" in said.err
     shown = said.err
-    assert f"outputs that are sent to the run: file:///{attacker.victims.parent}/outputs" in shown.replace("////", "///")
+    assert f"outputs that are sent to the run: file://{attacker.victims.parent}/outputs" in shown.replace("////", "///")
     assert run_id in shown and attacker.share.url in shown and followers == []
     # It waits for its follower, which is not started here.
     attacker.share.claim(protocol.JobPaths(FOLDER).lease(1))
@@ -162,7 +165,7 @@ def test_trust_is_given_to_what_was_shown(cli: Cli, attacker: Attacker, follower
     path = attacker.share.root / FOLDER / "batchai" / "plan.json"
     plan = protocol.decode_one(path.read_bytes())
     path.write_bytes(protocol.encode([{**plan, "command": "another"}]))
-    said = cli("job", "retry", run_id)
+    said = cli("job", "file", "list", "-j", run_id, "-d", "EVIL")
     assert said.code == 1 and "another key" in said.err
 
 
@@ -205,7 +208,7 @@ def test_another_machine_of_the_same_user(world: Any, tmp_path: Path) -> None:
         (lambda path: path.write_text("g" * 64), "holds no key"),
         (lambda path: path.write_bytes(b"\0" * 64), "holds no key"),
         (lambda path: (path.unlink(), path.symlink_to("/etc/hostname")), "can't be read"),
-        (lambda path: (path.unlink(), path.mkdir()), "not a file"),
+        (lambda path: (path.unlink(), path.mkdir()), "can't be read"),
         (lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "not a file"),
         (lambda path: os.chown(path, 12345, -1), "not a file of this user"),
     ],
@@ -215,6 +218,7 @@ def test_a_key_that_others_could_have_is_none(cli: Cli, spoil: Any, said: str) -
         pytest.skip("only root can give a file away")
     assert cli("key", "export").code == 0
     spoil(cli.world.home / "key")
+    keys._cached.clear()  # another process reads it
     found = cli("key", "export")
     assert found.code == 2 and said in found.err and "Traceback" not in found.err
 
