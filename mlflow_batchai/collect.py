@@ -240,5 +240,5 @@ def _on_share(job: Job, path: str) -> tuple[Share, str]:
         _, found, inside = path.partition("/" + marker)
         if found:
             named = marker + inside
-            return job.share_at(place["share"]), spelling.on_share(named) if place["rclone"] else named
+            return job.place(place["share"], spelling.on_share(named) if place["rclone"] else named)
     raise ModelError(f"the saved model {path} lies in no output directory; save it under $AZ_BATCHAI_OUTPUT_<ID>")

@@ -78,7 +78,7 @@ def directory(job: Job, identity: str) -> Directory:
         return Directory(identity, job.share, job.paths.stdouterr)
     for place in output_places(job.plan):
         if place["id"] == identity:
-            return Directory(identity, job.share_at(place["share"]), place["path"], place["rclone"])
+            return Directory(identity, *job.place(place["share"], place["path"]), place["rclone"])
     for entry in job.plan["outputDirectories"]:
         if entry["id"] == identity:
             index, _ = locate(entry["pathPrefix"], mount_points(job.plan["volumes"]), identity)

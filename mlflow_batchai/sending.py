@@ -89,8 +89,8 @@ class Outputs:
                 if share == address and other != path and other.startswith(f"{path}/" if path else "")
             )
             try:
-                share = self._job.share_at(address)
-                folder = Folder(self._client, self._job, share, path, f"outputs/{place['id']}", place["rclone"])
+                where = self._job.place(address, path)
+                folder = Folder(self._client, self._job, *where, f"outputs/{place['id']}", place["rclone"])
                 files = {name: stamp for name, stamp in folder.look().items() if not name.startswith(inner)}
                 selected = select(files, folder.read, settings.get("checkpoints", False), settings.get("exclude", ()))
             except ShareError as error:

@@ -7,6 +7,7 @@ import itertools
 import uuid
 from collections.abc import Callable, Collection
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from mlflow_batchai import trust
 from mlflow_batchai.errors import (
@@ -137,14 +138,27 @@ class Job:
                 self._own = own
                 self.plan = terms.plan_of(self._origin.plan, own)
 
-    def share_at(self, address: str) -> Share:
-        """A share that the plan names by its submitter's address; the control share may lie elsewhere on this machine."""
-        control = str(self.plan["volumes"][0]["share"])
+    def place(self, address: str, path: str) -> tuple[Share, str]:
+        """(the share, the path on it) that a path on a volume of the plan is here.
+
+        What lies on the control share is reached from the root of that one, which may lie elsewhere on this machine: a volume's
+        folder is made by nodes, and may be a link.
+
+        Args:
+            address: the volume's, as its submitter had it.
+
+        Raises:
+            JobNotTrustedError: it is another share, and the plan that says so may be anybody's.
+            ShareError: there is no such share here.
+        """
+        control = str(self._origin.plan["volumes"][0]["share"])
         if address == control:
-            return self.share
+            return self.share, path
         if address.startswith(control + "/"):
-            return open_share(self.share.url + address[len(control) :])
-        return open_share(address)
+            inside = unquote(address[len(control) + 1 :], errors="surrogateescape")
+            return self.share, f"{inside}/{path}"
+        self.check_trusted()
+        return open_share(address), path
 
     def _changed(self, what: str) -> JobChangedError:
         # The job's name as its folder has it: of a plan that was changed nothing is believed.

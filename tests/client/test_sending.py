@@ -226,7 +226,7 @@ def test_a_share_that_is_away_keeps_no_other_from_being_sent(scene):
     made.write(made.paths.plan, {**made.plan, "volumes": volumes, "outputDirectories": directories})
     put(made, a="x")
     job = made.job
-    here = job.share_at
+    here = job.place
 
     class Going:
         at_once = 1
@@ -237,12 +237,12 @@ def test_a_share_that_is_away_keeps_no_other_from_being_sent(scene):
         def download(self, path, target):
             raise ShareError("share going: it is away")
 
-    def share_at(address):
+    def place(address, path):
         if address.endswith("closed"):
             raise ShareError("share closed: there is no key for it")
-        return Going() if address.endswith("going") else here(address)
+        return (Going(), path) if address.endswith("going") else here(address, path)
 
-    job.share_at = share_at
+    job.place = place
     made.share.claim(made.paths.lease(1))
     with pytest.raises(ShareError, match=r"^share closed: there is no key for it; share going: it is away$"):
         Outputs(client, job, SentFiles(job, 1)).send()
