@@ -37,12 +37,16 @@ Made = Callable[[int], None]
 class OddFileError(OSError):
     """Something lies there, and no file or folder that may be opened: ``strerror`` says what it is, ``filename`` where."""
 
+    number = errno.EINVAL
+
     def __init__(self, what: str) -> None:
-        super().__init__(errno.EINVAL, what)
+        super().__init__(self.number, what)
 
 
 class OddFolderError(OddFileError, NotADirectoryError):
     """What lies there in place of a folder, or on the way, is a link or a file."""
+
+    number = errno.ENOTDIR
 
 
 class Descriptor(int):
