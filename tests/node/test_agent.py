@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -508,12 +509,13 @@ def test_memory_of_a_running_agent(cluster: Cluster) -> None:
     job.wait()
 
 
-def ask_for_a_plan(agent_pyz: Path, tmp_path: Path, seconds: float) -> subprocess.CompletedProcess[str]:
+def ask_for_a_plan(agent_pyz: Path, tmp_path: Path, seconds: float, patch: str = "") -> subprocess.CompletedProcess[str]:
     argv = [f"--share={tmp_path}", "--folder=x", "--attempt=1", "--node=0", f"--root={tmp_path}/r", "--ticket={}"]
     lines = [
         f"import sys; sys.path.insert(0, {str(agent_pyz)!r})",
         "from mlflow_batchai.node import agent",
         f"agent.PLAN_SECONDS = {seconds}",
+        textwrap.dedent(patch),
         "sys.exit(agent.main(sys.argv[1:]))",
     ]
     return subprocess.run(
@@ -542,9 +544,14 @@ def test_an_agent_waits_for_a_plan_that_is_seen_late(agent_pyz: Path, tmp_path: 
 
 
 def test_an_agent_that_can_t_read_its_plan_says_so(agent_pyz: Path, tmp_path: Path) -> None:
-    """A directory, since root may read everything."""
+    """As the system would say it, for root may read everything."""
     plan = tmp_path / "x" / "batchai" / "plan.json"
-    plan.mkdir(parents=True)
-    done = ask_for_a_plan(agent_pyz, tmp_path, 60)
+    patch = """
+        from mlflow_batchai.node import mountfiles
+        def denied(root, path, most):
+            raise PermissionError(13, "Permission denied", path)
+        mountfiles.read_whole = denied
+    """
+    done = ask_for_a_plan(agent_pyz, tmp_path, 60, patch)
     assert done.returncode == 1
-    assert done.stderr == f"the plan at {plan} can't be read by the node's user (uid {os.geteuid()}): Is a directory\n"
+    assert done.stderr == f"the plan at {plan} can't be read by the node's user (uid {os.geteuid()}): Permission denied\n"

@@ -117,7 +117,17 @@ def swap(scene: Scene, kind: str, name: str = f"{OUTPUTS}/file") -> None:
             os.mknod(path, 0o20666, os.makedev(1, 5))
 
 
-SWAPS = ["link", "relative link", "link to another job", "folder behind a link", "hard link", "FIFO", "folder", "socket", "device"]
+SWAPS = [
+    "link",
+    "relative link",
+    "link to another job",
+    "folder behind a link",
+    "hard link",
+    "FIFO",
+    "folder",
+    "socket",
+    "device",
+]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others and make devices")
 
 
@@ -247,7 +257,7 @@ def test_folders_that_lie_deep_and_chains_of_links_end(scene: Scene) -> None:
         (here / f"l{number}").symlink_to(f"l{number + 1}")
     (here / "l3000").symlink_to(scene.private / "key")
     folder = scene.folder()
-    assert [name for name in folder.look()] == ["file"]
+    assert list(folder.look()) == ["file"]
     assert "links out of the share" in folder.notes[0] and "it lies too deep" in folder.notes[1]
 
 
