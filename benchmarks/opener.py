@@ -55,13 +55,14 @@ def main() -> None:
 
         for number in range(options.pairs):
             first = timed(bare_open, paths)
-            rounds.append((first, timed(lambda path: safeopen.open_file(root, path).close(), paths), timed(bare_open, paths)))
+            ours = timed(lambda path: safeopen.open_file(root, path).close(), paths)
+            rounds.append((first, ours, timed(bare_open, paths)))
             whole = timed(lambda path: mountfiles.read_whole(root, path, LONGEST_SEGMENT), paths)
             reads.append((timed(bare_read, paths), whole))
             print(f"round {number + 1} of {options.pairs} done", file=sys.stderr)
     print(
-        f"{options.pairs} rounds of bare, ours, bare; {options.files} files {paths[0].count('/')} folders deep, {os.cpu_count()}"
-        f" cores, load {os.getloadavg()[0]:.1f}; medians (min to max)\n"
+        f"{options.pairs} rounds of bare, ours, bare; {options.files} files {paths[0].count('/')} folders deep,"
+        f" {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians (min to max)\n"
     )
     _row("open and close: ours / bare", [2 * own / (one + two) for one, own, two in rounds])
     _row("open and close: bare / bare", [two / one for one, _, two in rounds])

@@ -19,12 +19,12 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from relay_world import Crash
 from requests import HTTPError
 
-from mlflow_batchai import artifacts, console, sending
+from mlflow_batchai import console, sending
 from mlflow_batchai.artifacts import FETCHED_AT_ONCE, at_once
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.sent import SentFiles, Stamp
-from mlflow_batchai.node import protocol
+from mlflow_batchai.node import protocol, safeopen
 from mlflow_batchai.sending import Outputs
 from mlflow_batchai.shares import Entry, credentials, open_share
 from mlflow_batchai.shares.credentials import Credential
