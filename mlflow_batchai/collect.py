@@ -238,20 +238,31 @@ def _copy_here(share: DirectoryShare, bounds: Within, inside: str, path: str, ta
     """Copy a file or folder of a directory: while it is looked at, whoever can write there may change it."""
     real = bounds.real(inside)
     status = None if real is None else share.look(real)
-    if real is None or status is None:
-        raise ModelError(f"the saved model {path} is not there, or a link out of the share")
-    if not stat.S_ISDIR(status.st_mode):
-        share.download(real, target)
+    if real is None or status is None or not stat.S_ISDIR(status.st_mode):
+        if not _copied(bounds, inside, target):
+            raise ModelError(f"the saved model {path} is not there, or a link out of the share")
         return
     # What a model consists of lies in its own folder.
-    found = Within(share, real).find(real) or Found()
-    if odd := [*found.astray, *found.closed, *found.deep, *found.foreign]:
+    own = Within(share, real)
+    found = own.find(real) or Found()
+    odd = [*found.astray, *found.closed, *found.deep, *found.foreign]
+    odd += [name for name, (file, _, _) in found.files.items() if not odd and not _copied(own, file, target / name)]
+    if odd:
         raise ModelError(
             f"the saved model {path} can't be used: {odd[0]} in it is a link out of it or to nothing, or can't be read"
         )
-    target.mkdir()
-    for name, (file, _, _) in found.files.items():
-        share.download(file, target / name)
+    target.mkdir(exist_ok=True)
+
+
+def _copied(bounds: Within, path: str, target: Path) -> bool:
+    """Copy a file; False if it is none that may be read."""
+    file = bounds.open(path)
+    if file is None:
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with file, target.open("xb") as copy:
+        shutil.copyfileobj(file, copy, BLOCK)
+    return True
 
 
 def _on_share(job: Job, path: str) -> tuple[Share, str]:

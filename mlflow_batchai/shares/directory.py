@@ -106,11 +106,12 @@ class DirectoryShare:
     def scan(self, path: str) -> list[os.DirEntry[str]]:
         """What lies in a folder, links as links, by name; errors as ``open``."""
         with self._errors(path), self._listed(path) as folder, os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-            for entry in entries:
+            entries = []
+            for entry in found:
                 with contextlib.suppress(FileNotFoundError):
                     entry.stat(follow_symlinks=False)  # which is kept, and can't be had later
-            return entries
+                    entries.append(entry)
+            return sorted(entries, key=lambda entry: entry.name)
 
     def look(self, path: str) -> os.stat_result | None:
         """What lies there, a link as a link; None if nothing does."""

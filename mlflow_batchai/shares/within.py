@@ -117,13 +117,12 @@ class Within:
             return
         for entry in entries:
             path = f"{folder}/{entry.name}"
-            with contextlib.suppress(FileNotFoundError):  # it has gone by now
-                if not entry.is_symlink():
-                    yield entry.name, path, entry.stat(follow_symlinks=False)
-                elif (real := self.real(path)) is None:
-                    yield entry.name, "", None
-                else:
-                    yield entry.name, real, self._share.look(real)
+            if not entry.is_symlink():
+                yield entry.name, path, entry.stat(follow_symlinks=False)
+            elif (real := self.real(path)) is None:
+                yield entry.name, "", None
+            else:
+                yield entry.name, real, self._share.look(real)
 
     def open(self, path: str) -> BinaryIO | None:
         """A file to read, through links inside of the bounds; None if there is none, or it leads out.

@@ -368,11 +368,11 @@ TRAIN = """
 
 
 def test_a_job_of_odd_files_is_shown_terminated_and_removed(world: Any) -> None:
-    signal.alarm(150)
+    signal.alarm(280)
     project = world.project(TRAIN)
     started = world.start(world.command(project))
-    world.wait(lambda: world.runs() and (world.folder() / "stdouterr" / "stdout.txt").exists(), 60)
-    world.wait(lambda: world.log() == "done\n", 30)
+    world.wait(lambda: world.runs() and (world.folder() / "stdouterr" / "stdout.txt").exists(), 150)
+    world.wait(lambda: world.log() == "done\n", 60)
     name = world.last.data.tags["batchai.job"]
     shown = world.batchai("job", "show", "-n", name)
     assert shown.returncode == 0 and "running" in shown.stdout, shown.stderr

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import os
-import stat
 import time
 from typing import ContextManager, Iterator, List, Optional, Sequence
 
@@ -33,8 +32,9 @@ class MountedShare(ControlShare):
     def trouble(self, identity: str) -> Optional[str]:
         if not os.path.isdir(self.root):
             return "missing"
-        found = safeopen.look(self.root, identity_path(identity))
-        if found is None or not stat.S_ISDIR(found.st_mode):
+        try:
+            os.close(safeopen.open_folder(self.root, identity_path(identity)))
+        except OSError:
             return "another"
         return None if os.access(self.root, os.W_OK | os.X_OK) else "read-only"
 
