@@ -349,9 +349,9 @@ def test_of_several_without_node_zero_one_gives_the_verdict(tmp_path: Path, make
 # As an NFSv3 client that asks again, since the first answer was lost.
 LOST_ANSWER = """
 make = agent.os.mkdir
-def mkdir(path, mode=0o777):
-    make(path, mode)
-    if path.endswith("/verdict"):
+def mkdir(path, mode=0o777, *, dir_fd=None):
+    make(path, mode, dir_fd=dir_fd)
+    if path == "verdict":
         raise FileExistsError(17, "File exists")
 agent.os.mkdir = mkdir
 ending.CLAIM_SECONDS = 0.5
