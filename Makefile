@@ -50,6 +50,7 @@ bench: $(VENV)/.setup-dev ## All benchmarks: ratios measured side by side (minut
 	$(BIN)/python benchmarks/cli.py
 	$(BIN)/python benchmarks/report.py
 	$(BIN)/python benchmarks/relay.py
+	$(BIN)/python benchmarks/opener.py
 
 screenshots: $(VENV)/.setup-dev ## Take docs/images anew: MLflow's pages of jobs that train here (about 4 minutes).
 	$(BIN)/python -m pytest -m browser tests/e2e/test_ui.py --screenshots docs/images --basetemp /tmp/batchai

@@ -133,6 +133,15 @@ def test_report(world: Any) -> None:
     assert all(figure in shown for figure in figures), figures
 
 
+def test_opener(world: Any) -> None:
+    result = world.call([sys.executable, str(ROOT / "benchmarks" / "opener.py"), "--pairs", "1", "--files", "20"], timeout=60)
+    assert result.returncode == 0, result.stderr
+    shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    figures = [line.rpartition(": ")[0] for line in result.stdout.splitlines()[2:]]
+    assert len(figures) == 4
+    assert all(figure in shown for figure in figures), figures
+
+
 @pytest.mark.timeout(300)
 def test_relay(world: Any) -> None:
     script = str(ROOT / "benchmarks" / "relay.py")

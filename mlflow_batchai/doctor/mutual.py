@@ -53,7 +53,7 @@ def visible(case: Case, present: Sequence[Patient]) -> Iterator[Check | Complete
 
 def _unseen_here(cluster: Cluster, path: str) -> str:
     try:
-        protocol.decode_one(cluster.share.read(path))
+        protocol.decode_one(cluster.share.read(path, 0, protocol.LONGEST_RECORD))
     except (ShareError, protocol.TornFileError) as error:
         return str(error)
     return ""

@@ -126,10 +126,8 @@ def _is_theirs(share: Share, folder: str) -> bool:
     """Whether another user submitted a job, where shares know of users; to root all are its own."""
     if not isinstance(share, DirectoryShare) or os.geteuid() == 0:
         return False
-    try:
-        return share.local(f"{folder}/batchai").stat().st_uid != os.geteuid()
-    except OSError:
-        return False  # gone meanwhile
+    found = share.look(f"{folder}/batchai")
+    return found is not None and found.st_uid != os.geteuid()
 
 
 def _judge(job: Job, there: dict[str, Entry], now: float, seconds: float, deleted: Collection[str]) -> _Fate:

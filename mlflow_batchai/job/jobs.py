@@ -10,20 +10,14 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from mlflow_batchai import trust
-from mlflow_batchai.errors import (
-    JobChangedError,
-    JobNotFoundError,
-    JobNotTrustedError,
-    ShareError,
-    ShareNotFoundError,
-)
+from mlflow_batchai.errors import JobChangedError, JobNotFoundError, JobNotTrustedError, ShareError
 from mlflow_batchai.job import signing
 from mlflow_batchai.job.board import Board
 from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.job.states import JobState, Snapshot, fold
 from mlflow_batchai.node import protocol, records, terms
 from mlflow_batchai.node.protocol import JobPaths, Record
-from mlflow_batchai.shares import Share, open_share
+from mlflow_batchai.shares import Share, job_file, open_share
 
 LONGEST_PAUSE_SECONDS = 5.0
 _PLAN: records.Shape = {"nodeCount": lambda value: records.is_count(value) and value > 0}
@@ -214,11 +208,7 @@ class Job:
         return protocol.digest(self._own) if self._own is not None else None
 
     def _closed(self, path: str) -> Record | None:
-        try:
-            data = self.share.read(path)
-        except ShareNotFoundError:
-            return self._damage.record(path, None)
-        return self._damage.record(path, data)
+        return self._damage.record(path, job_file(self.share, path))
 
     def _verdict(self, attempt: int | None = None) -> Record | None:
         """The verdict of an attempt, by default of this one; one that names another than the next is none."""
@@ -284,7 +274,7 @@ class Job:
         self, known: dict[int, Record], nodes: Collection[int], path: Callable[[int], str], shape: records.Shape
     ) -> None:
         wanted = {path(node): node for node in nodes if node not in known}
-        for found, data in self.share.read_many(wanted) if wanted else ():
+        for found, data in self.share.read_many(wanted, protocol.LONGEST_RECORD) if wanted else ():
             record = self._damage.record(found, data)
             if record is not None and records.has(record, shape):
                 known[wanted[found]] = record

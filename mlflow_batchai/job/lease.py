@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from mlflow_batchai.errors import JobError, ShareError, ShareNotFoundError
+from mlflow_batchai.errors import JobError, ShareError
 from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.memory import usable
 from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.node import processes, protocol, records
 from mlflow_batchai.node.protocol import Record, TornFileError
+from mlflow_batchai.shares import job_file
 
 # (beat, grace, look): where every look costs requests, holders beat, and are looked at, less often.
 PACE, BOARD_PACE = (5.0, 20.0, 0.5), (20.0, 70.0, 5.0)
@@ -123,8 +124,8 @@ class Lease:
     def _cursor(self, number: int) -> Record | None:
         path = self._job.paths.cursor(number)
         try:
-            cursor, signature = signing.examine(path, protocol.decode_one(self._job.share.read(path)))
-        except (ShareNotFoundError, TornFileError):
+            cursor, signature = signing.examine(path, protocol.decode_one(job_file(self._job.share, path) or b""))
+        except TornFileError:
             return None
         if signature is not Signature.OWN and self._job.signature is Signature.OWN:
             # Another user may relay the job, and shows that it lives; that a job is finished only its submitter's relays say.

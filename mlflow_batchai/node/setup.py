@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from typing import IO, Any, Callable, Dict, List, Mapping, Optional
+from typing import IO, Any, Callable, Dict, Mapping, Optional
 
 from mlflow_batchai.node import processes, protocol
 from mlflow_batchai.node.control.base import LogFile
@@ -159,5 +159,4 @@ class SetupTask:
         index = self._plan["logs"]["volume"]
         if index is None:
             return self._layout.control.log_file(path)
-        mounted: List[str] = [self._layout.mount_path(self._layout.plan["volumes"][index]), *path.split("/")]
-        return MountedLogFile(os.path.join(*mounted))
+        return MountedLogFile(self._layout.mount_path(self._layout.plan["volumes"][index]), path)

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from mlflow_batchai.errors import ProjectError, ShareNotFoundError
+from mlflow_batchai.errors import ProjectError
 from mlflow_batchai.node.protocol import OBJECTS, TREES, encode, object_path
-from mlflow_batchai.shares.base import Share
+from mlflow_batchai.shares.base import Share, job_file
 from mlflow_batchai.shares.ignore import IgnoreRules
 
 # Never part of a project: results of earlier runs, environments, caches.
@@ -233,11 +233,7 @@ def each(share: Share, act: Callable[[Item], Result], items: Iterable[Item]) -> 
 
 
 def _is_there(share: Share, path: str) -> bool:
-    try:
-        share.read(path)
-    except ShareNotFoundError:
-        return False
-    return True
+    return job_file(share, path) is not None
 
 
 def _make_folders(share: Share, wanted: Collection[str]) -> set[str]:

@@ -110,6 +110,10 @@ def test_the_end_shows_in_what_agents_say(folder):
 
 def test_a_broken_share_is_an_error(folder, tmp_path):
     made = folder()
+    reader = EventReader(made.job)
     made.share.write(made.paths.events, b"a file where a folder should be")
+    assert read(reader) == [], "the job's own affair"
+    made.share.root.rename(tmp_path / "away")
+    made.share.root.write_bytes(b"a file where the share should be")
     with pytest.raises(ShareError):
-        read(EventReader(made.job))
+        read(reader)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -282,7 +283,7 @@ def test_a_verdict_by_a_client_ends_the_agents(any_cluster: Cluster) -> None:
     wait_for(lambda: job.log("stdout.txt").count("started") == 2)
     client = {"executionState": "failed", "exitCode": None, "errors": [], "reason": "mine", "terminated": False, "endTime": 1}
     (job.share / job.paths.verdict).mkdir()
-    mountfiles.write_closed(str(job.share / job.paths.verdict_file), [client])
+    mountfiles.write_closed(str(job.share), job.paths.verdict_file, [client])
     job.notice("verdict")
     assert job.wait(40) == client
     assert_clean(any_cluster, job)
@@ -348,9 +349,9 @@ def test_of_several_without_node_zero_one_gives_the_verdict(tmp_path: Path, make
 # As an NFSv3 client that asks again, since the first answer was lost.
 LOST_ANSWER = """
 make = agent.os.mkdir
-def mkdir(path, mode=0o777):
-    make(path, mode)
-    if path.endswith("/verdict"):
+def mkdir(path, mode=0o777, *, dir_fd=None):
+    make(path, mode, dir_fd=dir_fd)
+    if path == "verdict":
         raise FileExistsError(17, "File exists")
 agent.os.mkdir = mkdir
 ending.CLAIM_SECONDS = 0.5
@@ -372,11 +373,11 @@ def test_a_claimer_that_died_costs_no_verdict(any_cluster: Cluster) -> None:
 # Frozen between its claim and the verdict, for so long that a client has finished the claim.
 FROZEN = """
 make = agent.os.mkdir
-def mkdir(path, mode=0o777):
-    make(path, mode)
-    if path.endswith("/verdict"):
+def mkdir(path, mode=0o777, *, dir_fd=None):
+    make(path, mode, dir_fd=dir_fd)
+    if path == "verdict":
         given = protocol.verdict_record(protocol.FAILED, "follower", reason="frozen")
-        mountfiles.write_closed(path + "/verdict.json", [given])
+        mountfiles.write_closed("/proc/self/fd/%d" % dir_fd, "verdict/verdict.json", [given])
 agent.os.mkdir = mkdir
 """
 
@@ -508,12 +509,13 @@ def test_memory_of_a_running_agent(cluster: Cluster) -> None:
     job.wait()
 
 
-def ask_for_a_plan(agent_pyz: Path, tmp_path: Path, seconds: float) -> subprocess.CompletedProcess[str]:
+def ask_for_a_plan(agent_pyz: Path, tmp_path: Path, seconds: float, patch: str = "") -> subprocess.CompletedProcess[str]:
     argv = [f"--share={tmp_path}", "--folder=x", "--attempt=1", "--node=0", f"--root={tmp_path}/r", "--ticket={}"]
     lines = [
         f"import sys; sys.path.insert(0, {str(agent_pyz)!r})",
         "from mlflow_batchai.node import agent",
         f"agent.PLAN_SECONDS = {seconds}",
+        textwrap.dedent(patch),
         "sys.exit(agent.main(sys.argv[1:]))",
     ]
     return subprocess.run(
@@ -534,7 +536,7 @@ def test_an_agent_without_a_plan_says_so(agent_pyz: Path, tmp_path: Path) -> Non
 def test_an_agent_waits_for_a_plan_that_is_seen_late(agent_pyz: Path, tmp_path: Path) -> None:
     plan = tmp_path / "x" / "batchai" / "plan.json"
     plan.parent.mkdir(parents=True)
-    timer = threading.Timer(1.0, mountfiles.write_closed, (str(plan), [{"protocol": 0}]))
+    timer = threading.Timer(1.0, mountfiles.write_closed, (str(plan.parent), plan.name, [{"protocol": 0}]))
     timer.start()
     done = ask_for_a_plan(agent_pyz, tmp_path, 60)
     timer.join()
@@ -542,9 +544,14 @@ def test_an_agent_waits_for_a_plan_that_is_seen_late(agent_pyz: Path, tmp_path: 
 
 
 def test_an_agent_that_can_t_read_its_plan_says_so(agent_pyz: Path, tmp_path: Path) -> None:
-    """A directory, since root may read everything."""
+    """As the system would say it, for root may read everything."""
     plan = tmp_path / "x" / "batchai" / "plan.json"
-    plan.mkdir(parents=True)
-    done = ask_for_a_plan(agent_pyz, tmp_path, 60)
+    patch = """
+        from mlflow_batchai.node import mountfiles
+        def denied(root, path, most):
+            raise PermissionError(13, "Permission denied", path)
+        mountfiles.read_whole = denied
+    """
+    done = ask_for_a_plan(agent_pyz, tmp_path, 60, patch)
     assert done.returncode == 1
-    assert done.stderr == f"the plan at {plan} can't be read by the node's user (uid {os.geteuid()}): Is a directory\n"
+    assert done.stderr == f"the plan at {plan} can't be read by the node's user (uid {os.geteuid()}): Permission denied\n"

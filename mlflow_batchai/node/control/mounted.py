@@ -6,7 +6,7 @@ import os
 import time
 from typing import ContextManager, Iterator, List, Optional, Sequence
 
-from mlflow_batchai.node import mountfiles, protocol
+from mlflow_batchai.node import mountfiles, protocol, safeopen
 from mlflow_batchai.node.control.base import Attempt, ControlShare, Entry, LogFile
 from mlflow_batchai.node.protocol import JobPaths, Record, identity_path
 from mlflow_batchai.node.records import AHEAD
@@ -32,7 +32,9 @@ class MountedShare(ControlShare):
     def trouble(self, identity: str) -> Optional[str]:
         if not os.path.isdir(self.root):
             return "missing"
-        if not os.path.isdir(self.where(identity_path(identity))):
+        try:
+            os.close(safeopen.open_folder(self.root, identity_path(identity)))
+        except OSError:
             return "another"
         return None if os.access(self.root, os.W_OK | os.X_OK) else "read-only"
 
@@ -40,45 +42,37 @@ class MountedShare(ControlShare):
         return self.damage.record(path, self.content(path))
 
     def content(self, path: str) -> Optional[bytes]:
-        """A file's content; None if it isn't there."""
+        """A file's content, empty if it is no file or longer than may be; None if it isn't there."""
         try:
-            return mountfiles.read_fresh(self.where(path))
-        except (FileNotFoundError, NotADirectoryError):
+            return mountfiles.read_whole(self.root, path, protocol.longest(path))
+        except (FileNotFoundError, safeopen.OddFolderError):
             return None
 
     def write_closed(self, path: str, records: Sequence[Record]) -> None:
-        mountfiles.write_closed(self.where(path), records)
+        mountfiles.write_closed(self.root, path, records)
 
     def claim(self, path: str) -> bool:
-        folder = self.where(path)
-        os.makedirs(os.path.dirname(folder), exist_ok=True)
-        try:
-            os.mkdir(folder)
-        except FileExistsError:
-            return False
-        return True
+        return safeopen.claim(self.root, path)
 
     def entries(self, path: str) -> List[Entry]:
-        folder = self.where(path)
         try:
-            names = os.scandir(folder)
+            with safeopen.open_folder(self.root, path) as folder, os.scandir(folder) as names:
+                return [_entry(name) for name in names]
         except FileNotFoundError:
-            mountfiles.freshen(folder)
+            safeopen.freshen(self.root, path)
             return []
-        with names:
-            return [_entry(name) for name in names]
 
     def names(self, path: str) -> List[str]:
-        folder = self.where(path)
         try:
-            return os.listdir(folder)
+            with safeopen.open_folder(self.root, path) as folder:
+                return os.listdir(folder)
         except FileNotFoundError:
-            mountfiles.freshen(folder)
+            safeopen.freshen(self.root, path)
             return []
 
     def fetch(self, path: str, target: str) -> str:
         digest = hashlib.sha256()
-        with open(self.where(path), "rb") as incoming, open(target, "wb") as outgoing:
+        with safeopen.open_file(self.root, path) as incoming, open(target, "wb") as outgoing:
             while True:
                 block = incoming.read(1 << 20)
                 if not block:
@@ -87,16 +81,15 @@ class MountedShare(ControlShare):
                 outgoing.write(block)
 
     def reserve(self, path: str, size: int) -> None:
-        os.makedirs(os.path.dirname(self.where(path)), exist_ok=True)
-        with open(self.where(path), "wb") as file:
+        with os.fdopen(safeopen.open_to_write(self.root, path), "wb") as file:
             file.write(os.urandom(size))  # zeros might take no room at all
 
     def release(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.where(path))
+            safeopen.remove(self.root, path)
 
     def log_file(self, path: str) -> "MountedLogFile":
-        return MountedLogFile(self.where(path))
+        return MountedLogFile(self.root, path)
 
     def attempt(self, paths: JobPaths, node: int, nodes: int) -> "NamedFiles":
         return NamedFiles(self, paths)
@@ -107,8 +100,10 @@ class MountedShare(ControlShare):
 
 def _entry(name: "os.DirEntry[str]") -> Entry:
     try:
-        return Entry(name.name, 0, True) if name.is_dir() else Entry(name.name, name.stat().st_size, False)
-    except OSError:  # a link to nothing, a file that has just gone: who reads it meets it too
+        if name.is_dir(follow_symlinks=False):
+            return Entry(name.name, 0, True)
+        return Entry(name.name, name.stat(follow_symlinks=False).st_size, False)
+    except OSError:  # a file that has just gone: who reads it meets it too
         return Entry(name.name, 0, False)
 
 
@@ -129,8 +124,9 @@ def _as_open_as(root: str) -> Iterator[None]:
 class MountedLogFile(LogFile):
     """A file that is kept open and appended to."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, root: str, path: str) -> None:
         super().__init__()
+        self._root = root
         self._path = path
         self._descriptor: Optional[int] = None
 
@@ -139,8 +135,7 @@ class MountedLogFile(LogFile):
             return
         try:
             if self._descriptor is None:
-                os.makedirs(os.path.dirname(self._path), exist_ok=True)
-                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._descriptor = safeopen.open_to_write(self._root, self._path, append=True, mode=0o644)
             while self._data:
                 del self._data[: os.write(self._descriptor, self._data)]
         except OSError:
@@ -201,7 +196,7 @@ class NamedFiles(Attempt):
 
     def went_on(self, writer: str, sequence: int) -> bool:
         later = range(sequence + 1, sequence + 1 + AHEAD)
-        return any(os.path.exists(self._share.where(self._paths.segment(writer, number))) for number in later)
+        return any(safeopen.look(self._share.root, self._paths.segment(writer, number)) for number in later)
 
     def remains(self, writer: str, sequence: int) -> Optional[bytes]:
         return self._share.content(self._paths.segment(writer, sequence))

@@ -1,0 +1,389 @@
+"""What a rank, or another user of the share, puts where files of a job folder are expected: it hangs nobody and fills no memory.
+
+A FIFO without a writer blocks who opens it, and one who may not be stopped for ever; a sparse file of 6 GiB costs nothing to
+make; a few kilobytes can be inflated to hundreds of megabytes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_folder import FOLDER, JobFolder
+from node_world import Cluster
+from plans import toy_plan
+from relay_world import Time
+
+from mlflow_batchai.engines import archive
+from mlflow_batchai.errors import ShareError, ShareNotFoundError
+from mlflow_batchai.gc import jobs
+from mlflow_batchai.job import folders
+from mlflow_batchai.job.events import EventReader
+from mlflow_batchai.job.lease import Hold, Lease
+from mlflow_batchai.job.sent import SentFiles, Stamp
+from mlflow_batchai.node import protocol, records
+from mlflow_batchai.shares.directory import DirectoryShare
+
+BEAT = {"k": "beat", "t": 1}
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
+
+
+def put(kind: str, path: Path) -> None:
+    """Put something in place of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    match kind:
+        case "FIFO":
+            os.mkfifo(path)
+        case "FIFO behind a link":
+            os.mkfifo(path.with_name(f".{path.name}"))
+            path.symlink_to(f".{path.name}")
+        case "sparse":
+            with path.open("wb") as file:
+                file.truncate(6 << 30)
+        case "one byte too many":
+            with path.open("wb") as file:
+                file.truncate(protocol.longest(str(path)) + 1)
+        case "folder":
+            path.mkdir()
+        case "link to a device":
+            path.symlink_to("/dev/zero")
+        case "link to itself":
+            path.symlink_to(path.name)
+        case "link to a private file":
+            path.symlink_to("/etc/shadow")
+        case "socket":
+            before = Path.cwd()
+            os.chdir(path.parent)  # a socket's address may have 107 bytes
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind(path.name)
+            os.chdir(before)
+        case "device":
+            os.mknod(path, 0o20666, os.makedev(1, 5))  # /dev/zero
+        case "deflated":
+            path.write_bytes(BOMB)
+
+
+BOMB = zlib.compress(protocol.encode([{"k": "log", "x": "a" * (200 << 20)}]), 9)
+KINDS = [
+    "FIFO",
+    "FIFO behind a link",
+    "sparse",
+    "one byte too many",
+    "folder",
+    "link to a device",
+    "link to itself",
+    "link to a private file",
+    "socket",
+    pytest.param("device", marks=needs_root),
+    "deflated",
+]
+
+
+@pytest.fixture(autouse=True)
+def in_time() -> Iterator[None]:
+    """Who waits for what lies there is interrupted: by a signal, since nothing else ends an open of a FIFO."""
+
+    def stop(number: int, frame: object) -> None:
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(50)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    """The time of everyone who looks at files."""
+    time = Time()
+    monkeypatch.setattr(records.Damage.__init__, "__defaults__", (time.clock,))
+    monkeypatch.setattr(EventReader.__init__, "__defaults__", (None, False, time.clock, time.sleep))
+    return time
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> JobFolder:
+    made = JobFolder(tmp_path / "share", nodes=2)
+    made.announce(0)
+    made.segment(0, BEAT)
+    return made
+
+
+# The client.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_reads_on(made: JobFolder, kind: str, clock: Time) -> None:
+    """In place of every file that others write at once: each counts as damaged, and the job goes on and ends."""
+    root, paths = made.share.root, made.paths
+    made.share.claim(paths.lease(1))
+    odd = [paths.request("1"), paths.announce(1), paths.exit(1), paths.spec, paths.code, paths.submitted, paths.cursor(1)]
+    for path in (*odd, paths.sent(1), paths.network, paths.rendezvous, paths.segment("agent-0", 1)):
+        put(kind, root / path)
+    made.segment(2, BEAT)
+    made.write(paths.request("2"), protocol.request_record(protocol.CANCEL, 1, "me", "enough"))
+    job = made.job
+    assert job.state().execution_state == "terminating"
+    assert [request["why"] for request in job.requests()] == ["enough"]
+    assert (job.document(), job.changes(), job.handle()) == ({}, {}, None)
+    assert list(job.snapshot().announces) == [0]
+    # A holder that has said nothing: the next one takes over.
+    assert Lease(job).glance().hold is Hold.UNKNOWN and Lease(job, clock.clock, clock.sleep).acquire()
+    assert not SentFiles(job, 2).has("outputs/x", Stamp(1, 1.0))
+    found = [record for _, _, events in EventReader(job).read(to_the_end=True) for record in events]
+    assert [record["k"] for record in found] == ["beat", "skipped", "beat"]
+    assert found[1]["files"] == 1, "and it is told of in the run's notes"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_verdict_can_still_be_given(made: JobFolder, kind: str, clock: Time) -> None:
+    """What lies in its place is replaced, but for a folder: of that a sentence is said."""
+    made.share.claim(made.paths.verdict)
+    put(kind, made.share.root / made.paths.verdict_file)
+    job = made.job
+    given = protocol.verdict_record(protocol.FAILED, "follower", reason="lost")
+    assert not job.state().ended and not job.claim_verdict(given)
+    clock.now += records.SETTLE_SECONDS
+    if kind == "folder":
+        with pytest.raises(ShareError, match=r"verdict\.json"):
+            job.finish_claim(given)
+    else:
+        job.finish_claim(given)
+        assert job.state().reason == "lost"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gc_judges_others(made: JobFolder, tmp_path: Path, kind: str) -> None:
+    """A job whose plan can't be read stays, with a sentence, and holds up none of the others."""
+    other = FOLDER.replace("/toy/", "/other/")
+    put(kind, made.share.root / other / "batchai" / "plan.json")
+    put(kind, made.share.root / ".batchai" / "prefixes" / "0")
+    said: list[str] = []
+    found = folders.find(made.share)
+    remains = jobs.find(made.share, found, time.time(), 0.0, (), said.append)
+    assert found == [other, FOLDER] and remains.items == []
+    assert len(said) == 1 and f"{other} stays" in said[0]
+    with pytest.raises(ShareError, match="can't be read"):
+        jobs.named_hashes(made.share, found)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "folder", "link to itself", "link to a private file", "socket"])
+def test_a_folder_of_the_share_that_is_none(tmp_path: Path, kind: str) -> None:
+    share = DirectoryShare(tmp_path / "share")
+    put(kind, share.root / "a" / "odd")
+    if kind != "folder":
+        assert share.list("a/odd") == [] and list(share.read_many(["a/odd/x"])) == []
+        for act in (share.read, share.claim, share.delete, lambda path: share.write(path, b"x"), share.made):
+            with pytest.raises(ShareError, match="'odd' is a"):
+                act("a/odd/x")
+        with pytest.raises(ShareError, match="'odd' is a"):
+            share.download("a/odd/x", tmp_path / "copy")
+    with pytest.raises(ShareError, match="it is a") as error:
+        share.download("a/odd", tmp_path / "copy")
+    assert not isinstance(error.value, ShareNotFoundError) and not (tmp_path / "copy").exists()
+    share.write("a/other", b"x")
+    share.delete("a")
+    assert share.list("") == []
+
+
+def test_deleting_leaves_what_links_lead_to(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_bytes(b"x")
+    share = DirectoryShare(tmp_path / "share")
+    share.write("job/deep/file", b"x")
+    for path in ("job/deep/link", "job/link", "link"):
+        (share.root / path).symlink_to(tmp_path / "precious")
+    for path in ("link/file", "job/link/file", "job/deep/link/../link/file"):
+        with pytest.raises(ShareError):
+            share.delete(path)
+    share.delete("job")
+    share.delete("link")
+    assert (tmp_path / "precious" / "file").exists() and share.list("") == []
+
+
+# Memory.
+
+
+def memory_of(act: Callable[[], Any]) -> float:
+    """The most that it takes at a time, in MB."""
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1] / 1e6
+    finally:
+        tracemalloc.stop()
+
+
+def inflating(content: Callable[[], bytes]) -> Callable[[], object]:
+    data = content()
+
+    def act() -> None:
+        with pytest.raises(protocol.TornFileError):
+            protocol.decode(data)
+        assert [record["k"] for record in records.salvage(data)][-1] == "skipped"
+
+    return act
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda: BOMB,
+        lambda: zlib.compress(b"\n" * (200 << 20), 9),
+        lambda: zlib.compress(b'{"k":"log"' + b"[" * (200 << 20), 9),
+        lambda: zlib.compress(bytes(200 << 20), 9)[:-9],
+        lambda: zlib.compress(zlib.compress(bytes(200 << 20), 9), 9),
+    ],
+    ids=["a line", "empty lines", "brackets", "cut", "twice"],
+)
+def test_inflating_stops(content: Callable[[], bytes]) -> None:
+    act = inflating(content)
+    assert memory_of(act) < 30
+
+
+def test_a_segment_may_be_as_long_as_agents_make_them() -> None:
+    """And no longer: a line of the longest kind, as many as go."""
+    line = {"k": "log", "x": "a" * (protocol.LONGEST_LINE - 30)}
+    for compress in (False, True):
+        assert protocol.decode(protocol.encode([line] * 7, compress)) == [line] * 7
+        for many, one in (([line] * 9, 0), ([{"k": "log", "x": "a" * protocol.LONGEST_LINE}], 1)):
+            with pytest.raises(protocol.TornFileError, match="too long"):
+                protocol.decode(protocol.encode(many, compress))
+            assert one == 0 or records.salvage(protocol.encode(many, compress))[-1]["lines"] == 1
+
+
+@pytest.mark.parametrize("kind", ["sparse", "deflated", "FIFO"])
+def test_looking_at_a_job_takes_little_memory(made: JobFolder, kind: str, clock: Time) -> None:
+    for path in (made.paths.request("1"), made.paths.segment("agent-0", 1), made.paths.cursor(1), made.paths.exit(0)):
+        put(kind, made.share.root / path)
+
+    def look() -> None:
+        job = made.job
+        job.state()
+        Lease(job).glance()
+        list(EventReader(job).read(to_the_end=True))
+
+    assert memory_of(look) < 60
+
+
+# Agents.
+
+
+@pytest.fixture(scope="session")
+def agent_pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return archive.stored(tmp_path_factory.mktemp("agents"))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, agent_pyz: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path, toy_plan, agent_pyz)
+    yield made
+    made.close()
+
+
+# Run by a rank, in the job folder: something odd wherever an agent reads or writes.
+PUT = """
+import os, socket, sys
+kind, node, sequences = sys.argv[1], int(sys.argv[2]), range(40)
+here = "batchai/attempts/1"
+os.makedirs("batchai/requests", exist_ok=True)
+def put(path):
+    os.path.lexists(path) and os.unlink(path)
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "sparse":
+        open(path, "wb").truncate(6 << 30)
+    elif kind == "folder":
+        os.mkdir(path)
+    elif kind == "link":
+        os.symlink("/dev/zero", path)
+    elif kind == "socket":
+        folder = os.open(os.path.dirname(path), os.O_RDONLY)
+        os.fchdir(folder)
+        socket.socket(socket.AF_UNIX).bind(os.path.basename(path))
+        os.chdir(top)
+top = os.getcwd()
+put("batchai/requests/odd.json")
+put(here + "/nodes/%d/exit.json" % node)
+put(here + "/reserve")
+put("stdouterr/stderr.txt")
+for sequence in sequences:
+    path = here + "/events/0000/agent-%d-%08d.jsonl" % (node, sequence + 30)
+    put(path)
+"""
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "sparse", "folder", "link", "socket"])
+def test_agents_end_their_job_and_free_their_nodes(cluster: Cluster, kind: str) -> None:
+    put = cluster.folder / "put.py"
+    put.write_text(PUT)
+    where = '"$AZ_BATCHAI_MOUNT_ROOT/share/$FOLDER"'
+    command = f"cd {where} && {sys.executable} {put} {kind} $BATCHAI_RANK && echo put && sleep 60"
+    folder = f"workspaces/default/experiments/exp/jobs/toy/{os.getpid():x}j1"
+    job = cluster.submit(command, environmentVariables=[{"name": "FOLDER", "value": folder}])
+    until = time.monotonic() + 20
+    while job.log("stdout.txt") != "put\n" and time.monotonic() < until:
+        time.sleep(0.1)
+    assert job.log("stdout.txt") == "put\n", job.said()
+    job.cancel("me", "enough")
+    verdict = job.wait(40)
+    assert verdict["terminated"] and verdict["errors"][0]["code"] == "JobTerminate", job.said()
+    assert not job.processes()
+    # The node is free.
+    assert cluster.submit("echo next").wait(30)["executionState"] == "succeeded"
+
+
+# All of it, by the commands that people type.
+
+TRAIN = """
+    import os, sys, time
+    folder = os.path.dirname(os.environ["AZ_BATCHAI_STDOUTERR_DIR"])
+    attempt = folder + "/batchai/attempts/1"
+    os.makedirs(folder + "/batchai/requests", exist_ok=True)
+    os.mkfifo(folder + "/batchai/requests/fifo.json")
+    with open(folder + "/batchai/requests/sparse.json", "wb") as file:
+        file.truncate(6 << 30)
+    os.mkdir(folder + "/batchai/requests/folder.json")
+    os.symlink("/dev/zero", folder + "/batchai/requests/device.json")
+    os.mkfifo(attempt + "/nodes/0/exit.json")
+    os.mkfifo(attempt + "/events/0000/agent-0-00000009.jsonl")
+    os.unlink(folder + "/batchai/spec.json")
+    os.mkfifo(folder + "/batchai/spec.json")
+    os.mkfifo(os.environ["AZ_BATCHAI_STDOUTERR_DIR"] + "/fifo.txt")
+    os.symlink("/etc/hostname", os.environ["AZ_BATCHAI_STDOUTERR_DIR"] + "/stolen.txt")
+    print("done", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_job_of_odd_files_is_shown_terminated_and_judged_by_gc(world: Any) -> None:
+    signal.alarm(280)
+    project = world.project(TRAIN)
+    started = world.start(world.command(project))
+    world.wait(lambda: world.runs() and (world.folder() / "stdouterr" / "stdout.txt").exists(), 150)
+    world.wait(lambda: world.log() == "done\n", 60)
+    name = world.last.data.tags["batchai.job"]
+    shown = world.batchai("job", "show", "-n", name)
+    assert shown.returncode == 0 and "running" in shown.stdout, shown.stderr
+    ended = world.batchai("job", "terminate", "-n", name, "-y")
+    assert ended.returncode == 0, ended.stderr
+    started.communicate(timeout=30)
+    run = world.last
+    assert run.info.status == "KILLED"
+    assert "stolen.txt (links out of the share" in run.data.tags["batchai.notes"]
+    removed = world.batchai("gc", "--older-than", "0m", "-y")
+    assert removed.returncode == 0 and "Traceback" not in removed.stderr, removed.stderr
+    # What was left out of the run is a reason to keep the folder, which is told.
+    assert "not all of its results are in MLflow" in removed.stdout + removed.stderr
+    world.wait_gone()
