@@ -3,7 +3,7 @@
 import os
 from typing import Iterable
 
-from mlflow_batchai.node import protocol
+from mlflow_batchai.node import permissions, protocol
 
 
 def read_fresh(path: str, start: int = 0, length: int = -1) -> bytes:
@@ -38,13 +38,18 @@ def freshen(path: str) -> None:
         return  # whoever asks for the file meets it too
 
 
-def write_closed(path: str, records: Iterable[protocol.Record]) -> None:
-    """Write a closed file once under its final name, making its folder (no rename: some mounts lose the data)."""
+def write_closed(path: str, records: Iterable[protocol.Record], bits: int = 0) -> None:
+    """Write a closed file once under its final name, making its folder (no rename: some mounts lose the data).
+
+    Args:
+        bits: what others may do with it (``permissions.bits_of``).
+    """
     data = protocol.encode(records)
+    flags = os.O_WRONLY | os.O_TRUNC
     try:
-        with open(path, "wb") as file:
-            file.write(data)
+        descriptor = permissions.create(path, flags, bits)
     except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
-            file.write(data)
+        permissions.make_folders(os.path.dirname(path), bits)
+        descriptor = permissions.create(path, flags, bits)
+    with open(descriptor, "wb") as file:
+        file.write(data)

@@ -86,6 +86,7 @@ def prepare(
             config.ranks == "all",
             config.artifacts.checkpoints,
             config.artifacts.exclude,
+            config.umask,
         ),
     )
     planned = plan_job(program, properties, config, cluster, source)

@@ -215,11 +215,11 @@ def test_a_segment_that_was_tried_comes_again_the_same(make: Callable[..., Threa
     written: dict[str, list[bytes]] = {}
     real = mountfiles.write_closed
 
-    def write(path: str, records: list[dict[str, Any]]) -> None:
+    def write(path: str, records: list[dict[str, Any]], bits: int) -> None:
         written.setdefault(path, []).append(protocol.encode(records))
         if len(written[path]) == 1:
             raise OSError("the answer got lost")
-        real(path, records)
+        real(path, records, bits)
 
     monkeypatch.setattr(mountfiles, "write_closed", write)
     thread = make()
@@ -437,7 +437,7 @@ def test_what_others_said_is_not_lost_with_one_who_cant_be_read(monkeypatch: pyt
 
 def test_a_log_file_keeps_what_was_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "logs" / "stdout.txt"
-    file = MountedLogFile(str(path))
+    file = MountedLogFile(str(path), str(path.parent))
     path.parent.write_text("in the way")
     file.append(b"one\n")
     for _ in range(2):

@@ -4,9 +4,9 @@ import contextlib
 import hashlib
 import os
 import time
-from typing import ContextManager, Iterator, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
-from mlflow_batchai.node import mountfiles, protocol
+from mlflow_batchai.node import mountfiles, permissions, protocol
 from mlflow_batchai.node.control.base import Attempt, ControlShare, Entry, LogFile
 from mlflow_batchai.node.protocol import JobPaths, Record, identity_path
 from mlflow_batchai.node.records import AHEAD
@@ -42,18 +42,18 @@ class MountedShare(ControlShare):
     def content(self, path: str) -> Optional[bytes]:
         """A file's content; None if it isn't there."""
         try:
-            return mountfiles.read_fresh(self.where(path))
+            return permissions.patiently(lambda: mountfiles.read_fresh(self.where(path)))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write_closed(self, path: str, records: Sequence[Record]) -> None:
-        mountfiles.write_closed(self.where(path), records)
+        permissions.patiently(lambda: mountfiles.write_closed(self.where(path), records, permissions.bits_of(self.root)))
 
     def claim(self, path: str) -> bool:
-        folder = self.where(path)
-        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        folder, bits = self.where(path), permissions.bits_of(self.root)
+        permissions.patiently(lambda: permissions.make_folders(os.path.dirname(folder), bits))
         try:
-            os.mkdir(folder)
+            permissions.patiently(lambda: permissions.make_folder(folder, bits))
         except FileExistsError:
             return False
         return True
@@ -87,8 +87,9 @@ class MountedShare(ControlShare):
                 outgoing.write(block)
 
     def reserve(self, path: str, size: int) -> None:
-        os.makedirs(os.path.dirname(self.where(path)), exist_ok=True)
-        with open(self.where(path), "wb") as file:
+        target, bits = self.where(path), permissions.bits_of(self.root)
+        permissions.patiently(lambda: permissions.make_folders(os.path.dirname(target), bits))
+        with open(permissions.create(target, os.O_WRONLY | os.O_TRUNC, bits), "wb") as file:
             file.write(os.urandom(size))  # zeros might take no room at all
 
     def release(self, path: str) -> None:
@@ -96,13 +97,10 @@ class MountedShare(ControlShare):
             os.unlink(self.where(path))
 
     def log_file(self, path: str) -> "MountedLogFile":
-        return MountedLogFile(self.where(path))
+        return MountedLogFile(self.where(path), self.root)
 
     def attempt(self, paths: JobPaths, node: int, nodes: int) -> "NamedFiles":
         return NamedFiles(self, paths)
-
-    def as_open_as_root(self) -> ContextManager[None]:
-        return _as_open_as(self.root)
 
 
 def _entry(name: "os.DirEntry[str]") -> Entry:
@@ -112,26 +110,13 @@ def _entry(name: "os.DirEntry[str]") -> Entry:
         return Entry(name.name, 0, False)
 
 
-@contextlib.contextmanager
-def _as_open_as(root: str) -> Iterator[None]:
-    """The client may be another user on the share. It sets the process's umask, which a share that can't be looked at leaves
-    as it is."""
-    before = None
-    with contextlib.suppress(OSError):
-        before = os.umask(0o777 & ~os.stat(root).st_mode & 0o077)
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.umask(before)
-
-
 class MountedLogFile(LogFile):
-    """A file that is kept open and appended to."""
+    """A file that is kept open and appended to, on the share at ``root``."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, root: str) -> None:
         super().__init__()
         self._path = path
+        self._root = root
         self._descriptor: Optional[int] = None
 
     def flush(self, last: bool = False) -> None:
@@ -139,8 +124,9 @@ class MountedLogFile(LogFile):
             return
         try:
             if self._descriptor is None:
-                os.makedirs(os.path.dirname(self._path), exist_ok=True)
-                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                bits = permissions.bits_of(self._root)
+                permissions.patiently(lambda: permissions.make_folders(os.path.dirname(self._path), bits))
+                self._descriptor = permissions.create(self._path, os.O_WRONLY | os.O_APPEND, bits)
             while self._data:
                 del self._data[: os.write(self._descriptor, self._data)]
         except OSError:
