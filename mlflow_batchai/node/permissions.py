@@ -61,11 +61,12 @@ def make_folders(path: str, bits: int) -> None:
     """Make a folder on a share with its parents, if it isn't there. What is there stays as open as it is."""
     if os.path.isdir(path):
         return
-    parent = os.path.dirname(path)
-    if parent and parent != path:
-        make_folders(parent, bits)
     try:
-        make_folder(path, bits)
+        try:
+            make_folder(path, bits)
+        except FileNotFoundError:
+            make_folders(os.path.dirname(path), bits)
+            make_folder(path, bits)
     except FileExistsError:
         if not os.path.isdir(path):
             raise

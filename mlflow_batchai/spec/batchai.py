@@ -155,7 +155,8 @@ class BatchaiFile(SpecModel):
     ``artifacts`` says which files of output directories go into the run.
     ``retries`` is how often a job that fails starts again by itself, with ``min_nodes`` of its nodes at least (absent: all).
     ``terminate_grace`` is what processes have between SIGTERM and SIGKILL; ``relay_deadline`` is for how long a tracking server
-    that is away is waited for once the job has ended. ``umask`` is the ranks'. ``ranks`` says whether what ranks but 0 say by ``mlflow.*`` is kept.
+    that is away is waited for once the job has ended. ``umask`` is the ranks'. ``ranks`` says whether what ranks but 0 say by
+    ``mlflow.*`` is kept.
     ``system_metrics`` is how often nodes are sampled for their system metrics in the job's first hour: a duration, true (every
     10 s) or false; None: never.
     """

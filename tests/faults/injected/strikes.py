@@ -222,11 +222,11 @@ def _in_agent(struck):
     from mlflow_batchai.node import mountfiles, protocol, register, tickets
     from mlflow_batchai.node.control import mounted
 
-    def written(path, records):
+    def written(path, records, *bits):
         name = os.path.basename(path)
         return "write segment" if name.endswith(".jsonl") else "write " + name
 
-    def half(path, records):
+    def half(path, records, *bits):
         data = protocol.encode(records)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "wb") as file:
