@@ -18,6 +18,7 @@ PRIVATE = 0o077
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 # Between the making of a folder by another user and its opening up to us.
 MAKING_SECONDS = 1.0
+MOST_LEVELS = 100
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -140,7 +141,7 @@ def _owner_of_ours(folder: int) -> Optional[int]:
 def _open_up_below(folder: int, bits: int, owner: int) -> None:
     """All of ours in a folder, whose descriptor stays open; what can't be opened up is passed over."""
     names: Dict[Tuple[int, int], int] = {}
-    # One descriptor a level; a tree that is deeper than a process may have open files stays closed there.
+    # One descriptor a level, and others of this process need theirs: what lies deeper stays closed.
     levels: List[Tuple[int, List[str]]] = [(folder, _listed(folder))]
     try:
         while levels:
@@ -153,7 +154,7 @@ def _open_up_below(folder: int, bits: int, owner: int) -> None:
             name = left.pop()
             with contextlib.suppress(OSError):
                 status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode):
+                if stat.S_ISDIR(status.st_mode) and len(levels) < MOST_LEVELS:
                     below = os.open(name, _FOLDER, dir_fd=parent)
                     levels.append((below, []))  # closed with the others
                     if os.fstat(below).st_uid == owner:

@@ -124,7 +124,8 @@ def _copied(path: str, target: str) -> Optional[str]:
     except OSError:
         return None
     with open(descriptor, "rb") as file, open(target, "wb") as copy:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
             return None
         try:
             for block in iter(lambda: file.read(1 << 20), b""):

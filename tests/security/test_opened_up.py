@@ -102,10 +102,10 @@ def loop_of_links(model: Path, private: Path) -> None:
 
 
 def deep(model: Path, private: Path) -> None:
-    """Deeper than a process may have open files, or a path be long."""
+    """Deeper than a process may have open files, or a path be long; the agent's own files go on to be opened."""
     folder = os.open(model, os.O_RDONLY)
-    for _ in range(3000):
-        os.mkdir("d", 0o700, dir_fd=folder)
+    for level in range(3000):
+        os.mkdir("d", 0o700 if level > permissions.MOST_LEVELS else 0o777, dir_fd=folder)
         below = os.open("d", os.O_RDONLY, dir_fd=folder)
         os.close(folder)
         folder = below
