@@ -12,17 +12,22 @@ from threading import Condition
 from typing import TYPE_CHECKING, TypeVar
 
 from mlflow_batchai import runs, stores
-from mlflow_batchai.errors import ShareNotFoundError, some_of
+from mlflow_batchai.errors import ShareError, ShareNotFoundError, some_of
 from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.places import segment_of
 from mlflow_batchai.job.sent import Stamp
+from mlflow_batchai.node.safeopen import OddFileError
 from mlflow_batchai.shares import Share, spelling
 from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.shares.within import Within, as_file, is_foreign
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 Result = TypeVar("Result")
 
+# Bytes of a file that is read whole.
+SMALL = 1 << 20
 # Bytes of a file's name on this machine; Azure takes 255 letters of any alphabet.
 LONGEST_NAME = 255
 # Bytes of files that lie here at a time, on their way from a share over the network; one that is larger lies here alone.
@@ -30,6 +35,7 @@ PORTION = 256 << 20
 # Bytes of files that are fetched at once; one that is larger is fetched alone, in pieces.
 FETCHED_AT_ONCE = 16 << 20
 _GONE, _CLOSED = "gone", "this account may not read it"
+_FOREIGN = "a hard link to a file of another user"
 
 
 class Folder:
@@ -46,7 +52,7 @@ class Folder:
         self._share = share
         self._path = spelling.on_share(path) if rclone else path
         self._rclone = rclone
-        # Name as nodes know it -> on the share, where that is another machine's.
+        # Name as nodes know it -> on the share: spelled, or from its root and without links where that is a directory.
         self._spelled: dict[str, str] = {}
         # Why -> files that were not sent for it.
         self._refused: dict[str, list[str]] = {}
@@ -63,24 +69,27 @@ class Folder:
         """The files in it and below, by their paths from there as nodes know them."""
         share, path = self._share, self._path
         if isinstance(share, DirectoryShare):
-            folder, bounds = share.local(path), bounds_of(self._job, share)
-            if not folder.is_dir():
-                return {}
-            if is_astray(folder, bounds):
+            here = bounds_of(self._job, share, path).find(path)
+            if here is None:
                 self._astray = [f"not sent: {path} lies behind a link out of the share"]
                 return {}
-            files, astray, closed = _files_here(folder, bounds)
-            self._astray = [f"not sent: {', '.join(sorted(astray))} (links out of the share, or to nothing)"] if astray else []
-            for name in closed:
-                self._leave_out(name, _CLOSED)
-            return files
+            if here.astray:
+                names = ", ".join(sorted(here.astray))
+                self._astray = [f"not sent: {names} (links out of the share, or to nothing)"]
+            left_out = {_CLOSED: here.closed, "it lies too deep": here.deep, _FOREIGN: here.foreign}
+            self._refused = {why: [_line(name) for name in names] for why, names in left_out.items() if names}
+            self._spelled = {name: real for name, (real, _, _) in here.files.items()}
+            return {name: Stamp(size, modified) for name, (_, size, modified) in here.files.items()}
         found, self._astray = files_below(share, path)
         self._spelled = {spelling.on_mount(name) if self._rclone else name: name for name in found}
         return {name: found[spelled] for name, spelled in self._spelled.items()}
 
     def read(self, name: str) -> bytes:
-        """A file's content."""
-        return self._share.read(f"{self._path}/{self._spelled.get(name, name)}")
+        """A small file's content; nothing if it has gone, or isn't small."""
+        return next((data for _, data in self._share.read_many([self._on_share(name)], SMALL)), b"")
+
+    def _on_share(self, name: str) -> str:
+        return self._spelled[name] if isinstance(self._share, DirectoryShare) else f"{self._path}/{self._spelled[name]}"
 
     def send(self, files: Mapping[str, Stamp]) -> Iterator[str]:
         """Send files of it; each one's name when it is there. Memory and disk need not hold them all.
@@ -89,8 +98,7 @@ class Folder:
         """
         if isinstance(self._share, DirectoryShare):
             for name in files:
-                file = self._share.local(self._path) / name
-                if (why := _unreadable(file)) or (why := self._log(file, name)):
+                if why := self._log_open(self._share, name):
                     self._leave_out(name, why)
                 else:
                     yield name
@@ -105,6 +113,25 @@ class Folder:
                     else:
                         yield name
 
+    def _log_open(self, share: DirectoryShare, name: str) -> str:
+        """Send a file of a directory: what was opened, whatever takes its place meanwhile; why it isn't, or nothing."""
+        try:
+            file = share.open(self._spelled[name])
+        except ShareNotFoundError:
+            return _GONE
+        except ShareError as error:
+            if isinstance(error.__cause__, PermissionError):
+                return _CLOSED
+            if isinstance(error.__cause__, OddFileError):
+                return "it is no file any more"
+            raise
+        folder = share.look(self._path)
+        with file:
+            if folder and is_foreign(os.fstat(file.fileno()), folder):
+                return _FOREIGN
+            with as_file(file, name.rpartition("/")[2]) as path:
+                return self._log(path, name)
+
     def _log(self, file: Path, name: str) -> str:
         return log_file(self._client, self._job, file, f"{self.artifact}/{name}")
 
@@ -114,7 +141,7 @@ class Folder:
     def _fetch(self, scratch: Path, name: str) -> bool:
         """Download a file; False if someone has removed it meanwhile."""
         try:
-            self._share.download(f"{self._path}/{self._spelled[name]}", scratch / name)
+            self._share.download(self._on_share(name), scratch / name)
         except ShareNotFoundError:
             return False
         return True
@@ -152,56 +179,13 @@ def _portions(sizes: Mapping[str, int]) -> Iterator[list[str]]:
         yield names
 
 
-def bounds_of(job: Job, share: DirectoryShare) -> Path:
-    """What links must not lead out of. A volume on the control share is a folder that nodes can put a link in place of."""
-    control = job.share
-    if isinstance(control, DirectoryShare) and share.root.is_relative_to(control.root):
-        return control.root.resolve()
-    return share.root.resolve()
+def bounds_of(job: Job, share: DirectoryShare, path: str) -> Within:
+    """What links must not lead out of: the job's own folder on a share, in which a path lies.
 
-
-def _files_here(folder: Path, root: Path) -> tuple[dict[str, Stamp], list[str], list[str]]:
-    """(files below a folder of this machine, links that lead out of the share, where they would name files of this machine, to
-    nothing, or back to where they lie; folders that can't be read)."""
-    files: dict[str, Stamp] = {}
-    astray: list[str] = []
-    closed: list[str] = []
-
-    def walk(inside: str, above: frozenset[str]) -> None:
-        path = folder / inside
-        above |= {os.path.realpath(path)}
-        try:
-            entries = sorted(os.scandir(path), key=lambda entry: entry.name)
-        except PermissionError:
-            closed.append(inside or ".")
-            return
-        for entry in entries:
-            name = f"{inside}{entry.name}"
-            if entry.is_symlink() and (is_astray(folder / name, root) or os.path.realpath(entry.path) in above):
-                astray.append(name)
-            elif entry.is_dir():
-                walk(f"{name}/", above)
-            elif entry.is_file():
-                found = entry.stat()
-                files[name] = Stamp(found.st_size, found.st_mtime)
-
-    walk("", frozenset())
-    return files, astray, closed
-
-
-def _unreadable(file: Path) -> str:
-    """Why a file of this machine can't be sent, or nothing."""
-    try:
-        file.open("rb").close()
-    except PermissionError:
-        return _CLOSED
-    except FileNotFoundError:
-        return _GONE
-    return ""
-
-
-def is_astray(path: Path, root: Path) -> bool:
-    return not path.exists() or not path.resolve().is_relative_to(root)
+    Ranks can put a link anywhere, and files of other jobs, or of this machine, are not theirs to send.
+    """
+    before, found, _ = path.partition(segment_of(job.folder))
+    return Within(share, before + found)
 
 
 def files_below(share: Share, path: str) -> tuple[dict[str, Stamp], list[str]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import stat
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
 
-from mlflow_batchai.artifacts import Folder, at_once, bounds_of, files_below, is_astray, log_file
+from mlflow_batchai.artifacts import Folder, at_once, bounds_of, files_below, log_file
 from mlflow_batchai.errors import ModelError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.places import output_places
@@ -23,6 +24,7 @@ from mlflow_batchai.node.models import MLFLOW, choose
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.shares import Share, spelling
 from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.shares.within import Found, Within
 from mlflow_batchai.tracked.models import last_ready
 
 if TYPE_CHECKING:
@@ -215,14 +217,12 @@ def _promote(client: MlflowClient, run_id: str, wanted: Mapping[str, Any], versi
 def _local_copy(job: Job, path: str) -> Iterator[Path]:
     """A file or folder that is named by its path on the node, as one here."""
     share, inside = _on_share(job, path)
-    if isinstance(share, DirectoryShare):
-        file = share.local(inside)
-        if is_astray(file, bounds_of(job, share)):
-            raise ModelError(f"the saved model {path} is not there, or a link out of the share")
-        yield file
-        return
     with TemporaryDirectory(prefix="batchai-") as scratch:
         target = Path(scratch) / inside.rpartition("/")[2]
+        if isinstance(share, DirectoryShare):
+            _copy_here(share, bounds_of(job, share, inside), inside, path, target)
+            yield target
+            return
         sizes, astray = _sizes_below(share, inside)
         if astray:
             raise ModelError(f"the saved model {path} can't be fetched: {astray[0]}")
@@ -232,6 +232,26 @@ def _local_copy(job: Job, path: str) -> Iterator[Path]:
         if not sizes:
             share.download(inside, target)
         yield target
+
+
+def _copy_here(share: DirectoryShare, bounds: Within, inside: str, path: str, target: Path) -> None:
+    """Copy a file or folder of a directory: while it is looked at, whoever can write there may change it."""
+    real = bounds.real(inside)
+    status = None if real is None else share.look(real)
+    if real is None or status is None:
+        raise ModelError(f"the saved model {path} is not there, or a link out of the share")
+    if not stat.S_ISDIR(status.st_mode):
+        share.download(real, target)
+        return
+    # What a model consists of lies in its own folder.
+    found = Within(share, real).find(real) or Found()
+    if odd := [*found.astray, *found.closed, *found.deep, *found.foreign]:
+        raise ModelError(
+            f"the saved model {path} can't be used: {odd[0]} in it is a link out of it or to nothing, or can't be read"
+        )
+    target.mkdir()
+    for name, (file, _, _) in found.files.items():
+        share.download(file, target / name)
 
 
 def _on_share(job: Job, path: str) -> tuple[Share, str]:

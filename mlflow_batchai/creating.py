@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mlflow_batchai import config, index, runs
 from mlflow_batchai.cluster.clusters import Cluster, share_secret
 from mlflow_batchai.detached import Submitted
-from mlflow_batchai.errors import UsageError
+from mlflow_batchai.errors import ProjectError, UsageError
 from mlflow_batchai.job import folders
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.places import segment as place_of
@@ -59,6 +59,11 @@ def submit(
     """
     share = cluster.share
     sets = (prepared.code, prepared.inputs, prepared.tools)
+    if len(protocol.encode([prepared.plan])) > protocol.LONGEST_DOCUMENT - protocol.LONGEST_RECORD:
+        raise ProjectError(
+            f"the project and its parameters have {sum(map(len, sets))} files, more than a plan takes: leave some out"
+            " (.batchaiignore or .gitignore), or put them on the share in one archive"
+        )
     for files in sets:
         upload(share, files, progress)
     folders.note(share, prepared.plan["folderPrefix"])

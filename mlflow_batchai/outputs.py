@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import NamedTuple
 
-from mlflow_batchai.artifacts import bounds_of, files_below, is_astray
+from mlflow_batchai.artifacts import bounds_of, files_below
 from mlflow_batchai.errors import NotFoundError, ShareError, some_of
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.places import locate, mount_points, output_places
 from mlflow_batchai.shares import Share, spelling
 from mlflow_batchai.shares.base import Entry
 from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.shares.within import Found, Within
 
 LOGS = "stdouterr"
 
@@ -25,18 +25,25 @@ class Directory(NamedTuple):
         share: where it lies.
         path: its path there, as nodes call it.
         rclone: whether the share has it in rclone's spelling.
+        bounds: inside of what its links are followed; None: none are.
     """
 
     id: str
     share: Share
     path: str
     rclone: bool = False
+    bounds: Within | None = None
 
     def inside(self, path: str) -> str:
         """The path on the share of what lies in it, by the name that the job gave it."""
         parts = [part for part in path.split("/") if part not in ("", ".")]
         whole = "/".join([self.path, *parts])
         return spelling.on_share(whole) if self.rclone else whole
+
+    def found(self, path: str) -> str:
+        """The same as it can be opened now: through links that lead to something else of the job."""
+        inside = self.inside(path)
+        return inside if self.bounds is None else self.bounds.real(inside) or inside
 
     def called(self, name: str) -> str:
         """What the job calls a name on the share."""
@@ -64,7 +71,8 @@ class Directory(NamedTuple):
         return {"/".join([*parts, entry.name]): entry for entry in self._listed("/".join(parts))}
 
     def _listed(self, path: str) -> list[Entry]:
-        return [entry._replace(name=self.called(entry.name)) for entry in self.share.list(self.inside(path))]
+        entries = self.share.list(self.inside(path)) if self.bounds is None else self.bounds.entries(self.inside(path))
+        return [entry._replace(name=self.called(entry.name)) for entry in entries]
 
 
 def directory(job: Job, identity: str) -> Directory:
@@ -75,10 +83,10 @@ def directory(job: Job, identity: str) -> Directory:
         ShareError: it lies where this machine can't read it.
     """
     if identity == LOGS:
-        return Directory(identity, job.share, job.paths.stdouterr)
+        return _directory(job, identity, job.share, job.paths.stdouterr)
     for place in output_places(job.plan):
         if place["id"] == identity:
-            return Directory(identity, job.share_at(place["share"]), place["path"], place["rclone"])
+            return _directory(job, identity, job.share_at(place["share"]), place["path"], place["rclone"])
     for entry in job.plan["outputDirectories"]:
         if entry["id"] == identity:
             index, _ = locate(entry["pathPrefix"], mount_points(job.plan["volumes"]), identity)
@@ -91,24 +99,26 @@ def directory(job: Job, identity: str) -> Directory:
     raise NotFoundError(f"job {job.name} has no output directory '{identity}'; it has: {known}")
 
 
-def files(place: Directory, job: Job) -> dict[str, int]:
+def _directory(job: Job, identity: str, share: Share, path: str, rclone: bool = False) -> Directory:
+    bounds = bounds_of(job, share, path) if isinstance(share, DirectoryShare) else None
+    return Directory(identity, share, path, rclone, bounds)
+
+
+def files(place: Directory) -> dict[str, int]:
     """All files of a directory, as they are now: path from there, by the names that the job gave them -> size in bytes.
 
-    Links that lead out of the share, where they would name files of this machine, are none.
+    Links that lead out of the job's folder, where they would name files of this machine, are none.
 
     Raises:
         ShareError: the share can't be read.
     """
-    share = place.share
-    if not isinstance(share, DirectoryShare):
-        there, _ = files_below(share, place.inside(""))
-        return {place.called(name): stamp.size for name, stamp in sorted(there.items())}
-    folder, bounds = share.local(place.inside("")), bounds_of(job, share)
-    if is_astray(folder, bounds):
-        return {}
-    paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
-    found = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths if not is_astray(path, bounds)}
-    return {place.called(name): size for name, size in sorted(found.items())}
+    if place.bounds is None:
+        there, _ = files_below(place.share, place.inside(""))
+        sizes = {name: stamp.size for name, stamp in there.items()}
+    else:
+        here = place.bounds.find(place.inside("")) or Found()
+        sizes = {name: size for name, (_, size, _) in here.files.items()}
+    return {place.called(name): size for name, size in sorted(sizes.items())}
 
 
 def download(place: Directory, job: Job, path: str, to: Path) -> Path:
@@ -121,14 +131,14 @@ def download(place: Directory, job: Job, path: str, to: Path) -> Path:
         NotFoundError: there is no such file.
         ShareError: the share can't be read, or this machine can't keep it.
     """
-    there = files(place, job)
+    there = files(place)
     wanted = [name for name in there if path in ("", name) or name.startswith(f"{path}/")]
     if not wanted:
         hint = f"there is: {some_of(list(there))}" if there else "there is nothing yet"
         raise NotFoundError(f"there is no '{path}' in {place.id} of job {job.name}; {hint}")
     target = to / (path.rpartition("/")[2] or place.id)
     for name in wanted:
-        place.share.download(place.inside(name), target / name[len(path) :].strip("/") if name != path else target)
+        place.share.download(place.found(name), target / name[len(path) :].strip("/") if name != path else target)
     return target
 
 

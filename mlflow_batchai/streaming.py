@@ -45,7 +45,7 @@ def stream_file(
     while True:
         job = found.job
         place = outputs.directory(job, identity)
-        tail = Tail(place.share, place.inside(path))
+        tail = Tail(place.share, place.found(path))
         opened(jobview.address(place.share, place.inside(path)))
 
         def over(attempt: int = job.attempt) -> bool:

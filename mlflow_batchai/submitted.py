@@ -181,7 +181,7 @@ class SubmittedJob:
         job = self._job()
         found: dict[str, int] = {}
         for identity in [outputs.LOGS, *(entry["id"] for entry in job.plan["outputDirectories"])]:
-            files = outputs.files(outputs.directory(job, identity), job)
+            files = outputs.files(outputs.directory(job, identity))
             found |= {f"{identity}/{name}": size for name, size in files.items()}
         return found
 

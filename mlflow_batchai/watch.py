@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable
 
 from mlflow_batchai.engines.base import Engine, Handle, Poll, PollState
-from mlflow_batchai.errors import ClusterError, ShareError, ShareNotFoundError
+from mlflow_batchai.errors import ClusterError, ShareError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.states import Snapshot, failed_verdict, terminated_verdict, verdict_of_exits
 from mlflow_batchai.node import protocol, terms
@@ -152,10 +151,8 @@ class Watch:
             board.look()
             writer = protocol.agent_writer(0)
             return board.count(f"segments-{writer}") + board.count(f"beats-{writer}")
-        with contextlib.suppress(ShareNotFoundError):
-            while True:
-                self._job.share.read(self._job.paths.segment(protocol.agent_writer(0), self._heard), 0, 0)
-                self._heard += 1
+        while any(self._job.share.read_many([self._job.paths.segment(protocol.agent_writer(0), self._heard)], 0)):
+            self._heard += 1
         return self._heard
 
     def _give_up(self, snapshot: Snapshot, node: int, why: str, alone: bool = False) -> None:

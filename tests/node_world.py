@@ -117,8 +117,8 @@ class Job:
     def ask(self, kind: str, who: str, why: str, attempt: int = 1) -> None:
         """Make a request, as clients do."""
         identity = uuid.uuid4().hex
-        path = self.share / self.paths.request(identity)
-        mountfiles.write_closed(str(path), [protocol.request_record(kind, attempt, who, why)])
+        path = self.paths.request(identity)
+        mountfiles.write_closed(str(self.share), path, [protocol.request_record(kind, attempt, who, why)])
         self.notice(f"request-{identity}")
 
     def notice(self, name: str) -> None:
@@ -226,7 +226,7 @@ class Cluster:
             },
         )
         paths = protocol.JobPaths(plan["folder"])
-        mountfiles.write_closed(str(self.share / paths.plan), [plan])
+        mountfiles.write_closed(str(self.share), paths.plan, [plan])
         ticket = take(str(self.book), [str(root) for root in self.roots], plan["job"], nodes)
         job = Job(self.share, plan, ticket)
         self._jobs.append(job)

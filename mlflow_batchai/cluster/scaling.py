@@ -12,11 +12,11 @@ from typing import NamedTuple
 from mlflow_batchai.cluster import clusters, records
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.engines.census import Census, NodeState, Ticket
-from mlflow_batchai.errors import ClusterError, ShareNotFoundError, UsageError
+from mlflow_batchai.errors import ClusterError, UsageError
 from mlflow_batchai.job import folders
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import protocol
-from mlflow_batchai.shares import Share
+from mlflow_batchai.shares import Share, job_file
 from mlflow_batchai.shell.together import in_background
 from mlflow_batchai.spec.cluster import MOST_NODES, AutoScale, ManualScale, ScaleSettings
 from mlflow_batchai.spec.cluster import Engine as EngineName
@@ -69,8 +69,8 @@ def name_of(share: Share, ticket: Ticket) -> str:
     if not ticket.folder:
         return identity
     try:
-        return str(protocol.decode_one(share.read(protocol.JobPaths(ticket.folder).plan))["name"])
-    except (ShareNotFoundError, protocol.TornFileError):
+        return str(protocol.decode_one(job_file(share, protocol.JobPaths(ticket.folder).plan) or b"")["name"])
+    except protocol.TornFileError:
         return identity
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
-from mlflow_batchai.errors import ShareNotFoundError
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.protocol import TornFileError
-from mlflow_batchai.shares import Share
+from mlflow_batchai.shares import Share, job_file
 from mlflow_batchai.shares.objects import each
 
 # One file for each path under which job folders lie, besides the root: a share may hold millions of files that aren't ours.
@@ -33,7 +32,7 @@ def find(share: Share) -> list[str]:
     """
     prefixes = {""}
     names = [f"{PREFIXES}/{entry.name}" for entry in share.list(PREFIXES)]
-    for _, data in share.read_many(names):
+    for _, data in share.read_many(names, protocol.LONGEST_RECORD):
         try:
             prefixes.add(str(protocol.decode_one(data)["prefix"]))
         except TornFileError:
@@ -61,6 +60,6 @@ def _below(share: Share, folders: Iterable[str], name: str | None) -> list[str]:
 def read_plan(share: Share, folder: str) -> protocol.Record | None:
     """The plan of a job folder; None if it has none that is whole."""
     try:
-        return protocol.decode_one(share.read(protocol.JobPaths(folder).plan))
-    except (ShareNotFoundError, TornFileError):
+        return protocol.decode_one(job_file(share, protocol.JobPaths(folder).plan) or b"")
+    except TornFileError:
         return None

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Collection
+from urllib.parse import unquote
 
-from mlflow_batchai.errors import JobNotFoundError, ShareError, ShareNotFoundError
+from mlflow_batchai.errors import JobNotFoundError, ShareError
 from mlflow_batchai.job.board import Board
 from mlflow_batchai.job.states import JobState, Snapshot, fold
 from mlflow_batchai.node import protocol, records, terms
 from mlflow_batchai.node.protocol import JobPaths, Record
-from mlflow_batchai.shares import Share, open_share
+from mlflow_batchai.shares import Share, job_file, open_share
+from mlflow_batchai.shares.directory import DirectoryShare
 
 LONGEST_PAUSE_SECONDS = 5.0
 _PLAN: records.Shape = {"nodeCount": lambda value: records.is_count(value) and value > 0}
@@ -126,15 +128,14 @@ class Job:
         if address == control:
             return self.share
         if address.startswith(control + "/"):
-            return open_share(self.share.url + address[len(control) :])
+            below = address[len(control) :]
+            if isinstance(self.share, DirectoryShare):
+                return self.share.inside(unquote(below, errors="surrogateescape"))
+            return open_share(self.share.url + below)
         return open_share(address)
 
     def _closed(self, path: str) -> Record | None:
-        try:
-            data = self.share.read(path)
-        except ShareNotFoundError:
-            return self._damage.record(path, None)
-        return self._damage.record(path, data)
+        return self._damage.record(path, job_file(self.share, path))
 
     def _verdict(self, path: str | None = None) -> Record | None:
         path = path or self.paths.verdict_file
@@ -194,7 +195,7 @@ class Job:
         self, known: dict[int, Record], nodes: Collection[int], path: Callable[[int], str], shape: records.Shape
     ) -> None:
         wanted = {path(node): node for node in nodes if node not in known}
-        for found, data in self.share.read_many(wanted) if wanted else ():
+        for found, data in self.share.read_many(wanted, protocol.LONGEST_RECORD) if wanted else ():
             record = self._damage.record(found, data)
             if record is not None and records.has(record, shape):
                 known[wanted[found]] = record

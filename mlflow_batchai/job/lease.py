@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from mlflow_batchai.errors import JobError, ShareError, ShareNotFoundError
+from mlflow_batchai.errors import JobError, ShareError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.memory import usable
 from mlflow_batchai.node import processes, protocol, records
 from mlflow_batchai.node.protocol import Record, TornFileError
+from mlflow_batchai.shares import job_file
 
 # (beat, grace, look): where every look costs requests, holders beat, and are looked at, less often.
 PACE, BOARD_PACE = (5.0, 20.0, 0.5), (20.0, 70.0, 5.0)
@@ -117,8 +118,8 @@ class Lease:
 
     def _cursor(self, number: int) -> Record | None:
         try:
-            cursor = protocol.decode_one(self._job.share.read(self._job.paths.cursor(number)))
-        except (ShareNotFoundError, TornFileError):
+            cursor = protocol.decode_one(job_file(self._job.share, self._job.paths.cursor(number)) or b"")
+        except TornFileError:
             return None
         known = {key: check for key, check in _CURSOR.items() if key in cursor}
         return cursor if records.has(cursor, known) else None

@@ -32,6 +32,11 @@ def segment(workspace: str, experiment: str, name: str, job_id: str) -> str:
     return "/".join(("workspaces", slug(workspace), "experiments", slug(experiment), "jobs", name, job_id))
 
 
+def segment_of(folder: str) -> str:
+    """The segment of the job whose folder that is."""
+    return "/".join(folder.split("/")[-7:])
+
+
 def mount_points(volumes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Mount point -> index of the plan's volume that is mounted there."""
     return {

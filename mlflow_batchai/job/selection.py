@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from mlflow_batchai.errors import ShareNotFoundError
 from mlflow_batchai.job.sent import Stamp
 from mlflow_batchai.shares.ignore import parse
 
@@ -39,7 +38,7 @@ def select(
 
     Args:
         files: by their paths in the output directory.
-        read: a file's content.
+        read: a small file's content; empty if it has gone.
         checkpoints: whether they go, too.
         exclude: patterns as in a ``.gitignore`` there.
     """
@@ -83,6 +82,6 @@ def _checkpoints(files: Mapping[str, Stamp], read: Callable[[str], bytes]) -> li
 def _is_note(path: str, read: Callable[[str], bytes]) -> bool:
     try:
         note = json.loads(read(path))
-    except (ShareNotFoundError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return False
     return isinstance(note, dict) and note.keys() >= _KEYS

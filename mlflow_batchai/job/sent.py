@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mlflow_batchai.errors import ShareNotFoundError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import protocol, records
 from mlflow_batchai.node.protocol import Record, TornFileError
+from mlflow_batchai.shares import job_file
 
 
 class Stamp(NamedTuple):
@@ -65,8 +65,8 @@ class SentFiles:
     def _read(self, number: int) -> Record | None:
         """What a relay has noted; None: nothing, or nothing that can be read."""
         try:
-            record = protocol.decode_one(self._job.share.read(self._job.paths.sent(number)))
-        except (ShareNotFoundError, TornFileError):
+            record = protocol.decode_one(job_file(self._job.share, self._job.paths.sent(number)) or b"")
+        except TornFileError:
             return None
         return record if records.has(record, {"files": records.is_mapping}) else None
 

@@ -1,55 +1,60 @@
 """Files on a share that is a folder here, maybe a mount: read as they are now, written once under their final name."""
 
 import os
-from typing import Iterable
+from typing import BinaryIO, Iterable
 
-from mlflow_batchai.node import permissions, protocol
+from mlflow_batchai.node import permissions, protocol, safeopen
 
 
-def read_fresh(path: str, start: int = 0, length: int = -1) -> bytes:
-    """Bytes of a file on a mounted share, which may have appeared since we last asked for it.
+def open_fresh(root: str, path: str) -> BinaryIO:
+    """A file on a mounted share, which may have appeared since we last asked for it.
+
+    Args:
+        root: the share.
+        path: of the file, from there.
 
     Raises:
         FileNotFoundError: it isn't there.
+        OddFileError: something else is.
     """
     try:
-        file = open(path, "rb")  # noqa: SIM115 (closed below)
+        return permissions.patiently(lambda: safeopen.open_file(root, path))
     except FileNotFoundError:
-        freshen(path)
-        file = open(path, "rb")  # noqa: SIM115
-    with file:
+        safeopen.freshen(root, path)
+        return permissions.patiently(lambda: safeopen.open_file(root, path))
+
+
+def read_fresh(root: str, path: str, start: int = 0, length: int = -1) -> bytes:
+    """Bytes of such a file; errors as ``open_fresh``."""
+    with open_fresh(root, path) as file:
         if start:
             file.seek(start)
         return file.read(length)
 
 
-def freshen(path: str) -> None:
-    """Have a mount look anew for a name that it did not know.
-
-    An NFS client remembers that a name wasn't there until what it knows of the folder expires, 30 s and more (nfs(5):
-    lookupcache, acdirmin). Opening the folder has it ask the server (nfs(5): close-to-open). Elsewhere it costs microseconds.
-    """
-    folder = os.path.dirname(path)
-    try:
-        os.close(os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY))
-    except FileNotFoundError:
-        freshen(folder)
-    except OSError:
-        return  # whoever asks for the file meets it too
-
-
-def write_closed(path: str, records: Iterable[protocol.Record], bits: int = 0) -> None:
-    """Write a closed file once under its final name, making its folder (no rename: some mounts lose the data).
+def read_whole(root: str, path: str, most: int, fresh: bool = True) -> bytes:
+    """All of such a file; nothing, as of one that was damaged, if it is longer than that, or something else than a file.
 
     Args:
-        bits: what others may do with it (``permissions.bits_of``).
+        fresh: False: its folder was just looked at.
+
+    Raises:
+        FileNotFoundError: it isn't there.
+        OddFolderError: nor can it be: what should be its folder is a file, or a link.
     """
-    data = protocol.encode(records)
-    flags = os.O_WRONLY | os.O_TRUNC
     try:
-        descriptor = permissions.create(path, flags, bits)
-    except FileNotFoundError:
-        permissions.make_folders(os.path.dirname(path), bits)
-        descriptor = permissions.create(path, flags, bits)
-    with open(descriptor, "wb") as file:
+        with (open_fresh if fresh else safeopen.open_file)(root, path) as file:
+            data = file.read(most + 1)
+    except safeopen.OddFolderError:
+        raise
+    except safeopen.OddFileError:
+        return b""
+    return data if len(data) <= most else b""
+
+
+def write_closed(root: str, path: str, records: Iterable[protocol.Record]) -> None:
+    """Write a closed file once under its final name, making its folder (no rename: some mounts lose the data)."""
+    data = protocol.encode(records)
+    made = permissions.opener(root)
+    with os.fdopen(permissions.patiently(lambda: safeopen.open_to_write(root, path, made=made)), "wb") as file:
         file.write(data)

@@ -31,6 +31,12 @@ def bits_of(root: str) -> int:
         return 0
 
 
+def opener(root: str) -> Callable[[int], None]:
+    """Gives what was made on a share the bits of its root."""
+    bits = bits_of(root)
+    return lambda descriptor: open_up(descriptor, bits)
+
+
 def create(path: str, flags: int, bits: int) -> int:
     """Open a file on a share, made if it isn't there; its descriptor.
 

@@ -7,16 +7,20 @@ ours. The files, their single writers and their precedence are described in ``do
 import json
 import time
 import zlib
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 Record = Dict[str, Any]
 
 # 2: a request says which attempt it is for, and may put the job back in the queue instead of ending it.
 PROTOCOL_VERSION = 2
 SEGMENTS_PER_FOLDER = 1000
-# No file of records is longer by far; what says so can only be damage.
-LONGEST_FILE = 64 << 20
-INFLATED_AT_ONCE = 1024
+# The most bytes that a file of the job folder may have (``longest``): what is longer counts as damaged, and is not read. A line
+# is one record of a segment. A plan names each file of the project in about 150 bytes.
+LONGEST_REQUEST = 64 << 10
+LONGEST_RECORD = LONGEST_LINE = 1 << 20
+LONGEST_SEGMENT = 8 << 20
+LONGEST_DOCUMENT = 32 << 20
+DOCUMENTS = frozenset(["plan.json", "spec.json", "code.json", "cursor.json", "sent.json"])
 
 # Execution states of a job, as Batch AI named them.
 QUEUED = "queued"
@@ -156,14 +160,40 @@ def encode(records: Iterable[Record], compress: bool = False) -> bytes:
     return zlib.compress(data, 1) if compress else data
 
 
+def longest(path: str) -> int:
+    """The most bytes that a file of the job folder may have."""
+    folder, _, name = path.rpartition("/")
+    if name.endswith(".jsonl"):
+        return LONGEST_SEGMENT
+    if folder.endswith("/requests"):
+        return LONGEST_REQUEST
+    return LONGEST_DOCUMENT if name in DOCUMENTS else LONGEST_RECORD
+
+
 def decode(data: bytes) -> List[Record]:
-    """The records of a closed file.
+    """The records of a segment.
 
     Raises:
         TornFileError: the terminator is missing or doesn't fit, or what stands before it are no records: the file is still
-            being written, or was damaged.
+            being written, or was damaged. So was one that is too long, or has a line that is.
     """
     data = unpacked(data)
+    if len(data) > LONGEST_SEGMENT or any(len(line) > LONGEST_LINE for line in lines_of(data)):
+        raise TornFileError("too long")
+    return _decode(data)
+
+
+def lines_of(data: bytes) -> Iterator[bytes]:
+    """The lines of a file, one at a time: all at once they may take a hundred times as much memory."""
+    start = 0
+    while start < len(data):
+        end = data.find(b"\n", start)
+        end = len(data) if end < 0 else end
+        yield data[start:end]
+        start = end + 1
+
+
+def _decode(data: bytes) -> List[Record]:
     if not data.endswith(b"}\n"):
         raise TornFileError("no terminator")
     cut = data.rfind(b"\n", 0, len(data) - 1) + 1
@@ -187,26 +217,20 @@ def decode(data: bytes) -> List[Record]:
 
 
 def unpacked(data: bytes) -> bytes:
-    """A file's content, inflated if it was deflated: of one that was cut its beginning, and so of one that would fill the
-    memory. Of one in which something was written over nothing: it can be inflated, but to something else."""
+    """A file's content, inflated if it was deflated, as far as a segment may go and one byte more: of one that was cut its
+    beginning. Of one in which something was written over nothing: it can be inflated, but to something else."""
     # Deflated data begins with an "x" (RFC 1950), JSON lines with a brace.
     if data[:1] != b"x":
         return data
-    inflater = zlib.decompressobj()
-    found = bytearray()
     try:
-        for start in range(0, len(data), INFLATED_AT_ONCE):
-            found += inflater.decompress(data[start : start + INFLATED_AT_ONCE], LONGEST_FILE)
-            if len(found) > LONGEST_FILE:
-                break
+        return zlib.decompressobj().decompress(data, LONGEST_SEGMENT + 1)
     except zlib.error:
         return b""
-    return bytes(found[:LONGEST_FILE])
 
 
 def decode_one(data: bytes) -> Record:
-    """The single record of a closed file such as ``exit.json``; raises TornFileError like decode."""
-    records = decode(data)
+    """The single record of a closed file such as ``exit.json``; raises TornFileError if it isn't closed, or damaged."""
+    records = _decode(unpacked(data))
     if len(records) != 1:
         raise TornFileError("one record expected, %d found" % len(records))
     return records[0]

@@ -120,8 +120,8 @@ def salvage(data: bytes) -> List[Record]:
     """The events of a damaged segment that are whole, and behind them what is missing, as a record."""
     events: List[Record] = []
     lost = 0
-    for line in protocol.unpacked(data).split(b"\n"):
-        record = _parsed(line)
+    for line in protocol.lines_of(protocol.unpacked(data)[: protocol.LONGEST_SEGMENT]):
+        record: Any = _parsed(line) if len(line) <= protocol.LONGEST_LINE else None
         if is_event(record):
             events.append(record)
         elif line and not has(record, {"end": is_count, "crc32": is_text}):

@@ -4,8 +4,12 @@ import json
 import os
 from typing import Any, Dict, List, NamedTuple
 
-# What is read of a file at a time, and the longest line that can be a record: a report of 10,000 metrics has a tenth of that.
-PIECE, LONGEST_RECORD = 1 << 20, 8 << 20
+from mlflow_batchai.node import protocol
+
+# What is read of a file at a time; a line that is longer is no record. A report of 10,000 metrics is shorter.
+PIECE = protocol.LONGEST_LINE
+# As an agent writes it a number may have so many times the letters that it had (1e15).
+GROWTH = 8
 
 
 class Reported(NamedTuple):
@@ -50,12 +54,10 @@ class ReportReader:
             with open(os.path.join(self._folder, name), "rb") as file:
                 file.seek(offset)
                 data = file.read(PIECE)
-                if b"\n" not in data and len(data) == PIECE:
-                    data += file.read(LONGEST_RECORD - PIECE)
         except OSError:  # it has just gone, or is a folder: ranks may do there what they like
             return []
         cut = data.rfind(b"\n") + 1
-        if not cut and len(data) == LONGEST_RECORD:
+        if not cut and len(data) == PIECE:
             self.unread += not self._inside.get(name)
             self._inside[name] = True
             cut = len(data)
@@ -73,7 +75,12 @@ class ReportReader:
             record = json.loads(line.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
             record = None
-        if isinstance(record, dict):
+        if isinstance(record, dict) and not _is_too_long(record, len(line)):
             return Reported(record, len(line))
         self.unread += 1
         return None
+
+
+def _is_too_long(record: Dict[str, Any], size: int) -> bool:
+    """Whether readers of a segment would take a report for damage."""
+    return size > PIECE // GROWTH and len(protocol.encode([{"k": "report", "t": 0, "body": record}])) > PIECE

@@ -161,5 +161,4 @@ class SetupTask:
         index = self._plan["logs"]["volume"]
         if index is None:
             return self._layout.control.log_file(path)
-        root: str = self._layout.mount_path(self._layout.plan["volumes"][index])
-        return MountedLogFile(os.path.join(root, *path.split("/")), root)
+        return MountedLogFile(self._layout.mount_path(self._layout.plan["volumes"][index]), path)

@@ -23,7 +23,8 @@ from mlflow_batchai.node.sharetrouble import ShareTrouble
 from mlflow_batchai.node.unhurried import Unhurried
 
 TICK_SECONDS = 0.25
-MAX_SEGMENT_BYTES = 1 << 20
+# Of output in one segment, and in one record: as JSON each byte may be six.
+MAX_SEGMENT_BYTES, MAX_LOG_BYTES = 768 << 10, protocol.LONGEST_LINE // 8
 # Of reports in one segment: as objects they take twenty times as much, here and where they are read.
 MAX_REPORT_BYTES = 1 << 18
 SEGMENTS_A_TURN = 8
@@ -130,7 +131,7 @@ class Shipper(threading.Thread):
         """Send whole lines of a rank (None: job preparation)."""
         with self._lock:
             last = self._logs[-1] if self._logs else None
-            if last and last["r"] == rank and last["s"] == stream and len(last["b"]) < MAX_SEGMENT_BYTES // 4:
+            if last and last["r"] == rank and last["s"] == stream and len(last["b"]) + len(lines) <= MAX_LOG_BYTES:
                 last["b"] += lines
             else:
                 self._logs.append({"r": rank, "s": stream, "b": lines, "t": protocol.now_ms()})

@@ -121,9 +121,10 @@ class Task:
         return list(self._streams)
 
     def read(self, descriptor: int) -> int:
-        """Take what a readable pipe holds, at most 1 MiB a call so that no rank starves the others; the number of bytes."""
+        """Take what a readable pipe holds, at most 64 KiB a call so that no rank starves the others, and no line is longer than
+        may be sent; the number of bytes."""
         try:
-            data = os.read(descriptor, 1 << 20)
+            data = os.read(descriptor, LONGEST_LINE)
         except BlockingIOError:
             return 0
         stream, pipe = self._streams[descriptor]

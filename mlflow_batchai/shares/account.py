@@ -66,4 +66,4 @@ class DirectoryShares:
         folder = self._within.local(f"{self._path}/{share}")
         if not folder.is_dir():
             raise ShareMissingError(f"there is no file share '{share}' ({folder}); create it, or correct the name")
-        return DirectoryShare(folder)
+        return self._within.inside(f"{self._path}/{share}")

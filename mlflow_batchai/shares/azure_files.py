@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
+from mlflow_batchai.node.protocol import LONGEST_SEGMENT
 from mlflow_batchai.shares import credentials
 from mlflow_batchai.shares.base import Entry
 from mlflow_batchai.shares.location import AzureLocation
@@ -91,11 +92,11 @@ class AzureFilesShare:
                 return b"".join(pieces)
         raise ShareError(f"share {self.url}: '{path}' was replaced again and again while it was read; try again")
 
-    def read_many(self, paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    def read_many(self, paths: Iterable[str], most: int = LONGEST_SEGMENT) -> Iterator[tuple[str, bytes]]:
         waiting: deque[tuple[str, Future[bytes | None]]] = deque()
         try:
             for path in paths:
-                waiting.append((path, self._pool.submit(self._read_if_there, path)))
+                waiting.append((path, self._pool.submit(self._read_if_there, path, most)))
                 if len(waiting) >= AT_ONCE:
                     yield from _found(waiting.popleft())
             while waiting:
@@ -104,11 +105,12 @@ class AzureFilesShare:
             for _, future in waiting:
                 future.cancel()
 
-    def _read_if_there(self, path: str) -> bytes | None:
+    def _read_if_there(self, path: str, most: int) -> bytes | None:
         try:
-            return self.read(path)
+            data = self.read(path, 0, most + 1)
         except ShareNotFoundError:
             return None
+        return data if len(data) <= most else b""
 
     def download(self, path: str, target: Path, progress: Callable[[int], None] | None = None) -> None:
         full = self._full(path)

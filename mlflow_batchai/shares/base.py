@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
+from mlflow_batchai.node.protocol import LONGEST_SEGMENT, longest
+
 
 class Entry(NamedTuple):
     """One name in a directory of a share.
@@ -39,6 +41,8 @@ class Share(Protocol):
         8. ``download`` gives a file whole, of one time, or fails; then the next call goes on where it was, if that saves time.
         9. All of it may be called by many threads at once.
         10. ``list`` tells when a file was last written, by the clock of what keeps it, and costs nothing more for that.
+        11. No path leads out of it: a link is an entry like any other, and is never followed.
+        12. Of a file that is longer than is asked for no more is read.
     """
 
     @property
@@ -52,8 +56,12 @@ class Share(Protocol):
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         """Bytes of a file from ``start``; ShareNotFoundError if it isn't there."""
 
-    def read_many(self, paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """(path, content) of those files that are there, in the order given; at most ``at_once`` are read ahead."""
+    def read_many(self, paths: Iterable[str], most: int = LONGEST_SEGMENT) -> Iterator[tuple[str, bytes]]:
+        """(path, content) of those files that are there, in the order given; at most ``at_once`` are read ahead.
+
+        Args:
+            most: bytes of each. The content of one that is longer, and of what is no file, is empty: as damaged ones may be.
+        """
 
     def download(self, path: str, target: Path, progress: Callable[[int], None] | None = None) -> None:
         """Copy a file to one of this machine, whose folder is made.
@@ -83,3 +91,8 @@ class Share(Protocol):
         Args:
             size: how many bytes will be written, if that is known: it may save requests, and needn't be true.
         """
+
+
+def job_file(share: Share, path: str) -> bytes | None:
+    """A file of a job folder; None if it isn't there, and empty if it is longer than such a file may be, or none."""
+    return next((data for _, data in share.read_many([path], longest(path))), None)

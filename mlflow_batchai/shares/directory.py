@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import shutil
 import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -13,18 +11,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
-from mlflow_batchai.node.mountfiles import freshen, read_fresh
+from mlflow_batchai.node import mountfiles, protocol, safeopen
 from mlflow_batchai.shares.base import Entry
 
 TEMPORARY = ".new-"
 FILE_BITS = 0o666
 BLOCK = 1 << 20
-# How often a folder that is being removed may get something new.
-REFILLED = 5
 
 
 class DirectoryShare:
     """See ``Share`` for the promises. What it makes is as open to others as its root: nodes may be another user on it.
+
+    No link below its root is followed by anything that it does (``node.safeopen``): others may put one there.
 
     Args:
         root: an absolute path; made with the first thing that is put there, if it isn't there.
@@ -36,7 +34,8 @@ class DirectoryShare:
     at_once = 1
 
     def __init__(self, root: str | Path) -> None:
-        self.root = Path(root).absolute()
+        self.root = self._base = Path(root).absolute()
+        self._before = ""
         try:
             if self.root.exists() and not self.root.is_dir():
                 raise ShareError(f"{self.root} is no folder")
@@ -54,53 +53,96 @@ class DirectoryShare:
             raise ShareError(f"there is no folder {root} on this machine; mount the share there")
         return cls(root)
 
+    def inside(self, path: str) -> DirectoryShare:
+        """A folder of the share as a share of its own, which no link in place of that folder leads elsewhere.
+
+        Raises:
+            ShareError: there is no such folder.
+        """
+        found = DirectoryShare.existing(self.local(path))
+        found._base, found._before = self._base, self._below("/".join(safeopen.parts_of(path)))
+        return found
+
     @property
     def url(self) -> str:
         return self.root.as_uri()
 
     def local(self, path: str) -> Path:
-        """The file itself, for tools that want a path (uploading artifacts without a copy).
+        """Where a file is on this machine, for people and for other programs; others may have put a link there.
 
         Raises:
             ShareError: the path leads out of the share, or can't be one.
         """
-        parts = path.split("/")
-        if ".." in parts or "\0" in path:
-            raise ShareError(f"share {self.root}: {path!r} is no path on it")
-        return self.root.joinpath(*parts)
+        with self._errors(path):
+            return self.root.joinpath(*safeopen.parts_of(path))
+
+    def _below(self, path: str) -> str:
+        """A path from the folder that was chosen here: the root, or that of the share that the root lies in."""
+        return f"{self._before}/{path}" if self._before else path
+
+    def real(self, path: str, bounds: str) -> str | None:
+        """The path without links of what lies at a path; None: it lies outside of a folder of the share.
+
+        It only says where to look: what is opened there is opened without following any link.
+        """
+        top = Path(os.path.realpath(self._base), self._before)
+        try:
+            found = Path(os.path.realpath(top / path.lstrip("/")))
+            within = top.joinpath(*safeopen.parts_of(bounds))
+        except (OSError, RecursionError, ValueError):
+            return None
+        return found.relative_to(top).as_posix() if found.is_relative_to(within) else None
+
+    def open(self, path: str) -> BinaryIO:
+        """A file to read, as it is now.
+
+        Raises:
+            ShareNotFoundError: it isn't there.
+            ShareError: something else is, or it can't be read.
+        """
+        with self._errors(path):
+            return safeopen.open_file(str(self._base), self._below(path))
+
+    def scan(self, path: str) -> list[os.DirEntry[str]]:
+        """What lies in a folder, links as links, by name; errors as ``open``."""
+        with self._errors(path), self._listed(path) as folder, os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    entry.stat(follow_symlinks=False)  # which is kept, and can't be had later
+            return entries
+
+    def look(self, path: str) -> os.stat_result | None:
+        """What lies there, a link as a link; None if nothing does."""
+        with self._errors(path):
+            return safeopen.look(str(self._base), self._below(path))
+
+    def _listed(self, path: str) -> safeopen.Descriptor:
+        return safeopen.open_folder(str(self._base), self._below(path))
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         with self._errors(path):
-            return read_fresh(str(self.local(path)), start, -1 if length is None else length)
+            return mountfiles.read_fresh(str(self._base), self._below(path), start, -1 if length is None else length)
 
-    def read_many(self, paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    def read_many(self, paths: Iterable[str], most: int = protocol.LONGEST_SEGMENT) -> Iterator[tuple[str, bytes]]:
         looked: set[str] = set()
         for path in paths:
             with self._errors(path):
-                data = self._read_if_there(path, looked)
+                data = self._read_if_there(path, looked, most)
             if data is not None:
                 yield path, data
 
-    def _read_if_there(self, path: str, looked: set[str]) -> bytes | None:
+    def _read_if_there(self, path: str, looked: set[str], most: int) -> bytes | None:
         """A file's content; ``looked``: folders that a mount was made to look at anew before, so that a miss there is true."""
-        target, folder = self.local(path), path.rpartition("/")[0]
-        try:
-            return target.read_bytes()
-        except FileNotFoundError:
-            if folder in looked:
-                return None
+        base, whole, folder = str(self._base), self._below(path), path.rpartition("/")[0]
+        with contextlib.suppress(FileNotFoundError, safeopen.OddFolderError):
+            return mountfiles.read_whole(base, whole, most, fresh=folder not in looked)
         looked.add(folder)
-        freshen(str(target))
-        with contextlib.suppress(FileNotFoundError):
-            return target.read_bytes()
         return None
 
     def download(self, path: str, target: Path, progress: Callable[[int], None] | None = None) -> None:
-        source = self.local(path)
         with self._errors(path):
-            if not source.exists():
-                freshen(str(source))
-            incoming = source.open("rb")
+            incoming = mountfiles.open_fresh(str(self._base), self._below(path))
         partial = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
         try:
             with incoming:
@@ -123,52 +165,41 @@ class DirectoryShare:
             file.write(data)
 
     def claim(self, path: str) -> bool:
-        target = self.local(path)
         with self._errors(path):
-            self._make(target.parent)
-            try:
-                target.mkdir()
-            except FileExistsError:
-                return False
-            self._open_up(target)
-            return True
+            self._make_root()
+            return safeopen.claim(str(self._base), self._below(path), self._open_up)
 
     def made(self, path: str) -> Path:
         """A directory of the share, made with its parents if it isn't there. Raises ShareError."""
-        target = self.local(path)
-        with self._errors(path):
-            self._make(target)
-        return target
+        with self._errors(path), self._make(path):
+            return self.local(path)
 
-    def _make(self, folder: Path) -> None:
+    def _make(self, path: str) -> safeopen.Descriptor:
         """A directory with its parents."""
-        if folder.is_dir():
-            return
-        if folder == self.root:
-            folder.mkdir(parents=True, exist_ok=True)
-            return
-        self._make(folder.parent)
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            self._open_up(folder)
+        self._make_root()
+        return safeopen.make_folders(str(self._base), self._below(path), self._open_up)
 
-    def _open_up(self, made: Path, bits: int = 0o7777 & ~stat.S_ISVTX) -> None:
+    def _make_root(self) -> None:
+        if not self._base.is_dir():
+            self._base.mkdir(parents=True, exist_ok=True)
+
+    def _open_up(self, made: int, bits: int = 0o7777 & ~stat.S_ISVTX) -> None:
         """Give what was made those of the bits that the root's mode has, whatever our umask is."""
         wanted = stat.S_IMODE(self.root.stat().st_mode) & bits
         # A mount that knows no such thing says so; then it is its mount options that decide.
         with contextlib.suppress(OSError):
-            if wanted & ~stat.S_IMODE(made.stat().st_mode):
-                made.chmod(wanted)
+            if wanted & ~stat.S_IMODE(os.fstat(made).st_mode):
+                os.fchmod(made, wanted)
 
     def list(self, path: str) -> list[Entry]:
         entries = []
         try:
-            with self._errors(path), os.scandir(self.local(path)) as found:
+            with self._errors(path), self._listed(path) as folder, os.scandir(folder) as found:
                 for entry in found:
-                    # A name that is gone by now, or a link to nothing, must not hide the others.
+                    # A name that is gone by now must not hide the others.
                     with contextlib.suppress(FileNotFoundError):
                         if not entry.name.startswith(TEMPORARY):
-                            is_directory, status = entry.is_dir(), entry.stat()
+                            is_directory, status = entry.is_dir(follow_symlinks=False), entry.stat(follow_symlinks=False)
                             entries.append(
                                 Entry(entry.name, 0 if is_directory else status.st_size, is_directory, status.st_mtime)
                             )
@@ -177,40 +208,29 @@ class DirectoryShare:
         return sorted(entries)
 
     def delete(self, path: str) -> None:
-        target = self.local(path)
         with contextlib.suppress(ShareNotFoundError), self._errors(path):
-            if target.is_dir() and not target.is_symlink():
-                self._remove_tree(target)
-            else:
-                target.unlink()
-
-    def _remove_tree(self, folder: Path) -> None:
-        """Remove a folder though others remove the same, and something is put into it meanwhile, a few times."""
-        filled = 0
-        while folder.exists():
-            try:
-                shutil.rmtree(folder)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                filled += 1
-                if error.errno != errno.ENOTEMPTY or filled > REFILLED:
-                    raise
+            safeopen.remove(str(self._base), self._below(path))
 
     @contextlib.contextmanager
     def open_write(self, path: str, size: int | None = None) -> Iterator[BinaryIO]:
-        target = self.local(path)
-        temporary = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
+        temporary = f"{TEMPORARY}{uuid.uuid4().hex}"
         with self._errors(path):
-            self._make(target.parent)
-            try:
-                with temporary.open("xb") as file:
-                    yield file
-                self._open_up(temporary, FILE_BITS)
-                temporary.replace(target)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+            *above, name = safeopen.parts_of(path)
+            with self._make("/".join(above)) as folder:
+
+                def opener(new: str, flags: int) -> int:
+                    return os.open(new, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+
+                try:
+                    with open(temporary, "xb", opener=opener) as file:
+                        yield file
+                        file.flush()
+                        self._open_up(file.fileno(), FILE_BITS)
+                    os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+                except BaseException:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(temporary, dir_fd=folder)
+                    raise
 
     @contextlib.contextmanager
     def _errors(self, path: str) -> Iterator[None]:

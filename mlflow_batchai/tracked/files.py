@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,13 +12,14 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mlflow_batchai import runs, stores, trouble
-from mlflow_batchai.artifacts import LONGEST_NAME, bounds_of, is_astray
+from mlflow_batchai.artifacts import LONGEST_NAME, bounds_of
 from mlflow_batchai.errors import ShareNotFoundError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import records
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.shares import spelling
 from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.shares.within import as_file
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -47,12 +49,15 @@ def local(job: Job, path: str, size: int | None) -> Iterator[Path]:
     """
     share, inside = job.share, f"{job.paths.artifacts}/{path}"
     if isinstance(share, DirectoryShare):
-        file = share.local(inside)
-        if is_astray(file, bounds_of(job, share)):
+        bounds = bounds_of(job, share, inside)
+        opened = bounds.open(inside)
+        if opened is None:
             raise NotThereError("it is gone, or a link out of the share")
-        if size is not None and file.stat().st_size != size:
-            raise NotThereError("it has changed")
-        yield file
+        with opened:
+            if size is not None and os.fstat(opened.fileno()).st_size != size:
+                raise NotThereError("it has changed")
+            with as_file(opened, inside.rpartition("/")[2]) as file:
+                yield file
         return
     rclone = job.plan["volumes"][0].get("how") == "rclone"
     with TemporaryDirectory(prefix="batchai-") as scratch:

@@ -164,11 +164,13 @@ class ScriptModels:
 
     def _send_description(self, file: Path, told_id: str, model_id: str) -> None:
         """Its ``MLmodel``, in which it is called by its real id."""
-        if file.stat().st_size > LONGEST_MLMODEL:
+        with file.open("rb") as stream:
+            text = stream.read(LONGEST_MLMODEL + 1)
+        if len(text) > LONGEST_MLMODEL:
             raise NotThereError("that is no MLmodel")
         with TemporaryDirectory(prefix="batchai-model-") as scratch:
             target = Path(scratch, MLMODEL)
-            target.write_bytes(file.read_bytes().replace(told_id.encode(), model_id.encode()))
+            target.write_bytes(text.replace(told_id.encode(), model_id.encode()))
             self._client.log_model_artifact(model_id, str(target))
 
     def _link(self, model_id: str, links: Mapping[str, list[int]]) -> None:

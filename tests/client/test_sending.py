@@ -186,22 +186,22 @@ def test_a_file_that_cant_go_keeps_no_other_from_it(scene, monkeypatch):
     made, client, relay, sent = scene
     put(made, a="x", aa="x", **{"b\nb": "x"}, c="x", d="x", e="x", **{"own/f": "x", "g": "x"})
     made.verdict()
-    scandir, open_file = os.scandir, type(made.share.root).open
+    open_folder, open_file = safeopen.open_folder, safeopen.open_file
 
-    def list_folder(path):
-        if str(path).endswith("/own"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
+    def list_folder(root, path):
+        if path.endswith("/own"):
+            raise PermissionError(13, "Permission denied", path)
+        return open_folder(root, path)
 
-    def open_it(path, *arguments, **named):
-        if path.name == "e":
-            raise PermissionError(13, "Permission denied", str(path))
-        if path.name == "d":
-            raise FileNotFoundError(2, "No such file or directory", str(path))
-        return open_file(path, *arguments, **named)
+    def open_it(root, path):
+        if path.endswith("/e"):
+            raise PermissionError(13, "Permission denied", path)
+        if path.endswith("/d"):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return open_file(root, path)
 
-    monkeypatch.setattr(artifacts.os, "scandir", list_folder)
-    monkeypatch.setattr(type(made.share.root), "open", open_it)
+    monkeypatch.setattr(safeopen, "open_folder", list_folder)
+    monkeypatch.setattr(safeopen, "open_file", open_it)
     odd = MlflowException("no such\npath", error_code=INVALID_PARAMETER_VALUE)
     client.before["log_artifact"] = [refusal(413, "Request Entity Too Large"), odd, refusal(404, "Not Found")]
     relay().finish(made.job.state())

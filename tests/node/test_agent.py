@@ -282,7 +282,7 @@ def test_a_verdict_by_a_client_ends_the_agents(any_cluster: Cluster) -> None:
     wait_for(lambda: job.log("stdout.txt").count("started") == 2)
     client = {"executionState": "failed", "exitCode": None, "errors": [], "reason": "mine", "terminated": False, "endTime": 1}
     (job.share / job.paths.verdict).mkdir()
-    mountfiles.write_closed(str(job.share / job.paths.verdict_file), [client])
+    mountfiles.write_closed(str(job.share), job.paths.verdict_file, [client])
     job.notice("verdict")
     assert job.wait(40) == client
     assert_clean(any_cluster, job)
@@ -372,11 +372,11 @@ def test_a_claimer_that_died_costs_no_verdict(any_cluster: Cluster) -> None:
 # Frozen between its claim and the verdict, for so long that a client has finished the claim.
 FROZEN = """
 make = agent.os.mkdir
-def mkdir(path, mode=0o777):
-    make(path, mode)
-    if path.endswith("/verdict"):
+def mkdir(path, mode=0o777, *, dir_fd=None):
+    make(path, mode, dir_fd=dir_fd)
+    if path == "verdict":
         given = protocol.verdict_record(protocol.FAILED, "follower", reason="frozen")
-        mountfiles.write_closed(path + "/verdict.json", [given])
+        mountfiles.write_closed("/proc/self/fd/%d" % dir_fd, "verdict/verdict.json", [given])
 agent.os.mkdir = mkdir
 """
 
@@ -534,7 +534,7 @@ def test_an_agent_without_a_plan_says_so(agent_pyz: Path, tmp_path: Path) -> Non
 def test_an_agent_waits_for_a_plan_that_is_seen_late(agent_pyz: Path, tmp_path: Path) -> None:
     plan = tmp_path / "x" / "batchai" / "plan.json"
     plan.parent.mkdir(parents=True)
-    timer = threading.Timer(1.0, mountfiles.write_closed, (str(plan), [{"protocol": 0}]))
+    timer = threading.Timer(1.0, mountfiles.write_closed, (str(plan.parent), plan.name, [{"protocol": 0}]))
     timer.start()
     done = ask_for_a_plan(agent_pyz, tmp_path, 60)
     timer.join()

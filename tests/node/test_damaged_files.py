@@ -11,14 +11,14 @@ from mlflow_batchai.node import records
 records.SETTLE_SECONDS, sharefiles.QUIET_SECONDS, shipper.AGAIN_SECONDS = 0.3, 0.5, 1.0
 mounted.BEAT_SECONDS, peers.DAMAGED_SECONDS = 0.2, 1.0
 damaged, real = [], mountfiles.write_closed
-def write(path, found, *bits):
+def write(root, path, found):
     if damaged or {node!r} not in sys.argv or not any(record.get("k") == {what!r} for record in found) and not path.endswith({what!r}):
-        return real(path, found, *bits)
+        return real(root, path, found)
     damaged.append(path)
     data = {left}(protocol.encode(found))
     if data is not None:
-        real(path, [], *bits)
-        open(path, "wb").write(data)
+        real(root, path, [])
+        open(root + "/" + path, "wb").write(data)
 mountfiles.write_closed = write
 """
 LEFT = {

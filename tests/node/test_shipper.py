@@ -215,11 +215,11 @@ def test_a_segment_that_was_tried_comes_again_the_same(make: Callable[..., Threa
     written: dict[str, list[bytes]] = {}
     real = mountfiles.write_closed
 
-    def write(path: str, records: list[dict[str, Any]], bits: int) -> None:
+    def write(root: str, path: str, records: list[dict[str, Any]]) -> None:
         written.setdefault(path, []).append(protocol.encode(records))
         if len(written[path]) == 1:
             raise OSError("the answer got lost")
-        real(path, records, bits)
+        real(root, path, records)
 
     monkeypatch.setattr(mountfiles, "write_closed", write)
     thread = make()
@@ -239,8 +239,7 @@ def test_a_log_file_that_can_t_grow_stops_nothing(make: Callable[..., Thread], m
     thread.shipper.start()
     thread.shipper.log(0, "out", b"hello\n")
     wait_for(lambda: thread.records("log"), 5)
-    request = on_share(thread.layout, thread.layout.paths.request("1"))
-    mountfiles.write_closed(request, [{"who": "ann", "why": ""}])
+    thread.layout.control.write_closed(thread.layout.paths.request("1"), [{"who": "ann", "why": ""}])
     assert wait_for(thread.shipper.inbox.requests, 5) == [{"who": "ann", "why": ""}]
     folder.unlink()
     wait_for(lambda: thread.text("stdout.txt") == "hello\n", 5)
@@ -258,10 +257,10 @@ def test_a_full_share_still_tells_of_a_cancel_and_a_verdict(make: Callable[..., 
     thread.shipper.start()
     metric(thread, 1)
     paths = thread.layout.paths
-    mountfiles.write_closed(on_share(thread.layout, paths.request("1")), [{"who": "ann"}])
+    thread.layout.control.write_closed(paths.request("1"), [{"who": "ann"}])
     Path(on_share(thread.layout, paths.requests), "2.json").write_bytes(b"half a fi")
     Path(on_share(thread.layout, paths.requests), "3.partial").mkdir()
-    mountfiles.write_closed(on_share(thread.layout, paths.verdict_file), [{"executionState": "failed"}])
+    thread.layout.control.write_closed(paths.verdict_file, [{"executionState": "failed"}])
     assert wait_for(thread.shipper.inbox.requests, 5) == [{"who": "ann"}]
     assert wait_for(lambda: thread.shipper.inbox.verdict, 5) == {"executionState": "failed"}
     assert not thread.shipper.finish(0.2)
@@ -317,12 +316,19 @@ def test_a_follower_reads_each_segment_once_in_order(make_layout: Callable[..., 
     assert (follower.read(layout.attempt), follower.sequence) == ([], 3)
     # An error after a segment was read doesn't cost that segment.
     write(3)
-    Path(on_share(layout, layout.paths.segment("agent-1", 4))).mkdir()
-    assert follower.read(layout.attempt) == [{"k": "beat", "n": 3}]
-    with pytest.raises(IsADirectoryError):
-        follower.read(layout.attempt)
-    Path(on_share(layout, layout.paths.segment("agent-1", 4))).rmdir()
     write(4)
+    real = layout.attempt.segment
+
+    def segment(writer: str, sequence: int) -> list[dict[str, Any]] | None:
+        if sequence == 4:
+            raise OSError("the share is away")
+        return real(writer, sequence)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout.attempt, "segment", segment)
+        assert follower.read(layout.attempt) == [{"k": "beat", "n": 3}]
+        with pytest.raises(OSError, match="away"):
+            follower.read(layout.attempt)
     assert follower.read(layout.attempt) == [{"k": "beat", "n": 4}]
 
 
@@ -343,7 +349,7 @@ def test_silence_is_what_was_looked_at(make_layout: Callable[..., NodeLayout], m
         moment[0] += 5.0
         follower.read(layout.attempt, heeds=False)  # the share takes nothing from us: others can't say anything either
     assert follower.silent == 7.0
-    mountfiles.write_closed(on_share(layout, layout.paths.segment("agent-1", 0)), [{"k": "beat"}])
+    layout.control.write_closed(layout.paths.segment("agent-1", 0), [{"k": "beat"}])
     follower.read(layout.attempt)
     assert follower.silent == 0.0
 
@@ -437,7 +443,7 @@ def test_what_others_said_is_not_lost_with_one_who_cant_be_read(monkeypatch: pyt
 
 def test_a_log_file_keeps_what_was_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "logs" / "stdout.txt"
-    file = MountedLogFile(str(path), str(path.parent))
+    file = MountedLogFile(str(path.parents[1]), "/".join(path.parts[-2:]))
     path.parent.write_text("in the way")
     file.append(b"one\n")
     for _ in range(2):

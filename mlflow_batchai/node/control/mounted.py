@@ -3,10 +3,11 @@
 import contextlib
 import hashlib
 import os
+import stat
 import time
 from typing import List, Optional, Sequence
 
-from mlflow_batchai.node import mountfiles, permissions, protocol
+from mlflow_batchai.node import mountfiles, permissions, protocol, safeopen
 from mlflow_batchai.node.control.base import Attempt, ControlShare, Entry, LogFile
 from mlflow_batchai.node.protocol import JobPaths, Record, identity_path
 from mlflow_batchai.node.records import AHEAD
@@ -32,7 +33,8 @@ class MountedShare(ControlShare):
     def trouble(self, identity: str) -> Optional[str]:
         if not os.path.isdir(self.root):
             return "missing"
-        if not os.path.isdir(self.where(identity_path(identity))):
+        found = safeopen.look(self.root, identity_path(identity))
+        if found is None or not stat.S_ISDIR(found.st_mode):
             return "another"
         return None if os.access(self.root, os.W_OK | os.X_OK) else "read-only"
 
@@ -40,45 +42,37 @@ class MountedShare(ControlShare):
         return self.damage.record(path, self.content(path))
 
     def content(self, path: str) -> Optional[bytes]:
-        """A file's content; None if it isn't there."""
+        """A file's content, empty if it is no file or longer than may be; None if it isn't there."""
         try:
-            return permissions.patiently(lambda: mountfiles.read_fresh(self.where(path)))
-        except (FileNotFoundError, NotADirectoryError):
+            return mountfiles.read_whole(self.root, path, protocol.longest(path))
+        except (FileNotFoundError, safeopen.OddFolderError):
             return None
 
     def write_closed(self, path: str, records: Sequence[Record]) -> None:
-        permissions.patiently(lambda: mountfiles.write_closed(self.where(path), records, permissions.bits_of(self.root)))
+        mountfiles.write_closed(self.root, path, records)
 
     def claim(self, path: str) -> bool:
-        folder, bits = self.where(path), permissions.bits_of(self.root)
-        permissions.patiently(lambda: permissions.make_folders(os.path.dirname(folder), bits))
-        try:
-            permissions.patiently(lambda: permissions.make_folder(folder, bits))
-        except FileExistsError:
-            return False
-        return True
+        return permissions.patiently(lambda: safeopen.claim(self.root, path, permissions.opener(self.root)))
 
     def entries(self, path: str) -> List[Entry]:
-        folder = self.where(path)
         try:
-            names = os.scandir(folder)
+            with safeopen.open_folder(self.root, path) as folder, os.scandir(folder) as names:
+                return [_entry(name) for name in names]
         except FileNotFoundError:
-            mountfiles.freshen(folder)
+            safeopen.freshen(self.root, path)
             return []
-        with names:
-            return [_entry(name) for name in names]
 
     def names(self, path: str) -> List[str]:
-        folder = self.where(path)
         try:
-            return os.listdir(folder)
+            with safeopen.open_folder(self.root, path) as folder:
+                return os.listdir(folder)
         except FileNotFoundError:
-            mountfiles.freshen(folder)
+            safeopen.freshen(self.root, path)
             return []
 
     def fetch(self, path: str, target: str) -> str:
         digest = hashlib.sha256()
-        with open(self.where(path), "rb") as incoming, open(target, "wb") as outgoing:
+        with safeopen.open_file(self.root, path) as incoming, open(target, "wb") as outgoing:
             while True:
                 block = incoming.read(1 << 20)
                 if not block:
@@ -87,17 +81,16 @@ class MountedShare(ControlShare):
                 outgoing.write(block)
 
     def reserve(self, path: str, size: int) -> None:
-        target, bits = self.where(path), permissions.bits_of(self.root)
-        permissions.patiently(lambda: permissions.make_folders(os.path.dirname(target), bits))
-        with open(permissions.create(target, os.O_WRONLY | os.O_TRUNC, bits), "wb") as file:
+        made = permissions.opener(self.root)
+        with os.fdopen(permissions.patiently(lambda: safeopen.open_to_write(self.root, path, made=made)), "wb") as file:
             file.write(os.urandom(size))  # zeros might take no room at all
 
     def release(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.where(path))
+            safeopen.remove(self.root, path)
 
     def log_file(self, path: str) -> "MountedLogFile":
-        return MountedLogFile(self.where(path), self.root)
+        return MountedLogFile(self.root, path)
 
     def attempt(self, paths: JobPaths, node: int, nodes: int) -> "NamedFiles":
         return NamedFiles(self, paths)
@@ -105,18 +98,20 @@ class MountedShare(ControlShare):
 
 def _entry(name: "os.DirEntry[str]") -> Entry:
     try:
-        return Entry(name.name, 0, True) if name.is_dir() else Entry(name.name, name.stat().st_size, False)
-    except OSError:  # a link to nothing, a file that has just gone: who reads it meets it too
+        if name.is_dir(follow_symlinks=False):
+            return Entry(name.name, 0, True)
+        return Entry(name.name, name.stat(follow_symlinks=False).st_size, False)
+    except OSError:  # a file that has just gone: who reads it meets it too
         return Entry(name.name, 0, False)
 
 
 class MountedLogFile(LogFile):
-    """A file that is kept open and appended to, on the share at ``root``."""
+    """A file that is kept open and appended to."""
 
-    def __init__(self, path: str, root: str) -> None:
+    def __init__(self, root: str, path: str) -> None:
         super().__init__()
-        self._path = path
         self._root = root
+        self._path = path
         self._descriptor: Optional[int] = None
 
     def flush(self, last: bool = False) -> None:
@@ -124,9 +119,10 @@ class MountedLogFile(LogFile):
             return
         try:
             if self._descriptor is None:
-                bits = permissions.bits_of(self._root)
-                permissions.patiently(lambda: permissions.make_folders(os.path.dirname(self._path), bits))
-                self._descriptor = permissions.create(self._path, os.O_WRONLY | os.O_APPEND, bits)
+                made = permissions.opener(self._root)
+                self._descriptor = permissions.patiently(
+                    lambda: safeopen.open_to_write(self._root, self._path, append=True, made=made)
+                )
             while self._data:
                 del self._data[: os.write(self._descriptor, self._data)]
         except OSError:
@@ -187,7 +183,7 @@ class NamedFiles(Attempt):
 
     def went_on(self, writer: str, sequence: int) -> bool:
         later = range(sequence + 1, sequence + 1 + AHEAD)
-        return any(os.path.exists(self._share.where(self._paths.segment(writer, number))) for number in later)
+        return any(safeopen.look(self._share.root, self._paths.segment(writer, number)) for number in later)
 
     def remains(self, writer: str, sequence: int) -> Optional[bytes]:
         return self._share.content(self._paths.segment(writer, sequence))

@@ -222,14 +222,14 @@ def _in_agent(struck):
     from mlflow_batchai.node import mountfiles, protocol, register, tickets
     from mlflow_batchai.node.control import mounted
 
-    def written(path, records, *bits):
+    def written(root, path, records):
         name = os.path.basename(path)
         return "write segment" if name.endswith(".jsonl") else "write " + name
 
-    def half(path, records, *bits):
+    def half(root, path, records):
         data = protocol.encode(records)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
+        os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
+        with open(os.path.join(root, path), "wb") as file:
             file.write(data[: len(data) // 2])
 
     struck.wrap(mountfiles, "write_closed", written, half)

@@ -1,0 +1,329 @@
+"""Opens what lies below a folder that this process has chosen, where others may write: files and folders only.
+
+Whoever may write a share can put a link, a FIFO or a device in place of any name there, between two of our calls as well. So
+each part of a path is opened in the folder before it and no link is followed; what was opened is looked at, and not its name.
+Only the folder itself (``root``) is opened as any path is: it is our own choice. Paths below it have ``/`` between their parts.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+import uuid
+from typing import BinaryIO, Callable, Iterator, List, Optional, Tuple
+
+LONGEST_PATH = 4095  # bytes, as the kernel has it for a path that is opened at once
+# O_PATH: what a folder on the way has to permit is to search it, and no more.
+_WAY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+_LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_KINDS = (
+    (stat.S_ISREG, "a file"),
+    (stat.S_ISLNK, "a link"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+# Levels that are removed with a descriptor open for each; what lies deeper is moved up first.
+_DEEPEST = 64
+# How often a folder that is being removed may get something new.
+_REFILLED = 5
+
+Made = Callable[[int], None]
+
+
+class OddFileError(OSError):
+    """Something lies there, and no file or folder that may be opened: ``strerror`` says what it is, ``filename`` where."""
+
+    number = errno.EINVAL
+
+    def __init__(self, what: str) -> None:
+        super().__init__(self.number, what)
+
+
+class OddFolderError(OddFileError, NotADirectoryError):
+    """What lies there in place of a folder, or on the way, is a link or a file."""
+
+    number = errno.ENOTDIR
+
+
+class Descriptor(int):
+    """A file descriptor that is closed at the end of a ``with`` block."""
+
+    def __enter__(self) -> "Descriptor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self)
+
+
+@contextlib.contextmanager
+def _named(root: str, path: str) -> Iterator[None]:
+    """Errors name the whole path."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = os.path.join(root, path)
+        raise
+
+
+def parts_of(path: str) -> List[str]:
+    """The names that a path is made of.
+
+    Raises:
+        OSError: it leads out of the root, or no file system takes it.
+    """
+    try:
+        length = len(os.fsencode(path))
+    except UnicodeEncodeError:
+        raise OSError(errno.EINVAL, "that can't be the name of a file") from None
+    if length > LONGEST_PATH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts or "\0" in path:
+        raise OSError(errno.EINVAL, "that is no path below a folder")
+    return parts
+
+
+def open_file(root: str, path: str) -> BinaryIO:
+    """A regular file, to be read.
+
+    Raises:
+        OddFileError: something else lies there.
+        FileNotFoundError: nothing does.
+    """
+    with _named(root, path):
+        folder, name = _folder_of(root, path)
+        with folder:
+            return os.fdopen(_open(folder, name, os.O_RDONLY), "rb")
+
+
+def open_folder(root: str, path: str) -> Descriptor:
+    """A folder, to be listed.
+
+    Raises:
+        OddFolderError: it is a link or a file, or lies behind one.
+    """
+    with _named(root, path):
+        if not parts_of(path):
+            return Descriptor(os.open(root, _LISTED))
+        folder, name = _folder_of(root, path)
+        with folder:
+            return _step(folder, name, _LISTED)
+
+
+def make_folders(root: str, path: str, made: Made = lambda folder: None) -> Descriptor:
+    """A folder, which is made with its parents if it isn't there; the root is not.
+
+    Args:
+        made: given a descriptor of each that we have made.
+    """
+    with _named(root, path):
+        return _make(root, parts_of(path), made)
+
+
+def claim(root: str, path: str, made: Made = lambda folder: None) -> bool:
+    """Make a folder, and its parents; False if something of that name was there."""
+    with _named(root, path):
+        *above, name = parts_of(path)
+        with _make(root, above, made) as folder:
+            try:
+                os.mkdir(name, dir_fd=folder)
+            except FileExistsError:
+                return False
+            with _step(folder, name, _LISTED) as below:
+                made(below)
+        return True
+
+
+def open_to_write(root: str, path: str, append: bool = False, made: Made = lambda descriptor: None) -> Descriptor:
+    """A file to be written from its beginning, or appended to; its folders are made.
+
+    What lies there and is no file of ours (``OddFileError``) gets another name beside it, so that it keeps nobody from writing.
+
+    Args:
+        made: given a descriptor of each folder that we have made, and of the file.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0)
+    with _named(root, path):
+        *above, name = parts_of(path)
+        with _make(root, above, made) as folder:
+            try:
+                descriptor = _open(folder, name, flags)
+            except OddFileError:
+                os.rename(name, ".odd-%s" % uuid.uuid4().hex, src_dir_fd=folder, dst_dir_fd=folder)
+                descriptor = _open(folder, name, flags | os.O_EXCL)
+        made(descriptor)
+        if not append:
+            os.ftruncate(descriptor, 0)
+        return descriptor
+
+
+def look(root: str, path: str) -> Optional[os.stat_result]:
+    """What lies there, a link as a link; None if nothing does."""
+    with _named(root, path):
+        try:
+            folder, name = _folder_of(root, path)
+            with folder:
+                return os.lstat(name, dir_fd=folder)
+        except (FileNotFoundError, OddFolderError):
+            return None
+
+
+def freshen(root: str, path: str) -> None:
+    """Have a mount look anew for a name that it did not know.
+
+    An NFS client remembers that a name wasn't there until what it knows of the folder expires, 30 s and more (nfs(5):
+    lookupcache, acdirmin). Opening the folder has it ask the server (nfs(5): close-to-open). Elsewhere it costs microseconds.
+    """
+    with contextlib.suppress(OSError):  # whoever asks for the file meets it too
+        above = parts_of(path)[:-1]
+        folder = Descriptor(os.open(root, _WAY if above else _LISTED))
+        for number, part in enumerate(above, 1):
+            flags = _WAY if number < len(above) else _LISTED
+            with folder:
+                try:
+                    below = _step(folder, part, flags)
+                except FileNotFoundError:
+                    os.close(os.open(".", _LISTED, dir_fd=folder))
+                    below = _step(folder, part, flags)
+            folder = below
+        os.close(folder)
+
+
+def remove(root: str, path: str) -> None:
+    """Remove a file or a link, or a folder with all that is in it, though others put something there meanwhile.
+
+    Raises:
+        OSError: it can't be done; FileNotFoundError if nothing is there.
+    """
+    with _named(root, path):
+        folder, name = _folder_of(root, path)
+        with folder:
+            if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+                os.unlink(name, dir_fd=folder)
+                return
+            with _step(folder, name, _LISTED) as top:
+                for turn in range(_REFILLED + 1):
+                    while _empty(top, top, 0):
+                        pass  # what lay too deep lies in it now
+                    try:
+                        os.rmdir(name, dir_fd=folder)
+                    except FileNotFoundError:
+                        return  # others were quicker
+                    except OSError as error:
+                        if error.errno != errno.ENOTEMPTY or turn == _REFILLED:
+                            raise
+                    else:
+                        return
+
+
+def _folder_of(root: str, path: str) -> Tuple[Descriptor, str]:
+    """(the folder that something lies in, its name there)."""
+    parts = parts_of(path)
+    if not parts:
+        raise OddFileError("it is a folder, and no file")
+    folder = Descriptor(os.open(root, _WAY))
+    for part in parts[:-1]:
+        with folder:
+            below = _step(folder, part)
+        folder = below
+    return folder, parts[-1]
+
+
+def _step(folder: int, name: str, flags: int = _WAY) -> Descriptor:
+    try:
+        return Descriptor(os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder))
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+        kind = _kind(os.lstat(name, dir_fd=folder))
+        raise OddFolderError("'%s' is %s, and no folder" % (name, kind)) from None
+
+
+def _kind(status: os.stat_result) -> str:
+    return next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "something else")
+
+
+def _make(root: str, parts: List[str], made: Made = lambda folder: None) -> Descriptor:
+    folder = Descriptor(os.open(root, _WAY))
+    for part in parts:
+        with folder:
+            try:
+                below = _step(folder, part)
+            except FileNotFoundError:
+                below = _made(folder, part, made)
+        folder = below
+    return folder
+
+
+def _made(folder: int, name: str, made: Made) -> Descriptor:
+    try:
+        os.mkdir(name, dir_fd=folder)
+    except FileExistsError:
+        return _step(folder, name)
+    with _step(folder, name, _LISTED) as below:
+        made(below)
+        return Descriptor(os.dup(below))
+
+
+def _open(folder: int, name: str, flags: int) -> Descriptor:
+    """A regular file of a folder."""
+    try:
+        # Some devices do something when they are opened.
+        _check(os.lstat(name, dir_fd=folder), flags)
+    except FileNotFoundError:
+        if not flags & os.O_CREAT:
+            raise
+    try:
+        descriptor = Descriptor(os.open(name, flags | _FILE, 0o666, dir_fd=folder))
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise OddFileError("it is no file any more") from None
+        raise
+    try:
+        _check(os.fstat(descriptor), flags)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check(status: os.stat_result, flags: int) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OddFileError("it is %s, and no file" % _kind(status))
+    if flags & os.O_WRONLY and status.st_nlink > 1:
+        raise OddFileError("it has another name as well (a hard link)")
+
+
+def _empty(folder: int, top: int, level: int) -> bool:
+    """Remove all in a folder; whether something was moved up to the top instead."""
+    moved = False
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_folder in found:
+        with _changing():
+            if not is_folder:
+                os.unlink(name, dir_fd=folder)
+            elif level >= _DEEPEST:
+                os.rename(name, ".deep-%s" % uuid.uuid4().hex, src_dir_fd=folder, dst_dir_fd=top)
+                moved = True
+            else:
+                with _step(folder, name, _LISTED) as below:
+                    moved = _empty(below, top, level + 1) or moved
+                os.rmdir(name, dir_fd=folder)
+    return moved
+
+
+@contextlib.contextmanager
+def _changing() -> Iterator[None]:
+    """What has gone by now, or has become something else: whoever removes the folder looks again."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
