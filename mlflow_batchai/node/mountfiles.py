@@ -18,10 +18,14 @@ def open_fresh(root: str, path: str) -> BinaryIO:
         OddFileError: something else is.
     """
     try:
-        return permissions.patiently(lambda: safeopen.open_file(root, path))
+        return _open(root, path)
     except FileNotFoundError:
         safeopen.freshen(root, path)
-        return permissions.patiently(lambda: safeopen.open_file(root, path))
+        return _open(root, path)
+
+
+def _open(root: str, path: str) -> BinaryIO:
+    return permissions.patiently(lambda: safeopen.open_file(root, path))
 
 
 def read_fresh(root: str, path: str, start: int = 0, length: int = -1) -> bytes:
@@ -43,7 +47,7 @@ def read_whole(root: str, path: str, most: int, fresh: bool = True) -> bytes:
         OddFolderError: nor can it be: what should be its folder is a file, or a link.
     """
     try:
-        with (open_fresh if fresh else safeopen.open_file)(root, path) as file:
+        with (open_fresh if fresh else _open)(root, path) as file:
             data = file.read(most + 1)
     except safeopen.OddFolderError:
         raise

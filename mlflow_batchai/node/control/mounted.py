@@ -56,7 +56,7 @@ class MountedShare(ControlShare):
 
     def entries(self, path: str) -> List[Entry]:
         try:
-            with safeopen.open_folder(self.root, path) as folder, os.scandir(folder) as names:
+            with self._folder(path) as folder, os.scandir(folder) as names:
                 return [_entry(name) for name in names]
         except FileNotFoundError:
             safeopen.freshen(self.root, path)
@@ -64,11 +64,14 @@ class MountedShare(ControlShare):
 
     def names(self, path: str) -> List[str]:
         try:
-            with safeopen.open_folder(self.root, path) as folder:
+            with self._folder(path) as folder:
                 return os.listdir(folder)
         except FileNotFoundError:
             safeopen.freshen(self.root, path)
             return []
+
+    def _folder(self, path: str) -> safeopen.Descriptor:
+        return permissions.patiently(lambda: safeopen.open_folder(self.root, path))
 
     def fetch(self, path: str, target: str) -> str:
         digest = hashlib.sha256()
