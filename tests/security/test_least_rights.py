@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from booking import take
 from command_line import Cli
-from conftest import World
 from other_user import CLIENT, NODE, STRANGER, as_user, needs_root, public_folder
 from plans import toy_plan
 from waiting import wait_for
@@ -59,9 +58,9 @@ while not os.path.exists(os.environ["AZ_BATCHAI_MOUNT_ROOT"] + "/share/go"):
 
 
 @needs_root
-def test_a_share_that_is_open_to_all_opens_nothing_on_a_node(public: Path, store_template: Path) -> None:
+def test_a_share_that_is_open_to_all_opens_nothing_on_a_node(world: Any, public: Path, store_template: Path) -> None:
     """The root of the share is 0777; the node's folder is its owner's own, who lets others look into it."""
-    world = World(public, store_template)
+    world = type(world)(public, store_template)  # where every user can reach it
     share, root, temporary = world.home / "share", world.home / "nodes" / "local" / "0", public / "tmp"
     for folder, mode in ((share, 0o777), (root, 0o755), (temporary, 0o1777)):
         folder.mkdir(parents=True)

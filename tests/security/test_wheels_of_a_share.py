@@ -9,10 +9,10 @@ import stat
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from azure_server import AzureServer
-from conftest import World
 from node_world import Cluster
 from other_user import STRANGER, needs_root
 from plans import toy_plan
@@ -254,7 +254,7 @@ def test_what_a_node_publishes_is_writable_for_nobody_else(share: Path) -> None:
 
 
 @needs_root
-def test_a_stranger_s_wheel_is_in_no_plan(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stranger_s_wheel_is_in_no_plan(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow_batchai import submitting
 
     good = make_wheel(world.home / "share" / "wheels" / "mine" / NAME, "mine")
