@@ -67,7 +67,9 @@ def test_a_share_that_is_open_to_all_opens_nothing_on_a_node(world: Any, public:
         folder.chmod(mode)
     try:
         process = world.start(world.command(world.project(TRAIN)), TMPDIR=str(temporary))
-        world.wait(lambda: world.runs() and (world.folder() / "stdouterr" / "stdout.txt").is_file() and "up" in world.log())
+        world.wait(
+            lambda: world.runs() and (world.folder() / "stdouterr" / "stdout.txt").is_file() and "up" in world.log(), 150
+        )
         assert "umask 077\n" in world.log()
         site = next(root.glob("jobs/*/site/sitecustomize.py"))
         said = as_user(STRANGER, lambda: site.open("a"))
