@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlflow_batchai.errors import UsageError
+from mlflow_batchai.node import boot
 
 if TYPE_CHECKING:
     from mlflow_batchai.spec.settings import SettingsFile
@@ -17,11 +18,31 @@ RESOURCE_GROUP, WORKSPACE = "batchai", "default"
 
 
 def home() -> Path:
-    """The client's folder: ``$BATCHAI_HOME``, by default ``~/.batchai``."""
+    """The client's folder: ``$BATCHAI_HOME``, by default ``~/.batchai``.
+
+    Raises:
+        UsageError: this user has none, or other users can change what lies there: programs, nodes' folders, addresses.
+    """
     try:
-        return Path(os.environ.get("BATCHAI_HOME") or Path.home() / ".batchai").absolute()
+        path = Path(os.environ.get("BATCHAI_HOME") or Path.home() / ".batchai").absolute()
     except RuntimeError as error:
         raise UsageError("this user has no home folder; set BATCHAI_HOME to a folder of its own") from error
+    _refuse_others(path)
+    return path
+
+
+@functools.lru_cache
+def _refuse_others(path: Path) -> None:
+    try:
+        status = boot.walk(str(path))
+        if status.st_uid != os.geteuid():
+            raise boot.FolderError(f"{path} belongs to another user")
+        if boot.others_write(status):
+            raise boot.FolderError(f"other users can write {path}: take that from them (chmod go-w)")
+    except boot.FolderError as error:
+        raise UsageError(f"{error}; what batchai runs and trusts lies there: mend that, or set BATCHAI_HOME") from error
+    except OSError:  # it isn't there yet; the way to where it will be was looked at
+        return
 
 
 def settings() -> SettingsFile | None:

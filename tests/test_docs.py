@@ -108,7 +108,7 @@ BATCH_AIS = (
 
 
 # Keys of batchai.yaml that the README's example leaves to docs/reference.md.
-REFERENCE_ONLY = ("retries", "minNodes", "terminateGrace", "relayDeadline", "ranks", "systemMetrics", "artifacts")
+REFERENCE_ONLY = ("retries", "minNodes", "terminateGrace", "relayDeadline", "ranks", "systemMetrics", "artifacts", "umask")
 
 
 def test_every_setting_is_named() -> None:

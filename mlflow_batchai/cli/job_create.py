@@ -37,6 +37,7 @@ RANK_COLUMNS: list[Column] = [("Rank", "rank"), ("Node", "node"), ("Command", la
 @mount_options
 @click.option("--retries", type=click.IntRange(0, MOST_RETRIES), default=0, help="How often it starts again if it fails.")
 @click.option("--min-nodes", type=click.IntRange(1), help="Nodes that are enough for that.  [all of the job's]")
+@click.option("--umask", type=click.Choice(["077", "022"]), default="077", help="The ranks'.", show_default=True)
 @click.option("--dry-run", is_flag=True, help="Only show what each node would run, with secrets masked.")
 def create(
     scope: Scope,
@@ -46,6 +47,7 @@ def create(
     mounts: MountOptions,
     retries: int,
     min_nodes: int | None,
+    umask: str,
     dry_run: bool,
 ) -> Any:
     """Start a job; returns at once, while it is queued.
@@ -58,7 +60,7 @@ def create(
     from mlflow_batchai.plan.planning import Terms
 
     document = _read(file, mounts)
-    terms = Terms(retries, min_nodes)
+    terms = Terms(retries, min_nodes, umask=umask)
     if dry_run:
         return _described(scope, name, document, _cluster(cluster_name, document), file, terms)
     return _submitted(scope, name, document, cluster_name, file, terms)

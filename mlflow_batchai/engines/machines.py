@@ -251,7 +251,7 @@ class SshMachine:
 
     def _explained(self, trouble: str) -> str:
         """What keeps the agent from running there, and what to do."""
-        if trouble.endswith(("another user", "is not a folder")) or "can't be made" in trouble:
+        if trouble.endswith(("another user", "is not a folder", "other users can write")) or "can't be made" in trouble:
             return f"{trouble}; mend that, or name another folder (root in the cluster document)"
         if trouble.endswith("install 3.8 or newer"):
             return f"{trouble}, or name one (agentPython in the cluster document)"

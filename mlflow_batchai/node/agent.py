@@ -12,7 +12,7 @@ import sys
 import time
 from typing import IO, Any, Dict, List, Mapping, Optional, Tuple
 
-from mlflow_batchai.node import containers, processes, protocol, register, staging, terms, tickets
+from mlflow_batchai.node import containers, permissions, processes, protocol, register, staging, terms, tickets
 from mlflow_batchai.node.control import open_control
 from mlflow_batchai.node.control.base import ControlError, ControlShare
 from mlflow_batchai.node.ending import Ending, tell
@@ -195,21 +195,21 @@ def main(arguments: List[str]) -> int:
     parser.add_argument("--part", type=_part, default=(0, 1))
     parser.add_argument("--name", default="")
     options = parser.parse_args(arguments)
+    os.umask(permissions.PRIVATE)
     given = json.loads(sys.stdin.read() or "{}")
     try:
-        with open_control(options.share, given.get("share")).as_open_as_root():
-            agent = Agent(
-                options.share,
-                options.folder,
-                options.attempt,
-                options.node,
-                options.root,
-                json.loads(options.ticket),
-                given,
-                options.part,
-                options.name,
-            )
-            return agent.run()
+        agent = Agent(
+            options.share,
+            options.folder,
+            options.attempt,
+            options.node,
+            options.root,
+            json.loads(options.ticket),
+            given,
+            options.part,
+            options.name,
+        )
+        return agent.run()
     except (staging.SetupError, ControlError) as error:
         sys.stderr.write("%s\n" % error)
         return 1

@@ -6,10 +6,16 @@ The node's folder may lie in one that all can write (/var/tmp), and whoever was 
 where our archive should be. Any Python 3 can read this, to say that it is too old.
 """
 
+import errno
+import grp
 import hashlib
 import os
+import pwd
 import stat
 import sys
+
+# As many as the kernel follows.
+MOST_LINKS = 40
 
 
 class FolderError(Exception):
@@ -40,26 +46,99 @@ def main() -> None:
 
 
 def own_folder(path: str) -> str:
-    """A folder that this user alone can write, made if it isn't there.
+    """A folder that this user alone can write, nor put another in its place; made if it isn't there.
 
     Raises:
-        FolderError: it belongs to someone else, or can't be made.
+        FolderError: it belongs to someone else, or lies where others could move it away, or can't be made.
     """
     try:
-        os.makedirs(path, 0o700)
-    except FileExistsError:
-        pass
+        status = walk(path, make=True)
+        if not stat.S_ISDIR(status.st_mode):
+            raise FolderError("%s is not a folder" % path)
+        if status.st_uid != os.geteuid():
+            raise FolderError("%s belongs to another user" % path)
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            os.chmod(path, stat.S_IMODE(status.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
     except OSError as error:
         raise FolderError("%s can't be made: %s" % (path, error.strerror)) from None
-    if not os.path.isdir(path):
-        raise FolderError("%s is not a folder" % path)
-    status = os.stat(path)
-    # lstat: a link that someone else has put there would lead us where he likes.
-    if status.st_uid != os.geteuid() or os.lstat(path).st_uid != os.geteuid():
-        raise FolderError("%s belongs to another user" % path)
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        os.chmod(path, stat.S_IMODE(status.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
     return path
+
+
+def walk(path: str, make: bool = False) -> os.stat_result:
+    """What lies at a path, every folder and link on the way there being such that only this user and root can change it.
+
+    Args:
+        make: whether folders that aren't there are made, the last one for this user alone.
+
+    Raises:
+        FolderError: another user could have put something else there.
+        OSError: there is no such thing, or it can't be made.
+    """
+    names = os.path.abspath(path).split(os.sep)[:0:-1]
+    folder, status, links = os.sep, os.stat(os.sep), 0
+    while True:
+        while names and names[-1] in ("", "."):
+            names.pop()
+        if not names:
+            return status
+        if stat.S_ISDIR(status.st_mode):
+            _refuse_others(path, folder, status)
+        name = names.pop()
+        if name == os.pardir:  # of a link's target
+            folder = os.path.dirname(folder)
+            status = os.stat(folder)
+            continue
+        inside, below = status, os.path.join(folder, name)
+        try:
+            status = os.lstat(below)
+        except FileNotFoundError:
+            if not make:
+                raise
+            try:
+                os.mkdir(below, 0o755 if names else 0o700)
+            except FileExistsError:  # since a moment ago
+                pass
+            status = os.lstat(below)
+        shared = inside.st_mode & stat.S_ISVTX or stat.S_ISLNK(status.st_mode)
+        if shared and status.st_uid not in (0, os.geteuid()):
+            raise FolderError("%s belongs to another user" % (below if names else path))
+        if not stat.S_ISLNK(status.st_mode):
+            folder = below
+            continue
+        links += 1
+        if links > MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        target = os.readlink(below)
+        names += target.split(os.sep)[::-1]
+        folder = os.sep if target.startswith(os.sep) else folder
+        status = os.stat(folder)
+
+
+def _refuse_others(path: str, folder: str, status: os.stat_result) -> None:
+    """Raise unless what lies in a folder stays what it is for all but this user and root."""
+    if status.st_uid not in (0, os.geteuid()):
+        raise FolderError("%s lies in %s, which belongs to another user" % (path, folder))
+    if others_write(status) and not status.st_mode & stat.S_ISVTX:
+        raise FolderError("%s lies in %s, which other users can write" % (path, folder))
+
+
+def others_write(status: os.stat_result) -> bool:
+    """Whether users other than the owner may write a file or folder.
+
+    A group that is one user's alone is no other: Debian and Red Hat give each user one of his own name, and then let new
+    folders be writable for it (umask 002).
+    """
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and not _is_private(status.st_gid, status.st_uid)
+
+
+def _is_private(group: int, user: int) -> bool:
+    try:
+        account, known = pwd.getpwuid(user), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return account.pw_gid == group and known.gr_name == account.pw_name and set(known.gr_mem) <= {account.pw_name}
 
 
 if __name__ == "__main__":

@@ -79,6 +79,10 @@ class Ending:
         if left:
             self._shipper.note("could not end pids %s" % sorted(left))
         with self._going_on():
+            if self._runtime.node_lock is not None and not self._lost_share:
+                for trouble in staging.open_up(self._layout):
+                    self._shipper.note(trouble)
+        with self._going_on():
             self._drain()
         exit_record: Dict[str, Any] = {
             "node": self._node,

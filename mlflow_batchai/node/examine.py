@@ -157,7 +157,7 @@ def offer(share: str, identity: str, path: str, sas: Optional[str] = None) -> An
     trouble, why = place.share_trouble(share, identity, sas), ""
     if trouble is None:
         try:
-            with contextlib.closing(open_control(share, sas, place.SHARE_SECONDS)) as control, control.as_open_as_root():
+            with contextlib.closing(open_control(share, sas, place.SHARE_SECONDS)) as control:
                 control.write_closed(path, [{"host": socket.gethostname()}])
         except OSError as error:
             # Whatever the permissions say, a server may map this user to nobody.

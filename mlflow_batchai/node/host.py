@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-from mlflow_batchai.node import boot, containers, gate, place, processes, protocol, register, tickets
+from mlflow_batchai.node import boot, containers, gate, permissions, place, processes, protocol, register, tickets
 from mlflow_batchai.node.environment import for_agents
 from mlflow_batchai.node.layout import archive_path
 from mlflow_batchai.node.mounts import undo
@@ -98,7 +98,7 @@ def start(
         if known and register.is_alive(known):
             return known
         path = os.path.join(root, log)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         # -I: the submitter's PYTHON* variables and user site don't leak in; -S: no site-packages, a tenth of the start.
         argv = list(command or [sys.executable, "-I", "-S", archive_path()])
         argv += ["agent", *arguments, "--root=" + root, "--ticket=" + json.dumps(given)]
@@ -224,7 +224,7 @@ def answer(verb: str, arguments: Mapping[str, Any]) -> Answer:
     try:
         return _verb(verb)(**arguments)
     except boot.FolderError as error:
-        raise HostError("%s; remove it, or name another folder (root in the cluster document)" % error) from error
+        raise HostError("%s; mend that, or name another folder (root in the cluster document)" % error) from error
     except (tickets.BookError, place.KeeperError) as error:
         raise HostError(str(error)) from error
     except OSError as error:
@@ -237,6 +237,7 @@ def serve() -> int:
 
     Nobody says so when a client loses its power or its network: who isn't asked for ``IDLE_SECONDS`` ends, and is started anew.
     """
+    os.umask(permissions.PRIVATE)
     sys.stdout.write("%s %s\n" % (READY, json.dumps({"python": "%d.%d.%d" % sys.version_info[:3]})))
     sys.stdout.flush()
     signal.alarm(IDLE_SECONDS)

@@ -61,7 +61,7 @@ def once(
 
 def _use(folder: str, wait: Callable[[], None]) -> None:
     """Lock a folder against its removal for as long as this process lives: its interpreter is started again and again."""
-    descriptor = os.open(folder + USING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(folder + USING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

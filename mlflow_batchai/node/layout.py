@@ -13,6 +13,9 @@ from mlflow_batchai.node.protocol import JobPaths, job_mark
 
 Plan = Dict[str, Any]
 
+# Kinds of volumes that know no owners.
+AZURE = ("azureFiles", "azureBlob")
+
 _REFERENCE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)\}|(?P<plain>[A-Za-z_][A-Za-z0-9_]*))")
 
 
@@ -43,6 +46,7 @@ class NodeLayout:
         attempt: the attempt's files on it.
         mounted_share: the control share as ranks see it, through its mount.
         artifacts: where what scripts log by MLflow goes, likewise.
+        umask: the ranks'.
     """
 
     def __init__(self, root: str, plan: Plan, node: int, share: Optional[str] = None, sas: Optional[str] = None) -> None:
@@ -61,6 +65,7 @@ class NodeLayout:
         self.site = os.path.join(self.job, "site")
         self.bin = os.path.join(self.job, "bin")
         self.hostfile = os.path.join(self.job, "hostfile")
+        self.umask = int(plan.get("umask") or "077", 8)
         cached = plan["preparationCache"]
         # What a cached preparation leaves, for later jobs too; None: preparation is the job's own.
         self.prepared: Optional[str] = os.path.join(root, "prepared", cached) if cached else None
@@ -81,6 +86,15 @@ class NodeLayout:
     def input_path(self, staged: Mapping[str, Any]) -> str:
         """Where a staged parameter's file or folder lies on this node."""
         return os.path.join(self.inputs, staged["variable"], staged["name"])
+
+    def volume_root(self, path: str) -> Optional[str]:
+        """The mount point of the plan's volume that a path on this node lies in, by its name; None: it lies in none whose files
+        have owners and modes of their own (Azure's have those that their mount gives to all)."""
+        for volume in self.plan["volumes"]:
+            root = self.mount_path(volume)
+            if path.startswith(root + os.sep):
+                return None if volume["kind"] in AZURE else root
+        return None
 
     def mount_path(self, volume: Mapping[str, Any]) -> str:
         """Where a volume of the plan is mounted."""

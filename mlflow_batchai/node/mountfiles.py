@@ -3,7 +3,7 @@
 import os
 from typing import BinaryIO, Iterable
 
-from mlflow_batchai.node import protocol, safeopen
+from mlflow_batchai.node import permissions, protocol, safeopen
 
 
 def open_fresh(root: str, path: str) -> BinaryIO:
@@ -18,10 +18,14 @@ def open_fresh(root: str, path: str) -> BinaryIO:
         OddFileError: something else is.
     """
     try:
-        return safeopen.open_file(root, path)
+        return _open(root, path)
     except FileNotFoundError:
         safeopen.freshen(root, path)
-        return safeopen.open_file(root, path)
+        return _open(root, path)
+
+
+def _open(root: str, path: str) -> BinaryIO:
+    return permissions.patiently(lambda: safeopen.open_file(root, path))
 
 
 def read_fresh(root: str, path: str, start: int = 0, length: int = -1) -> bytes:
@@ -43,7 +47,7 @@ def read_whole(root: str, path: str, most: int, fresh: bool = True) -> bytes:
         OddFolderError: nor can it be: what should be its folder is a file, or a link.
     """
     try:
-        with (open_fresh if fresh else safeopen.open_file)(root, path) as file:
+        with (open_fresh if fresh else _open)(root, path) as file:
             data = file.read(most + 1)
     except safeopen.OddFolderError:
         raise
@@ -55,5 +59,6 @@ def read_whole(root: str, path: str, most: int, fresh: bool = True) -> bytes:
 def write_closed(root: str, path: str, records: Iterable[protocol.Record]) -> None:
     """Write a closed file once under its final name, making its folder (no rename: some mounts lose the data)."""
     data = protocol.encode(records)
-    with os.fdopen(safeopen.open_to_write(root, path), "wb") as file:
+    made = permissions.opener(root)
+    with os.fdopen(permissions.patiently(lambda: safeopen.open_to_write(root, path, made=made)), "wb") as file:
         file.write(data)

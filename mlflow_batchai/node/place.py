@@ -24,7 +24,7 @@ def own_folder(root: str) -> str:
     """The node's own folder as an absolute path, made if it isn't there; nobody else can write it.
 
     Raises:
-        FolderError: it belongs to someone else, or can't be made.
+        FolderError: it belongs to someone else, or lies where others could move it away, or can't be made.
     """
     return boot.own_folder(os.path.abspath(os.path.expanduser(root)))
 

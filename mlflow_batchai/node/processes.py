@@ -38,13 +38,20 @@ def become_subreaper() -> bool:
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def die_with_parent() -> Callable[[], None]:
-    """A ``preexec_fn`` that has the child killed when the agent dies; the library is loaded before the fork."""
+def as_child(umask: int) -> Callable[[], None]:
+    """A ``preexec_fn`` that sets the child's umask, and has it killed when the agent dies; the library is loaded before the
+    fork."""
     try:
         prctl = ctypes.CDLL(None, use_errno=True).prctl
     except (AttributeError, OSError):
-        return lambda: None
-    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl = None
+
+    def prepare() -> None:
+        os.umask(umask)
+        if prctl:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    return prepare
 
 
 def start_time(pid: int) -> Optional[int]:

@@ -15,8 +15,8 @@ Agent = Dict[str, Any]
 def locked(root: str, number: int) -> Iterator[None]:
     """While this is held nobody else starts an agent for the ticket, or writes who it is."""
     path = _path(root, number)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path + ".lock", "a") as lock:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with open(os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -68,6 +68,7 @@ class Runtime:
         stdin: bool = False,
         helper: bool = False,
         inside: bool = True,
+        umask: Optional[int] = None,
     ) -> Task:
         """Start a task; ranks and preparation hold the locks of the node and of its GPUs open.
 
@@ -75,13 +76,14 @@ class Runtime:
             stdin: whether it has a pipe as standard input, closed when the agent goes.
             helper: whether it goes on when ranks are ended, until ``stop_helpers``.
             inside: whether it runs in the job's container, where there is one.
+            umask: default: the plan's.
         """
         keep = [*([] if self.node_lock is None else [self.node_lock]), *self.gpu_locks]
         cwd = cwd or self.layout.code
         if self.container and inside:
             environment = dict(environment, **({HELPER_VARIABLE: "1"} if helper else {}))
             argv, environment = self.container.argv_for(argv, environment, cwd, stdin)
-        task.start(argv, cwd, environment, keep, stdin)
+        task.start(argv, cwd, environment, keep, stdin, self.layout.umask if umask is None else umask)
         self._memory[task] = self._counters()
         self.tasks[task.pid] = task
         self._started.append(task)

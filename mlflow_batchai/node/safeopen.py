@@ -138,20 +138,24 @@ def claim(root: str, path: str, made: Made = lambda folder: None) -> bool:
         return True
 
 
-def open_to_write(root: str, path: str, append: bool = False, mode: int = 0o666) -> Descriptor:
+def open_to_write(root: str, path: str, append: bool = False, made: Made = lambda descriptor: None) -> Descriptor:
     """A file to be written from its beginning, or appended to; its folders are made.
 
     What lies there and is no file of ours (``OddFileError``) gets another name beside it, so that it keeps nobody from writing.
+
+    Args:
+        made: given a descriptor of each folder that we have made, and of the file.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0)
     with _named(root, path):
         *above, name = parts_of(path)
-        with _make(root, above) as folder:
+        with _make(root, above, made) as folder:
             try:
-                descriptor = _open(folder, name, flags, mode)
+                descriptor = _open(folder, name, flags)
             except OddFileError:
                 os.rename(name, ".odd-%s" % uuid.uuid4().hex, src_dir_fd=folder, dst_dir_fd=folder)
-                descriptor = _open(folder, name, flags | os.O_EXCL, mode)
+                descriptor = _open(folder, name, flags | os.O_EXCL)
+        made(descriptor)
         if not append:
             os.ftruncate(descriptor, 0)
         return descriptor
@@ -265,7 +269,7 @@ def _made(folder: int, name: str, made: Made) -> Descriptor:
         return Descriptor(os.dup(below))
 
 
-def _open(folder: int, name: str, flags: int, mode: int = 0o666) -> Descriptor:
+def _open(folder: int, name: str, flags: int) -> Descriptor:
     """A regular file of a folder."""
     try:
         # Some devices do something when they are opened.
@@ -274,7 +278,7 @@ def _open(folder: int, name: str, flags: int, mode: int = 0o666) -> Descriptor:
         if not flags & os.O_CREAT:
             raise
     try:
-        descriptor = Descriptor(os.open(name, flags | _FILE, mode, dir_fd=folder))
+        descriptor = Descriptor(os.open(name, flags | _FILE, 0o666, dir_fd=folder))
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             raise OddFileError("it is no file any more") from None

@@ -18,6 +18,8 @@ from mlflow_batchai.node.tasks import Task
 # It may install much; one that hangs must not keep a node for ever.
 SECONDS = 3600.0
 BLOCK = 1 << 20
+# An administrator's: what it installs by sudo has to serve the job's user.
+UMASK = 0o022
 STREAMS = {"out": "stdout", "err": "stderr"}
 
 
@@ -75,7 +77,7 @@ class SetupTask:
             for stream in STREAMS:
                 self._files[stream] = open(self._file(stream), "wb")  # noqa: SIM115 (closed below)
             argv = ["bash", "-c", self._plan["command"]]
-            self._runtime.start(task, argv, self._environment(), cwd=directory, inside=False)
+            self._runtime.start(task, argv, self._environment(), cwd=directory, inside=False, umask=UMASK)
             until = time.monotonic() + SECONDS
             self._runtime.run_to_end(task, lambda: self._go_on(task, until))
         finally:

@@ -7,6 +7,7 @@ import shlex
 import socket
 from typing import Any, List, Mapping, Optional, Tuple
 
+from mlflow_batchai.node import permissions
 from mlflow_batchai.node.control.base import ControlShare
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.mounts import table, undo
@@ -64,18 +65,18 @@ def fetch_code(layout: NodeLayout) -> None:
         files.append((entry, target))
     if layout.control.at_once == 1:
         for entry, target in files:
-            _fetch(layout.control, entry, target)
+            _fetch(layout.control, entry, target, layout.umask)
         return
     # Only here: most agents start no thread for it.
     from concurrent import futures
 
     # Of many small files most of the time is the way to the share and back.
     with futures.ThreadPoolExecutor(layout.control.at_once) as pool:
-        for _ in pool.map(lambda file: _fetch(layout.control, *file), files):
+        for _ in pool.map(lambda file: _fetch(layout.control, file[0], file[1], layout.umask), files):
             pass
 
 
-def _fetch(control: ControlShare, entry: Mapping[str, Any], target: str) -> None:
+def _fetch(control: ControlShare, entry: Mapping[str, Any], target: str, umask: int) -> None:
     source, name = object_path(entry["sha256"]), entry["path"]
     try:
         found = control.fetch(source, target)
@@ -87,7 +88,7 @@ def _fetch(control: ControlShare, entry: Mapping[str, Any], target: str) -> None
             "'%s' of the project is damaged on the share (%s): delete the object and %ssubmit again"
             % (name, control.where(source), _forget("", control))
         )
-    os.chmod(target, entry["mode"])
+    os.chmod(target, entry["mode"] & ~umask)
 
 
 def _forget(verb: str, control: ControlShare) -> str:
@@ -126,10 +127,26 @@ def link_inputs(layout: NodeLayout) -> None:
 
 def make_directories(layout: NodeLayout) -> None:
     """Create the output directories and the log folder (idempotent; every node does it)."""
-    for path in layout.directories().values():
+    for path in (*layout.directories().values(), layout.shared_temp):
         if path.startswith((layout.cluster_mounts, layout.job_mounts)):
-            os.makedirs(path, exist_ok=True)
-    os.makedirs(layout.shared_temp, exist_ok=True)
+            bits = permissions.bits_of(layout.volume_root(path) or "")
+            permissions.patiently(lambda path=path, bits=bits: permissions.make_folders(path, bits))  # type: ignore[misc]
+
+
+def open_up(layout: NodeLayout) -> List[str]:
+    """Have whoever may use a share's root use what ranks have left in the job's folders there; why that failed, if it did."""
+    written = [path for name, path in sorted(layout.directories().items()) if not name.startswith("AZ_BATCHAI_INPUT_")]
+    troubles = []
+    for path in dict.fromkeys([*written, layout.shared_temp, layout.artifacts]):
+        root = layout.volume_root(path)
+        if root:
+            try:
+                permissions.open_up_tree(root, os.path.relpath(path, root).split(os.sep))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                troubles.append("what ranks have left in %s can't be opened up to other users: %s" % (path, error.strerror))
+    return troubles
 
 
 def write_site(layout: NodeLayout, text: str) -> None:
@@ -155,6 +172,7 @@ def write_run(layout: NodeLayout, facts: str, distribution: Mapping[str, str]) -
         "allRanks": plan.get("allRanks", False),
         "started": now_ms(),
         "artifacts": layout.artifacts,
+        "bits": permissions.bits_of(layout.mounted_share),
     }
     with open(os.path.join(layout.spool, facts), "w", encoding="utf-8") as file:
         json.dump(told, file)
@@ -176,7 +194,7 @@ def write_python(layout: NodeLayout, python: str) -> None:
     path = os.path.join(layout.bin, "python")
     with open(path, "w", encoding="utf-8") as file:
         file.write('#!/bin/sh\nexec %s "$@"\n' % shlex.quote(python))
-    os.chmod(path, 0o755)
+    os.chmod(path, 0o700)
 
 
 def locate(layout: NodeLayout, path: str) -> Optional[Tuple[int, str]]:
@@ -205,7 +223,11 @@ def copy_logs(layout: NodeLayout) -> None:
         *layout.paths.log_folder.split("/"),
     )
     errors: List[OSError] = []
+    root = layout.volume_root(target)
+    permissions.make_folders(target, permissions.bits_of(root or ""))
     _copy_tree(layout.control, layout.paths.stdouterr, target, errors)
+    if root:
+        permissions.open_up_tree(root, os.path.relpath(target, root).split(os.sep))
     if errors:
         raise errors[0]
 

@@ -8,6 +8,7 @@ import time
 from typing import IO, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from mlflow_batchai.node import processes
+from mlflow_batchai.node.permissions import PRIVATE
 
 # A line longer than this is passed on in pieces.
 LONGEST_LINE = 65536
@@ -82,6 +83,7 @@ class Task:
         environment: Mapping[str, str],
         keep: Sequence[int] = (),
         stdin: bool = False,
+        umask: int = PRIVATE,
     ) -> None:
         """Start it.
 
@@ -101,7 +103,7 @@ class Task:
             stderr=subprocess.PIPE,
             start_new_session=True,
             pass_fds=tuple(keep),
-            preexec_fn=processes.die_with_parent(),
+            preexec_fn=processes.as_child(umask),
         )
         assert self._process.stdout and self._process.stderr
         for stream, name in ((self._process.stdout, "out"), (self._process.stderr, "err")):

@@ -35,7 +35,7 @@ class BookError(Exception):
 
 @contextlib.contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
     with open(os.path.join(folder, "book.lock"), "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -175,7 +175,7 @@ def claim(root: str, number: int, taken: float, clock: Callable[[], float] = tim
         LateError: the ticket has been given up (and gang order would be lost if we went on).
     """
     path = ticket_path(root, number)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     # Locked before it has its name: nobody may see it there and free.
     new = "%s.%d" % (path, os.getpid())
     file = open(new, "a")  # noqa: SIM115 (it lives as long as the agent)
@@ -221,8 +221,8 @@ def open_agent_lock(root: str) -> int:
 
 
 def _open(path: str) -> int:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def try_lock(descriptor: int) -> bool:

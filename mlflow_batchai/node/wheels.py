@@ -1,17 +1,22 @@
 """Horovod in a training environment: a wheel that lies on the share if one works there, else one that is built and put there.
 
 Wheels lie under ``wheels/`` on the control share. A person may put some there; a node that has built one publishes it in a
-folder that carries its content key (``horovod_wheel.settings.cache_key``), for the other nodes and for later jobs. A node with
-GPUs takes none without NCCL for a PyTorch that could use them: training would be right, and many times slower.
+folder that carries its content key (``horovod_wheel.settings.cache_key``), for later jobs. Only those are installed that the
+plan names, by their hash: whoever can write the share can put one there. A node with GPUs takes none without NCCL for a PyTorch
+that could use them: training would be right, and many times slower.
 """
 
+import errno
+import hashlib
 import os
 import re
 import shutil
+import stat
 import sys
+import uuid
 from typing import Callable, List, Mapping, NamedTuple, Optional, Tuple
 
-from mlflow_batchai.node import protocol
+from mlflow_batchai.node import permissions, protocol
 from mlflow_batchai.node.layout import NodeLayout, archive_path
 from mlflow_batchai.node.outcome import Failure
 from mlflow_batchai.node.tasks import Task
@@ -20,7 +25,9 @@ WHEELS = "wheels"
 HOROVOD_VERSION = "0.28.1"
 
 REQUIREMENT = re.compile(r"^\s*(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^\]]*\])?\s*(?P<version>[^;#]*)")
-_WHEEL = re.compile(r"^horovod-.*\.whl$")
+WHEEL = re.compile(r"^horovod-.*\.whl$")
+# None is larger by far.
+MOST_BYTES = 1 << 30
 # The end of a folder's name that is a content key.
 _KEY = re.compile(r"-(tensorflow|torch)-[^-/]+-[0-9a-f]{8}$")
 
@@ -66,8 +73,16 @@ def install(layout: NodeLayout, python: str, framework: str, requirements: List[
     wanted = ["horovod" + _version(line) for line in requirements if _version(line)]
     key, nccl = content(python, framework, steps.variables)
     check = [python, "-c", _HAS_NCCL % framework if nccl else "import horovod.%s" % framework]
-    for wheel in candidates(layout.mounted_share, key):
-        name = os.path.relpath(wheel, layout.mounted_share)
+    named: Mapping[str, str] = layout.plan.get("wheels") or {}
+    for number, path in enumerate(candidates(layout.mounted_share, key)):
+        name = os.path.relpath(path, layout.mounted_share)
+        wheel = os.path.join(layout.temp, "wheels", str(number), os.path.basename(path))
+        if named.get(name) is None:
+            steps.say("passing over the Horovod wheel %s of the share: the job's plan does not name it" % name)
+            continue
+        if _copied(path, wheel) != named[name]:
+            steps.say("passing over the Horovod wheel %s of the share: it was changed since the job was submitted" % name)
+            continue
         steps.say("trying the Horovod wheel %s of the share" % name)
         if steps.attempt([*install_wheel, wheel, *wanted], "installing Horovod").exit_code == 0:
             if steps.attempt(check, "importing Horovod").exit_code == 0:
@@ -81,7 +96,7 @@ def install(layout: NodeLayout, python: str, framework: str, requirements: List[
     os.makedirs(out, exist_ok=True)
     builder = [sys.executable, archive_path(), "horovod-build"]
     steps.must([*builder, "--python", python, "--framework", framework, "--out", out], "building the Horovod wheel")
-    built = [os.path.join(out, name) for name in sorted(os.listdir(out)) if _WHEEL.match(name)]
+    built = [os.path.join(out, name) for name in sorted(os.listdir(out)) if WHEEL.match(name)]
     steps.must([*install_wheel, *built], "installing Horovod")
     steps.must(check, "importing Horovod")
     if key:
@@ -96,8 +111,34 @@ def candidates(share: str, key: Optional[str]) -> List[str]:
         own = os.path.basename(folder)
         if key and own != key and _KEY.search(own):
             continue
-        found += [(own != key, os.path.join(folder, name)) for name in names if _WHEEL.match(name)]
+        found += [(own != key, os.path.join(folder, name)) for name in names if WHEEL.match(name)]
     return [path for _, path in sorted(found)]
+
+
+def _copied(path: str, target: str) -> Optional[str]:
+    """Copy a wheel of the share to this node's disk; the copy's SHA-256, None if it can't be had."""
+    digest, size = hashlib.sha256(), 0
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file, open(target, "wb") as copy:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
+            return None
+        try:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                size += len(block)
+                if size > MOST_BYTES:
+                    return None
+                digest.update(block)
+                copy.write(block)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return None
+    return digest.hexdigest()
 
 
 def content(python: str, framework: str, variables: Mapping[str, str]) -> Tuple[Optional[str], bool]:
@@ -121,15 +162,21 @@ def content(python: str, framework: str, variables: Mapping[str, str]) -> Tuple[
 
 
 def publish(share: str, key: str, wheel: str, say: Callable[[str], None]) -> None:
-    """Put a wheel on the share, whole or not at all. A share that won't take it is a note: this node has its own."""
+    """Put a wheel on the share, whole or not at all. A share that won't take it is a note: this node has its own.
+
+    Others may read it, as far as they may read the share's root; nobody may write it: clients vouch for no other.
+    """
+    bits = permissions.bits_of(share)
     folder = os.path.join(share, WHEELS, key)
     target = os.path.join(folder, os.path.basename(wheel))
-    part = os.path.join(folder, ".%s-%d.part" % (os.uname().nodename, os.getpid()))
+    part = os.path.join(folder, ".%s.part" % uuid.uuid4().hex)
     try:
         if os.path.exists(target):
             return
-        os.makedirs(folder, exist_ok=True)
-        shutil.copyfile(wheel, part)
+        permissions.make_folders(folder, bits)
+        flags = os.O_WRONLY | os.O_EXCL | os.O_NOFOLLOW
+        with open(wheel, "rb") as source, open(permissions.create(part, flags, bits & 0o044), "wb") as file:
+            shutil.copyfileobj(source, file)
         os.rename(part, target)
     except OSError as error:
         say("the Horovod wheel could not be put on the share for others: %s" % error)

@@ -41,6 +41,7 @@ class Terms:
         all_ranks: whether what every rank says by ``mlflow.*`` is kept, not only what rank 0 says.
         checkpoints: whether checkpoints go into the run's artifacts.
         exclude: patterns of files in output directories that don't.
+        umask: the ranks'.
     """
 
     retries: int = 0
@@ -51,6 +52,7 @@ class Terms:
     all_ranks: bool = False
     checkpoints: bool = False
     exclude: tuple[str, ...] = ()
+    umask: str = "077"
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         "logCopyPrefix": log_copy,
         "maxWallClockSeconds": limit,
         "terminateSeconds": program.terms.terminate_seconds,
+        "umask": program.terms.umask,
         "relaySeconds": program.terms.relay_seconds,
         "retries": program.terms.retries,
         "minNodes": program.terms.min_nodes or node_count,

@@ -22,6 +22,7 @@ from mlflow_batchai.plan.inputs import choose_inputs
 from mlflow_batchai.plan.planning import Program, Terms, plan_job
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.secrecy import without_secrets
+from mlflow_batchai.plan.wheels import choose_wheels
 from mlflow_batchai.shares.objects import StagedFile, scan
 from mlflow_batchai.spec.batchai import BatchaiFile, ModelSettings
 from mlflow_batchai.spec.command import translate, variable_names
@@ -86,6 +87,7 @@ def prepare(
             config.ranks == "all",
             config.artifacts.checkpoints,
             config.artifacts.exclude,
+            config.umask,
         ),
     )
     planned = plan_job(program, properties, config, cluster, source)
@@ -94,8 +96,11 @@ def prepare(
         code, notices = _code(project, entry, cluster, planned.spoken, documents)
         warnings += notices
         changes = since_commit(project.directory, code, planned.spoken)
+        plan["wheels"], notices = choose_wheels(plan["environment"], project.directory, cluster.share)
+        warnings += notices
     else:
         code, changes = list(like.code), like.changes
+        plan["wheels"] = like.plan["wheels"]
     plan["code"] = [file.entry() for file in code]
     plan["preparationCache"] = preparation_cache(plan, config.cache_preparation, source)
     if config.cache_preparation is not False and not plan["preparation"]:

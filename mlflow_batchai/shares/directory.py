@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
-from mlflow_batchai.node import mountfiles, protocol, safeopen
+from mlflow_batchai.node import mountfiles, permissions, protocol, safeopen
 from mlflow_batchai.shares.base import Entry
 
 TEMPORARY = ".new-"
@@ -119,7 +119,7 @@ class DirectoryShare:
             return safeopen.look(str(self._base), self._below(path))
 
     def _listed(self, path: str) -> safeopen.Descriptor:
-        return safeopen.open_folder(str(self._base), self._below(path))
+        return permissions.patiently(lambda: safeopen.open_folder(str(self._base), self._below(path)))
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         with self._errors(path):

@@ -155,7 +155,8 @@ class BatchaiFile(SpecModel):
     ``artifacts`` says which files of output directories go into the run.
     ``retries`` is how often a job that fails starts again by itself, with ``min_nodes`` of its nodes at least (absent: all).
     ``terminate_grace`` is what processes have between SIGTERM and SIGKILL; ``relay_deadline`` is for how long a tracking server
-    that is away is waited for once the job has ended. ``ranks`` says whether what ranks but 0 say by ``mlflow.*`` is kept.
+    that is away is waited for once the job has ended. ``umask`` is the ranks'. ``ranks`` says whether what ranks but 0 say by
+    ``mlflow.*`` is kept.
     ``system_metrics`` is how often nodes are sampled for their system metrics in the job's first hour: a duration, true (every
     10 s) or false; None: never.
     """
@@ -171,6 +172,7 @@ class BatchaiFile(SpecModel):
     retries: Annotated[Whole, Field(le=MOST_RETRIES)] = 0
     min_nodes: Count | None = None
     terminate_grace: Seconds = timedelta(seconds=10)
+    umask: Literal["077", "022"] = "077"
     relay_deadline: Seconds = timedelta(hours=24)
     ranks: Literal["first", "all"] = "first"
     system_metrics: Seconds | None = SAMPLE_INTERVAL
@@ -184,6 +186,12 @@ class BatchaiFile(SpecModel):
         if value > LONGEST_GRACE:
             raise wrong(f"must be {format_duration(LONGEST_GRACE)} at most: agents that end a job are waited for that long")
         return value
+
+    @field_validator("umask", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        # From Python it may come as the number; documents keep leading zeros.
+        return f"{value:03o}" if isinstance(value, int) and value in (0o077, 0o022) else value
 
     @field_validator("system_metrics", mode="before")
     @classmethod

@@ -170,7 +170,7 @@ def test_gpus_that_a_container_is_given(engine: Engine, gpus: list[str], specifi
 def test_no_value_stands_in_the_arguments() -> None:
     client = {"PATH": "/usr/bin", "HOME": "/root", "https_proxy": "http://proxy"}
     variables = {"SECRET": "s3cret", "https_proxy": "http://proxy", "A": "a\nb"}
-    argv, environment = arguments.enter(DOCKER, "n", ["bash", "-c", "train"], variables, client, "/code")
+    argv, environment = arguments.enter(DOCKER, "n", ["bash", "-c", "train"], variables, client, "/code", 0o077)
     assert argv == [
         "/usr/bin/docker",
         "exec",
@@ -179,6 +179,10 @@ def test_no_value_stands_in_the_arguments() -> None:
         "--env=https_proxy",
         "--env=A",
         "n",
+        "/bin/sh",
+        "-c",
+        'umask 077; exec "$@"',
+        "sh",
         "bash",
         "-c",
         "train",
@@ -190,7 +194,7 @@ def test_what_the_client_would_heed_itself_goes_under_another_name() -> None:
     client = {"PATH": "/usr/bin", "HOME": "/root"}
     names = ("PATH", "LD_LIBRARY_PATH", "DOCKER_HOST", "TMPDIR", "GODEBUG", "MINE")
     variables = {name: f"/of/the/job's {name}" for name in names}
-    argv, environment = arguments.enter(DOCKER, "n", ["/usr/bin/env"], variables, client, "/", stdin=True)
+    argv, environment = arguments.enter(DOCKER, "n", ["/usr/bin/env"], variables, client, "/", 0o022, stdin=True)
     assert environment["PATH"] == "/usr/bin"
     assert not {"LD_LIBRARY_PATH", "DOCKER_HOST", "TMPDIR", "GODEBUG"} & set(environment)
     at = argv.index("n")

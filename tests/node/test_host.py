@@ -177,7 +177,7 @@ def test_a_root_of_someone_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     os.chown(tmp_path / "link", 12345, 12345, follow_symlinks=False)
     for name in ("theirs", "link"):
-        with pytest.raises(host.HostError, match=f"/{name} belongs to another user; remove it, or name another"):
+        with pytest.raises(host.HostError, match=f"/{name} belongs to another user; mend that, or name another"):
             host.answer("hello", {"root": str(tmp_path / name), "share": "/", "identity": "x", "python": "python3"})
 
 

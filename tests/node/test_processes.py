@@ -139,8 +139,8 @@ def test_orphans_come_back_to_the_subreaper() -> None:
 
 def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
-        "import subprocess, sys; from mlflow_batchai.node.processes import die_with_parent\n"
-        "child = subprocess.Popen(['sleep', '600'], preexec_fn=die_with_parent(), start_new_session=True)\n"
+        "import subprocess, sys; from mlflow_batchai.node.processes import as_child\n"
+        "child = subprocess.Popen(['sleep', '600'], preexec_fn=as_child(0o077), start_new_session=True)\n"
         "print(child.pid, flush=True); child.wait()"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -18,6 +18,8 @@ from mlflow_batchai.horovod_wheel.interpreter import probe
 from mlflow_batchai.horovod_wheel.settings import cache_key
 from mlflow_batchai.node import wheels
 from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.plan.wheels import choose_wheels
+from mlflow_batchai.shares.directory import DirectoryShare
 
 OTHER_KEY = "cp311-linux_x86_64-tensorflow-1.15.0-0123abcd"
 BROKEN = "raise ImportError('undefined symbol: _ZN10tensorflow8OpKernel')\n"
@@ -40,6 +42,11 @@ def make_wheel(folder: Path, name: str, version: str, files: dict[str, str], tag
 def make_horovod(folder: Path, says: str, version: str = "0.28.1", tags: str = "py3-none-any", binding: str = "") -> Path:
     files = {"horovod/__init__.py": f"WHEEL = {says!r}\n", "horovod/tensorflow/__init__.py": binding}
     return make_wheel(folder, "horovod", version, files, tags)
+
+
+def named(share: Path) -> dict[str, str]:
+    """As a plan names the wheels of a share that are there now."""
+    return choose_wheels({"dependencies": ["horovod"]}, share, DirectoryShare(share))[0]
 
 
 def test_which_wheels_are_tried_and_in_which_order(tmp_path: Path) -> None:
@@ -76,6 +83,7 @@ def test_gpus_are_not_left_idle_by_a_wheel_without_nccl(
     for name, nccl in (("a-for-cpus", 0), ("b-for-gpus", 22809)):
         files = {"horovod/__init__.py": "", "horovod/torch/__init__.py": f"def nccl_built(): return {nccl}\n"}
         make_wheel(Path(layout.mounted_share) / "wheels" / name, "horovod", "0.28.1", files)
+    layout.plan["wheels"] = named(Path(layout.mounted_share))
     site = tmp_path / "site"
     (site / "torch").mkdir(parents=True)
     (site / "torch" / "__init__.py").touch()
@@ -113,7 +121,8 @@ def start(cluster: Cluster, dependencies: list[str], content: str, **environment
         "hash": content,
     }
     command = "python -c 'import horovod.tensorflow; print(horovod.WHEEL)'"
-    return cluster.submit(command, python_env=python_env, environment={"PIP_NO_INDEX": "1", **environment})
+    settings = {"PIP_NO_INDEX": "1", **environment}
+    return cluster.submit(command, python_env=python_env, environment=settings, wheels=named(cluster.share))
 
 
 def test_a_wheel_of_the_share_is_used_if_it_works_here(cluster: Cluster) -> None:

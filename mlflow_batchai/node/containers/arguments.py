@@ -138,12 +138,13 @@ def enter(
     variables: Mapping[str, str],
     client: Mapping[str, str],
     cwd: str,
+    umask: int,
     stdin: bool = False,
 ) -> Tuple[List[str], Dict[str, str]]:
     """A command in the container, as (argv, environment) of the engine's client.
 
     Variables are named there and their values stand in the client's environment, for arguments are for all to see. One that
-    the client would heed itself goes under another name, and a shell in the container puts that right.
+    the client would heed itself goes under another name, and a shell in the container puts that right. It sets the umask, too.
 
     Args:
         variables: what the command gets besides the container's own environment.
@@ -154,11 +155,9 @@ def enter(
     for name_, value in variables.items():
         environment[_CARRIER + name_ if name_ in carried else name_] = value
     names = [_CARRIER + name_ if name_ in carried else name_ for name_ in variables]
-    command = list(argv)
-    if carried:
-        steps = ['export %s="$%s%s"; unset %s%s' % (name_, _CARRIER, name_, _CARRIER, name_) for name_ in sorted(carried)]
-        # The shell looks for the program before it leaves, with the PATH that the command will have.
-        command = ["/bin/sh", "-c", '%s; exec "$@"' % "; ".join(steps), "sh", *command]
+    steps = ['export %s="$%s%s"; unset %s%s' % (name_, _CARRIER, name_, _CARRIER, name_) for name_ in sorted(carried)]
+    # The shell looks for the program before it leaves, with the PATH that the command will have.
+    command = ["/bin/sh", "-c", '%s; exec "$@"' % "; ".join([*steps, "umask %03o" % umask]), "sh", *argv]
     options = [*(["--interactive"] if stdin else []), "--workdir=" + cwd, *("--env=" + name_ for name_ in names)]
     return [engine.program, "exec", *options, name, *command], environment
 

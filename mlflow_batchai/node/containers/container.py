@@ -191,7 +191,7 @@ class Container:
             path = os.path.join(self._layout.bin, "python")
             with open(path, "w", encoding="utf-8") as file:
                 file.write('#!/bin/sh\nexec %s "$@"\n' % python3)
-            os.chmod(path, 0o755)
+            os.chmod(path, 0o700)
 
     def _in_time(self, until: float) -> None:
         if time.monotonic() > until:
@@ -237,7 +237,8 @@ class Container:
         """(argv, environment) of the engine's client that runs a command in the container; no value stands in the argv."""
         variables = {name: value for name, value in environment.items() if self.base.get(name) != value}
         program = self.shell if argv[0] == "bash" else argv[0]
-        return arguments.enter(self._engine, self.name, [program, *argv[1:]], variables, self._client, cwd, stdin)
+        umask = self._layout.umask
+        return arguments.enter(self._engine, self.name, [program, *argv[1:]], variables, self._client, cwd, umask, stdin)
 
     @property
     def first(self) -> int:

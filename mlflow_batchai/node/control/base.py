@@ -1,7 +1,7 @@
 """What agents need of the control share, whichever way they reach it."""
 
 import abc
-from typing import ContextManager, List, NamedTuple, Optional, Sequence
+from typing import List, NamedTuple, Optional, Sequence
 
 from mlflow_batchai.node.protocol import JobPaths, Record
 from mlflow_batchai.node.records import Damage
@@ -110,10 +110,6 @@ class ControlShare(abc.ABC):
     @abc.abstractmethod
     def attempt(self, paths: JobPaths, node: int, nodes: int) -> "Attempt":
         """The files of one attempt, as the agent of a node (of so many) reads and writes them."""
-
-    @abc.abstractmethod
-    def as_open_as_root(self) -> ContextManager[None]:
-        """What this process makes meanwhile is as open to others as the share's root."""
 
     @abc.abstractmethod
     def close(self) -> None:

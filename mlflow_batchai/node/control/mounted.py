@@ -4,9 +4,9 @@ import contextlib
 import hashlib
 import os
 import time
-from typing import ContextManager, Iterator, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
-from mlflow_batchai.node import mountfiles, protocol, safeopen
+from mlflow_batchai.node import mountfiles, permissions, protocol, safeopen
 from mlflow_batchai.node.control.base import Attempt, ControlShare, Entry, LogFile
 from mlflow_batchai.node.protocol import JobPaths, Record, identity_path
 from mlflow_batchai.node.records import AHEAD
@@ -52,11 +52,11 @@ class MountedShare(ControlShare):
         mountfiles.write_closed(self.root, path, records)
 
     def claim(self, path: str) -> bool:
-        return safeopen.claim(self.root, path)
+        return permissions.patiently(lambda: safeopen.claim(self.root, path, permissions.opener(self.root)))
 
     def entries(self, path: str) -> List[Entry]:
         try:
-            with safeopen.open_folder(self.root, path) as folder, os.scandir(folder) as names:
+            with self._folder(path) as folder, os.scandir(folder) as names:
                 return [_entry(name) for name in names]
         except FileNotFoundError:
             safeopen.freshen(self.root, path)
@@ -64,11 +64,14 @@ class MountedShare(ControlShare):
 
     def names(self, path: str) -> List[str]:
         try:
-            with safeopen.open_folder(self.root, path) as folder:
+            with self._folder(path) as folder:
                 return os.listdir(folder)
         except FileNotFoundError:
             safeopen.freshen(self.root, path)
             return []
+
+    def _folder(self, path: str) -> safeopen.Descriptor:
+        return permissions.patiently(lambda: safeopen.open_folder(self.root, path))
 
     def fetch(self, path: str, target: str) -> str:
         digest = hashlib.sha256()
@@ -81,7 +84,8 @@ class MountedShare(ControlShare):
                 outgoing.write(block)
 
     def reserve(self, path: str, size: int) -> None:
-        with os.fdopen(safeopen.open_to_write(self.root, path), "wb") as file:
+        made = permissions.opener(self.root)
+        with os.fdopen(permissions.patiently(lambda: safeopen.open_to_write(self.root, path, made=made)), "wb") as file:
             file.write(os.urandom(size))  # zeros might take no room at all
 
     def release(self, path: str) -> None:
@@ -94,9 +98,6 @@ class MountedShare(ControlShare):
     def attempt(self, paths: JobPaths, node: int, nodes: int) -> "NamedFiles":
         return NamedFiles(self, paths)
 
-    def as_open_as_root(self) -> ContextManager[None]:
-        return _as_open_as(self.root)
-
 
 def _entry(name: "os.DirEntry[str]") -> Entry:
     try:
@@ -105,20 +106,6 @@ def _entry(name: "os.DirEntry[str]") -> Entry:
         return Entry(name.name, name.stat(follow_symlinks=False).st_size, False)
     except OSError:  # a file that has just gone: who reads it meets it too
         return Entry(name.name, 0, False)
-
-
-@contextlib.contextmanager
-def _as_open_as(root: str) -> Iterator[None]:
-    """The client may be another user on the share. It sets the process's umask, which a share that can't be looked at leaves
-    as it is."""
-    before = None
-    with contextlib.suppress(OSError):
-        before = os.umask(0o777 & ~os.stat(root).st_mode & 0o077)
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.umask(before)
 
 
 class MountedLogFile(LogFile):
@@ -135,7 +122,10 @@ class MountedLogFile(LogFile):
             return
         try:
             if self._descriptor is None:
-                self._descriptor = safeopen.open_to_write(self._root, self._path, append=True, mode=0o644)
+                made = permissions.opener(self._root)
+                self._descriptor = permissions.patiently(
+                    lambda: safeopen.open_to_write(self._root, self._path, append=True, made=made)
+                )
             while self._data:
                 del self._data[: os.write(self._descriptor, self._data)]
         except OSError:

@@ -1,12 +1,11 @@
 """The control share as an Azure file share, reached by REST with a SAS: few requests, and every byte is sent once."""
 
-import contextlib
 import errno
 import hashlib
 import posixpath
 import time
 import uuid
-from typing import ContextManager, Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 from urllib.parse import quote, unquote
 from xml.etree import ElementTree
 
@@ -188,9 +187,6 @@ class RestShare(ControlShare):
 
     def attempt(self, paths: JobPaths, node: int, nodes: int) -> NoticedFiles:
         return NoticedFiles(self, paths, node, nodes)
-
-    def as_open_as_root(self) -> ContextManager[None]:
-        return contextlib.nullcontext()
 
     # Requests.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import time
 from typing import Any
 
@@ -46,8 +47,8 @@ class JobArtifacts(LocalArtifactRepository):
         with contextlib.suppress(FileNotFoundError):
             if os.path.samefile(local_file, target):
                 return
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        size, digest = _copy(local_file, target)
+        _make_folders(os.path.dirname(target), self._run.bits)
+        size, digest = _copy(local_file, target, self._run.bits)
         path = os.path.relpath(target, self._run.artifacts).replace(os.sep, "/")
         self._run.say("artifact", ts=int(time.time() * 1000), path=path, size=size, sha256=digest)
 
@@ -75,11 +76,35 @@ class JobArtifacts(LocalArtifactRepository):
         raise RefusedError("artifacts can't be deleted from a node: do it where the tracking server is, with MLflow's client")
 
 
-def _copy(source: str, target: str) -> tuple[int, Any]:
+def _make_folders(folder: str, bits: int) -> None:
+    """Make a folder and its parents. Who relays the job may be another user, and reads while we run."""
+    if os.path.isdir(folder):
+        return
+    _make_folders(os.path.dirname(folder), bits)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        _open_up(descriptor, bits)
+    finally:
+        os.close(descriptor)
+
+
+def _open_up(descriptor: int, bits: int) -> None:
+    """Give a file or folder of ours those bits of its mode, where the share knows modes."""
+    status = os.fstat(descriptor)
+    # One with more names may be another user's.
+    if bits & ~status.st_mode and (stat.S_ISDIR(status.st_mode) or status.st_nlink == 1):
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, stat.S_IMODE(status.st_mode) | bits)
+
+
+def _copy(source: str, target: str, bits: int) -> tuple[int, Any]:
     """(size, SHA-256) of a file that was copied under its final name: some mounts lose what is renamed."""
     digest, size = hashlib.sha256(), 0
     try:
         with open(source, "rb") as file, open(target, "wb") as copy:
+            _open_up(copy.fileno(), bits & 0o066)
             for block in iter(lambda: file.read(BLOCK), b""):
                 copy.write(block)
                 digest.update(block)

@@ -18,6 +18,7 @@ class JobRun(NamedTuple):
         params: the run's, when it was made.
         started: milliseconds since the epoch.
         artifacts: the folder on the share that artifacts are put into.
+        bits: what other users may do with them (group and world bits).
         rank: this process's.
         heard: whether what this rank says reaches the run.
     """
@@ -29,6 +30,7 @@ class JobRun(NamedTuple):
     params: Mapping[str, str]
     started: int
     artifacts: str
+    bits: int
     rank: int
     heard: bool
 
@@ -77,6 +79,7 @@ def opened() -> JobRun:
         params=facts["params"],
         started=facts["started"],
         artifacts=facts["artifacts"],
+        bits=facts["bits"],
         rank=rank,
         heard=rank == 0 or facts["allRanks"],
     )
