@@ -1,9 +1,11 @@
-"""What it costs to open files of a job folder without following links, beside a bare `open` of the same files.
+"""What it costs to open files of a job folder without following links, beside a bare `open` of the same files; and to load a
+plan whose signature is checked, beside one that is only read.
 
     python benchmarks/opener.py [--pairs 9] [--files 200]
 
-The files are small and lie where segments lie: a dozen folders below the share. Each round runs bare, ours, bare: the ratio
-bare/bare says how much of ours/bare is noise. Times are those of the processor, the kernel's work included.
+The files are small and lie where segments lie: a dozen folders below the share. The plan is that of a project of 50 files. Each
+round runs bare, ours, bare: the ratio bare/bare says how much of ours/bare is noise. Times are those of the processor, the
+kernel's work included.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mlflow_batchai.node import mountfiles, safeopen
+from mlflow_batchai.job import signing
+from mlflow_batchai.node import mountfiles, protocol, safeopen
 from mlflow_batchai.node.protocol import LONGEST_SEGMENT, JobPaths, encode
 from mlflow_batchai.shares.directory import DirectoryShare
 
 PASSES = 10
+PLAN_FILES = 50
 
 
 def timed(read: Callable[[str], object], paths: list[str]) -> float:
@@ -41,11 +45,21 @@ def main() -> None:
     options = parser.parse_args()
     rounds: list[tuple[float, float, float]] = []
     reads: list[tuple[float, float]] = []
+    plans: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory(prefix="opener-") as root:
         share, job = DirectoryShare(root), JobPaths("workspaces/default/experiments/Default/jobs/toy/0123456789")
         paths = [job.segment("agent-0", number) for number in range(options.files)]
         for path in paths:
             share.write(path, encode([{"k": "beat", "t": 1}]))
+        os.environ["BATCHAI_HOME"] = f"{root}/home"
+        code = [{"path": f"src/module_{number}.py", "sha256": f"{number:064x}", "mode": 420} for number in range(PLAN_FILES)]
+        share.write(job.plan, encode([signing.sign(job.plan, {"code": code, "command": "python train.py", "nodeCount": 2})]))
+
+        def load(path: str) -> protocol.Record:
+            return protocol.decode_one(share.read(path))
+
+        def load_verified(path: str) -> None:
+            assert signing.examine(path, load(path))[1] is signing.Signature.OWN
 
         def bare_open(path: str) -> None:
             Path(root, path).open("rb").close()
@@ -59,6 +73,7 @@ def main() -> None:
             rounds.append((first, ours, timed(bare_open, paths)))
             whole = timed(lambda path: mountfiles.read_whole(root, path, LONGEST_SEGMENT), paths)
             reads.append((timed(bare_read, paths), whole))
+            plans.append((timed(load, [job.plan] * 20), timed(load_verified, [job.plan] * 20)))
             print(f"round {number + 1} of {options.pairs} done", file=sys.stderr)
     print(
         f"{options.pairs} rounds of bare, ours, bare; {options.files} files {paths[0].count('/')} folders deep,"
@@ -68,6 +83,8 @@ def main() -> None:
     _row("open and close: bare / bare", [two / one for one, _, two in rounds])
     _row("open and close: ours (microseconds of CPU a file)", [own for _, own, _ in rounds])
     _row("open, read and close: ours / bare", [own / bare for bare, own in reads])
+    _row("load a plan: signature checked / only read", [own / bare for bare, own in plans])
+    _row("load a plan: what the check costs (microseconds of CPU)", [own - bare for bare, own in plans])
 
 
 def _row(title: str, values: list[float]) -> None:
