@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from mlflow_batchai.cli.job_lookup import find_job
 from mlflow_batchai.cli.options import Scope, command, named, notice, tracking
-from mlflow_batchai.cli.output import Column, Incomplete
+from mlflow_batchai.cli.output import Column, Incomplete, echo
 from mlflow_batchai.errors import BatchAIError
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ def _end_sweeps(store: Tracking, user: str) -> None:
             told = end_if_over(sweeps.of_run(run, store))
         except BatchAIError as error:
             told = str(error)
-        click.echo(f"batchai: sweep {run.data.tags[sweeps.TAG_NAME]} (run {run.info.run_id}): {told}", err=True)
+        echo(f"batchai: sweep {run.data.tags[sweeps.TAG_NAME]} (run {run.info.run_id}): {told}", err=True)
 
 
 def _said(charge: Charge) -> Charge:
-    click.echo(f"batchai: {charge.sentence}", err=True)
+    echo(f"batchai: {charge.sentence}", err=True)
     return charge
