@@ -29,8 +29,10 @@ SECONDS = 10.0
 # What is wider in a block pushes what stands beside the description out of MLflow's page.
 WIDEST_LINE = 70
 MOST_HOSTS, MOST_NOTES, LONGEST_LINE = 8, 10, 400
-# So much of a failure is told, the last of it.
-LONGEST_REASON = 2500
+# So much of a failure is told, the last of it; of what a script has said of the run the first.
+LONGEST_REASON, LONGEST_SCRIPT_NOTE = 2500, 1500
+# What stands around that: a heading, and two fences longer than its lines.
+FRAME = 40 + 2 * WIDEST_LINE
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Facts:
         last_step: the highest step that it has reported.
         sending: what is being sent to MLflow just now.
         notes: sentences on what was left out, and what else there is to tell.
+        script_note: what a script has said of the run.
     """
 
     plan: Record
@@ -58,6 +61,7 @@ class Facts:
     last_step: int | None = None
     sending: str = ""
     notes: Sequence[str] = ()
+    script_note: str = ""
 
 
 def markdown(facts: Facts, room: int = LONGEST_TAG) -> str:
@@ -84,7 +88,13 @@ def markdown(facts: Facts, room: int = LONGEST_TAG) -> str:
     notes = [f"- {code(_last(note, LONGEST_LINE))}" for note in facts.notes[:MOST_NOTES]]
     while notes and len("\n".join(notes)) + 2 > left:
         notes.pop()
-    return "\n\n".join([*parts, *(["\n".join(notes)] if notes else []), tail])
+    if notes:
+        parts.append("\n".join(notes))
+        left -= len(parts[-1]) + 2
+    if (said := _folded(facts.script_note.strip())) and (most := min(left - FRAME, LONGEST_SCRIPT_NOTE)) > 0:
+        kept = said if len(said) <= most else f"{said[:most].rstrip()}\n..."
+        parts.append(f"note from the script:\n\n{block(kept)}")
+    return "\n\n".join([*parts, tail])
 
 
 def _head(facts: Facts) -> str:

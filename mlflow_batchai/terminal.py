@@ -1,4 +1,4 @@
-"""Text of jobs, shares and tracking servers as a terminal may have it: it is shown, and tells the terminal nothing but colours."""
+"""Text of jobs, shares and servers as a terminal may have it: all of it is shown, and nothing but colours is obeyed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TextIO
 # Colours and the like (ECMA-48: SGR). Beside each of them GCC and grep erase the rest of the line, which does nothing here.
 _COLOUR = r"\x1b\[[0-9;:]{0,64}m"
 _ERASE = r"\x1b\[[0-2]?K"
-# Control characters (C0 but tab, line feed and carriage return; DEL; C1), line separators, and what turns the direction of text.
+# Control characters (C0 but tab, line feed and carriage return; DEL; C1), line separators, and what turns text around.
 _CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 # Keras goes back over a bar letter by letter, too, before it returns to the line's start.
 _TOKEN = re.compile(rf"(?P<colour>{_COLOUR})|(?P<erase>{_ERASE})|\x08+(?P<back>\r?)|(?P<control>{_CONTROL})|(?P<end>\n)")
