@@ -28,7 +28,7 @@ END = "<!-- /batchai -->"
 SECONDS = 10.0
 # What is wider in a block pushes what stands beside the description out of MLflow's page.
 WIDEST_LINE = 70
-MOST_HOSTS, MOST_NOTES, LONGEST_LINE = 8, 10, 400
+MOST_HOSTS, MOST_NOTES, LONGEST_LINE, LONGEST_NAME = 8, 10, 400, 100
 # So much of a failure is told, the last of it; of what a script has said of the run the first.
 LONGEST_REASON, LONGEST_SCRIPT_NOTE = 2500, 1500
 # What stands around that: a heading, and two fences longer than its lines.
@@ -76,7 +76,7 @@ def markdown(facts: Facts, room: int = LONGEST_TAG) -> str:
     tail = block("\n".join(map(_command, commands(facts.plan, facts.state))), "sh")
     left = room - len(head) - len(facts_told) - len(tail) - 6
     parts = [head]
-    if reason := facts.state.reason or facts.waits:
+    if reason := _bounded(facts.state.reason or facts.waits):
         # Before all else: the page shows the first lines, and the others when it is asked to. Of these the last says most.
         *before, last = reason.rstrip().split("\n")
         if before and len(said := f": {code(last[:LONGEST_LINE])}") < left // 3:
@@ -103,7 +103,7 @@ def _head(facts: Facts) -> str:
     left = int(plan.get("retriesLeft") or 0)
     said.append(f"attempt {facts.attempt}" + (f" of at most {facts.attempt + left}" if left else ""))
     if state.error_code:
-        said.append(code(state.error_code))
+        said.append(code(state.error_code[:LONGEST_NAME]))
     if state.exit_code is not None:
         said.append(f"exit code {state.exit_code}")
     return ", ".join(said)
@@ -113,7 +113,7 @@ def _told(facts: Facts) -> list[str]:
     plan = facts.plan
     nodes, ranks = int(plan["nodeCount"]), int(plan.get("ranks", 1))
     hosts = sorted(set(facts.hosts))
-    where = ", ".join(map(code, hosts[:MOST_HOSTS])) + (", ..." if len(hosts) > MOST_HOSTS else "")
+    where = ", ".join(code(host[:LONGEST_NAME]) for host in hosts[:MOST_HOSTS]) + (", ..." if len(hosts) > MOST_HOSTS else "")
     on = f" on {where}" if hosts else ""
     lines = [
         f"- job {code(plan['name'])}, cluster {code(plan['cluster'])}",
@@ -181,6 +181,12 @@ def _folded(text: str) -> str:
     """Text of others with its wide lines on several."""
     fold = textwrap.TextWrapper(WIDEST_LINE, drop_whitespace=False, replace_whitespace=False, break_on_hyphens=False)
     return "\n".join("\n".join(fold.wrap(line)) for line in _tame(text).split("\n"))
+
+
+def _bounded(reason: str) -> str:
+    """The parts of a failure that may be told."""
+    first, _, rest = reason.partition("\n")
+    return f"{first[:LONGEST_REASON]}\n{rest[-2 * LONGEST_REASON :]}" if rest else first[:LONGEST_REASON]
 
 
 def _last(text: str, room: int) -> str:
