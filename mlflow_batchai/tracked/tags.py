@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from mlflow_batchai.tracked.files import is_path
 
@@ -24,12 +25,16 @@ def is_label(value: str) -> bool:
     return value.isprintable() and 0 < len(value) <= LONGEST_LABEL
 
 
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 def _are_tables(value: str) -> bool:
     """Whether it names artifacts of the run that are tables, as ``mlflow.log_table`` says it."""
-    try:
-        tables = json.loads(value)
-    except ValueError:
-        return False
+    tables = _json(value)
     return isinstance(tables, list) and all(
         isinstance(table, dict)
         and table.keys() == {"path", "type"}
@@ -51,12 +56,9 @@ _ALLOWED: Mapping[str, Callable[[str], bool]] = {
 
 
 def is_source(text: str) -> bool:
-    """Whether a dataset's source is one whose ``url``, which its page makes a link, leads to a web page, if it has any."""
-    try:
-        source = json.loads(text)
-    except ValueError:
-        return True
-    url = source.get("url", "http://") if isinstance(source, dict) else "http://"
+    """Whether it is a dataset's source whose ``url``, which its page makes a link, leads to a web page, if it has any."""
+    source = _json(text)
+    url = source.get("url", "http://") if isinstance(source, dict) else None
     return isinstance(url, str) and url.startswith(("http://", "https://"))
 
 
