@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import World
 
 SLOW = r"^(?:\s*\w+\s*)+=(\d+)$"
 LETTERS = "a" * 40
@@ -25,7 +24,7 @@ def line(text: str) -> dict[str, Any]:
     return {"k": "log", "r": 0, "s": "out", "t": 1, "x": text + "\n"}
 
 
-def test_a_rule_that_would_take_for_ever_holds_up_no_job(world: World) -> None:
+def test_a_rule_that_would_take_for_ever_holds_up_no_job(world: Any) -> None:
     """Forty letters, which Python's ``re`` tries 2^40 ways on: the rules' values of the lines behind them are in the run."""
     script = f"print('{LETTERS}')\nprint('speed=7 step=3')\nprint('a b c =5')\n"
     done = world.run(world.project(script, batchai=RULES), timeout=100)
@@ -34,7 +33,7 @@ def test_a_rule_that_would_take_for_ever_holds_up_no_job(world: World) -> None:
     assert "batchai.notes" not in world.last.data.tags
 
 
-def test_a_rule_that_re2_does_not_take_is_refused_before_there_is_a_run(world: World) -> None:
+def test_a_rule_that_re2_does_not_take_is_refused_before_there_is_a_run(world: Any) -> None:
     said = world.refused(world.project(batchai="metrics: [{name: speed, regex: '(?<=speed=)([0-9]+)'}]\n"))
     assert "batchai.yaml: metrics[0] ('speed') has a regex that RE2 does not take" in said and "RE2 has no look-behind" in said
     assert world.runs() == []

@@ -7,11 +7,11 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import BIN, World
+from command_line import Cli
 from markdown_it import MarkdownIt
 
 BEACON = "![x](http://beacon.example/a.png)"
@@ -59,12 +59,13 @@ sys.stdout.flush()
 sys.stderr.write("why " + BEACON + " <b>x</b> " + "".join(ESCAPES.values()) + "\\n")
 sys.exit(3)
 """
+BIN = Path(sys.executable).parent
 # What we and rich tell a terminal ourselves: colours, the cursor, the line at the bottom.
 OURS = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[2K|\x1b\[1A|[\r\n\t]")
 UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
-def on_terminal(world: World, argv: list[str]) -> str:
+def on_terminal(world: Any, argv: list[str]) -> str:
     """All that a command writes to its terminal."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -96,7 +97,7 @@ def obeyed(said: str) -> list[str]:
 class Attacked:
     """A failed job whose rank tried it all, and what its submitter's terminal was sent."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Any) -> None:
         self.world = world
         self.said = on_terminal(world, world.command(world.project(SCRIPT)))
         self.run = world.last
@@ -104,12 +105,8 @@ class Attacked:
 
 
 @pytest.fixture(scope="module")
-def attacked(tmp_path_factory: pytest.TempPathFactory, store_template: Path) -> Iterator[Attacked]:
-    world = World(tmp_path_factory.mktemp("attacked"), store_template)
-    try:
-        yield Attacked(world)
-    finally:
-        world.close()
+def attacked(shared_cli: Cli) -> Attacked:
+    return Attacked(shared_cli.world)
 
 
 def test_a_terminal_is_told_nothing_by_a_rank(attacked: Attacked) -> None:
