@@ -302,6 +302,23 @@ def test_tags_that_scripts_set(key: str, value: str | None) -> None:
     assert may_be_set(key, value)
 
 
+@pytest.mark.parametrize(
+    ("source", "kept"),
+    [
+        ("{}", True), ("no JSON", True), ("[]", True), ('{"url": "https://a.example/d.csv"}', True), ('{"uri": "s3://a/b"}', True),
+        ('{"url": "javascript:alert(1)"}', False), ('{"url": " javascript:alert(1)"}', False), ('{"url": "data:text/html,x"}', False),
+        ('{"url": "http://a", "url": "javascript:alert(1)"}', False), ('{"url": "JAVASCRIPT:alert(1)"}', False), ('{"url": ["x"]}', False),
+        ('{"url": "javascript:alert(1)", "n": ' + "1" * 5000 + "}", False), ('{"url": "file:///etc/passwd"}', False),
+        ('{"url": "javascript:alert(1)", "n": ' + "[" * 100_000 + "]" * 100_000 + "}", False),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_sources_of_datasets(source: str, kept: bool) -> None:
+    from mlflow_batchai.tracked.tags import is_source
+
+    assert is_source(source) is kept
+
+
 LINES = [
     *((text, re.sub(UNFIT, lambda found: found[0].encode("unicode_escape").decode(), text)) for text in ESCAPES.values()),
     ("a\tb", "a\tb"),
