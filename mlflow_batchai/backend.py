@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from mlflow_batchai.console import JobConsole
 from mlflow_batchai.errors import BatchAIError, JobFailedError, NotSupportedError
 from mlflow_batchai.signals import Signals
 from mlflow_batchai.submitted import SubmittedJob
+from mlflow_batchai.terminal import fit
 
 # What MLflow puts into the backend configuration itself.
 MLFLOW_KEYS = ("ENV_MANAGER", "SYNCHRONOUS", "DOCKER_ARGS", "STORAGE_DIR", "build_image", "docker_auth")
@@ -191,8 +193,8 @@ def _as_execution_exception() -> Iterator[None]:
     try:
         yield
     except BatchAIError as error:
-        raise ExecutionException(str(error)) from error
+        raise ExecutionException(fit(str(error), sys.stderr)) from error  # which MLflow's command prints
     except MlflowException as error:
         if isinstance(error, ExecutionException):
             raise
-        raise ExecutionException(stores.away(error) or f"MLflow: {error.message}") from error
+        raise ExecutionException(fit(stores.away(error) or f"MLflow: {error.message}", sys.stderr)) from error

@@ -16,6 +16,7 @@ from mlflow_batchai.errors import JobDetachedError
 from mlflow_batchai.job.metrics import Names, numeric, whole
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.node.records import SKIPPED
+from mlflow_batchai.terminal import fit, printable
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -59,7 +60,7 @@ class JobConsole:
 
     def say(self, sentence: str) -> None:
         """One line of our own."""
-        self._plain(self._err, f"batchai: {sentence}\n")
+        self._plain(self._err, f"batchai: {fit(sentence, self._err)}\n")
 
     def transfer(self, sent: int, total: int) -> None:
         """How far files that are sent have come; what takes no time is not spoken of."""
@@ -88,7 +89,7 @@ class JobConsole:
             self._status.start()
         from rich.text import Text
 
-        self._status.update(Text(text, no_wrap=True, overflow="ellipsis"))
+        self._status.update(Text(printable(text), no_wrap=True, overflow="ellipsis"))
 
     def close(self) -> None:
         """Take the line at the bottom away."""
@@ -123,7 +124,7 @@ class JobConsole:
         stream = self._out if record["s"] == "out" else self._err
         rank = record["r"]
         prefix = "[prep] " if rank is None else f"[{rank}] " if self._ranks > 1 else ""
-        self._plain(stream, "".join(f"{prefix}{line}\n" for line in record["x"].split("\n")[:-1]))
+        self._plain(stream, "".join(f"{prefix}{fit(line, stream)}\n" for line in record["x"].split("\n")[:-1]))
 
     def _plain(self, stream: TextIO, text: str) -> None:
         if self._status is not None:

@@ -28,9 +28,11 @@ END = "<!-- /batchai -->"
 SECONDS = 10.0
 # What is wider in a block pushes what stands beside the description out of MLflow's page.
 WIDEST_LINE = 70
-MOST_HOSTS, MOST_NOTES, LONGEST_LINE = 8, 10, 400
-# So much of a failure is told, the last of it.
-LONGEST_REASON = 2500
+MOST_HOSTS, MOST_NOTES, LONGEST_LINE, LONGEST_NAME = 8, 10, 400, 100
+# So much of a failure is told, the last of it; of what a script has said of the run the first.
+LONGEST_REASON, LONGEST_SCRIPT_NOTE = 2500, 1500
+# What stands around that: a heading, and two fences longer than its lines.
+FRAME = 40 + 2 * WIDEST_LINE
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Facts:
         last_step: the highest step that it has reported.
         sending: what is being sent to MLflow just now.
         notes: sentences on what was left out, and what else there is to tell.
+        script_note: what a script has said of the run.
     """
 
     plan: Record
@@ -58,6 +61,7 @@ class Facts:
     last_step: int | None = None
     sending: str = ""
     notes: Sequence[str] = ()
+    script_note: str = ""
 
 
 def markdown(facts: Facts, room: int = LONGEST_TAG) -> str:
@@ -72,7 +76,7 @@ def markdown(facts: Facts, room: int = LONGEST_TAG) -> str:
     tail = block("\n".join(map(_command, commands(facts.plan, facts.state))), "sh")
     left = room - len(head) - len(facts_told) - len(tail) - 6
     parts = [head]
-    if reason := facts.state.reason or facts.waits:
+    if reason := _bounded(facts.state.reason or facts.waits):
         # Before all else: the page shows the first lines, and the others when it is asked to. Of these the last says most.
         *before, last = reason.rstrip().split("\n")
         if before and len(said := f": {code(last[:LONGEST_LINE])}") < left // 3:
@@ -84,7 +88,13 @@ def markdown(facts: Facts, room: int = LONGEST_TAG) -> str:
     notes = [f"- {code(_last(note, LONGEST_LINE))}" for note in facts.notes[:MOST_NOTES]]
     while notes and len("\n".join(notes)) + 2 > left:
         notes.pop()
-    return "\n\n".join([*parts, *(["\n".join(notes)] if notes else []), tail])
+    if notes:
+        parts.append("\n".join(notes))
+        left -= len(parts[-1]) + 2
+    if (said := _folded(facts.script_note.strip())) and (most := min(left - FRAME, LONGEST_SCRIPT_NOTE)) > 0:
+        kept = said if len(said) <= most else f"{said[:most].rstrip()}\n..."
+        parts.append(f"note from the script:\n\n{block(kept)}")
+    return "\n\n".join([*parts, tail])
 
 
 def _head(facts: Facts) -> str:
@@ -93,7 +103,7 @@ def _head(facts: Facts) -> str:
     left = int(plan.get("retriesLeft") or 0)
     said.append(f"attempt {facts.attempt}" + (f" of at most {facts.attempt + left}" if left else ""))
     if state.error_code:
-        said.append(code(state.error_code))
+        said.append(code(state.error_code[:LONGEST_NAME]))
     if state.exit_code is not None:
         said.append(f"exit code {state.exit_code}")
     return ", ".join(said)
@@ -103,7 +113,7 @@ def _told(facts: Facts) -> list[str]:
     plan = facts.plan
     nodes, ranks = int(plan["nodeCount"]), int(plan.get("ranks", 1))
     hosts = sorted(set(facts.hosts))
-    where = ", ".join(map(code, hosts[:MOST_HOSTS])) + (", ..." if len(hosts) > MOST_HOSTS else "")
+    where = ", ".join(code(host[:LONGEST_NAME]) for host in hosts[:MOST_HOSTS]) + (", ..." if len(hosts) > MOST_HOSTS else "")
     on = f" on {where}" if hosts else ""
     lines = [
         f"- job {code(plan['name'])}, cluster {code(plan['cluster'])}",
@@ -171,6 +181,12 @@ def _folded(text: str) -> str:
     """Text of others with its wide lines on several."""
     fold = textwrap.TextWrapper(WIDEST_LINE, drop_whitespace=False, replace_whitespace=False, break_on_hyphens=False)
     return "\n".join("\n".join(fold.wrap(line)) for line in _tame(text).split("\n"))
+
+
+def _bounded(reason: str) -> str:
+    """The parts of a failure that may be told."""
+    first, _, rest = reason.partition("\n")
+    return f"{first[:LONGEST_REASON]}\n{rest[-2 * LONGEST_REASON :]}" if rest else first[:LONGEST_REASON]
 
 
 def _last(text: str, room: int) -> str:

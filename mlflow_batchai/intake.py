@@ -60,7 +60,8 @@ class Intake:
         self._gone, self._note, self._environment, self._save = gone, note, environment, save
         here = memory if same_attempt else {}
         self._reader = EventReader(job, here.get("cursor"), bool(here.get("ending")))
-        self._metrics = MetricFold(job.plan["metrics"], memory.get("metrics"), same_attempt)
+        rules = job.plan["metrics"]
+        self._metrics = MetricFold(rules if isinstance(rules, list) else [rules], memory.get("metrics"), same_attempt)
         self._samples = SampleFold(job.node_count, memory.get("samples"), same_attempt)
         self.models: list[Record] = list(memory.get("models", []))
         self.tracked = relayed.Tracked(client, job, gone, memory.get("tracked"))
@@ -189,4 +190,4 @@ class Intake:
         names = self._metrics.names.notices()
         more = [f"{len(names) - MOST_NAMES_TOLD} more names of metrics were changed"] if len(names) > MOST_NAMES_TOLD else []
         told = [*(f"{count} {what}" for count, what in counts if count), *names[:MOST_NAMES_TOLD], *more]
-        return [*told, *self.tracked.notes()]
+        return [*told, *self._metrics.refused[:MOST_NAMES_TOLD], *self.tracked.notes()]

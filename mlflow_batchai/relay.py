@@ -191,7 +191,8 @@ class Relay:
         # Once the job is over there is no epoch that is being trained.
         self._pace = self._intake.pace or self._pace
         job, step = self._job, self._intake.last_step
-        return Facts(job.plan, job.attempt, state, job.hosts, self._waits or "", self._pace, step, sending, notes)
+        note = self._intake.tracked.script_note
+        return Facts(job.plan, job.attempt, state, job.hosts, self._waits or "", self._pace, step, sending, notes, note)
 
     def cancel_wanted(self) -> bool:
         """Whether someone has set the run's tag ``batchai.cancel`` (in MLflow's own UI, say)."""

@@ -14,6 +14,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_e
 from mlflow_batchai.errors import BatchAIError, JobChangedError, JobError, ShareError
 from mlflow_batchai.job.lease import LeaseLostError
 from mlflow_batchai.stores import is_answer
+from mlflow_batchai.terminal import printable
 
 Result = TypeVar("Result")
 
@@ -155,7 +156,7 @@ def _error(state: RetryCallState) -> BaseException:
 def sentence(error: BaseException) -> str:
     """An error on one line of bearable length: servers answer with whole pages."""
     text = str(error) if isinstance(error, BatchAIError) else f"{type(error).__name__}: {error}"
-    text = " ".join(text.split())
+    text = printable(" ".join(text.split()))
     return text if len(text) <= LONGEST_SENTENCE else text[:LONGEST_SENTENCE] + " ..."
 
 

@@ -36,7 +36,7 @@ def doctor(cluster: str | None, output: str | None, query: str | None) -> int:
     output = output or default_output("table")
     found, warnings = clusters.load(cluster or default("cluster"))
     for warning in warnings:
-        click.echo(f"batchai: {warning}", err=True)
+        printing.echo(f"batchai: {warning}", err=True)
     nodes = names(found)
     if output == "table" and not search:
         checks = _examined(found, len(nodes), _show)
@@ -93,7 +93,7 @@ def _show(node: str, checks: Sequence[Check]) -> None:
         state = check.state.value.ljust(state_width)
         shown = click.style(state, fg=_COLORS[check.state]) if colored else state
         lines.append(f"  {shown}  {check.name.ljust(name_width)}  {check.text}")
-    click.echo("\n".join(lines))
+    printing.echo("\n".join(lines))
 
 
 def _summary(nodes: Sequence[str], checks: Sequence[Check]) -> str:

@@ -10,8 +10,9 @@ from click.core import ParameterSource
 
 from mlflow_batchai.cli.job_lookup import find_job, find_run
 from mlflow_batchai.cli.options import Scope, ask, command, confirmed, named, notice, tracking
-from mlflow_batchai.cli.output import Column, Incomplete
+from mlflow_batchai.cli.output import Column, Incomplete, echo
 from mlflow_batchai.errors import BatchAIError
+from mlflow_batchai.terminal import printable
 
 if TYPE_CHECKING:
     from mlflow_batchai.job.lease import Glance
@@ -84,7 +85,7 @@ def _trust(scope: Scope, name: str, yes: bool) -> None:
         ("variables that a next attempt is given", [f"BATCHAI_SECRET_{name}" for name in secrets]),
     ):
         for value in values:
-            click.echo(f"batchai: {what}: {value}", err=True)
+            click.echo(f"batchai: {what}: {printable(value)}", err=True)
     ask(f"Trust the plan of job {job.name}, as it is now, on this machine?", yes)
     trust.pin(run.info.run_id, job.plan_digest, job.share.url)
 
@@ -148,9 +149,9 @@ def _end_sweeps(store: Tracking) -> None:
             told = end_if_over(sweep) if sweep.is_own else "its plan was changed in the tracking store; it is left alone"
         except BatchAIError as error:
             told = str(error)
-        click.echo(f"batchai: sweep {run.data.tags[sweeps.TAG_NAME]} (run {run.info.run_id}): {told}", err=True)
+        echo(f"batchai: sweep {run.data.tags[sweeps.TAG_NAME]} (run {run.info.run_id}): {told}", err=True)
 
 
 def _said(charge: Charge) -> Charge:
-    click.echo(f"batchai: {charge.sentence}", err=True)
+    echo(f"batchai: {charge.sentence}", err=True)
     return charge

@@ -11,7 +11,7 @@ import click
 
 from mlflow_batchai import __version__
 from mlflow_batchai.cli.nouns import NounGroup
-from mlflow_batchai.cli.output import quiet_end
+from mlflow_batchai.cli.output import echo, quiet_end
 from mlflow_batchai.cli.tree import TREE
 from mlflow_batchai.errors import BatchAIError, JobFailedError, NotFoundError, UsageError
 
@@ -48,7 +48,7 @@ def main() -> None:
     except BatchAIError as error:
         if debug:
             raise
-        click.echo(f"batchai: {error}", err=True)
+        echo(f"batchai: {error}", err=True)
         sys.exit(_code(error))
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
@@ -59,7 +59,7 @@ def main() -> None:
         from mlflow_batchai import stores
 
         sentence = stores.away(error) or f"{type(error).__name__}: {error} (with --debug: where)"
-        click.echo(f"batchai: {sentence}", err=True)
+        echo(f"batchai: {sentence}", err=True)
         sys.exit(EXIT_FAILED)
     sys.exit(code if isinstance(code, int) else 0)
 

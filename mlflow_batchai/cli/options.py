@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from mlflow_batchai.cli import output as printing
 from mlflow_batchai.cli.output import Column
 from mlflow_batchai.config import RESOURCE_GROUP, WORKSPACE, default, home
 from mlflow_batchai.errors import UsageError
+from mlflow_batchai.terminal import fit
 
 if TYPE_CHECKING:
     from mlflow_batchai.runs import Tracking
@@ -180,7 +182,7 @@ def ask(question: str, yes: bool) -> None:
         return
     if not os.isatty(0):
         raise UsageError(f"{question.rstrip('?')}: this needs -y where there is no terminal to ask on")
-    click.confirm(question, abort=True, err=True)
+    click.confirm(fit(question, sys.stderr), abort=True, err=True)
 
 
 def new_name(text: str, what: str) -> str:
@@ -201,7 +203,7 @@ def notice(sentence: str) -> None:
     """A sentence of ours on standard error, each only once."""
     if sentence not in _noticed:
         _noticed.add(sentence)
-        click.echo(f"batchai: {sentence}", err=True)
+        printing.echo(f"batchai: {sentence}", err=True)
 
 
 def tracking() -> Tracking:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,10 @@ from typing import Any, NamedTuple
 import click
 
 from mlflow_batchai.errors import UsageError
+from mlflow_batchai.terminal import fit, printable
 
+# What JSON leaves as it is, and a terminal obeys: control characters, line separators, other directions of text.
+_UNFIT = re.compile(r"[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 Column = tuple[str, str | Callable[[Mapping[str, Any]], object]]
 """A table's column: its title, and what stands in it: a path of keys (``executionInfo.exitCode``), or a function of the row."""
 
@@ -89,7 +93,7 @@ def render(data: Any, output: str, columns: Sequence[Column] | None = None, colo
         text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, default_flow_style=False)
         return str(text).removesuffix("\n...\n").rstrip("\n")
     text = json.dumps(data, indent=2, ensure_ascii=False)
-    return _highlighted(text) if output == "jsonc" and colored else text
+    return _UNFIT.sub(lambda found: f"\\u{ord(found[0]):04x}", _highlighted(text) if output == "jsonc" and colored else text)
 
 
 def emit(data: Any, output: str, query: Callable[[Any], Any] | None = None, columns: Sequence[Column] | None = None) -> None:
@@ -107,7 +111,12 @@ def emit(data: Any, output: str, query: Callable[[Any], Any] | None = None, colu
     text = render(data, output, columns, colored)
     if text:
         encoding = sys.stdout.encoding or "utf-8"
-        click.echo(text.encode(encoding, "backslashreplace").decode(encoding))
+        echo(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def echo(text: str, err: bool = False) -> None:
+    """Print text that may hold others' words."""
+    click.echo(fit(text, sys.stderr if err else sys.stdout), err=err)
 
 
 def _highlighted(text: str) -> str:
@@ -169,7 +178,7 @@ def _value(row: Mapping[str, Any], what: str | Callable[[Mapping[str, Any]], obj
 
 def _cell(value: object) -> str:
     """One line, whatever stands in it."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in _plain(value))
+    return printable(_plain(value))
 
 
 def _plain(value: object) -> str:

@@ -10,8 +10,9 @@ import click
 
 from mlflow_batchai import streaming
 from mlflow_batchai.cli.options import notice
-from mlflow_batchai.cli.output import quiet_end
+from mlflow_batchai.cli.output import echo, quiet_end
 from mlflow_batchai.detached import Submitted
+from mlflow_batchai.terminal import safe_pieces
 
 
 def stream_file(found: Submitted, identity: str, path: str, required: bool = True) -> Iterator[str]:
@@ -22,7 +23,7 @@ def stream_file(found: Submitted, identity: str, path: str, required: bool = Tru
         path,
         notice,
         lambda address: notice(f"{address} (Ctrl-C leaves the job running)"),
-        lambda sentence: click.echo(f"\nbatchai: {sentence}", err=True),
+        lambda sentence: echo(f"\nbatchai: {sentence}", err=True),
         required,
     )
 
@@ -31,7 +32,7 @@ def show_text(pieces: Iterable[str], job: str) -> None:
     """Print text as it comes; Ctrl-C, and a reader that leaves (``| head``), end that and nothing else."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
-        for piece in pieces:
+        for piece in safe_pieces(pieces) if sys.stdout.isatty() else pieces:
             sys.stdout.write(piece.encode(encoding, "backslashreplace").decode(encoding))
             sys.stdout.flush()
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ import click
 from mlflow_batchai.cli.options import command, notice, tracking
 from mlflow_batchai.cli.sweep_table import drawn, outcome
 from mlflow_batchai.errors import UsageError
-from mlflow_batchai.spec.text import printable
+from mlflow_batchai.terminal import printable
 
 if TYPE_CHECKING:
     from mlflow_batchai.cli.output import Drawn, Incomplete

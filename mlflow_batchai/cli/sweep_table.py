@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mlflow_batchai.cli.options import notice
 from mlflow_batchai.cli.output import Drawn, Incomplete
+from mlflow_batchai.terminal import printable
 
 if TYPE_CHECKING:
     from mlflow_batchai.sweep.driving import Driving
@@ -50,20 +51,22 @@ def draw(results: Results) -> str:
     names, metrics = results.plan.varying, results.metrics
     for name in (*names, "State", *metrics, "Duration", "Job"):
         number = name in metrics or name == "Duration"
-        table.add_column(Text(name), justify="right" if number else "left", overflow="fold")
+        table.add_column(Text(printable(name)), justify="right" if number else "left", overflow="fold")
     for row in results.rows:
         style = "bold" if results.best is row else ""
         cells = [row.parameters.get(name, "") for name in names]
         values = [f"{row.metrics[name]:.6g}" if name in row.metrics else "" for name in metrics]
-        state = Text(row.state, style=STYLES.get(row.state, ""))
-        table.add_row(*map(Text, cells), state, *map(Text, values), _duration(row), Text(row.name), style=style)
+        state = Text(printable(row.state), style=STYLES.get(row.state, ""))
+        shown = [Text(printable(cell)) for cell in (*cells, *values, _duration(row), row.name)]
+        table.add_row(*shown[: len(cells)], state, *shown[len(cells) :], style=style)
     with console.capture() as captured:
         console.print(table)
         if best := results.best_in_words:
-            console.print(Text(best), soft_wrap=True)
+            console.print(Text(printable(best)), soft_wrap=True)
         for row in results.rows:
             if row.state == "failed":
-                console.print(Text(f"{row.name} failed: {row.reason or 'no reason is known'}"), soft_wrap=True)
+                told = f"{row.name} failed: {row.reason or 'no reason is known'}"
+                console.print(Text(printable(told)), soft_wrap=True)
     return "\n".join(line.rstrip() for line in captured.get().strip("\n").split("\n"))
 
 

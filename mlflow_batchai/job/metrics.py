@@ -14,15 +14,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mlflow_batchai.job.keras_lines import EpochValues, KerasLines, Pace
+from mlflow_batchai.node import records
 from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.spec import rules
+from mlflow_batchai.terminal import printable
 
 REPORT, RULE, KERAS = 0, 1, 2
 
+_RULE: records.Shape = {"name": records.is_text, "regex": records.is_text, "step": records.or_none(records.is_text)}
 _BAD_KEY = re.compile(r"[^\w\-. :/]")
 # Colours and what else a terminal is told (ECMA-48: CSI; OSC up to its end): Keras and others write them into pipes, too.
 _CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))|\x08")
 LONGEST_KEY = 250
-# What of a line is looked at: a regex may take quadratically long.
+# What of a line is looked at.
 LONGEST_LINE = 4096
 # Of how many names that were changed it is remembered how they came.
 MOST_NAMES = 1000
@@ -123,10 +127,9 @@ class Names:
 def _shown(name: str) -> str:
     """A name in a sentence, on one line."""
     some = name[:LONGEST_KEY]
-    text = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in some)
     if len(name) <= LONGEST_KEY:
-        return text
-    return f"{text}... ({len(name)} letters, {zlib.crc32(name.encode('utf-8', 'replace')):08x})"
+        return printable(some)
+    return f"{printable(some)}... ({len(name)} letters, {zlib.crc32(name.encode('utf-8', 'replace')):08x})"
 
 
 class MetricFold:
@@ -141,13 +144,15 @@ class MetricFold:
         names: under which metrics are stored.
         repeated: how many values came for a step that had one.
         unread: how many were no numbers.
+        refused: sentences on rules that can't be used: a share may have changed them since they were checked.
     """
 
     def __init__(
         self, rules: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None = None, same_attempt: bool = True
     ) -> None:
-        self._rules = [(str(rule["name"]), re.compile(rule["regex"]), rule.get("step")) for rule in rules]
         memory = memory or {}
+        self.refused: list[str] = []
+        self._rules = self._compiled(rules)
         # key -> [first, last, stride] of the steps that have a value: a run of a million costs one triple.
         self._source: dict[str, int] = dict(memory.get("source", {}))
         self._steps = _copied(memory.get("steps", {}))
@@ -159,6 +164,18 @@ class MetricFold:
         self.names = Names(memory.get("names"), self._source)
         self.repeated = int(memory.get("repeated", 0))
         self.unread = int(memory.get("unread", 0))
+
+    def _compiled(self, given: Sequence[Any]) -> list[tuple[str, Any, str | None]]:
+        found = []
+        for number, rule in enumerate(given):
+            if not records.has(rule, _RULE):
+                self.refused.append(f"metrics[{number}] is no rule, and plays no part")
+                continue
+            try:
+                found.append((rule["name"], rules.compiled(rule["regex"], rule["step"]), rule["step"]))
+            except rules.RuleError as error:
+                self.refused.append(f"metrics[{number}] ('{_shown(rule['name'])}') {error}: it plays no part")
+        return found
 
     def remember(self) -> dict[str, Any]:
         """All that another process needs to go on, as JSON."""
@@ -226,8 +243,10 @@ class MetricFold:
         points: list[Point | None] = []
         for line in record["x"].split("\n") if record["r"] == 0 else ():
             shown = as_shown(line)
+            # RE2 takes UTF-8 only.
+            looked_at = shown[:LONGEST_LINE].encode("utf-8", "replace").decode("utf-8") if self._rules else ""
             for name, pattern, step_group in self._rules:
-                match = pattern.search(shown, 0, LONGEST_LINE)
+                match = pattern.search(looked_at)
                 if match:
                     points.append(self._rule(name, match, step_group, _time(record["t"])))
             # Keras prints an epoch's line before a callback can report it: it counts when the next epoch begins.
@@ -235,7 +254,7 @@ class MetricFold:
                 points += self._of_epoch(self._keras.feed(shown, _time(record["t"])))
         return [point for point in points if point]
 
-    def _rule(self, name: str, match: re.Match[str], step_group: str | None, timestamp: int) -> Point | None:
+    def _rule(self, name: str, match: Any, step_group: str | None, timestamp: int) -> Point | None:
         groups, indexes = match.groupdict(), match.re.groupindex
         step_index = indexes.get(step_group or "step")
         value_index = indexes.get("value")

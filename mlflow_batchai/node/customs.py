@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List
 _KERAS = re.compile(r"(tf_)?keras(\.|$)")
 # How versions of Keras name what they don't find.
 _NOT_FOUND = re.compile(
-    r"(?:Unknown [\w ]+: *|Could not locate (?:class|function) |Unable to find (?:class|function) )'?([\w>.]+)"
+    r"(?:Unknown [\w ]{1,80}: *|Could not locate (?:class|function) |Unable to find (?:class|function) )'?([\w>.]+)"
 )
 _CURE = "save it with model.export(FOLDER), which needs no code, or as an MLflow model with its code (code_paths)"
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_serializer, field_validator, model_validator
 
+from mlflow_batchai.spec import rules
 from mlflow_batchai.spec.base import Count, Name, NonEmpty, RelativePath, SpecModel, Whole, refuse_repeats, wrong
 from mlflow_batchai.spec.durations import Seconds, format_duration
 from mlflow_batchai.spec.frameworks import FRAMEWORKS
@@ -23,7 +24,7 @@ LESS_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")
 
 
 class MetricRule(SpecModel):
-    """A metric read from lines of output.
+    """A metric read from lines of output, by RE2.
 
     The group named ``value`` is the value, else the first group that isn't the step. The step is the group
     that ``step`` names, by default one named ``step``, if the regex has it.
@@ -36,14 +37,9 @@ class MetricRule(SpecModel):
     @model_validator(mode="after")
     def _usable(self) -> MetricRule:
         try:
-            pattern = re.compile(self.regex)
-        except re.error as error:
-            raise wrong(f"has a regex that does not compile: {error}") from None
-        if self.step and self.step not in pattern.groupindex:
-            raise wrong(f"has the step {self.step!r}, but its regex has no group of that name")
-        step = pattern.groupindex.get(self.step or "step")
-        if not set(range(1, pattern.groups + 1)) - {step}:
-            raise wrong("has a regex without a group for the value; put parentheses around the number")
+            rules.compiled(self.regex, self.step)
+        except rules.RuleError as error:
+            raise wrong(f"('{self.name}') {error}") from None
         return self
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from mlflow_batchai.errors import ParameterError, ProjectError
 from mlflow_batchai.spec.loading import read
-from mlflow_batchai.spec.text import printable
+from mlflow_batchai.terminal import printable
 
 SCRIPTS = {".py": "python", ".sh": "bash"}
 TYPES = ("string", "float", "int", "bool", "path", "uri")

@@ -12,7 +12,8 @@ from pydantic_core import ErrorDetails
 
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.spec.base import WRONG, SpecModel, keys_of
-from mlflow_batchai.spec.text import kind, printable
+from mlflow_batchai.spec.text import kind
+from mlflow_batchai.terminal import printable
 
 M = TypeVar("M", bound=SpecModel)
 Path = tuple[int | str, ...]

@@ -49,11 +49,6 @@ def kind(value: object) -> str:
     return names.get(type(value), "a number" if isinstance(value, (int, float)) else "an empty value")
 
 
-def printable(text: str) -> str:
-    """Text of a document inside of a sentence: on one line, and of letters that every terminal takes."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text)
-
-
 def _parse(text: str, source: str) -> Any:
     ending = PurePath(source).suffix.lower()
     if ending != ".json" and not text.lstrip().startswith("{"):

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_batchai.errors import DocumentError, UsageError
-from mlflow_batchai.spec.text import kind, load_list, printable
+from mlflow_batchai.spec.text import kind, load_list
+from mlflow_batchai.terminal import printable
 
 MOST = 1000
 

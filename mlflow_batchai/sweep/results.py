@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlflow_batchai import runs
+from mlflow_batchai.description import code
 from mlflow_batchai.node import protocol
 from mlflow_batchai.spec.batchai import Promotion
 from mlflow_batchai.sweep.grid import shown
@@ -181,8 +182,8 @@ def describe(results: Results) -> str:
     plan = results.plan
     lines = [f"Sweep of {len(results.rows)} jobs: {results.counts}."]
     if best := results.best_in_words:
-        lines.append(f"The {best}.")
-    lines += [f"- `{row.name}` {row.state}: {row.reason}" for row in results.rows if row.reason][:10]
+        lines.append(f"The best is {code(best.removeprefix('best is '))}.")
+    lines += [f"- {code(row.name)} {row.state}: {code(row.reason)}" for row in results.rows if row.reason][:10]
     if not results.all_ended:
         lines.append(f"Go on with it: `batchai sweep attach {plan.name}`. End it: `batchai sweep terminate {plan.name}`.")
     return "\n\n".join(lines)

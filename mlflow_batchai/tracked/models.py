@@ -14,7 +14,7 @@ from mlflow_batchai.job.metrics import metric_key
 from mlflow_batchai.node import records
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.tracked.files import NotThereError, local
-from mlflow_batchai.tracked.words import OURS
+from mlflow_batchai.tracked.tags import ORIGIN, is_reserved
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Which of a job's scripts' models it is: JOB/ID, where the id is the one that the script had.
 TAG = "batchai.scriptModel"
 MOST_MODELS, MOST_FILES, MOST_LINKS = 100, 10_000, 10_000
+MOST_TAGS_TOLD = 5
 MLMODEL = "MLmodel"
 LONGEST_MLMODEL = 4 << 20
 
@@ -112,6 +113,9 @@ class ScriptModels:
             model = self._found(model_id) or self._create(model_id, told)
             if "step" in told:
                 self._put_out(model.model_id, int(told["step"]))
+            if refused := [key for key in told["tags"] if is_reserved(key) and not key.startswith(ORIGIN)]:
+                names = ", ".join(refused[:MOST_TAGS_TOLD])
+                return [f"model '{told['name']}': tags that are not a script's to set are left out: {names}"]
         except NotThereError as error:
             return [f"model '{told['name']}': {error}"]
         except MlflowException as error:
@@ -132,12 +136,15 @@ class ScriptModels:
         return ready
 
     def _create(self, model_id: str, told: Record) -> LoggedModel:
-        tags = {key: value for key, value in _plain_pairs(told["tags"]).items() if not key.startswith(OURS)}
+        run = self._client.get_run(self._run_id)
+        # MLflow gives each model its user and source: those that a rank sees are a node's.
+        origin = {key: value for key, value in run.data.tags.items() if key.startswith(ORIGIN)}
+        tags = {key: value for key, value in _plain_pairs(told["tags"]).items() if not is_reserved(key)}
         model = self._client.create_logged_model(
-            self._experiment(),
+            str(run.info.experiment_id),
             name=runs.plain(told["name"]),
             source_run_id=self._run_id,
-            tags={**tags, TAG: f"{self._job.plan['job']}/{model_id}"},
+            tags={**tags, **origin, TAG: f"{self._job.plan['job']}/{model_id}"},
             params=_plain_pairs(told["params"]),
             model_type=told.get("model_type") and runs.plain(told["model_type"]),
         )

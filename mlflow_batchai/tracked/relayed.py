@@ -57,6 +57,11 @@ class Tracked:
         return True
 
     @property
+    def script_note(self) -> str:
+        """What scripts have said of the run, for its description."""
+        return self._words.script_note
+
+    @property
     def crowded(self) -> bool:
         """Whether so much waits that it is to be sent before more is read."""
         return self._words.crowded or self._files.crowded

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from mlflow_batchai import runs
 from mlflow_batchai.node import records
 from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.terminal import printable
+from mlflow_batchai.tracked import tags as reserved
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
 BATCH = 100
 CROWD = 1_000
 MOST_NOTES = 20
-# Tags that say what the job is, and end it: no script's.
-OURS = "batchai."
 
 
 def _is_text_of(value: object) -> bool:
@@ -54,10 +54,12 @@ class Words:
         self._known: dict[str, str] | None = None
         self._notes: list[str] = list(memory.get("notes", []))
         self._more = int(memory.get("more", 0))
+        # What scripts have said of the run (``mlflow.note.content``).
+        self.script_note = str(memory.get("scriptNote", ""))
 
     def remember(self) -> dict[str, Any]:
         """All that another process needs to go on, as JSON: what has come is sent before it is called."""
-        return {"notes": list(self._notes), "more": self._more}
+        return {"notes": list(self._notes), "more": self._more, "scriptNote": self.script_note}
 
     @property
     def crowded(self) -> bool:
@@ -72,14 +74,22 @@ class Words:
         if kind == "dataset":
             self._datasets.append(body)
         elif kind == "tag":
-            tags = ((runs.plain(key), value) for key, value in body["values"].items() if not key.startswith(OURS))
-            self._tags.update({key: value if value is None else runs.plain(value) for key, value in tags})
+            for key, value in body["values"].items():
+                self._take_tag(runs.plain(key), value if value is None else runs.plain(value))
         else:
             for key, value in ((runs.plain(key), runs.plain(value)) for key, value in body["values"].items()):
                 first = self._params.setdefault(key, value)
                 if first != value:
                     self._differs(key, first, value)
         return True
+
+    def _take_tag(self, key: str, value: str | None) -> None:
+        if key == reserved.NOTE:
+            self.script_note = (value or "")[: reserved.LONGEST_NOTE]
+        elif reserved.may_be_set(key, value):
+            self._tags[key] = value
+        else:
+            self._note(f"tag '{_short(key)}' is not a script's to set, and stays as it is")
 
     def send(self) -> None:
         """Store what has come.
@@ -143,10 +153,17 @@ class Words:
 
         names = ("name", "digest", "source_type", "source", "schema", "profile")
         facts = {name: runs.plain(body[name]) for name in names if body[name] is not None}
-        tags = [InputTag(runs.plain(key), runs.plain(value)) for key, value in body["tags"].items()]
-        given = DatasetInput(Dataset(**facts), tags)
+        if not reserved.is_source(facts["source"]):
+            facts["source"] = "{}"
+            self._note(f"dataset '{_short(body['name'])}': its source leads to no web page, and is left out")
+        given = {runs.plain(key): runs.plain(value) for key, value in body["tags"].items()}
+        for key in [key for key in given if key != reserved.CONTEXT and reserved.is_reserved(key)]:
+            del given[key]
+            self._note(f"tag '{_short(key)}' of dataset '{_short(body['name'])}' is not a script's to set, and is left out")
+        tags = [InputTag(key, value) for key, value in given.items()]
+        dataset = DatasetInput(Dataset(**facts), tags)
         try:
-            self._client.log_inputs(self._run_id, [given])
+            self._client.log_inputs(self._run_id, [dataset])
         except MlflowException as error:
             if error.error_code != "INVALID_PARAMETER_VALUE" or self._gone():
                 raise
@@ -166,5 +183,5 @@ class Words:
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     return line if len(line) <= 200 else line[:200] + "..."

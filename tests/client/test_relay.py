@@ -41,6 +41,20 @@ def model(made, name="net.keras"):
     made.segment(2, {"k": "report", "t": 1, "body": {"type": "model", "path": str(path), "meta": META}})
 
 
+@pytest.mark.parametrize("rules", [None, "f1", {"f1": 1}, [{"name": "odd", "regex": "(?=a)(b)", "step": None}]])
+def test_a_plan_whose_rules_are_none(scene, rules):
+    """It was changed on the share: all else of the job is relayed."""
+    made, client, relay = scene
+    made.write(made.paths.plan, {**made.plan, "metrics": rules})
+    fill(made)
+    made.announce(0)
+    made.verdict("failed", reason="no")
+    relay().finish(made.job.state())
+    run = client.get_run(made.plan["runId"])
+    assert history(client, made.plan["runId"]) == {key: EXPECTED[key] for key in ("loss", "acc")}
+    assert "plays no part" in run.data.tags["batchai.notes"]
+
+
 def test_a_whole_job(scene):
     made, client, relay = scene
     fill(made)

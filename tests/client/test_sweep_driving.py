@@ -88,7 +88,7 @@ def test_from_its_start_to_its_end(store, mlflow, toys, between, capsys) -> None
     assert run.data.metrics == {"accuracy": 0.9}, "those of its best job"
     assert sweeps.TAG_DRIVER not in run.data.tags
     note = run.data.tags["mlflow.note.content"]
-    assert "Sweep of 4 jobs: 3 succeeded, 1 failed." in note and "`toy-3` failed: rank 0 died: boom" in note
+    assert "Sweep of 4 jobs: 3 succeeded, 1 failed." in note and "`toy-3` failed: `rank 0 died: boom`" in note
     kept = json.loads(Path(mlflow.download_artifacts(sweep.run_id, sweeps.RESULTS)).read_text())
     assert kept["best"]["parameters"] == {"lr": "0.1", "bs": "8"} and kept["runStatus"] == "FAILED"
     child = mlflow.get_run(results.rows[0].run_id)
@@ -325,7 +325,7 @@ def test_one_job_that_can_never_be_started_has_failed_and_the_others_go_on(
     run = mlflow.get_run(lost.run_id)
     assert (run.info.status, run.info.run_name) == ("FAILED", f"toy-{index}")
     assert run.data.tags["mlflow.parentRunId"] == sweep.run_id
-    assert f"`toy-{index}` failed: it could not be started" in parent(mlflow, sweep).data.tags["mlflow.note.content"]
+    assert f"`toy-{index}` failed: `it could not be started" in parent(mlflow, sweep).data.tags["mlflow.note.content"]
     assert f"job toy-{index} could not be started: parameter 'data': /gone is not there" in capsys.readouterr().err
 
 

@@ -84,7 +84,7 @@ def test_rows_and_words() -> None:
     failed = next(row for row in data["jobs"] if row["state"] == "failed")
     assert (failed["metrics"], failed["reason"]) == ({"acc": "inf"}, "rank 1 died: ValueError: no")
     note = describe(found)
-    assert "- `toy-3` failed: rank 1 died: ValueError: no" in note and "batchai sweep attach toy" in note
+    assert "- `toy-3` failed: `rank 1 died: ValueError: no`" in note and "batchai sweep attach toy" in note
     lines = draw(found).splitlines()
     assert lines[0].split() == ["lr", "bs", "State", "acc", "Duration", "Job"]
     assert lines[1].split() == ["0.1", "4", "running", "0.99", "0:00:10", "toy-1"]

@@ -82,19 +82,19 @@ def test_metric_rules(regex: str, step: str | None, line: str, value: str, at: s
     [
         (
             {"metrics": [{"name": "a", "regex": "(b"}]},
-            "metrics[0] has a regex that does not compile: missing ), unterminated subpattern at position 0",
+            "metrics[0] ('a') has a regex that RE2 does not take: missing ): (b",
         ),
         (
             {"metrics": [{"name": "a", "regex": "b"}]},
-            "metrics[0] has a regex without a group for the value; put parentheses around the number",
+            "metrics[0] ('a') has a regex without a group for the value; put parentheses around the number",
         ),
         (
             {"metrics": [{"name": "a", "regex": r"(?P<step>\d+)"}]},
-            "metrics[0] has a regex without a group for the value; put parentheses around the number",
+            "metrics[0] ('a') has a regex without a group for the value; put parentheses around the number",
         ),
         (
             {"metrics": [{"name": "a", "regex": "(b)", "step": "epoch"}]},
-            "metrics[0] has the step 'epoch', but its regex has no group of that name",
+            "metrics[0] ('a') has the step 'epoch', but its regex has no group of that name",
         ),
         ({"metrics": [{"name": "a"}]}, "metrics[0].regex is missing"),
         ({"retries": -1}, "retries must be at least 0"),

@@ -1,0 +1,77 @@
+"""Text of jobs, shares and servers as a terminal may have it: all of it is shown, and nothing but colours is obeyed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import TextIO
+
+# Colours and the like (ECMA-48: SGR). Beside each of them GCC and grep erase the rest of the line, which does nothing here.
+_COLOUR = r"\x1b\[[0-9;:]{0,64}m"
+_ERASE = r"\x1b\[[0-2]?K"
+# Control characters (C0 but tab, line feed and carriage return; DEL; C1), line separators, and what turns text around.
+_CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+# Keras goes back over a bar letter by letter, too, before it returns to the line's start.
+_TOKEN = re.compile(rf"(?P<colour>{_COLOUR})|(?P<erase>{_ERASE})|\x08+(?P<back>\r?)|(?P<control>{_CONTROL})|(?P<end>\n)")
+_RESET = "\x1b[0m"
+_IS_RESET = re.compile(r"\x1b\[0*m")
+# A sequence that may go on in the next piece, and how many backspaces may.
+_BEGUN = re.compile(r"\x1b(?:\[[0-9;:]{0,64})?")
+LONGEST_SEQUENCE, MOST_BACK = 70, 4096
+
+
+def printable(text: str) -> str:
+    """Text inside of a sentence or a table: on one line, and of letters that every terminal takes."""
+    return "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)
+
+
+def safe(text: str) -> str:
+    """Text of whole lines: other control characters than tab, line feed and those of colours become ``\\x1b`` and the like.
+
+    Of a line that redraws itself with carriage returns the last state is left, and what sets a colour ends with its line.
+    """
+    return "".join(safe_pieces(["\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))]))
+
+
+def safe_pieces(pieces: Iterable[str]) -> Iterator[str]:
+    """The same for text that comes in pieces, whose carriage returns go through: a bar redraws itself as it grows."""
+    coloured, held = False, ""
+
+    def replaced(found: re.Match[str]) -> str:
+        nonlocal coloured
+        if found["colour"]:
+            coloured = not _IS_RESET.fullmatch(found[0])
+            return found[0]
+        if found["end"]:
+            reset, coloured = (_RESET if coloured else ""), False
+            return f"{reset}\n"
+        if found["erase"] or found["back"]:
+            return found["back"] or ""
+        return "".join(map(_escaped, found[0]))
+
+    for piece in pieces:
+        whole = held + piece
+        held = _begun(whole)
+        if shown := _TOKEN.sub(replaced, whole[: len(whole) - len(held)]):
+            yield shown
+    if rest := _TOKEN.sub(replaced, held) + (_RESET if coloured else ""):
+        yield rest
+
+
+def fit(text: str, stream: TextIO) -> str:
+    """Text as a stream may have it: ``safe`` for a terminal, and as it is for anything else."""
+    return safe(text) if stream.isatty() else text
+
+
+def _begun(text: str) -> str:
+    """What stands at the end and may be the beginning of a sequence."""
+    start = text.rfind("\x1b", max(0, len(text) - LONGEST_SEQUENCE))
+    if start >= 0 and _BEGUN.fullmatch(text, start):
+        return text[start:]
+    backs = len(text) - len(text.rstrip("\x08"))
+    return text[-min(backs, MOST_BACK) :] if backs else ""
+
+
+def _escaped(letter: str) -> str:
+    """``\\x1b``, ``\\u202e``."""
+    return letter.encode("unicode_escape").decode("ascii")
