@@ -133,6 +133,10 @@ class _Parser:
         self._at += len(text)
         return True
 
+    def _after_blanks(self, text: str) -> bool:
+        self._blanks()
+        return self._take(text)
+
     def _need(self, text: str) -> None:
         if not self._take(text):
             raise UnknownSyntaxError(f"no '{text}' where one belongs")
@@ -177,7 +181,7 @@ class _Parser:
 
     def _list(self) -> list[list[Command]]:
         """Pipelines up to what closes them."""
-        found = []
+        found: list[list[Command]] = []
         while True:
             self._lines()
             if self._at >= len(self._text) or self._next(")") or self._next(";;") or self._next(";&"):
@@ -280,8 +284,10 @@ class _Parser:
             if self._word_is("in"):
                 self._at += 2
                 over = Word(EXPANSION)
-                while self._blanks() or not (self._at >= len(self._text) or self._text[self._at] in ";\n"):
+                self._blanks()
+                while self._at < len(self._text) and self._text[self._at] not in ";\n":
                     over.names |= self._word().names
+                    self._blanks()
             self._script.loops.append(Assignment(name, over))
         self._blanks()
         self._take(";")
@@ -299,7 +305,7 @@ class _Parser:
                 self._at += 4
                 return Command(body=found)
             self._take("(")
-            while self._blanks() or not self._take(")"):
+            while not self._after_blanks(")"):
                 if not self._take("|"):
                     self._word()
             found += self._list()
@@ -328,7 +334,7 @@ class _Parser:
         """``[[ ... ]]``: its operators are syntax, which no value can become."""
         command = Command()
         while True:
-            while self._blanks() or self._take("\n"):
+            while self._after_blanks("\n"):
                 pass
             for operator in ("&&", "||", "(", ")", "<", ">"):
                 if self._take(operator):
@@ -343,8 +349,9 @@ class _Parser:
         return bool(command.words) and command.words[-1].text in ("=~", "==", "=", "!=")
 
     def _redirected(self, command: Command) -> Command:
-        while self._blanks() or self._redirection(command):
-            pass
+        self._blanks()
+        while self._redirection(command):
+            self._blanks()
         return command
 
     def _simple(self) -> Command:

@@ -92,8 +92,17 @@ _OPTIONS = {
 }
 # They start the program that their arguments name: letters of options that take a word, and how many words stand before the name.
 _STARTERS = {
-    **dict.fromkeys("command nohup setsid time unbuffer catchsegv setarch linux32 linux64 setpriv unshare nsenter".split(), ("", 0)),
-    **{"exec": ("a", 0), "env": ("uC", 0), "nice": ("n", 0), "timeout": ("sk", 1), "stdbuf": ("ioe", 0), "ionice": ("cnpPu", 0)},
+    **dict.fromkeys(
+        "command nohup setsid time unbuffer catchsegv setarch linux32 linux64 setpriv unshare nsenter".split(), ("", 0)
+    ),
+    **{
+        "exec": ("a", 0),
+        "env": ("uC", 0),
+        "nice": ("n", 0),
+        "timeout": ("sk", 1),
+        "stdbuf": ("ioe", 0),
+        "ionice": ("cnpPu", 0),
+    },
     **{"taskset": ("p", 1), "chrt": ("TPD", 1), "chroot": ("", 1), "numactl": ("iNmCP", 0), "sudo": ("ugphCrtTUDR", 0)},
     **{"doas": ("uC", 0), "xargs": ("adEeIiLlnPs", 0), "systemd-run": ("pEHMu", 0), "cgexec": ("g", 0)},
 }
@@ -141,7 +150,9 @@ def _check(line: str, origins: dict[str, str], before: tuple[str, ...]) -> None:
     try:
         script = parse(line)
     except (UnknownSyntaxError, RecursionError) as error:
-        raise EvaluatedError(next(iter(origins.values())), f"in a command that can't be followed ({error}); {_IN_SCRIPT}") from None
+        raise EvaluatedError(
+            next(iter(origins.values())), f"in a command that can't be followed ({error}); {_IN_SCRIPT}"
+        ) from None
     _Check(script, origins, (*before, line)).run()
 
 
@@ -408,7 +419,9 @@ class _Check:
 
     def _sourced(self, name: str, words: Sequence[Word]) -> None:
         if len(words) > 1 and (words[1].literal is None or words[1].literal.startswith("-")):
-            self._refuse_words(words[1:], f"in the words of '{name}', which runs a file of that name; write the file's name there")
+            self._refuse_words(
+                words[1:], f"in the words of '{name}', which runs a file of that name; write the file's name there"
+            )
 
     def _set(self, name: str, words: Sequence[Word]) -> None:
         if len(words) > 1 and words[1].literal != "--":
@@ -457,7 +470,11 @@ class _Check:
 def _all_names(found: list[Command]) -> set[str]:
     names: set[str] = set()
     for command in commands([found]):
-        for word in (*command.words, *(made.value for made in command.assignments), *(word for _, word in command.redirections)):
+        for word in (
+            *command.words,
+            *(made.value for made in command.assignments),
+            *(word for _, word in command.redirections),
+        ):
             names |= word.names
     return names
 
@@ -478,7 +495,11 @@ def _reads_program(command: Command) -> bool:
             return True
         if index == 0 and name in ("source", ".") and rest:
             return rest[0].text.startswith(("/dev/", "/proc/"))
-        if index == 0 and name in ("awk", "gawk", "mawk", "nawk", "sed") and any(each.text in ("-", "/dev/stdin") for each in rest):
+        if (
+            index == 0
+            and name in ("awk", "gawk", "mawk", "nawk", "sed")
+            and any(each.text in ("-", "/dev/stdin") for each in rest)
+        ):
             return True
         if name == "xargs":
             return _hands_on(rest)

@@ -262,6 +262,7 @@ def test_a_job_on_an_azure_share_from_a_shell_without_credentials(scene, monkeyp
     submitted = scene.submit()
     scene.mlflow.set_tag(submitted.run_id, runs.TAG_CLUSTER, "gpus")
     scene.mlflow.set_tag(submitted.run_id, runs.TAG_SHARE, "http://127.0.0.1:1/nobody/jobs")
+    monkeypatch.setattr(endpoints, "_named", {"http://127.0.0.1:1/ACCOUNT"})
     with pytest.raises(ShareError, match=r"job toy-012345 can't be read from here: there is no key, SAS or Azure") as error:
         lookup.find("toy-012345", submitted.tracking)
     assert "mount" not in str(error.value)

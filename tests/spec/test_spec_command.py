@@ -206,11 +206,11 @@ def test_names_of_variables_are_distinct() -> None:
 
 def test_a_value_of_the_longest_size_that_is_allowed(show: Path, tmp_path: Path) -> None:
     value = "é\n'" * 20000
-    code = "import json, os, sys; print(json.dumps(sys.argv[1] == os.environ['BATCHAI_PARAM_x']))"
-    line = translate("{python} -c {code} {x}", variable_names(["python", "code", "x"]), "s")
+    code = 'import json, os, sys; print(json.dumps(sys.argv[1] == os.environ["BATCHAI_PARAM_x"]))'
+    line = translate(f"{sys.executable} -c '{code}' {{x}}", variable_names(["x"]), "s")
     done = subprocess.run(
         ["bash", "-c", line],
-        env={"BATCHAI_PARAM_python": sys.executable, "BATCHAI_PARAM_code": code, "BATCHAI_PARAM_x": value, "LC_ALL": "C.UTF-8"},
+        env={"BATCHAI_PARAM_x": value, "LC_ALL": "C.UTF-8"},
         capture_output=True,
         check=True,
     )
