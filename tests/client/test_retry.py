@@ -33,7 +33,13 @@ FILES = {
     "folder": "",
     "share": "https://acct.file.core.windows.net/data",
 }
-BLOBS = {**FILES, "kind": "azureBlob", "name": "blob container acct/data", "share": None, "endpoint": "https://acct.blob.core.windows.net"}
+BLOBS = {
+    **FILES,
+    "kind": "azureBlob",
+    "name": "blob container acct/data",
+    "share": None,
+    "endpoint": "https://acct.blob.core.windows.net",
+}
 
 
 @pytest.fixture

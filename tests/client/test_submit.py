@@ -21,6 +21,7 @@ from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.lookup import NoFolderError
 from mlflow_batchai.plan.prepared import Prepared
+from mlflow_batchai.shares import endpoints
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.objects import scan, upload
 from mlflow_batchai.signals import Signals

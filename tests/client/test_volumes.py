@@ -93,7 +93,9 @@ def test_a_file_share_goes_by_a_sas_that_opens_no_other(choose):
 
 
 def test_smb_takes_the_key(choose):
-    assert choose(file_share(), mount="cifs").credentials == {"1": {"key": KEY, "endpoint": "https://acc.file.core.windows.net"}}
+    assert choose(file_share(), mount="cifs").credentials == {
+        "1": {"key": KEY, "endpoint": "https://acc.file.core.windows.net"}
+    }
 
 
 def test_what_is_mounted_already_needs_nothing(choose):

@@ -305,9 +305,9 @@ SHELLS = [
     "echo {n} |& bash",
     "echo {n} | nice sh",
     "for x in {n}; do echo $x; done | sh",
-    "cat <<EOF | sh\n$BATCHAI_PARAM_n\nEOF\n: {n}",
-    "bash <<EOF\n$BATCHAI_PARAM_n\nEOF\n: {n}",
-    "bash <<'EOF'\neval \"$BATCHAI_PARAM_n\"\nEOF\n: {n}",
+    ": {n}; cat <<EOF | sh\n$BATCHAI_PARAM_n\nEOF",
+    ": {n}; bash <<EOF\n$BATCHAI_PARAM_n\nEOF",
+    ": {n}; bash <<'EOF'\neval \"$BATCHAI_PARAM_n\"\nEOF",
     "bash > >(sh) <<< {n}",
     "echo {n} | xargs sh -c",
     "echo {n} | xargs -I X sh -c X",
@@ -460,7 +460,7 @@ DISGUISES = [
     "f() {{ \"$@\"; }}; f eval {n}", "x='eval'; f() {{ $x \"$1\"; }}; f {n}", "echo $(eval {n})", "echo \"$(eval {n})\"",
     "echo `eval {n}`", "echo \"`eval {n}`\"", "cat <(eval {n})", "x=$(eval {n})", "echo ${{NONE:-$(eval {n})}}", "echo $(( 1 + $(eval {n}) ))",
     "case $(eval {n}) in x) ;; esac", "for x in $(eval {n}); do true; done", "[[ $(eval {n}) == x ]]", "x=($(eval {n}))",
-    "if [ -n \"$(eval {n})\" ]; then true; fi", "cat <<EOF\n$(eval \"$BATCHAI_PARAM_n\")\nEOF\n: {n}",
+    "if [ -n \"$(eval {n})\" ]; then true; fi", ": {n}; cat <<EOF\n$(eval \"$BATCHAI_PARAM_n\")\nEOF",
 ]  # fmt: skip
 
 REFUSED = [*BUILTINS, *ARITHMETIC, *VARIABLES, *SHELLS, *PROGRAMS, *DISGUISES]
@@ -510,53 +510,41 @@ def rendered(template: str) -> str | None:
         return None
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A project with what templates name, and harmless programs where this machine has none, which run what they are given not."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name in (
-        "horovodrun",
-        "mpirun",
-        "torchrun",
-        "accelerate",
-        "curl",
-        "git",
-        "pip",
-        "conda",
-        "uv",
-        "poetry",
-        "mlflow",
-        "docker",
-    ):
-        (programs / name).write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")
-    for name in ("sudo", "jupyter", "papermill", "spark-submit", "java", "node", "Rscript", "R"):
-        (programs / name).write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")
-    for path in programs.iterdir():
-        path.chmod(0o755)
-    (tmp_path / "sub").mkdir()
-    for name in ("t.py", "train.py", "read.py", "eval.py"):
-        (tmp_path / name).write_text("", encoding="utf-8")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with the files that templates name, and programs that do nothing in place of Python and what a node may lack."""
+    path = tmp_path_factory.mktemp("project")
+    (path / "bin").mkdir()
+    (path / "sub").mkdir()
+    programs = (
+        "python python3 horovodrun mpirun torchrun accelerate curl git pip conda uv poetry mlflow docker sudo jupyter papermill"
+    )
+    for name in [*programs.split(), *"spark-submit java node Rscript R numactl unzip".split()]:
+        (path / "bin" / name).write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")
+        (path / "bin" / name).chmod(0o755)
     for name in ("run.sh", "train.sh", "env.sh"):
-        (tmp_path / name).write_text("#!/bin/sh\n", encoding="utf-8")
-    (tmp_path / "list").write_text("one\ntwo\n", encoding="utf-8")
-    return tmp_path
+        (path / name).write_text("#!/bin/sh\n", encoding="utf-8")
+        (path / name).chmod(0o755)
+    (path / "list").write_text("one\ntwo\n", encoding="utf-8")
+    return path
 
 
-def runs_a_value(line: str, folder: Path, n: str, a: str) -> bool:
-    """Whether a line, run as an agent does, has made the mark."""
+def runs_a_value(line: str, folder: Path, values: list[str]) -> bool:
+    """Whether a line, run as an agent does, once for each value, has made the mark."""
     environment = {
-        "BATCHAI_PARAM_n": n,
-        "BATCHAI_PARAM_a": a,
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         "HOME": str(folder),
         "SHELL": "/bin/bash",
         "P": "text",
+        "LINE": line,
     }
-    subprocess.run(["bash", "-c", line], cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
-    return (
-        any(path.name == "MARK" for path in (folder, folder / "sub") if (path / "MARK").exists()) or (folder / "MARK").exists()
-    )
+    driver = 'for value; do BATCHAI_PARAM_n=$value BATCHAI_PARAM_a=$value bash -c "$LINE"; done'
+    argv = ["bash", "-c", driver, "_", *values]
+    subprocess.run(argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    found = [mark for mark in (folder / "MARK", folder / "sub" / "MARK") if mark.exists()]
+    for mark in found:
+        mark.unlink()
+    return bool(found)
 
 
 @pytest.mark.parametrize("template", REFUSED)
@@ -565,4 +553,125 @@ def test_what_evaluates_a_value_is_refused_with_a_sentence(template: str) -> Non
         translate(template, variable_names(["n", "a"]), "MLproject: main")
     sentence = str(error.value)
     assert sentence.startswith("MLproject: main: command has the placeholder {") and "\n" not in sentence
-    assert "BATCHAI_PARAM_" in sentence or "here-document" in sentence
+    assert "BATCHAI_PARAM_" in sentence
+
+
+@pytest.mark.parametrize("template", [template for template in REFUSED if "{a}" not in template])
+def test_a_whole_number_may_stand_anywhere(template: str) -> None:
+    assert "BATCHAI_PARAM_n" in translate(template, variable_names(["n"]), "MLproject", numbers={"n"})
+
+
+@pytest.mark.parametrize("template", ACCEPTED)
+def test_what_only_passes_a_value_on_runs_none_of_it(template: str, folder: Path) -> None:
+    line = translate(template, variable_names(["n", "a"]), "MLproject: main")
+    assert not runs_a_value(line, folder, HOSTILE[:5]), line
+
+
+def test_the_mark_is_made_by_a_line_that_evaluates(folder: Path) -> None:
+    assert runs_a_value('eval "$BATCHAI_PARAM_n"', folder, HOSTILE[:5])
+
+
+@given(st.sampled_from(ACCEPTED), st.lists(st.sampled_from(HOSTILE), min_size=1, max_size=3).map("".join))
+@settings(
+    max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_no_accepted_template_runs_any_value(folder: Path, template: str, value: str) -> None:
+    line = rendered(template)
+    assert line is not None and not runs_a_value(line, folder, [value])
+
+
+PIECES = [
+    *(
+        "eval",
+        "bash -c",
+        "sh",
+        "-c",
+        "-x",
+        "echo",
+        "printf",
+        "-v",
+        "test",
+        "[",
+        "]",
+        "read",
+        "export",
+        "declare",
+        "-i",
+        "true",
+        "cat",
+    ),
+    *(
+        "{n}",
+        "'{n}'",
+        '"{n}"',
+        "x={n}",
+        "x=",
+        "$x",
+        '"$x"',
+        "${{x}}",
+        "${{!x}}",
+        "${{y[{n}]}}",
+        "y[x]=1",
+        "$(( x ))",
+        "(( x ))",
+        "x+=1",
+    ),
+    *(
+        "[[ x -eq 1 ]]",
+        "[[",
+        "]]",
+        "-eq",
+        "1",
+        "==",
+        ";",
+        "|",
+        "&&",
+        "<<<",
+        "<(",
+        "$(",
+        ")",
+        "(",
+        "{{",
+        "}}",
+        "`",
+        "'",
+        '"',
+        "\\",
+    ),
+    *(
+        "if",
+        "then",
+        "fi",
+        "for x in",
+        "do",
+        "done",
+        "f() {{",
+        "f",
+        "$1",
+        '"$@"',
+        "exec",
+        "command",
+        "env",
+        "xargs",
+        "trap",
+        "EXIT",
+    ),
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), min_size=2, max_size=8), st.sampled_from([" ", "", "\n"]))
+@settings(
+    max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_whatever_is_written_is_refused_or_runs_no_value(folder: Path, pieces: list[str], between: str) -> None:
+    line = rendered(between.join(pieces)) if any("{n}" in piece for piece in pieces) else None
+    assert line is None or not runs_a_value(line, folder, HOSTILE[:5]), line
+
+
+def test_the_sentence_names_the_place_and_what_to_do() -> None:
+    with pytest.raises(ProjectError) as error:
+        translate('x={n}; bash -c "$x"', variable_names(["n"]), "/p/MLproject: entry_points.main")
+    assert str(error.value).startswith(
+        "/p/MLproject: entry_points.main: command has the placeholder {n} in the text of another shell"
+    )
+    assert "its environment as BATCHAI_PARAM_n" in str(error.value)
