@@ -127,7 +127,8 @@ def open_account(name: str, endpoint: str | None = None, login: bool = False) ->
     """The account of that name.
 
     Args:
-        endpoint: its file service, as the user names it; None: what its connection string or config.yaml says, else the public cloud's.
+        endpoint: its file service, as the user names it; None: what its connection string or config.yaml says, else the public
+            cloud's.
         login: it is Azure's even if nothing that we know of opens it: then a login does.
 
     Raises:

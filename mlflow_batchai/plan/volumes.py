@@ -26,8 +26,8 @@ class Chosen(NamedTuple):
     """The volumes of a plan; the control share is the first.
 
     Attributes:
-        credentials: index of a volume, as text -> what opens it on nodes (``key`` or ``sas``), and the ``endpoint`` that it is for; never
-            written anywhere.
+        credentials: index of a volume, as text -> what opens it on nodes (``key`` or ``sas``), and the ``endpoint`` that it is
+            for; never written anywhere.
         warnings: sentences to print.
     """
 

@@ -111,8 +111,8 @@ def at(endpoint: str, account: str, service: str = "file") -> Credential:
         if service == "file":
             where += f", or of {account} under shares: in config.yaml"
         raise ShareError(
-            f"the storage account '{account}' is not known to be at {host}, so its key, SAS or login is not used there; correct the"
-            f" address, or, if it is true, name it as the {where}"
+            f"the storage account '{account}' is not known to be at {host}, so its key, SAS or login is not used there;"
+            f" correct the address, or, if it is true, name it as the {where}"
         )
     return find(account)
 
@@ -172,7 +172,8 @@ def for_nodes(location: AzureLocation, seconds: float) -> dict[str, str]:
         seconds: for how long.
 
     Raises:
-        ShareError: the account is not known to be there, the user's SAS has expired or lacks a permission, or no SAS can be made.
+        ShareError: the account is not known to be there, the user's SAS has expired or lacks a permission, or no SAS can be
+            made.
     """
     found = at(location.endpoint, location.account)
     if found.sas:

@@ -75,8 +75,8 @@ def translate(template: str, variables: Mapping[str, str], source: str, numbers:
     except EvaluatedError as error:
         name = texts[error.variable]
         raise ProjectError(
-            f"{source}: command has the placeholder {{{name}}} {error.place} (a program that the command starts has the value in"
-            f" its environment as {error.variable})"
+            f"{source}: command has the placeholder {{{name}}} {error.place} (a program that the command starts has the value"
+            f" in its environment as {error.variable})"
         ) from None
     return line
 

@@ -31,7 +31,13 @@ _SPECIAL = re.compile(
     r"|R_PROFILE\w*|LUA_\w+|AWK\w*|GCONV_PATH|OPENSSL_CONF",
     re.ASCII,
 )
-_SHELLS = "sh bash rbash dash ash ksh ksh93 mksh zsh fish csh tcsh busybox".split()
+
+
+def _these(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SHELLS = _these("sh bash rbash dash ash ksh ksh93 mksh zsh fish csh tcsh busybox")
 # Programs that take a program: options that it follows (those of one letter also in clusters such as -ne), and after "/" others
 # that take a word. Without such an option, and without a file, they read one from standard input.
 _INTERPRETERS = {
@@ -63,11 +69,11 @@ _LANGUAGES = [
     for names, options in _INTERPRETERS.items()
 ]
 # Programs that evaluate their arguments, or hand them to a shell.
-_EVALUATORS = set(
+_EVALUATORS = _these(
     "eval alias bind compgen complete compopt enable fc getopts history jobs let mapfile read readarray trap unset unalias"
     " builtin su runuser sg newgrp ssh slogin rsh pdsh dsh clush ansible parallel parallel-ssh pssh watch script scriptreplay"
     " at batch crontab bsub tmux screen xterm socat nc ncat netcat telnet expect tclsh wish make gmake bmake ninja vi vim view"
-    " nvim ex ed emacs emacsclient nano gdb lldb sqlite3 psql mysql m4 dc gnuplot strace ltrace entr start-stop-daemon".split()
+    " nvim ex ed emacs emacsclient nano gdb lldb sqlite3 psql mysql m4 dc gnuplot strace ltrace entr start-stop-daemon"
 )
 # Programs that do so with what follows some of their options only.
 _OPTIONS = {
@@ -90,21 +96,25 @@ _OPTIONS = {
     "wait": "-p",
     "hash": "-p",
 }
-# They start the program that their arguments name: letters of options that take a word, and how many words stand before the name.
-_STARTERS = {
-    **dict.fromkeys(
-        "command nohup setsid time unbuffer catchsegv setarch linux32 linux64 setpriv unshare nsenter".split(), ("", 0)
-    ),
-    **{
-        "exec": ("a", 0),
-        "env": ("uC", 0),
-        "nice": ("n", 0),
-        "timeout": ("sk", 1),
-        "stdbuf": ("ioe", 0),
-        "ionice": ("cnpPu", 0),
-    },
-    **{"taskset": ("p", 1), "chrt": ("TPD", 1), "chroot": ("", 1), "numactl": ("iNmCP", 0), "sudo": ("ugphCrtTUDR", 0)},
-    **{"doas": ("uC", 0), "xargs": ("adEeIiLlnPs", 0), "systemd-run": ("pEHMu", 0), "cgexec": ("g", 0)},
+# They start the program that their arguments name: letters of options that take a word, and how many words precede the name.
+_PLAIN = "command nohup setsid time unbuffer catchsegv setarch linux32 linux64 setpriv unshare nsenter"
+_STARTERS: dict[str, tuple[str, int]] = {
+    **dict.fromkeys(_these(_PLAIN), ("", 0)),
+    "exec": ("a", 0),
+    "env": ("uC", 0),
+    "nice": ("n", 0),
+    "timeout": ("sk", 1),
+    "stdbuf": ("ioe", 0),
+    "ionice": ("cnpPu", 0),
+    "taskset": ("p", 1),
+    "chrt": ("TPD", 1),
+    "chroot": ("", 1),
+    "numactl": ("iNmCP", 0),
+    "sudo": ("ugphCrtTUDR", 0),
+    "doas": ("uC", 0),
+    "xargs": ("adEeIiLlnPs", 0),
+    "systemd-run": ("pEHMu", 0),
+    "cgexec": ("g", 0),
 }
 _DECLARING = ("export", "readonly", "local", "declare", "typeset")
 _NAMES = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -292,9 +302,12 @@ class _Check:
             text = rest[0].text
             if text.startswith("-") and len(text) > 1:
                 # A long option's own word can't be told from a name: what follows is looked through for shells.
-                takes = text[-1] in letters and not text.startswith("--")
-                rest = rest[2 if takes else 1 :]
-            elif name in ("env", "sudo") and _assigned(rest[0]):
+                taken = 2 if text[-1] in letters and not text.startswith("--") else 1
+                self._refuse_split(rest[:taken], name)
+                rest = rest[taken:]
+                continue
+            self._refuse_split(rest[:1], name)
+            if name in ("env", "sudo") and _assigned(rest[0]):
                 rest = rest[1:]
             elif before:
                 before, rest = before - 1, rest[1:]
@@ -303,6 +316,12 @@ class _Check:
         if rest:
             self._command(Command(rest))
             self._hidden(rest[1:])
+
+    def _refuse_split(self, words: Iterable[Word], name: str) -> None:
+        self._refuse_words(
+            (word for word in words if not word.is_quoted),
+            f"without quotes among the arguments of {name}, where a part of it may become a command; put quotes around it",
+        )
 
     def _hidden(self, words: Sequence[Word]) -> None:
         """Shells and languages that a command is told to start, with a text of a program."""
@@ -351,6 +370,7 @@ class _Check:
 
     def _filter(self, name: str, words: Sequence[Word]) -> None:
         """awk and sed: the first argument is a program, unless an option has it."""
+        self._refuse_split(words, name)
         place = f"in a program of {name}; {_IN_SCRIPT}"
         values, programs = ("l", "ef") if "sed" in name else ("Fv", "efEil")
         rest, given = list(words[1:]), False
@@ -428,6 +448,7 @@ class _Check:
             self._refuse_words(words[1:], "in the words of set, which may take it for an option; write set -- first")
 
     def _after_options(self, name: str, words: Sequence[Word]) -> None:
+        self._refuse_split(words, name)
         place = f"where {name} takes a command; {_IN_SCRIPT}"
         options = _OPTIONS[name].split()
         letters = "".join(option[1] for option in options if len(option) == 2)
@@ -480,9 +501,9 @@ def _all_names(found: list[Command]) -> set[str]:
 
 
 # They run what comes on their standard input, in whatever form they are called.
-_READERS = set(
+_READERS = _these(
     "eval parallel at batch crontab ssh su bsub sbatch sqlite3 psql mysql gdb lldb m4 tclsh expect ed ex vi vim make gnuplot dc"
-    " socat nc ncat".split()
+    " socat nc ncat"
 )
 
 
@@ -524,7 +545,7 @@ def _hands_on(words: Sequence[Word]) -> bool:
             return True
         if name in _SHELLS or _language(name):
             has_script = any(not each.text.startswith(("-", "+")) for each in rest)
-            return replaces and _program_of(name, rest) is not None or not has_script
+            return (replaces and _program_of(name, rest) is not None) or not has_script
     return False
 
 
@@ -566,7 +587,7 @@ def _program_of(name: str, words: Sequence[Word]) -> Word | None:
                 taken = 1 if position + 1 < len(text) else 2
             if letter == "m" or letter in language.words or not letter.isalnum():
                 break
-        if text.startswith("-m") or text.endswith("m") and not text.startswith("--"):
+        if text.startswith("-m") or (text.endswith("m") and not text.startswith("--")):
             return None
         rest = rest[taken:]
     return None
