@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mlflow_batchai.errors import ProjectError
 from mlflow_batchai.spec.command import translate, variable_names
+from mlflow_batchai.spec.mlproject import load_project
 
 # Each runs `touch MARK` in one place or another.
 HOSTILE = [
@@ -362,6 +363,15 @@ PIECES = [
 def test_whatever_is_written_is_refused_or_runs_no_value(folder: Path, pieces: list[str], between: str) -> None:
     line = rendered(between.join(pieces)) if any("{n}" in piece for piece in pieces) else None
     assert line is None or not runs_a_value(line, folder, HOSTILE[:5]), line
+
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("path", sorted(REPOSITORY.glob("[!.]*/**/MLproject")), ids=lambda path: path.parent.name)
+def test_projects_of_this_repository_are_taken_as_text(path: Path) -> None:
+    for entry in load_project(path.parent).entry_points.values():
+        assert translate(entry.command, variable_names(entry.parameters), str(path))
 
 
 def test_the_sentence_names_the_place_and_what_to_do() -> None:
