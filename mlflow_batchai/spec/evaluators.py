@@ -33,6 +33,11 @@ _SPECIAL = re.compile(
 )
 
 
+_LONG = frozenset(
+    ["rcfile", "init-file", "norc", "noprofile", "login", "posix", "restricted", "verbose", "noediting", "debugger"]
+)
+
+
 def _these(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
@@ -605,9 +610,10 @@ def _shell_text(words: Sequence[Word]) -> Word | None:
             if is_text:
                 continue
             return None
-        if text.startswith(("--", "++")):
+        # bash takes its long options with one hyphen, too.
+        if text.startswith(("--", "++")) or text[1:] in _LONG:
             is_text = is_text or text == "--command"
-            skip = text in ("--rcfile", "--init-file")
+            skip = text.lstrip("-") in ("rcfile", "init-file")
             continue
         if text.startswith(("-", "+")) and len(text) > 1:
             is_text = is_text or (text[0] == "-" and "c" in text)

@@ -91,7 +91,7 @@ SHELLS = [
     "bash -c {n}", "bash -c 'true {n}'", 'bash -c "true {n}"', "sh -c {n}", "sh -ec {n}", "dash -c {n}", "ksh -c {n}",
     "zsh -c {n}", "fish -c {n}", "csh -c {n}", "/bin/bash -lc 'x {n}'", "/usr/bin/env bash -c {n}", "bash -xc {n}",
     "bash -o pipefail -c 'true {n}'", "bash -eo pipefail -c 'true {n}'", "bash -O extglob -c {n}", "bash --norc -c {n}",
-    "bash --rcfile x -c {n}", "bash -c -x {n}", "bash -c -- {n}", "bash +x -c {n}", "bash -e -u -c 'true {n}'",
+    "bash --rcfile x -c {n}", "bash -rcfile x -c {n}", "bash -norc -c {n}", "bash -c -x {n}", "bash -c -- {n}", "bash +x -c {n}", "bash -e -u -c 'true {n}'",
     "bash -c $'true {n}'", "bash -c 'true '{n}", "bash {n}", "bash -x {n}", "bash -c 'eval \"$1\"' _ {n}",
     "bash -c 'eval \"$0\"' {n}", "bash -c '(( $1 ))' _ {n}", "bash -c 'bash -c \"$1\"' _ {n}", "bash -c 'eval \"$@\"' _ {n}",
     "bash -c 'for x; do eval $x; done' _ {n}", 'bash -c "$(echo {n})"', 'bash -c "`echo {n}`"', 'x={n}; bash -c "$x"',
