@@ -11,7 +11,7 @@ import string
 from collections.abc import Collection, Iterable, Mapping
 
 from mlflow_batchai.errors import ProjectError
-from mlflow_batchai.spec.evaluators import EvaluatedError, check
+from mlflow_batchai.spec.plain_line import NotPlainError, check
 
 PREFIX = "BATCHAI_PARAM_"
 
@@ -71,12 +71,11 @@ def translate(template: str, variables: Mapping[str, str], source: str, numbers:
             texts[variables[name]] = name
     line = "".join(parts)
     try:
-        check(line, texts)
-    except EvaluatedError as error:
-        name = texts[error.variable]
+        check(line, list(texts))
+    except NotPlainError as error:
         raise ProjectError(
-            f"{source}: command has the placeholder {{{name}}} {error.place} (a program that the command starts has the value"
-            f" in its environment as {error.variable})"
+            f"{source}: command has the placeholder {{{texts[error.variable]}}} {error.place}; declare the parameter as int,"
+            f" or have the program read the environment variable {error.variable}"
         ) from None
     return line
 
