@@ -152,49 +152,79 @@ DISGUISES = [
     ": {n}; cat <<EOF\n$(eval \"$BATCHAI_PARAM_n\")\nEOF",
 ]
 
-REFUSED = [*BUILTINS, *ARITHMETIC, *VARIABLES, *SHELLS, *PROGRAMS, *DISGUISES]
+OPERANDS = [
+    "env -u X {n}", "timeout -s KILL 5 {n}", "timeout 5 {n}", "sudo -u x {n}", "exec -a x {n}", "nice -n 5 {n}", "nohup {n}",
+    "stdbuf -o L {n}", "chroot / {n}", "flock x -c {n}", '"{n}/run.sh" x', "{n}/run.sh x", 'python "{n}/x.py"', "python -m {n}",
+    "bash $BATCHAI_PARAM_n/x.sh {n}", 'bash "$NONE" {n}', "bash $NONE {n}", "python -m pdb -c {n} x.py", 'true {n}; eval "$_"',
+    'echo {n}; bash -c "$_"', "echo {n} | bash /dev/stdin", "echo {n} > f; source f", 'echo {n} > f; eval "$(cat f)"',
+    "echo {n} | tee f; . f", "echo {n} | while true; do bash; break; done", "echo {n} | for x do bash; done",
+    "declare -i LR; LR={n} python t.py", "command declare -i LR; LR={n} python t.py", "python t.py $(eval {n})",
+    'python t.py "$(bash -c {n})"', 'python t.py "$(echo {n} | bash)"', "&> f eval {n}", "bash < {n}", "sqlite3 x < {n}",
+    'printf "-v" {n} x', "printf $NONE {n}", "[ {n} -eq 1 ]", "[ -n x -a -v {n} ]", "test -n x -o -v {n}", "export -n x={n}",
+    "eval\\\n {n}", "bash -\\\nc {n}", "mpirun -np 2 'bash' -c {n}", "mpirun env -S {n}", "sudo env bash -c {n}",
+    "command command eval {n}", "deno eval {n}", "alias y=eval; y {n}", "#x\neval {n}", "true #x\\\neval {n}",
+    "echo a#b;eval {n}", "echo ''#b ;eval {n}", "echo \\# ;eval {n}", 'echo "\\"";eval {n}', "echo 'a\\';eval {n}",
+    "true;#x'\neval {n} #'",
+]
+
+REFUSED = [*BUILTINS, *ARITHMETIC, *VARIABLES, *SHELLS, *PROGRAMS, *DISGUISES, *OPERANDS]
+
+# Harmless, but it takes more than a look to know.
+UNPLAIN = [
+    "PYTHONPATH=src:{a} python -m pkg.mod --x {n}", "for f in {n}; do echo \"$f\"; done", "[[ {n} == x* ]] && echo y",
+    "[[ -n {n} && {a} != z ]]", "[[ {n} =~ ^a+$ ]]", "set -- {n}; echo \"$1\"", "export DATA={n}; python t.py",
+    "export A={n} B={a}", "DATA={n}; python t.py --data \"$DATA\"", "x={n}; y=\"$x/sub\"; mkdir -p \"$y\"",
+    "python t.py {n} | grep loss | awk '{{print $2}}'", "awk -v x={n} '{{print x}}' f", "awk -F, '{{print $1}}' {n}",
+    "sed -i 's/a/b/' {n}", "sed -n -e 's/a/b/p' {n}", "tar xzf {n} -C {a}", "git clone {n} {a}", "git checkout {n}",
+    "find {n} -name '*.npz' -exec cp {{}} {a} \\;", "ls {n} | xargs -n1 python t.py", "xargs python t.py --x {n} < list",
+    "timeout {a} python t.py {n}", "env FOO={n} python t.py", "\"$HOME/my tools/run\" {n}", "'my prog' {n}",
+    "source activate {n} && python t.py", "bash -c 'echo \"$0\"' {n}", "bash -c 'cd sub && python t.py \"$@\"' _ {n} {a}",
+    "bash -lc 'python t.py \"$1\"' _ {n}", "bash -o pipefail -c 'python t.py \"$1\" | tee log' _ {n}",
+    "python -c 'import sys; print(sys.argv)' {n}", "perl -e 'print @ARGV' {n}", "R -e 'print(1)' --args {n}",
+    "case {n} in a|b) echo x;; *) echo {a};; esac", "f() {{ python t.py \"$1\"; }}; f {n}",
+    "args=(--x {n}); python t.py \"${{args[@]}}\"", "echo ${{NONE:-{n}}}", "out=$(python t.py {n}); echo \"$out\"",
+    "diff <(python t.py {n}) x", "printf 'x={n}\\n'", "python t.py <<< {n}", "cat <<< {n} > x",
+    "n=0; (( n += 1 )); python t.py {n} $n", "i=$(( 1 + 2 )); python t.py $i {n}",
+    "if (( $(nproc) > 2 )); then python t.py {n}; fi", "python t.py --out \"${{OUT%/}}/{n}\"", "python {a} {n}",
+    "curl -s https://x/i.sh | bash; python t.py {n}", "echo {n} | xargs bash -c 'echo \"$@\"' _",
+]
 
 ACCEPTED = [
-    "python train.py --lr {n} --data {a}", "python3 -u train.py {n}", "horovodrun -np 2 -H localhost:2 python train.py --lr {n}",
-    "mpirun -np {a} -x FOO={n} python train.py", "bash run.sh {n}", 'bash -x run.sh --note "{n}"', "sh ./run.sh '{n}'",
-    "torchrun --nproc_per_node={a} train.py --x={n}", "torchrun --nproc_per_node {a} train.py {n}",
-    "accelerate launch --num_processes {a} t.py {n}", "PYTHONPATH=. python -m pkg {n}",
-    "PYTHONPATH=src:{a} python -m pkg.mod --x {n}", "CUDA_VISIBLE_DEVICES={a} python t.py {n}",
-    "cd sub && python t.py {n} > log.txt", "cd {a} && python t.py {n} 2>&1 | tee log.txt", "python t.py {n} > {a} 2>&1",
-    "for f in a b; do python t.py --f $f --x {n}; done", 'for f in a b; do python t.py --f "$f" {n} || exit 1; done',
-    'for f in {n}; do echo "$f"; done', "if [ -n {n} ]; then python t.py {n}; else python t.py; fi",
-    "if [ {a} = train ]; then echo {n}; fi", "[ -d {a} ] || mkdir -p {a}", "test -f {n} && cat {n}", "[[ {n} == x* ]] && echo y",
-    "[[ -n {n} && {a} != z ]]", "[[ {n} =~ ^a+$ ]]", "[ ! -e {n} ]", "set -euo pipefail; python t.py {n}",
-    'set -- {n}; echo "$1"', "export DATA={n}; python t.py", "export A={n} B={a}", 'DATA={n}; python t.py --data "$DATA"',
-    'x={n}; y="$x/sub"; mkdir -p "$y"', "echo {n} | tee log", "echo {n} | python read.py", "echo {n} | python read.py -",
-    "cat {n} | grep -c {a}", "python t.py {n} | grep loss | awk '{{print $2}}'", "awk -v x={n} '{{print x}}' f",
-    "awk -F, '{{print $1}}' {n}", "sed -i 's/a/b/' {n}", "sed -n -e 's/a/b/p' {n}", "grep -e {n} file", "tar xzf {n} -C {a}",
-    "unzip -o {n}", "curl -fsSL -o {a} {n}", "git clone {n} {a}", "git checkout {n}",
-    "pip install -r req.txt && python t.py {n}", "cp -r {n} {a}", "find {n} -name '*.npz' -exec cp {{}} {a} \\;",
-    "ls {n} | xargs -n1 python t.py", "xargs python t.py --x {n} < list", "time python t.py {n}", "timeout 60 python t.py {n}",
-    "timeout --signal=KILL 1h python t.py {n}", "timeout {a} python t.py {n}", "nice -n 5 python t.py {n}",
-    "nohup python t.py {n} &", "env FOO={n} python t.py", "env -u X FOO=1 python t.py {n}", "exec python t.py {n}",
+    "python train.py --lr {n} --data {a}", "python3 -u train.py {n}",
+    "horovodrun -np 2 -H localhost:2 python train.py --lr {n}", "mpirun -np {a} -x FOO={n} python train.py", "bash run.sh {n}",
+    "bash -x run.sh --note \"{n}\"", "sh ./run.sh '{n}'", "torchrun --nproc_per_node={a} train.py --x={n}",
+    "torchrun --nproc_per_node {a} train.py {n}", "accelerate launch --num_processes {a} t.py {n}",
+    "PYTHONPATH=. python -m pkg {n}", "CUDA_VISIBLE_DEVICES={a} python t.py {n}", "cd sub && python t.py {n} > log.txt",
+    "cd {a} && python t.py {n} 2>&1 | tee log.txt", "python t.py {n} > {a} 2>&1",
+    "for f in a b; do python t.py --f $f --x {n}; done", "for f in a b; do python t.py --f \"$f\" {n} || exit 1; done",
+    "if [ -n {n} ]; then python t.py {n}; else python t.py; fi", "if [ {a} = train ]; then echo {n}; fi",
+    "[ -d {a} ] || mkdir -p {a}", "test -f {n} && cat {n}", "[ ! -e {n} ]", "set -euo pipefail; python t.py {n}",
+    "echo {n} | tee log", "echo {n} | python read.py", "echo {n} | python read.py -", "cat {n} | grep -c {a}",
+    "grep -e {n} file", "unzip -o {n}", "curl -fsSL -o {a} {n}", "pip install -r req.txt && python t.py {n}", "cp -r {n} {a}",
+    "time python t.py {n}", "timeout 60 python t.py {n}", "timeout --signal=KILL 1h python t.py {n}",
+    "nice -n 5 python t.py {n}", "nohup python t.py {n} &", "env -u X FOO=1 python t.py {n}", "exec python t.py {n}",
     "stdbuf -oL python t.py {n}", "command python t.py {n}", "taskset -c 0-3 python t.py {n}",
     "numactl --interleave=all python t.py {n}", "python t.py --mode eval --x {n}", "python eval.py {n}",
     "python read.py --trap {n}", "./train.sh {n}", "/opt/bin/train {n}", "$AZ_BATCHAI_INPUT_CODE/run.sh {n}",
-    '"$HOME/my tools/run" {n}', "'my prog' {n}", "source venv/bin/activate && python t.py {n}", ". ./env.sh; python t.py {n}",
-    "source activate {n} && python t.py", 'eval "$(conda shell.bash hook)" && conda activate x && python t.py {n}',
-    "bash -c 'echo \"$0\"' {n}", "bash -c 'cd sub && python t.py \"$@\"' _ {n} {a}", "bash -lc 'python t.py \"$1\"' _ {n}",
-    "bash -o pipefail -c 'python t.py \"$1\" | tee log' _ {n}", "python -c 'import sys; print(sys.argv)' {n}",
-    "perl -e 'print @ARGV' {n}", "Rscript train.R {n}", "R -e 'print(1)' --args {n}",
+    "source venv/bin/activate && python t.py {n}", ". ./env.sh; python t.py {n}",
+    "eval \"$(conda shell.bash hook)\" && conda activate x && python t.py {n}", "Rscript train.R {n}",
     "jupyter nbconvert --to notebook --execute {n}", "papermill in.ipynb out.ipynb -p x {n}", "mlflow run . -P x={n}",
     "spark-submit --master local[2] t.py {n}", "java -jar x.jar {n}", "node train.js {n}", "docker run img python t.py {n}",
-    "case {n} in a|b) echo x;; *) echo {a};; esac", 'while read -r line; do python t.py "$line" {n}; done < list',
-    'f() {{ python t.py "$1"; }}; f {n}', 'args=(--x {n}); python t.py "${{args[@]}}"', "echo ${{NONE:-{n}}}",
-    'out=$(python t.py {n}); echo "$out"', "python t.py $(cat {n})", "diff <(python t.py {n}) x", "printf '%s\\n' {n}",
-    "printf 'x={n}\\n'", "python t.py <<< {n}", "cat <<< {n} > x", "python t.py {n} & wait", "(cd sub; python t.py {n})",
-    "{{ python t.py {n}; }} > x", "! grep -q {n} x", "true && python t.py {n} || false",
-    "python t.py {n} # don't `worry` (about) this", "n=0; (( n += 1 )); python t.py {n} $n",
-    "i=$(( 1 + 2 )); python t.py $i {n}", "if (( $(nproc) > 2 )); then python t.py {n}; fi",
-    'python t.py --out "${{OUT%/}}/{n}"', "python t.py \\\n  --x {n} \\\n  --y {a}", "trap 'rm -f x' EXIT; python t.py {n}",
-    "ulimit -n 4096; python t.py {n}", "sudo mount x; python t.py {n}", "conda run -n {a} python t.py {n}",
-    "uv run python t.py {n}", "poetry run python t.py {n}", "exit {n}", "python {a} {n}",
-    "curl -s https://x/i.sh | bash; python t.py {n}", "echo {n} | xargs bash -c 'echo \"$@\"' _",
+    "while read -r line; do python t.py \"$line\" {n}; done < list", "python t.py $(cat {n})", "printf '%s\\n' {n}",
+    "python t.py {n} & wait", "(cd sub; python t.py {n})", "{{ python t.py {n}; }} > x", "! grep -q {n} x",
+    "true && python t.py {n} || false", "python t.py {n} # don't `worry` (about) this",
+    "python t.py \\\n  --x {n} \\\n  --y {a}", "trap 'rm -f x' EXIT; python t.py {n}", "ulimit -n 4096; python t.py {n}",
+    "sudo mount x; python t.py {n}", "conda run -n {a} python t.py {n}", "uv run python t.py {n}", "poetry run python t.py {n}",
+    "exit {n}", "python t.py\\\n  --x {n}", "python a.py {n}\npython b.py {a}\n", "# a comment, don't\npython t.py {n}",
+    "python t.py \"{n}\" '{a}' --name=prefix-{n}", "LR={n} python t.py", "mkdir -p out && python t.py {n} 2>&1 | tee out/log",
+    "for i in 1 2 3; do python t.py --i $i {n}; done", "sudo python t.py {n}", "timeout 60 torchrun t.py {n}",
+    "nice ./train.sh {n}", "exec ./train.sh --x {n}", "~/run.sh {n}", "python \"$CODE/train.py\" {n}",
+    "[ ! -d {n} ] && mkdir {n}", "source venv/bin/activate && python t.py {n} | tee log",
+    "python a.py {n} | tee log\nfor i in 1 2; do python b.py $i {n}; done", "export A=b; python t.py {n}",
+    "A=$(nproc); python t.py $A {n}", "if [ {a} = train ]; then python t.py {n}; elif [ -z {n} ]; then exit 1; fi",
+    "./train.py --mode batch {n}", "accelerate launch t.py {n}", "sed -i -e 's/a=no/a=yes/g' x; tar xzf y; python t.py {n}",
+    "mpirun -mca btl_tcp_if_exclude docker0,lo --hostfile $AZ_BATCHAI_MPI_HOST_FILE python $AZ_BATCHAI_MOUNT_ROOT/x/train.py --steps 5 {n}",
+    "cd /tmp; sudo git clone https://x/y.git; cd y; sudo /opt/bin/pip install . --x {n}",
 ]
 # fmt: on
 
@@ -244,8 +274,8 @@ def runs_a_value(line: str, folder: Path, values: list[str]) -> bool:
     return bool(found)
 
 
-@pytest.mark.parametrize("template", REFUSED)
-def test_what_evaluates_a_value_is_refused_with_a_sentence(template: str) -> None:
+@pytest.mark.parametrize("template", [*REFUSED, *UNPLAIN])
+def test_what_evaluates_a_value_or_may_do_so_is_refused_with_a_sentence(template: str) -> None:
     with pytest.raises(ProjectError) as error:
         translate(template, variable_names(["n", "a"]), "MLproject: main")
     sentence = str(error.value)
@@ -376,8 +406,15 @@ def test_projects_of_this_repository_are_taken_as_text(path: Path) -> None:
 
 def test_the_sentence_names_the_place_and_what_to_do() -> None:
     with pytest.raises(ProjectError) as error:
-        translate('x={n}; bash -c "$x"', variable_names(["n"]), "/p/MLproject: entry_points.main")
-    assert str(error.value).startswith(
-        "/p/MLproject: entry_points.main: command has the placeholder {n} in the text of another shell"
+        translate("python t.py {a}; bash -c {n}", variable_names(["a", "n"]), "/p/MLproject: entry_points.main")
+    sentence = str(error.value)
+    assert sentence.startswith(
+        "/p/MLproject: entry_points.main: command has the placeholder {n} in the words or the input of 'bash'"
     )
-    assert "its environment as BATCHAI_PARAM_n" in str(error.value)
+    assert "declare the parameter as int" in sentence and "the environment variable BATCHAI_PARAM_n" in sentence
+
+
+@pytest.mark.parametrize("line", ["( " * 5000 + "{n}", "echo $(" * 5000 + "{n}", '"$(' * 5000 + "{n}"])
+def test_brackets_without_end_get_a_sentence(line: str) -> None:
+    with pytest.raises(ProjectError, match="nested too deep"):
+        translate(line, variable_names(["n"]), "MLproject")
