@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-_NAME = r"(?!_\b)[A-Za-z_]\w*"  # not $_, which is the last argument of the command before
-_VARIABLE = rf"\$(?:{_NAME}|\{{{_NAME}\}}|[0-9@*#?$!-])"
+_VARIABLE = r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\}|[0-9@*#?$!-])"
+_LAST_ARGUMENT = re.compile(r"\$\{?_(?!\w)", re.ASCII)
 _PIECE = re.compile(rf"[^\x00-\x20'\"\\$`;&|<>()]+|'[^']*'|\\.|{_VARIABLE}", re.ASCII | re.DOTALL)
 _QUOTED_PIECE = re.compile(rf"[^\"\\$`]+|\\.|{_VARIABLE}", re.ASCII | re.DOTALL)
 _BLANKS = re.compile(r"(?:[ \t]|\\\n)*(?:#[^\n]*)?")
 _OPERATOR = re.compile(r"&&|\|\||\|&|[\n;&|]")
-_REDIRECTION = re.compile(r"(?:&>>?|\d*(?:>>|>\||>&(?=[\d-])|>|<(?![<(&>])))", re.ASCII)
+_REDIRECTION = re.compile(r"&>>?|\d*(?:>>|>\||>|<(?![<(&>]))", re.ASCII)
+_COPIED = re.compile(r"\d*>&(?:\d+|-)(?=[ \t\n;&|)]|$)", re.ASCII)  # of any other word bash expands the value, too
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=", re.ASCII)
 # A program or a script whose last part is there to read.
 _PATH = re.compile(r"(\"?)(?!/dev/|/proc/)(?:~/|\$\w+/|\$\{\w+\}/)?[\w./][\w./+-]*\1", re.ASCII)
@@ -90,6 +91,8 @@ def check(line: str, variables: Sequence[str]) -> None:
         line: what ``bash -c`` is given.
         variables: those that hold text; without any, every line passes.
     """
+    if variables and _LAST_ARGUMENT.search(line):
+        raise NotPlainError(variables[0], "in a line with $_")
     try:
         if variables:
             _Line(line, variables).commands()
@@ -148,6 +151,8 @@ class _Line:
         writes = False
         while True:
             self._take(_BLANKS)
+            if self._take(_COPIED):
+                continue
             if operator := self._take(_REDIRECTION):
                 self._take(_BLANKS)
                 targets.append(self._word())

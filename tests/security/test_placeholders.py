@@ -165,6 +165,7 @@ OPERANDS = [
     "command command eval {n}", "deno eval {n}", "alias y=eval; y {n}", "#x\neval {n}", "true #x\\\neval {n}",
     "echo a#b;eval {n}", "echo ''#b ;eval {n}", "echo \\# ;eval {n}", 'echo "\\"";eval {n}', "echo 'a\\';eval {n}",
     "true;#x'\neval {n} #'",
+    "true >& {n}", "true >&1{n}", "true 2>&{n}", "true 2>&1{n}", "true;: >&1'{n}'", "true {n}; eval \"\\$_\"", "true {n}; bash -c '${{_}}'",
 ]
 
 REFUSED = [*BUILTINS, *ARITHMETIC, *VARIABLES, *SHELLS, *PROGRAMS, *DISGUISES, *OPERANDS]
@@ -190,6 +191,7 @@ UNPLAIN = [
 ]
 
 ACCEPTED = [
+    "echo x > {n}", "echo x >> {n}", "echo x >| {n}", "echo x &> {n}", "echo x 2> {n}", "cat < {n}", "echo x &>> '{n}' 2>&1; ls",
     "python train.py --lr {n} --data {a}", "python3 -u train.py {n}",
     "horovodrun -np 2 -H localhost:2 python train.py --lr {n}", "mpirun -np {a} -x FOO={n} python train.py", "bash run.sh {n}",
     "bash -x run.sh --note \"{n}\"", "sh ./run.sh '{n}'", "torchrun --nproc_per_node={a} train.py --x={n}",
@@ -388,7 +390,11 @@ PIECES = [
 
 @given(st.lists(st.sampled_from(PIECES), min_size=2, max_size=8), st.sampled_from([" ", "", "\n"]))
 @settings(
-    max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=1000,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_whatever_is_written_is_refused_or_runs_no_value(folder: Path, pieces: list[str], between: str) -> None:
     line = rendered(between.join(pieces)) if any("{n}" in piece for piece in pieces) else None
