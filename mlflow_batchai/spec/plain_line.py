@@ -213,16 +213,16 @@ class _Line:
         if name != "[" and not self._is_path(words[0]):
             raise self._error(words, f"in a line with a command whose name is not written out plainly, {words[0]!r}")
         if has_text:
-            self._arguments(words, _BUILTINS)
+            self._arguments(words)
 
     def _is_path(self, word: str) -> bool:
         return bool(_PATH.fullmatch(word)) and not self._has([word])
 
-    def _arguments(self, words: Sequence[str], builtins: frozenset[str] = frozenset()) -> None:
+    def _arguments(self, words: Sequence[str]) -> None:
         """Check a command that text may reach."""
         name, arguments = _base(words[0]), list(words[1:])
         form = _FORMS.get(name) if self._has(words) else None
-        if name in _PROGRAMS or name in builtins or (form and not form.fullmatch("\n".join(arguments))):
+        if name in _PROGRAMS or name in _BUILTINS or (form and not form.fullmatch("\n".join(arguments))):
             raise self._error(words, f"in the words or the input of '{name}', which may run them")
         if name.endswith(_SCRIPTS):
             return
@@ -238,7 +238,7 @@ class _Line:
             while arguments and arguments[0][0].isdigit() and not self._has(arguments[:1]):
                 arguments.pop(0)
             if arguments and self._is_path(arguments[0]):
-                self._arguments(arguments, builtins)
+                self._arguments(arguments)
                 return
         inner = next((index for index, word in enumerate(words) if index and _is_known(_base(word))), None)
         if name in _STARTERS and (inner is None or self._has(words[:inner])):

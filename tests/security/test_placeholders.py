@@ -162,7 +162,7 @@ OPERANDS = [
     'python t.py "$(bash -c {n})"', 'python t.py "$(echo {n} | bash)"', "&> f eval {n}", "bash < {n}", "sqlite3 x < {n}",
     'printf "-v" {n} x', "printf $NONE {n}", "[ {n} -eq 1 ]", "[ -n x -a -v {n} ]", "test -n x -o -v {n}", "export -n x={n}",
     "eval\\\n {n}", "bash -\\\nc {n}", "mpirun -np 2 'bash' -c {n}", "mpirun env -S {n}", "sudo env bash -c {n}",
-    "command command eval {n}", "deno eval {n}", "alias y=eval; y {n}", "#x\neval {n}", "true #x\\\neval {n}",
+    "command command eval {n}", "command comma\\nd eval {n}", "deno eval {n}", "alias y=eval; y {n}", "#x\neval {n}", "true #x\\\neval {n}",
     "echo a#b;eval {n}", "echo ''#b ;eval {n}", "echo \\# ;eval {n}", 'echo "\\"";eval {n}', "echo 'a\\';eval {n}",
     "true;#x'\neval {n} #'",
     "true >& {n}", "true >&1{n}", "true 2>&{n}", "true 2>&1{n}", "true;: >&1'{n}'", "true {n}; eval \"\\$_\"", "true {n}; bash -c '${{_}}'",
