@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from azure_server import AzureServer
 
-from mlflow_batchai.shares import Share, credentials, open_share
+from mlflow_batchai.shares import Share, credentials, endpoints, open_share
 from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.objects import StagedFile, scan_input, upload
 from mlflow_batchai.shares.sweeps import settle
@@ -222,6 +222,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="share-transfer-") as scratch,
         AzureServer(Path(scratch)) as server,
     ):
+        endpoints.name(server.endpoint)
         credentials.remember(server.account, Credential(server.key))
         bench = Bench(server, Path(scratch), options.files, options.megabytes)
         for latency, where in ((0.0, "loopback"), (LATENCY_SECONDS, f"{LATENCY_SECONDS * 1000:.0f} ms")):

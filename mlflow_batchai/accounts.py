@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlflow_batchai.config import home
 from mlflow_batchai.errors import ShareError, ShareMissingError, StorageNotFoundError, UsageError
-from mlflow_batchai.shares import Entry, Share, credentials
+from mlflow_batchai.shares import Entry, Share, credentials, endpoints
 from mlflow_batchai.shares.account import AccountShares, DirectoryShares, ShareEntry
 from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.directory import TEMPORARY, DirectoryShare
@@ -127,7 +127,8 @@ def open_account(name: str, endpoint: str | None = None, login: bool = False) ->
     """The account of that name.
 
     Args:
-        endpoint: its file service; None: what its connection string or config.yaml says, else the public cloud's.
+        endpoint: its file service, as the user names it; None: what its connection string or config.yaml says, else the public
+            cloud's.
         login: it is Azure's even if nothing that we know of opens it: then a login does.
 
     Raises:
@@ -145,6 +146,8 @@ def open_account(name: str, endpoint: str | None = None, login: bool = False) ->
         raise ShareError(
             f"Azure file shares need Microsoft's SDK ({error.name} can't be imported): pip install 'mlflow-batchai[azure]'"
         ) from error
+    if endpoint:
+        endpoints.name(endpoint)
     where = endpoint or credentials.file_endpoint(name) or f"https://{name}.file.core.windows.net"
     return Account(name, AzureShares(name, where), None)
 

@@ -54,7 +54,7 @@ def told(
     opened = kept.get("volumes") or {}
     try:
         volumes = {
-            str(index): opens
+            str(index): {"endpoint": volume["endpoint"], **opens}
             for index, volume in enumerate(job.plan["volumes"])
             if (opens := _opens(volume, seconds, opened.get(str(index)) or {}))
         }
@@ -149,8 +149,9 @@ def _opens_anew(volume: Mapping[str, Any], seconds: float) -> dict[str, str]:
         ShareError: it isn't to be had.
     """
     where, account = f"{volume['where']} ({volume['name']})", volume["account"]
-    found = credentials.find(account)
+    service = "blob" if volume["kind"] == "azureBlob" else "file"
     try:
+        found = credentials.at(volume["endpoint"], account, service)
         if volume["kind"] == "azureFiles" and volume["how"] != "cifs":
             location = AzureLocation(volume["endpoint"], account, volume["container"], volume["folder"])
             return credentials.for_nodes(location, seconds)

@@ -24,6 +24,8 @@ from netns import Machine
 from sshd import SshNodes, ssh_nodes
 from waiting import wait_for
 
+from mlflow_batchai.shares import endpoints
+
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
 BIN = Path(sys.executable).parent
@@ -80,6 +82,9 @@ def _no_store_of_another_test() -> Iterator[None]:
 def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
     """An Azure Files and blob endpoint for one test module; a test that sets faults, latency or a size limit takes them back."""
     with AzureServer(tmp_path_factory.mktemp("azure")) as server:
+        # As a cluster's document does; other processes are told by one, or by config.yaml.
+        endpoints.name(server.endpoint)
+        endpoints.name(server.blob_endpoint)
         yield server
 
 

@@ -13,7 +13,7 @@ from mlflow_batchai.cluster import records, setup
 from mlflow_batchai.config import home
 from mlflow_batchai.engines.base import Scalable
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, DocumentError, NotSupportedError, ShareError
-from mlflow_batchai.shares import Share, credentials, open_share
+from mlflow_batchai.shares import Share, credentials, endpoints, open_share
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.identity import identify
 from mlflow_batchai.shares.location import AzureLocation, is_azure, parse
@@ -125,6 +125,8 @@ def make(name: str, document: ClusterDocument, path: Path, record: ClusterRecord
         key = key_of(type(document.node_setup), unsupported[0])
         raise NotSupportedError(f"{path}: nodeSetup.{key} is not supported yet; remove it")
     setup.check(document.node_setup, str(path))
+    for endpoint in filter(None, (document.file_endpoint, document.blob_endpoint)):
+        endpoints.name(endpoint)
     build, used = (_ssh, ("user_account_settings",)) if document.engine is EngineName.SSH else (_local, ())
     unused = [key_of(ClusterDocument, field) for field in _UNUSED if field in document.model_fields_set and field not in used]
     if unused and not (record and record.creation_time):

@@ -95,7 +95,7 @@ class FileShares:
             return {**volume, "source": folder}, {}
         try:
             if how == "cifs":
-                return volume, {"key": self._key(location.account, at)}
+                return volume, {"key": self._key(location, at)}
             opens = credentials.for_nodes(location, self._seconds)
         except ShareError as error:
             raise DocumentError(f"{at} ({volume['name']}): {error}") from error
@@ -115,8 +115,9 @@ class FileShares:
         if sentence not in self.warnings:
             self.warnings.append(sentence)
 
-    def _key(self, account: str, at: str) -> str:
-        key = credentials.find(account).key
+    def _key(self, location: AzureLocation, at: str) -> str:
+        account = location.account
+        key = credentials.at(location.endpoint, account).key
         if not key:
             raise DocumentError(
                 f"{at}: SMB opens a share of {account} only with the account's key; give it (credentials.accountKey, or"

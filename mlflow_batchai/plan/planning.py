@@ -186,7 +186,7 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
     warnings += _undefined(properties, program.command, source)
     secrets = {entry.name: _secret(entry, source) for entry in properties.secrets}
     task = cluster.document.node_setup.setup_task
-    opening = (text for opens in chosen.credentials.values() for text in opens.values())
+    opening = (text for opens in chosen.credentials.values() for name, text in opens.items() if name != "endpoint")
     spoken = frozenset((*secret_values(document), *secret_values(task), *opening))
     refuse_spoken(plan, spoken, source, program.where)
     setup_secrets = setup.secrets(task) if task else {}

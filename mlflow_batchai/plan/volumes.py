@@ -26,7 +26,8 @@ class Chosen(NamedTuple):
     """The volumes of a plan; the control share is the first.
 
     Attributes:
-        credentials: index of a volume, as text -> what opens it on nodes (``key`` or ``sas``); never written anywhere.
+        credentials: index of a volume, as text -> what opens it on nodes (``key`` or ``sas``), and the ``endpoint`` that it is
+            for; never written anywhere.
         warnings: sentences to print.
     """
 
@@ -112,7 +113,8 @@ class _Chooser:
 
     def _add(self, volume: Volume, opens: dict[str, str]) -> None:
         if opens:
-            self.credentials[str(len(self.volumes))] = opens
+            # A node uses it for that address only, whatever the plan on the share says by then.
+            self.credentials[str(len(self.volumes))] = {**opens, "endpoint": volume["endpoint"]}
         self.volumes.append(volume)
 
     def _blob_container(self, entry: AzureBlobFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
@@ -125,21 +127,24 @@ class _Chooser:
         if not re.fullmatch(r"[a-z0-9$][a-z0-9-]{2,62}", entry.container_name):
             raise DocumentError(f"{at}: containerName is '{entry.container_name}', which no blob container can be called")
         remember(account, entry.credentials, at)
-        found = credentials.find(account)
+        document = self._cluster.document
+        endpoint = (document.blob_endpoint or "https://ACCOUNT.blob.core.windows.net").replace("ACCOUNT", account).rstrip("/")
+        try:
+            found = credentials.at(endpoint, account, "blob")
+        except ShareError as error:
+            raise DocumentError(f"{at}: {error}") from error
         opens = {"key": found.key} if found.key else {"sas": found.sas} if found.sas else None
         if opens is None:
             raise DocumentError(
                 f"{at}: there is no key for the account {account}; give credentials.accountKey, or set {ACCOUNT_VARIABLE} and"
                 f" {KEY_VARIABLE}"
             )
-        document = self._cluster.document
-        endpoint = (document.blob_endpoint or "https://ACCOUNT.blob.core.windows.net").replace("ACCOUNT", account)
         volume = {
             "kind": "azureBlob",
             "name": f"blob container {account}/{entry.container_name}",
             "share": None,
             "how": document.blob_mount,
-            "endpoint": endpoint.rstrip("/"),
+            "endpoint": endpoint,
             "account": account,
             "container": entry.container_name,
             "folder": "",

@@ -27,7 +27,7 @@ class AzureShares:
 
     def __init__(self, account: str, endpoint: str) -> None:
         self._location = AzureLocation(endpoint, account, "")
-        self._credential = credentials.find(account)
+        self._credential = credentials.at(endpoint, account)
         with translated(self._location, self._credential, ""):
             self._client = service_client(self._location, self._credential)
 

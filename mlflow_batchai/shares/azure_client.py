@@ -123,6 +123,8 @@ def _settings(credential: Credential) -> dict[str, Any]:
         "transport": transport,
         "retry_policy": _Retries(retry_total=8, retry_connect=4, retry_read=8, retry_status=8),
         "raw_response_hook": _look_at,
+        # What opens an account is not sent on to where an answer points.
+        "permit_redirects": False,
         "allow_trailing_dot": True,
         "allow_source_trailing_dot": True,
         # One ranged read is one request.

@@ -50,7 +50,7 @@ class AzureFilesShare:
             raise ShareError(
                 f"Azure file shares need Microsoft's SDK ({error.name} can't be imported): pip install 'mlflow-batchai[azure]'"
             ) from error
-        self._files: Files = Files(location, credentials.find(location.account))
+        self._files: Files = Files(location, credentials.at(location.endpoint, location.account))
         # Folders that this process knows to be there.
         self._made: set[str] = set()
 

@@ -10,10 +10,11 @@ import os
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import NamedTuple
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from mlflow_batchai.config import settings
 from mlflow_batchai.errors import ShareError
+from mlflow_batchai.shares import endpoints
 from mlflow_batchai.shares.location import AzureLocation, parse
 
 # How a process passes on what it read in documents to one that it starts: never in an argument.
@@ -93,6 +94,29 @@ def find(account: str) -> Credential:
     return _checked(account, configured.credential, f" ({_IN_CONFIG})") if configured else Credential()
 
 
+def at(endpoint: str, account: str, service: str = "file") -> Credential:
+    """What opens an account at the address of its service: credentials go nowhere but to Azure and to where the user says.
+
+    Args:
+        service: ``file`` or ``blob``.
+
+    Raises:
+        ShareError: the account is not known to be there; or as ``find``.
+        DocumentError: config.yaml is wrong.
+    """
+    configured = (file_endpoint(account),) if service == "file" else ()
+    if not (endpoints.is_cloud(endpoint, account, service) or endpoints.is_named(endpoint, account, service, configured)):
+        host = urlsplit(endpoint).netloc.rpartition("@")[2]
+        where = f"{service}Endpoint of the cluster's document"
+        if service == "file":
+            where += f", or of {account} under shares: in config.yaml"
+        raise ShareError(
+            f"the storage account '{account}' is not known to be at {host}, so its key, SAS or login is not used there;"
+            f" correct the address, or, if it is true, name it as the {where}"
+        )
+    return find(account)
+
+
 def file_endpoint(account: str) -> str | None:
     """Where an account's file service is, as AZURE_STORAGE_CONNECTION_STRING or config.yaml says; None: neither does.
 
@@ -148,9 +172,10 @@ def for_nodes(location: AzureLocation, seconds: float) -> dict[str, str]:
         seconds: for how long.
 
     Raises:
-        ShareError: the user's SAS has expired or lacks a permission, or no SAS can be made.
+        ShareError: the account is not known to be there, the user's SAS has expired or lacks a permission, or no SAS can be
+            made.
     """
-    found = find(location.account)
+    found = at(location.endpoint, location.account)
     if found.sas:
         check_sas(found.sas, location)
         return {"sas": found.sas}

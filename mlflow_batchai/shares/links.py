@@ -25,5 +25,5 @@ def download_url(share: Share, path: str, minutes: float) -> str:
     from mlflow_batchai.shares.azure_sas import file_sas
 
     file = share.location.below(path)
-    found = credentials.find(file.account)
+    found = credentials.at(file.endpoint, file.account)
     return f"{file.url}?{found.sas or file_sas(file, found.key, 60 * minutes)}"

@@ -9,6 +9,9 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from mlflow_batchai.errors import ShareError
 
+_HOST = re.compile(r"(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::\d+)?", re.ASCII)
+# Newer accounts lie in zones: https://ACCOUNT.z12.file.storage.azure.net
+_ZONE = re.compile(r"\.z\d{1,2}$", re.ASCII)
 FORM = "https://ACCOUNT.file.core.windows.net/SHARE[/FOLDER]"
 
 
@@ -84,6 +87,8 @@ def parse(url: str, account: str | None = None) -> AzureLocation:
     numbered = host == "localhost" or _is_ip(host)
     if parts.scheme != "https" and not (parts.scheme == "http" and numbered):
         _wrong(shown, "is not an https address")
+    if not _HOST.fullmatch(parts.netloc.lower()):
+        _wrong(shown, "has characters that no host's name has")
     found, endpoint, rest = _account(parts, host, numbered, shown)
     if not re.fullmatch(r"[a-z0-9-]+", found):
         _wrong(shown, "names no storage account")
@@ -93,6 +98,19 @@ def parse(url: str, account: str | None = None) -> AzureLocation:
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", share) or len(share) > 63:
         _wrong(shown, "names no file share (small letters, digits and hyphens)")
     return AzureLocation(endpoint, found, share, "/".join(_parts(unquote(folder), shown)))
+
+
+def account_of(endpoint: str, service: str = "file") -> str | None:
+    """The account that an endpoint is of, None if it is no endpoint of one.
+
+    Args:
+        service: ``file`` or ``blob``.
+    """
+    try:
+        location = parse(f"{endpoint}/share".replace(f".{service}.", ".file.", 1))
+    except ShareError:
+        return None
+    return location.account if location.endpoint.replace(".file.", f".{service}.", 1) == endpoint else None
 
 
 def _account(parts: SplitResult, host: str, numbered: bool, shown: str) -> tuple[str, str, str]:
@@ -105,7 +123,7 @@ def _account(parts: SplitResult, host: str, numbered: bool, shown: str) -> tuple
     account, found, _ = host.partition(".file.")
     if not found:
         _wrong(shown, f"is not of the form {FORM}")
-    return account, base, path
+    return _ZONE.sub("", account), base, path
 
 
 def _is_ip(host: str) -> bool:

@@ -7,11 +7,11 @@ MLflow puts shell-quoted values into the command, which fails where the project'
 from __future__ import annotations
 
 import re
-import shlex
 import string
 from collections.abc import Collection, Iterable, Mapping
 
 from mlflow_batchai.errors import ProjectError
+from mlflow_batchai.spec.plain_line import NotPlainError, check
 
 PREFIX = "BATCHAI_PARAM_"
 
@@ -48,6 +48,7 @@ def translate(template: str, variables: Mapping[str, str], source: str, numbers:
         raise ProjectError(f"{source}: command: {error}; write {{{{ and }}}} for braces of the shell") from error
     quoting = _Quoting()
     parts: list[str] = []
+    texts: dict[str, str] = {}
     for text, name, format_spec, conversion in pieces:
         parts.append(text)
         quoting.feed(text)
@@ -63,46 +64,20 @@ def translate(template: str, variables: Mapping[str, str], source: str, numbers:
             raise ProjectError(
                 f"{source}: command has the placeholder {{{name}}} in a here-document; use ${variables[name]} there"
             )
-        fault = quoting.fault(name in numbers) or (None if name in numbers else _evaluated("".join(parts), template))
-        if fault:
+        if fault := quoting.fault():
             raise ProjectError(f"{source}: command has the placeholder {{{name}}} {fault}")
         parts.append(quoting.reference(variables[name]))
-    return "".join(parts)
-
-
-# Places where bash reads a value as code or arithmetic, however well it is quoted. A number is harmless there.
-_EVALUATORS = re.compile(
-    r"(?:^|[;&|({`\n!]|\b(?:then|do|else|exec|command|builtin|time)\s)\s*(?:eval|let|declare|typeset|printf\s+-v)\s[^;&|\n]*$"
-)
-_SHELL = re.compile(r"(?:^|[\s;&|({`/])(?:ba|da|z|k)?sh\s+(?:-\S+\s+)*?-\w*c\s(?P<script>[^;&|\n]*)$")
-_SUBSCRIPT = re.compile(r"(?:\w\[|\$\[)[^\]\s]*$|\$\[[^\]]*$|\$\{\w+:(?![-=?+])[^}]*$")
-_TEST_VARIABLE = re.compile(r"\s-[vR]\s+\"?$")
-_COMPARED = re.compile(r"\[\[(?P<before>(?:(?!\]\]).)*)$", re.S)
-_NUMERIC_TEST = re.compile(r"\s-(?:eq|ne|lt|le|gt|ge|v|R)\s")
-
-
-def _evaluated(before: str, template: str) -> str | None:
-    """Why a value that isn't a number can't be put after this much of the shell line, or None."""
-    if _EVALUATORS.search(before):
-        return "in the words of a command that evaluates them; use the value in the script instead"
-    shell = _SHELL.search(before)
-    if shell and _inside_first_word(shell["script"]):
-        return "in the text of another shell; pass it behind that text: bash -c '... \"$1\"' _ {parameter}"
-    if _SUBSCRIPT.search(before) or _TEST_VARIABLE.search(before):
-        return "in a subscript or an expansion of bash, which evaluates it; use the value in the script instead"
-    if _COMPARED.search(before) and _NUMERIC_TEST.search(template[template.rfind("[[") :].partition("]]")[0] + " "):
-        return "in a numeric test of bash, which evaluates it; declare the parameter as int"
-    return None
-
-
-def _inside_first_word(text: str) -> bool:
-    """Whether the end of this text still belongs to the first word of it."""
+        if name not in numbers:
+            texts[variables[name]] = name
+    line = "".join(parts)
     try:
-        words = shlex.split(text)
-    except ValueError:  # a quote is open: of the first word, unless there is a space before it
-        head = re.split(r"['\"]", re.sub(r"'[^']*'|\"[^\"]*\"", "x", text))[0]
-        return not re.search(r"\s", head.strip())
-    return not words or (len(words) == 1 and not text[-1:].isspace())
+        check(line, list(texts))
+    except NotPlainError as error:
+        raise ProjectError(
+            f"{source}: command has the placeholder {{{texts[error.variable]}}} {error.place}; declare the parameter as int,"
+            f" or have the program read the environment variable {error.variable}"
+        ) from None
+    return line
 
 
 class _Quoting:
@@ -176,14 +151,12 @@ class _Quoting:
             elif self._angles == 3:  # <<< is a here-string: one word, quoted like any other
                 self.here_document = False
 
-    def fault(self, number: bool) -> str | None:
+    def fault(self) -> str | None:
         """Why no value can be put at this place, or None."""
         if self._escaped:
             return "after a backslash; drop the backslash"
         if self._previous == "$" and self._stack[-1] not in ("single", "ansi", "comment"):
             return "after a $; write it without the $"
-        if "arithmetic" in self._stack and not number:
-            return "in arithmetic, where bash would evaluate its text; declare the parameter as int, or compute in the script"
         if self._escape_in_backquotes:
             return "in backquotes that hold a backslash; write $(...) instead"
         return None

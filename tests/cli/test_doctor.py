@@ -492,7 +492,7 @@ def test_gpus_and_interfaces(client, machines, islands):
 def test_an_azure_share(ssh, azure):
     """All nodes use it by REST, see each other's files on it, and have what it takes to mount it."""
     azure.share("batchai")
-    on_azure = {"share": azure.url("batchai"), "credentials": {"accountKey": azure.key}}
+    on_azure = {"share": azure.url("batchai"), "fileEndpoint": azure.endpoint, "credentials": {"accountKey": azure.key}}
     ssh.document(**{**ssh.base, **on_azure, "python": sys.executable})
     found = ssh.checks(0)
     for checks in found.values():
@@ -521,7 +521,8 @@ def test_an_azure_share(ssh, azure):
 
 def test_an_azure_share_that_may_only_be_read(ssh, azure):
     azure.share("batchai")
-    ssh.document(**{**ssh.base, "share": azure.url("batchai"), "credentials": {"sasToken": azure.sas("batchai", "rl")}})
+    on_azure = {"share": azure.url("batchai"), "fileEndpoint": azure.endpoint}
+    ssh.document(**{**ssh.base, **on_azure, "credentials": {"sasToken": azure.sas("batchai", "rl")}})
     ended, _, err = ssh.run("c")
     assert ended == 1 and "lacks the permission for this" in err
 

@@ -33,7 +33,13 @@ FILES = {
     "folder": "",
     "share": "https://acct.file.core.windows.net/data",
 }
-BLOBS = {**FILES, "kind": "azureBlob", "name": "blob container acct/data", "share": None}
+BLOBS = {
+    **FILES,
+    "kind": "azureBlob",
+    "name": "blob container acct/data",
+    "share": None,
+    "endpoint": "https://acct.blob.core.windows.net",
+}
 
 
 @pytest.fixture
@@ -219,7 +225,10 @@ def test_what_agents_are_told_again(scene, monkeypatch):
     assert found["registry"] == {"username": "me", "password": "pass"}
     sas = parse_qs(found["volumes"].pop("1")["sas"])
     assert (sas["sr"], "w" in sas["sp"][0]) == (["s"], True)
-    assert found["volumes"] == {"3": {"key": KEY}, "4": {"key": KEY}}
+    assert found["volumes"] == {
+        "3": {"key": KEY, "endpoint": by_key["endpoint"]},
+        "4": {"key": KEY, "endpoint": BLOBS["endpoint"]},
+    }
 
 
 def test_a_setup_tasks_secrets_stand_in_the_clusters_document(scene):

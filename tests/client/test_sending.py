@@ -339,7 +339,7 @@ import json, pathlib, sys
 from mlflow_batchai.sending import Outputs
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.sent import SentFiles
-from mlflow_batchai.shares import credentials, open_share
+from mlflow_batchai.shares import credentials, endpoints, open_share
 from mlflow_batchai.shares.credentials import Credential
 
 class Client:
@@ -352,6 +352,7 @@ def megabytes(key):
 
 url, account, key, folder = json.loads(sys.stdin.read())
 credentials._remembered = {account: Credential(key)}
+endpoints.name(url.rpartition("/")[0])
 job = Job(open_share(url), folder)
 job.plan
 before = megabytes("VmRSS")

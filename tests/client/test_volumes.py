@@ -16,7 +16,7 @@ from mlflow_batchai.errors import DocumentError, NotSupportedError
 from mlflow_batchai.job.places import place_logs
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.volumes import check_volumes, choose_volumes
-from mlflow_batchai.shares import credentials
+from mlflow_batchai.shares import credentials, endpoints
 from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.location import parse
@@ -47,6 +47,8 @@ def choose(tmp_path, monkeypatch):
     def choose(mounts=None, azure=False, local=False, **cluster_keys):
         document, _ = parse_cluster(cluster_keys, "c.yaml")
         assert isinstance(document, ClusterDocument)
+        # As ``clusters.make`` does with what a document names.
+        monkeypatch.setattr(endpoints, "_named", {*filter(None, (document.file_endpoint, document.blob_endpoint))})
         home = DirectoryShare(tmp_path / "home")
         location = parse(CONTROL) if azure else None
         share = SimpleNamespace(url=CONTROL) if azure else DirectoryShare(tmp_path / "share")
@@ -91,7 +93,9 @@ def test_a_file_share_goes_by_a_sas_that_opens_no_other(choose):
 
 
 def test_smb_takes_the_key(choose):
-    assert choose(file_share(), mount="cifs").credentials == {"1": {"key": KEY}}
+    assert choose(file_share(), mount="cifs").credentials == {
+        "1": {"key": KEY, "endpoint": "https://acc.file.core.windows.net"}
+    }
 
 
 def test_what_is_mounted_already_needs_nothing(choose):
@@ -122,7 +126,7 @@ def test_placeholders_are_filled_from_the_environment(choose, monkeypatch):
         {"credentials": {"accountKey": "<AZURE_BATCHAI_STORAGE_KEY>"}, "accountName": "<AZURE_BATCHAI_STORAGE_ACCOUNT>"},
     ):
         chosen = choose(file_share(azureFileUrl=url, **given), mount="cifs")
-        assert (chosen.volumes[1]["share"], chosen.credentials["1"]) == (DATA, {"key": KEY})
+        assert (chosen.volumes[1]["share"], chosen.credentials["1"]["key"]) == (DATA, KEY)
 
 
 def test_a_sas_of_the_users_is_passed_on(choose, monkeypatch):
@@ -170,7 +174,7 @@ def test_the_other_kinds(choose):
     )
     blob, nfs, ram = chosen.volumes[1:]
     assert (blob["kind"], blob["how"], blob["endpoint"]) == ("azureBlob", "blobfuse2", "http://127.0.0.1:1/acc")
-    assert chosen.credentials == {"1": {"key": KEY}}
+    assert chosen.credentials == {"1": {"key": KEY, "endpoint": blob["endpoint"]}}
     assert (nfs["kind"], nfs["source"], nfs["share"]) == ("nfs", "10.0.0.9:/data/sub", None)
     assert (ram["kind"], ram["command"]) == ("command", "mount -t tmpfs none")
 
@@ -192,7 +196,8 @@ def test_a_clusters_volumes_come_before_the_jobs(choose):
 def kinds(chosen):
     """How each volume but the control share is mounted, and what opens it."""
     return [
-        (volume.get("how", volume["kind"]), set(chosen.credentials.get(str(n), ()))) for n, volume in enumerate(chosen.volumes)
+        (volume.get("how", volume["kind"]), set(chosen.credentials.get(str(n), ())) - {"endpoint"})
+        for n, volume in enumerate(chosen.volumes)
     ][1:]
 
 

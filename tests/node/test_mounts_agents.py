@@ -29,7 +29,8 @@ def submit(cluster: Cluster, command: str, volumes: list[dict[str, Any]], *crede
         "share": cluster.share.as_uri(),
         "kind": "link",
     }
-    told = {"volumes": {str(index + 1): given for index, given in enumerate(credentials)}}
+    opens = {n: {**given, "endpoint": volumes[n - 1]["endpoint"]} if given else {} for n, given in enumerate(credentials, 1)}
+    told = {"volumes": {str(index): given for index, given in opens.items()}}
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return cluster.submit(command, volumes=[control, *volumes], told=told, environment=path, **changes)
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
-from mlflow_batchai.shares import azure_client, azure_sdk, credentials, open_share
+from mlflow_batchai.shares import azure_client, azure_sdk, credentials, endpoints, open_share
 from mlflow_batchai.shares.azure_files import AzureFilesShare
 from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.location import parse
@@ -348,6 +348,7 @@ def test_a_folder_where_a_file_is(opened):
 
 def test_no_host_of_that_name_is_said_at_once(monkeypatch):
     monkeypatch.setattr(credentials, "_remembered", {"nosuch": Credential(base64.b64encode(b"x" * 64).decode())})
+    monkeypatch.setattr(endpoints, "_named", {"https://ACCOUNT.file.core.windows.invalid"})
     share = open_share("https://nosuch.file.core.windows.invalid/data")
     began = time.monotonic()
     text = refused(lambda: share.read("x"))
@@ -360,6 +361,7 @@ def test_nothing_answers(monkeypatch):
     monkeypatch.setattr(azure_client, "FIRST_PAUSE_SECONDS", 0.01)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(endpoints, "_named", {f"http://127.0.0.1:{taken.getsockname()[1]}/ACCOUNT"})
         share = open_share(f"http://127.0.0.1:{taken.getsockname()[1]}/acct/data")
         text = refused(lambda: share.read("x"))
     assert "nothing answers at 127.0.0.1:" in text and "hush" not in text

@@ -155,7 +155,12 @@ def test_3_one_process_of_many_gets_a_claim(share):
     )
     argv = [sys.executable, "-c", code, share.url]
     share.claim("another")
-    processes = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    environment = dict(os.environ)
+    if location := getattr(share, "location", None):
+        environment["AZURE_STORAGE_CONNECTION_STRING"] = f"AccountName={location.account};FileEndpoint={location.endpoint}"
+    processes = [
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)
+    ]
     for process in processes:
         process.stdin.write("x")
         process.stdin.flush()

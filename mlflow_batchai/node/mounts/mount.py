@@ -79,7 +79,7 @@ class Mount:
         self.credentials = credentials
         self.target = place.layout.mount_path(volume)
         self.folder = os.path.join(place.layout.job, "volumes", str(index))
-        self.mask = Mask(credentials.values())
+        self.mask = Mask(text for name, text in credentials.items() if name != "endpoint")
         self._begun = False
 
     @property

@@ -46,7 +46,8 @@ class Mounts:
     """The volumes of the plan on this node.
 
     Args:
-        credentials: index of a volume, as text -> ``{"key": account key}`` or ``{"sas": text}``.
+        credentials: index of a volume, as text -> ``{"key": account key}`` or ``{"sas": text}``, with the ``endpoint`` that
+            it is for.
         check: called while waiting; raises what is to end the wait.
         control: where a tool comes from that the client has sent.
     """
@@ -108,6 +109,9 @@ class Mounts:
 
     def _make(self, place: Place, index: int, volume: Mapping[str, Any]) -> Mount:
         credentials = self._credentials.get(str(index), {})
+        if credentials and credentials.get("endpoint") != volume.get("endpoint"):
+            why = "what opens it is for %s, and the plan has %s by now" % (credentials.get("endpoint"), volume.get("endpoint"))
+            raise Mount(place, index, volume, credentials).failure(why)
         how = volume.get("how") or volume["kind"]
         if how == "link":
             return LinkMount(place, index, volume, credentials)

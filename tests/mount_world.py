@@ -102,7 +102,12 @@ class Node:
             os.makedirs(folder, exist_ok=True)
         self.shipper = Notes(self.layout)
         self.runtime = Runtime(self.layout, self.shipper, {})
-        self.mounts = Mounts(self.layout, self.shipper, self.runtime, credentials or {}, lambda: None, MountedShare(str(share)))
+        told = {
+            index: {"endpoint": volumes[int(index)]["endpoint"], **opens}
+            for index, opens in (credentials or {}).items()
+            if opens
+        }
+        self.mounts = Mounts(self.layout, self.shipper, self.runtime, told, lambda: None, MountedShare(str(share)))
         self.targets = [Path(self.layout.mount_path(volume)) for volume in volumes]
 
     def failure(self) -> Failure:
