@@ -72,18 +72,16 @@ def submit(
     folder = "/".join(part for part in (prepared.plan["folderPrefix"], segment) if part)
     mlflow = runs.client(request.tracking)
     with contextlib.ExitStack() as undo:
-        tags = {**_tags(prepared, cluster, request), runs.TAG_FOLDER: folder}
         run = runs.create(
             mlflow,
             request.experiment_id,
-            {**request.tags, **tags},
+            {**request.tags, **_tags(prepared, cluster, request), runs.TAG_FOLDER: folder},
             prepared.parameters,
             request.run_name,
             request.run_id,
         )
         run_id = run.info.run_id
         undo.enter_context(run_fails_with_it(request.tracking, run_id))
-        mlflow.set_tag(run_id, runs.TAG_MAC, runs.signature(run_id, tags))
         if request.unique and not index.is_first(mlflow, run):
             mlflow.delete_run(run_id)  # so that it doesn't take the name
             raise UsageError(f"somebody else has just started a job '{prepared.name}' in '{request.experiment_name}'")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mlflow_batchai import changed, runs, stores
-from mlflow_batchai.errors import BatchAIError, JobChangedError, ShareError
+from mlflow_batchai.errors import BatchAIError, JobChangedError, JobNotTrustedError, ShareError
 from mlflow_batchai.job.jobs import Job, pause_after
 from mlflow_batchai.job.lease import Hold, Lease, LeaseLostError
 from mlflow_batchai.job.states import JobState, failed_verdict
@@ -69,7 +69,9 @@ def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = N
         except JobChangedError as error:
             with contextlib.suppress(ShareError):
                 # For those who watch it; nothing else of the job is obeyed or relayed.
-                follower.job.claim_verdict(failed_verdict(protocol.SHARE_FAILED, str(error), "follower"))
+                verdict = failed_verdict(protocol.SHARE_FAILED, str(error), "follower")
+                if not follower.job.claim_verdict(verdict):
+                    follower.job.finish_claim(verdict)
                 lease.save({}, finished=True)
             raise
         except NotHereError as error:
@@ -252,7 +254,8 @@ def main() -> int:
             if job.plan["runId"] != run_id:
                 raise JobChangedError(f"the plan of job {job.name} is another run's; nothing was read from it")
             follow(job, tracking, _told(sys.stdin))
-        except JobChangedError as error:
+        except (JobChangedError, JobNotTrustedError) as error:
+            # Who started us had trusted the plan: it is another one by now.
             Complaints().say(f"{error}; the job is ended")
             changed.end(tracking, run_id, str(error))
             return 1

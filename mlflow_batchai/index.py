@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 PAGE, MOST = 1000, 10_000
+# So many jobs of one name are looked at for one of this user's.
+SAME_NAME = 50
 TERMINATED = "terminated"
 NOT_ENDED = " AND ".join(f"attributes.status != '{status}'" for status in ("FINISHED", "FAILED", "KILLED"))
 LONGEST_WHY = 300
 
 
 def find(mlflow: MlflowClient, name: str, workspace: str | None = None, experiment_id: str | None = None) -> Run:
-    """The run of a job, by its name or the run's id; the newest if several jobs have had the name.
+    """The run of a job, by its name or the run's id; the newest of this user's if several jobs have had the name, else of all.
 
     Args:
         workspace: the one that it must stand under; None: any.
@@ -42,8 +44,9 @@ def find(mlflow: MlflowClient, name: str, workspace: str | None = None, experime
         except MlflowException:
             pass
     experiments = None if experiment_id is None else [experiment_id]
-    if found := jobs(mlflow, 1, experiments=experiments, name=name, workspace=workspace):
-        return found[0]
+    if found := jobs(mlflow, SAME_NAME, experiments=experiments, name=name, workspace=workspace):
+        # Anybody may make a run of that name.
+        return next(filter(is_signed, found), found[0])
     known = [run.data.tags[TAG_JOB] for run in jobs(mlflow, 10, experiments=experiments, workspace=workspace)]
     if known:
         hint = f"the newest are: {', '.join(dict.fromkeys(known))}"

@@ -85,18 +85,22 @@ def take(text: str) -> str:
     return _fingerprint(bytes.fromhex(text))
 
 
-_cached: dict[Path, list[bytes]] = {}
+# Path and time of the file -> its keys: another process may take over a key while this one runs.
+_cached: dict[tuple[Path, int], list[bytes]] = {}
 
 
 def _keys() -> list[bytes]:
     where = path()
-    if where not in _cached:
-        try:
-            _cached[where] = _read(where)
-        except FileNotFoundError:
-            _write([secrets.token_hex(BYTES)], new=True)
-            _cached[where] = _read(where)
-    return _cached[where]
+    try:
+        changed = os.lstat(where).st_mtime_ns
+    except FileNotFoundError:
+        _write([secrets.token_hex(BYTES)], new=True)
+        changed = os.lstat(where).st_mtime_ns
+    except OSError as error:
+        raise UsageError(f"the key {where} can't be read: {error.strerror}") from error
+    if (where, changed) not in _cached:
+        _cached[where, changed] = _read(where)
+    return _cached[where, changed]
 
 
 def _read(where: Path) -> list[bytes]:

@@ -67,9 +67,9 @@ def of_run(run: Run, tracking: Tracking) -> Submitted:
         JobChangedError: this user has submitted it, and its plan is not the one that he signed.
     """
     job = _job_of(run)
-    _check_run(job, run)
     if runs.is_signed(run) and job.signature is not Signature.OWN:
         raise JobChangedError(changed_sentence("plan", run.data.tags[runs.TAG_JOB]))
+    _check_run(job, run)
     return Submitted(job, run.info.run_id, tracking)
 
 
@@ -90,8 +90,10 @@ def _check_run(job: Job, run: Run) -> None:
 
 
 def _check_tags(run: Run) -> None:
-    if missing := [tag for tag in (runs.TAG_CLUSTER, runs.TAG_SHARE, runs.TAG_FOLDER) if tag not in run.data.tags]:
-        raise JobError(f"job {run.data.tags[runs.TAG_JOB]} can't be found: its run has no tag {missing[0]} any more")
+    wanted = (runs.TAG_JOB, runs.TAG_CLUSTER, runs.TAG_SHARE, runs.TAG_FOLDER)
+    if missing := [tag for tag in wanted if tag not in run.data.tags]:
+        name = run.data.tags.get(runs.TAG_JOB, run.info.run_id)
+        raise JobError(f"job {name} can't be found: its run has no tag {missing[0]} any more")
 
 
 def _job_of(run: Run) -> Job:
@@ -125,7 +127,7 @@ def _job_of(run: Run) -> Job:
     if address is None:
         troubles.append(
             f"its run is not signed with this user's key, so {tags[runs.TAG_SHARE]} was not opened; to see what that would"
-            f" open: batchai job attach --trust {tags[runs.TAG_JOB]}"
+            f" open: batchai job attach --trust {run.info.run_id}"
         )
     why = "; ".join(dict.fromkeys(troubles))
     if is_azure(tags[runs.TAG_SHARE]):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from mlflow_batchai import detached, jobview, lookup, retries, runner, runs
+from mlflow_batchai import changed, detached, jobview, lookup, retries, runner, runs
 from mlflow_batchai.detached import Submitted
-from mlflow_batchai.errors import BatchAIError
+from mlflow_batchai.errors import BatchAIError, JobChangedError
 from mlflow_batchai.job.jobs import pause_after
 from mlflow_batchai.job.lease import Glance, Hold
 from mlflow_batchai.node import protocol
@@ -138,7 +138,11 @@ def _opened(found: Sequence[Run], tracking: Tracking) -> list[Charge]:
 
 
 def _open(run: Run, tracking: Tracking) -> Submitted:
-    submitted = lookup.of_run(run, tracking)
+    try:
+        submitted = lookup.of_run(run, tracking)
+    except JobChangedError as error:
+        changed.end(tracking, run.info.run_id, str(error))
+        raise
     submitted.followed()
     return submitted
 

@@ -38,10 +38,13 @@ def told(
 
     Raises:
         MissingSecretError: something isn't there, and what to set; nothing was done.
-        JobNotTrustedError: the plan that names them may be anybody's.
-        JobError: it can't be done from here.
+        JobError: it can't be done from here, or this user has not signed the job: what he starts its next clients would refuse.
     """
-    job.check_trusted()
+    if job.signature is not Signature.OWN:
+        raise JobError(
+            f"job {job.name} can be started again only with the key that signed it: take it along (batchai key export,"
+            " batchai key import)"
+        )
     kept = kept or {}
     variables, missing = _variables(job, environment, kept.get("variables") or {})
     registry = None
@@ -98,10 +101,8 @@ def _variables(job: Job, environment: Mapping[str, str], kept: Mapping[str, str]
     found: dict[str, str] = {}
     missing: list[str] = []
     for name in job.plan["secretVariables"]:
-        # What docker_env copies from the submitter's environment is there under its own name; a plan that this user has not
-        # signed must not name what it likes of it.
-        copied = name not in job.plan["secretNames"] and job.signature is Signature.OWN
-        names = [SECRET_PREFIX + name, *([name] if copied else [])]
+        # What docker_env copies from the submitter's environment is there under its own name.
+        names = [SECRET_PREFIX + name] if name in job.plan["secretNames"] else [SECRET_PREFIX + name, name]
         value = next((environment[variable] for variable in names if variable in environment), kept.get(name))
         if value is None:
             missing.append(SECRET_PREFIX + name)

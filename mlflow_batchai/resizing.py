@@ -20,7 +20,6 @@ from mlflow_batchai.errors import (
     DocumentError,
     JobError,
     JobFailedError,
-    JobNotFoundError,
     NotSupportedError,
     UsageError,
 )
@@ -119,8 +118,8 @@ def _goes_on(cluster: Cluster, ticket: Ticket) -> bool:
     """Whether a ticket's attempt is what its job is at, and not over: its agents may be there for a moment longer."""
     try:
         job = Job(cluster.share, ticket.folder) if ticket.folder else None
-        return job is None or (ticket.mark == protocol.job_mark(job.plan["job"], job.attempt) and not job.state().ended)
-    except JobNotFoundError:
+        return job is None or (ticket.mark == protocol.job_mark(job.plan.get("job", ""), job.attempt) and not job.state().ended)
+    except JobError:  # it isn't there, or was changed
         return True
 
 

@@ -184,6 +184,8 @@ def create(
             )
     else:
         run = mlflow.create_run(experiment_id, tags=dict(tags), run_name=run_name)
+        # At once: a run without it is nobody's, should its submitter die now.
+        mlflow.set_tag(run.info.run_id, TAG_MAC, signature(run.info.run_id, tags))
     try:
         values = [Param(name, value) for name, value in parameters.items()]
         for start in range(0, len(values), BATCH):
@@ -191,7 +193,8 @@ def create(
         if run_id:
             # What an earlier job has left in the run is not this one's.
             forget(mlflow, run_id, [name for name in run.data.tags if name.startswith("batchai.") and name not in tags])
-            mlflow.log_batch(run.info.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+            signed = {**tags, TAG_MAC: signature(run_id, tags)}
+            mlflow.log_batch(run.info.run_id, tags=[RunTag(name, value) for name, value in signed.items()])
         mlflow.update_run(run.info.run_id, status="SCHEDULED", name=run_name if run_id and run_name else None)
     except MlflowException as error:
         if not run_id:

@@ -220,5 +220,8 @@ def _end(found: Submitted, why: str, no_wait: bool) -> Any:
     from mlflow_batchai import detached, runner
 
     runner.cancel(found, why)
+    if not found.job.is_trusted:
+        notice(f"job {found.job.name} was asked to end; its run is brought to its end by who has submitted it")
+        return None
     detached.ensure_follower(found)
     return None if no_wait else runner.wait(found, notice)

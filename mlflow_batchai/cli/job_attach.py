@@ -75,14 +75,12 @@ def _trust(scope: Scope, name: str, yes: bool) -> None:
         return
     plan = job.plan
     places = [f"{place['share']}/{place['path']}" for place in output_places(plan)]
-    secrets = plan.get("secretVariables") or []
     for what, values in (
         ("plan", [f"{job.share.url}/{job.folder}/batchai/plan.json"]),
         ("run that is written", [job.plan["runId"]]),
         ("cluster that is asked", [plan["cluster"]]),
         ("logs that are sent to the run", [f"{job.share.url}/{job.paths.stdouterr}"]),
         ("outputs that are sent to the run", places),
-        ("variables that a next attempt is given", [f"BATCHAI_SECRET_{name}" for name in secrets]),
     ):
         for value in values:
             click.echo(f"batchai: {what}: {printable(value)}", err=True)

@@ -69,7 +69,7 @@ def name_of(share: Share, ticket: Ticket) -> str:
     if not ticket.folder:
         return identity
     try:
-        return str(protocol.decode_one(job_file(share, protocol.JobPaths(ticket.folder).plan) or b"")["name"])
+        return str(protocol.decode_one(job_file(share, protocol.JobPaths(ticket.folder).plan) or b"").get("name", identity))
     except protocol.TornFileError:
         return identity
 
@@ -79,7 +79,7 @@ def sent_to(cluster: Cluster, ticket: Ticket) -> bool:
     if cluster.document.engine is EngineName.LOCAL or not ticket.folder:
         return True
     plan = folders.read_plan(cluster.share, ticket.folder)
-    return plan is not None and plan["cluster"] == cluster.name
+    return plan is not None and plan.get("cluster") == cluster.name
 
 
 class Waits(NamedTuple):

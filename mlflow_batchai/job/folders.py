@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Sequence
 
@@ -33,10 +34,10 @@ def find(share: Share) -> list[str]:
     prefixes = {""}
     names = [f"{PREFIXES}/{entry.name}" for entry in share.list(PREFIXES)]
     for _, data in share.read_many(names, protocol.LONGEST_RECORD):
-        try:
-            prefixes.add(str(protocol.decode_one(data)["prefix"]))
-        except TornFileError:
-            continue
+        with contextlib.suppress(TornFileError):
+            prefix = protocol.decode_one(data).get("prefix")
+            if isinstance(prefix, str) and ".." not in prefix.split("/") and "\0" not in prefix:
+                prefixes.add(prefix)
     prefixes |= {entry.name for entry in share.list("") if entry.is_directory and entry.name not in (TOP, ".batchai")}
     found: Iterable[str] = sorted(prefixes)
     for level in _LEVELS:

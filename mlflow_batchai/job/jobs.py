@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import re
 import uuid
 from collections.abc import Callable, Collection
 from typing import NamedTuple
@@ -20,7 +20,15 @@ from mlflow_batchai.node.protocol import JobPaths, Record
 from mlflow_batchai.shares import Share, job_file, open_share
 
 LONGEST_PAUSE_SECONDS = 5.0
-_PLAN: records.Shape = {"nodeCount": lambda value: records.is_count(value) and value > 0}
+_PLAN: records.Shape = {"nodeCount": records.is_node_count}
+# What the engines rely on, of a handle that this user has not signed.
+_HANDLE: records.Shape = {
+    "engine": records.is_text,
+    "host": records.is_text,
+    "ticket": records.is_count,
+    "nodes": records.list_of(lambda node: records.has(node, {"name": records.is_text, "id": records.is_text})),
+}
+_JOB_ID = re.compile(r"[A-Za-z0-9]{1,64}")
 
 
 class Origin(NamedTuple):
@@ -88,10 +96,11 @@ class Job:
     def newest(self) -> int:
         """The number of the job's current attempt: the last one that was begun, or that its verdict says is to follow."""
         begun = {entry.name for entry in self.share.list(JobPaths(self.folder).attempts)}
-        # A name far behind the others is nobody's.
-        last = next(number for number in itertools.count(1) if str(number + 1) not in begun)
-        verdict = self._verdict(last) or {}
-        return int(verdict.get("next") or last)
+        last = 1
+        # None begins before the one before has its verdict.
+        while (verdict := self._verdict(last)) is not None and str(last + 1) in begun:
+            last += 1
+        return int((verdict or {}).get("next") or last)
 
     def at(self, attempt: int) -> Job:
         """Another attempt of the same job; nothing is read."""
@@ -162,13 +171,16 @@ class Job:
     def _read_plan(self) -> Origin:
         path = JobPaths(self.folder).plan
         found = self._closed(path)
-        if found is None:
-            raise JobNotFoundError(f"there is no job at {self.folder} on {self.share.url}")
-        plan, signature = signing.examine(path, found)
+        plan, signature = signing.examine(path, found or {})
         if signature is Signature.WRONG:
             raise self._changed("plan")
         if not records.has(plan, _PLAN):
-            raise JobNotFoundError(f"the plan of the job at {self.folder} on {self.share.url} is damaged")
+            # The plan comes before any attempt is begun, and goes only with all of the folder.
+            there = {entry.name for entry in self.share.list(f"{self.folder}/batchai")}
+            if "attempts" in there and "removing" not in there:
+                raise self._changed("plan")
+            what = "there is no job" if found is None else "there is a damaged plan"
+            raise JobNotFoundError(f"{what} at {self.folder} on {self.share.url}")
         return Origin(plan, signature)
 
     def _directing(self, path: str, what: str) -> Record | None:
@@ -186,7 +198,10 @@ class Job:
         """Whether clients may obey the plan: this user has signed it, or has pinned it (``trust``)."""
         if self.signature is Signature.OWN:
             return True
-        return trust.is_pinned(self._origin.plan.get("runId"), self.plan_digest)
+        plan, identity = self._origin.plan, self.folder.rpartition("/")[2]
+        # Processes are ended by it, and files of this machine are named after it.
+        named = _JOB_ID.fullmatch(identity) is not None and plan.get("job") == identity
+        return named and trust.is_pinned(plan.get("runId"), self.plan_digest)
 
     def check_trusted(self) -> None:
         """Raise JobNotTrustedError unless clients may obey the plan."""
@@ -237,7 +252,13 @@ class Job:
         Raises:
             JobChangedError: somebody else has written it.
         """
-        return self._directing(self.paths.submitted, "record of the agents")
+        found = self._directing(self.paths.submitted, "record of the agents")
+        if found is None or self.signature is Signature.OWN:
+            return found
+        # What carries another mark is not this job's to end, whatever its record says.
+        if not records.has(found, _HANDLE):
+            raise self._changed("record of the agents")
+        return {**found, "mark": protocol.job_mark(str(self.plan["job"]), self.attempt)}
 
     def snapshot(self, leaving: Collection[int] | None = None) -> Snapshot:
         """What lies there now. Files that never change are read once.

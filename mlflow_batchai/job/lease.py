@@ -26,6 +26,8 @@ from mlflow_batchai.shares import job_file
 
 # (beat, grace, look): where every look costs requests, holders beat, and are looked at, less often.
 PACE, BOARD_PACE = (5.0, 20.0, 0.5), (20.0, 70.0, 5.0)
+# So many folders behind the last lease that counts are looked into: none but forged ones are left without a cursor for long.
+MOST_FORGED = 100
 # A cursor with another shape is none: its holder hasn't said a word.
 _CURSOR: records.Shape = {
     "counter": records.is_count,
@@ -116,10 +118,24 @@ class Lease:
         self.trouble = ""
         self.sending = ""
 
-    def _newest(self) -> int:
+    def _taken(self) -> int:
+        """The last number that is taken: a name far behind the others is nobody's."""
         taken = {entry.name for entry in self._job.share.list(self._job.paths.relay)}
-        # A name far behind the others is nobody's.
         return next(number for number in itertools.count() if str(number + 1) not in taken)
+
+    def _newest(self, least: int = 0) -> tuple[int, Record, int]:
+        """(number and cursor of the lease that counts, the last number that is taken); ``least`` and no cursor if none after
+        that one counts.
+
+        Of a job of this user's that is the last one with a cursor that he has signed: others may make folders there, too.
+        """
+        taken = self._taken()
+        if self._job.signature is not Signature.OWN:
+            return taken, self._cursor(taken) or {}, taken
+        for number in range(taken, max(least, taken - MOST_FORGED), -1):
+            if (cursor := self._cursor(number)) is not None:
+                return number, cursor, taken
+        return least, {}, taken
 
     def _cursor(self, number: int) -> Record | None:
         path = self._job.paths.cursor(number)
@@ -128,8 +144,7 @@ class Lease:
         except TornFileError:
             return None
         if signature is not Signature.OWN and self._job.signature is Signature.OWN:
-            # Another user may relay the job, and shows that it lives; that a job is finished only its submitter's relays say.
-            cursor = {key: cursor[key] for key in ("counter", "holder") if key in cursor}
+            return None
         known = {key: check for key, check in _CURSOR.items() if key in cursor}
         return cursor if records.has(cursor, known) else None
 
@@ -140,21 +155,23 @@ class Lease:
 
     def finished(self) -> bool:
         """Whether a relay has finished the run, or gone on to a later attempt."""
-        newest = self._newest()
-        return bool(newest) and self._over(self._cursor(newest) or {})
+        newest, cursor, _ = self._newest()
+        return bool(newest) and self._over(cursor)
 
     def left_out(self) -> list[str]:
         """Sentences on what the share has the only copy of (``relay.Relay``): logs and outputs that could not be sent to the
         run, and those that were not to be sent and may still be wanted; empty if there are none."""
-        memory = usable((self._cursor(self._newest()) or {}).get("memory") or {})
+        memory = usable(self._newest()[1].get("memory") or {})
         return [str(sentence) for key in ("leftOut", "onlyThere") for sentence in memory.get(key, [])]
 
     def glance(self) -> Glance:
         """Who has it, as far as one look can tell."""
-        newest = self._newest()
-        cursor = self._cursor(newest) or {}
+        newest, cursor, taken = self._newest()
+        over = newest > 0 and self._over(cursor)
+        if taken > newest and not over:
+            newest, cursor = taken, {}  # it was only just taken, or its holder never says a word
         holder = cursor.get("holder") or {}
-        if newest and self._over(cursor):
+        if over:
             hold = Hold.FINISHED
         elif newest == 0 or _is_let_go(cursor) or processes.is_certainly_gone(holder):
             hold = Hold.FREE
@@ -179,10 +196,11 @@ class Lease:
         since = self._clock()
         better: bool | None = None
         while not stop():
-            newest = self._newest()
-            cursor = self._cursor(newest) or {}
+            newest, cursor, taken = self._newest()
             if self._over(cursor) and cursor.get("finished"):
                 return False
+            if taken > newest:
+                newest, cursor = taken, {}  # as one that has said no word yet
             if better is None and cursor.get("trouble") and not _is_let_go(cursor):
                 better = able()
                 since = self._clock()  # that may have taken minutes
@@ -210,7 +228,7 @@ class Lease:
 
     def _last_cursor(self, newest: int) -> Record:
         """What the last holder that got to write anything wrote."""
-        cursors = (self._cursor(number) for number in range(newest, 0, -1))
+        cursors = (self._cursor(number) for number in range(newest, max(0, newest - MOST_FORGED), -1))
         return next((cursor for cursor in cursors if cursor is not None), {})
 
     def check(self, exactly: bool = True) -> None:
@@ -222,7 +240,7 @@ class Lease:
         known = self._checked is not None and self._clock() - self._checked < self._beat_seconds
         if known and not exactly and self._job.board is not None:
             return
-        if self._newest() > self.number:
+        if self._newest(self.number)[0] > self.number:
             raise LeaseLostError("another process follows this job now")
         self._checked = self._clock()
 
@@ -266,7 +284,7 @@ class Lease:
     def _beat(self, done: threading.Event) -> None:
         while not done.wait(self._beat_seconds):
             with contextlib.suppress(ShareError), self._writing:
-                if self._finished or self._released or self._newest() > self.number:
+                if self._finished or self._released or self._newest(self.number)[0] > self.number:
                     return
                 self.save({})
 

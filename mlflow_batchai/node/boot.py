@@ -100,7 +100,7 @@ def walk(path: str, make: bool = False) -> os.stat_result:
                 pass
             status = os.lstat(below)
         shared = inside.st_mode & stat.S_ISVTX or stat.S_ISLNK(status.st_mode)
-        if shared and status.st_uid not in (0, os.geteuid()):
+        if shared and not _is_root_or_us(status.st_uid):
             raise FolderError("%s belongs to another user" % (below if names else path))
         if not stat.S_ISLNK(status.st_mode):
             folder = below
@@ -116,10 +116,25 @@ def walk(path: str, make: bool = False) -> os.stat_result:
 
 def _refuse_others(path: str, folder: str, status: os.stat_result) -> None:
     """Raise unless what lies in a folder stays what it is for all but this user and root."""
-    if status.st_uid not in (0, os.geteuid()):
+    if not _is_root_or_us(status.st_uid):
         raise FolderError("%s lies in %s, which belongs to another user" % (path, folder))
     if others_write(status) and not status.st_mode & stat.S_ISVTX:
         raise FolderError("%s lies in %s, which other users can write" % (path, folder))
+
+
+def _is_root_or_us(user: int) -> bool:
+    return user in (0, os.geteuid()) or user == _unmapped_root()
+
+
+def _unmapped_root() -> int:
+    """What root's files show as their owner in a user namespace that has no root (Apptainer's, say); -1 elsewhere."""
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as mapped, open(
+            "/proc/sys/kernel/overflowuid", encoding="ascii"
+        ) as other:
+            return -1 if any(line.split()[0] == "0" for line in mapped) else int(other.read())
+    except (OSError, ValueError):
+        return -1
 
 
 def others_write(status: os.stat_result) -> bool:

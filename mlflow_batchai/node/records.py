@@ -18,6 +18,7 @@ SETTLE_SECONDS = 5.0
 # How many segments behind one that isn't there are asked for, to see whether its writer went on.
 AHEAD = 8
 SKIPPED = "skipped"
+MOST_NODES = 10_000
 
 Check = Callable[[Any], bool]
 Shape = Mapping[str, Check]
@@ -31,6 +32,11 @@ def is_number(value: object) -> bool:
 def is_count(value: object) -> bool:
     """Whether it is a whole number, not below zero, that fits into 64 bits."""
     return isinstance(value, int) and is_number(value) and value >= 0
+
+
+def is_node_count(value: object) -> bool:
+    """Whether it can be the number of a job's nodes: no cluster has more than ``MOST_NODES``."""
+    return is_count(value) and 0 < int(value) <= MOST_NODES  # type: ignore[call-overload]
 
 
 def is_text(value: object) -> bool:

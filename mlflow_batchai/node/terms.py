@@ -39,7 +39,7 @@ def is_record(value: object) -> bool:
     """Whether it is what an attempt has of its own."""
     if not isinstance(value, dict) or not records.has(value, {"retriesLeft": records.is_count}):
         return False
-    return all(records.is_count(value[key]) and value[key] > 0 for key in COUNTS if key in value)
+    return all(records.is_node_count(value[key]) for key in COUNTS if key in value)
 
 
 def plan_of(plan: Mapping[str, Any], own: Optional[Mapping[str, Any]]) -> Record:

@@ -84,6 +84,7 @@ def lose(mlflow: MlflowClient, sweep: Sweep, index: int, why: str) -> str:
     run = mlflow.create_run(sweep.experiment_id, tags=tags, run_name=sweep.plan.job_name(index))
     run_id = str(run.info.run_id)
     runs.fail(mlflow, run_id, runs.tag_text(f"it could not be started: {why}"))
+    mlflow.set_tag(run_id, runs.TAG_MAC, runs.signature(run_id, {}))
     mlflow.set_tag(run_id, TAG_INDEX, number)
     return run_id
 
@@ -163,5 +164,7 @@ def members(mlflow: MlflowClient, sweep: Sweep, unended: bool = False) -> tuple[
     parent = next((run for run in found if run.info.run_id == sweep.run_id), None)
     if parent is not None and parent.info.lifecycle_stage == "deleted":
         parent = None
-    jobs = {int(run.data.tags[TAG_INDEX]): run for run in found if run.data.tags.get(TAG_INDEX, "").isdecimal()}
+    # Anybody may tag a run as one of its jobs.
+    own = [run for run in found if runs.is_signed(run) or not sweep.is_own]
+    jobs = {int(run.data.tags[TAG_INDEX]): run for run in own if run.data.tags.get(TAG_INDEX, "").isdecimal()}
     return parent, dict(sorted(jobs.items()))

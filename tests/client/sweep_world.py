@@ -42,6 +42,7 @@ def add_job(mlflow: Any, sweep: Sweep, index: int, state: str = "queued", **metr
     """The run of a job, as a submit makes it."""
     tags = {**sweep.job_tags(index), runs.TAG_JOB: sweep.plan.job_name(index), runs.TAG_STATE: state}
     run = mlflow.create_run("0", tags=tags, run_name=sweep.plan.job_name(index))
+    mlflow.set_tag(run.info.run_id, runs.TAG_MAC, runs.signature(run.info.run_id, tags))
     for name, value in metrics.items():
         mlflow.log_metric(run.info.run_id, name, value)
     mlflow.update_run(run.info.run_id, "SCHEDULED")

@@ -41,6 +41,7 @@ def test_the_current_attempt(folder):
     assert (made.job.attempt, made.job.state().ended) == (2, True)
     for number in range(3, 11):
         made.begin(number)
+        made.verdict("failed")
     assert made.job.attempt == 10
     assert made.job.at(2).state().execution_state == "failed"
     assert Job(made.share, made.paths.folder, 1).state().next_attempt == 2

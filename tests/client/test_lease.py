@@ -181,6 +181,7 @@ def test_one_look_tells_what_it_can(folder):
     made.write(made.paths.cursor(1), {"counter": 7, "attempt": 1, "finished": True, "holder": me})
     assert lease(made).glance().hold is Hold.FINISHED
     # Its next attempt waits for a relay.
+    made.verdict("failed")
     made.begin(2)
     assert lease(made).glance().hold is Hold.FREE
 

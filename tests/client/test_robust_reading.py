@@ -11,7 +11,7 @@ from job_folder import line, report
 from relay_world import Crash, Gone, Time, history
 
 from mlflow_batchai.console import JobConsole
-from mlflow_batchai.errors import JobNotFoundError
+from mlflow_batchai.errors import JobChangedError
 from mlflow_batchai.job import memory
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.lease import Hold, Lease
@@ -458,5 +458,5 @@ def test_announces_exits_and_requests_of_another_shape_are_none(folder):
     snapshot = made.job.snapshot()
     assert (set(snapshot.announces), set(snapshot.exits), list(snapshot.requests)) == ({0}, set(), [])
     made.write(made.paths.plan, {**made.plan, "nodeCount": "two"})
-    with pytest.raises(JobNotFoundError, match=r"the plan of the job at .* is damaged"):
+    with pytest.raises(JobChangedError, match=r"the plan of job toy was changed on the share"):
         _ = made.job

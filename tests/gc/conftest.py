@@ -64,7 +64,7 @@ class ControlShare:
         )
         self.share.write(f"{folder}/stdouterr/stdout.txt", b"x" * 1000)
         if handle:
-            self.write(paths.submitted, {"engine": "local"})
+            self.write(paths.submitted, {"engine": "local", "host": "h", "ticket": 1, "nodes": []})
         if ended is not None:
             self.verdict(folder, ended, by)
         if ended is not None and relayed:

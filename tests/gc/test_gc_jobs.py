@@ -14,6 +14,7 @@ from mlflow_batchai.gc import jobs
 from mlflow_batchai.gc.items import Item
 from mlflow_batchai.job import folders
 from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.node import protocol
 from mlflow_batchai.node.protocol import JobPaths
 from mlflow_batchai.shares.directory import DirectoryShare
 
@@ -66,6 +67,9 @@ def test_results_that_could_not_be_sent_stay(control: Any) -> None:
 def test_a_later_attempt_that_was_not_started_comes_after_results(control: Any) -> None:
     """Put back in the queue, and then its submitter could not start it, or died: nobody has sent what the first has left."""
     refused, died = control.job("refused", relayed=False), control.job("died", relayed=False)
+    for folder in (refused, died):
+        control.share.claim(JobPaths(folder).verdict)
+        control.write(JobPaths(folder).verdict_file, protocol.requeued_record("it makes room", "agent-0", 1))
     control.share.claim(JobPaths(refused, 2).begun)
     control.verdict(refused, 31, by="submitter", attempt=2)
     control.share.claim(JobPaths(died, 2).begun)

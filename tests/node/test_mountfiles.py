@@ -18,7 +18,6 @@ def test_a_closed_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     assert read_closed(str(path)) == {"a": "\udc80"}
     path.write_bytes(path.read_bytes()[:-1])
     assert read_closed(str(path)) is None
-    assert read_closed(str(path / "below a file")) is None
 
 
 def test_a_name_that_was_missing_is_looked_for_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_sweep_undoes_what_is_ours(root: Path) -> None:
 @needs_root
 def test_the_end_of_a_job_unmounts(root: Path) -> None:
     tmpfs(root / "jobs" / "j1" / "mounts" / "data")
-    assert host.end("j1/1", [[str(root), 1, ""]], 5.0) == {"left": []}
+    assert host.end("j1/1", [[str(root), ""]], 5.0) == {"left": []}
     assert table.below(str(root)) == []
 
 

@@ -407,7 +407,7 @@ def test_which_rclone(azure: AzureServer, make_node: NodeMaker, tmp_path: Path, 
     sha256 = hashlib.sha256(Path(real).read_bytes()).hexdigest()
     stored = tmp_path / "control" / protocol.object_path(sha256)
     stored.parent.mkdir(parents=True)
-    stored.symlink_to(real)
+    shutil.copyfile(real, stored)
     sent = {"rclone": {"machine": machine, "sha256": sha256, "size": os.stat(real).st_size}}
     node = make_node([volume], {"key": azure.key}, python=None, tools=sent)
     for _ in range(2):

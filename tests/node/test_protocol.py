@@ -91,4 +91,4 @@ def test_every_error_code_has_its_message() -> None:
     codes = {
         value for name, value in vars(protocol).items() if name.isupper() and isinstance(value, str) and value[0].isupper()
     }
-    assert codes - {protocol.MARK_VARIABLE, protocol.NODE_VARIABLE} == set(protocol.MESSAGES)
+    assert codes - {protocol.MARK_VARIABLE, protocol.NODE_VARIABLE, protocol.AGENT_VARIABLE} == set(protocol.MESSAGES)

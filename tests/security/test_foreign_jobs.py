@@ -127,7 +127,7 @@ def test_no_command_opens_the_share_of_a_foreign_run(
     opened: list[str] = []
     monkeypatch.setattr("mlflow_batchai.lookup.open_share", opened.append)
     said = cli("job", verb, run_id, *(["-y"] if verb in ("terminate", "delete") else []))
-    assert said.code == 1 and "is not signed with this user's key" in said.err and "--trust bait" in said.err
+    assert said.code == 1 and "is not signed with this user's key" in said.err and f"--trust {run_id}" in said.err
     assert (opened, followers) == ([], [])
     assert cli.world.client.get_run(run_id).info.lifecycle_stage == "active"
 

@@ -38,11 +38,12 @@ def change(name, **fields):
     path.write_bytes(closed({**record, **fields}))
 
 def reread():
-    '''Say for the relay that it has let go of the job, and wait until another has come, or is refused.'''
+    '''Say for the relay that it has let go of the job, which it heeds no more; then wait until another one has come.'''
     number = max(int(path.name) for path in (job / "relay").iterdir()) + 1
     (job / "relay" / str(number)).mkdir()
     cursor = {"counter": 1, "attempt": 1, "finished": False, "released": True, "holder": {}, "memory": {}}
     (job / "relay" / str(number) / "cursor.json").write_bytes(closed(cursor))
+    (job / "forged").touch()
     until = time.monotonic() + 60
     while not (job / "relay" / str(number + 1)).exists() and time.monotonic() < until:
         time.sleep(0.1)
@@ -57,6 +58,27 @@ PRIVATE = "the private key of the submitter"
 def forging(world: Any, code: str, batchai: str = "properties: {nodeCount: 1, horovodSettings: {}}") -> Path:
     """A project whose rank forges."""
     return world.project(FORGE + code, batchai=batchai)
+
+
+def struck(world: Any, project: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``mlflow run`` of a project that forges; its follower is killed then, so that the next one reads all of the job anew."""
+    process = world.start(world.command(project), **environment)
+    world.wait(lambda: [run for run in world.runs() if "batchai.job" in run.data.tags], 60)
+    (run,) = [run for run in world.runs() if "batchai.job" in run.data.tags]
+    world.wait(lambda: (world.folder(run) / "batchai" / "forged").exists(), 60, "it forges")
+    kill_followers(world)
+    out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def kill_followers(world: Any) -> None:
+    for process in world.processes():
+        try:
+            if "mlflow_batchai.follower" in process.cmdline():
+                process.kill()
+                process.wait(10)
+        except psutil.NoSuchProcess:
+            continue
 
 
 def sent(world: Any) -> str:
@@ -93,7 +115,7 @@ change(
 reread()
 """,
     )
-    result = world.run(project)
+    result = struck(world, project)
     assert result.returncode == 1, result.stdout
     run = world.last
     assert PRIVATE not in sent(world)
@@ -113,7 +135,7 @@ if not (job / "attempts/2").exists():
 """,
         "retries: 1\nproperties: {nodeCount: 1, horovodSettings: {}}",
     )
-    result = world.run(project, MLFLOW_TRACKING_PASSWORD="canary-of-the-client")
+    result = struck(world, project, MLFLOW_TRACKING_PASSWORD="canary-of-the-client")
     assert result.returncode == 1
     assert "canary-of-the-client" not in result.stdout
     assert b"canary-of-the-client" not in b"".join(
@@ -134,7 +156,7 @@ reread()
 sys.exit(3)
 """,
     )
-    assert world.run(project).returncode == 1
+    assert struck(world, project).returncode == 1
     found = world.client.get_run(victim.info.run_id)
     assert found.info.status == "FINISHED" and not found.data.params and not found.data.metrics
     assert not [tag for tag in found.data.tags if tag.startswith("batchai.")]
@@ -164,7 +186,7 @@ reread()
 sys.exit(3)
 """,
         )
-        assert world.run(project).returncode == 1
+        assert struck(world, project).returncode == 1
         assert victim.poll() is None, "a process that is none of the job's was killed"
         ended_by_its_mark(world, world.last, "record of the agents")
     finally:
@@ -216,8 +238,8 @@ def test_an_agent_runs_no_other_plan_than_its_submitters(tmp_path: Path, record:
     plan = toy_plan(tmp_path, command=f"touch {tmp_path}/pwned")
     own = terms.record(0, terms.MANUAL, "")
     paths = protocol.JobPaths(plan["folder"], 2)
-    mountfiles.write_closed(str(tmp_path / paths.plan), [plan])
-    mountfiles.write_closed(str(tmp_path / paths.terms), [own])
+    mountfiles.write_closed(str(tmp_path), paths.plan, [plan])
+    mountfiles.write_closed(str(tmp_path), paths.terms, [own])
     digests = {"plan": protocol.digest(plan), "attempt": protocol.digest(own)}
     key = "plan" if record == "plan" else "attempt"
     digests |= {key: protocol.digest({**plan, "command": "true"}) if told != "none" else None}
@@ -248,13 +270,7 @@ def asleep(world: Any) -> Any:
     )
     assert result.returncode == 0, result.stderr
     world.wait(lambda: world.job_processes(), what="the job trains")
-    for process in world.processes():
-        try:
-            if "mlflow_batchai.follower" in process.cmdline():
-                process.kill()
-                process.wait(10)
-        except psutil.NoSuchProcess:
-            continue
+    kill_followers(world)
     return world
 
 
@@ -290,6 +306,9 @@ def variations(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "letters of no alphabet": {**record, "mac": mac + "\u00e9"},
         "huge": {**record, "mac": mac + "0" * 100_000},
         "of another file": {**other, "mac": "SUBMITTED"},
+        "nothing": {},
+        "next to nothing": {"nodeCount": 1},
+        "more nodes than there are": {**other, "nodeCount": 2**62},
     }
 
 
@@ -307,6 +326,8 @@ from mlflow_batchai.node import protocol
 path = Path({str(path)!r})
 for name, record in json.load(sys.stdin).items():
     path.write_bytes(protocol.encode([record]))
+    if "unlink" in record:
+        path.unlink()
     try:
         lookup.find({asleep.last.info.run_id!r}, runs.absolute({asleep.uri!r}, Path("/")))
         print(name, "was obeyed")
@@ -315,6 +336,7 @@ for name, record in json.load(sys.stdin).items():
 """
     cases = variations(plan)
     cases["of another file"]["mac"] = handle["mac"]
+    cases["none at all"] = {"unlink": True}
     done = subprocess.run(
         [sys.executable, "-c", code],
         input=json.dumps(cases),
@@ -327,6 +349,66 @@ for name, record in json.load(sys.stdin).items():
     path.write_bytes(protocol.encode([plan]))
     assert asleep.batchai("job", "terminate", "-y", asleep.last.info.run_id).returncode == 0
     asleep.wait_gone()
+
+
+@pytest.mark.parametrize("spoil", ["no signature", "none at all"])
+def test_a_follower_ends_a_job_whose_plan_is_not_its_submitters(asleep: Any, spoil: str) -> None:
+    """Also where it can't be told from that of another key, or is gone: the run of the submitter says whose it is."""
+    path = asleep.folder() / "batchai" / "plan.json"
+    plan = protocol.decode_one(path.read_bytes())
+    del plan["mac"]
+    path.write_bytes(protocol.encode([plan]))
+    if spoil == "none at all":
+        path.unlink()
+    run = asleep.last
+    words = [run.data.tags["batchai.share"], run.data.tags["batchai.folder"], run.info.run_id]
+    said = asleep.call([sys.executable, "-m", "mlflow_batchai.follower", *words])
+    assert said.returncode == 1
+    assert asleep.last.info.status == "FAILED"
+    asleep.wait_gone()
+
+
+def test_a_folder_of_a_lease_makes_no_follower_leave(world: Any) -> None:
+    """Nobody waits for this job, who could start another."""
+    project = forging(
+        world,
+        """
+for number in range(2, 6):
+    (job / "relay" / str(number)).mkdir()
+time.sleep(2)
+from mlflow_batchai.training import report
+report.log({"loss": 0.5}, step=7)
+""",
+        "wait: false\nproperties: {nodeCount: 1, horovodSettings: {}}",
+    )
+    assert world.run(project).returncode == 0
+    world.wait(lambda: world.last.info.status == "FINISHED", 60, "its run ends")
+    assert world.last.data.metrics["loss"] == 0.5
+    world.wait_gone()
+
+
+def test_an_attempt_that_nobody_has_begun_keeps_none_from_ending_the_job(asleep: Any) -> None:
+    (asleep.folder() / "batchai" / "attempts" / "2").mkdir()
+    (asleep.folder() / "batchai" / "attempts" / "1000000").mkdir()
+    ended = asleep.batchai("job", "terminate", "-y", asleep.last.info.run_id)
+    assert ended.returncode == 0, ended.stderr
+    assert asleep.last.info.status == "KILLED"
+    asleep.wait_gone()
+
+
+def test_who_waits_for_a_job_that_was_changed_is_told(world: Any) -> None:
+    """A rank claims the verdict and writes none, so that nobody else could; then it changes the record of the agents."""
+    project = forging(
+        world,
+        """
+(job / "attempts/1/verdict").mkdir()
+change("attempts/1/submitted.json", ticket=7)
+reread()
+time.sleep(300)
+""",
+    )
+    assert struck(world, project).returncode == 1
+    ended_by_its_mark(world, world.last, "record of the agents")
 
 
 def test_a_plan_of_another_job_of_the_same_user_is_not_obeyed(asleep: Any) -> None:

@@ -282,6 +282,6 @@ def test_a_volume_on_the_control_share_that_becomes_a_link(scene: Scene, name: s
     (scene.root / name).parent.mkdir(exist_ok=True)
     (scene.root / name).symlink_to(scene.private)
     job = scene.made.job
-    folder = Folder(scene.client, job, job.share_at(address), f"{FOLDER}/outputs", "sent")
+    folder = Folder(scene.client, job, *job.place(address, f"{FOLDER}/outputs"), "sent")
     assert "behind a link" in "".join(scene.send(folder)) and scene.sent() == {}
     assert outputs.files(outputs.directory(job, "V")) == {}
