@@ -67,6 +67,8 @@ def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = N
             complaints.say(str(error))
             return None
         except JobChangedError as error:
+            with contextlib.suppress(BatchAIError):
+                changed.end(tracking, str(job.plan["runId"]), str(error))
             with contextlib.suppress(ShareError):
                 # For those who watch it; nothing else of the job is obeyed or relayed.
                 verdict = failed_verdict(protocol.SHARE_FAILED, str(error), "follower")

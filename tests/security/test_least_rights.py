@@ -110,14 +110,14 @@ def start_agent(public: Path, plan: dict[str, Any], home: Path) -> subprocess.Po
     agent = archive.stored(public / "bin")
     agent.chmod(0o644)
     with (public / "agent.log").open("wb") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [
                 *(SYSTEM_PYTHON, "-I", "-S", str(agent), "agent", f"--share={share.root}", f"--folder={plan['folder']}"),
                 *("--attempt=1", "--node=0", f"--root={root}", f"--ticket={json.dumps(own)}"),
             ],
             cwd="/",
             env={"PATH": os.environ["PATH"], "HOME": str(home)},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             user=NODE,
@@ -125,6 +125,10 @@ def start_agent(public: Path, plan: dict[str, Any], home: Path) -> subprocess.Po
             extra_groups=[],
             start_new_session=True,
         )
+    assert process.stdin
+    with process.stdin as told:
+        told.write(json.dumps({"plan": protocol.digest(plan)}).encode())
+    return process
 
 
 @needs_root
