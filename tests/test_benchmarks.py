@@ -138,7 +138,7 @@ def test_opener(world: Any) -> None:
     assert result.returncode == 0, result.stderr
     shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     figures = [line.rpartition(": ")[0] for line in result.stdout.splitlines()[2:]]
-    assert len(figures) == 4
+    assert len(figures) == 6
     assert all(figure in shown for figure in figures), figures
 
 
