@@ -36,7 +36,7 @@ def is_count(value: object) -> bool:
 
 def is_node_count(value: object) -> bool:
     """Whether it can be the number of a job's nodes: no cluster has more than ``MOST_NODES``."""
-    return is_count(value) and 0 < int(value) <= MOST_NODES  # type: ignore[call-overload]
+    return isinstance(value, int) and is_count(value) and 0 < value <= MOST_NODES
 
 
 def is_text(value: object) -> bool:
