@@ -26,7 +26,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "client"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from job_folder import JobFolder
 from mlflow.entities import Metric

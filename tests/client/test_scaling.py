@@ -324,6 +324,7 @@ def test_an_attempt_that_another_has_followed_is_let_go(site: Site, option: str)
     """Its agents leave by themselves; the job waits elsewhere by now, and is not to be ended for them."""
     job = site.submit("a")
     running(job)
+    job.claim_verdict(protocol.requeued_record("it makes room", "agent-0", 1))
     job.begin(2, {})
     site.resize(0, option)
     assert (site.said, job.requests(), job.at(2).requests()) == ([], [], [])

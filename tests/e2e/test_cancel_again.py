@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import psutil
+import pytest
 from command_line import Cli
 
 from mlflow_batchai import lookup, runs
@@ -33,9 +34,10 @@ def outcome(world: Any, name: str) -> tuple[Any, ...]:
     return run.info.status, run.info.end_time, run.data.tags["batchai.reason"], len(list(requests.iterdir()))
 
 
-def test_each_job_ends_once(cli: Cli) -> None:
+def test_each_job_ends_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that waits and one that runs; both have lost their followers."""
     world = cli.world
+    monkeypatch.setenv("BATCHAI_HOME", str(world.home))  # what is called in this process has the commands' key
     (world.cwd / "job.json").write_text(SLEEPER, encoding="utf-8")
     cli("cluster", "create", "-n", "c", "-t", "1", "-o", "none")
     for name in ("runs", "waits"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import textwrap
@@ -78,6 +79,8 @@ def test_attached_by_another_client(world: Any, ssh_servers: SshNodes, known: bo
     folder.mkdir()
     if known:
         describe(world, document, home)
+    home.mkdir(exist_ok=True)
+    shutil.copy(world.home / "key", home / "key")
     name = run.data.tags["batchai.job"]
     attach = world.start(
         ["env", "-C", str(folder), str(Path(sys.executable).parent / "batchai"), "job", "attach", name], BATCHAI_HOME=str(home)
