@@ -129,11 +129,11 @@ class Retries:
         if state.next_attempt != job.attempt or (state.retries_left is None and not self._nobody_begins(before, job)):
             return
         before.snapshot()  # with its terms
-        # Ranks can write a verdict; how often the job starts again its document says.
+        # Ranks can write a verdict; how often the job starts again its document says. Attempts that nobody started cost none.
         most = before.plan["retriesLeft"]
         left = most if state.retries_left is None else min(most, state.retries_left)
-        unwanted = state.retries_left is not None and most <= 0 and not before.plan.get("lowPriority")
-        if unwanted or job.attempt > terms.MOST_ATTEMPTS:
+        claims = state.retries_left is not None and before.handle() is not None
+        if (claims and most <= 0 and not before.plan.get("lowPriority")) or job.attempt > terms.MOST_ATTEMPTS:
             sentence = f"attempt {before.attempt} says that the job starts again, and it has no retries left"
             job.claim_verdict(failed_verdict(protocol.NODE_SETUP_FAILED, sentence, WRITER))
             return
