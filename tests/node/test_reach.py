@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import socket
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from waiting import wait_for
 
 from mlflow_batchai.node import descriptors, reach
 
@@ -151,7 +153,16 @@ def test_a_probe_ends_when_all_is_known(listener: reach.Listener) -> None:
 def few_descriptors() -> Iterator[int]:
     """How many connections this process may have; the hard limit lets it have more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd"))
+    gc.collect()
+    looks: list[int] = []
+
+    # What earlier tests have left may still be opening and closing files.
+    def settled() -> bool:
+        looks.append(len(os.listdir("/proc/self/fd")))
+        return len(looks) > 4 and len(set(looks[-5:])) == 1
+
+    wait_for(settled, 20, pause=0.1)
+    used = looks[-1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + descriptors.SPARE + 10, hard))
     yield 10
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
