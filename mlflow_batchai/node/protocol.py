@@ -340,5 +340,5 @@ def job_mark(job: str, attempt: Optional[int]) -> str:
 
 
 def is_marked(found: str, mark: str) -> bool:
-    """Whether a value of MARK_VARIABLE is the one that is meant, or begins as that of any attempt does."""
+    """Whether a value of MARK_VARIABLE is a mark, or one of the job's attempts where the mark is that of all attempts."""
     return found == mark or (mark.endswith("/") and found.startswith(mark))

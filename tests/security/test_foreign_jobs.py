@@ -99,8 +99,8 @@ def followers(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return found
 
 
-def forged(world: Any, run_id: str, tags: dict[str, str]) -> str:
-    """Signatures of the victim's that an attacker can come by, for a run of his own."""
+def forged(world: Any) -> str:
+    """A signature with the fingerprint of the victim's key, which every run of the victim's shows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BATCHAI_HOME", str(world.home))
         return f"{keys.fingerprints()[0]}:{'0' * 64}"
@@ -114,7 +114,7 @@ def test_all_jobs_of_a_user_are_those_of_his_key(cli: Cli, attacker: Attacker, f
     assert (said.code, followers) == (0, [])
     assert run_id not in said.out and "no job that was signed with your key" in said.err
     # With the fingerprint of the victim's key, which every run of his shows.
-    attacker.client.set_tag(run_id, runs.TAG_MAC, forged(cli.world, run_id, {}))
+    attacker.client.set_tag(run_id, runs.TAG_MAC, forged(cli.world))
     said = cli("job", "attach", "--all")
     assert (said.code, followers) == (0, []) and run_id not in said.out
 
