@@ -206,6 +206,7 @@ pair = hvd.ProcessSet([1, 2])
 hvd.init(process_sets=[pair])
 total = hvd.allreduce(tf.constant([hvd.rank() + 1.0]), op=hvd.Sum)
 part = hvd.allreduce(tf.constant([hvd.rank() + 1.0]), op=hvd.Sum, process_set=pair) if hvd.rank() else [0.0]
+hvd.allreduce(tf.constant([0.0]))  # the first rank that ends takes Horovod down for all
 print("rank", hvd.rank(), "of", hvd.size(), float(total[0]), float(part[0]))
 """
 
