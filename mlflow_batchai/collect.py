@@ -12,7 +12,9 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from mlflow_batchai.artifacts import Folder, at_once, bounds_of, files_below, log_file
-from mlflow_batchai.errors import ModelError
+from mlflow_batchai.errors import ModelError, ShareNotFoundError
+from mlflow_batchai.job import written_logs
+from mlflow_batchai.job.completeness import MISSING
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.places import output_places
 from mlflow_batchai.job.sent import Stamp
@@ -82,11 +84,47 @@ class Logs:
                 self._sent[name] = length
         return notes
 
+    def mend(self, expected: Mapping[str, tuple[int, int]]) -> list[str]:
+        """Send what was written of files that are shorter on the share than their agents know; after ``send``.
+
+        Args:
+            expected: of each file how many bytes and lines its agent has given it.
+
+        Returns:
+            Sentences on lines that are missing all the same.
+        """
+        sizes = {name: stamp.size for name, stamp in self._stamps.items()} | self._sent
+        short = {name: lines for name, (size, lines) in expected.items() if sizes.get(name, 0) < size}
+        if not short:
+            return []
+        missing = []
+        share, path = self._job.share, self._job.paths.stdouterr
+        artifact = LOGS + self._job.paths.log_folder.removeprefix("stdouterr")
+        with TemporaryDirectory(prefix="batchai-") as scratch:
+            written = written_logs.write(self._job, short, Path(scratch))
+            for name, lines in short.items():
+                there, again = _lines_of(share, f"{path}/{name}"), written.get(name, 0)
+                if again > there and (why := log_file(self._client, self._job, Path(scratch) / name, f"{artifact}/{name}")):
+                    missing.append(f"{MISSING}{artifact}/{name} ({why})")
+                elif max(there, again) < lines:
+                    missing.append(f"{MISSING}{lines - max(there, again)} of {lines} lines of {artifact}/{name}")
+        return missing
+
     def _folder(self) -> Path:
         if self._copies is None:
             self._copies = Path(mkdtemp(prefix="batchai-logs-"))
             weakref.finalize(self, shutil.rmtree, self._copies, ignore_errors=True)
         return self._copies
+
+
+def _lines_of(share: Share, path: str) -> int:
+    """The whole lines of a file; 0 if it isn't there."""
+    lines = start = 0
+    with contextlib.suppress(ShareNotFoundError):
+        while data := share.read(path, start, BLOCK):
+            lines += data.count(b"\n")
+            start += len(data)
+    return lines
 
 
 def _sizes_below(share: Share, path: str) -> tuple[dict[str, int], list[str]]:
@@ -97,7 +135,7 @@ def _sizes_below(share: Share, path: str) -> tuple[dict[str, int], list[str]]:
 def _follow(share: Share, path: str, copy: Path, size: int, complete: bool) -> int:
     """Append what a file has more than its copy here; the copy's length.
 
-    A file that was made longer ends in NULs until it is written there: they wait for the next time, unless nothing will come.
+    A file that was made longer ends in NULs until it is written there: they wait for the next time.
     """
     have = copy.stat().st_size if copy.exists() else 0
     if have > size:
@@ -108,7 +146,7 @@ def _follow(share: Share, path: str, copy: Path, size: int, complete: bool) -> i
         file.seek(have)
         while have < size:
             data = share.read(path, have, min(BLOCK, size - have))
-            kept = data if complete else data.rstrip(b"\0")
+            kept = data.rstrip(b"\0") if not complete or have + len(data) == size else data
             file.write(kept)
             have += len(kept)
             if len(kept) < len(data) or not data:

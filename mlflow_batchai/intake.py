@@ -15,6 +15,8 @@ from mlflow_batchai.job.metrics import MetricFold, Point
 from mlflow_batchai.job.samples import SampleFold
 from mlflow_batchai.node import protocol, records
 from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.node.reports import LOST, points_of
+from mlflow_batchai.terminal import printable
 from mlflow_batchai.tracked import relayed
 
 if TYPE_CHECKING:
@@ -24,6 +26,11 @@ BATCH = 1000
 # What is sent twice costs MLflow ten times as much.
 MOST_UNCERTAIN = 10 * BATCH
 MOST_NAMES_TOLD = 20
+# Keys in one record of what a rank had to drop.
+MOST_LOST = 10_000
+_LOST: records.Shape = {
+    "values": lambda value: isinstance(value, dict) and len(value) <= MOST_LOST and all(map(records.is_count, value.values()))
+}
 _MODEL: records.Shape = {"path": records.is_text, "meta": records.is_mapping}
 
 
@@ -41,6 +48,7 @@ class Intake:
     Attributes:
         tracked: what scripts have logged by MLflow.
         models: saved models that ranks have reported.
+        received: of each rank of this attempt how many records have come, and points in them.
     """
 
     def __init__(
@@ -66,6 +74,10 @@ class Intake:
         self.models: list[Record] = list(memory.get("models", []))
         self.tracked = relayed.Tracked(client, job, gone, memory.get("tracked"))
         self._dropped = int(memory.get("dropped", 0))
+        # Of each rank of this attempt how many records have come, and points in them.
+        self.received: dict[str, list[int]] = {rank: list(count) for rank, count in here.get("reports", {}).items()}
+        # What ranks had to drop: name -> how often.
+        self._lost: dict[str, int] = dict(memory.get("lost", {}))
         # What could not be read: lines, files.
         self._skipped: list[int] = list(memory.get("skipped", [0, 0]))
         # Points that the store has not taken yet: they wait for it, and nothing is saved before them.
@@ -83,6 +95,8 @@ class Intake:
             "samples": self._samples.remember(),
             "models": list(self.models),
             "tracked": self.tracked.remember(),
+            "reports": {rank: list(count) for rank, count in self.received.items()},
+            "lost": dict(self._lost),
             "dropped": self._dropped,
             "skipped": list(self._skipped),
         }
@@ -114,6 +128,16 @@ class Intake:
         return self._reader.cursor.get(protocol.agent_writer(node), 0)
 
     @property
+    def cursor(self) -> Mapping[str, int]:
+        """Of each writer how many segments have been read."""
+        return self._reader.cursor
+
+    @property
+    def lacks(self) -> bool:
+        """Whether agents or this relay had to leave something out that ranks have said."""
+        return bool(self._dropped or any(self._skipped) or self._lost)
+
+    @property
     def ending(self) -> bool:
         """Whether an agent has said that it failed or stops."""
         return self._reader.ending
@@ -137,6 +161,8 @@ class Intake:
             self._uncertain = 0
 
     def _take(self, record: Record) -> None:
+        if record["k"] == "report":
+            self._count(record)
         if record["k"] == "report" and record["body"].get("type") == "model":
             if records.has(record["body"], _MODEL):
                 self.models.append(record["body"])
@@ -150,6 +176,16 @@ class Intake:
             self._dropped += record["lines"]
         elif record["k"] == records.SKIPPED:
             self._skipped = [self._skipped[0] + record["lines"], self._skipped[1] + record["files"]]
+
+    def _count(self, record: Record) -> None:
+        body, rank = record["body"], record.get("r")
+        if body.get("type") == LOST and records.has(body, _LOST):
+            for name, count in body["values"].items():
+                self._lost[name] = self._lost.get(name, 0) + count
+        elif records.is_count(rank):
+            count = self.received.setdefault(str(rank), [0, 0])
+            count[0] += 1
+            count[1] += points_of(body)
 
     def _send(self, least: int = 1) -> None:
         """Send what waits, as long as there are so many points."""
@@ -187,7 +223,11 @@ class Intake:
             (self._metrics.repeated, "metric values came for a step that had one; the first stands"),
             (self._metrics.unread + self._samples.unread, "metric values were no numbers, and were left out"),
         ]
+        lost = [
+            f"{count} values of '{printable(name)}' were dropped: for too long the disk of their node took nothing"
+            for name, count in sorted(self._lost.items())[:MOST_NAMES_TOLD]
+        ]
         names = self._metrics.names.notices()
         more = [f"{len(names) - MOST_NAMES_TOLD} more names of metrics were changed"] if len(names) > MOST_NAMES_TOLD else []
         told = [*(f"{count} {what}" for count, what in counts if count), *names[:MOST_NAMES_TOLD], *more]
-        return [*told, *self._metrics.refused[:MOST_NAMES_TOLD], *self.tracked.notes()]
+        return [*lost, *told, *self._metrics.refused[:MOST_NAMES_TOLD], *self.tracked.notes()]

@@ -71,6 +71,8 @@ def view(submitted: Submitted) -> dict[str, Any]:
         # What an attempt waits for before it is started stands in the run.
         "reason": (tags.get(runs.TAG_REASON) if queued else None) or why or state.reason or None,
         "queuedBehind": before,
+        "complete": None if runs.TAG_COMPLETE not in tags else tags[runs.TAG_COMPLETE] == "true",
+        "notes": tags.get(runs.TAG_NOTES, "").splitlines(),
         "follower": follower(submitted.followed()),
         "command": plan["command"],
         "processCount": plan["ranks"],

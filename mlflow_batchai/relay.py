@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mlflow_batchai import collect, runs
 from mlflow_batchai.description import Description, Facts
 from mlflow_batchai.intake import Intake
+from mlflow_batchai.job.completeness import log_totals, missing, totals_of
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.keras_lines import Pace
 from mlflow_batchai.job.lease import Lease
@@ -66,6 +67,9 @@ class Relay:
         self.notes: list[str] = list(memory.get("notes", []))
         # Of logs and outputs: what lies on the share only, which `batchai gc` leaves there.
         self._left_out: list[str] = list(memory.get("leftOut", []))
+        # What agents have counted and nobody has read: of earlier attempts, and of this one once it is over.
+        self._missing_before: list[str] = list(memory.get("missing", []))
+        self._missing: list[str] = []
         self._intake = Intake(
             client,
             job,
@@ -107,6 +111,7 @@ class Relay:
             "state": self._state,
             "notes": list(self.notes),
             "leftOut": list(self._left_out),
+            "missing": list(self._missing_before),
         }
 
     def run_gone(self) -> bool:
@@ -226,7 +231,8 @@ class Relay:
         """
         notes = self._send_rest()
         self._lease.check()
-        self._lease.save({**self._memory(), "notes": [*self.notes, *notes], "leftOut": [*self._left_out, *notes]})
+        left = {"leftOut": [*self._left_out, *notes], "missing": self._missing}
+        self._lease.save({**self._memory(), "notes": [*self.notes, *notes], **left})
 
     def _send_rest(self) -> list[str]:
         """The attempt is over: send the rest of what it said, and its logs; sentences on what could not be sent."""
@@ -235,6 +241,11 @@ class Relay:
         self._pace = self._intake.pace or self._pace
         self._intake.finish()
         left_out = self._last.once("logs", lambda: self._logs.send(complete=True))
+        known = totals_of(self._job)
+        mended = self._last.once("rest of logs", lambda: self._logs.mend(log_totals(known)))
+        found = (*missing(known, self._intake.cursor, self._intake.received), *mended)
+        of_attempt = [f"{sentence} (attempt {self._job.attempt})" for sentence in found]
+        self._missing = list(dict.fromkeys([*self._missing_before, *of_attempt]))
         return left_out + self._last.once("artifacts", self._intake.tracked.send_rest)
 
     def finish(self, state: JobState) -> None:
@@ -257,8 +268,9 @@ class Relay:
         if state.execution_state == protocol.SUCCEEDED:
             notes += self._last.once("model", lambda: collect.log_model(self._client, self._job, self._intake.models))
         self._lease.check()
-        self._end_run(state, notes)
-        left = {"leftOut": [*self._left_out, *left_out], "onlyThere": kept}
+        left_out = [*self._left_out, *left_out]
+        self._end_run(state, notes, left_out)
+        left = {"leftOut": left_out, "onlyThere": kept, "missing": self._missing}
         self._lease.save({**self._memory(), **left}, finished=True)
 
     def _show_sending(self, state: JobState, text: str) -> None:
@@ -275,15 +287,16 @@ class Relay:
 
         self._client.log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items() if value])
 
-    def _end_run(self, state: JobState, notes: list[str]) -> None:
+    def _end_run(self, state: JobState, notes: list[str], left_out: list[str]) -> None:
         tags = {
             runs.TAG_STATE: state.execution_state,
             runs.TAG_STARTED: "" if state.start_time is None else runs.time_text(state.start_time),
             runs.TAG_EXIT_CODE: "" if state.exit_code is None else str(state.exit_code),
             runs.TAG_ERROR_CODE: state.error_code,
             runs.TAG_REASON: state.reason[-runs.LONGEST_TAG :],
+            runs.TAG_COMPLETE: "false" if self._missing or left_out or self._intake.lacks else "true",
         }
-        notes += self._intake.told()
+        notes = [*self._missing, *notes, *self._intake.told()]
         if notes:
             tags[runs.TAG_NOTES] = "\n".join(notes)[: runs.LONGEST_TAG]
         tags = {key: runs.tag_text(value) for key, value in tags.items()}

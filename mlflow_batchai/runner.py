@@ -124,6 +124,8 @@ def watch(submitted: Submitted, console: JobConsole, signals: Signals, from_star
             signals.watching()
             found = _watch_attempts(submitted, console, reader, signals)
             _await_run(submitted, console, signals)
+            for sentence in Lease(submitted.job).missing():
+                console.say(sentence)
             return found
     except JobDetachedError as error:
         raise JobDetachedError(

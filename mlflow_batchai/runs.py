@@ -39,9 +39,11 @@ TAG_EXIT_CODE = "batchai.exitCode"
 TAG_ERROR_CODE = "batchai.errorCode"
 TAG_REASON = "batchai.reason"
 TAG_NOTES = "batchai.notes"
+# Whether all that ranks have reported and printed is in the run, by their own count; "false": its notes say what is missing.
+TAG_COMPLETE = "batchai.complete"
 # A person's wish to end the job, set in MLflow's own UI, say.
 TAG_CANCEL = "batchai.cancel"
-TAGS_OF_AN_END = (TAG_STARTED, TAG_EXIT_CODE, TAG_ERROR_CODE, TAG_REASON, TAG_NOTES)
+TAGS_OF_AN_END = (TAG_STARTED, TAG_EXIT_CODE, TAG_ERROR_CODE, TAG_REASON, TAG_NOTES, TAG_COMPLETE)
 BATCH = 100
 LONGEST_TAG = 5000
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping
 
 from mlflow_batchai.job.board import Board
@@ -60,6 +62,8 @@ class EventReader:
         self._torn: dict[str, bytes] = {}
         self._stuck: dict[str, float] = {}
         self._heard = dict.fromkeys(self._writers, clock())
+        # What lies there when nothing more is written, looked at once a round.
+        self._listed: dict[str, list[int]] | None = None
         self.cursor: Cursor = dict(cursor or {})
         self.ending = ending
 
@@ -73,11 +77,12 @@ class EventReader:
                 damaged segments are waited for until it is certain that they are.
         """
         while True:
+            self._listed = None
             yield from self._closed(to_the_end)
             stuck = [writer for writer in self._suspects(to_the_end) if self._is_stuck(writer, to_the_end)]
             ripe = [writer for writer in stuck if self._clock() - self._stuck[writer] >= records.SETTLE_SECONDS]
             for writer in ripe:
-                yield from self._salvaged(writer)
+                yield from self._salvaged(writer, to_the_end)
             if not ripe and not (stuck and to_the_end):
                 return
             if not ripe:
@@ -156,22 +161,44 @@ class EventReader:
     def _is_stuck(self, writer: str, to_the_end: bool) -> bool:
         """Whether a writer's next segment is missing or torn, though it will not be written any more."""
         left = to_the_end and writer in self._torn
-        if left or self._went_on(writer):
+        if left or self._later(writer, to_the_end) is not None:
             self._stuck.setdefault(writer, self._clock())
         else:
             self._stuck.pop(writer, None)
             self._heard[writer] = self._clock()  # it is asked for again in a while
         return writer in self._stuck
 
-    def _went_on(self, writer: str) -> bool:
-        """Whether there is a segment behind a writer's next one: it writes one after the other."""
+    def _later(self, writer: str, to_the_end: bool) -> int | None:
+        """The number of the first segment behind a writer's next one that is there; None: none. All are written in order."""
+        behind = self.cursor.get(writer, 0) + 1
         if self._board is not None:
-            return self._board.count(f"segments-{writer}") > self.cursor.get(writer, 0)
-        later = (self._next(writer, ahead) for ahead in range(1, records.AHEAD + 1))
-        return next(self._share.read_many(later), None) is not None
+            return behind if self._board.count(f"segments-{writer}") >= behind else None
+        if to_the_end:
+            return min((number for number in self._there(writer) if number >= behind), default=None)
+        later = {self._paths.segment(writer, number): number for number in range(behind, behind + records.AHEAD)}
+        return min((later[path] for path, _ in self._share.read_many(later)), default=None)
 
-    def _salvaged(self, writer: str) -> Iterator[Segment]:
+    def _there(self, writer: str) -> list[int]:
+        """The numbers of a writer's segments, from the folder of the next one that any writer lacks on."""
+        if self._listed is None:
+            self._listed = defaultdict(list)
+            least = min(self.cursor.get(each, 0) for each in self._writers)
+            first = self._paths.event_folder(least).rpartition("/")[2]
+            folders = [entry.name for entry in self._share.list(self._paths.events) if entry.name >= first]
+            for entry in itertools.chain(*(self._share.list(f"{self._paths.events}/{name}") for name in folders)):
+                name, _, number = entry.name.removesuffix(".jsonl").rpartition("-")
+                if number.isdecimal():
+                    self._listed[name].append(int(number))
+        return self._listed[writer]
+
+    def _salvaged(self, writer: str, to_the_end: bool) -> Iterator[Segment]:
         torn, since = self._torn.get(writer), self._stuck[writer]
-        yield from self._passed(writer, records.salvage(torn or b""))
+        later = self._later(writer, to_the_end) if torn is None else None
+        if later is None:
+            yield from self._passed(writer, records.salvage(torn or b""))
+        else:
+            missing = later - self.cursor.get(writer, 0)
+            self.cursor[writer] = later - 1
+            yield from self._passed(writer, [records.skipped(0, missing)])
         if torn is None:
             self._stuck[writer] = since  # several may be missing in a row

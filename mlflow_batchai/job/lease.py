@@ -161,8 +161,15 @@ class Lease:
     def left_out(self) -> list[str]:
         """Sentences on what the share has the only copy of (``relay.Relay``): logs and outputs that could not be sent to the
         run, and those that were not to be sent and may still be wanted; empty if there are none."""
+        return [*self._sentences("leftOut"), *self._sentences("onlyThere")]
+
+    def missing(self) -> list[str]:
+        """Sentences on what ranks have counted and nobody has read (``completeness``), once the run is finished."""
+        return self._sentences("missing")
+
+    def _sentences(self, key: str) -> list[str]:
         memory = usable(self._newest()[1].get("memory") or {})
-        return [str(sentence) for key in ("leftOut", "onlyThere") for sentence in memory.get(key, [])]
+        return [str(sentence) for sentence in memory.get(key, [])]
 
     def glance(self) -> Glance:
         """Who has it, as far as one look can tell."""

@@ -76,11 +76,13 @@ _PLACE: Shape = {
     "models": list_of(is_mapping),
     "tracked": lambda value: _as_far_as_there(value, _TRACKED),
     "environment": or_none(is_text),
+    "reports": _mapping_of(lambda count: list_of(is_count)(count) and isinstance(count, list) and len(count) == 2),
+    "lost": _mapping_of(is_count),
     "dropped": is_count,
     "skipped": lambda value: list_of(is_count)(value) and len(value) == 2,
     "state": is_text,
 }
-_SENTENCES = ("notes", "leftOut", "onlyThere")
+_SENTENCES = ("notes", "leftOut", "onlyThere", "missing")
 
 
 def usable(memory: object) -> Record:

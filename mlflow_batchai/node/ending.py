@@ -9,7 +9,7 @@ import time
 import traceback
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
-from mlflow_batchai.node import outcome, protocol, sharefiles, staging, terms
+from mlflow_batchai.node import outcome, protocol, sharefiles, staging, terms, totals
 from mlflow_batchai.node.control.base import ENDING, ControlError
 from mlflow_batchai.node.layout import NodeLayout, node_id
 from mlflow_batchai.node.outcome import Failure, Stop
@@ -99,7 +99,7 @@ class Ending:
                     self._runtime.remove_container()
                 self._shipper.note("done")
                 self._finish_shipping()
-                exit_record["segments"] = self._shipper.sequence
+                exit_record.update(self._totals())
                 self._write_exit(exit_record)
         with self._going_on():
             if failure and self._peers.leaderless:
@@ -157,6 +157,10 @@ class Ending:
             why = self._shipper.broken or self._shipper.error
             sys.stderr.write("records could not all be written to the share: %r\n" % why)
 
+    def _totals(self) -> Dict[str, Any]:
+        reports = self._runtime.reports
+        return totals.record(self._shipper.sequence, self._shipper.log_totals, reports.counts(), reports.uncounted())
+
     def _write_exit(self, record: Dict[str, Any]) -> None:
         path = self._layout.paths.exit(self._node)
         sharefiles.patiently(lambda: self._layout.attempt.write("exit-%d" % self._node, path, [record]), self._patience)
@@ -192,7 +196,10 @@ class Ending:
         with self._going_on():
             if self._runtime.node_lock is not None and self._copy_logs():
                 self._drain()
-        exit_record["segments"] = verdict["segments"] = self._shipper.sequence
+        exit_record.update(self._totals())
+        verdict["segments"] = exit_record["segments"]
+        verdict["totals"] = {str(node): totals.of(record) for node, record in self._peers.exits.items()}
+        verdict["totals"]["0"] = totals.of(exit_record)
         with self._going_on():
             self._layout.control.release(self._layout.paths.reserve)
         with self._going_on():

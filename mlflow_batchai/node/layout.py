@@ -141,14 +141,15 @@ class NodeLayout:
         )
         return found
 
-    def log_name(self, kind: str) -> str:
-        """Batch AI's name of a log file: ``stdout-job_prep.txt`` on one node, with the node's id in it on several.
 
-        Args:
-            kind: ``execution``, ``stdout-job_prep`` or ``stderr-job_prep``.
-        """
-        ending = ".log" if kind == "execution" else ".txt"
-        return kind + ("" if self.plan["nodeCount"] == 1 else "-" + self.node_id) + ending
+def log_name(plan: Mapping[str, Any], node: int, kind: str) -> str:
+    """Batch AI's name of a log file: ``stdout-job_prep.txt`` on one node, with the node's id in it on several.
+
+    Args:
+        kind: ``execution``, ``stdout-job_prep`` or ``stderr-job_prep``.
+    """
+    ending = ".log" if kind == "execution" else ".txt"
+    return kind + ("" if plan["nodeCount"] == 1 else "-" + node_id(node)) + ending
 
 
 def node_id(node: int) -> str:

@@ -1,13 +1,16 @@
 """The log files that an agent writes into ``stdouterr/``: its own ranks', its own, and on node 0 the joined ``stdout.txt``."""
 
-from typing import Dict, List
+from typing import Any, Dict, List, Mapping, Optional
 
 from mlflow_batchai.node.control.base import LogFile
-from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.layout import NodeLayout, log_name
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.node.tasks import readable
 
 EXECUTION = "execution"
+
+# The kind of a record that has lines of a node's execution log.
+NOTE = "note"
 
 
 class LogFiles:
@@ -15,35 +18,28 @@ class LogFiles:
 
     What a method takes as an entry has ``r`` (the rank; None: job preparation), ``s`` (``out``, ``err``, ``EXECUTION``), ``b``
     (whole lines, as they were written) and ``t`` (milliseconds).
+
+    Attributes:
+        totals: of each file how many bytes and lines it was given.
     """
 
     def __init__(self, layout: NodeLayout) -> None:
         self._layout = layout
         self._files: Dict[str, LogFile] = {}
+        self.totals: Dict[str, List[int]] = {}
 
     def add(self, entry: Record) -> None:
         """Lines of this node; they are written by ``flush``."""
         plan, node = self._layout.plan, self._layout.node
-        if entry["s"] == EXECUTION:
-            self._append(self._layout.log_name(EXECUTION), entry["b"])
-        elif entry["r"] is None:
-            self._append(self._layout.log_name("std%s-job_prep" % entry["s"]), entry["b"])
-        elif plan["ranks"] == 1 and node == 0:
-            self._append("std%s.txt" % entry["s"], entry["b"])
-        else:
-            self._append("std%s-%d.txt" % (entry["s"], entry["r"]), entry["b"])
-            if node == 0:
-                self.join(log_record(entry))
+        self._append(own_file(plan, node, entry["s"], entry["r"]), entry["b"])
+        if node == 0 and entry["r"] is not None:
+            self.join(log_record(entry))
 
     def join(self, record: Record) -> None:
         """Node 0 joins the ranks' output; with more than one rank each line says whose it is."""
-        if record["r"] is None:
-            return
-        text = record["x"]
-        if self._layout.plan["ranks"] > 1:
-            prefix = "[%d] " % record["r"]
-            text = "".join(prefix + line + "\n" for line in text.split("\n")[:-1])
-        self._append("std%s.txt" % record["s"], text.encode("utf-8", "backslashreplace"))
+        text = joined(self._layout.plan, record)
+        if text is not None:
+            self._append(joined_file(record["s"]), encoded(text))
 
     def flush(self, last: bool) -> None:
         """Write what is due, of every file.
@@ -74,10 +70,42 @@ class LogFiles:
     def _append(self, name: str, data: bytes) -> None:
         if name not in self._files:
             self._files[name] = self._layout.control.log_file("%s/%s" % (self._layout.paths.stdouterr, name))
+            self.totals[name] = [0, 0]
+        self.totals[name][0] += len(data)
+        self.totals[name][1] += data.count(b"\n")
         self._files[name].append(data)
+
+
+def own_file(plan: Mapping[str, Any], node: int, stream: str, rank: Optional[int]) -> str:
+    """The name of the file that lines of a node go into, its own or a rank's."""
+    if stream == EXECUTION:
+        return log_name(plan, node, EXECUTION)
+    if rank is None:
+        return log_name(plan, node, "std%s-job_prep" % stream)
+    return joined_file(stream) if plan["ranks"] == 1 else "std%s-%d.txt" % (stream, rank)
+
+
+def joined_file(stream: str) -> str:
+    """The name of the file that has the lines of all ranks."""
+    return "std%s.txt" % stream
+
+
+def joined(plan: Mapping[str, Any], record: Record) -> Optional[str]:
+    """A record's text as the file of all ranks has it; None if it isn't a rank's, or theirs is the only one."""
+    if record["r"] is None or plan["ranks"] == 1:
+        return None
+    prefix = "[%d] " % record["r"]
+    return "".join(prefix + line + "\n" for line in record["x"].split("\n")[:-1])
+
+
+def encoded(text: str) -> bytes:
+    """Text as log files have it."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def log_record(entry: Record) -> Record:
     """An entry as readers of events have it: text, and of a progress line that was overwritten the last state."""
     text = readable(entry["b"].decode("utf-8", "backslashreplace"))
+    if entry["s"] == EXECUTION:
+        return {"k": NOTE, "t": entry["t"], "x": text}
     return {"k": "log", "t": entry["t"], "r": entry["r"], "s": entry["s"], "x": text}

@@ -65,6 +65,7 @@ def _is_finding(value: object) -> bool:
 # What those who read an event rely on; other kinds are read with defaults for what they lack.
 EVENTS: Mapping[str, Shape] = {
     "log": {"r": or_none(is_count), "s": is_text, "x": is_text, "t": is_number},
+    "note": {"x": is_text},
     "report": {"body": is_mapping},
     "phase": {"phase": is_text, "node": is_count},
     "reached": {"findings": _is_finding},

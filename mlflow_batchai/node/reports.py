@@ -1,28 +1,53 @@
-"""Reads what ranks report (``training/report.py``) from the node-local spool: whole lines, each once."""
+"""Reads what ranks report (``training/spool.py``) from the node-local spool: whole lines, each once, and how many there are.
+
+Files are kept open: what a rank writes is read though somebody has removed its file or the folder.
+"""
 
 import json
 import os
-from typing import Any, Dict, List, NamedTuple
+import weakref
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from mlflow_batchai.node import protocol
+from mlflow_batchai.node import protocol, records, safeopen
 
 # What is read of a file at a time; a line that is longer is no record. A report of 10,000 metrics is shorter.
 PIECE = protocol.LONGEST_LINE
 # As an agent writes it a number may have so many times the letters that it had (1e15).
 GROWTH = 8
+# The type of a file's head, which counts what its process has handed in; and of what says what it had to drop.
+HEAD, LOST = "count", "lost"
+LONGEST_HEAD = 256
+# Scripts may start a process that reports for every step.
+MOST_OPEN = 128
+_HEAD: records.Shape = {"records": records.is_count, "points": records.is_count}
 
 
 class Reported(NamedTuple):
-    """One record, and how many bytes it was."""
+    """One record, of which rank it is (None: its file doesn't say), and how many bytes it was."""
 
     body: Dict[str, Any]
+    rank: Optional[int]
     size: int
 
 
-class ReportReader:
-    """Follows every ``report-*.jsonl`` file of a folder.
+class Count(NamedTuple):
+    """So many records, and points in them."""
 
-    Ranks append one JSON line a record; a line without its newline isn't whole yet and waits.
+    records: int
+    points: int
+
+
+def points_of(body: Dict[str, Any]) -> int:
+    """How many points a record has."""
+    values = body.get("values")
+    return len(values) if body.get("type") == "metric" and isinstance(values, dict) else 0
+
+
+class ReportReader:
+    """Follows every ``report-<rank>-*.jsonl`` file of a folder.
+
+    Ranks append one JSON line a record; a line without its newline isn't whole yet and waits. A file that was written anew has
+    lines of the one before again, with the same numbers (``n``).
 
     Attributes:
         unread: how many lines were no JSON objects, or too long for one.
@@ -30,55 +55,160 @@ class ReportReader:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._offsets: Dict[str, int] = {}
-        # Files of which the beginning of a line that is too long was passed over.
-        self._inside: Dict[str, bool] = {}
+        # By name and inode.
+        self._files: Dict[Tuple[str, int], _File] = {}
+        # Of each name the highest number that was read.
+        self._numbers: Dict[str, int] = {}
         self.unread = 0
 
     def read(self) -> List[Reported]:
         """Records that have come since the last call, of each file a piece."""
+        self._look()
         found: List[Reported] = []
-        try:
-            with os.scandir(self._folder) as entries:
-                files = [(entry.name, entry.stat().st_size) for entry in entries if entry.name.startswith("report-")]
-        except FileNotFoundError:  # no folder yet, or a rank removed its file just now
-            return found
-        for name, size in sorted(files):
-            if size > self._offsets.get(name, 0):
-                found += self._read(name)
+        for file in self._files.values():
+            for line in file.lines():
+                body = self._parsed(line)
+                if body is not None and self._is_new(file.name, body):
+                    found.append(Reported(body, file.rank, len(line)))
+            self.unread += file.too_long
+            file.too_long = 0
         return found
 
-    def _read(self, name: str) -> List[Reported]:
-        offset = self._offsets.get(name, 0)
-        try:
-            with open(os.path.join(self._folder, name), "rb") as file:
-                file.seek(offset)
-                data = file.read(PIECE)
-        except OSError:  # it has just gone, or is a folder: ranks may do there what they like
-            return []
-        cut = data.rfind(b"\n") + 1
-        if not cut and len(data) == PIECE:
-            self.unread += not self._inside.get(name)
-            self._inside[name] = True
-            cut = len(data)
-            self._offsets[name] = offset + cut
-            return []
-        self._offsets[name] = offset + cut
-        lines = data[:cut].split(b"\n")[:-1]
-        if lines and self._inside.pop(name, False):
-            del lines[0]  # the end of that line
-        found = [self._parsed(line) for line in lines if line]
-        return [record for record in found if record]
+    def counts(self) -> Dict[int, Count]:
+        """What the processes of each rank have handed in by now, by their own count."""
+        names: Dict[str, Tuple[int, Count]] = {}
+        for file in self._files.values():
+            head = file.head()
+            if file.rank is not None and head is not None:
+                before = names.get(file.name, (0, Count(0, 0)))[1]
+                names[file.name] = file.rank, max(before, head)
+        found: Dict[int, Count] = {}
+        for rank, count in names.values():
+            so_far = found.get(rank, Count(0, 0))
+            found[rank] = Count(so_far.records + count.records, so_far.points + count.points)
+        return found
 
-    def _parsed(self, line: bytes) -> Any:
+    def uncounted(self) -> List[int]:
+        """Ranks of which a file could be made and nothing written into it."""
+        return sorted({file.rank for file in self._files.values() if file.rank is not None and file.is_empty})
+
+    def _look(self) -> None:
+        """Open the files that are new; others may have gone."""
+        try:
+            with os.scandir(self._folder) as entries:
+                named = [entry for entry in entries if entry.name.startswith("report-")]
+                there = {(entry.name, entry.inode()): entry.stat(follow_symlinks=False).st_size for entry in named}
+        except OSError:  # no folder yet, or none any more; or a rank removed its file just now
+            return
+        for key, size in sorted(there.items()):
+            known = self._files.get(key)
+            if known is None or (not known.is_open and size > known.offset):
+                try:
+                    with safeopen.open_file(self._folder, key[0]) as file:
+                        descriptor = os.dup(file.fileno())
+                except OSError:  # it has just gone, or is no file: ranks may do there what they like
+                    continue
+                if known is None:
+                    self._files[key] = _File(key[0], descriptor)
+                else:
+                    known.reopen(descriptor)
+        opened = [one for one in self._files.values() if one.is_open]
+        for old in opened[:-MOST_OPEN]:
+            if old.is_read:
+                old.close()
+
+    def _is_new(self, name: str, body: Dict[str, Any]) -> bool:
+        number = body.pop("n", None)
+        if not records.is_count(number) or number is None:
+            return True
+        if number <= self._numbers.get(name, 0):
+            return False
+        self._numbers[name] = number
+        return True
+
+    def _parsed(self, line: bytes) -> Optional[Dict[str, Any]]:
         try:
             record = json.loads(line.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict) and not _is_too_long(record, len(line)):
-            return Reported(record, len(line))
+            return None if record.get("type") == HEAD else record
         self.unread += 1
         return None
+
+
+class _File:
+    """One file of the spool.
+
+    Attributes:
+        offset: up to where it was read.
+        too_long: how many lines were too long since somebody has set it to 0.
+    """
+
+    def __init__(self, name: str, descriptor: int) -> None:
+        rank = name.split("-")[1]
+        self.name = name
+        self.rank = int(rank) if rank.isdecimal() else None
+        self.too_long = 0
+        self.offset = 0
+        self._head: Optional[Count] = None
+        self.reopen(descriptor)
+        # Whether the beginning of a line that is too long was passed over.
+        self._inside = False
+
+    def lines(self) -> List[bytes]:
+        """Whole lines that have come, up to a piece of them."""
+        try:
+            data = b"" if self.is_read else os.pread(self._descriptor, PIECE, self.offset)
+        except OSError:  # a disk that fails
+            return []
+        cut = data.rfind(b"\n") + 1
+        if not cut and len(data) == PIECE:
+            self.too_long += not self._inside
+            self._inside = True
+            self.offset += len(data)
+            return []
+        self.offset += cut
+        lines = data[:cut].split(b"\n")[:-1]
+        if lines and self._inside:
+            self._inside = False
+            del lines[0]  # the end of that line
+        return [line for line in lines if line]
+
+    def head(self) -> Optional[Count]:
+        """What the file's head counts, if it has one."""
+        if not self.is_open:
+            return self._head
+        try:
+            line, newline, _ = os.pread(self._descriptor, LONGEST_HEAD, 0).partition(b"\n")
+            head = json.loads(line.decode("ascii"))
+        except (OSError, ValueError, RecursionError):
+            return None
+        return Count(head["records"], head["points"]) if newline and records.has(head, _HEAD) else None
+
+    @property
+    def is_open(self) -> bool:
+        return self._closing.alive
+
+    @property
+    def is_read(self) -> bool:
+        """Whether nothing has come since it was read."""
+        return not self.is_open or os.fstat(self._descriptor).st_size <= self.offset
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing could be written into it."""
+        return self.is_open and os.fstat(self._descriptor).st_size == 0
+
+    def reopen(self, descriptor: int) -> None:
+        """Go on with the same file."""
+        self._descriptor = descriptor
+        self._closing = weakref.finalize(self, os.close, descriptor)
+
+    def close(self) -> None:
+        """Close it; what its head counts stays known."""
+        self._head = self.head()
+        self._closing()
 
 
 def _is_too_long(record: Dict[str, Any], size: int) -> bool:

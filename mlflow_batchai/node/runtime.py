@@ -135,7 +135,7 @@ class Runtime:
                 self.reported_models.append({**body, "path": str(body.get("path"))})
                 # The example is large, and one of them is needed: it goes with the model that is chosen.
                 body = dict(body, meta={key: value for key, value in body["meta"].items() if key != "example"})
-            self.shipper.report(body, report.size)
+            self.shipper.report(body, report.size, report.rank)
         unread, self.reports.unread = self.reports.unread, 0
         if unread:
             self.shipper.record(records.SKIPPED, lines=unread, files=0)

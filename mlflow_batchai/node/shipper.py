@@ -11,7 +11,7 @@ import functools
 import itertools
 import threading
 import time
-from typing import Any, Callable, Deque, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.control.base import MAX_PENDING_BYTES
@@ -89,14 +89,14 @@ class Shipper(threading.Thread):
             self._records.append(dict(fields, k=kind, t=protocol.now_ms()))
             self._mark_unsent(urgent)
 
-    def report(self, body: Record, size: int) -> None:
+    def report(self, body: Record, size: int, rank: Optional[int] = None) -> None:
         """Send what a rank has reported.
 
         Args:
             size: bytes that it was in the rank's own file.
         """
         with self._lock:
-            self._reports.append(({"k": "report", "t": protocol.now_ms(), "body": body}, size))
+            self._reports.append(({"k": "report", "t": protocol.now_ms(), "r": rank, "body": body}, size))
             self._report_bytes += size
             self._mark_unsent(False)
 
@@ -176,6 +176,11 @@ class Shipper(threading.Thread):
     def sequence(self) -> int:
         """Number of segments written; after ``finish`` it is final."""
         return self._sequence
+
+    @property
+    def log_totals(self) -> Dict[str, List[int]]:
+        """Of each log file how many bytes and lines it was given."""
+        return self._files.totals
 
     def finish(self, timeout: float) -> bool:
         """Send all that is left and stop; False if the share didn't take it in time, it was given up, or the thread had
@@ -265,7 +270,7 @@ class Shipper(threading.Thread):
             # What was taken stays in _outgoing until the share has it: an error in between loses nothing.
             if not self._outgoing and not self._taken_logs:
                 records, self._taken_logs = self._take(everything)
-                self._outgoing = records + [log_record(entry) for entry in self._taken_logs if entry["s"] != EXECUTION]
+                self._outgoing = records + [log_record(entry) for entry in self._taken_logs]
                 if self._outgoing:
                     self._outgoing += self._samples.take()
             if not self._outgoing and not self._taken_logs:

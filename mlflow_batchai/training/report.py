@@ -6,9 +6,8 @@
     model.fit(..., callbacks=[report.keras_callback()])
     report.model("outputs/model.h5", model)
 
-A record is one JSON line, appended in one write to ``report-<rank>-<pid>.jsonl`` in the node-local folder
-that the agent names in BATCHAI_SPOOL. An I/O error costs records, never the training: it is logged once.
-Standard library only.
+A record is one JSON line, appended in one write to a file of this process in the node-local folder
+that the agent names in BATCHAI_SPOOL (``spool.py``). Nothing that a disk refuses stops the training. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,10 +17,13 @@ import logging
 import math
 import os
 import platform
+import reprlib
 import sys
 import threading
 import time
 from typing import Any, Mapping
+
+from mlflow_batchai.training.spool import Spool
 
 _log = logging.getLogger(__name__)
 _LONGEST_EXAMPLE = 128 << 10
@@ -36,13 +38,24 @@ def log(metrics: Mapping[str, Any] | None = None, step: int = 0, all_ranks: bool
     would refuse is stored as another (``_`` for other characters than letters, digits and ``_-. :/``, at most 250), and
     the run's notes say so.
 
-    Raises TypeError if ``step`` is not a whole number or a value not a number, on every rank, job or not.
+    A wrong value or step raises TypeError at the first call, on every rank, job or not. Later calls never raise: a value that
+    is no number is left out, a step that is not whole takes the whole call with it, and the run's notes count them.
     """
-    if isinstance(step, bool) or not hasattr(type(step), "__index__"):
-        raise TypeError(f"report.log: step must be a whole number, not {step!r}.")
-    numbers = {}
+    numbers: dict[str, Any] = {}
+    wrong = wrong_step = _wrong_step(step)
+    if metrics is not None and not isinstance(metrics, Mapping):
+        wrong, metrics = f"metrics must be a mapping of names to numbers, not {reprlib.repr(metrics)}", {"metrics": None}
     for name, value in dict(metrics or {}, **values).items():
-        numbers[name] = _checked(name, value)
+        numbers[str(name)] = number = None if wrong_step else _number(value)
+        if number is None and not wrong:
+            what = f"the value of {name!r} must be one number (what float() takes, but no text)"
+            wrong = f"{what}, not {reprlib.repr(value)}"
+    if wrong and not _Process.has_logged:
+        raise TypeError(f"report.log: {wrong}.")
+    if wrong and not _Process.warned:
+        _Process.warned = True
+        _log.warning("report.log: %s; it is left out, as are those that follow.", wrong)
+    _Process.has_logged = True
     own = rank()
     if not numbers or (own != 0 and not all_ranks):
         return
@@ -52,7 +65,7 @@ def log(metrics: Mapping[str, Any] | None = None, step: int = 0, all_ranks: bool
             "type": "metric",
             "ts": int(time.time() * 1000),
             "rank": own,
-            "step": step.__index__(),
+            "step": 0 if wrong_step else step.__index__(),
             "values": {f"{prefix}{name}": value for name, value in numbers.items()},
         }
     )
@@ -182,13 +195,20 @@ def _tensor_facts(tensor: Any) -> dict[str, Any]:
     return {"name": str(tensor.name), "shape": shape, "dtype": str(tensor.dtype)}
 
 
-def _checked(name: Any, value: Any) -> Any:
+def _wrong_step(step: Any) -> str | None:
+    if isinstance(step, bool) or not hasattr(type(step), "__index__"):
+        return f"step must be a whole number, not {reprlib.repr(step)}"
+    return None
+
+
+def _number(value: Any) -> Any:
+    """The number as a record has it; None if it is none."""
+    if isinstance(value, (str, bytes, bytearray)):
+        return None
     try:
-        if isinstance(value, (str, bytes, bytearray)):
-            raise TypeError("text")
         return spelled(float(value))
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise TypeError(f"report.log: the value of {name!r} must be one number, not {value!r}.") from None
+        return None
 
 
 def spelled(number: float) -> Any:
@@ -205,48 +225,36 @@ def rank() -> int:
     return 0
 
 
-class _Spool:
-    """The file this process appends to; opened at the first record, and anew in a child process."""
+class _Process:
+    """The file that this process reports in, made at its first record."""
 
     lock = threading.Lock()
-    fd: int | None = None
-    path = ""
-    torn = False
-    complained = False
+    spool: Spool | None = None
+    folder = ""
+    # Whether a call of ``log`` was right: from then on none raises.
+    has_logged = False
+    warned = False
 
     @classmethod
-    def renew_lock(cls) -> None:
-        """In a child process: another thread may have held it when it was made."""
+    def renew(cls) -> None:
+        """In a child process: another thread may have held the lock when it was made."""
         cls.lock = threading.Lock()
+        if cls.spool is not None:
+            cls.spool.forget()
+            cls.spool = None
 
 
-os.register_at_fork(after_in_child=_Spool.renew_lock)
+os.register_at_fork(after_in_child=_Process.renew)
 
 
 def append(record: Mapping[str, Any]) -> None:
-    """Append a record to this process's file; outside a job, and on an I/O error, it is lost, which is logged."""
+    """Append a record to this process's file, or keep it until its disk has room; outside a job it is lost."""
     folder = os.environ.get("BATCHAI_SPOOL")
     if not folder:
         _log.debug("not in a job (BATCHAI_SPOOL is not set), not reported: %s", record)
         return
-    path = os.path.join(folder, f"report-{rank()}-{os.getpid()}.jsonl")
-    line = (json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n").encode("ascii")
-    with _Spool.lock:
-        try:
-            if _Spool.fd is None or _Spool.path != path:
-                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-                _Spool.fd, _Spool.path, _Spool.torn = os.open(path, flags, 0o644), path, False
-            if _Spool.torn:
-                line = b"\n" + line
-            _Spool.torn = os.write(_Spool.fd, line) < len(line)
-        except OSError as error:
-            _complain(path, error)
-        else:
-            if _Spool.torn:
-                _complain(path, "the disk is full")
-
-
-def _complain(path: str, why: Any) -> None:
-    if not _Spool.complained:
-        _Spool.complained = True
-        _log.warning("records are lost, as %s can't be written: %s", path, why)
+    with _Process.lock:
+        if _Process.spool is None or _Process.folder != folder:
+            _Process.spool, _Process.folder = Spool(folder, rank()), folder
+        spool = _Process.spool
+    spool.append(record)

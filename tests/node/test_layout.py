@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from mlflow_batchai.node.layout import NodeLayout, archive_path
+from mlflow_batchai.node.layout import NodeLayout, archive_path, log_name
 
 
 def test_folders_lie_under_the_node(make_layout: Callable[..., NodeLayout], tmp_path: Path) -> None:
@@ -40,11 +40,11 @@ def test_directories(make_layout: Callable[..., NodeLayout]) -> None:
 
 
 def test_log_names(make_layout: Callable[..., NodeLayout]) -> None:
-    assert make_layout().log_name("execution") == "execution.log"
-    assert make_layout().log_name("stdout-job_prep") == "stdout-job_prep.txt"
+    assert log_name(make_layout().plan, 0, "execution") == "execution.log"
+    assert log_name(make_layout().plan, 0, "stdout-job_prep") == "stdout-job_prep.txt"
     several = make_layout(1, nodeCount=2)
-    assert several.log_name("execution") == "execution-node-1.log"
-    assert several.log_name("stderr-job_prep") == "stderr-job_prep-node-1.txt"
+    assert log_name(several.plan, 1, "execution") == "execution-node-1.log"
+    assert log_name(several.plan, 1, "stderr-job_prep") == "stderr-job_prep-node-1.txt"
 
 
 def test_mount_points(make_layout: Callable[..., NodeLayout]) -> None:

@@ -46,14 +46,14 @@ def test_rubbish_is_passed_over(tmp_path: Path) -> None:
 
 def test_of_a_long_file_a_piece_at_a_time_and_no_line_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "PIECE", 1000)
-    lines = [json.dumps({"n": number, "x": "x" * length}) for number, length in enumerate([10, 80, 500, 5000, 20, 900, 1, 70])]
+    lines = [json.dumps({"number": number, "x": "x" * length}) for number, length in enumerate([10, 80, 500, 5000, 20, 900, 1, 70])]
     (tmp_path / "report-0-1.jsonl").write_text("\n".join(lines) + "\n")
     reader = ReportReader(str(tmp_path))
     found: list[int] = []
     for _ in range(40):
         pieces = reader.read()
         assert sum(piece.size for piece in pieces) <= 1000
-        found += [piece.body["n"] for piece in pieces]
+        found += [piece.body["number"] for piece in pieces]
     assert found == [0, 1, 2, 4, 5, 6, 7]
     assert reader.unread == 1
 
@@ -62,6 +62,6 @@ def test_a_file_that_went_away_is_passed_over(tmp_path: Path) -> None:
     reader = ReportReader(str(tmp_path))
     (tmp_path / "report-0-1.jsonl").symlink_to(tmp_path / "nowhere")
     (tmp_path / "report-0-2.jsonl").write_bytes(b'{"a": 1}\n')
-    assert read(reader) == []  # this look came to nothing
-    (tmp_path / "report-0-1.jsonl").unlink()
     assert read(reader) == [{"a": 1}]
+    (tmp_path / "report-0-1.jsonl").unlink()
+    assert read(reader) == []

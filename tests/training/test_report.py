@@ -1,7 +1,6 @@
 """``report`` writes one JSON line a record into the node's spool, and never gets in the way of training."""
 
 import json
-import logging
 import math
 import os
 import subprocess
@@ -22,14 +21,29 @@ def spool(tmp_path, monkeypatch):
     for name in report._RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("BATCHAI_SPOOL", str(tmp_path))
+    forget()
     yield tmp_path
-    if report._Spool.fd is not None:
-        os.close(report._Spool.fd)
-    report._Spool.fd, report._Spool.path, report._Spool.torn, report._Spool.complained = None, "", False, False
+    forget()
+
+
+def forget():
+    """Be as a process that has reported nothing yet."""
+    process = report._Process
+    if process.spool is not None:
+        process.spool.forget()
+    process.spool, process.folder, process.has_logged, process.warned = None, "", False, False
 
 
 def records(folder):
-    return [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]
+    """All records, each file's numbered from 1, and without the head that counts them."""
+    found = []
+    for file in sorted(folder.glob("*.jsonl")):
+        head, *lines = map(json.loads, file.read_text().splitlines())
+        assert (head["type"], head["records"]) == ("count", len(lines))
+        assert head["points"] == sum(len(line["values"]) for line in lines if line["type"] == "metric")
+        assert [line.pop("n") for line in lines] == list(range(1, len(lines) + 1))
+        found += lines
+    return found
 
 
 def test_a_metric_record(spool):
@@ -37,7 +51,8 @@ def test_a_metric_record(spool):
     (record,) = records(spool)
     assert record.pop("ts") > 1_600_000_000_000
     assert record == {"type": "metric", "rank": 0, "step": 3, "values": {"loss": 0.25, "val_loss": 0.5}}
-    assert [f.name for f in spool.iterdir()] == [f"report-0-{os.getpid()}.jsonl"]
+    (file,) = spool.iterdir()
+    assert file.name.startswith(f"report-0-{os.getpid()}-")
 
 
 def test_a_mapping_and_keywords_together(spool):
@@ -67,12 +82,13 @@ def test_names_arrive_as_they_were_given(spool, name):
     assert records(spool)[0]["values"] == {name: 1.0}
 
 
-@pytest.mark.parametrize("value", ["0.5", b"1", None, [1, 2], np.ones(2), {}, object()])
-def test_a_value_that_is_no_number_is_refused_on_every_rank_and_outside_a_job(value, monkeypatch):
+@pytest.mark.parametrize("value", ["0.5", b"1", None, [1, 2], np.ones(2), {}, object(), 10**400])
+def test_a_value_that_is_no_number_is_refused_by_the_first_call_on_every_rank_and_outside_a_job(value, monkeypatch):
     monkeypatch.delenv("BATCHAI_SPOOL")
     monkeypatch.setenv("HOROVOD_RANK", "1")
-    with pytest.raises(TypeError, match=r"^report.log: the value of 'loss' must be one number, not "):
-        report.log(loss=value)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"^report.log: the value of 'loss' must be one number \(.*\), not "):
+            report.log(loss=value)
 
 
 @pytest.mark.parametrize("step", ["1", 1.5, None, True])
@@ -81,31 +97,30 @@ def test_a_step_is_a_whole_number(step):
         report.log(step=step, loss=1.0)
 
 
+def test_metrics_are_a_mapping():
+    with pytest.raises(TypeError, match=r"^report.log: metrics must be a mapping of names to numbers, not \[1, 2\]"):
+        report.log([1, 2])
+
+
+def test_no_later_call_raises(spool, caplog):
+    """Hours of training are not lost to a value: it is left out, and counted by who reads that."""
+    report.log(step=0, loss=1.0)
+    report.log(step=1, loss=None, accuracy=0.5)
+    report.log(step=1.7, loss=0.5)
+    report.log(step=2, loss=10**400)
+    report.log("loss", step=3)
+    values = [(record["step"], record["values"]) for record in records(spool)]
+    assert values[1:3] == [(1, {"loss": None, "accuracy": 0.5}), (0, {"loss": None})]
+    assert values[3:] == [(2, {"loss": None}), (3, {"metrics": None})]
+    assert len(caplog.records) == 1
+    assert caplog.records[0].message.startswith("report.log: the value of 'loss' must be one number")
+
+
 def test_outside_a_job_nothing_is_written(spool, monkeypatch):
     monkeypatch.delenv("BATCHAI_SPOOL")
     report.log(loss=1.0)
     report.model("m.h5")
     assert list(spool.iterdir()) == []
-
-
-def test_a_spool_that_is_gone_costs_one_warning(monkeypatch, caplog, tmp_path):
-    monkeypatch.setenv("BATCHAI_SPOOL", str(tmp_path / "gone"))
-    with caplog.at_level(logging.WARNING):
-        report.log(loss=1.0)
-        report.log(loss=2.0)
-    assert [r.message.split(",")[0] for r in caplog.records] == ["records are lost"]
-
-
-def test_a_record_cut_short_by_a_full_disk_spoils_no_other(spool, monkeypatch):
-    report.log(loss=1.0)
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:9]))
-    report.log(loss=2.0)
-    monkeypatch.setattr(os, "write", write)
-    report.log(loss=3.0)
-    lines = next(spool.glob("*.jsonl")).read_text().splitlines()
-    assert [json.loads(lines[i])["values"]["loss"] for i in (0, 2)] == [1.0, 3.0]
-    assert len(lines) == 3
 
 
 def test_a_child_process_has_a_file_of_its_own(spool):

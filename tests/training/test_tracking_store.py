@@ -228,7 +228,7 @@ from mlflow_batchai.training import report
 
 store = mlflow.MlflowClient()._tracking_client.store
 def held():
-    with report._Spool.lock, store._lock:
+    with report._Process.lock, report._Process.spool.lock, store._lock:
         taken.set()
         done.wait()
 taken, done = threading.Event(), threading.Event()

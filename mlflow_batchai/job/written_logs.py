@@ -1,0 +1,43 @@
+"""An attempt's log files, written anew from what its agents have sent: their text is in the events as well."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mlflow_batchai.job.events import EventReader
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.node import logfiles
+from mlflow_batchai.node.protocol import Record
+
+
+def write(job: Job, names: Collection[str], folder: Path) -> dict[str, int]:
+    """Write log files into a folder of this machine; the number of lines of each that has any.
+
+    Of a progress line that was overwritten they have the last state, as the joined files do.
+    """
+    lines: dict[str, int] = {}
+    files: dict[str, BinaryIO] = {}
+    with contextlib.ExitStack() as stack:
+        for writer, _, found in EventReader(job).read(to_the_end=True):
+            node = int(writer.rpartition("-")[2])
+            for name, text in (piece for record in found for piece in _pieces(job.plan, node, record)):
+                if name not in names:
+                    continue
+                if name not in files:
+                    files[name] = stack.enter_context((folder / name).open("wb"))
+                files[name].write(logfiles.encoded(text))
+                lines[name] = lines.get(name, 0) + text.count("\n")
+    return lines
+
+
+def _pieces(plan: Mapping[str, Any], node: int, record: Record) -> Iterator[tuple[str, str]]:
+    """(file, text) of all that a record adds to log files."""
+    if record["k"] == logfiles.NOTE:
+        yield logfiles.own_file(plan, node, logfiles.EXECUTION, None), record["x"]
+    elif record["k"] == "log":
+        yield logfiles.own_file(plan, node, record["s"], record["r"]), record["x"]
+        if (text := logfiles.joined(plan, record)) is not None:
+            yield logfiles.joined_file(record["s"]), text
