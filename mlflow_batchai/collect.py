@@ -93,7 +93,8 @@ class Logs:
         Returns:
             Sentences on lines that are missing all the same.
         """
-        sizes = {name: stamp.size for name, stamp in self._stamps.items()} | self._sent
+        sizes = {name: stamp.size for name, stamp in self._stamps.items()}
+        sizes |= {name: _written_bytes(self._folder() / name) for name in self._sent}
         short = {name: lines for name, (size, lines) in expected.items() if sizes.get(name, 0) < size}
         if not short:
             return []
@@ -117,6 +118,15 @@ class Logs:
         return self._copies
 
 
+def _written_bytes(copy: Path) -> int:
+    """The length of a file without what it was made longer for and that never came."""
+    size = copy.stat().st_size
+    with copy.open("rb") as file:
+        file.seek(max(0, size - BLOCK))
+        end = file.read()
+    return size - len(end) + len(end.rstrip(b"\0"))
+
+
 def _lines_of(share: Share, path: str) -> int:
     """The whole lines of a file; 0 if it isn't there."""
     lines = start = 0
@@ -135,7 +145,7 @@ def _sizes_below(share: Share, path: str) -> tuple[dict[str, int], list[str]]:
 def _follow(share: Share, path: str, copy: Path, size: int, complete: bool) -> int:
     """Append what a file has more than its copy here; the copy's length.
 
-    A file that was made longer ends in NULs until it is written there: they wait for the next time.
+    A file that was made longer ends in NULs until it is written there: they wait for the next time, unless nothing will come.
     """
     have = copy.stat().st_size if copy.exists() else 0
     if have > size:
@@ -146,7 +156,7 @@ def _follow(share: Share, path: str, copy: Path, size: int, complete: bool) -> i
         file.seek(have)
         while have < size:
             data = share.read(path, have, min(BLOCK, size - have))
-            kept = data.rstrip(b"\0") if not complete or have + len(data) == size else data
+            kept = data if complete else data.rstrip(b"\0")
             file.write(kept)
             have += len(kept)
             if len(kept) < len(data) or not data:

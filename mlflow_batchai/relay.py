@@ -229,12 +229,12 @@ class Relay:
         Raises:
             ShareError: a share over the network is away, perhaps for a moment: call it again.
         """
-        notes = self._send_rest()
+        notes = self._send_rest(goes_on=True)
         self._lease.check()
         left = {"leftOut": [*self._left_out, *notes], "missing": self._missing}
         self._lease.save({**self._memory(), "notes": [*self.notes, *notes], **left})
 
-    def _send_rest(self) -> list[str]:
+    def _send_rest(self, goes_on: bool = False) -> list[str]:
         """The attempt is over: send the rest of what it said, and its logs; sentences on what could not be sent."""
         self._begin()
         self.step(to_the_end=True)
@@ -244,8 +244,8 @@ class Relay:
         known = totals_of(self._job)
         mended = self._last.once("rest of logs", lambda: self._logs.mend(log_totals(known)))
         found = (*missing(known, self._intake.cursor, self._intake.received), *mended)
-        of_attempt = [f"{sentence} (attempt {self._job.attempt})" for sentence in found]
-        self._missing = list(dict.fromkeys([*self._missing_before, *of_attempt]))
+        which = f" (attempt {self._job.attempt})" if goes_on or self._job.attempt > 1 else ""
+        self._missing = [*self._missing_before, *(sentence + which for sentence in found)]
         return left_out + self._last.once("artifacts", self._intake.tracked.send_rest)
 
     def finish(self, state: JobState) -> None:

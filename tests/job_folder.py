@@ -13,6 +13,9 @@ from mlflow_batchai.shares.directory import DirectoryShare
 
 FOLDER = "workspaces/default/experiments/Default/jobs/toy/0123456789"
 
+# Of agents that have counted nothing: so nothing of theirs can be missing.
+NO_TOTALS: Record = {"segments": 0, "logs": {}, "reports": {}, "uncounted": []}
+
 
 class JobFolder:
     """Writes what others write; ``job`` reads it."""
@@ -67,7 +70,7 @@ class JobFolder:
         self.write(self.paths.announce(node), {"node": node, "host": "h", "address": "127.0.0.1"})
 
     def exit(self, node: int, **fields: Any) -> None:
-        self.write(self.paths.exit(node), {"node": node, "failure": None, "stopped": None, **fields})
+        self.write(self.paths.exit(node), {"node": node, "failure": None, "stopped": None, **NO_TOTALS, **fields})
 
     def verdict(self, state: str = protocol.SUCCEEDED, **fields: Any) -> Record:
         record = {
@@ -78,6 +81,7 @@ class JobFolder:
             "terminated": False,
             "by": "agent-0",
             "endTime": 1_700_000_000_000,
+            "totals": {str(node): NO_TOTALS for node in range(self.plan["nodeCount"])},
             **fields,
         }
         self.share.claim(self.paths.verdict)

@@ -11,9 +11,9 @@ import pytest
 
 
 @contextlib.contextmanager
-def loop_disk(folder: Path, megabytes: int) -> Iterator[Path]:
+def loop_disk(folder: Path, megabytes: int, name: str = "share") -> Iterator[Path]:
     """An ext4 file system; no room is kept for root, as agents of others have none. Skips where it can't be mounted."""
-    image, place = folder / "disk", folder / "share"
+    image, place = folder / "disk", folder / name
     with image.open("wb") as file:
         file.truncate(megabytes << 20)
     place.mkdir()

@@ -476,7 +476,7 @@ import time
 ending.DRAIN_SECONDS, shipper.HANGING_SECONDS = 0.3, 0.1
 send = mounted.NamedFiles.send
 def late(self, writer, sequence, records):
-    if any("the last line" in record.get("x", "") for record in records):
+    if any("the last line\\n" == record.get("x") for record in records):
         time.sleep(3)
     send(self, writer, sequence, records)
 mounted.NamedFiles.send = late

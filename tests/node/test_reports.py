@@ -46,7 +46,9 @@ def test_rubbish_is_passed_over(tmp_path: Path) -> None:
 
 def test_of_a_long_file_a_piece_at_a_time_and_no_line_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "PIECE", 1000)
-    lines = [json.dumps({"number": number, "x": "x" * length}) for number, length in enumerate([10, 80, 500, 5000, 20, 900, 1, 70])]
+    lines = [
+        json.dumps({"number": number, "x": "x" * length}) for number, length in enumerate([10, 80, 500, 5000, 20, 900, 1, 70])
+    ]
     (tmp_path / "report-0-1.jsonl").write_text("\n".join(lines) + "\n")
     reader = ReportReader(str(tmp_path))
     found: list[int] = []

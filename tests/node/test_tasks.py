@@ -33,7 +33,7 @@ class Kept:
     def record(self, kind: str, urgent: bool = False, **fields: Any) -> None:
         self.records.append({"k": kind, **fields})
 
-    def report(self, body: dict[str, Any], size: int) -> None:
+    def report(self, body: dict[str, Any], size: int, rank: int | None) -> None:
         self.record("report", body=body)
 
 

@@ -121,6 +121,8 @@ class MountedLogFile(LogFile):
         if not self._data and (not last or self._descriptor is not None):
             return
         try:
+            if self._descriptor is not None and not os.fstat(self._descriptor).st_nlink:
+                self.close()  # somebody has removed the file
             if self._descriptor is None:
                 made = permissions.opener(self._root)
                 self._descriptor = permissions.patiently(
