@@ -1,4 +1,5 @@
-"""What a seed of the randomized run does: which process is killed at which step of the protocol, and what comes then."""
+"""What a seed of the randomized run does: which process is killed at which step of the protocol, or what is taken away from a
+job for a while, and what comes then."""
 
 from __future__ import annotations
 
@@ -85,7 +86,20 @@ KINDS = (
     "by time",
     "agent, at its end",
     "retry",
+    "spool removed",
+    "node disk full",
+    "logs removed",
+    "share unmounted",
+    "run deleted",
 )
+# (seconds at least, at most) that it lasts. ShareFailed comes after half a minute only of a share that says why it fails.
+LASTS = {
+    "spool removed": (0.0, 0.0),
+    "node disk full": (0.5, 6.0),
+    "logs removed": (0.0, 0.0),
+    "share unmounted": (1.0, 15.0),
+    "run deleted": (0.5, 8.0),
+}
 TRAINING = "training"
 TRAINING_EVERY = 25
 
@@ -132,6 +146,27 @@ class Timed:
 
 
 @dataclass(frozen=True)
+class Outage:
+    """Something is taken away from a job.
+
+    Attributes:
+        what: one of ``LASTS``.
+        seconds: after the ranks have begun.
+        lasts: seconds until it is there again.
+        kills: roles of the processes that are killed meanwhile.
+    """
+
+    what: str
+    seconds: float
+    lasts: float
+    kills: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        killed = f", and {' and '.join(_called(victim) for victim in self.kills)} killed" if self.kills else ""
+        return f"{self.what} {self.seconds:.1f} s after the ranks' start, for {self.lasts:.1f} s{killed}"
+
+
+@dataclass(frozen=True)
 class Case:
     """One seed.
 
@@ -161,6 +196,7 @@ class Case:
     training: bool = False
     retries: int = 0
     dies: int | None = None
+    outage: Outage | None = None
 
     @property
     def kills_agents(self) -> bool:
@@ -172,11 +208,11 @@ class Case:
     @property
     def kills_submitter(self) -> bool:
         """Whether ``mlflow run`` is meant to die."""
-        return any(SUBMITTER in fault.kills for fault in (*self.faults, self.timed) if fault)
+        return any(SUBMITTER in fault.kills for fault in (*self.faults, self.timed, self.outage) if fault)
 
     def __str__(self) -> str:
         rank = None if self.dies is None else f"a rank killed at its step {self.dies}"
-        said = ", then ".join(str(fault) for fault in (rank, *self.faults, self.timed) if fault)
+        said = ", then ".join(str(fault) for fault in (rank, *self.faults, self.timed, self.outage) if fault)
         return f"{said}; attach{' twice' if self.attaches > 1 else ''} after {self.attach_seconds:.1f} s"
 
     def by_time(self) -> Case:
@@ -233,6 +269,8 @@ def case_of(seed: int) -> Case:
         timed = Timed(chance.uniform(0.0, steps * pause + 1.0), victims)
     elif kind == "retry":
         return _retry(chance, seed, nodes)
+    elif kind in LASTS:
+        return _outage(chance, seed, kind, nodes)
     else:
         faults = [_fault(chance, 0, "agent-0", LAST_OF_FIRST_AGENT, chance.choice((("agent-0",), ("agent-0", FOLLOWER))))]
     return Case(
@@ -277,6 +315,27 @@ def _retry(chance: random.Random, seed: int, nodes: int) -> Case:
         attach_seconds=chance.uniform(0.0, 4.0),
         retries=1,
         dies=chance.randint(6, 15) if by_rank else None,
+    )
+
+
+def _outage(chance: random.Random, seed: int, kind: str, nodes: int) -> Case:
+    """Something is taken away while ranks train, and is there again before the end or after it; some lose their follower too."""
+    steps, pause = chance.randint(30, 60), chance.uniform(0.08, 0.16)
+    kills = chance.choice(((), (), (FOLLOWER,), (FOLLOWER, SUBMITTER)))
+    outage = Outage(kind, chance.uniform(0.0, steps * pause), chance.uniform(*LASTS[kind]), kills)
+    return Case(
+        seed,
+        kind,
+        nodes,
+        steps,
+        pause,
+        all_ranks=chance.random() < 0.7,
+        again=False,
+        faults=(),
+        timed=None,
+        attaches=chance.choice((1, 1, 2)),
+        attach_seconds=chance.uniform(0.0, 2.0),
+        outage=outage,
     )
 
 

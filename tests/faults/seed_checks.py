@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import zlib
@@ -17,6 +16,10 @@ from seed_world import SeedWorld
 Points = dict[tuple[str, int], tuple[float, int]]
 STATUSES = {"succeeded": "FINISHED", "failed": "FAILED"}
 LOST = ("NodeLost", "NodeSetupFailed")
+# What a run says that isn't whole: of points to the number; of what a killed agent had not sent that it can't know.
+MISSING = re.compile(r"^missing: (\d+) of \d+ points", re.M)
+MISSING_LINES = re.compile(r"^missing: \d+ of \d+ lines", re.M)
+UNKNOWN = re.compile(r"^missing: the totals of ", re.M)
 REPEATED = re.compile(r"(\d+) metric values came for a step that had one")
 
 
@@ -114,7 +117,8 @@ def left_behind(world: SeedWorld) -> Iterator[str]:
         if ticket["number"] in known:
             yield f"the ticket {ticket['number']} is left"
     with open("/proc/mounts", encoding="utf-8") as mounts:
-        yield from (f"a mount is left: {line.split()[1]}" for line in mounts if str(world.root) in line)
+        points = {line.split()[1] for line in mounts if str(world.root) in line} - {str(point) for point in world.mounts}
+    yield from (f"a mount is left: {point}" for point in sorted(points))
 
 
 def _wrong_job(world: SeedWorld, case: Case, client: Any, run: Any, job: Path, codes: dict[str, int | None]) -> Iterator[str]:
@@ -146,7 +150,7 @@ def _wrong_job(world: SeedWorld, case: Case, client: Any, run: Any, job: Path, c
     cursors = [closed(path) for path in sorted(job.glob("batchai/relay/*/cursor.json"), key=lambda path: int(path.parent.name))]
     if not cursors or not cursors[-1] or not cursors[-1][0]["finished"]:
         yield "the last lease has not finished"
-    yield from _wrong_points(client, run, on_share(job), case)
+    yield from _wrong_points(client, run, on_share(job), world, case)
     yield from _wrong_logs(world, client, run, job, case, succeeded)
 
 
@@ -162,7 +166,7 @@ def _wrong_verdict(case: Case, state: str, code: str | None, attempt: int) -> It
         yield f"the job's error is {code}"
 
 
-def _wrong_points(client: Any, run: Any, share: OnShare, case: Case) -> Iterator[str]:
+def _wrong_points(client: Any, run: Any, share: OnShare, world: SeedWorld, case: Case) -> Iterator[str]:
     stored: Points = {}
     for key in (name for name in run.data.metrics if not name.startswith("system/")):
         for point in client.get_metric_history(run.info.run_id, key):
@@ -180,27 +184,37 @@ def _wrong_points(client: Any, run: Any, share: OnShare, case: Case) -> Iterator
     told = REPEATED.search(run.data.tags.get("batchai.notes", ""))
     if (int(told[1]) if told else 0) != share.repeated:
         yield f"{share.repeated} values came for a step that had one, and the run says {told[1] if told else 'nothing'}"
-    if run.info.status == "FINISHED" and not case.training:
-        yield from _wrong_sum({key: value for key, (value, _) in stored.items()}, case)
+    if not case.training:
+        yield from _wrong_sum(run, {key: value for key, (value, _) in stored.items()}, world, case)
 
 
-def _wrong_sum(stored: dict[tuple[str, int], float], case: Case) -> Iterator[str]:
-    """A job has succeeded: what it has reported is what its ranks meant to, whatever the share has of it."""
-    due = {("loss", step): 1.0 / (step + 1) for step in range(case.steps)}
+def _wrong_sum(run: Any, stored: dict[tuple[str, int], float], world: SeedWorld, case: Case) -> Iterator[str]:
+    """What the ranks say they have reported is stored, or the run says to the number what is not."""
+    tags = run.data.tags
+    whole, notes = tags.get("batchai.complete"), tags.get("batchai.notes", "")
+    if whole not in ("true", "false"):
+        yield f"batchai.complete is {whole!r}"
+    due = {("loss", step): 1.0 / (step + 1) for step in world.said_steps(0)}
+    if case.all_ranks:
+        ranks = range(case.nodes)
+        due |= {(f"rank_{rank}/speed", step): 100.0 * rank + step for rank in ranks for step in world.said_steps(rank)}
     if case.retries:  # the first value stands, of whichever attempt
         values = {key: {value + 1000 * attempt for attempt in range(4)} for key, value in due.items()}
         due.update({key: value for key, value in stored.items() if value in values.get(key, ())})
-    if case.all_ranks:
-        ranks_steps = itertools.product(range(case.nodes), range(case.steps))
-        due.update(((f"rank_{rank}/speed", step), 100.0 * rank + step) for rank, step in ranks_steps)
-    if case.retries and any(fault.role.startswith("agent-") for fault in case.faults):
-        # Ranks go on for a moment when their agent is gone. What they report then is lost, and their checkpoint may be newer.
-        for key, steps in itertools.groupby(sorted(due.keys() - stored.keys()), lambda point: point[0]):
-            lost = [step for _, step in steps]
-            if lost[0] > 0 and lost[-1] < case.steps - 1 and lost == list(range(lost[0], lost[-1] + 1)):
-                due = {point: value for point, value in due.items() if point[0] != key or point[1] not in lost}
-    if stored != due:
-        yield f"{len(stored)} points of {len(due)} that ranks have reported"
+    if run.info.status == "FINISHED" and world.said_steps(0) != set(range(case.steps)):
+        yield "rank 0 has not reported every step"
+    lacking = len(due.keys() - stored.keys())
+    wrong = {key for key in stored.keys() & due.keys() if stored[key] != due[key]}
+    if wrong:
+        yield f"{len(wrong)} points have another value than ranks have reported: {sorted(wrong)[:5]}"
+    if whole == "true" and lacking:
+        yield f"{lacking} points of {len(due)} that ranks have reported are missing, and the run says that all are there"
+    if whole == "false" and not UNKNOWN.search(notes):
+        stated = sum(int(number) for number in MISSING.findall(notes))
+        if stated != lacking or not (stated or MISSING_LINES.search(notes)):
+            yield f"{lacking} points are missing, and the run says {stated}: {notes}"
+    if whole == "false" and run.info.status == "FINISHED" and UNKNOWN.search(notes) and not case.retries:
+        yield f"no agent was killed, and its totals are missing: {notes}"
 
 
 def _wrong_logs(world: SeedWorld, client: Any, run: Any, job: Path, case: Case, succeeded: bool) -> Iterator[str]:
@@ -209,11 +223,12 @@ def _wrong_logs(world: SeedWorld, client: Any, run: Any, job: Path, case: Case, 
         path.relative_to(job / "stdouterr"): path.read_bytes() for path in (job / "stdouterr").rglob("*") if path.is_file()
     }
     artifacts = {path.relative_to(sent): path.read_bytes() for path in sent.rglob("*") if path.is_file()}
-    for name in sorted(there.keys() | artifacts.keys()):
+    removed = case.outage is not None and case.outage.what == "logs removed"
+    for name in sorted(there.keys() | artifacts.keys()) if not removed else ():
         if there.get(name) != artifacts.get(name):
             yield f"the artifact stdouterr/{name} is not what lies on the share"
     if succeeded and not case.training and not case.retries:
-        lines = sorted(there[Path("stdout.txt")].decode().splitlines())
+        lines = sorted(artifacts[Path("stdout.txt")].decode().splitlines())
         said = ["begun", "done", *(f"step {step}" for step in range(case.steps))]
         if lines != sorted(f"[{rank}] {line}" for rank in range(case.nodes) for line in said):
             yield "stdout.txt has not each line of each rank once"

@@ -19,17 +19,20 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 INJECTED = HERE / "injected"
 BIN = Path(sys.executable).parent
-sys.path.insert(0, str(INJECTED))
+sys.path[:0] = [str(INJECTED), str(HERE.parent)]
 
 import strikes  # noqa: E402 (it lies where the victims find it)
+from loop_disk import fill  # noqa: E402
 
-# Goes on from its checkpoint, which is up to four steps old; what is reported again must not count.
+# Goes on from its checkpoint, which is up to four steps old; what is reported again must not count. What it has reported it says
+# in a file of a disk that nothing happens to.
 TRAIN = """
 import os, signal, time
 from mlflow_batchai.training import report
 rank, attempt = int(os.environ["HOROVOD_RANK"]), int(os.environ["BATCHAI_JOB"].rpartition("/")[2])
 checkpoint = os.environ["AZ_BATCHAI_MOUNT_ROOT"] + "/share/checkpoint"
 first = int(open(checkpoint).read()) if os.path.exists(checkpoint) else 0
+said = os.path.join({counts!r}, "%d-%d" % (attempt, rank))
 print("begun", flush=True)
 for step in range(first, {steps}):
     print("step", step, flush=True)
@@ -38,7 +41,9 @@ for step in range(first, {steps}):
         report.log(step=step, all_ranks=True, speed=100.0 * rank + step)
     if {again} and step % 5 == 4:
         report.log(step=step - 1, loss=-1.0)
-    if rank == 0 and step % 5 == 0:
+    with open(said, "a") as file:
+        print(step, file=file)
+    if rank == 0 and step % 5 == 0 and {retries}:
         with open(checkpoint + ".new", "w") as file:
             file.write(str(step))
         os.replace(checkpoint + ".new", checkpoint)
@@ -73,7 +78,9 @@ class SeedWorld:
         self.home = root / "home"
         self.share = self.home / "share"
         self.faults = root / "faults"
-        for folder in (self.faults, root / "here", self.home / "clusters"):
+        self.counts = root / "counts"
+        self.mounts: list[Path] = []
+        for folder in (self.faults, self.counts, root / "here", self.home / "clusters"):
             folder.mkdir(parents=True)
         (self.home / "clusters" / "local.yaml").write_text("nodes: 3\n", encoding="utf-8")
         shutil.copy(store, root / "mlflow.db")
@@ -105,6 +112,57 @@ class SeedWorld:
         killed = (self.faults / f"struck-{number}").read_text(encoding="utf-8").split("\n")
         return [victim for victim in victims if victim not in killed]
 
+    def prepare(self, outage: str) -> None:
+        """Have nodes and share lie where what is to be taken away can be."""
+        if outage == "node disk full":
+            self._mount(self.home / "nodes", "-t", "tmpfs", "-o", "size=64m", "none")
+        if outage == "share unmounted":
+            (self.root / "volume").mkdir()
+            self._mount(self.share, "--bind", self.root / "volume")
+
+    def _mount(self, point: Path, *what: str | Path) -> None:
+        point.mkdir(exist_ok=True)
+        subprocess.run(["mount", *what, point], check=True)
+        self.mounts.append(point)
+
+    def take_away(self, outage: str) -> None:
+        """Begin an outage."""
+        if outage == "spool removed":
+            for spool in self.home.glob("nodes/local/*/jobs/*/spool"):
+                shutil.rmtree(spool)
+        elif outage == "logs removed":
+            for folder in self.job_folders():
+                shutil.rmtree(folder / "stdouterr", ignore_errors=True)  # files come while it goes
+        elif outage == "node disk full":
+            fill(self.home / "nodes")
+        elif outage == "share unmounted":
+            subprocess.run(["umount", "-l", self.mounts.pop()], check=True)
+        elif outage == "run deleted":
+            self._set_stage("deleted")
+
+    def give_back(self, outage: str) -> None:
+        """End it."""
+        if outage == "node disk full":
+            (self.home / "nodes" / "filler").unlink()
+        elif outage == "share unmounted":
+            self._mount(self.share, "--bind", self.root / "volume")
+        elif outage == "run deleted":
+            self._set_stage("active")
+
+    def _set_stage(self, stage: str) -> None:
+        """As MLflow's store does for its UI."""
+        with contextlib.closing(sqlite3.connect(self.root / "mlflow.db", timeout=30)) as database, database:
+            database.execute("UPDATE runs SET lifecycle_stage = ?", (stage,))
+
+    def said(self, name: str, stream: str = "err") -> str:
+        """What a command has said."""
+        return (self.root / f"{name}.{stream}").read_text(encoding="utf-8")
+
+    def said_steps(self, rank: int) -> set[int]:
+        """The steps that a rank says it has reported, of all attempts."""
+        texts = [path.read_text() for path in self.counts.glob(f"*-{rank}")]
+        return {int(step) for text in texts for step in text.split()}
+
     def project(self, batchai: str, train: str) -> Path:
         """A project whose ``train.py`` is the given code."""
         folder = self.root / "toy"
@@ -129,10 +187,6 @@ class SeedWorld:
             )
         self._started.append(process)
         return process
-
-    def said(self, name: str, stream: str = "err") -> str:
-        """What a command has said."""
-        return (self.root / f"{name}.{stream}").read_text(encoding="utf-8")
 
     def pids_of(self, role: str) -> list[int]:
         """Processes of a role (``strikes.role_of``)."""
@@ -196,3 +250,5 @@ class SeedWorld:
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        while self.mounts:
+            subprocess.run(["umount", "-l", self.mounts.pop()], check=True)

@@ -1,4 +1,4 @@
-"""The randomized run: kill -9 at a step that the seed chooses, reattach, and compare MLflow with the share.
+"""The randomized run: kill -9 at a step that the seed chooses, or an outage; reattach, and compare MLflow with what ranks say.
 
     python tests/faults/seeds.py 1-50 [--jobs 2]
 
@@ -72,6 +72,7 @@ def _run(case: Case, folder: Path, store: Path, notes: list[str]) -> tuple[list[
     """What was wrong, and whether every fault has struck; ``notes`` gets what it did not strike."""
     world = SeedWorld(folder, store)
     try:
+        world.prepare(case.outage.what if case.outage else "")
         world.arm([dataclasses.asdict(fault) for fault in case.faults])
         try:
             codes, reached = play(world, case)
@@ -94,7 +95,17 @@ def play(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
     patience = TRAINING_PATIENCE_SECONDS if case.training else PATIENCE_SECONDS
     main = world.start("run", BIN / "mlflow", "run", *_project(world, case), "--backend", "batchai")
     reached = True
-    if case.timed:
+    if case.outage:
+        outage = case.outage
+        world.wait(lambda: _ranks_began(world, case) or main.poll() is not None, 60, "the ranks' start")
+        time.sleep(outage.seconds)
+        world.take_away(outage.what)
+        try:
+            world.kill(outage.kills)
+            time.sleep(outage.lasts)
+        finally:
+            world.give_back(outage.what)
+    elif case.timed:
         world.wait(lambda: _ranks_began(world, case) or main.poll() is not None, 60, "the ranks' start")
         time.sleep(case.timed.seconds)
         reached = world.kill(case.timed.kills)
@@ -118,7 +129,8 @@ def play(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
             world.wait(lambda: ending.poll() is not None, 60, "terminate")
             codes = {"terminate": ending.returncode}
     world.wait(lambda: main.poll() is not None, patience, "mlflow run")
-    if main.returncode != -9:
+    # Who waits for the results of a run that is deleted is told so, whether or not it comes back.
+    if main.returncode != -9 and not (case.outage and case.outage.what == "run deleted"):
         codes["run"] = main.returncode
     with contextlib.suppress(StuckError):  # told by the checks, with their names
         world.wait(lambda: not world.processes(), LEAVE_SECONDS, "the end of all processes")
@@ -136,7 +148,8 @@ def _project(world: SeedWorld, case: Case) -> list[str]:
     if case.training:
         values = {"data": "digits", "epochs": "6", "augment": "false"}
         return [str(ROOT / "projects" / "cifar_horovod"), *(f"-P{name}={value}" for name, value in values.items())]
-    train = TRAIN.format(**{name: getattr(case, name) for name in ("steps", "all_ranks", "again", "pause", "dies")})
+    names = ("steps", "all_ranks", "again", "pause", "dies", "retries")
+    train = TRAIN.format(counts=str(world.counts), **{name: getattr(case, name) for name in names})
     retries = f"retries: {case.retries}\n" if case.retries else ""
     return [str(world.project(f"{retries}properties: {{nodeCount: {case.nodes}, horovodSettings: {{}}}}", train))]
 
@@ -171,7 +184,9 @@ def _seeds(text: str) -> list[int]:
 
 def main() -> int:
     """The command; exit code 1 if any seed failed."""
-    parser = argparse.ArgumentParser(description="Kill processes of jobs at steps that seeds choose, reattach, and compare.")
+    parser = argparse.ArgumentParser(
+        description="Kill processes of jobs at steps that seeds choose, or take something away; reattach, and compare."
+    )
     parser.add_argument("seeds", type=_seeds, help="1-50, 7, or 1-10,25")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default 2)")
     options = parser.parse_args()
