@@ -22,7 +22,7 @@ from azure_signing import parse_query
 from azure_site import Site
 
 BODY_LIMIT = 256 << 20
-FAULTS = {"500": "InternalError", "503": "ServerBusy", "429": "TooManyRequests"}
+FAULTS = {"500": "InternalError", "503": "ServerBusy", "429": "TooManyRequests", "full": "ShareSizeLimitReached"}
 SMALL = 1 << 16  # bytes of content that are copied into the same write as the headers
 
 

@@ -154,6 +154,7 @@ class AzureServer:
         seed: int = 1,
         path: str = "",
         methods: Sequence[str] = (),
+        comp: str = "",
         retry_after: float = 1.0,
         limit: int | None = None,
     ) -> None:
@@ -161,8 +162,9 @@ class AzureServer:
 
         Kinds: ``503`` (ServerBusy: how Azure Files throttles), ``500`` (InternalError), ``429`` (TooManyRequests with ``Retry-After``, as
         gateways throttle; Microsoft's Python client doesn't try again after it, rclone does), ``cut-before`` (nothing was done), ``cut-after`` (it was done, no
-        answer), ``cut-middle`` (it was done, half an answer), ``cut`` (one of the three). Only requests whose path holds ``path`` and
-        whose method is one of ``methods`` (empty: any) fail, and at most ``limit`` of them.
+        answer), ``cut-middle`` (it was done, half an answer), ``cut`` (one of the three), ``full`` (ShareSizeLimitReached). Only
+        requests whose path holds ``path``, whose method is one of ``methods`` and whose query says ``comp`` (empty: any) fail, and
+        at most ``limit`` of them.
         """
         self._tell(
             "fail",
@@ -171,6 +173,7 @@ class AzureServer:
             seed=seed,
             path=path,
             methods=list(methods),
+            comp=comp,
             retry_after=retry_after,
             limit=limit,
         )

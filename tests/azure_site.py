@@ -15,12 +15,14 @@ Handler = Callable[[Call], Answer]
 
 @dataclass
 class Faults:
-    """Which requests fail: a share ``rate`` of those whose path holds ``path``, each in one of the ways ``kinds``."""
+    """Which requests fail: a share ``rate`` of those whose path holds ``path`` (and that are of ``comp``), each in one of the ways
+    ``kinds``."""
 
     rate: float = 0.0
     kinds: tuple[str, ...] = ()
     path: str = ""
     methods: tuple[str, ...] = ()
+    comp: str = ""
     retry_after: float = 1.0
     limit: int | None = None  # how many requests fail before the faults end by themselves
     chance: random.Random = field(default_factory=random.Random)
@@ -29,6 +31,8 @@ class Faults:
     def draw(self, call: Call) -> str:
         """The fault of this request, or ""."""
         if not self.rate or self.path not in call.logical or (self.methods and call.method not in self.methods):
+            return ""
+        if self.comp and call.query.get("comp") != self.comp:
             return ""
         with self.lock:
             if self.limit == 0 or self.chance.random() >= self.rate:

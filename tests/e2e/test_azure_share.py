@@ -118,6 +118,28 @@ def test_an_unsteady_service(world: Any, ssh_servers: SshNodes, account: AzureSe
     assert mounts_below(world.root) == []
 
 
+def test_a_share_that_takes_no_more_of_logs(world: Any, ssh_servers: SshNodes, account: AzureServer) -> None:
+    """Azure's quota can refuse the data of a file that was made longer: its lines are in the job's events as well."""
+    on_azure(account, world, ssh_servers)
+    says = "import time\nfor n in range(600):\n    print('line', n, flush=True)\n    time.sleep(0.02)"
+    process = world.start(world.command(world.project(says, batchai=config(2))))
+    until(world, lambda: any("line" in path.read_text() for path in share_of(account).rglob("stdout-1.txt")))
+    account.fail(1.0, kinds=("full",), path="/stdouterr/", comp="range")
+    _, err = process.communicate(timeout=120)
+    account.fail(0)
+    assert process.returncode == 0, err
+    assert any(request.status == 403 for request in account.requests())
+    lines = [f"line {number}" for number in range(600)]
+    assert world.last.data.tags["batchai.complete"] == "true", world.last.data.tags.get("batchai.notes")
+    for rank in (0, 1):
+        assert world.artifact(f"logs/stdout-{rank}.txt").splitlines() == lines
+    joined = world.artifact("logs/stdout.txt").splitlines()
+    assert sorted(joined) == sorted(f"[{rank}] {line}" for rank in (0, 1) for line in lines)
+    short = next(share_of(account).rglob("stdout-1.txt")).read_bytes()
+    assert short.count(b"\n") < 600
+    world.wait_gone()
+
+
 def test_an_unchanged_project_sends_nothing(world: Any, ssh_servers: SshNodes, account: AzureServer, here: HereClient) -> None:
     on_azure(account, world, ssh_servers)
     project = world.project("print('hi')", batchai=config(1, horovod=False), **{f"file{n}.txt": str(n) for n in range(30)})
