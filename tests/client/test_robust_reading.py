@@ -88,6 +88,19 @@ def test_the_last_segment_of_a_writer_waits_until_nothing_more_will_be_written(f
     assert seen(reader, to_the_end=True) == []
 
 
+def test_at_the_end_more_may_be_missing_than_is_looked_ahead_for(folder, clock):
+    made = folder()
+    for number in (0, 2, 1500, 1501):
+        made.segment(number, BEAT)
+    reader = EventReader(made.job)
+    assert seen(reader) == [("agent-0", 0, ["beat"])]
+    found = list(reader.read(to_the_end=True))
+    assert [(number, [event["k"] for event in events]) for _, number, events in found] == [
+        *((1, ["skipped"]), (2, ["beat"]), (1499, ["skipped"]), (1500, ["beat"]), (1501, ["beat"]))
+    ]
+    assert sum(event["files"] for _, _, events in found for event in events if event["k"] == "skipped") == 1 + 1497
+
+
 @pytest.mark.parametrize("board", [False, True])
 def test_segments_that_are_missing_are_passed_over_together(folder, clock, board):
     made = folder(board=board)

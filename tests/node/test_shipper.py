@@ -526,3 +526,35 @@ def test_what_others_wait_for_is_said_again_until_it_was_heard(
     time.sleep(0.3)
     assert thread.shipper.finish(5)
     assert len(thread.records("ready")) <= count + 1
+
+
+def test_what_the_share_has_lost_is_sent_again(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is gone, and one that was cut, while the job goes on and at its end; what is older than is kept stays lost."""
+    monkeypatch.setattr(shipper, "CHECK_SECONDS", 0.2)
+    thread = make()
+    thread.shipper.start()
+    for step in range(4):
+        metric(thread, step)
+        wait_for(lambda step=step: steps(thread) == list(range(step + 1)))
+    first, second, *_, third, fourth = sorted(thread.events.glob("*/*.jsonl"))
+    first.unlink()
+    second.write_bytes(second.read_bytes()[:-9])
+    wait_for(lambda: steps(thread) == [0, 1, 2, 3])
+    monkeypatch.setattr(shipper, "CHECK_SECONDS", 1000.0)
+    third.unlink()
+    fourth.unlink()
+    assert thread.shipper.finish(5)
+    assert steps(thread) == [0, 1, 2, 3]
+
+
+def test_little_is_kept_to_be_sent_again(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipper, "MOST_KEPT_BYTES", 300)
+    thread = make()
+    thread.shipper.start()
+    for step in range(9):
+        metric(thread, step)
+        wait_for(lambda step=step: len(steps(thread)) == step + 1)
+    for file in thread.events.glob("*/*.jsonl"):
+        file.unlink()
+    assert thread.shipper.finish(5)
+    assert steps(thread) in ([7, 8], [6, 7, 8])

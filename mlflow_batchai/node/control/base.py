@@ -196,8 +196,12 @@ class Attempt(abc.ABC):
         """What lies where a segment should be that isn't closed; None: nothing."""
 
     @abc.abstractmethod
-    def send(self, writer: str, sequence: int, records: Sequence[Record]) -> None:
-        """Write a segment; after an error the same one has to be sent again."""
+    def send(self, writer: str, sequence: int, records: Sequence[Record]) -> int:
+        """Write a segment; how many bytes its file has. After an error the same one has to be sent again."""
+
+    def has(self, writer: str, sequence: int, size: int) -> bool:
+        """Whether a segment of so many bytes that was written is still there, as far as that can be seen for nothing."""
+        return True
 
     @abc.abstractmethod
     def beat(self, writer: str, number: int) -> bool:

@@ -193,8 +193,15 @@ class NamedFiles(Attempt):
     def remains(self, writer: str, sequence: int) -> Optional[bytes]:
         return self._share.content(self._paths.segment(writer, sequence))
 
-    def send(self, writer: str, sequence: int, records: Sequence[Record]) -> None:
-        self._share.write_closed(self._paths.segment(writer, sequence), records)
+    def send(self, writer: str, sequence: int, records: Sequence[Record]) -> int:
+        path = self._paths.segment(writer, sequence)
+        self._share.write_closed(path, records)
+        there = safeopen.look(self._share.root, path)
+        return there.st_size if there else 0
+
+    def has(self, writer: str, sequence: int, size: int) -> bool:
+        there = safeopen.look(self._share.root, self._paths.segment(writer, sequence))
+        return there is not None and there.st_size == size
 
     def beat(self, writer: str, number: int) -> bool:
         return False
