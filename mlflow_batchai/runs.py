@@ -257,6 +257,13 @@ def _signed(run_id: str, tags: Mapping[str, str]) -> tuple[str, str]:
     return f"run {run_id}", digest({tag: tags.get(tag) for tag in _SIGNED})
 
 
+def lacks_end(tracking: Tracking, run_id: str, folder: str) -> bool:
+    """Whether the job in a folder has a run that is neither ended nor deleted, and no other job's by now."""
+    run = client(tracking).get_run(run_id)
+    is_open = run.info.status in ("SCHEDULED", "RUNNING") and run.info.lifecycle_stage == "active"
+    return is_open and run.data.tags.get(TAG_FOLDER) == folder
+
+
 def forget(mlflow: MlflowClient, run_id: str, tags: Collection[str]) -> None:
     """Remove tags from a run; those that it hasn't are fine."""
     there = mlflow.get_run(run_id).data.tags
