@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlflow_batchai import shell
+from mlflow_batchai import runs, shell
 from mlflow_batchai.config import home
 from mlflow_batchai.errors import JobError
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Glance, Hold
+from mlflow_batchai.job.lease import Glance, Hold, Lease
 from mlflow_batchai.job.vigil import Vigil
 from mlflow_batchai.node import processes, terms
 from mlflow_batchai.runs import Tracking
@@ -96,9 +96,30 @@ def ensure_follower(submitted: Submitted) -> Glance:
         ShareError: its share can't be read now.
     """
     found = submitted.followed()
+    if found.hold is Hold.FINISHED and reopen(submitted):
+        found = found._replace(hold=Hold.FREE)
     if found.hold in (Hold.FREE, Hold.UNKNOWN) or (found.hold is Hold.HELD and found.trouble):
         start_follower(submitted)
     return found
+
+
+def reopen(submitted: Submitted) -> bool:
+    """Have a job that counts as relayed relayed again if its run lacks its end: it was deleted then, and is restored.
+
+    Returns:
+        Whether it does.
+
+    Raises:
+        JobNotTrustedError: as ``start_follower``.
+    """
+    job = submitted.job
+    # A run is made to wait again after its next attempt was begun.
+    if not runs.lacks_end(submitted.tracking, submitted.run_id, job.folder) or job.newest() != job.attempt:
+        return False
+    job.check_trusted()
+    Lease(job).reopen()
+    submitted._vigil = None  # it has seen what is no longer so
+    return True
 
 
 def _arguments(job: Job) -> list[str]:

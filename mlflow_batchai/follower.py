@@ -26,7 +26,7 @@ from mlflow_batchai.node import protocol
 from mlflow_batchai.relay import Relay
 from mlflow_batchai.retries import NotHereError
 from mlflow_batchai.shares import open_share
-from mlflow_batchai.trouble import GAVE_UP, Complaints, Endurance, GivenUpError, sentence
+from mlflow_batchai.trouble import GAVE_UP, Complaints, Endurance, GivenUpError, Result, sentence
 
 STEP_SECONDS = 0.5
 TAG_SECONDS = 5.0
@@ -34,6 +34,8 @@ TAG_SECONDS = 5.0
 LEAVE_TROUBLE_SECONDS = 10.0
 # For how long a store takes nothing from us before others may know it, who might get on better.
 TELL_TROUBLE_SECONDS = 60.0
+# How often a run that was deleted is looked at again: it may be restored.
+GONE_LOOK_SECONDS = 10.0
 RELAY_SECONDS = 86400.0
 
 
@@ -47,7 +49,8 @@ def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = N
         The state it ended in, or None if another process relays it, has taken over, or has to come to go on with it.
 
     Raises:
-        GivenUpError: the store or the share was away for longer than the job's relayDeadline; the lease is let go.
+        GivenUpError: the store or the share was away for longer than the job's relayDeadline, or the job has ended and its run
+            is deleted; the lease is let go.
     """
     lease, complaints = Lease(job), Complaints()
     seconds = float(job.plan.get("relaySeconds", RELAY_SECONDS))
@@ -123,7 +126,8 @@ class Follower:
         # Not made yet: a database that is away is no reason to leave the nodes alone.
         self._mlflow = stores.client_when_used(tracking)
         self._relay = Relay(job, self._mlflow, lease)
-        self._run_gone = self._asked = False
+        self._asked = False
+        self._next_round = 0.0
         self._next_tag = time.monotonic() + TAG_SECONDS
         self.keeper = Keeper(job, self._relay.heard(0), kept, lease.check)
 
@@ -131,7 +135,7 @@ class Follower:
         """Relay until the run is finished; the state that the job ended in.
 
         Raises:
-            GivenUpError: the store or the share is away for too long.
+            GivenUpError: the store or the share is away for too long, or the run is deleted.
             LeaseLostError: another process has taken over.
             NotHereError: the next attempt can't be started from here; the run says so.
         """
@@ -144,11 +148,11 @@ class Follower:
                     raise
                 self._note(*self.keeper.notes[self.job.attempt])
                 if state.next_attempt is None:
-                    self._persist(functools.partial(self._close, functools.partial(self._relay.finish, state), ends=True))
+                    self._close(functools.partial(self._relay.finish, state))
                     return state
                 if state.retries_left is not None:
                     self._note(f"attempt {self.job.attempt} ended: {state.reason.partition(chr(10))[0]}")
-                self._persist(functools.partial(self._close, self._relay.pass_on))
+                self._close(self._relay.pass_on)
                 self._go_on(state.next_attempt)
 
     def _note(self, *sentences: str) -> None:
@@ -179,13 +183,8 @@ class Follower:
         state = self.job.state(self._relay.ending)
         if state.ended or state.next_attempt:
             self.keeper.look()
-        elif not self._run_gone:
-            try:
-                self._relay_news(state)
-            except Exception as error:
-                self._run_gone = stores.is_refusal(error) and self._relay.run_gone()
-                if not self._run_gone:
-                    raise
+        elif time.monotonic() >= self._next_round and not self._with_run(functools.partial(self._relay_news, state)):
+            self._next_round = time.monotonic() + GONE_LOOK_SECONDS
 
     def _show_waits(self, what: str) -> None:
         """Say in the run what an attempt waits for before it is started."""
@@ -205,24 +204,38 @@ class Follower:
                 self.job.request_cancel("the run's tag batchai.cancel", "")
                 self._asked = True
 
-    def _close(self, last: Callable[[], None], ends: bool = False) -> None:
-        """An attempt is over, or the job ``ends``: do the last with its run, if there still is one."""
+    def _close(self, last: Callable[[], None]) -> None:
+        """An attempt is over: do the last with its run. While that is deleted, wait until it is restored or the job has ended.
+
+        Raises:
+            GivenUpError: the job has ended, and its run is still deleted.
+        """
+        ended = self.keeper.has_ended(0)
+        while not self._persist(lambda: not self._relay.run_gone() and self._with_run(last)):
+            if ended:
+                run = self.job.plan["runId"]
+                raise GivenUpError(f"run {run} is deleted (mlflow runs restore --run-id {run} brings it back)")
+            ended = self.keeper.has_ended(GONE_LOOK_SECONDS)
+
+    def _with_run(self, act: Callable[[], None]) -> bool:
+        """Do something with the run; False if that was refused since it is deleted."""
         try:
-            last()
+            act()
         except Exception as error:
             if not (stores.is_refusal(error) and self._relay.run_gone()):
                 raise
-            if ends:
-                self._lease.save({}, finished=True)
+            return False
+        return True
 
-    def _persist(self, act: Callable[[], None], **how: Any) -> None:
+    def _persist(self, act: Callable[[], Result], **how: Any) -> Result | None:
         """Do something that needs store and share, once both are there: nobody else will."""
 
-        def tried() -> None:
-            act()
+        def tried() -> Result:
+            result = act()
             self._lease.trouble = ""
+            return result
 
-        self._endurance.do(tried, **how)
+        return self._endurance.do(tried, **how)
 
     def _troubled(self, error: BaseException, seconds: float) -> None:
         if isinstance(error, ShareError):

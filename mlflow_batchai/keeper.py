@@ -88,11 +88,18 @@ class Keeper:
         Raises:
             Exception: what ended the keeper before that.
         """
+        return self._over[attempt] if self._await(lambda: attempt in self._over, seconds) else None
+
+    def has_ended(self, seconds: float) -> bool:
+        """Whether the job's last attempt is over; waits for that so long, and raises as ``over`` does."""
+        return self._await(lambda: self.end is not None, seconds)
+
+    def _await(self, there: Callable[[], bool], seconds: float) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: attempt in self._over or self._broken is not None, seconds)
-            if attempt not in self._over and self._broken is not None:
+            self._changed.wait_for(lambda: there() or self._broken is not None, seconds)
+            if not there() and self._broken is not None:
                 raise self._broken
-            return self._over.get(attempt)
+            return there()
 
     def look(self) -> None:
         """Someone has seen that the attempt is over: look at once."""

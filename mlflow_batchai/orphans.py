@@ -183,7 +183,7 @@ def _judged(charges: Sequence[Charge]) -> Iterator[Charge]:
 def _judge(charge: Charge) -> None:
     follower = charge.follower
     assert follower is not None
-    if follower.hold is Hold.FINISHED:
+    if follower.hold is Hold.FINISHED and not detached.reopen(charge.found):
         charge.end(Result.FINISHED, "it has finished while we looked")
     elif follower.hold is Hold.HELD and not follower.trouble:
         charge.end(Result.FOLLOWED, f"followed by {follower.who}")

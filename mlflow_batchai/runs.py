@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -131,20 +133,38 @@ def client(tracking: Tracking) -> MlflowClient:
     """A client of that store."""
     # MLflow reads a server's user and password nowhere else.
     os.environ.update({name: value for name, value in tracking.environment.items() if name != "MLFLOW_TRACKING_URI"})
-    _check_database(tracking.uri)
+    path = _check_database(tracking.uri)
     from mlflow.tracking import MlflowClient
 
-    return MlflowClient(tracking_uri=tracking.address)
+    with contextlib.nullcontext() if path is None else _locked(path.parent):
+        return MlflowClient(tracking_uri=tracking.address)
 
 
-def _check_database(uri: str) -> None:
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes of this machine waiting. MLflow makes the tables of a new database without a lock: of several
+    processes that do so at once all but one fail. Where a folder can't be locked (it may be on NFS) nobody waits.
+    """
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _check_database(uri: str) -> Path | None:
     """MLflow tries for minutes to make a database where none can be made; say so at once.
 
+    Returns:
+        The file of a sqlite store.
+
     Raises:
-        UsageError: the folder of a sqlite store isn't there or can't be written.
+        UsageError: its folder isn't there or can't be written.
     """
     if not uri.startswith("sqlite:///"):
-        return
+        return None
     path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
     try:
         # An empty file is an empty database to sqlite.
@@ -153,6 +173,7 @@ def _check_database(uri: str) -> None:
         raise UsageError(
             f"MLflow's store {path} can't be made or written ({error.strerror}); set MLFLOW_TRACKING_URI to another"
         ) from error
+    return path
 
 
 def create(
@@ -257,6 +278,13 @@ def is_signed(run: Run) -> bool:
 
 def _signed(run_id: str, tags: Mapping[str, str]) -> tuple[str, str]:
     return f"run {run_id}", digest({tag: tags.get(tag) for tag in _SIGNED})
+
+
+def lacks_end(tracking: Tracking, run_id: str, folder: str) -> bool:
+    """Whether the job in a folder has a run that is neither ended nor deleted, and no other job's by now."""
+    run = client(tracking).get_run(run_id)
+    is_open = run.info.status in ("SCHEDULED", "RUNNING") and run.info.lifecycle_stage == "active"
+    return is_open and run.data.tags.get(TAG_FOLDER) == folder
 
 
 def forget(mlflow: MlflowClient, run_id: str, tags: Collection[str]) -> None:

@@ -29,7 +29,8 @@ _VARYING = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 class GivenUpError(JobError):
-    """A tracking server or a share was away for longer than the job's relayDeadline; who attaches to the job goes on."""
+    """A tracking server or a share was away for longer than the job's relayDeadline, or the run of a job that has ended is
+    deleted; who attaches to the job goes on."""
 
 
 class Complaints:

@@ -123,7 +123,7 @@ def _trouble(patient: Patient, place: Answer, first: Answer | None, places: dict
     if not patient.is_remote:
         return ""
     return (
-        (first and keeper_sentence(patient.title, place, first["id"]))
+        (first and keeper_sentence(patient.title, place, first))
         or root_sentence(patient.title, place)
         or copy_sentence(patient.title, ids.setdefault(place["id"], patient.name), patient.name, place["root"])
     )

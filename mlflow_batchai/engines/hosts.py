@@ -234,7 +234,10 @@ class Hosts:
         asked = {"root": node.root, "number": handle["ticket"], "identity": self._expected(entry)}
         said = node.machine.ask("poll", ANSWER_SECONDS, **asked)
         if said["alive"] is None:
-            raise ClusterError(f"{node.machine.title} knows nothing of the job's agent; is it another machine by now?")
+            raise ClusterError(
+                f"{node.machine.title} knows nothing of the job's agent; is it another machine by now, or was its folder"
+                f" {node.root} removed?"
+            )
         return said
 
     def cancel(self, handle: Handle) -> None:

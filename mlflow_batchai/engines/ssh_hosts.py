@@ -176,7 +176,7 @@ class SshHosts(Hosts):
             return twin_sentence(title, twin, said["root"])
         if trouble := share_sentence(title, self._share, said["share"]):
             return trouble
-        if isinstance(first, dict) and (trouble := keeper_sentence(title, said, first["id"])):
+        if isinstance(first, dict) and (trouble := keeper_sentence(title, said, first)):
             return trouble
         if said["lack"]:
             return str(said["lack"])
@@ -197,10 +197,17 @@ def copy_sentence(title: str, first: str, name: str, root: str) -> str:
     return f"{title} has the id of node {first}: its disk was copied from it; remove {root}/id there"
 
 
-def keeper_sentence(title: str, said: Answer, keeper: str) -> str:
-    """A node whose jobs are in another ticket book, as ``place.place`` tells of it, or nothing."""
-    if not said["busy"] or said["keeper"] in (None, keeper):
+def keeper_sentence(title: str, said: Answer, first: Answer) -> str:
+    """A node whose jobs are in another ticket book than the first one's, as ``place.place`` tells of both, or nothing."""
+    if not said["busy"] or said["keeper"] in (None, first["id"]):
         return ""
+    if first["keeper"] is None:
+        # No job was ever sent to the folder that the book is to lie in.
+        return (
+            f"{title}: it has jobs whose ticket book is not in the first host's folder {first['root']}, which is new: if that"
+            " was removed while they ran, end them (batchai job terminate) or wait for their end; if another host was first in"
+            " the cluster document, name that one first"
+        )
     return f"{title}: {OTHER_KEEPER}; name the same host first in all documents"
 
 

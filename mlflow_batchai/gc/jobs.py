@@ -14,7 +14,7 @@ from mlflow_batchai.errors import BatchAIError, ShareError, ShareNotFoundError
 from mlflow_batchai.gc.items import Item, Say
 from mlflow_batchai.job import folders
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.job.lease import Hold, Lease
 from mlflow_batchai.job.places import output_places
 from mlflow_batchai.node.protocol import PROTOCOL_VERSION, JobPaths
 from mlflow_batchai.shares import Share, spelling
@@ -145,11 +145,16 @@ def _judge(job: Job, there: dict[str, Entry], now: float, seconds: float, delete
     # A later attempt that could not be started comes after one that has left results.
     by_submitter = (snapshot.verdict or {}).get("by") == "submitter" and job.attempt == 1
     lease = Lease(job)
-    if not by_submitter and not lease.finished():
-        return _Fate(lives=True, trouble=f"its results are not in MLflow yet: batchai job attach {job.name}")
     since = (state.end_time or 0) / 1000
+    is_deleted = job.plan["runId"] in deleted
+    if not by_submitter and not lease.finished():
+        # Nobody can attach to one whose run is deleted; it goes as soon as nobody can be at it.
+        if not is_deleted:
+            return _Fate(lives=True, trouble=f"its results are not in MLflow yet: batchai job attach {job.name}")
+        if lease.glance().hold is not Hold.FREE and now - since <= seconds:
+            return _Fate(lives=True, trouble="its run was deleted, and a process may relay it still")
     also = tuple(elsewhere(job))
-    if job.plan["runId"] in deleted:
+    if is_deleted:
         return _Fate("its run was deleted", since, also)
     if now - since <= seconds:
         return _Fate()

@@ -24,6 +24,9 @@ from mlflow_batchai.shell.together import at_once
 
 # An environment has tens of thousands of files, which a slow disk counts, or removes, in minutes.
 ASK_SECONDS = 600.0
+# The user's cache of wheels serves all clusters and client folders of that user, and a wheel takes minutes of all cores:
+# freeing one client folder leaves what another may use.
+WHEEL_SECONDS = 30 * 86400.0
 
 
 def of_local_nodes(names: Collection[str] | None, seconds: float) -> list[Item]:
@@ -97,6 +100,7 @@ def of_this_machine(living: Collection[str] | None, before: float) -> list[Item]
         for path in sorted(logs)
         if (used := _used([path])) is not None and used < before
     ]
+    before = min(before, time.time() - WHEEL_SECONDS)
     cache = cache_root(None, os.environ)
     for folder in sorted(path for path in cache.glob("*") if path.is_dir() and (cache / f"{path.name}.lock").exists()):
         used = _used([*folder.glob(wheel_pattern()), folder])

@@ -36,7 +36,7 @@ def cached(
         HorovodBuildError: ``python`` is no usable interpreter, or doesn't have the framework, or not for GPUs.
     """
     interpreter = probe(python, framework)
-    wheel = _wheel_in(_folder(interpreter, choose(interpreter, gpu, architectures, os.environ), cache))
+    wheel = _used(_wheel_in(_folder(interpreter, choose(interpreter, gpu, architectures, os.environ), cache)))
     return str(wheel) if wheel else None
 
 
@@ -75,7 +75,7 @@ def build(
     interpreter = probe(python, framework)
     target = choose(interpreter, gpu, architectures, os.environ)
     folder = _folder(interpreter, target, cache)
-    wheel = _wheel_in(folder)
+    wheel = _used(_wheel_in(folder))
     if wheel is None:
         archive = Path(source).expanduser().absolute() if source else None
         with _lock(folder.parent / (folder.name + ".lock"), progress):
@@ -150,6 +150,14 @@ def _folder(interpreter: Interpreter, target: Optional[Target], cache: Optional[
 
 def _wheel_in(folder: Path) -> Optional[Path]:
     return next(iter(sorted(folder.glob(wheel_pattern()))), None)
+
+
+def _used(wheel: Optional[Path]) -> Optional[Path]:
+    """A wheel of the cache, marked as used now: `batchai gc` removes those that nobody uses."""
+    if wheel:
+        with contextlib.suppress(OSError):
+            os.utime(str(wheel))
+    return wheel
 
 
 def _copy(wheel: Path, folder: Path) -> Path:

@@ -276,6 +276,14 @@ class Lease:
             self._released, self.trouble = True, why
             self.save({})
 
+    def reopen(self) -> None:
+        """Take back that the run is finished, for one that still lacks its end: the next one goes on from what was known."""
+        _, cursor, taken = self._newest()
+        if cursor.get("finished") and self._over(cursor) and self._job.share.claim(self._job.paths.lease(taken + 1)):
+            self.number, self.attempt = taken + 1, int(cursor.get("attempt", 1))
+            self.memory = usable(cursor.get("memory") or {})
+            self.release("")
+
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
         """Show for the time of the block that we live, from a thread: uploads may take longer than the grace time."""

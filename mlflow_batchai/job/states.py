@@ -101,7 +101,7 @@ def fold(snapshot: Snapshot) -> JobState:
             verdict["reason"],
             verdict["terminated"],
             None if end is None else int(end),
-            start,
+            _start_time(snapshot, end),
         )
     cancelled = any(request["kind"] == protocol.CANCEL for request in snapshot.requests)
     ending = any(record.get("failure") or record.get("stopped") for record in snapshot.exits.values())
@@ -116,11 +116,13 @@ def fold(snapshot: Snapshot) -> JobState:
     return JobState(protocol.QUEUED)
 
 
-def _start_time(snapshot: Snapshot) -> int | None:
+def _start_time(snapshot: Snapshot, end: float | None = None) -> int | None:
+    """When the last node was taken. A node whose clock is so fast that this lies behind the ``end`` plays no part."""
     if len(snapshot.announces) < snapshot.node_count:
         return None
-    times = [record["time"] for record in snapshot.announces.values() if records.has(record, {"time": records.is_number})]
-    return max(map(int, times), default=None)
+    found = [record["time"] for record in snapshot.announces.values() if records.has(record, {"time": records.is_number})]
+    times = [int(time) for time in found if end is None or time <= end]
+    return max(times) if times else int(end) if found and end is not None else None
 
 
 def verdict_of_exits(snapshot: Snapshot, by: str) -> Record | None:

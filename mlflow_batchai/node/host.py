@@ -177,7 +177,10 @@ def end(mark: str, nodes: Sequence[Sequence[str]], give_up: float) -> Answer:
     """
     for root, identity in nodes:
         if identity and place.identity(root) != identity:
-            raise HostError("it is not the node that the job was sent to (the id in %s is another)" % root)
+            raise HostError(
+                "it is not the node that the job was sent to, or its folder was removed meanwhile (the id in %s is another)"
+                % root
+            )
     # Agents first: they would otherwise see their ranks die and tell a story of their own. Their descendants go with them,
     # since one that has thrown away its environment can't be found later.
     roots = {"--root=" + os.path.abspath(os.path.expanduser(root)) for root, _ in nodes}

@@ -132,6 +132,7 @@ class _Cache:
         for path in self._files.get((name, size), []):
             with contextlib.suppress(OSError), _opened(str(path)) as file:
                 self._hashes.add(_hash(file))
+                os.utime(file)  # it is used, for `batchai gc`
         return (name, size) in self._files
 
     def has(self, digest: str) -> bool:

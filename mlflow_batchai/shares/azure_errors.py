@@ -9,6 +9,7 @@ import socket
 import ssl
 from datetime import datetime, timezone
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from mlflow_batchai.errors import ShareError, ShareMissingError, ShareNotFoundError
 from mlflow_batchai.shares.credentials import Credential, expiry
@@ -101,20 +102,22 @@ def _refusal(location: AzureLocation, credential: Credential, answer: Answer) ->
 
 def of_network(location: AzureLocation, path: str, error: BaseException) -> ShareError:
     """The error that a request without an answer is. Texts of such errors hold whole addresses, a SAS with them: not shown."""
-    host = location.endpoint.split("/")[2]
+    address = urlsplit(location.endpoint)
+    host, scheme = address.netloc, address.scheme.upper()
     where = _where(location, path)
     causes = list(_causes(error))
     names = {type(cause).__name__ for cause in causes}
     if is_unknown_host(error):
         return ShareError(f"{where}: there is no host {host}; correct the account's name, or look at this machine's network")
     if "ProxyError" in names:
-        return ShareError(f"{where}: the proxy that HTTPS_PROXY names can't be used; correct it")
+        return ShareError(f"{where}: the proxy that {scheme}_PROXY names can't be used; correct it")
     if any(isinstance(cause, ssl.SSLError) for cause in causes) or "SSLError" in names:
         return ShareError(f"{where}: {host} has no certificate that is trusted here; REQUESTS_CA_BUNDLE names others")
     if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
         return ShareError(f"{where}: nothing answers at {host}; look whether the address is right")
     if any("Timeout" in name for name in names):
-        return ShareError(f"{where}: {host} does not answer in time; look at this machine's network (HTTPS, port 443)")
+        port = address.port or {"HTTP": 80}.get(scheme, 443)
+        return ShareError(f"{where}: {host} does not answer in time; look at this machine's network ({scheme}, port {port})")
     return ShareError(f"{where}: the connection to {host} was cut again and again; try again later")
 
 

@@ -10,9 +10,10 @@ from relay_world import EXPECTED, Crash, fill, history
 
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.job.lease import Hold, Lease
 from mlflow_batchai.job.states import Snapshot, fold
 from mlflow_batchai.node import protocol
+from mlflow_batchai.trouble import GivenUpError
 from mlflow_batchai.watch import CANCEL_PATIENCE_SECONDS, Watch
 
 
@@ -209,17 +210,18 @@ def test_it_goes_on_with_the_next_attempt(following):
 
 
 def test_a_run_that_was_deleted_is_no_end_of_the_job_between_its_attempts(following):
-    """Its nodes are watched, and nobody else takes the job for finished."""
+    """Its nodes are watched, and nobody takes it for relayed: restored, its run gets what each attempt has said."""
     made, client, follow = following
     two_attempts(made)
-    client.delete_run(made.plan["runId"])
-    ends = []
-    save = Lease.save
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Lease, "save", lambda *given, **how: (ends.append(how.get("finished", False)), save(*given, **how))[1])
-        assert follow().execution_state == "succeeded"
-    assert ends.count(True) == 1 and ends[-1]
-    assert Lease(made.job).finished()
+    run_id = made.plan["runId"]
+    client.delete_run(run_id)
+    with pytest.raises(GivenUpError, match=f"run {run_id} is deleted .*; job .* ended succeeded; .*batchai job attach"):
+        follow()
+    left = Lease(made.job).glance()
+    assert left.hold is Hold.FREE and "is deleted (mlflow runs restore" in left.trouble
+    client.restore_run(run_id)
+    assert follow().execution_state == "succeeded"
+    check_both(made, client)
 
 
 # Where a follower dies: (method, which of its calls, whether that was still made).

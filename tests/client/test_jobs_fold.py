@@ -221,3 +221,18 @@ def test_a_claim_whose_claimer_died_can_be_finished(folder):
     assert not made.job.state().ended
     made.job.finish_claim(failed_verdict("NodeLost", "late", "follower"))
     assert made.job.state().reason == "late"
+
+
+@pytest.mark.parametrize(
+    ("times", "end", "start"),
+    [
+        ([1000, 2000], 30_000, 2000),
+        ([1000, 601_000], 30_000, 1000),  # the second node's clock is ten minutes fast
+        ([601_000, 602_000], 30_000, 30_000),  # both: the verdict is a client's
+        ([1000, 601_000], 700_000, 601_000),
+        ([1000, 601_000], None, 601_000),
+    ],
+)
+def test_a_job_never_starts_after_its_end(times, end, start):
+    announces = {node: {**ANNOUNCE, "time": time} for node, time in enumerate(times)}
+    assert fold(Snapshot(2, announces, verdict=verdict(endTime=end))).start_time == start

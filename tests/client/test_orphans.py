@@ -89,9 +89,18 @@ def jobs(cli, tmp_path, monkeypatch):
     return made
 
 
-def test_each_job_is_looked_after(jobs):
+def test_each_job_is_looked_after(jobs, monkeypatch):
     nobody, here, gone = jobs.job("nobody"), jobs.job("here", ME), jobs.job("gone", {**ME, "started": 1})
-    lives, dead, _ = jobs.job("lives", FAR), jobs.job("dead", FAR), jobs.job("over", ME, finished=True)
+    lives, dead, over = jobs.job("lives", FAR), jobs.job("dead", FAR), jobs.job("over", ME, finished=True)
+    restored = jobs.job("restored", ME, finished=True)
+    of_run = lookup.of_run
+
+    def ends(run, store):
+        if run.info.run_id == over.run_id:
+            jobs.client.set_terminated(over.run_id)
+        return of_run(run, store)
+
+    monkeypatch.setattr(lookup, "of_run", ends)
     other = jobs.client.create_experiment("other")
     elsewhere = jobs.job("elsewhere", experiment=other, status="SCHEDULED")
     jobs.run("away", "file:///nowhere/at/all")
@@ -118,9 +127,11 @@ def test_each_job_is_looked_after(jobs):
         done.set()
         thread.join()
     assert code == 1  # one could not be looked at
-    started = [made.share.url for made in (elsewhere, gone, nobody, dead)]
+    started = [made.share.url for made in (elsewhere, gone, nobody, restored, dead)]
     assert sorted(share for share, _ in jobs.started) == sorted(started)
     assert jobs.started[-1][0] == dead.share.url
+    assert lease.Lease(restored.job).glance().hold is lease.Hold.FREE
+    assert lease.Lease(over.job).glance().hold is lease.Hold.FINISHED
     results = {name: (row["result"], row["follower"] and row["follower"]["state"]) for name, row in rows.items()}
     assert results == {
         "nobody": ("followerStarted", "none"),
@@ -129,6 +140,7 @@ def test_each_job_is_looked_after(jobs):
         "lives": ("followed", "relaying"),
         "dead": ("followerStarted", "none"),
         "over": ("finished", "finished"),
+        "restored": ("followerStarted", "finished"),
         "elsewhere": ("followerStarted", "none"),
         "away": ("unseen", None),
         "untagged": ("unseen", None),
@@ -153,6 +165,20 @@ def test_each_job_is_looked_after(jobs):
         "result": "followerStarted",
         "detail": "follower started (process 4242)",
     }
+
+
+def test_one_that_counts_as_relayed_is_relayed_again_only_if_its_run_lacks_its_end(jobs):
+    made = jobs.job("restored", ME, finished=True)
+    found = lookup.find("restored", runs.absolute(jobs.cli.world.uri, jobs.root))
+    jobs.client.set_tag(made.run_id, runs.TAG_FOLDER, "another")
+    assert detached.ensure_follower(found).hold is lease.Hold.FINISHED
+    jobs.client.set_tag(made.run_id, runs.TAG_FOLDER, FOLDER)
+    jobs.client.delete_run(made.run_id)
+    assert detached.ensure_follower(found).hold is lease.Hold.FINISHED
+    jobs.client.restore_run(made.run_id)
+    assert detached.ensure_follower(found).hold is lease.Hold.FREE
+    assert found.followed().hold is lease.Hold.FREE
+    assert len(jobs.started) == 1 and lease.Lease(made.job).glance().number == 2
 
 
 def test_nothing_is_waited_for_where_nothing_needs_it(jobs, monkeypatch):

@@ -13,8 +13,10 @@ from relay_world import EXPECTED, Crash, fill, history
 
 from mlflow_batchai import follower, keeper, lastthings
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.job.lease import Lease, LeaseLostError
+from mlflow_batchai.job.lease import Hold, Lease, LeaseLostError
+from mlflow_batchai.relay import Relay
 from mlflow_batchai.sending import Outputs
+from mlflow_batchai.trouble import GivenUpError
 
 TENSOR = {"name": "x", "shape": [-1, 4], "dtype": "float32"}
 META = {
@@ -397,8 +399,39 @@ def test_a_run_that_was_deleted_is_not_waited_for(following):
     fill(made)
     made.announce(0)
     client.delete_run(made.plan["runId"])
+    with pytest.raises(GivenUpError, match=r"is deleted .* ended failed"):
+        follow()
+    assert Lease(made.job).glance().hold is Hold.FREE
+    client.restore_run(made.plan["runId"])
     assert follow().error_code == "NodeLost"
-    assert Lease(made.job).finished()
+    assert client.get_run(made.plan["runId"]).info.status == "FAILED"
+    assert history(client, made.plan["runId"]) == EXPECTED
+
+
+def test_a_run_that_is_restored_while_its_job_runs_is_relayed_on(following, monkeypatch):
+    """Of a deleted one the store is asked from time to time only."""
+    made, client, follow = following
+    run_id, looks = made.plan["runId"], []
+    monkeypatch.setattr(follower, "GONE_LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(keeper.Watch, "check_or_complain", lambda watch: None)
+
+    def run_gone(relay, run_gone=Relay.run_gone):
+        looks.append(run_gone(relay))
+        if looks == [True, True]:
+            client.restore_run(run_id)
+        return looks[-1]
+
+    def describe(relay, state):
+        made.verdict()
+
+    monkeypatch.setattr(Relay, "run_gone", run_gone)
+    monkeypatch.setattr(Relay, "describe", describe)
+    fill(made)
+    made.announce(0)
+    client.delete_run(run_id)
+    assert follow().execution_state == "succeeded"
+    assert looks == [True, True, False]
+    assert history(client, run_id) == EXPECTED
 
 
 def test_a_follower_whose_way_to_the_share_is_gone_leaves_when_another_has_ended_the_run(following, monkeypatch):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -192,3 +194,16 @@ def test_source_tags_outside_of_git(tmp_path):
         "mlflow.project.entryPoint": "main",
         "mlflow.project.backend": "batchai",
     }
+
+
+def test_several_who_make_a_new_store_at_once_wait_for_each_other(tmp_path):
+    """MLflow's own creation of tables fails for all but one."""
+    code = (
+        "import sys; from pathlib import Path; from mlflow_batchai import runs;"
+        " print(len(runs.client(runs.absolute(sys.argv[1], Path('/'))).search_experiments()))"
+    )
+    argv = [sys.executable, "-c", code, f"sqlite:///{tmp_path}/mlflow.db"]
+    begun = [subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    said = [(*process.communicate(timeout=120), process.returncode) for process in begun]
+    assert [(out, code) for out, _, code in said] == [("1\n", 0)] * 4, said
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]

@@ -246,7 +246,7 @@ def test_3_a_machine_that_knows_nothing_of_the_agent_may_be_another(site):
     (site.node_root(0) / "tickets" / f"{handle['ticket']}.agent").rename(site.root / "aside")
     poll = site.engine.poll(handle)
     assert (poll.state, poll.gone, poll.unknown) == (PollState.UNKNOWN, (), (0,))
-    assert "knows nothing of the job's agent; is it another machine by now?" in poll.detail
+    assert "knows nothing of the job's agent; is it another machine by now, or was its folder" in poll.detail
     (site.root / "aside").rename(site.node_root(0) / "tickets" / f"{handle['ticket']}.agent")
     assert site.engine.poll({**handle, "engine": "other"}).state is PollState.UNKNOWN
     site.engine.cancel(handle)

@@ -189,6 +189,19 @@ def test_another_first_host_while_jobs_are_there_is_refused(site: SshSite) -> No
     assert backwards.check(2) == []
 
 
+def test_the_first_nodes_folder_that_was_removed_while_a_job_runs(site: SshSite) -> None:
+    """The book was in it: what goes on elsewhere is not said to be another document's."""
+    request = site.job("sleep 60", nodes=2)
+    site.engine.submit(request)
+    shutil.rmtree(site.node_root(0))
+    other = site.another_process()
+    with pytest.raises(ClusterError) as refused:
+        other.check(2)
+    other.end_job(request.job)
+    assert f"is not in the first host's folder {site.node_root(0)}, which is new: if that was removed" in str(refused.value)
+    assert "whose first host is another" not in str(refused.value)
+
+
 def test_a_program_that_is_interrupted_waits_for_no_node(tmp_path: Path) -> None:
     code = f"""
 import signal, socket

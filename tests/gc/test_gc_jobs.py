@@ -46,10 +46,20 @@ def test_what_has_ended_long_ago_can_go(control: Any) -> None:
 
 def test_results_that_are_not_in_mlflow_stay(control: Any) -> None:
     folder = control.job("waiting", ended=50, relayed=False)
-    assert look(control, deleted=["run-waiting"]) == {}
+    assert look(control) == {}
     assert control.said == [
         f"{control.share.url}: {folder} stays: its results are not in MLflow yet: batchai job attach waiting"
     ]
+
+
+def test_a_job_whose_run_was_deleted_while_it_ran_goes_once_nobody_relays_it(control: Any) -> None:
+    """Its follower has let go of it, or is dead; one on another machine may live, but not for that long."""
+    left, relayed, old = (control.job(name, ended=days, relayed=False) for name, days in (("left", 1), ("at", 1), ("old", 31)))
+    control.write(JobPaths(left).cursor(1), {"finished": False, "counter": 3, "released": True, "trouble": "run is deleted"})
+    for folder in (relayed, old):
+        control.write(JobPaths(folder).cursor(1), {"finished": False, "counter": 3, "holder": {"machine": "far", "pid": 7}})
+    assert sorted(look(control, deleted=["run-left", "run-at", "run-old"])) == sorted([left, old])
+    assert control.said == [f"{control.share.url}: {relayed} stays: its run was deleted, and a process may relay it still"]
 
 
 def test_results_that_could_not_be_sent_stay(control: Any) -> None:

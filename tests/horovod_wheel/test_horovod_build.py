@@ -151,7 +151,9 @@ def test_a_wheel_is_built_once_and_then_found(world):
     assert Path(path).name == WHEEL
     assert Path(path).parent.name.startswith("cp311-linux_x86_64-tensorflow-2.21.0-")
     assert text_of(path) == "the wheel"
+    os.utime(path, (0, 0))
     assert cached(str(world.python), cache=str(world.cache)) == path
+    assert Path(path).stat().st_mtime > 0  # it was used, for `batchai gc`
     assert world.build() == path
     assert sum(" wheel -v " in call for call in world.calls()) == 1
     assert world.said == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
-from mlflow_batchai.shares import azure_client, azure_sdk, credentials, endpoints, open_share
+from mlflow_batchai.shares import azure_client, azure_errors, azure_sdk, credentials, endpoints, open_share
 from mlflow_batchai.shares.azure_files import AzureFilesShare
 from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.location import parse
@@ -433,3 +434,16 @@ def test_it_is_made_from_its_location(azure, opened):
 )
 def test_when_a_service_says_that_a_file_was_written(text, seconds):
     assert azure_sdk._modified(SimpleNamespace(last_write_time=text)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("https://acct.file.core.windows.net/share", "acct.file.core.windows.net does not answer in time; .*HTTPS, port 443"),
+        ("http://10.0.0.5/acct/share", r"10\.0\.0\.5 does not answer in time; .*HTTP, port 80\)"),
+        ("http://10.0.0.5:10004/acct/share", r"10\.0\.0\.5:10004 does not answer in time; .*HTTP, port 10004"),
+    ],
+)
+def test_a_network_is_looked_at_where_the_endpoint_is(address, words):
+    error = azure_errors.of_network(parse(address), "x", type("ReadTimeout", (Exception,), {})())
+    assert re.search(words, str(error))

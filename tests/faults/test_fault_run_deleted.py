@@ -1,0 +1,123 @@
+"""A job's run is deleted in MLflow while the job runs, or its whole experiment: once it is restored, nothing of the job is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from command_line import Cli
+
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.lease import Hold, Lease
+from mlflow_batchai.shares.directory import DirectoryShare
+
+# Steps until it is told to end, in the share.
+TRAIN = """
+    import os, pathlib, time
+    from mlflow_batchai.training import report
+    share = pathlib.Path(os.environ["AZ_BATCHAI_MOUNT_ROOT"], "share")
+    step = 0
+    while not (share / "go").exists():
+        report.log(step=step, loss=1.0 / (step + 1))
+        (share / "step").write_text(str(step))
+        step += 1
+        time.sleep(0.05)
+    print("done", flush=True)
+"""
+
+
+class Scene:
+    """A job, whose first steps are in its run."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        experiment = world.client.create_experiment("digits", artifact_location=f"{world.root}/artifacts")
+        self.process = world.start([*world.command(world.project(TRAIN, batchai="")), "--experiment-id", experiment])
+        world.wait(lambda: any("loss" in run.data.metrics for run in world.client.search_runs([experiment])), 120)
+        (run,) = world.client.search_runs([experiment])
+        self.run_id, self.experiment, self.name = run.info.run_id, experiment, run.data.tags["batchai.job"]
+        self.job = Job(DirectoryShare(world.home / "share"), run.data.tags["batchai.folder"])
+
+    def trains_on(self) -> None:
+        now = self._step()
+        self.world.wait(lambda: self._step() > now + 20)
+
+    def _step(self) -> int:
+        return int((self.world.home / "share" / "step").read_text() or 0)
+
+    def end(self) -> str:
+        """Have the job end; what `mlflow run` says then."""
+        (self.world.home / "share" / "go").touch()
+        _, err = self.process.communicate(timeout=120)
+        assert "Traceback" not in err, err
+        return str(err)
+
+    def check(self) -> None:
+        """All is in the run, and its end is the job's."""
+        run = self.world.client.get_run(self.run_id)
+        verdict = json.loads(self.job.share.read(self.job.paths.verdict_file).splitlines()[0])
+        assert (run.info.status, run.info.end_time) == ("FINISHED", verdict["endTime"])
+        history = self.world.client.get_metric_history(self.run_id, "loss")
+        assert [point.step for point in history] == list(range(self._step() + 1))
+        assert self.world.artifact("logs/stdout.txt", run).endswith("done\n")
+        assert "batchai.notes" not in run.data.tags, run.data.tags["batchai.notes"]
+        assert Lease(self.job).finished()
+
+
+def delete_run(scene: Scene) -> Callable[[], None]:
+    client = scene.world.client
+    client.delete_run(scene.run_id)
+    return lambda: client.restore_run(scene.run_id)
+
+
+def delete_experiment(scene: Scene) -> Callable[[], None]:
+    client = scene.world.client
+    client.delete_experiment(scene.experiment)
+    return lambda: client.restore_experiment(scene.experiment)
+
+
+@pytest.mark.parametrize("delete", [delete_run, delete_experiment])
+def test_restored_after_the_end_of_its_job(
+    world: Any, cli: Cli, monkeypatch: pytest.MonkeyPatch, delete: Callable[[Scene], Callable[[], None]]
+) -> None:
+    scene = Scene(world)
+    restore = delete(scene)
+    scene.trains_on()
+    said = scene.end()
+    why = f"run {scene.run_id} is deleted (mlflow runs restore --run-id {scene.run_id} brings it back); job {scene.name} ended"
+    assert scene.process.returncode == 1 and why in said
+    world.wait_gone()
+    assert why in next((world.home / "followers").iterdir()).read_text()
+    assert Lease(scene.job).glance().hold is Hold.FREE
+    # Nobody relays it meanwhile.
+    assert "no job that was signed with your key has not ended" in cli("job", "attach", "--all").err
+    if delete is delete_run:
+        restore()
+        attached = cli("job", "attach", scene.name)
+        assert attached.code == 0 and why in attached.err
+    else:
+        # Older versions took it for finished then.
+        monkeypatch.setenv("BATCHAI_HOME", str(world.home))  # whose key signs it
+        lease = Lease(scene.job.afresh())
+        assert lease.acquire()
+        lease.save({}, finished=True)
+        restore()
+        (row,) = cli.json("job", "attach", "--all", "--wait")
+        assert (row["result"], row["executionState"]) == ("finished", "succeeded")
+    scene.check()
+    world.wait_gone()
+
+
+def test_restored_while_its_job_runs(world: Any) -> None:
+    scene = Scene(world)
+    restore = delete_run(scene)
+    scene.trains_on()
+    (known,) = (point.step for point in world.client.get_metric_history(scene.run_id, "loss")[-1:])
+    restore()
+    world.wait(lambda: world.client.get_metric_history(scene.run_id, "loss")[-1].step > known + 20)
+    said = scene.end()
+    assert scene.process.returncode == 0, said
+    scene.check()
+    world.wait_gone()
