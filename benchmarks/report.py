@@ -48,7 +48,7 @@ def main() -> None:
         os.environ |= {"BATCHAI_SPOOL": scratch, "BATCHAI_RANK": "0"}
         ours(1)
         (spool,) = Path(scratch).glob("report-*.jsonl")
-        line, other = spool.read_text(encoding="ascii"), Path(scratch) / "bare"
+        line, other = spool.read_text(encoding="ascii").splitlines(keepends=True)[-1], Path(scratch) / "bare"
         for number in range(options.pairs):
             rounds.append((bare(other, line, options.calls), ours(options.calls), bare(other, line, options.calls)))
             os.truncate(spool, 0)

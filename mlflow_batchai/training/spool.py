@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from typing import Any, Deque, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Deque, Dict, Mapping, Optional, Sequence, Tuple
 
 _log = logging.getLogger("mlflow_batchai.training.report")
 
@@ -25,13 +25,14 @@ AGAIN_SECONDS = 1.0
 LAST_SECONDS = 5.0
 
 
-class _Line(NamedTuple):
-    data: bytes
-    names: Dict[str, int]
+# A line, and the names of the points in it.
+_Line = Tuple[bytes, Sequence[str]]
+
+_encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def _encoded(record: Mapping[str, Any]) -> bytes:
-    return (json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n").encode("ascii")
+    return (_encoder.encode(record) + "\n").encode("ascii")
 
 
 class Spool:
@@ -61,7 +62,7 @@ class Spool:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write a record, or keep it until it can be written."""
-        names = {str(name): 1 for name in record["values"]} if record["type"] == "metric" else {}
+        names = list(record["values"]) if record["type"] == "metric" else []
         with self.lock:
             self._records += 1
             self._points += len(names)
@@ -81,17 +82,17 @@ class Spool:
         atexit.unregister(self.finish)
         self._close()
 
-    def _keep(self, record: Mapping[str, Any], names: Dict[str, int]) -> None:
+    def _keep(self, record: Mapping[str, Any], names: Sequence[str]) -> None:
         data = _encoded(record)
-        self._waiting.append(_Line(data, names))
+        self._waiting.append((data, names))
         self._bytes += len(data)
         while self._bytes > MOST_BYTES and (self._written or len(self._waiting) > 1):
             if self._written:
-                self._bytes -= len(self._written.popleft().data)
+                self._bytes -= len(self._written.popleft()[0])
                 continue
-            dropped = self._waiting.popleft()
-            self._bytes -= len(dropped.data)
-            for name in dropped.names or ("",):
+            dropped, of = self._waiting.popleft()
+            self._bytes -= len(dropped)
+            for name in of or ("",):
                 self._lost[name] = self._lost.get(name, 0) + 1
 
     def _try(self) -> bool:
@@ -123,7 +124,7 @@ class Spool:
             self._open()
         try:
             while self._waiting:
-                self._put(self._waiting[0].data)
+                self._put(self._waiting[0][0])
                 self._written.append(self._waiting.popleft())
             if self._lost:
                 self._put(_encoded({"type": "lost", "values": self._lost}))
