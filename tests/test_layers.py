@@ -37,7 +37,10 @@ def test_every_room_has_its_layer():
     ("module", "fine"),
     [
         ("mlflow_batchai", {"mlflow_batchai"}),
-        ("mlflow_batchai.training.report", {"mlflow_batchai", "mlflow_batchai.training", "mlflow_batchai.training.report"}),
+        (
+            "mlflow_batchai.training.report",
+            {"mlflow_batchai", *(f"mlflow_batchai.training{name}" for name in ("", ".report", ".spool"))},
+        ),
         ("mlflow_batchai.node.__main__", {"mlflow_batchai", "mlflow_batchai.node", "mlflow_batchai.node.__main__"}),
     ],
 )
