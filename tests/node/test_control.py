@@ -40,6 +40,10 @@ class Site:
         self._opened.append(open_control(self.address, self.sas, patience))
         return self._opened[-1]
 
+    def submit(self) -> None:
+        """Only who submits makes the job's folder."""
+        (self.folder / PATHS.folder).mkdir(parents=True)
+
     def close(self) -> None:
         for share in self._opened:
             share.close()
@@ -48,6 +52,7 @@ class Site:
 @pytest.fixture(params=["mounted", "rest"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     made = Site("mounted", str(tmp_path), None, tmp_path) if request.param == "mounted" else rest_site(request)
+    made.submit()
     yield made
     made.close()
 
@@ -64,6 +69,7 @@ def rest_site(request: pytest.FixtureRequest, **sas: Any) -> Site:
 @pytest.fixture
 def azure_site(azure: AzureServer, request: pytest.FixtureRequest) -> Iterator[Site]:
     made = rest_site(request)
+    made.submit()
     yield made
     azure.fail(0)
     azure.newest()
