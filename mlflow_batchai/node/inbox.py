@@ -102,7 +102,7 @@ class Inbox:
         self._rounds.close()
 
     def _check_folder(self) -> None:
-        """Raise if the job's folder isn't there (``ControlShare.gone``); where that would be a request, errors of others tell it."""
+        """Raise ``ControlShare.gone`` if the job's folder isn't there; where that is a request, errors of others tell it."""
         layout = self._layout
         if layout.plan.get("board") or time.monotonic() - self._checked < layout.attempt.beat_seconds:
             return

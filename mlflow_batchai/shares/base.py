@@ -43,8 +43,8 @@ class Share(Protocol):
         10. ``list`` tells when a file was last written, by the clock of what keeps it, and costs nothing more for that.
         11. No path leads out of it: a link is an entry like any other, and is never followed.
         12. Of a file that is longer than is asked for no more is read.
-        13. What ``keeping`` returns is the same share, but a folder of it is not made on another that is at the same path by then,
-            such as an empty mount point: that is a ShareError.
+        13. What ``keeping`` returns is the same share; that folder is not made anew on another share that lies at its path by
+            then, or in an empty mount point: that is a ShareError.
     """
 
     @property

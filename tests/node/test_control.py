@@ -69,7 +69,6 @@ def rest_site(request: pytest.FixtureRequest, **sas: Any) -> Site:
 @pytest.fixture
 def azure_site(azure: AzureServer, request: pytest.FixtureRequest) -> Iterator[Site]:
     made = rest_site(request)
-    made.submit()
     yield made
     azure.fail(0)
     azure.newest()
@@ -404,6 +403,7 @@ def test_a_removed_log_file_begins_anew(azure_site: Site) -> None:
 
 
 def test_a_notice_that_failed_has_no_segment_sent_twice(azure_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    azure_site.submit()
     share = azure_site.open()
     attempt = share.attempt(PATHS, 0, 1)
     written: list[str] = []

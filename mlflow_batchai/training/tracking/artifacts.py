@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -47,7 +48,7 @@ class JobArtifacts(LocalArtifactRepository):
         with contextlib.suppress(FileNotFoundError):
             if os.path.samefile(local_file, target):
                 return
-        _make_folders(os.path.dirname(target), self._run.bits)
+        _make_folders(os.path.dirname(target), self._run.bits, os.path.dirname(self._run.artifacts))
         size, digest = _copy(local_file, target, self._run.bits)
         path = os.path.relpath(target, self._run.artifacts).replace(os.sep, "/")
         self._run.say("artifact", ts=int(time.time() * 1000), path=path, size=size, sha256=digest)
@@ -76,11 +77,16 @@ class JobArtifacts(LocalArtifactRepository):
         raise RefusedError("artifacts can't be deleted from a node: do it where the tracking server is, with MLflow's client")
 
 
-def _make_folders(folder: str, bits: int) -> None:
-    """Make a folder and its parents. Who relays the job may be another user, and reads while we run."""
+def _make_folders(folder: str, bits: int, job: str) -> None:
+    """Make a folder and its parents, but not the job's: where that isn't there, the share isn't mounted any more.
+
+    Who relays the job may be another user, and reads while we run.
+    """
     if os.path.isdir(folder):
         return
-    _make_folders(os.path.dirname(folder), bits)
+    if folder == job:
+        raise FileNotFoundError(errno.ENOENT, "the job's folder is not there: the control share is not mounted", job)
+    _make_folders(os.path.dirname(folder), bits, job)
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
