@@ -19,6 +19,8 @@ from mlflow_batchai.training.tracking import job
 from mlflow_batchai.training.tracking.refusals import RefusedError
 
 BLOCK = 1 << 20
+# For so long a share may be away; the agent ends the job then.
+AWAY_SECONDS = 900.0
 
 
 class JobArtifacts(LocalArtifactRepository):
@@ -78,14 +80,17 @@ class JobArtifacts(LocalArtifactRepository):
 
 
 def _make_folders(folder: str, bits: int, job: str) -> None:
-    """Make a folder and its parents, but not the job's: where that isn't there, the share isn't mounted any more.
+    """Make a folder and its parents, but not the job's: while that isn't there the share isn't mounted, which is waited for.
 
     Who relays the job may be another user, and reads while we run.
     """
+    until = time.monotonic() + AWAY_SECONDS
+    while not os.path.isdir(folder) and folder == job:
+        if time.monotonic() > until:
+            raise FileNotFoundError(errno.ENOENT, "the job's folder is gone, or its share is not mounted any more", job)
+        time.sleep(0.2)
     if os.path.isdir(folder):
         return
-    if folder == job:
-        raise FileNotFoundError(errno.ENOENT, "the job's folder is not there: the control share is not mounted", job)
     _make_folders(os.path.dirname(folder), bits, job)
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
