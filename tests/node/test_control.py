@@ -114,7 +114,7 @@ def test_the_folder_of_a_job_is_not_made_by_agents(site: Site, share: ControlSha
     attempt = share.attempt(PATHS, 0, 1)
     (site.folder / "job folder").rename(site.folder / "moved")
     for write in written_by_agents(attempt, share):
-        with pytest.raises(OSError, match="no folder|No such file") as caught:
+        with pytest.raises(OSError, match=r"no folder|No such file") as caught:
             write()
         assert caught.value.errno == errno.ENOENT
         told = sharetrouble.sentence(caught.value)
