@@ -195,7 +195,7 @@ class DirectoryShare:
             try:
                 made = step(self._open_up, self._below(self._kept))
             except FileNotFoundError as error:
-                if root != self._seen:
+                if mountfiles.which(str(self._base)) != self._seen:
                     raise ShareError(f"the share isn't mounted at {self._base} any more; mount it there again") from error
             else:
                 self._seen = root
@@ -236,7 +236,8 @@ class DirectoryShare:
         if folder == self._kept:
             return self
         found = copy.copy(self)
-        found._kept, found._seen = folder, mountfiles.which(str(self._base))
+        with self._errors(folder):
+            found._kept, found._seen = folder, mountfiles.which(str(self._base))
         return found
 
     @contextlib.contextmanager
