@@ -40,6 +40,7 @@ class ScriptRank:
         share = root / "share"
         share.mkdir(parents=True)
         layout = NodeLayout(str(root / "node"), toy_plan(share, ranks=2, **{**facts, **plan}), 0)
+        (share / layout.paths.folder).mkdir(parents=True)  # as its submitter did
         staging.prepare_folders(layout)
         Path(layout.cluster_mounts).mkdir(parents=True)
         Path(layout.mounted_share).symlink_to(share)

@@ -58,7 +58,7 @@ class Job:
     """
 
     def __init__(self, share: Share, folder: str, attempt: int | None = None, origin: Origin | None = None) -> None:
-        self.share = share
+        self.share = share.keeping(folder)
         self.folder = folder
         self._damage = records.Damage()
         self._origin = origin or self._read_plan()

@@ -4,8 +4,6 @@ The share thread reads; the main thread takes what was read, and never waits for
 """
 
 import collections
-import errno
-import os
 import threading
 import time
 from typing import Callable, Deque, Dict, List, Optional, Tuple
@@ -104,13 +102,13 @@ class Inbox:
         self._rounds.close()
 
     def _check_folder(self) -> None:
-        """Raise FileNotFoundError if the job's folder is gone; where that would be a request, errors of others tell it."""
+        """Raise ``ControlShare.gone`` if the job's folder isn't there; where that is a request, errors of others tell it."""
         layout = self._layout
         if layout.plan.get("board") or time.monotonic() - self._checked < layout.attempt.beat_seconds:
             return
         plan = layout.paths.plan
         if layout.control.read_closed(plan) is None and not layout.control.damage.found(plan):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), layout.control.where(plan))
+            raise layout.control.gone(plan)
         self._checked = time.monotonic()
 
     def _take_in(self, node: int, records: List[Record]) -> None:

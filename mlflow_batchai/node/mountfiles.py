@@ -1,9 +1,18 @@
 """Files on a share that is a folder here, maybe a mount: read as they are now, written once under their final name."""
 
 import os
-from typing import BinaryIO, Iterable
+from typing import BinaryIO, Iterable, Optional, Tuple
 
 from mlflow_batchai.node import permissions, protocol, safeopen
+
+
+def which(folder: str) -> Optional[Tuple[int, int]]:
+    """What tells a folder from another that lies at its path later, such as an empty mount point; None: there is none."""
+    try:
+        status = os.stat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 def open_fresh(root: str, path: str) -> BinaryIO:
@@ -56,9 +65,14 @@ def read_whole(root: str, path: str, most: int, fresh: bool = True) -> bytes:
     return data if len(data) <= most else b""
 
 
-def write_closed(root: str, path: str, records: Iterable[protocol.Record]) -> None:
-    """Write a closed file once under its final name, making its folder (no rename: some mounts lose the data)."""
+def write_closed(root: str, path: str, records: Iterable[protocol.Record], within: str = "") -> None:
+    """Write a closed file once under its final name, making its folder (no rename: some mounts lose the data).
+
+    Args:
+        within: see ``safeopen.make_folders``.
+    """
     data = protocol.encode(records)
     made = permissions.opener(root)
-    with os.fdopen(permissions.patiently(lambda: safeopen.open_to_write(root, path, made=made)), "wb") as file:
+    opening = permissions.patiently(lambda: safeopen.open_to_write(root, path, made=made, within=within))
+    with os.fdopen(opening, "wb") as file:
         file.write(data)

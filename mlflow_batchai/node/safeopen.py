@@ -114,21 +114,25 @@ def open_folder(root: str, path: str) -> Descriptor:
             return _step(folder, name, _LISTED)
 
 
-def make_folders(root: str, path: str, made: Made = lambda folder: None) -> Descriptor:
+def make_folders(root: str, path: str, made: Made = lambda folder: None, within: str = "") -> Descriptor:
     """A folder, which is made with its parents if it isn't there; the root is not.
 
     Args:
         made: given a descriptor of each that we have made.
+        within: a folder above it that has to be there, as those above it have to.
+
+    Raises:
+        FileNotFoundError: that isn't there.
     """
     with _named(root, path):
-        return _make(root, parts_of(path), made)
+        return _make(root, parts_of(path), made, within)
 
 
-def claim(root: str, path: str, made: Made = lambda folder: None) -> bool:
-    """Make a folder, and its parents; False if something of that name was there."""
+def claim(root: str, path: str, made: Made = lambda folder: None, within: str = "") -> bool:
+    """Make a folder, and its parents; False if something of that name was there. Arguments: see ``make_folders``."""
     with _named(root, path):
         *above, name = parts_of(path)
-        with _make(root, above, made) as folder:
+        with _make(root, above, made, within) as folder:
             try:
                 os.mkdir(name, dir_fd=folder)
             except FileExistsError:
@@ -138,18 +142,21 @@ def claim(root: str, path: str, made: Made = lambda folder: None) -> bool:
         return True
 
 
-def open_to_write(root: str, path: str, append: bool = False, made: Made = lambda descriptor: None) -> Descriptor:
+def open_to_write(
+    root: str, path: str, append: bool = False, made: Made = lambda descriptor: None, within: str = ""
+) -> Descriptor:
     """A file to be written from its beginning, or appended to; its folders are made.
 
     What lies there and is no file of ours (``OddFileError``) gets another name beside it, so that it keeps nobody from writing.
 
     Args:
         made: given a descriptor of each folder that we have made, and of the file.
+        within: see ``make_folders``.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0)
     with _named(root, path):
         *above, name = parts_of(path)
-        with _make(root, above, made) as folder:
+        with _make(root, above, made, within) as folder:
             try:
                 descriptor = _open(folder, name, flags)
             except OddFileError:
@@ -247,13 +254,16 @@ def _kind(status: os.stat_result) -> str:
     return next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "something else")
 
 
-def _make(root: str, parts: List[str], made: Made = lambda folder: None) -> Descriptor:
+def _make(root: str, parts: List[str], made: Made, within: str) -> Descriptor:
+    there = len(parts_of(within))
     folder = Descriptor(os.open(root, _WAY))
-    for part in parts:
+    for number, part in enumerate(parts):
         with folder:
             try:
                 below = _step(folder, part)
             except FileNotFoundError:
+                if number < there:
+                    raise
                 below = _made(folder, part, made)
         folder = below
     return folder

@@ -7,7 +7,7 @@ from typing import IO, Any, Callable, Dict, Mapping, Optional
 
 from mlflow_batchai.node import processes, protocol
 from mlflow_batchai.node.control.base import LogFile
-from mlflow_batchai.node.control.mounted import MountedLogFile
+from mlflow_batchai.node.control.mounted import MountedShare
 from mlflow_batchai.node.environment import allowed
 from mlflow_batchai.node.layout import NodeLayout, expand
 from mlflow_batchai.node.outcome import Failure
@@ -161,4 +161,4 @@ class SetupTask:
         index = self._plan["logs"]["volume"]
         if index is None:
             return self._layout.control.log_file(path)
-        return MountedLogFile(self._layout.mount_path(self._layout.plan["volumes"][index]), path)
+        return MountedShare(self._layout.mount_path(self._layout.plan["volumes"][index])).log_file(path)

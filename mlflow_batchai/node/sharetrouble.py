@@ -18,8 +18,9 @@ _WORDS = {
     errno.EROFS: ("the share is read-only", "make it writable, and start the job again"),
     errno.EACCES: ("the share refuses this node's user", "give it the right to write there, and start the job again"),
     errno.EPERM: ("the share refuses this node's user", "give it the right to write there, and start the job again"),
-    errno.ENOENT: ("the job's folder is gone from the share", "was it deleted, or is the share not mounted any more?"),
-    errno.ENOTDIR: ("the job's folder is gone from the share", "was it deleted, or is the share not mounted any more?"),
+    # Of a share that is there: one that isn't mounted is waited for (``MountedShare.gone``).
+    errno.ENOENT: ("the job's folder is gone from the share", "was it deleted?"),
+    errno.ENOTDIR: ("the job's folder is gone from the share", "was it deleted?"),
     errno.ESTALE: ("the share's mount is no longer valid", _AGAIN),
     errno.ENOTCONN: ("the share's mount has lost its file system", _AGAIN),
     # The call during which it did.

@@ -126,10 +126,17 @@ def link_inputs(layout: NodeLayout) -> None:
 
 
 def make_directories(layout: NodeLayout) -> None:
-    """Create the output directories and the log folder (idempotent; every node does it)."""
+    """Create the output directories and the log folder (idempotent; every node does it).
+
+    Raises:
+        OSError: it can't be done, or the control share isn't mounted any more: they would lie below its mount point.
+    """
     for path in (*layout.directories().values(), layout.shared_temp):
         if path.startswith((layout.cluster_mounts, layout.job_mounts)):
-            bits = permissions.bits_of(layout.volume_root(path) or "")
+            root = layout.volume_root(path)
+            if root == layout.mounted_share and not os.path.isdir(layout.on_mount(layout.paths.folder)):
+                raise layout.control.gone(layout.paths.folder)
+            bits = permissions.bits_of(root or "")
             permissions.patiently(lambda path=path, bits=bits: permissions.make_folders(path, bits))  # type: ignore[misc]
 
 

@@ -162,6 +162,9 @@ class AzureFilesShare:
             with contextlib.suppress(ShareNotFoundError):
                 self._files.delete_directory(folder)
 
+    def keeping(self, folder: str) -> AzureFilesShare:
+        return self
+
     @contextlib.contextmanager
     def open_write(self, path: str, size: int | None = None) -> Iterator[BinaryIO]:
         full = self._full(path)

@@ -43,6 +43,8 @@ class Share(Protocol):
         10. ``list`` tells when a file was last written, by the clock of what keeps it, and costs nothing more for that.
         11. No path leads out of it: a link is an entry like any other, and is never followed.
         12. Of a file that is longer than is asked for no more is read.
+        13. What ``keeping`` returns is the same share; that folder is not made anew on another share that lies at its path by
+            then, or in an empty mount point: that is a ShareError.
     """
 
     @property
@@ -84,6 +86,9 @@ class Share(Protocol):
 
     def delete(self, path: str) -> None:
         """Remove a file or a directory."""
+
+    def keeping(self, folder: str) -> Share:
+        """The share for who works in a folder that is there."""
 
     def open_write(self, path: str, size: int | None = None) -> AbstractContextManager[BinaryIO]:
         """A stream to a new file, which appears under its name when the block ends without an error.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
 from mlflow_batchai.node import mountfiles, permissions, protocol, safeopen
@@ -17,6 +18,8 @@ from mlflow_batchai.shares.base import Entry
 TEMPORARY = ".new-"
 FILE_BITS = 0o666
 BLOCK = 1 << 20
+
+Made = TypeVar("Made")
 
 
 class DirectoryShare:
@@ -36,6 +39,9 @@ class DirectoryShare:
     def __init__(self, root: str | Path) -> None:
         self.root = self._base = Path(root).absolute()
         self._before = ""
+        # A folder that isn't made anew elsewhere, and what lay at the base when it was last seen there.
+        self._kept = "/"
+        self._seen: tuple[int, int] | None = None
         try:
             if self.root.exists() and not self.root.is_dir():
                 raise ShareError(f"{self.root} is no folder")
@@ -167,8 +173,7 @@ class DirectoryShare:
 
     def claim(self, path: str) -> bool:
         with self._errors(path):
-            self._make_root()
-            return safeopen.claim(str(self._base), self._below(path), self._open_up)
+            return self._making(path, lambda *how: safeopen.claim(str(self._base), self._below(path), *how))
 
     def made(self, path: str) -> Path:
         """A directory of the share, made with its parents if it isn't there. Raises ShareError."""
@@ -177,12 +182,27 @@ class DirectoryShare:
 
     def _make(self, path: str) -> safeopen.Descriptor:
         """A directory with its parents."""
-        self._make_root()
-        return safeopen.make_folders(str(self._base), self._below(path), self._open_up)
+        return self._making(path, lambda *how: safeopen.make_folders(str(self._base), self._below(path), *how))
 
-    def _make_root(self) -> None:
+    def _making(self, path: str, step: Callable[..., Made]) -> Made:
+        """Do something that makes folders.
+
+        Args:
+            step: takes ``made`` and ``within`` (``safeopen.make_folders``).
+        """
+        if f"{path}/".startswith(f"{self._kept}/"):
+            root = mountfiles.which(str(self._base))
+            try:
+                made = step(self._open_up, self._below(self._kept))
+            except FileNotFoundError as error:
+                if mountfiles.which(str(self._base)) != self._seen:
+                    raise ShareError(f"the share isn't mounted at {self._base} any more; mount it there again") from error
+            else:
+                self._seen = root
+                return made
         if not self._base.is_dir():
             self._base.mkdir(parents=True, exist_ok=True)
+        return step(self._open_up)
 
     def _open_up(self, made: int, bits: int = 0o7777 & ~stat.S_ISVTX) -> None:
         """Give what was made those of the bits that the root's mode has, whatever our umask is."""
@@ -211,6 +231,14 @@ class DirectoryShare:
     def delete(self, path: str) -> None:
         with contextlib.suppress(ShareNotFoundError), self._errors(path):
             safeopen.remove(str(self._base), self._below(path))
+
+    def keeping(self, folder: str) -> DirectoryShare:
+        if folder == self._kept:
+            return self
+        found = copy.copy(self)
+        with self._errors(folder):
+            found._kept, found._seen = folder, mountfiles.which(str(self._base))
+        return found
 
     @contextlib.contextmanager
     def open_write(self, path: str, size: int | None = None) -> Iterator[BinaryIO]:

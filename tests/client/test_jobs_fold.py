@@ -203,15 +203,16 @@ def test_a_claimer_that_was_frozen_keeps_the_verdict_that_is_there(folder, monke
     """By the time it goes on, another client has given it up and finished its claim."""
     made = folder()
     first, late = failed_verdict("NodeLost", "one", "a"), failed_verdict("NodeLost", "late", "b")
-    claim = made.job.share.claim
+    job = made.job
+    claim = job.share.claim
 
     def frozen(path):
         won = claim(path)
         made.job.finish_claim(first)
         return won
 
-    monkeypatch.setattr(made.job.share, "claim", frozen)
-    assert not made.job.claim_verdict(late)
+    monkeypatch.setattr(job.share, "claim", frozen)
+    assert not job.claim_verdict(late)
     assert made.job.state().reason == "one"
 
 

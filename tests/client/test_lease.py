@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job import lease as lease_module
 from mlflow_batchai.job.lease import BOARD_PACE, PACE, Hold, Lease, LeaseLostError
 from mlflow_batchai.node import processes, protocol
@@ -216,6 +217,36 @@ def test_who_claims_in_the_moment_of_the_end_sees_it(folder):
     heir._job.share = LateShare()
     assert not heir.acquire()
     assert lease(made).finished()
+
+
+def test_nothing_is_written_below_an_empty_mount_point(folder):
+    """Who holds the lease, wants it, ends the job or asks for its end waits for the share."""
+    made = folder()
+    made.segment(0, {"k": "beat"})
+    holder, heir = lease(made), lease(made)
+    assert holder.acquire()
+    holder.save({"cursor": {"agent-0": 1}})
+    root = made.share.root
+    root.rename(root.with_name("elsewhere"))
+    root.mkdir()
+    job = holder._job
+    acts = (
+        lambda: holder.save({"cursor": {"agent-0": 2}}),
+        heir.acquire,
+        lambda: job.request_cancel("ann", ""),
+        lambda: job.claim_verdict({}),
+        lambda: job.afresh().claim_verdict({}),
+        lambda: job.at(2).begin(2, {}),
+    )
+    for act in acts:
+        with pytest.raises(ShareError, match=r"the share isn't mounted at .* any more; mount it there again"):
+            act()
+    holder.check()
+    root.rmdir()
+    root.with_name("elsewhere").rename(root)
+    holder.save({"cursor": {"agent-0": 3}})
+    assert lease(made)._newest()[1]["memory"] == {"cursor": {"agent-0": 3}}
+    assert not made.share.list(made.paths.requests) and holder._job.claim_verdict({})
 
 
 def test_beating_keeps_it_and_stops_with_the_block(folder, monkeypatch):

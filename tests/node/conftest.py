@@ -28,8 +28,9 @@ def make_layout(tmp_path: Path, make_plan: PlanMaker) -> Callable[..., NodeLayou
 
     def make(node: int = 0, **changes: Any) -> NodeLayout:
         share = tmp_path / "share"
-        share.mkdir(exist_ok=True)
-        return NodeLayout(str(tmp_path / f"root-{node}"), make_plan(share, **changes), node, str(share))
+        plan = make_plan(share, **changes)
+        (share / plan["folder"]).mkdir(parents=True, exist_ok=True)  # as its submitter did
+        return NodeLayout(str(tmp_path / f"root-{node}"), plan, node, str(share))
 
     return make
 

@@ -6,9 +6,10 @@ import errno
 import hashlib
 import os
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from typing import Any
 import pytest
 from azure_server import AzureServer, self_signed
 
-from mlflow_batchai.node import examine, place, protocol
+from mlflow_batchai.node import examine, place, protocol, sharetrouble
 from mlflow_batchai.node.control import base, open_control, proxies, rest, wire
-from mlflow_batchai.node.control.base import ControlError, ControlShare, Entry
+from mlflow_batchai.node.control.base import Attempt, ControlError, ControlShare, Entry
 from mlflow_batchai.node.control.noticed import NoticedFiles
 from mlflow_batchai.node.protocol import JobPaths
 
@@ -40,6 +41,10 @@ class Site:
         self._opened.append(open_control(self.address, self.sas, patience))
         return self._opened[-1]
 
+    def submit(self) -> None:
+        """Only who submits makes the job's folder."""
+        (self.folder / PATHS.folder).mkdir(parents=True)
+
     def close(self) -> None:
         for share in self._opened:
             share.close()
@@ -48,6 +53,7 @@ class Site:
 @pytest.fixture(params=["mounted", "rest"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     made = Site("mounted", str(tmp_path), None, tmp_path) if request.param == "mounted" else rest_site(request)
+    made.submit()
     yield made
     made.close()
 
@@ -89,6 +95,70 @@ def test_a_closed_file_is_what_was_written(site: Site, share: ControlShare) -> N
     assert share.read_closed(path) is None
     (site.folder / path).write_bytes(bytes(100))
     assert share.read_closed(path) is None
+
+
+def written_by_agents(attempt: Attempt, share: ControlShare) -> list[Callable[[], Any]]:
+    """All that an agent writes into a job's folder."""
+    log = share.log_file(PATHS.stdouterr + "/stdout.txt")
+    log.append(b"line\n")
+    return [
+        lambda: attempt.send("agent-0", 0, [{"n": 0}]),
+        lambda: attempt.write("announce-0", PATHS.announce(0), [{"n": 0}]),
+        lambda: attempt.write("verdict", PATHS.verdict_file, [{"n": 0}]),
+        lambda: share.claim(PATHS.verdict),
+        lambda: log.flush(last=True),
+    ]
+
+
+def test_the_folder_of_a_job_is_not_made_by_agents(site: Site, share: ControlShare) -> None:
+    attempt = share.attempt(PATHS, 0, 1)
+    (site.folder / "job folder").rename(site.folder / "moved")
+    for write in written_by_agents(attempt, share):
+        with pytest.raises(OSError, match=r"no folder|No such file") as caught:
+            write()
+        assert caught.value.errno == errno.ENOENT
+        told = sharetrouble.sentence(caught.value)
+        assert told and told.startswith("there is no folder http" if site.kind == "rest" else "the job's folder is gone")
+    assert os.listdir(site.folder) == ["moved"]
+    (site.folder / "moved").rename(site.folder / "job folder")
+    for write in written_by_agents(attempt, share):
+        write()
+    # What nodes write elsewhere has nothing to do with a job.
+    share.write_closed("wheels/x/file", [{"n": 1}])
+    assert share.claim("x/y")
+
+
+def test_an_empty_mount_point_is_no_share(tmp_path: Path) -> None:
+    root = tmp_path / "share"
+    (root / PATHS.folder).mkdir(parents=True)
+    share = open_control(str(root))
+    attempt = share.attempt(PATHS, 0, 1)
+    root.rename(tmp_path / "elsewhere")
+    for change in (lambda: None, root.mkdir):
+        change()
+        for write in [*written_by_agents(attempt, share), lambda: share.reserve(PATHS.reserve, 10)]:
+            with pytest.raises(ControlError, match=f"^the control share is not mounted at {root}$") as caught:
+                write()
+            assert sharetrouble.sentence(caught.value) is None, "it is waited for"
+    assert os.listdir(root) == []
+    root.rmdir()
+    assert attempt.segment("agent-1", 0) is None and attempt.requests() == []
+    # Mounted again it may be another folder to the system, and is the share all the same.
+    subprocess.run(["cp", "-a", tmp_path / "elsewhere", root], check=True)
+    attempt.send("agent-0", 0, [{"n": 0}])
+    assert attempt.segment("agent-0", 0) == [{"n": 0}]
+    subprocess.run(["rm", "-r", root / PATHS.folder], check=True)
+    with pytest.raises(FileNotFoundError):
+        attempt.send("agent-0", 1, [{"n": 1}])
+
+
+def test_a_writer_that_went_on_far_behind_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / PATHS.folder).mkdir(parents=True)
+    attempt = open_control(str(tmp_path)).attempt(PATHS, 0, 12)
+    for writer, number in (("agent-1", 5), ("agent-1", 2004), ("agent-11", 3000), ("agent-2", 7)):
+        attempt.send(writer, number, [{"n": number}])
+    assert [attempt.went_on("agent-1", number) for number in (0, 4, 5, 990, 2003, 2004, 2999)] == [True] * 5 + [False] * 2
+    assert attempt.went_on("agent-11", 999) and not attempt.went_on("agent-11", 3000) and not attempt.went_on("agent-3", 0)
 
 
 def test_a_directory_is_claimed_by_one(site: Site) -> None:
@@ -398,6 +468,7 @@ def test_a_removed_log_file_begins_anew(azure_site: Site) -> None:
 
 
 def test_a_notice_that_failed_has_no_segment_sent_twice(azure_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    azure_site.submit()
     share = azure_site.open()
     attempt = share.attempt(PATHS, 0, 1)
     written: list[str] = []

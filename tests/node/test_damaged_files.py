@@ -11,9 +11,9 @@ from mlflow_batchai.node import records
 records.SETTLE_SECONDS, sharefiles.QUIET_SECONDS, shipper.AGAIN_SECONDS = 0.3, 0.5, 1.0
 mounted.BEAT_SECONDS, peers.DAMAGED_SECONDS = 0.2, 1.0
 damaged, real = [], mountfiles.write_closed
-def write(root, path, found):
+def write(root, path, found, within):
     if damaged or {node!r} not in sys.argv or not any(record.get("k") == {what!r} for record in found) and not path.endswith({what!r}):
-        return real(root, path, found)
+        return real(root, path, found, within)
     damaged.append(path)
     data = {left}(protocol.encode(found))
     if data is not None:

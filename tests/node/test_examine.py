@@ -53,7 +53,7 @@ def test_a_file_is_as_open_as_the_share_s_root(share: Path, mode: int, file: int
     ],
 )
 def test_what_the_system_says_of_a_write(share: Path, monkeypatch: pytest.MonkeyPatch, number: int, trouble: str) -> None:
-    def write(root: str, path: str, records: Any) -> None:
+    def write(root: str, path: str, records: Any, within: str) -> None:
         raise OSError(number, os.strerror(number), path)
 
     monkeypatch.setattr(mountfiles, "write_closed", write)

@@ -177,6 +177,21 @@ def test_of_a_file_that_is_too_long_nothing_is_taken(tmp_path: Path) -> None:
     assert [mountfiles.read_whole(str(tmp_path), "file", most) for most in (4, 5)] == [b"", b"12345"]
 
 
+def test_a_folder_that_has_to_be_there_is_not_made(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "link").symlink_to("jobs")
+    for act in (safeopen.make_folders, safeopen.claim, safeopen.open_to_write):
+        for within, path in (("jobs/one", "jobs/one/a/b"), ("none", "none/b"), ("/jobs//one/", "jobs/one/b")):
+            with pytest.raises(FileNotFoundError):
+                act(str(tmp_path), path, within=within)
+        with pytest.raises(OddFolderError, match="'link' is a link"):
+            act(str(tmp_path), "link/a", within="link")
+        assert sorted(os.listdir(tmp_path)) == ["jobs", "link"] and os.listdir(tmp_path / "jobs") == []
+    with safeopen.make_folders(str(tmp_path), "jobs/a/b", within="jobs"):
+        assert (tmp_path / "jobs" / "a" / "b").is_dir()
+    assert safeopen.claim(str(tmp_path), "jobs/c", within="jobs")
+
+
 def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     root, before = str(tmp_path), len(os.listdir("/proc/self/fd"))
     (tmp_path / "a").mkdir()

@@ -14,7 +14,7 @@ from waiting import wait_for
 
 from mlflow_batchai.node import mountfiles, protocol, sharefiles, shipper
 from mlflow_batchai.node.control import base, mounted
-from mlflow_batchai.node.control.mounted import MountedLogFile
+from mlflow_batchai.node.control.mounted import MountedShare
 from mlflow_batchai.node.inbox import Inbox
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.runtime import Runtime
@@ -215,11 +215,11 @@ def test_a_segment_that_was_tried_comes_again_the_same(make: Callable[..., Threa
     written: dict[str, list[bytes]] = {}
     real = mountfiles.write_closed
 
-    def write(root: str, path: str, records: list[dict[str, Any]]) -> None:
+    def write(root: str, path: str, records: list[dict[str, Any]], within: str) -> None:
         written.setdefault(path, []).append(protocol.encode(records))
         if len(written[path]) == 1:
             raise OSError("the answer got lost")
-        real(root, path, records)
+        real(root, path, records, within)
 
     monkeypatch.setattr(mountfiles, "write_closed", write)
     thread = make()
@@ -234,7 +234,6 @@ def test_a_log_file_that_can_t_grow_stops_nothing(make: Callable[..., Thread], m
     monkeypatch.setattr(shipper, "LOG_FILE_SECONDS", 0.2)
     thread = make()
     folder = Path(on_share(thread.layout, thread.layout.paths.stdouterr))
-    folder.parent.mkdir(parents=True)
     folder.write_text("in the way")
     thread.shipper.start()
     thread.shipper.log(0, "out", b"hello\n")
@@ -443,7 +442,7 @@ def test_what_others_said_is_not_lost_with_one_who_cant_be_read(monkeypatch: pyt
 
 def test_a_log_file_keeps_what_was_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "logs" / "stdout.txt"
-    file = MountedLogFile(str(path.parents[1]), "/".join(path.parts[-2:]))
+    file = MountedShare(str(path.parents[1])).log_file("/".join(path.parts[-2:]))
     path.parent.write_text("in the way")
     file.append(b"one\n")
     for _ in range(2):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mlflow_batchai.node import protocol, staging
+from mlflow_batchai.node.control.base import ControlError
 from mlflow_batchai.node.control.mounted import MountedShare
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.mounts.mounts import Mounts
@@ -159,6 +160,17 @@ def test_directories_are_made_on_mounts_only(make_layout: Callable[..., NodeLayo
     assert os.path.isdir(found["AZ_BATCHAI_STDOUTERR_DIR"])
     assert os.path.isdir(layout.mounted_stdouterr)
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_directories_are_not_made_below_an_empty_mount_point(make_layout: Callable[..., NodeLayout], share: Path) -> None:
+    layout = make_layout(outputDirectories=[{"id": "O", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share/other"}])
+    staging.prepare_folders(layout)
+    mount(layout)
+    share.rename(share.with_name("elsewhere"))
+    share.mkdir()
+    with pytest.raises(ControlError, match=f"the control share is not mounted at {share}"):
+        staging.make_directories(layout)
+    assert os.listdir(share) == []
 
 
 def test_logs_are_copied_where_the_document_wants_them(

@@ -473,6 +473,57 @@ def test_folders_are_as_open_as_the_root(tmp_path):
             assert stat.S_IMODE((root / path).stat().st_mode) == expected, (oct(mode), path)
 
 
+def away(root):
+    """Take a share off its mount point; gives it back."""
+    root.rename(root.with_name("elsewhere"))
+    root.mkdir()
+
+    def back():
+        root.rmdir()  # which only an empty folder lets happen
+        root.with_name("elsewhere").rename(root)
+
+    return back
+
+
+def test_13_a_folder_that_is_kept_is_not_made_below_an_empty_mount_point(tmp_path):
+    share = DirectoryShare(tmp_path / "share")
+    share.write("jobs/one/plan", b"1")
+    kept = share.keeping("jobs/one")
+    assert kept.keeping("jobs/one") is kept and kept.url == share.url
+    back = away(share.root)
+    for write in (kept.claim, kept.made, lambda path: kept.write(path, b"")):
+        for path in ("jobs/one/x/y", "jobs/one/x"):
+            with pytest.raises(ShareError, match=f"isn't mounted at {share.root} any more; mount it there again"):
+                write(path)
+    assert kept.list("jobs/one") == []
+    back()
+    assert kept.claim("jobs/one/claim") and not kept.claim("jobs/one/claim")
+    # Mounted again a share may be another folder to the system.
+    share.root.rename(tmp_path / "old")
+    subprocess.run(["cp", "-a", tmp_path / "old", share.root], check=True)
+    kept.write("jobs/one/x", b"2")
+    back = away(share.root)
+    with pytest.raises(ShareError, match="isn't mounted"):
+        kept.write("jobs/one/x", b"3")
+    back()
+    assert kept.read("jobs/one/x") == b"2"
+    # Of a share that is there a folder may have been deleted: what says how its job ended can still be written.
+    share.delete("jobs")
+    kept.write("jobs/one/x", b"4")
+    assert share.read("jobs/one/x") == b"4"
+
+
+def test_13_a_root_below_the_mount_point_is_not_made_either(tmp_path):
+    share = DirectoryShare(tmp_path / "mnt" / "share")
+    share.write("jobs/one/plan", b"1")
+    kept = share.keeping("jobs/one")
+    (tmp_path / "mnt").rename(tmp_path / "elsewhere")
+    (tmp_path / "mnt").mkdir()
+    with pytest.raises(ShareError, match="isn't mounted"):
+        kept.write("jobs/one/x", b"1")
+    assert os.listdir(tmp_path / "mnt") == []
+
+
 def test_identity(tmp_path):
     one, other = DirectoryShare(tmp_path / "one"), DirectoryShare(tmp_path / "other")
     name = identify(one)

@@ -252,6 +252,26 @@ def test_a_child_process_that_was_made_while_another_thread_logged(tmp_path):
     assert (rank.artifacts / "run" / "x.txt").read_text() == "x"
 
 
+UNMOUNTED = """
+import os, threading, mlflow
+share, aside = "share", "elsewhere"
+os.rename(share, aside)
+os.mkdir(share)
+def mount():
+    os.rmdir(share)  # which is possible for an empty folder only
+    os.rename(aside, share)
+threading.Timer(1.0, mount).start()
+mlflow.log_text("x", "d/x.txt")
+"""
+
+
+def test_a_share_that_is_not_mounted_just_now(tmp_path):
+    rank = ScriptRank(tmp_path)
+    done = rank.run(UNMOUNTED)
+    assert done.returncode == 0, done.stderr
+    assert (rank.artifacts / "run" / "d" / "x.txt").read_text() == "x"
+
+
 def test_outside_of_a_job(tmp_path):
     rank = ScriptRank(tmp_path)
     del rank.environment["BATCHAI_SPOOL"]

@@ -1,6 +1,8 @@
 """What agents need of the control share, whichever way they reach it."""
 
 import abc
+import errno
+import os
 from typing import List, NamedTuple, Optional, Sequence
 
 from mlflow_batchai.node.protocol import JobPaths, Record
@@ -89,11 +91,11 @@ class ControlShare(abc.ABC):
 
     @abc.abstractmethod
     def write_closed(self, path: str, records: Sequence[Record]) -> None:
-        """Write a closed file under its final name; folders are made."""
+        """Write a closed file under its final name; folders are made, but not that of the job (``attempt``)."""
 
     @abc.abstractmethod
     def claim(self, path: str) -> bool:
-        """Create a directory, and its parents; False if it was there."""
+        """Create a directory, and its parents, but not the job's folder; False if it was there."""
 
     @abc.abstractmethod
     def entries(self, path: str) -> List[Entry]:
@@ -109,11 +111,18 @@ class ControlShare(abc.ABC):
 
     @abc.abstractmethod
     def attempt(self, paths: JobPaths, node: int, nodes: int) -> "Attempt":
-        """The files of one attempt, as the agent of a node (of so many) reads and writes them."""
+        """The files of one attempt, as the agent of a node (of so many) reads and writes them.
+
+        From now on the job's folder has to be there for anything to be written below it: its submitter has made it.
+        """
 
     @abc.abstractmethod
     def close(self) -> None:
         """Give back what is kept open between two calls, if anything; there may be more calls."""
+
+    def gone(self, path: str) -> OSError:
+        """What it means that something isn't there which comes with the job's folder."""
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.where(path))
 
     def refused(self, seconds: float) -> Optional[str]:
         """A sentence on why we are not let in any more, if that has been so for that long: time won't mend it."""

@@ -4,10 +4,10 @@ import contextlib
 import hashlib
 import os
 import time
-from typing import List, Optional, Sequence
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 from mlflow_batchai.node import mountfiles, permissions, protocol, safeopen
-from mlflow_batchai.node.control.base import Attempt, ControlShare, Entry, LogFile
+from mlflow_batchai.node.control.base import Attempt, ControlError, ControlShare, Entry, LogFile
 from mlflow_batchai.node.protocol import JobPaths, Record, identity_path
 from mlflow_batchai.node.records import AHEAD
 
@@ -22,6 +22,9 @@ class MountedShare(ControlShare):
     def __init__(self, root: str) -> None:
         super().__init__()
         self.root = root
+        # The folder of the job, if any, and what lay at the root when something was last made in it.
+        self._job = "/"
+        self._seen: Optional[Tuple[int, int]] = None
 
     def close(self) -> None:
         """Nothing is kept open."""
@@ -49,10 +52,44 @@ class MountedShare(ControlShare):
             return None
 
     def write_closed(self, path: str, records: Sequence[Record]) -> None:
-        mountfiles.write_closed(self.root, path, records)
+        with self._making(path) as within:
+            mountfiles.write_closed(self.root, path, records, within)
 
     def claim(self, path: str) -> bool:
-        return permissions.patiently(lambda: safeopen.claim(self.root, path, permissions.opener(self.root)))
+        made = permissions.opener(self.root)
+        with self._making(path) as within:
+            return permissions.patiently(lambda: safeopen.claim(self.root, path, made, within))
+
+    def open_to_write(self, path: str, append: bool = False) -> int:
+        """The descriptor of a file to be written from its beginning, or appended to."""
+        made = permissions.opener(self.root)
+        with self._making(path) as within:
+            return permissions.patiently(lambda: safeopen.open_to_write(self.root, path, append, made, within))
+
+    @contextlib.contextmanager
+    def _making(self, path: str) -> Iterator[str]:
+        """The folder that has to be there (``safeopen.make_folders``) for what is made at a path.
+
+        Raises:
+            FileNotFoundError: the job's folder is gone from the share.
+            ControlError: the share isn't mounted.
+        """
+        if not path.startswith(self._job + "/"):
+            yield ""
+            return
+        root = mountfiles.which(self.root)
+        try:
+            yield self._job
+        except FileNotFoundError:
+            raise self.gone(path) from None
+        self._seen = root
+
+    def gone(self, path: str) -> OSError:
+        # An empty mount point is another folder than the share that was there; a share that was mounted anew may be, too, but
+        # has the job's folder.
+        if mountfiles.which(self.root) != self._seen:
+            return ControlError("the control share is not mounted at %s" % self.root)
+        return super().gone(path)
 
     def entries(self, path: str) -> List[Entry]:
         try:
@@ -84,8 +121,7 @@ class MountedShare(ControlShare):
                 outgoing.write(block)
 
     def reserve(self, path: str, size: int) -> None:
-        made = permissions.opener(self.root)
-        with os.fdopen(permissions.patiently(lambda: safeopen.open_to_write(self.root, path, made=made)), "wb") as file:
+        with os.fdopen(self.open_to_write(path), "wb") as file:
             file.write(os.urandom(size))  # zeros might take no room at all
 
     def release(self, path: str) -> None:
@@ -93,9 +129,10 @@ class MountedShare(ControlShare):
             safeopen.remove(self.root, path)
 
     def log_file(self, path: str) -> "MountedLogFile":
-        return MountedLogFile(self.root, path)
+        return MountedLogFile(self, path)
 
     def attempt(self, paths: JobPaths, node: int, nodes: int) -> "NamedFiles":
+        self._job, self._seen = paths.folder, mountfiles.which(self.root)
         return NamedFiles(self, paths)
 
 
@@ -111,9 +148,9 @@ def _entry(name: "os.DirEntry[str]") -> Entry:
 class MountedLogFile(LogFile):
     """A file that is kept open and appended to."""
 
-    def __init__(self, root: str, path: str) -> None:
+    def __init__(self, share: MountedShare, path: str) -> None:
         super().__init__()
-        self._root = root
+        self._share = share
         self._path = path
         self._descriptor: Optional[int] = None
 
@@ -124,10 +161,7 @@ class MountedLogFile(LogFile):
             if self._descriptor is not None and not os.fstat(self._descriptor).st_nlink:
                 self.close()  # somebody has removed the file
             if self._descriptor is None:
-                made = permissions.opener(self._root)
-                self._descriptor = permissions.patiently(
-                    lambda: safeopen.open_to_write(self._root, self._path, append=True, made=made)
-                )
+                self._descriptor = self._share.open_to_write(self._path, append=True)
             while self._data:
                 del self._data[: os.write(self._descriptor, self._data)]
         except OSError:
@@ -188,7 +222,17 @@ class NamedFiles(Attempt):
 
     def went_on(self, writer: str, sequence: int) -> bool:
         later = range(sequence + 1, sequence + 1 + AHEAD)
-        return any(safeopen.look(self._share.root, self._paths.segment(writer, number)) for number in later)
+        if any(safeopen.look(self._share.root, self._paths.segment(writer, number)) for number in later):
+            return True
+        # A server may have lost more of them than that.
+        least = self._paths.segment(writer, later[-1])
+        folders = (self._paths.events + "/" + name for name in sorted(self._share.names(self._paths.events)))
+        return any(
+            name.startswith(writer + "-") and folder + "/" + name > least
+            for folder in folders
+            if folder >= os.path.dirname(least)
+            for name in self._share.names(folder)
+        )
 
     def remains(self, writer: str, sequence: int) -> Optional[bytes]:
         return self._share.content(self._paths.segment(writer, sequence))

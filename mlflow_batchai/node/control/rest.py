@@ -39,6 +39,8 @@ class RestShare(ControlShare):
         self.wire = Wire(address, sas, patience)
         # Whether a file can be created with its data in one request; None: not tried yet.
         self._in_one: Optional[bool] = None
+        # The folder of the job, if any.
+        self._job = ""
 
     def close(self) -> None:
         self.wire.close()
@@ -186,6 +188,7 @@ class RestShare(ControlShare):
         return RestLogFile(self, path)
 
     def attempt(self, paths: JobPaths, node: int, nodes: int) -> NoticedFiles:
+        self._job = paths.folder
         return NoticedFiles(self, paths, node, nodes)
 
     # Requests.
@@ -212,9 +215,9 @@ class RestShare(ControlShare):
         return answer
 
     def _make_folder(self, path: str) -> None:
-        """Make a folder of the job's; the share's own root is made by who submits."""
-        if not path:
-            raise ControlError("there is no folder %s" % self.wire.name, errno.ENOENT)
+        """Make a folder in the job's; that one, and the share's own root, are made by who submits."""
+        if not path or (self._job + "/").startswith(path + "/"):
+            raise ControlError("there is no folder %s" % self.where(path), errno.ENOENT)
         self._create_folder(path)
 
     def _must(self, method: str, path: str, answer: Answer) -> None:

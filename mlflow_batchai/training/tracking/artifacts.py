@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -18,6 +19,8 @@ from mlflow_batchai.training.tracking import job
 from mlflow_batchai.training.tracking.refusals import RefusedError
 
 BLOCK = 1 << 20
+# For so long a share may be away; the agent ends the job then.
+AWAY_SECONDS = 900.0
 
 
 class JobArtifacts(LocalArtifactRepository):
@@ -47,7 +50,7 @@ class JobArtifacts(LocalArtifactRepository):
         with contextlib.suppress(FileNotFoundError):
             if os.path.samefile(local_file, target):
                 return
-        _make_folders(os.path.dirname(target), self._run.bits)
+        _make_folders(os.path.dirname(target), self._run.bits, os.path.dirname(self._run.artifacts))
         size, digest = _copy(local_file, target, self._run.bits)
         path = os.path.relpath(target, self._run.artifacts).replace(os.sep, "/")
         self._run.say("artifact", ts=int(time.time() * 1000), path=path, size=size, sha256=digest)
@@ -76,11 +79,19 @@ class JobArtifacts(LocalArtifactRepository):
         raise RefusedError("artifacts can't be deleted from a node: do it where the tracking server is, with MLflow's client")
 
 
-def _make_folders(folder: str, bits: int) -> None:
-    """Make a folder and its parents. Who relays the job may be another user, and reads while we run."""
+def _make_folders(folder: str, bits: int, job: str) -> None:
+    """Make a folder and its parents, but not the job's: while that isn't there the share isn't mounted, which is waited for.
+
+    Who relays the job may be another user, and reads while we run.
+    """
+    until = time.monotonic() + AWAY_SECONDS
+    while not os.path.isdir(folder) and folder == job:
+        if time.monotonic() > until:
+            raise FileNotFoundError(errno.ENOENT, "the job's folder is gone, or its share is not mounted any more", job)
+        time.sleep(0.2)
     if os.path.isdir(folder):
         return
-    _make_folders(os.path.dirname(folder), bits)
+    _make_folders(os.path.dirname(folder), bits, job)
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

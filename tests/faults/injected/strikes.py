@@ -222,11 +222,11 @@ def _in_agent(struck):
     from mlflow_batchai.node import mountfiles, protocol, register, tickets
     from mlflow_batchai.node.control import mounted
 
-    def written(root, path, records):
+    def written(root, path, *more):
         name = os.path.basename(path)
         return "write segment" if name.endswith(".jsonl") else "write " + name
 
-    def half(root, path, records):
+    def half(root, path, records, within):
         data = protocol.encode(records)
         os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
         with open(os.path.join(root, path), "wb") as file:
