@@ -478,7 +478,7 @@ send = mounted.NamedFiles.send
 def late(self, writer, sequence, records):
     if any("the last line\\n" == record.get("x") for record in records):
         time.sleep(3)
-    send(self, writer, sequence, records)
+    return send(self, writer, sequence, records)
 mounted.NamedFiles.send = late
 """
     job = cluster.submit("echo the last line", patch=patch)
