@@ -122,9 +122,11 @@ class Ending:
         sys.stderr.write("%s\n" % failure)
         self._poll_says("held", failure)
 
-    @property
-    def _patience(self) -> float:
-        return LOST_SHARE_SECONDS if self._lost_share else sharefiles.PATIENCE_SECONDS
+    def _patiently(self, step: Callable[[], None]) -> None:
+        if self._lost_share:
+            sharefiles.patiently(step, LOST_SHARE_SECONDS, LOST_SHARE_SECONDS)
+        else:
+            sharefiles.patiently(step, sharefiles.PATIENCE_SECONDS)
 
     def _drain(self) -> None:
         """What was written on mounts since the ranks' good end, or before a bad one, is worth a while, and not the verdict."""
@@ -163,7 +165,7 @@ class Ending:
 
     def _write_exit(self, record: Dict[str, Any]) -> None:
         path = self._layout.paths.exit(self._node)
-        sharefiles.patiently(lambda: self._layout.attempt.write("exit-%d" % self._node, path, [record]), self._patience)
+        self._patiently(lambda: self._layout.attempt.write("exit-%d" % self._node, path, [record]))
 
     def _end_as_node_zero(self, failure: Optional[Failure], stop: Optional[Stop], exit_record: Dict[str, Any]) -> None:
         failures = [failure] if failure else []
@@ -224,12 +226,12 @@ class Ending:
     def _claim_verdict(self, verdict: Dict[str, Any]) -> None:
         control, paths = self._layout.control, self._layout.paths
         claimed: List[bool] = []
-        sharefiles.patiently(lambda: claimed.append(control.claim(paths.verdict)), self._patience)
+        self._patiently(lambda: claimed.append(control.claim(paths.verdict)))
         # If not, someone else was first, and the one verdict stands; or they died before they wrote it; or it was us: over
         # NFSv3 a mkdir whose answer was lost is asked again, and told that the folder is there.
         others = LOST_SHARE_SECONDS if self._lost_share else CLAIM_SECONDS
         if claimed[-1] or not sharefiles.comes(lambda: control.read_closed(paths.verdict_file), others):
-            sharefiles.patiently(lambda: self._write_verdict(verdict), self._patience)
+            self._patiently(lambda: self._write_verdict(verdict))
 
     def _write_verdict(self, verdict: Dict[str, Any]) -> None:
         # Were we frozen since the claim, someone else has given us up and finished it.

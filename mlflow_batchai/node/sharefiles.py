@@ -5,8 +5,9 @@ import time
 from typing import TYPE_CHECKING, Callable, List, Mapping, Optional, Tuple
 
 from mlflow_batchai.node import records
-from mlflow_batchai.node.control.base import Attempt
+from mlflow_batchai.node.control.base import Attempt, NotMountedError
 from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.node.sharetrouble import AWAY_SECONDS
 
 if TYPE_CHECKING:
     from concurrent import futures
@@ -164,20 +165,21 @@ class Rounds:
             self._pool.shutdown(wait=False)
 
 
-def patiently(step: Callable[[], None], seconds: float = PATIENCE_SECONDS) -> None:
+def patiently(step: Callable[[], None], seconds: float, away: float = AWAY_SECONDS) -> None:
     """Do something on a share that may be failing just now: the last word of a job is worth waiting for.
 
     Raises:
-        OSError: it still failed after so many seconds, or at once for a file that is there already.
+        OSError: it still failed after so many seconds (``away`` where the share isn't mounted), or at once for a file that is
+            there already.
     """
-    until = time.monotonic() + seconds
+    began = time.monotonic()
     while True:
         try:
             return step()
         except FileExistsError:
             raise
-        except OSError:
-            if time.monotonic() > until:
+        except OSError as error:
+            if time.monotonic() - began > (away if isinstance(error, NotMountedError) else seconds):
                 raise
         time.sleep(0.2)
 

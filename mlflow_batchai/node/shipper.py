@@ -14,7 +14,7 @@ import time
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 from mlflow_batchai.node import protocol
-from mlflow_batchai.node.control.base import MAX_PENDING_BYTES
+from mlflow_batchai.node.control.base import MAX_PENDING_BYTES, NotMountedError
 from mlflow_batchai.node.inbox import Inbox
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.logfiles import EXECUTION, LogFiles, log_record
@@ -184,8 +184,9 @@ class Shipper(threading.Thread):
 
     @property
     def hangs(self) -> bool:
-        """Whether the share neither takes what there is to write nor refuses it."""
-        return self.is_alive() and self.error is None and time.monotonic() - self._last_written > HANGING_SECONDS
+        """Whether the share neither takes what there is to write nor refuses it; one that isn't mounted does neither."""
+        silent = self.error is None and time.monotonic() - self._last_written > HANGING_SECONDS
+        return self.is_alive() and (silent or isinstance(self.error, NotMountedError))
 
     @property
     def sequence(self) -> int:

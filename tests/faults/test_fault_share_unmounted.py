@@ -130,3 +130,20 @@ def test_a_node_that_has_lost_it_for_good(agents: Callable[..., Cluster], mount:
         assert f"(the control share is not mounted at {mount})" in said, said
         assert os.listdir(f"/proc/{pid}/root{mount}") == []
         assert not job.processes()
+
+
+def test_all_have_lost_it_when_the_job_ends(agents: Callable[..., Cluster], mount: Path, tmp_path: Path) -> None:
+    """The last line, and the verdict, wait for longer than for a share that refuses them."""
+    patch = "ending.DRAIN_SECONDS = sharefiles.PATIENCE_SECONDS = 0.5"
+    end = tmp_path / "end"
+    job = agents(mount).submit(f"echo up; until [ -e {end} ]; do sleep 0.1; done; echo the last line", nodes=2, patch=patch)
+    wait_for(lambda: job.log("stdout.txt").count("up") == 2, 30, job.said)
+    subprocess.run(["umount", "-l", str(mount)], check=True)
+    end.touch()
+    time.sleep(5.0)
+    assert os.listdir(mount) == []
+    assert all(agent.poll() is None for agent in job.agents)
+    subprocess.run(["mount", "--bind", str(mount.with_name("behind")), str(mount)], check=True)
+    assert job.wait()["executionState"] == "succeeded"
+    assert job.log("stdout.txt").count("the last line\n") == 2
+    assert not job.processes()

@@ -22,6 +22,10 @@ class ControlError(OSError):
         self.errno = number
 
 
+class NotMountedError(ControlError):
+    """The control share isn't mounted here now: waited for as if it hung."""
+
+
 class Entry(NamedTuple):
     """One name in a directory: ``size`` in bytes, 0 for a directory."""
 

@@ -7,7 +7,7 @@ import time
 from typing import Iterator, List, Optional, Sequence, Tuple
 
 from mlflow_batchai.node import mountfiles, permissions, protocol, safeopen
-from mlflow_batchai.node.control.base import Attempt, ControlError, ControlShare, Entry, LogFile
+from mlflow_batchai.node.control.base import Attempt, ControlShare, Entry, LogFile, NotMountedError
 from mlflow_batchai.node.protocol import JobPaths, Record, identity_path
 from mlflow_batchai.node.records import AHEAD
 
@@ -88,7 +88,7 @@ class MountedShare(ControlShare):
         # An empty mount point is another folder than the share that was there; a share that was mounted anew may be, too, but
         # has the job's folder.
         if mountfiles.which(self.root) != self._seen:
-            return ControlError("the control share is not mounted at %s" % self.root)
+            return NotMountedError("the control share is not mounted at %s" % self.root)
         return super().gone(path)
 
     def entries(self, path: str) -> List[Entry]:
