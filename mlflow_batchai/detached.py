@@ -132,6 +132,7 @@ def keep_follower(submitted: Submitted) -> None:
 
     Raises:
         JobError: it keeps ending, or the last one has let go of the job until somebody attaches to it; the message says why.
+        ShareError: the job's folder can't be seen, so nor can who relays it.
     """
     if submitted.follower is not None and _child_alive(submitted.follower):
         return
@@ -141,6 +142,7 @@ def keep_follower(submitted: Submitted) -> None:
         return
     if found.hold is not Hold.FREE:
         return
+    submitted.job.check_there()
     if found.trouble and not (WAITS_FOR_ATTACH in found.trouble and submitted.secrets):
         raise JobError(found.trouble)
     if submitted.starts >= FOLLOWER_STARTS:

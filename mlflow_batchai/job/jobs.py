@@ -106,6 +106,11 @@ class Job:
         """Another attempt of the same job; nothing is read."""
         return self if attempt == self.attempt else Job(self.share, self.folder, attempt, self._origin)
 
+    def check_there(self) -> None:
+        """Raise ShareError unless the job's folder lies there: an empty mount point has nothing, and says nothing."""
+        if job_file(self.share, JobPaths(self.folder).plan) is None:
+            raise ShareError(f"the folder of job {self.name} is not on {self.share.url} any more; is the share mounted there?")
+
     def afresh(self) -> Job:
         """The same, with a memory of its own of what it has seen: for another thread."""
         return Job(self.share, self.folder, self.attempt, self._origin)

@@ -7,12 +7,14 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from waiting import wait_for
 
 from mlflow_batchai import detached, follower
 from mlflow_batchai.detached import Submitted
+from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job import lease
 from mlflow_batchai.job.lease import PACE, Hold, Lease
 from mlflow_batchai.job.vigil import Vigil
@@ -148,6 +150,18 @@ def test_no_follower_for_a_job_that_is_finished_or_has_one_on_its_way(scene, sub
     monkeypatch.setattr(detached.runs, "lacks_end", lambda *_: False)
     detached.ensure_follower(Submitted(scene.made.job, "r" * 32, None))
     assert submitted.starts == 0
+
+
+def test_no_follower_for_a_job_that_cannot_be_seen(scene, submitted):
+    """Its share isn't mounted, say: then nobody can be seen who relays it either, and one more could not."""
+    plan = Path(scene.made.share.local(scene.made.paths.plan))
+    plan.rename(plan.with_name("aside"))
+    with pytest.raises(ShareError, match="the folder of job toy is not on .* any more; is the share mounted there"):
+        detached.keep_follower(submitted)
+    assert submitted.starts == 0
+    plan.with_name("aside").rename(plan)
+    detached.keep_follower(submitted)
+    assert submitted.starts == 1
 
 
 def test_who_watches_notices_that_nobody_relays_any_more(scene, submitted, monkeypatch):
