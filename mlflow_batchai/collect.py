@@ -95,20 +95,25 @@ class Logs:
         """
         sizes = {name: stamp.size for name, stamp in self._stamps.items()}
         sizes |= {name: _written_bytes(self._folder() / name) for name in self._sent}
-        short = {name: lines for name, (size, lines) in expected.items() if sizes.get(name, 0) < size}
+        share, path = self._job.share, self._job.paths.stdouterr
+        shorter = {name: lines for name, (size, lines) in expected.items() if sizes.get(name, 0) < size}
+        # What a file server's client says of a length may be a minute old.
+        there = {name: _lines_of(share, f"{path}/{name}") for name in shorter}
+        short = {name: lines for name, lines in shorter.items() if there[name] < lines}
         if not short:
             return []
         missing = []
-        share, path = self._job.share, self._job.paths.stdouterr
         artifact = LOGS + self._job.paths.log_folder.removeprefix("stdouterr")
         with TemporaryDirectory(prefix="batchai-") as scratch:
             written = written_logs.write(self._job, short, Path(scratch))
             for name, lines in short.items():
-                there, again = _lines_of(share, f"{path}/{name}"), written.get(name, 0)
-                if again > there and (why := log_file(self._client, self._job, Path(scratch) / name, f"{artifact}/{name}")):
+                again = written.get(name, 0)
+                if again > there[name] and (
+                    why := log_file(self._client, self._job, Path(scratch) / name, f"{artifact}/{name}")
+                ):
                     missing.append(f"{MISSING}{artifact}/{name} ({why})")
-                elif max(there, again) < lines:
-                    missing.append(f"{MISSING}{lines - max(there, again)} of {lines} lines of {artifact}/{name}")
+                elif max(there[name], again) < lines:
+                    missing.append(f"{MISSING}{lines - max(there[name], again)} of {lines} lines of {artifact}/{name}")
         return missing
 
     def _folder(self) -> Path:

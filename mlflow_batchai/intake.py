@@ -26,6 +26,7 @@ BATCH = 1000
 # What is sent twice costs MLflow ten times as much.
 MOST_UNCERTAIN = 10 * BATCH
 MOST_NAMES_TOLD = 20
+WAITED = ", which waited too long for their node's disk"
 # Keys in one record of what a rank had to drop.
 MOST_LOST = 10_000
 _LOST: records.Shape = {
@@ -74,7 +75,8 @@ class Intake:
         self.models: list[Record] = list(memory.get("models", []))
         self.tracked = relayed.Tracked(client, job, gone, memory.get("tracked"))
         self._dropped = int(memory.get("dropped", 0))
-        # Of each rank of this attempt how many records have come, and points in them.
+        self._refused = int(memory.get("refused", 0))
+        self._ranks = int(job.plan.get("ranks", 0))
         self.received: dict[str, list[int]] = {rank: list(count) for rank, count in here.get("reports", {}).items()}
         # What ranks had to drop: name -> how often.
         self._lost: dict[str, int] = dict(memory.get("lost", {}))
@@ -98,6 +100,7 @@ class Intake:
             "reports": {rank: list(count) for rank, count in self.received.items()},
             "lost": dict(self._lost),
             "dropped": self._dropped,
+            "refused": self._refused,
             "skipped": list(self._skipped),
         }
 
@@ -135,7 +138,7 @@ class Intake:
     @property
     def lacks(self) -> bool:
         """Whether agents or this relay had to leave something out that ranks have said."""
-        return bool(self._dropped or any(self._skipped) or self._lost)
+        return bool(self._dropped or any(self._skipped) or self._lost or self._refused)
 
     @property
     def ending(self) -> bool:
@@ -179,10 +182,11 @@ class Intake:
 
     def _count(self, record: Record) -> None:
         body, rank = record["body"], record.get("r")
-        if body.get("type") == LOST and records.has(body, _LOST):
-            for name, count in body["values"].items():
-                self._lost[name] = self._lost.get(name, 0) + count
-        elif records.is_count(rank):
+        if body.get("type") == LOST:
+            for name, count in body["values"].items() if records.has(body, _LOST) else ():
+                if name in self._lost or len(self._lost) < MOST_LOST:
+                    self._lost[name] = self._lost.get(name, 0) + count
+        elif isinstance(rank, int) and records.is_count(rank) and rank < self._ranks:
             count = self.received.setdefault(str(rank), [0, 0])
             count[0] += 1
             count[1] += points_of(body)
@@ -207,6 +211,7 @@ class Intake:
             if error.error_code != "INVALID_PARAMETER_VALUE" or self._gone():
                 raise
             if len(points) == 1:
+                self._refused += 1
                 self._note(f"metric '{points[0].key}' at step {points[0].step} was refused: {error.message}")
                 return
             middle = len(points) // 2
@@ -224,7 +229,7 @@ class Intake:
             (self._metrics.unread + self._samples.unread, "metric values were no numbers, and were left out"),
         ]
         lost = [
-            f"{count} values of '{printable(name)}' were dropped: for too long the disk of their node took nothing"
+            f"missing are {count} " + (f"values of '{printable(name)}'" if name else "params, tags and files") + WAITED
             for name, count in sorted(self._lost.items())[:MOST_NAMES_TOLD]
         ]
         names = self._metrics.names.notices()

@@ -68,7 +68,7 @@ class Relay:
         # Of logs and outputs: what lies on the share only, which `batchai gc` leaves there.
         self._left_out: list[str] = list(memory.get("leftOut", []))
         # What agents have counted and nobody has read: of earlier attempts, and of this one once it is over.
-        self._missing_before: list[str] = list(memory.get("missing", []))
+        self._missing_before = [sentence for sentence in memory.get("missing", []) if self._is_of_another(sentence)]
         self._missing: list[str] = []
         self._intake = Intake(
             client,
@@ -80,6 +80,14 @@ class Relay:
             environment=self._files.take,
             save=self._save,
         )
+
+    def _is_of_another(self, sentence: str) -> bool:
+        """Whether a sentence is of an earlier attempt: what is missing of this one is found out anew."""
+        return self._job.attempt > 1 and not sentence.endswith(self._which)
+
+    @property
+    def _which(self) -> str:
+        return f" (attempt {self._job.attempt})"
 
     def step(self, to_the_end: bool = False) -> int:
         """Relay what is new; the number of segments that were read. ``to_the_end``: nothing more will be written."""
@@ -244,7 +252,7 @@ class Relay:
         known = totals_of(self._job)
         mended = self._last.once("rest of logs", lambda: self._logs.mend(log_totals(known)))
         found = (*missing(known, self._intake.cursor, self._intake.received), *mended)
-        which = f" (attempt {self._job.attempt})" if goes_on or self._job.attempt > 1 else ""
+        which = self._which if goes_on or self._job.attempt > 1 else ""
         self._missing = [*self._missing_before, *(sentence + which for sentence in found)]
         return left_out + self._last.once("artifacts", self._intake.tracked.send_rest)
 
@@ -268,7 +276,7 @@ class Relay:
         if state.execution_state == protocol.SUCCEEDED:
             notes += self._last.once("model", lambda: collect.log_model(self._client, self._job, self._intake.models))
         self._lease.check()
-        left_out = [*self._left_out, *left_out]
+        left_out = list(dict.fromkeys([*self._left_out, *left_out]))
         self._end_run(state, notes, left_out)
         left = {"leftOut": left_out, "onlyThere": kept, "missing": self._missing}
         self._lease.save({**self._memory(), **left}, finished=True)

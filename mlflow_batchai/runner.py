@@ -123,8 +123,7 @@ def watch(submitted: Submitted, console: JobConsole, signals: Signals, from_star
         with signals.installed():
             signals.watching()
             found = _watch_attempts(submitted, console, reader, signals)
-            _await_run(submitted, console, signals)
-            for sentence in Lease(submitted.job).missing():
+            for sentence in _await_run(submitted, console, signals):
                 console.say(sentence)
             return found
     except JobDetachedError as error:
@@ -179,8 +178,8 @@ def _goes_on(job: Job, over: JobState) -> str:
     return f"attempt {job.attempt} ended: {why}; the job starts again, as attempt {over.next_attempt}{most}"
 
 
-def _await_run(submitted: Submitted, console: JobConsole, signals: Signals) -> None:
-    """The job has ended: wait until its run has."""
+def _await_run(submitted: Submitted, console: JobConsole, signals: Signals) -> list[str]:
+    """The job has ended: wait until its run has; sentences on what that is missing."""
     job, patience = submitted.job, Patience(submitted.job, console.say)
     lease = Lease(job)
     ended, said = time.monotonic(), False
@@ -189,7 +188,7 @@ def _await_run(submitted: Submitted, console: JobConsole, signals: Signals) -> N
             signals.check(lambda: None)
             found = lease.glance()
             if found.hold is Hold.FINISHED:
-                break
+                return lease.missing()
             if found.sending:
                 ended = time.monotonic()
             console.sending(found.sending)

@@ -145,13 +145,12 @@ def _locked(folder: Path) -> Iterator[None]:
     """Keep other processes of this machine waiting. MLflow makes the tables of a new database without a lock: of several
     processes that do so at once all but one fail. Where a folder can't be locked (it may be on NFS) nobody waits.
     """
-    opened = os.open(folder, os.O_RDONLY)
-    try:
+    with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
+            opened = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, opened)
             fcntl.flock(opened, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(opened)
 
 
 def _check_database(uri: str) -> Path | None:

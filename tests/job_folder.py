@@ -14,7 +14,7 @@ from mlflow_batchai.shares.directory import DirectoryShare
 FOLDER = "workspaces/default/experiments/Default/jobs/toy/0123456789"
 
 # Of agents that have counted nothing: so nothing of theirs can be missing.
-NO_TOTALS: Record = {"segments": 0, "logs": {}, "reports": {}, "uncounted": []}
+NO_TOTALS: Record = {"segments": 0, "logs": {}, "reports": {}, "uncounted": [], "unsent": 0}
 
 
 class JobFolder:

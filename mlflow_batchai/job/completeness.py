@@ -9,6 +9,8 @@ from mlflow_batchai.node import protocol, totals
 from mlflow_batchai.node.layout import node_id
 from mlflow_batchai.node.protocol import Record
 
+# Sentences of one attempt; a record of somebody else's may have any number of ranks.
+MOST_TOLD = 20
 # What a sentence on something that is missing begins with, among the run's notes.
 MISSING = "missing: "
 
@@ -28,21 +30,29 @@ def totals_of(job: Job) -> Totals:
     return found
 
 
-def missing(known: Totals, cursor: Mapping[str, int], received: Mapping[str, Sequence[int]]) -> Iterator[str]:
+def missing(known: Totals, cursor: Mapping[str, int], received: Mapping[str, Sequence[int]]) -> list[str]:
     """Sentences on what has not come of what agents and ranks have counted.
 
     Args:
         cursor: of each writer how many segments were read.
         received: of each rank how many records and points were.
     """
+    found = list(_missing(known, cursor, received))
+    more = [f"{MISSING}{len(found) - MOST_TOLD} more of such sentences"] if len(found) > MOST_TOLD else []
+    return found[:MOST_TOLD] + more
+
+
+def _missing(known: Totals, cursor: Mapping[str, int], received: Mapping[str, Sequence[int]]) -> Iterator[str]:
     for node, told in sorted(known.items()):
         name = node_id(node)
         if told is None:
-            yield f"{MISSING}the totals of {name}, whose agent was lost: what it had not sent by then is not known"
+            yield f"{MISSING}the totals of {name}, whose agent has left none: what it had not sent is not known"
             continue
         segments, read = told["segments"], cursor.get(protocol.agent_writer(node), 0)
         if read < segments:
             yield f"{MISSING}the last {segments - read} of {segments} event files of {name}"
+        if told["unsent"]:
+            yield f"{MISSING}{told['unsent']} lines of {name} that the share did not take before it was given up"
         for rank in told["uncounted"]:
             yield f"{MISSING}what rank {rank} reported on {name}, whose disk took nothing: how much it was is not known"
         for rank, (records, points) in sorted(told["reports"].items(), key=lambda item: int(item[0])):

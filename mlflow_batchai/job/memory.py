@@ -78,6 +78,7 @@ _PLACE: Shape = {
     "environment": or_none(is_text),
     "reports": _mapping_of(lambda count: list_of(is_count)(count) and isinstance(count, list) and len(count) == 2),
     "lost": _mapping_of(is_count),
+    "refused": is_count,
     "dropped": is_count,
     "skipped": lambda value: list_of(is_count)(value) and len(value) == 2,
     "state": is_text,

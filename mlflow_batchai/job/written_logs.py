@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
@@ -19,17 +18,18 @@ def write(job: Job, names: Collection[str], folder: Path) -> dict[str, int]:
     Of a progress line that was overwritten they have the last state, as the joined files do.
     """
     lines: dict[str, int] = {}
-    files: dict[str, BinaryIO] = {}
-    with contextlib.ExitStack() as stack:
-        for writer, _, found in EventReader(job).read(to_the_end=True):
-            node = int(writer.rpartition("-")[2])
-            for name, text in (piece for record in found for piece in _pieces(job.plan, node, record)):
-                if name not in names:
-                    continue
-                if name not in files:
-                    files[name] = stack.enter_context((folder / name).open("wb"))
-                files[name].write(logfiles.encoded(text))
-                lines[name] = lines.get(name, 0) + text.count("\n")
+    for writer, _, found in EventReader(job).read(to_the_end=True):
+        texts: dict[str, list[str]] = {}
+        node = int(writer.rpartition("-")[2])
+        for name, text in (piece for record in found for piece in _pieces(job.plan, node, record)):
+            if name in names:
+                texts.setdefault(name, []).append(text)
+        for name, pieces in texts.items():
+            text = "".join(pieces)
+            # Of a job of many ranks not all can be open.
+            with (folder / name).open("ab") as file:
+                file.write(logfiles.encoded(text))
+            lines[name] = lines.get(name, 0) + text.count("\n")
     return lines
 
 

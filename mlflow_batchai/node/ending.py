@@ -160,8 +160,8 @@ class Ending:
             sys.stderr.write("records could not all be written to the share: %r\n" % why)
 
     def _totals(self) -> Dict[str, Any]:
-        reports = self._runtime.reports
-        return totals.record(self._shipper.sequence, self._shipper.log_totals, reports.counts(), reports.uncounted())
+        shipper, reports = self._shipper, self._runtime.reports
+        return totals.record(shipper.sequence, shipper.log_totals, shipper.unsent_lines, reports.counts(), reports.uncounted())
 
     def _write_exit(self, record: Dict[str, Any]) -> None:
         path = self._layout.paths.exit(self._node)

@@ -65,8 +65,8 @@ def read_whole(root: str, path: str, most: int, fresh: bool = True) -> bytes:
     return data if len(data) <= most else b""
 
 
-def write_closed(root: str, path: str, records: Iterable[protocol.Record], within: str = "") -> None:
-    """Write a closed file once under its final name, making its folder (no rename: some mounts lose the data).
+def write_closed(root: str, path: str, records: Iterable[protocol.Record], within: str = "") -> int:
+    """Write a closed file once under its final name, making its folder (no rename: some mounts lose the data); its bytes.
 
     Args:
         within: see ``safeopen.make_folders``.
@@ -75,4 +75,4 @@ def write_closed(root: str, path: str, records: Iterable[protocol.Record], withi
     made = permissions.opener(root)
     opening = permissions.patiently(lambda: safeopen.open_to_write(root, path, made=made, within=within))
     with os.fdopen(opening, "wb") as file:
-        file.write(data)
+        return file.write(data)

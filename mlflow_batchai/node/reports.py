@@ -3,10 +3,11 @@
 Files are kept open: what a rank writes is read though somebody has removed its file or the folder.
 """
 
+import contextlib
 import json
 import os
 import weakref
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from mlflow_batchai.node import protocol, records, safeopen
 
@@ -51,6 +52,7 @@ class ReportReader:
 
     Attributes:
         unread: how many lines were no JSON objects, or too long for one.
+        moved: whether the last look came further in any file.
     """
 
     def __init__(self, folder: str) -> None:
@@ -60,24 +62,35 @@ class ReportReader:
         # Of each name the highest number that was read.
         self._numbers: Dict[str, int] = {}
         self.unread = 0
+        self.moved = False
 
     def read(self) -> List[Reported]:
         """Records that have come since the last call, of each file a piece."""
         self._look()
         found: List[Reported] = []
+        # A file that was written anew comes after the one before it.
+        behind: Set[str] = set()
         for file in self._files.values():
+            if file.name in behind:
+                continue
+            before = file.offset
             for line in file.lines():
                 body = self._parsed(line)
                 if body is not None and self._is_new(file.name, body):
                     found.append(Reported(body, file.rank, len(line)))
             self.unread += file.too_long
             file.too_long = 0
+            if file.offset > before:
+                behind.add(file.name)
+        self.moved = bool(behind)
         return found
 
     def counts(self) -> Dict[int, Count]:
         """What the processes of each rank have handed in by now, by their own count."""
         names: Dict[str, Tuple[int, Count]] = {}
-        for file in self._files.values():
+        for key, file in self._files.items():
+            if not file.is_open:
+                self._reopen(key, file)
             head = file.head()
             if file.rank is not None and head is not None:
                 before = names.get(file.name, (0, Count(0, 0)))[1]
@@ -103,19 +116,22 @@ class ReportReader:
         for key, size in sorted(there.items()):
             known = self._files.get(key)
             if known is None or (not known.is_open and size > known.offset):
-                try:
-                    with safeopen.open_file(self._folder, key[0]) as file:
-                        descriptor = os.dup(file.fileno())
-                except OSError:  # it has just gone, or is no file: ranks may do there what they like
-                    continue
-                if known is None:
-                    self._files[key] = _File(key[0], descriptor)
-                else:
-                    known.reopen(descriptor)
+                self._reopen(key, known)
         opened = [one for one in self._files.values() if one.is_open]
         for old in opened[:-MOST_OPEN]:
             if old.is_read:
                 old.close()
+
+    def _reopen(self, key: Tuple[str, int], known: "Optional[_File]") -> None:
+        """Open a file, if it still lies there: ranks may do there what they like."""
+        with contextlib.suppress(OSError), safeopen.open_file(self._folder, key[0]) as file:
+            if os.fstat(file.fileno()).st_ino != key[1]:
+                return
+            descriptor = os.dup(file.fileno())
+            if known is None:
+                self._files[key] = _File(key[0], descriptor)
+            else:
+                known.reopen(descriptor)
 
     def _is_new(self, name: str, body: Dict[str, Any]) -> bool:
         number = body.pop("n", None)

@@ -139,7 +139,7 @@ class Runtime:
         unread, self.reports.unread = self.reports.unread, 0
         if unread:
             self.shipper.record(records.SKIPPED, lines=unread, files=0)
-        return bool(found or unread)
+        return bool(self.reports.moved or unread)
 
     def how(self, task: Task) -> str:
         """How an ended task ended, for a sentence; with the want of memory that it was killed for, if the kernel says so."""

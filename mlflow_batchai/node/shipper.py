@@ -11,7 +11,7 @@ import functools
 import itertools
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.control.base import MAX_PENDING_BYTES, NotMountedError
@@ -19,6 +19,7 @@ from mlflow_batchai.node.inbox import Inbox
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.logfiles import EXECUTION, LogFiles, log_record
 from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.node.resend import Resend
 from mlflow_batchai.node.sharetrouble import ShareTrouble
 from mlflow_batchai.node.unhurried import Unhurried
 
@@ -34,20 +35,8 @@ HEALTHY_SECONDS = 1.0
 HANGING_SECONDS = 5.0
 # How long an agent that ends waits for log files that can't be written (their text is in the segments already).
 LOG_FILE_SECONDS = 5.0
-# How often it is looked whether the share still has what it took in the last minutes, and how much is kept to be sent again: a
-# server that crashes may lose what it has acknowledged (nfs(5): async), and somebody may remove a file.
-CHECK_SECONDS, RECENT_SECONDS, MOST_KEPT_BYTES = 5.0, 120.0, 8 << 20
 # How often what others wait for is said again.
 AGAIN_SECONDS = 15.0
-
-
-class Sent(NamedTuple):
-    """A segment that the share has taken, as a file of so many bytes, at that time (``time.monotonic``)."""
-
-    sequence: int
-    records: List[Record]
-    size: int
-    at: float
 
 
 class Shipper(threading.Thread):
@@ -85,9 +74,12 @@ class Shipper(threading.Thread):
         self._urgent = False
         self._first_unsent: Optional[float] = None
         self._sequence = 0
-        self._sent: Deque[Sent] = collections.deque()
-        self._sent_bytes = 0
-        self._checked = time.monotonic()
+        attempt = layout.attempt
+        self._resend = (
+            Resend(functools.partial(attempt.sizes, self._writer), functools.partial(attempt.send, self._writer))
+            if attempt.tells_sizes
+            else None
+        )
         self._beat = 0
         self._last_written = 0.0
         self._closing = False
@@ -196,7 +188,15 @@ class Shipper(threading.Thread):
     @property
     def log_totals(self) -> Dict[str, List[int]]:
         """Of each log file how many bytes and lines it was given."""
-        return self._files.totals
+        return {name: list(sizes) for name, sizes in list(self._files.totals.items())}
+
+    @property
+    def unsent_lines(self) -> int:
+        """How many lines are in no segment; after ``finish`` the share was given up before."""
+        with self._lock:
+            waiting = [*self._logs, *self._taken_logs]
+            lines: int = sum(entry["b"].count(b"\n") for entry in waiting)
+            return self._dropped + lines
 
     def finish(self, timeout: float) -> bool:
         """Send all that is left and stop; False if the share didn't take it in time, it was given up, or the thread had
@@ -228,7 +228,8 @@ class Shipper(threading.Thread):
                 closing_since = time.monotonic()
             # Each for itself: a share that is full still tells of a cancel request; a log file that can't grow stops nothing.
             unsent = self._attempt(functools.partial(self._write, everything=closing_since is not None))
-            unsent = unsent or self._attempt(functools.partial(self._send_again, everything=closing_since is not None))
+            if self._resend is not None and not unsent:
+                unsent = self._attempt(functools.partial(self._resend.check, last=closing_since is not None))
             # Where the share takes nothing from us, others can't say anything either.
             unread = self._attempt(functools.partial(self.inbox.read, heeds=unsent is None))
             self._trouble.saw(unsent or unread)
@@ -317,21 +318,9 @@ class Shipper(threading.Thread):
     def _send(self, records: List[Record]) -> None:
         size = self._layout.attempt.send(self._writer, self._sequence, records)
         self._last_written = time.monotonic()
-        self._sent.append(Sent(self._sequence, records, size, self._last_written))
+        if self._resend is not None:
+            self._resend.add(self._sequence, records, size)
         self._sequence += 1
-        self._sent_bytes += size
-        while self._sent_bytes > MOST_KEPT_BYTES:
-            self._sent_bytes -= self._sent.popleft().size
-
-    def _send_again(self, everything: bool) -> None:
-        """Write what the share has lost of what it took."""
-        now, attempt = time.monotonic(), self._layout.attempt
-        if now - self._checked < CHECK_SECONDS and not everything:
-            return
-        for sent in self._sent:
-            if (everything or now - sent.at < RECENT_SECONDS) and not attempt.has(self._writer, sent.sequence, sent.size):
-                attempt.send(self._writer, sent.sequence, sent.records)
-        self._checked = now
 
     def _flush(self) -> None:
         self._files.flush(last=self._closing)

@@ -17,12 +17,13 @@ def _mapping_of_pairs(value: object) -> bool:
 
 
 # ``segments``; ``logs``: file -> bytes and lines; ``reports``: rank -> records and points in them; ``uncounted``: ranks whose
-# disk took nothing, not even their count.
+# disk took nothing, not even their count; ``unsent``: lines that were in no segment when the share was given up.
 SHAPE: records.Shape = {
     "segments": records.is_count,
     "logs": _mapping_of_pairs,
-    "reports": lambda value: _mapping_of_pairs(value) and all(map(str.isdecimal, value)),
+    "reports": lambda value: _mapping_of_pairs(value) and all(rank.isdecimal() and len(rank) < 7 for rank in value),
     "uncounted": records.list_of(records.is_count),
+    "unsent": records.is_count,
 }
 
 
@@ -34,13 +35,16 @@ def is_log_name(name: str) -> bool:
     return _LOG_NAME.fullmatch(name) is not None
 
 
-def record(segments: int, logs: Mapping[str, Sequence[int]], reports: Mapping[int, Count], uncounted: Sequence[int]) -> Record:
+def record(
+    segments: int, logs: Mapping[str, Sequence[int]], unsent: int, reports: Mapping[int, Count], uncounted: Sequence[int]
+) -> Record:
     """The part of ``exit.json`` that has them."""
     return {
         "segments": segments,
         "logs": {name: list(sizes) for name, sizes in logs.items()},
         "reports": {str(rank): list(count) for rank, count in reports.items()},
         "uncounted": list(uncounted),
+        "unsent": unsent,
     }
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import operator
 import os
 import platform
 import reprlib
@@ -42,14 +43,15 @@ def log(metrics: Mapping[str, Any] | None = None, step: int = 0, all_ranks: bool
     is no number is left out, a step that is not whole takes the whole call with it, and the run's notes count them.
     """
     numbers: dict[str, Any] = {}
-    wrong = wrong_step = _wrong_step(step)
+    whole = _whole(step)
+    wrong = None if whole is not None else f"step must be a whole number of 64 bits, not {_shown(step)}"
     if metrics is not None and not isinstance(metrics, Mapping):
-        wrong, metrics = f"metrics must be a mapping of names to numbers, not {reprlib.repr(metrics)}", {"metrics": None}
+        wrong, metrics = f"metrics must be a mapping of names to numbers, not {_shown(metrics)}", {"metrics": None}
     for name, value in dict(metrics or {}, **values).items():
-        numbers[str(name)] = number = None if wrong_step else _number(value)
+        numbers[str(name)] = number = None if whole is None else _number(value)
         if number is None and not wrong:
             what = f"the value of {name!r} must be one number (what float() takes, but no text)"
-            wrong = f"{what}, not {reprlib.repr(value)}"
+            wrong = f"{what}, not {_shown(value)}"
     if wrong and not _Process.has_logged:
         raise TypeError(f"report.log: {wrong}.")
     if wrong and not _Process.warned:
@@ -65,7 +67,7 @@ def log(metrics: Mapping[str, Any] | None = None, step: int = 0, all_ranks: bool
             "type": "metric",
             "ts": int(time.time() * 1000),
             "rank": own,
-            "step": 0 if wrong_step else step.__index__(),
+            "step": whole or 0,
             "values": {f"{prefix}{name}": value for name, value in numbers.items()},
         }
     )
@@ -195,10 +197,20 @@ def _tensor_facts(tensor: Any) -> dict[str, Any]:
     return {"name": str(tensor.name), "shape": shape, "dtype": str(tensor.dtype)}
 
 
-def _wrong_step(step: Any) -> str | None:
-    if isinstance(step, bool) or not hasattr(type(step), "__index__"):
-        return f"step must be a whole number, not {reprlib.repr(step)}"
-    return None
+def _shown(value: Any) -> str:
+    try:
+        return reprlib.repr(value)
+    except Exception:  # a number of thousands of digits, or what a framework's tensor raises
+        return f"one of type {type(value).__name__}"
+
+
+def _whole(step: Any) -> int | None:
+    """A step as a number; None if it is none. Arrays and tensors look like one until they are asked."""
+    try:
+        number = operator.index(step)
+    except Exception:
+        return None
+    return number if not isinstance(step, bool) and -(2**63) <= number < 2**63 else None
 
 
 def _number(value: Any) -> Any:
@@ -207,7 +219,7 @@ def _number(value: Any) -> Any:
         return None
     try:
         return spelled(float(value))
-    except (TypeError, ValueError, OverflowError, RuntimeError):
+    except Exception:  # whatever a framework's tensor raises
         return None
 
 
@@ -253,8 +265,10 @@ def append(record: Mapping[str, Any]) -> None:
     if not folder:
         _log.debug("not in a job (BATCHAI_SPOOL is not set), not reported: %s", record)
         return
-    with _Process.lock:
-        if _Process.spool is None or _Process.folder != folder:
-            _Process.spool, _Process.folder = Spool(folder, rank()), folder
-        spool = _Process.spool
+    spool = _Process.spool
+    if spool is None or _Process.folder != folder:
+        with _Process.lock:
+            if _Process.spool is None or _Process.folder != folder:
+                _Process.spool, _Process.folder = Spool(folder, rank()), folder
+            spool = _Process.spool
     spool.append(record)

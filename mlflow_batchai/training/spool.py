@@ -6,7 +6,9 @@ written over in place, which a full disk allows, so who reads the file knows wha
 
 import atexit
 import collections
+import contextlib
 import errno
+import itertools
 import json
 import logging
 import os
@@ -27,12 +29,14 @@ LAST_SECONDS = 5.0
 
 # A line, and the names of the points in it.
 _Line = Tuple[bytes, Sequence[str]]
+# Names in one record of what was dropped.
+_MOST_NAMES = 1000
 
 _encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
-def _encoded(record: Mapping[str, Any]) -> bytes:
-    return (_encoder.encode(record) + "\n").encode("ascii")
+def _encoded(record: Mapping[str, Any], more: str = "") -> bytes:
+    return (_encoder.encode(record)[:-1] + more + "}\n").encode("ascii")
 
 
 class Spool:
@@ -53,6 +57,8 @@ class Spool:
         self._descriptor: Optional[int] = None
         self._size = 0
         self._records = self._points = 0
+        # What was handed in, and what is numbered and waits for the disk.
+        self._incoming: Deque[Mapping[str, Any]] = collections.deque()
         self._waiting: Deque[_Line] = collections.deque()
         self._written: Deque[_Line] = collections.deque()
         self._bytes = 0
@@ -61,20 +67,30 @@ class Spool:
         atexit.register(self.finish)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write a record, or keep it until it can be written."""
-        names = list(record["values"]) if record["type"] == "metric" else []
-        with self.lock:
-            self._records += 1
-            self._points += len(names)
-            self._keep(dict(record, n=self._records), names)
-            self._try()
+        """Write a record, or keep it until it can be written.
+
+        Raises:
+            TypeError, ValueError: JSON can't say it.
+        """
+        _encoded(record)
+        self._incoming.append(record)
+        self._work()
+
+    def _work(self) -> None:
+        """Write what was handed in. Whoever holds the lock looks once more when it is free: it may be this very thread, that a
+        signal has interrupted, and must not be waited for."""
+        while self._incoming and self.lock.acquire(blocking=False):
+            try:
+                self._try()
+            finally:
+                self.lock.release()
 
     def finish(self) -> None:
         """The process ends: wait a while for a disk that is full."""
         until = time.monotonic() + LAST_SECONDS
         with self.lock:
             self._retrying = True  # no thread can be started any more
-            while self._waiting and not self._try() and time.monotonic() < until:
+            while (self._waiting or self._incoming) and not self._try() and time.monotonic() < until:
                 time.sleep(0.1)
 
     def forget(self) -> None:
@@ -82,10 +98,16 @@ class Spool:
         atexit.unregister(self.finish)
         self._close()
 
-    def _keep(self, record: Mapping[str, Any], names: Sequence[str]) -> None:
-        data = _encoded(record)
-        self._waiting.append((data, names))
-        self._bytes += len(data)
+    def _take(self) -> None:
+        """Number what was handed in; past ``MOST_BYTES`` the oldest is dropped and counted."""
+        while self._incoming:
+            record = self._incoming.popleft()
+            names = list(record["values"]) if record["type"] == "metric" else []
+            self._records += 1
+            self._points += len(names)
+            data = _encoded(record, ',"n":%d' % self._records)
+            self._waiting.append((data, names))
+            self._bytes += len(data)
         while self._bytes > MOST_BYTES and (self._written or len(self._waiting) > 1):
             if self._written:
                 self._bytes -= len(self._written.popleft()[0])
@@ -97,46 +119,60 @@ class Spool:
 
     def _try(self) -> bool:
         """Write what waits; whether all of it could be written. If not, it is tried again from time to time."""
+        self._take()
         try:
             self._flush()
         except OSError as error:
             if not self._complained:
                 self._complained = True
                 _log.warning("records wait in memory, as %s can't be written: %s", self.path, error.strerror or error)
-            if not self._retrying:
-                self._retrying = True
-                timer = threading.Timer(AGAIN_SECONDS, self._again)
-                timer.daemon = True
-                timer.start()
+            self._try_again()
             return False
         return True
+
+    def _try_again(self) -> None:
+        if self._retrying:
+            return
+        timer = threading.Timer(AGAIN_SECONDS, self._again)
+        timer.daemon = True
+        with contextlib.suppress(RuntimeError):  # no thread can be started now: the next record tries
+            timer.start()
+            self._retrying = True
 
     def _again(self) -> None:
         with self.lock:
             self._retrying = False
             self._try()
+        self._work()
 
     def _flush(self) -> None:
-        # Cleaners of old files take the folder, too.
-        if self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0:
-            self._close()
-        if self._descriptor is None:
-            self._open()
+        if self._descriptor is None or os.fstat(self._descriptor).st_nlink == 0:
+            try:
+                self._open()
+            except OSError:
+                if self._descriptor is None:
+                    raise
+                # The agent has the file open that was removed: it reads on.
         try:
             while self._waiting:
                 self._put(self._waiting[0][0])
                 self._written.append(self._waiting.popleft())
-            if self._lost:
-                self._put(_encoded({"type": "lost", "values": self._lost}))
-                self._lost = {}
+            while self._lost:
+                some = dict(itertools.islice(self._lost.items(), _MOST_NAMES))
+                self._put(_encoded({"type": "lost", "values": some}))
+                for name in some:
+                    del self._lost[name]
         finally:
             if self._descriptor is not None and self._size:
                 os.pwrite(self._descriptor, self._head(), 0)
 
     def _open(self) -> None:
+        """Make the file, anew if it was removed (cleaners of old files take the folder, too), with all that is still known."""
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._descriptor, self._size = os.open(self.path, flags, 0o644), 0
+        descriptor = os.open(self.path, flags, 0o644)
+        self._close()
+        self._descriptor, self._size = descriptor, 0
         self._waiting.extendleft(reversed(self._written))
         self._written.clear()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai.node import mountfiles, protocol, sharefiles, shipper
+from mlflow_batchai.node import mountfiles, protocol, resend, sharefiles, shipper
 from mlflow_batchai.node.control import base, mounted
 from mlflow_batchai.node.control.mounted import MountedShare
 from mlflow_batchai.node.inbox import Inbox
@@ -215,11 +215,11 @@ def test_a_segment_that_was_tried_comes_again_the_same(make: Callable[..., Threa
     written: dict[str, list[bytes]] = {}
     real = mountfiles.write_closed
 
-    def write(root: str, path: str, records: list[dict[str, Any]], within: str) -> None:
+    def write(root: str, path: str, records: list[dict[str, Any]], within: str) -> int:
         written.setdefault(path, []).append(protocol.encode(records))
         if len(written[path]) == 1:
             raise OSError("the answer got lost")
-        real(root, path, records, within)
+        return real(root, path, records, within)
 
     monkeypatch.setattr(mountfiles, "write_closed", write)
     thread = make()
@@ -529,7 +529,7 @@ def test_what_others_wait_for_is_said_again_until_it_was_heard(
 
 def test_what_the_share_has_lost_is_sent_again(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is gone, and one that was cut, while the job goes on and at its end; what is older than is kept stays lost."""
-    monkeypatch.setattr(shipper, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(resend, "CHECK_SECONDS", 0.2)
     thread = make()
     thread.shipper.start()
     for step in range(4):
@@ -539,7 +539,7 @@ def test_what_the_share_has_lost_is_sent_again(make: Callable[..., Thread], monk
     first.unlink()
     second.write_bytes(second.read_bytes()[:-9])
     wait_for(lambda: steps(thread) == [0, 1, 2, 3])
-    monkeypatch.setattr(shipper, "CHECK_SECONDS", 1000.0)
+    monkeypatch.setattr(resend, "CHECK_SECONDS", 1000.0)
     third.unlink()
     fourth.unlink()
     assert thread.shipper.finish(5)
@@ -547,7 +547,7 @@ def test_what_the_share_has_lost_is_sent_again(make: Callable[..., Thread], monk
 
 
 def test_little_is_kept_to_be_sent_again(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipper, "MOST_KEPT_BYTES", 300)
+    monkeypatch.setattr(resend, "MOST_KEPT_BYTES", 300)
     thread = make()
     thread.shipper.start()
     for step in range(9):
@@ -557,3 +557,18 @@ def test_little_is_kept_to_be_sent_again(make: Callable[..., Thread], monkeypatc
         file.unlink()
     assert thread.shipper.finish(5)
     assert steps(thread) in ([7, 8], [6, 7, 8])
+
+
+def test_lines_that_the_share_never_took_are_counted(make: Callable[..., Thread]) -> None:
+    thread = make()
+    thread.shipper.start()
+    thread.shipper.log(0, "out", b"one\n")
+    wait_for(lambda: thread.text("stdout.txt") == "one\n")
+    thread.fail()
+    thread.shipper.log(0, "out", b"line\n" * 30)
+    assert not thread.shipper.finish(0.5)
+    thread.shipper.abandon()
+    thread.shipper.join(5)
+    assert thread.shipper.log_totals["stdout.txt"] == [4, 1]
+    assert thread.shipper.unsent_lines == 30
+    thread.recover()

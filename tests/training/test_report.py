@@ -91,9 +91,9 @@ def test_a_value_that_is_no_number_is_refused_by_the_first_call_on_every_rank_an
             report.log(loss=value)
 
 
-@pytest.mark.parametrize("step", ["1", 1.5, None, True])
+@pytest.mark.parametrize("step", ["1", 1.5, None, True, pytest.param(10**5000, id="long"), np.array(1.5), np.array([1, 2])])
 def test_a_step_is_a_whole_number(step):
-    with pytest.raises(TypeError, match=r"^report.log: step must be a whole number, not "):
+    with pytest.raises(TypeError, match=r"^report.log: step must be a whole number of 64 bits, not "):
         report.log(step=step, loss=1.0)
 
 
@@ -109,9 +109,12 @@ def test_no_later_call_raises(spool, caplog):
     report.log(step=1.7, loss=0.5)
     report.log(step=2, loss=10**400)
     report.log("loss", step=3)
+    report.log(step=np.array(4.5), loss=1.0)
+    report.log(step=10**5000, loss=1.0)
     values = [(record["step"], record["values"]) for record in records(spool)]
     assert values[1:3] == [(1, {"loss": None, "accuracy": 0.5}), (0, {"loss": None})]
-    assert values[3:] == [(2, {"loss": None}), (3, {"metrics": None})]
+    assert values[3:5] == [(2, {"loss": None}), (3, {"metrics": None})]
+    assert values[5:] == [(0, {"loss": None})] * 2
     assert len(caplog.records) == 1
     assert caplog.records[0].message.startswith("report.log: the value of 'loss' must be one number")
 

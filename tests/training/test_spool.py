@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -37,7 +38,9 @@ def metric(step: int, **values: float) -> dict[str, object]:
 
 
 def steps(reader: ReportReader) -> list[int]:
-    return [report.body["step"] for report in reader.read() if report.body["type"] == "metric"]
+    """Those that have come, of all files."""
+    found = [report.body["step"] for report in reader.read() if report.body["type"] == "metric"]
+    return found + (steps(reader) if reader.moved else [])
 
 
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,3 +167,62 @@ def test_of_many_processes_few_files_stay_open(tmp_path: Path, monkeypatch: pyte
     assert reader.counts() == {3: Count(13, 13)}
     for each in made:
         each.forget()
+
+
+def test_a_folder_that_cannot_be_made_anew_costs_nothing_either(own: Spool, reader: ReportReader, tmp_path: Path) -> None:
+    """A container's mount whose folder is gone, say: the agent has the file open, and what is written into it arrives."""
+    own.append(metric(0))
+    assert steps(reader) == [0]
+    shutil.rmtree(tmp_path / "spool")
+    (tmp_path / "spool").write_text("no folder")
+    own.append(metric(1))
+    own.append(metric(2))
+    assert steps(reader) == [1, 2]
+    assert reader.counts() == {3: Count(3, 3)}
+    (tmp_path / "spool").unlink()
+    own.append(metric(3))
+    assert steps(reader) == [3]
+    assert reader.counts() == {3: Count(4, 4)}
+
+
+def test_all_of_a_long_file_that_is_removed_and_written_anew(
+    own: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old one is read to its end first; pieces of the new one that are known are passed over."""
+    monkeypatch.setattr("mlflow_batchai.node.reports.PIECE", 4000)
+    reader = ReportReader(str(tmp_path / "spool"))
+    for step in range(300):
+        own.append(metric(step))
+    found = [report.body["step"] for report in reader.read()]
+    assert 0 < len(found) < 300
+    shutil.rmtree(tmp_path / "spool")
+    own.append(metric(300))
+    assert found + steps(reader) == list(range(301))
+
+
+def test_a_signal_handler_reports_whatever_it_interrupts(
+    own: Spool, reader: ReportReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: own.append(metric(99)))
+    try:
+        write = os.pwrite
+
+        def interrupted(fd: int, data: bytes, at: int) -> int:
+            monkeypatch.setattr(os, "pwrite", write)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return write(fd, data, at)
+
+        monkeypatch.setattr(os, "pwrite", interrupted)
+        own.append(metric(0))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert sorted(steps(reader)) == [0, 99]
+    assert reader.counts() == {3: Count(2, 2)}
+
+
+def test_a_record_that_json_cannot_say_is_not_counted(own: Spool, reader: ReportReader) -> None:
+    own.append(metric(0))
+    with pytest.raises(TypeError):
+        own.append({"type": "tag", "values": {"a": object()}})
+    assert steps(reader) == [0]
+    assert reader.counts() == {3: Count(1, 1)}

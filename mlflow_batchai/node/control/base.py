@@ -3,7 +3,7 @@
 import abc
 import errno
 import os
-from typing import List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from mlflow_batchai.node.protocol import JobPaths, Record
 from mlflow_batchai.node.records import Damage
@@ -155,7 +155,10 @@ class Attempt(abc.ABC):
         beat_seconds: after so many seconds in which it had nothing to say an agent shows that it lives.
         flush_seconds: for how long records wait for more.
         linger_seconds: for how long those that nobody waits for do, at least, before they leave alone in place of a beat.
+        tells_sizes: whether the sizes of files cost next to nothing.
     """
+
+    tells_sizes = False
 
     beat_seconds: float
     flush_seconds: float
@@ -212,9 +215,9 @@ class Attempt(abc.ABC):
     def send(self, writer: str, sequence: int, records: Sequence[Record]) -> int:
         """Write a segment; how many bytes its file has. After an error the same one has to be sent again."""
 
-    def has(self, writer: str, sequence: int, size: int) -> bool:
-        """Whether a segment of so many bytes that was written is still there, as far as that can be seen for nothing."""
-        return True
+    def sizes(self, writer: str, sequence: int) -> Dict[int, int]:
+        """The bytes of each of a writer's segments from that one on, where ``tells_sizes``."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def beat(self, writer: str, number: int) -> bool:

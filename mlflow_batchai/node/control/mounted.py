@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import os
 import time
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 from mlflow_batchai.node import mountfiles, permissions, protocol, safeopen
 from mlflow_batchai.node.control.base import Attempt, ControlShare, Entry, LogFile, NotMountedError
@@ -52,8 +52,12 @@ class MountedShare(ControlShare):
             return None
 
     def write_closed(self, path: str, records: Sequence[Record]) -> None:
+        self.send(path, records)
+
+    def send(self, path: str, records: Sequence[Record]) -> int:
+        """The same; how many bytes the file has."""
         with self._making(path) as within:
-            mountfiles.write_closed(self.root, path, records, within)
+            return mountfiles.write_closed(self.root, path, records, within)
 
     def claim(self, path: str) -> bool:
         made = permissions.opener(self.root)
@@ -106,6 +110,18 @@ class MountedShare(ControlShare):
         except FileNotFoundError:
             safeopen.freshen(self.root, path)
             return []
+
+    def sizes(self, path: str, prefix: str) -> Dict[str, int]:
+        """The bytes of each file of a folder whose name begins so."""
+        found: Dict[str, int] = {}
+        try:
+            with self._folder(path) as folder, os.scandir(folder) as names:
+                for name in names:
+                    if name.name.startswith(prefix):
+                        found[name.name] = _entry(name).size
+        except FileNotFoundError:
+            return {}
+        return found
 
     def _folder(self, path: str) -> safeopen.Descriptor:
         return permissions.patiently(lambda: safeopen.open_folder(self.root, path))
@@ -178,6 +194,8 @@ class MountedLogFile(LogFile):
 class NamedFiles(Attempt):
     """An attempt whose files are asked for by name: that costs nothing, and no board is needed."""
 
+    tells_sizes = True
+
     def __init__(self, share: MountedShare, paths: JobPaths) -> None:
         self._share = share
         self._paths = paths
@@ -238,14 +256,18 @@ class NamedFiles(Attempt):
         return self._share.content(self._paths.segment(writer, sequence))
 
     def send(self, writer: str, sequence: int, records: Sequence[Record]) -> int:
-        path = self._paths.segment(writer, sequence)
-        self._share.write_closed(path, records)
-        there = safeopen.look(self._share.root, path)
-        return there.st_size if there else 0
+        return self._share.send(self._paths.segment(writer, sequence), records)
 
-    def has(self, writer: str, sequence: int, size: int) -> bool:
-        there = safeopen.look(self._share.root, self._paths.segment(writer, sequence))
-        return there is not None and there.st_size == size
+    def sizes(self, writer: str, sequence: int) -> Dict[int, int]:
+        found: Dict[int, int] = {}
+        first = os.path.basename(self._paths.event_folder(sequence))
+        for folder in self._share.names(self._paths.events):
+            if folder >= first:
+                for name, size in self._share.sizes("%s/%s" % (self._paths.events, folder), writer + "-").items():
+                    number = name[len(writer) + 1 :].partition(".")[0]
+                    if number.isdecimal():
+                        found[int(number)] = size
+        return found
 
     def beat(self, writer: str, number: int) -> bool:
         return False
