@@ -15,10 +15,12 @@ def write(root, path, found, within):
     if damaged or {node!r} not in sys.argv or not any(record.get("k") == {what!r} for record in found) and not path.endswith({what!r}):
         return real(root, path, found, within)
     damaged.append(path)
-    data = {left}(protocol.encode(found))
+    whole = protocol.encode(found)
+    data = {left}(whole)
     if data is not None:
         real(root, path, [])
         open(root + "/" + path, "wb").write(data)
+    return len(whole)
 mountfiles.write_closed = write
 """
 LEFT = {
