@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ from loop_disk import fail, fill, loop_disk
 from node_world import Cluster, Job
 from waiting import wait_for
 
-from mlflow_batchai.node import host
+from mlflow_batchai.job.completeness import missing
+from mlflow_batchai.node import host, totals
 
 QUICK = "mounted.BEAT_SECONDS = 0.5"
 # A rank that writes a line now and then, and saves when it is asked to end (on its own disk: the share takes nothing).
@@ -117,3 +119,28 @@ def test_a_job_folder_that_is_deleted(agents: Callable[..., Cluster]) -> None:
     assert_gone(cluster, job, "the job's folder is gone from the share (No such file or directory)")
     verdict = read_closed(str(cluster.share / job.paths.verdict_file))
     assert verdict is None or verdict["errors"][0]["code"] == "ShareFailed"
+
+
+def test_a_share_that_is_full_when_the_job_ends(agents: Callable[..., Cluster], disk: Path, tmp_path: Path) -> None:
+    """What the share took no more is counted: lines to the number, points by the rank's own count."""
+    end = tmp_path / "end"
+    report = "from mlflow_batchai.training import report; report.log(step=%d, loss=1.0)"
+    command = (
+        f"{sys.executable} -c '{report % 1}'; echo up; until [ -e {end} ]; do sleep 0.1; done; "
+        f"{sys.executable} -c '{report % 2}'; seq 40"
+    )
+    job = agents(disk).submit(command, patch=QUICK, lossSeconds=3.0)
+    wait_for(lambda: "up" in job.log("stdout.txt"), 20, job.said)
+    wait_for(lambda: job.records("report"), 20, job.said)
+    fill(disk)
+    end.touch()
+    assert job.wait()["executionState"] == "succeeded", job.said()
+    told = totals.of(job.exit(0) or {})
+    assert told is not None
+    assert told["reports"] == {"0": [2, 2]} and len(job.records("report")) == 1
+    # Its own notes have not left it either.
+    assert 40 <= told["unsent"] <= 50
+    assert missing({0: told}, {"agent-0": told["segments"]}, {"0": [1, 1]}) == [
+        f"missing: {told['unsent']} lines of node-0 that the share did not take before it was given up",
+        "missing: 1 of 2 points that rank 0 reported",
+    ]
