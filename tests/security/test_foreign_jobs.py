@@ -155,7 +155,8 @@ def test_trust_is_given_to_what_was_shown(cli: Cli, attacker: Attacker, follower
     shown = said.err
     assert f"outputs that are sent to the run: file://{attacker.victims.parent}/outputs" in shown.replace("////", "///")
     assert run_id in shown and attacker.share.url in shown and followers == []
-    # It waits for its follower, which is not started here.
+    # It waits for its follower, which is not started here, but has ended the run.
+    cli.world.client.set_terminated(run_id, "FAILED")
     attacker.share.claim(protocol.JobPaths(FOLDER).lease(1))
     cursor = {"counter": 1, "attempt": 1, "finished": True, "holder": {}, "memory": {}}
     attacker.share.write(protocol.JobPaths(FOLDER).cursor(1), protocol.encode([cursor]))
