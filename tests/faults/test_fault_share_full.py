@@ -139,7 +139,7 @@ def test_a_share_that_is_full_when_the_job_ends(agents: Callable[..., Cluster], 
     assert told is not None
     assert told["reports"] == {"0": [2, 2]} and len(job.records("report")) == 1
     # Its own notes have not left it either.
-    assert 40 <= told["unsent"] <= 50
+    assert told["unsent"] >= 40
     assert missing({0: told}, {"agent-0": told["segments"]}, {"0": [1, 1]}) == [
         f"missing: {told['unsent']} lines of node-0 that the share did not take before it was given up",
         "missing: 1 of 2 points that rank 0 reported",
