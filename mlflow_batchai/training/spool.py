@@ -35,8 +35,9 @@ _MOST_NAMES = 1000
 _encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
-def _encoded(record: Mapping[str, Any], more: str = "") -> bytes:
-    return (_encoder.encode(record)[:-1] + more + "}\n").encode("ascii")
+def _encoded(text: str, more: str = "") -> bytes:
+    """A line of a JSON object, with another key."""
+    return (text[:-1] + more + "}\n").encode("ascii")
 
 
 class Spool:
@@ -58,7 +59,7 @@ class Spool:
         self._size = 0
         self._records = self._points = 0
         # What was handed in, and what is numbered and waits for the disk.
-        self._incoming: Deque[Mapping[str, Any]] = collections.deque()
+        self._incoming: Deque[Tuple[str, Sequence[str]]] = collections.deque()
         self._waiting: Deque[_Line] = collections.deque()
         self._written: Deque[_Line] = collections.deque()
         self._bytes = 0
@@ -72,8 +73,8 @@ class Spool:
         Raises:
             TypeError, ValueError: JSON can't say it.
         """
-        _encoded(record)
-        self._incoming.append(record)
+        names = list(record["values"]) if record["type"] == "metric" else []
+        self._incoming.append((_encoder.encode(record), names))
         self._work()
 
     def _work(self) -> None:
@@ -101,11 +102,10 @@ class Spool:
     def _take(self) -> None:
         """Number what was handed in; past ``MOST_BYTES`` the oldest is dropped and counted."""
         while self._incoming:
-            record = self._incoming.popleft()
-            names = list(record["values"]) if record["type"] == "metric" else []
+            text, names = self._incoming.popleft()
             self._records += 1
             self._points += len(names)
-            data = _encoded(record, ',"n":%d' % self._records)
+            data = _encoded(text, ',"n":%d' % self._records)
             self._waiting.append((data, names))
             self._bytes += len(data)
         while self._bytes > MOST_BYTES and (self._written or len(self._waiting) > 1):
@@ -159,7 +159,7 @@ class Spool:
                 self._written.append(self._waiting.popleft())
             while self._lost:
                 some = dict(itertools.islice(self._lost.items(), _MOST_NAMES))
-                self._put(_encoded({"type": "lost", "values": some}))
+                self._put(_encoded(_encoder.encode({"type": "lost", "values": some})))
                 for name in some:
                     del self._lost[name]
         finally:
