@@ -16,6 +16,8 @@ SEGMENTS_A_TIME = 32
 # A writer that has said nothing for so long may have gone on behind a segment that is missing: agents beat more often.
 QUIET_SECONDS = 8.0
 LOOK_SECONDS = 0.5
+# How many segments behind one that isn't there are asked for, to see whether its writer went on.
+AHEAD = 8
 
 Cursor = dict[str, int]
 ENDING = ("failed", "stop")
@@ -169,13 +171,13 @@ class EventReader:
         return writer in self._stuck
 
     def _later(self, writer: str, to_the_end: bool) -> int | None:
-        """The number of the first segment behind a writer's next one that is there; None: none. All are written in order."""
+        """The number of the next segment that is there after a missing one; None: none is. A writer writes them in order."""
         behind = self.cursor.get(writer, 0) + 1
         if self._board is not None:
             return behind if self._board.count(f"segments-{writer}") >= behind else None
         if to_the_end:
             return min((number for number in self._there(writer) if number >= behind), default=None)
-        later = {self._paths.segment(writer, number): number for number in range(behind, behind + records.AHEAD)}
+        later = {self._paths.segment(writer, number): number for number in range(behind, behind + AHEAD)}
         return min((later[path] for path, _ in self._share.read_many(later)), default=None)
 
     def _there(self, writer: str) -> list[int]:

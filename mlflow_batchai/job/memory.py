@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from mlflow_batchai.node.protocol import Record
-from mlflow_batchai.node.records import Check, Shape, has, is_count, is_mapping, is_number, is_text, list_of, or_none
+from mlflow_batchai.node.records import (
+    Check,
+    Shape,
+    has,
+    is_count,
+    is_mapping,
+    is_number,
+    is_pair_of_counts,
+    is_text,
+    list_of,
+    or_none,
+)
 
 DAMAGED = "what the relay had noted on the share was damaged: the attempt's events were read again from the first one"
 
@@ -76,11 +87,11 @@ _PLACE: Shape = {
     "models": list_of(is_mapping),
     "tracked": lambda value: _as_far_as_there(value, _TRACKED),
     "environment": or_none(is_text),
-    "reports": _mapping_of(lambda count: list_of(is_count)(count) and isinstance(count, list) and len(count) == 2),
+    "reports": _mapping_of(is_pair_of_counts),
     "lost": _mapping_of(is_count),
     "refused": is_count,
     "dropped": is_count,
-    "skipped": lambda value: list_of(is_count)(value) and len(value) == 2,
+    "skipped": is_pair_of_counts,
     "state": is_text,
 }
 _SENTENCES = ("notes", "leftOut", "onlyThere", "missing")

@@ -32,7 +32,7 @@ class LogFiles:
         """Lines of this node; they are written by ``flush``."""
         plan, node = self._layout.plan, self._layout.node
         self._append(own_file(plan, node, entry["s"], entry["r"]), entry["b"])
-        if node == 0 and entry["r"] is not None:
+        if node == 0 and entry["r"] is not None and plan["ranks"] > 1:
             self.join(log_record(entry))
 
     def join(self, record: Record) -> None:

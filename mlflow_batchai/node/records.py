@@ -15,8 +15,6 @@ from mlflow_batchai.node.protocol import Record
 
 # For so long a file that isn't closed has to stay as it is before it counts as damaged.
 SETTLE_SECONDS = 5.0
-# How many segments behind one that isn't there are asked for, to see whether its writer went on.
-AHEAD = 8
 SKIPPED = "skipped"
 MOST_NODES = 10_000
 
@@ -55,6 +53,11 @@ def or_none(check: Check) -> Check:
 def list_of(check: Check) -> Check:
     """A list of what the check takes."""
     return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def is_pair_of_counts(value: object) -> bool:
+    """Whether it is a list of two whole numbers that are not below zero."""
+    return isinstance(value, list) and len(value) == 2 and all(map(is_count, value))
 
 
 def _is_finding(value: object) -> bool:

@@ -8,12 +8,8 @@ from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.node.reports import Count
 
 
-def _is_pair(value: object) -> bool:
-    return records.list_of(records.is_count)(value) and isinstance(value, list) and len(value) == 2
-
-
 def _mapping_of_pairs(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_pair, value.values()))
+    return isinstance(value, dict) and all(map(records.is_pair_of_counts, value.values()))
 
 
 # ``segments``; ``logs``: file -> bytes and lines; ``reports``: rank -> records and points in them; ``uncounted``: ranks whose

@@ -19,7 +19,6 @@ from typing import Any, Deque, Dict, Mapping, Optional, Sequence, Tuple
 _log = logging.getLogger("mlflow_batchai.training.report")
 
 HEAD = '{"type":"count","records":%12d,"points":%12d}\n'
-HEAD_BYTES = len(HEAD % (0, 0))
 # Records that are kept in memory: those that wait, and the last ones that were written, for a file that somebody removes.
 MOST_BYTES = 8 << 20
 AGAIN_SECONDS = 1.0

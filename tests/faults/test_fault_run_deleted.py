@@ -8,24 +8,11 @@ from typing import Any
 
 import pytest
 from command_line import Cli
+from endless import DONE, STEPS
 
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Hold, Lease
 from mlflow_batchai.shares.directory import DirectoryShare
-
-# Steps until it is told to end, in the share.
-TRAIN = """
-    import os, pathlib, time
-    from mlflow_batchai.training import report
-    share = pathlib.Path(os.environ["AZ_BATCHAI_MOUNT_ROOT"], "share")
-    step = 0
-    while not (share / "go").exists():
-        report.log(step=step, loss=1.0 / (step + 1))
-        (share / "step").write_text(str(step))
-        step += 1
-        time.sleep(0.05)
-    print("done", flush=True)
-"""
 
 
 class Scene:
@@ -34,7 +21,7 @@ class Scene:
     def __init__(self, world: Any) -> None:
         self.world = world
         experiment = world.client.create_experiment("digits", artifact_location=f"{world.root}/artifacts")
-        self.process = world.start([*world.command(world.project(TRAIN, batchai="")), "--experiment-id", experiment])
+        self.process = world.start([*world.command(world.project(STEPS + DONE, batchai="")), "--experiment-id", experiment])
         world.wait(lambda: any("loss" in run.data.metrics for run in world.client.search_runs([experiment])), 120)
         (run,) = world.client.search_runs([experiment])
         self.run_id, self.experiment, self.name = run.info.run_id, experiment, run.data.tags["batchai.job"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from command_line import Cli
+from endless import DONE, STEPS
 from mlflow_server import MlflowServer
 from store_world import Gate, cut, hang, hang_up, status
 
@@ -18,21 +19,10 @@ from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Hold, Lease
 from mlflow_batchai.shares.directory import DirectoryShare
 
-# Steps until it is told to end; each says in a file that it was made.
-TRAIN = """
-    import os, pathlib, time
-    from mlflow_batchai.training import report
-    share = pathlib.Path(os.environ["AZ_BATCHAI_MOUNT_ROOT"], "share")
-    step = 0
-    while not (share / "go").exists():
-        report.log(step=step, loss=1.0 / (step + 1))
-        (share / "step").write_text(str(step))
-        step += 1
-        time.sleep(0.05)
+OUTPUTS = """
     output = pathlib.Path(os.environ["AZ_BATCHAI_OUTPUT_M"])
     for name in ("one", "two", "three"):
         (output / name).write_text(name)
-    print("done", flush=True)
 """
 BATCHAI = """
     wait: {wait}
@@ -69,7 +59,7 @@ class Scene:
         """Start the job; its steps are in the run when this returns."""
         known = len(self.world.runs())
         batchai = BATCHAI.format(wait=str(wait).lower(), deadline=deadline)
-        process = self.world.start(self.world.command(self.world.project(TRAIN, batchai=batchai)))
+        process = self.world.start(self.world.command(self.world.project(STEPS + OUTPUTS + DONE, batchai=batchai)))
         if not wait:
             out, err = process.communicate(timeout=150)
             assert process.returncode == 0, (out, err)

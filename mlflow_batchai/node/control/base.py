@@ -213,7 +213,10 @@ class Attempt(abc.ABC):
 
     @abc.abstractmethod
     def send(self, writer: str, sequence: int, records: Sequence[Record]) -> int:
-        """Write a segment; how many bytes its file has. After an error the same one has to be sent again."""
+        """Write a segment; how many bytes its file has, where ``tells_sizes``.
+
+        After an error the same one has to be sent again.
+        """
 
     def sizes(self, writer: str, sequence: int) -> Dict[int, int]:
         """The bytes of each of a writer's segments from that one on, where ``tells_sizes``."""

@@ -9,7 +9,6 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 from mlflow_batchai.node import mountfiles, permissions, protocol, safeopen
 from mlflow_batchai.node.control.base import Attempt, ControlShare, Entry, LogFile, NotMountedError
 from mlflow_batchai.node.protocol import JobPaths, Record, identity_path
-from mlflow_batchai.node.records import AHEAD
 
 BEAT_SECONDS = 5.0
 FLUSH_SECONDS = 0.5
@@ -239,18 +238,8 @@ class NamedFiles(Attempt):
             return None
 
     def went_on(self, writer: str, sequence: int) -> bool:
-        later = range(sequence + 1, sequence + 1 + AHEAD)
-        if any(safeopen.look(self._share.root, self._paths.segment(writer, number)) for number in later):
-            return True
-        # A server may have lost more of them than that.
-        least = self._paths.segment(writer, later[-1])
-        folders = (self._paths.events + "/" + name for name in sorted(self._share.names(self._paths.events)))
-        return any(
-            name.startswith(writer + "-") and folder + "/" + name > least
-            for folder in folders
-            if folder >= os.path.dirname(least)
-            for name in self._share.names(folder)
-        )
+        # A server may have lost many in a row.
+        return any(number > sequence for number in self.sizes(writer, sequence + 1))
 
     def remains(self, writer: str, sequence: int) -> Optional[bytes]:
         return self._share.content(self._paths.segment(writer, sequence))

@@ -28,7 +28,6 @@ class NoticedFiles(Attempt):
         self._node = node
         self._board = Board(self._list, node, self._matters, nodes - 1)
         self._written: Optional[int] = None
-        self._size = 0
         self.beat_seconds = BEAT_SECONDS
         self.flush_seconds = FLUSH_SECONDS
         self.linger_seconds = LINGER_SECONDS
@@ -78,11 +77,10 @@ class NoticedFiles(Attempt):
     def send(self, writer: str, sequence: int, records: Sequence[Record]) -> int:
         # An error of the notice must not have a megabyte sent twice.
         if self._written != sequence:
-            data = protocol.encode(records, compress=True)
-            self._share.write(self._paths.segment(writer, sequence), data)
-            self._written, self._size = sequence, len(data)
+            self._share.write(self._paths.segment(writer, sequence), protocol.encode(records, compress=True))
+            self._written = sequence
         self._share.mark(self._paths.notice("segments-" + writer), sequence + 1)
-        return self._size
+        return 0
 
     def beat(self, writer: str, number: int) -> bool:
         self._share.mark(self._paths.notice("beats-" + writer), number)
