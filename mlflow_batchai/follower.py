@@ -210,7 +210,7 @@ class Follower:
         Raises:
             GivenUpError: the job has ended, and its run is still deleted.
         """
-        ended = self.keeper.has_ended(0)
+        ended = False
         while not self._persist(lambda: not self._relay.run_gone() and self._with_run(last)):
             if ended:
                 run = self.job.plan["runId"]

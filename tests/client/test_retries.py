@@ -8,7 +8,7 @@ import pytest
 from idle_engine import Engine
 from relay_world import Crash, Time
 
-from mlflow_batchai import detached, retries
+from mlflow_batchai import detached, keeper, retries
 from mlflow_batchai.detached import Submitted
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, JobError, ShareError
@@ -392,8 +392,19 @@ def test_volumes_that_can_not_be_opened_for_now(scene, monkeypatch):
         scene.bring(attempt=3)
 
 
-def test_a_job_that_waits_for_attach(following, monkeypatch):
-    """Its run says what is missing, the lease is free, and whoever ends the job needs nothing."""
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_job_that_waits_for_attach(following, monkeypatch, ahead):
+    """Its run says what is missing, the lease is free, and whoever ends the job needs nothing; also if the keeper knows that before
+    the relay of the attempt before has ended."""
+    over = keeper.Keeper.over
+
+    def late(kept, attempt, seconds):
+        state = over(kept, attempt, seconds)
+        if ahead and state and state.next_attempt:
+            kept._thread.join(20)
+        return state
+
+    monkeypatch.setattr(keeper.Keeper, "over", late)
 
     def unknown(name):
         raise ClusterNotFoundError(f"there is no cluster '{name}'")

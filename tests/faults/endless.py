@@ -8,7 +8,8 @@ STEPS = """
     step = 0
     while not (share / "go").exists():
         report.log(step=step, loss=1.0 / (step + 1))
-        (share / "step").write_text(str(step))
+        (share / "step.new").write_text(str(step))
+        (share / "step.new").rename(share / "step")
         step += 1
         time.sleep(0.05)
 """

@@ -32,7 +32,7 @@ class Scene:
         self.world.wait(lambda: self._step() > now + 20)
 
     def _step(self) -> int:
-        return int((self.world.home / "share" / "step").read_text() or 0)
+        return int((self.world.home / "share" / "step").read_text())
 
     def end(self) -> str:
         """Have the job end; what `mlflow run` says then."""

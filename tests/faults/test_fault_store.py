@@ -74,8 +74,7 @@ class Scene:
 
     def step(self) -> int:
         """The step that it is at, by its own word."""
-        text = (self.world.home / "share" / "step").read_text()
-        return int(text or 0)
+        return int((self.world.home / "share" / "step").read_text())
 
     def trains_on(self) -> None:
         """Wait until it has trained for some steps more, whatever our server does."""
@@ -85,7 +84,7 @@ class Scene:
     def catches_up(self) -> None:
         """Wait until the run has what was reported by now."""
         now = self.step()
-        self.world.wait(lambda: self.world.client.get_run(self.run_id).data.metrics["loss"] <= 1 / (now + 1))
+        self.world.wait(lambda: self.world.client.get_run(self.run_id).data.metrics["loss"] <= 1 / (now + 1), 150)
 
     @property
     def job(self) -> Job:
@@ -144,16 +143,13 @@ def test_a_server_that_fails_in_every_way_while_a_job_trains(scene: Scene) -> No
     gate, world = scene.gate, scene.world
     process = scene.start(wait=True)
     for fault in FAULTS.values():
-        told, troubles = scene.log.count("it works again"), scene.log.count("trying again")
-        # Others ask the server, too: it is the follower that must have met the fault, and it says so once it has an answer.
+        # While others ask the server too, only the follower brings news: it has met the fault once some were refused.
         with gate.failing(fault, only=brings_news if fault is hang else lambda line: True):
-            if fault is hang:  # the answers of some requests of the fault before may come so late that they are counted here
-                world.wait(lambda: any(map(brings_news, gate.failed)))
-            else:
-                world.wait(lambda: scene.log.count("trying again") > troubles)  # noqa: B023
+            world.wait(lambda: any(map(brings_news, gate.failed)))
             scene.trains_on()
+        # The second time in a later round: the one before has ended, and with it the trouble.
         scene.catches_up()
-        world.wait(lambda: scene.log.count("it works again") > told)  # noqa: B023
+        scene.catches_up()
     with gate.server.stopped():
         scene.trains_on()
     scene.catches_up()
