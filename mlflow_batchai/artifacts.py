@@ -150,7 +150,7 @@ class Folder:
 def log_file(client: MlflowClient, job: Job, file: Path, artifact: str) -> str:
     """Send a file of that name to a path of the run's artifacts; why the server refuses just this one, or nothing."""
     try:
-        client.log_artifact(str(job.plan["runId"]), str(file), artifact.rpartition("/")[0])
+        client.log_artifact(job.plan.run_id, str(file), artifact.rpartition("/")[0])
     except Exception as error:  # MLflow raises whatever its store raises
         if not stores.refuses_a_file(error):
             raise

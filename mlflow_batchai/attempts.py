@@ -56,7 +56,7 @@ def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) ->
     secrets = told(job, cluster, _seconds(job))
     with contextlib.closing(cluster.engine):
         following = job.at(job.attempt + 1).plan  # which has all nodes, whatever the attempt before had
-        _check_nodes(job, cluster, terms.least_nodes(following))
+        _check_nodes(job, cluster, following.least_nodes)
         counts = terms.counts_on(following, retries.fitting_nodes(following, cluster))
     # Whoever relays the attempt before this one must have ended its run first.
     if not Lease(job).finished():
@@ -66,7 +66,7 @@ def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) ->
     mlflow = runs.client(submitted.tracking)
     if mlflow.get_run(submitted.run_id).info.lifecycle_stage != "active":
         raise JobError(f"the run of job {job.name} is deleted: mlflow runs restore --run-id {submitted.run_id}")
-    begun = job.begin(job.attempt + 1, terms.record(job.plan.get("retries", 0), terms.MANUAL, "batchai job retry", counts))
+    begun = job.begin(job.attempt + 1, terms.record(job.plan.retries, terms.MANUAL, "batchai job retry", counts))
     if begun is None:
         raise JobError(f"somebody else retries job {job.name} just now; see it with: batchai job show {job.name}")
     submitted.job = begun
@@ -105,7 +105,7 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str, say: Callable[[str
         return False
     # On as many nodes as it had: whether there are more now, nobody has asked.
     counts = {key: count for key, count in before.terms().items() if key in terms.COUNTS}
-    own = terms.record(before.plan["retriesLeft"], terms.REQUEUE, why, counts)
+    own = terms.record(before.plan.retries_left, terms.REQUEUE, why, counts)
     begun = before.begin(state.next_attempt, own)
     submitted.job = begun or before.at(state.next_attempt)
     if begun is None:
@@ -140,7 +140,7 @@ def _told_again(submitted: Submitted, cluster: Cluster) -> dict[str, Any]:
 
 
 def _await_verdict(job: Job) -> JobState:
-    until = time.monotonic() + MAKE_ROOM_SECONDS + float(job.plan["terminateSeconds"])
+    until = time.monotonic() + MAKE_ROOM_SECONDS + job.plan.terminate_seconds
     while True:
         begun = time.monotonic()
         with contextlib.suppress(ShareError):  # it may be away for a moment, and the attempt ends all the same
@@ -157,10 +157,10 @@ def _await_verdict(job: Job) -> JobState:
 
 def _check_nodes(job: Job, cluster: Cluster, count: int) -> None:
     cluster.engine.check(count, needs_of(job.plan))
-    lacking = sorted(set(cluster.engine.lacking) - set(job.plan["tools"]))
+    lacking = sorted(set(cluster.engine.lacking) - set(job.plan.tools))
     if lacking:
         raise JobError(f"nodes of cluster '{cluster.name}' have no {lacking[0]} now: install it there, or submit the job again")
 
 
 def _seconds(job: Job) -> float:
-    return float(job.plan["maxWallClockSeconds"] + WAITING_SECONDS)
+    return job.plan.max_wall_clock_seconds + WAITING_SECONDS

@@ -110,7 +110,7 @@ class BatchAIBackend(AbstractBackend):
                 experiment = _experiment(tracking, ready.source, experiment_id, command_line)
             signals = Signals()
             with signals.installed() if command_line else contextlib.nullcontext():
-                console = JobConsole(ready.prepared.plan["ranks"])
+                console = JobConsole(ready.prepared.plan.ranks)
                 console.say(ready.sentence)
                 with contextlib.closing(console):
                     run_name, run_id = _untold()

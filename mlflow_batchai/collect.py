@@ -21,8 +21,9 @@ from mlflow_batchai.job.sent import Stamp
 from mlflow_batchai.models import checks, directory, logged, registry
 from mlflow_batchai.models.facts import ModelFacts
 from mlflow_batchai.models.folder import log_folder
-from mlflow_batchai.models.promotion import Condition, promote
+from mlflow_batchai.models.promotion import promote
 from mlflow_batchai.node.models import MLFLOW, choose
+from mlflow_batchai.node.plan import Model
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.shares import Share, spelling
 from mlflow_batchai.shares.directory import DirectoryShare
@@ -184,23 +185,23 @@ def log_model(client: MlflowClient, job: Job, known: Sequence[Record]) -> tuple[
         ModelError: none was saved where it was to be, or the one that was can't be made an MLflow model.
         ShareError: it can't be read.
     """
-    wanted = job.plan["model"]
+    wanted = job.plan.model
     if wanted is None:
         return ()
-    run_id, register = str(job.plan["runId"]), wanted.get("register")
-    chosen = choose(known, wanted.get("path"))
-    if chosen is None and not wanted.get("path") and (made := last_ready(client, run_id)):
+    run_id, register = job.plan.run_id, wanted.register
+    chosen = choose(known, wanted.path)
+    if chosen is None and not wanted.path and (made := last_ready(client, run_id)):
         version = registry.version_of(client, register, made, run_id) if register else None
         reference = logged.LoggedModelRef(made.model_id, f"models:/{made.model_id}", version)
     elif chosen is None:
         raise ModelError(
-            f"no saved model was found at '{wanted['path']}' in the output directories"
-            if wanted.get("path")
+            f"no saved model was found at '{wanted.path}' in the output directories"
+            if wanted.path
             else "batchai.yaml asks for a model and none was saved in an output directory (a .h5 or .keras file, a SavedModel,"
             " an MLflow model)"
         )
     else:
-        reference = _logged(client, job, chosen)
+        reference = _logged(client, job, wanted, chosen)
     client.set_tag(run_id, "batchai.model", reference.model_uri)
     if register and reference.version:
         client.set_tag(run_id, "batchai.modelVersion", f"models:/{register}/{reference.version}")
@@ -208,15 +209,14 @@ def log_model(client: MlflowClient, job: Job, known: Sequence[Record]) -> tuple[
     return reference.notes
 
 
-def _logged(client: MlflowClient, job: Job, chosen: Mapping[str, Any]) -> logged.LoggedModelRef:
+def _logged(client: MlflowClient, job: Job, wanted: Model, chosen: Mapping[str, Any]) -> logged.LoggedModelRef:
     """The logged model of a saved one, made if it isn't there."""
     path, meta = str(chosen["path"]), chosen["meta"]
     check, notes = checks.judge(path, chosen.get("check"), meta)
-    wanted = job.plan["model"]
-    run_id, job_id, register = str(job.plan["runId"]), str(job.plan["job"]), wanted.get("register")
+    run_id, job_id, register = job.plan.run_id, job.plan.job, wanted.register
     # A run that was named with --run-id may lie in another experiment than the command line's.
     experiment_id = client.get_run(run_id).info.experiment_id
-    name = wanted.get("name") or "model"
+    name = wanted.name or "model"
     if meta.get("format") == MLFLOW:
         with _local_copy(job, path) as folder:
             return log_folder(
@@ -251,18 +251,18 @@ def _logged(client: MlflowClient, job: Job, chosen: Mapping[str, Any]) -> logged
         )
 
 
-def _promote(client: MlflowClient, run_id: str, wanted: Mapping[str, Any], version: str) -> None:
+def _promote(client: MlflowClient, run_id: str, wanted: Model, version: str) -> None:
     """Have the aliases point to the new version, unless it is not good enough; tags of the run and of the version say why."""
-    condition = Condition.from_plan(wanted.get("promoteIf"))
     told = client.get_run(run_id).data.tags.get(TAG_PROMOTION)
-    if told or not wanted.get("alias"):
+    name = wanted.register
+    if told or not wanted.alias or name is None:
         return
-    made = [promote(client, wanted["register"], version, alias, condition) for alias in wanted["alias"]]
+    made = [promote(client, name, version, alias, wanted.promote_if) for alias in wanted.alias]
     # The page of a registered model shows descriptions as a whole, and little of a tag. This one is read when others are the
     # champion: it doesn't say who is.
-    if not client.get_model_version(wanted["register"], version).description:
+    if not client.get_model_version(name, version).description:
         description = "; ".join(f"{one.alias}: {one.why}" for one in made)
-        client.update_model_version(wanted["register"], version, description)
+        client.update_model_version(name, version, description)
     client.set_tag(run_id, TAG_PROMOTION, "; ".join(map(str, made)))
 
 

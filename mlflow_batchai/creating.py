@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlflow_batchai import config, index, runs
 from mlflow_batchai.cluster.clusters import Cluster, share_secret
@@ -60,16 +60,16 @@ def submit(
     """
     share = cluster.share
     sets = (prepared.code, prepared.inputs, prepared.tools)
-    if len(protocol.encode([prepared.plan])) > protocol.LONGEST_DOCUMENT - protocol.LONGEST_RECORD:
+    if len(protocol.encode([prepared.plan.record()])) > protocol.LONGEST_DOCUMENT - protocol.LONGEST_RECORD:
         raise ProjectError(
             f"the project and its parameters have {sum(map(len, sets))} files, more than a plan takes: leave some out"
             " (.batchaiignore or .gitignore), or put them on the share in one archive"
         )
     for files in sets:
         upload(share, files, progress)
-    folders.note(share, prepared.plan["folderPrefix"])
+    folders.note(share, prepared.plan.folder_prefix)
     segment = place_of(request.workspace, request.experiment_name, prepared.name, prepared.job_id)
-    folder = "/".join(part for part in (prepared.plan["folderPrefix"], segment) if part)
+    folder = "/".join(part for part in (prepared.plan.folder_prefix, segment) if part)
     mlflow = runs.client(request.tracking)
     with contextlib.ExitStack() as undo:
         run = runs.create(
@@ -85,26 +85,26 @@ def submit(
         if request.unique and not index.is_first(mlflow, run):
             mlflow.delete_run(run_id)  # so that it doesn't take the name
             raise UsageError(f"somebody else has just started a job '{prepared.name}' in '{request.experiment_name}'")
-        plan = {
-            **prepared.plan,
-            "secretVariables": sorted(prepared.secrets),
-            "name": prepared.name,
-            "cluster": cluster.name,
-            "workspace": request.workspace,
-            "experiment": request.experiment_name,
-            "experimentId": request.experiment_id,
-            "runId": run_id,
-            "runName": run.info.run_name or "",
-            "runParameters": dict(prepared.parameters),
-            "segment": segment,
-            "folder": folder,
-        }
+        plan = replace(
+            prepared.plan,
+            secret_variables=tuple(sorted(prepared.secrets)),
+            name=prepared.name,
+            cluster=cluster.name,
+            workspace=request.workspace,
+            experiment=request.experiment_name,
+            experiment_id=request.experiment_id,
+            run_id=run_id,
+            run_name=run.info.run_name or "",
+            run_parameters=dict(prepared.parameters),
+            segment=segment,
+            folder=folder,
+        )
         paths = protocol.JobPaths(folder)
         undo.enter_context(attempt_fails_with_it(share, folder))
         share.write(paths.spec, protocol.encode([prepared.document]))
         if prepared.changes:
             share.write(paths.code, protocol.encode([prepared.changes]))
-        signed = signing.sign(paths.plan, plan)
+        signed = signing.sign(paths.plan, plan.record())
         share.write(paths.plan, protocol.encode([signed]))
         settle(share, sets)
         told = {
@@ -112,7 +112,7 @@ def submit(
             "share": share_secret(cluster.location, prepared.seconds),
             **prepared.credentials,
         }
-        origin = Origin(signing.examine(paths.plan, signed)[0], Signature.OWN)
+        origin = Origin(plan, signing.examine(paths.plan, signed)[0], Signature.OWN)
         submitted = Submitted(Job(share, folder, 1, origin), run_id, request.tracking)
         start(submitted, cluster, told)
     return submitted
@@ -131,7 +131,7 @@ def _tags(prepared: Prepared, cluster: Cluster, request: RunRequest) -> dict[str
         runs.TAG_SHARE: cluster.share.url,
         runs.TAG_STATE: protocol.QUEUED,
         **{tag: value for tag, value in placed.items() if value not in usual},
-        runs.TAG_TOOL: prepared.plan["framework"],
+        runs.TAG_TOOL: prepared.plan.framework,
         runs.TAG_ENGINE: cluster.document.engine.value,
         **runs.sizes(prepared.plan),
     }

@@ -15,7 +15,7 @@ from mlflow_batchai.job.keras_lines import Pace
 from mlflow_batchai.job.metrics import as_shown
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.node import protocol
-from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.node.plan import Plan
 from mlflow_batchai.runs import LONGEST_TAG, tag_text
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Facts:
         script_note: what a script has said of the run.
     """
 
-    plan: Record
+    plan: Plan
     attempt: int
     state: JobState
     hosts: Sequence[str] = ()
@@ -100,7 +100,7 @@ def markdown(facts: Facts, room: int = LONGEST_TAG) -> str:
 def _head(facts: Facts) -> str:
     plan, state = facts.plan, facts.state
     said = [f"**{'terminated' if state.terminated else state.execution_state}**"]
-    left = int(plan.get("retriesLeft") or 0)
+    left = int(plan.retries_left or 0)
     said.append(f"attempt {facts.attempt}" + (f" of at most {facts.attempt + left}" if left else ""))
     if state.error_code:
         said.append(code(state.error_code[:LONGEST_NAME]))
@@ -111,12 +111,12 @@ def _head(facts: Facts) -> str:
 
 def _told(facts: Facts) -> list[str]:
     plan = facts.plan
-    nodes, ranks = int(plan["nodeCount"]), int(plan.get("ranks", 1))
+    nodes, ranks = plan.node_count, plan.ranks
     hosts = sorted(set(facts.hosts))
     where = ", ".join(code(host[:LONGEST_NAME]) for host in hosts[:MOST_HOSTS]) + (", ..." if len(hosts) > MOST_HOSTS else "")
     on = f" on {where}" if hosts else ""
     lines = [
-        f"- job {code(plan['name'])}, cluster {code(plan['cluster'])}",
+        f"- job {code(plan.name)}, cluster {code(plan.cluster)}",
         f"- {_count(nodes, 'node')}{on}, {_count(ranks, 'rank')}",
     ]
     if progress := _progress(facts):
@@ -134,16 +134,16 @@ def _progress(facts: Facts) -> str:
     return "" if facts.last_step is None else f"last step {facts.last_step}"
 
 
-def commands(plan: Record, state: JobState) -> list[str]:
+def commands(plan: Plan, state: JobState) -> list[str]:
     """What a person may want to type about a job, as a shell takes it."""
-    name = str(plan["name"])
+    name = plan.name
     if not state.ended:
         wanted = [["attach", name], ["logs", "-f", name], ["terminate", name]]
     else:
         wanted = [["logs", name], ["file", "list", "-j", name]]
         if state.execution_state != protocol.SUCCEEDED:
             wanted.append(["retry", name])
-    scope = ["-w", str(plan.get("workspace", "default")), "-e", str(plan.get("experiment", "Default"))]
+    scope = ["-w", plan.workspace, "-e", plan.experiment]
     return [shlex.join(["batchai", "job", *words, *scope]) for words in wanted]
 
 

@@ -16,7 +16,7 @@ from mlflow_batchai.errors import JobError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Glance, Hold, Lease
 from mlflow_batchai.job.vigil import Vigil
-from mlflow_batchai.node import processes, terms
+from mlflow_batchai.node import processes
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.shares import credentials
 
@@ -74,14 +74,14 @@ def start_follower(submitted: Submitted) -> None:
     environment = {**os.environ, **tracking.environment, **credentials.exported(), "BATCHAI_HOME": str(home())}
     # What opens the control share is made anew for each attempt.
     kept = {key: value for key, value in submitted.secrets.items() if key != "share" and value}
-    told = {"told": json.dumps(kept).encode()} if kept and terms.may_go_on(job.plan) else {}
+    told = {"told": json.dumps(kept).encode()} if kept and job.plan.may_go_on else {}
     submitted.follower = shell.spawn([*argv, *_arguments(job)], environment, follower_log(job), **told)
     submitted.starts += 1
 
 
 def follower_log(job: Job) -> Path:
     """Where a job's follower says what troubles it."""
-    return home() / "followers" / f"{job.plan['job']}.log"
+    return home() / "followers" / f"{job.plan.job}.log"
 
 
 def ensure_follower(submitted: Submitted) -> Glance:
@@ -124,7 +124,7 @@ def reopen(submitted: Submitted) -> bool:
 
 def _arguments(job: Job) -> list[str]:
     """What a job's follower is known by among all processes."""
-    return ["mlflow_batchai.follower", job.share.url, job.folder, str(job.plan["runId"])]
+    return ["mlflow_batchai.follower", job.share.url, job.folder, job.plan.run_id]
 
 
 def keep_follower(submitted: Submitted) -> None:

@@ -53,8 +53,8 @@ def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = N
             is deleted; the lease is let go.
     """
     lease, complaints = Lease(job), Complaints()
-    seconds = float(job.plan.get("relaySeconds", RELAY_SECONDS))
-    able = functools.partial(stores.reaches, tracking, str(job.plan["runId"]))
+    seconds = job.plan.relay_seconds
+    able = functools.partial(stores.reaches, tracking, job.plan.run_id)
     try:
         if not Endurance(seconds, complaints).do(functools.partial(lease.acquire, able=able)):
             if (found := lease.glance()).hold is not Hold.FINISHED:
@@ -71,7 +71,7 @@ def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = N
             return None
         except JobChangedError as error:
             with contextlib.suppress(BatchAIError):
-                changed.end(tracking, str(job.plan["runId"]), str(error))
+                changed.end(tracking, job.plan.run_id, str(error))
             with contextlib.suppress(ShareError):
                 # For those who watch it; nothing else of the job is obeyed or relayed.
                 verdict = failed_verdict(protocol.SHARE_FAILED, str(error), "follower")
@@ -213,7 +213,7 @@ class Follower:
         ended = False
         while not self._persist(lambda: not self._relay.run_gone() and self._with_run(last)):
             if ended:
-                run = self.job.plan["runId"]
+                run = self.job.plan.run_id
                 raise GivenUpError(f"run {run} is deleted (mlflow runs restore --run-id {run} brings it back)")
             ended = self.keeper.has_ended(GONE_LOOK_SECONDS)
 
@@ -266,7 +266,7 @@ def main() -> int:
         try:
             job = Job(open_share(share), folder)
             job.check_trusted()
-            if job.plan["runId"] != run_id:
+            if job.plan.run_id != run_id:
                 raise JobChangedError(f"the plan of job {job.name} is another run's; nothing was read from it")
             follow(job, tracking, _told(sys.stdin))
         except (JobChangedError, JobNotTrustedError) as error:

@@ -65,18 +65,17 @@ class Intake:
         save: Callable[[], None],
     ) -> None:
         self._client = client
-        self._run_id = str(job.plan["runId"])
+        self._run_id = job.plan.run_id
         self._gone, self._note, self._environment, self._save = gone, note, environment, save
         here = memory if same_attempt else {}
         self._reader = EventReader(job, here.get("cursor"), bool(here.get("ending")))
-        rules = job.plan["metrics"]
-        self._metrics = MetricFold(rules if isinstance(rules, list) else [rules], memory.get("metrics"), same_attempt)
+        self._metrics = MetricFold(job.plan.metrics, memory.get("metrics"), same_attempt)
         self._samples = SampleFold(job.node_count, memory.get("samples"), same_attempt)
         self.models: list[Record] = list(memory.get("models", []))
         self.tracked = relayed.Tracked(client, job, gone, memory.get("tracked"))
         self._dropped = int(memory.get("dropped", 0))
         self._refused = int(memory.get("refused", 0))
-        self._ranks = int(job.plan.get("ranks", 0))
+        self._ranks = job.plan.ranks
         self.received: dict[str, list[int]] = {rank: list(count) for rank, count in here.get("reports", {}).items()}
         # What ranks had to drop: name -> how often.
         self._lost: dict[str, int] = dict(memory.get("lost", {}))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import protocol, records
+from mlflow_batchai.node.plan import plain
 from mlflow_batchai.node.protocol import Record
 
 if TYPE_CHECKING:
@@ -59,19 +60,19 @@ class JobFiles:
             with TemporaryDirectory(prefix="batchai-") as scratch:
                 for name, text in files.items():
                     Path(scratch, name).write_bytes(text.encode("utf-8", "surrogateescape"))
-                self._client.log_artifacts(str(self._job.plan["runId"]), scratch, ARTIFACT)
+                self._client.log_artifacts(self._job.plan.run_id, scratch, ARTIFACT)
         self._sent, self._environment = True, None
         return list(self._notes)
 
     def _files(self) -> dict[str, str]:
-        files = {"plan.json": _readable(self._job.plan)}
+        files = {"plan.json": _readable(self._job.plan.record())}
         if document := self._job.document():
             files["document.json"] = _readable(document)
-        if code := self._job.plan.get("code"):
+        if code := self._job.plan.code:
             changes = self._job.changes()
             files["code.json"] = _readable(
                 {
-                    "sha256": hashlib.sha256(protocol.encode(code)).hexdigest(),
+                    "sha256": hashlib.sha256(protocol.encode(plain(code))).hexdigest(),
                     "files": len(code),
                     "git": {key: changes.get(key) for key in _GIT} if changes else None,
                 }

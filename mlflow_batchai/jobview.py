@@ -21,6 +21,7 @@ from mlflow_batchai.job.places import DEFAULT_PREFIX
 from mlflow_batchai.job.states import JobState, Snapshot, fold
 from mlflow_batchai.node import protocol
 from mlflow_batchai.node.layout import node_id
+from mlflow_batchai.node.plan import Plan
 from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.spec.durations import format_duration
@@ -49,23 +50,23 @@ def view(submitted: Submitted) -> dict[str, Any]:
     before, why = _queue(job) if queued else (None, "")
     document = _shown(job.document().get("properties") or {})
     return {
-        **_identity(tags, plan["workspace"], plan["experiment"]),
-        "toolType": plan["framework"],
-        "nodeCount": plan["nodeCount"],
+        **_identity(tags, plan.workspace, plan.experiment),
+        "toolType": plan.framework,
+        "nodeCount": plan.node_count,
         "schedulingPriority": document.get("schedulingPriority", "normal"),
         **{key: document.get(key) for key in _BLOCKS},
         **_framework(plan, document),
         **{key: document.get(key) or [] for key in _LISTS},
         "stdOutErrPathPrefix": document.get("stdOutErrPathPrefix", DEFAULT_PREFIX),
-        "constraints": {"maxWallClockTime": format_duration(timedelta(seconds=plan["maxWallClockSeconds"]))},
+        "constraints": {"maxWallClockTime": format_duration(timedelta(seconds=plan.max_wall_clock_seconds))},
         **_states(state.execution_state, run.info.start_time, state.start_time, state.end_time),
         "executionInfo": _execution(state),
-        "jobOutputDirectoryPathSegment": plan["segment"],
+        "jobOutputDirectoryPathSegment": plan.segment,
         # What follows is ours.
-        "jobId": plan["job"],
+        "jobId": plan.job,
         **_run(run),
         "attempt": job.attempt,
-        "retriesLeft": plan["retriesLeft"],
+        "retriesLeft": plan.retries_left,
         "attempts": [_attempt(job.at(number)) for number in range(1, job.attempt + 1)],
         "errorCode": state.error_code or None,
         # What an attempt waits for before it is started stands in the run.
@@ -74,8 +75,8 @@ def view(submitted: Submitted) -> dict[str, Any]:
         "complete": None if runs.TAG_COMPLETE not in tags else tags[runs.TAG_COMPLETE] == "true",
         "notes": tags.get(runs.TAG_NOTES, "").splitlines(),
         "follower": follower(submitted.followed()),
-        "command": plan["command"],
-        "processCount": plan["ranks"],
+        "command": plan.command,
+        "processCount": plan.ranks,
         "nodes": [_node(node, record, snapshot) for node, record in sorted(snapshot.announces.items())],
         "share": job.share.url,
         "folder": job.folder,
@@ -184,13 +185,13 @@ def _run(run: Run) -> dict[str, Any]:
     return {"runId": run.info.run_id, "runStatus": run.info.status}
 
 
-def _framework(plan: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+def _framework(plan: Plan, document: Mapping[str, Any]) -> dict[str, Any]:
     """The document's framework block, with the default that the service would have filled in."""
     for key in FRAMEWORKS:
         if key in document:
-            counted = {"processCount": plan["processCount"]} if key == "horovodSettings" else {}
+            counted = {"processCount": plan.process_count} if key == "horovodSettings" else {}
             return {key: {**document[key], **counted}}
-    return {"customToolkitSettings": {"commandLine": plan["command"]}}
+    return {"customToolkitSettings": {"commandLine": plan.command}}
 
 
 def _queue(job: Job) -> tuple[list[str] | None, str]:
@@ -215,7 +216,7 @@ def _attempt(job: Job) -> dict[str, Any]:
         "startTime": iso(state.start_time),
         "endTime": iso(state.end_time),
         "nodes": [record["host"] for _, record in sorted(snapshot.announces.items())],
-        "retriesLeft": job.plan["retriesLeft"],
+        "retriesLeft": job.plan.retries_left,
     }
 
 

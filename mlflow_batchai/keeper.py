@@ -191,7 +191,7 @@ class Keeper:
 def _engine(job: Job) -> Engine:
     """What the job runs on; a machine that doesn't know its cluster can relay it all the same."""
     try:
-        return clusters.load(job.plan["cluster"])[0].engine
+        return clusters.load(job.plan.cluster)[0].engine
     except BatchAIError as error:
         print(f"{error}; the job is relayed, and its nodes can't be asked", file=sys.stderr, flush=True)
         return AbsentEngine(str(error))

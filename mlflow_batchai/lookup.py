@@ -82,7 +82,7 @@ def untrusted(run: Run) -> Job:
 
 
 def _check_run(job: Job, run: Run) -> None:
-    if job.plan.get("runId") != run.info.run_id:
+    if job.plan.run_id != run.info.run_id:
         raise JobError(
             f"run {run.info.run_id} names the folder {job.folder} on {job.share.url} as its job's, where another run's job"
             " lies; its tags were changed"

@@ -87,15 +87,15 @@ def directory(job: Job, identity: str) -> Directory:
     for place in output_places(job.plan):
         if place["id"] == identity:
             return _directory(job, identity, *job.place(place["share"], place["path"]), place["rclone"])
-    for entry in job.plan["outputDirectories"]:
-        if entry["id"] == identity:
-            index, _ = locate(entry["pathPrefix"], mount_points(job.plan["volumes"]), identity)
-            volume = job.plan["volumes"][index]
+    for entry in job.plan.output_directories:
+        if entry.id == identity:
+            index, _ = locate(entry.path_prefix, mount_points(job.plan.volumes), identity)
+            volume = job.plan.volumes[index]
             raise ShareError(
-                f"output directory '{identity}' of job {job.name} lies on {volume['name']}, which this machine can't read; look"
+                f"output directory '{identity}' of job {job.name} lies on {volume.name}, which this machine can't read; look"
                 " at it on a node"
             )
-    known = ", ".join([LOGS, *(entry["id"] for entry in job.plan["outputDirectories"])])
+    known = ", ".join([LOGS, *(entry.id for entry in job.plan.output_directories)])
     raise NotFoundError(f"job {job.name} has no output directory '{identity}'; it has: {known}")
 
 
@@ -148,4 +148,4 @@ def log_name(job: Job, rank: int | None, stream: str) -> str:
     Args:
         stream: ``stdout`` or ``stderr``.
     """
-    return f"{stream}.txt" if rank is None or job.plan["ranks"] == 1 else f"{stream}-{rank}.txt"
+    return f"{stream}.txt" if rank is None or job.plan.ranks == 1 else f"{stream}-{rank}.txt"

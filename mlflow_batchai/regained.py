@@ -12,6 +12,7 @@ from mlflow_batchai.errors import BatchAIError, JobError, JobNotFoundError, Shar
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.node import protocol
+from mlflow_batchai.node.plan import Volume
 from mlflow_batchai.shares import credentials
 from mlflow_batchai.shares.location import AzureLocation
 
@@ -48,7 +49,7 @@ def told(
     kept = kept or {}
     variables, missing = _variables(job, environment, kept.get("variables") or {})
     registry = None
-    if (job.plan["container"] or {}).get("credentials"):
+    if job.plan.container and job.plan.container.credentials:
         registry = kept.get("registry") or {key: environment.get(variable, "") for key, variable in REGISTRY.items()}
         missing += [variable for key, variable in REGISTRY.items() if not registry[key]]
     if missing:
@@ -57,8 +58,8 @@ def told(
     opened = kept.get("volumes") or {}
     try:
         volumes = {
-            str(index): {"endpoint": volume["endpoint"], **opens}
-            for index, volume in enumerate(job.plan["volumes"])
+            str(index): {"endpoint": volume.endpoint, **opens}
+            for index, volume in enumerate(job.plan.volumes)
             if (opens := _opens(volume, seconds, opened.get(str(index)) or {}))
         }
         share = share_secret(cluster.location, seconds)
@@ -69,16 +70,16 @@ def told(
 
 def check_here(job: Job, cluster: Cluster) -> None:
     """Raise if agents of ours could not go on with a job on its cluster."""
-    if job.plan["protocol"] != protocol.PROTOCOL_VERSION:
+    if job.plan.protocol != protocol.PROTOCOL_VERSION:
         raise JobError(
             f"job {job.name} was submitted by another version of mlflow-batchai (its plan is of protocol"
-            f" {job.plan['protocol']}, this is {protocol.PROTOCOL_VERSION}): submit it again"
+            f" {job.plan.protocol}, this is {protocol.PROTOCOL_VERSION}): submit it again"
         )
     try:
         there = Job(cluster.share, job.folder, job.attempt)
     except JobNotFoundError:
         there = None
-    if there is None or there.plan["job"] != job.plan["job"]:
+    if there is None or there.plan.job != job.plan.job:
         raise JobError(f"job {job.name} lies on {job.share.url}, which is not the share of cluster '{cluster.name}' any more")
 
 
@@ -100,9 +101,9 @@ def _variables(job: Job, environment: Mapping[str, str], kept: Mapping[str, str]
     """(the job's secret variables, the names of those of ours that are not set)."""
     found: dict[str, str] = {}
     missing: list[str] = []
-    for name in job.plan["secretVariables"]:
+    for name in job.plan.secret_variables:
         # What docker_env copies from the submitter's environment is there under its own name.
-        names = [SECRET_PREFIX + name] if name in job.plan["secretNames"] else [SECRET_PREFIX + name, name]
+        names = [SECRET_PREFIX + name] if name in job.plan.secret_names else [SECRET_PREFIX + name, name]
         value = next((environment[variable] for variable in names if variable in environment), kept.get(name))
         if value is None:
             missing.append(SECRET_PREFIX + name)
@@ -113,7 +114,7 @@ def _variables(job: Job, environment: Mapping[str, str], kept: Mapping[str, str]
 
 def _setup_secrets(job: Job, cluster: Cluster, kept: Mapping[str, str]) -> dict[str, str]:
     """Variable -> value, of the setup task that the job's plan has."""
-    wanted = (job.plan.get("setupTask") or {}).get("secretNames") or ()
+    wanted = job.plan.setup_task.secret_names if job.plan.setup_task else ()
     task = cluster.document.node_setup.setup_task if wanted else None
     found = {**kept, **(setup.secrets(task) if task else {})}
     if missing := [name for name in wanted if name not in found]:
@@ -124,7 +125,7 @@ def _setup_secrets(job: Job, cluster: Cluster, kept: Mapping[str, str]) -> dict[
     return {name: found[name] for name in wanted}
 
 
-def _opens(volume: Mapping[str, Any], seconds: float, kept: Mapping[str, str]) -> dict[str, str]:
+def _opens(volume: Volume, seconds: float, kept: Mapping[str, str]) -> dict[str, str]:
     """What opens a volume of the plan on nodes, made anew where that is possible; nothing for one that needs nothing.
 
     Args:
@@ -133,7 +134,7 @@ def _opens(volume: Mapping[str, Any], seconds: float, kept: Mapping[str, str]) -
     Raises:
         ShareError: it isn't to be had.
     """
-    if volume["kind"] not in ("azureFiles", "azureBlob") or volume.get("how") == "bind":
+    if volume.kind not in ("azureFiles", "azureBlob") or volume.how == "bind":
         return {}
     try:
         return _opens_anew(volume, seconds)
@@ -143,24 +144,24 @@ def _opens(volume: Mapping[str, Any], seconds: float, kept: Mapping[str, str]) -
         return dict(kept)
 
 
-def _opens_anew(volume: Mapping[str, Any], seconds: float) -> dict[str, str]:
+def _opens_anew(volume: Volume, seconds: float) -> dict[str, str]:
     """What opens a volume of an account, made now.
 
     Raises:
         ShareError: it isn't to be had.
     """
-    where, account = f"{volume['where']} ({volume['name']})", volume["account"]
-    service = "blob" if volume["kind"] == "azureBlob" else "file"
+    where, account = f"{volume.where} ({volume.name})", volume.account
+    service = "blob" if volume.kind == "azureBlob" else "file"
     try:
-        found = credentials.at(volume["endpoint"], account, service)
-        if volume["kind"] == "azureFiles" and volume["how"] != "cifs":
-            location = AzureLocation(volume["endpoint"], account, volume["container"], volume["folder"])
+        found = credentials.at(volume.endpoint, account, service)
+        if volume.kind == "azureFiles" and volume.how != "cifs":
+            location = AzureLocation(volume.endpoint, account, volume.container, volume.folder)
             return credentials.for_nodes(location, seconds)
     except ShareError as error:
         raise ShareError(f"{where}: {error}") from error
     if found.key:
         return {"key": found.key}
-    if found.sas and volume["kind"] == "azureBlob":
+    if found.sas and volume.kind == "azureBlob":
         return {"sas": found.sas}
     raise ShareError(
         f"{where}: there is no key for the account {account}; set AZURE_BATCHAI_STORAGE_ACCOUNT and AZURE_BATCHAI_STORAGE_KEY"

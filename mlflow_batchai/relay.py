@@ -48,7 +48,7 @@ class Relay:
         self._job = job
         self._client = client
         self._lease = lease
-        self._run_id = str(job.plan["runId"])
+        self._run_id = job.plan.run_id
         memory = lease.memory
         self._begun = int(memory.get("attempt", 1)) == job.attempt
         here = memory if self._begun else {}

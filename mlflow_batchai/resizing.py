@@ -118,7 +118,7 @@ def _goes_on(cluster: Cluster, ticket: Ticket) -> bool:
     """Whether a ticket's attempt is what its job is at, and not over: its agents may be there for a moment longer."""
     try:
         job = Job(cluster.share, ticket.folder) if ticket.folder else None
-        return job is None or (ticket.mark == protocol.job_mark(job.plan.get("job", ""), job.attempt) and not job.state().ended)
+        return job is None or (ticket.mark == protocol.job_mark(job.plan.job, job.attempt) and not job.state().ended)
     except JobError:  # it isn't there, or was changed
         return True
 
@@ -134,7 +134,7 @@ def _requeue(cluster: Cluster, ticket: Ticket, name: str, tracking: Callable[[],
         job = Job(cluster.share, ticket.folder) if ticket.folder else None
         if job is None:
             raise JobError("it was submitted by an earlier version")
-        found = lookup.find(job.plan["runId"], tracking())
+        found = lookup.find(job.plan.run_id, tracking())
         if found.job.folder != job.folder:
             raise JobError("its run is in another tracking store (MLFLOW_TRACKING_URI)")
         again = attempts.requeue(found, cluster, f"cluster {cluster.name} was resized", say)
@@ -169,11 +169,9 @@ def _have_relayed(job: Job, tracking: Callable[[], Tracking], say: Say) -> None:
     """Start a follower for a job whose own is dead, as far as can be told: else its run would never end."""
     try:
         if Lease(job).glance().hold not in (Hold.HELD, Hold.FINISHED):
-            detached.ensure_follower(lookup.find(job.plan["runId"], tracking()))
+            detached.ensure_follower(lookup.find(job.plan.run_id, tracking()))
     except Exception as error:  # MLflow raises whatever its store raises, and the job ends all the same
-        say(
-            f"job {job.name} ends, and nobody relays that into its run ({error}); later: batchai job attach {job.plan['runId']}"
-        )
+        say(f"job {job.name} ends, and nobody relays that into its run ({error}); later: batchai job attach {job.plan.run_id}")
 
 
 def _await_end(cluster: Cluster, marks: set[str], say: Say) -> None:

@@ -20,6 +20,7 @@ from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import LeaseLostError
 from mlflow_batchai.job.states import failed_verdict, terminated_verdict
 from mlflow_batchai.node import protocol, terms
+from mlflow_batchai.node.plan import Plan
 from mlflow_batchai.plan.planning import WAITING_SECONDS
 from mlflow_batchai.plan.prepared import needs_of
 from mlflow_batchai.regained import MissingSecretError, check_here, told
@@ -54,12 +55,12 @@ def pause_before(quick: int) -> float:
     return 0.0 if quick < 2 else min(FIRST_PAUSE_SECONDS * 2.0 ** (quick - 2), LONGEST_PAUSE_SECONDS)
 
 
-def fence_seconds(plan: Mapping[str, Any]) -> float:
+def fence_seconds(plan: Plan) -> float:
     """Seconds after which a node that can't be asked does no harm any more: its agent has seen the verdict and ended its ranks.
 
     One that can't see the verdict can't write to the share either, and its ranks have nobody left to train with.
     """
-    return float(plan["lossSeconds"]) + float(plan["terminateSeconds"]) + ENDING_SECONDS + FENCE_MARGIN_SECONDS
+    return plan.loss_seconds + plan.terminate_seconds + ENDING_SECONDS + FENCE_MARGIN_SECONDS
 
 
 def check_can_start(job: Job) -> None:
@@ -130,10 +131,10 @@ class Retries:
             return
         before.snapshot()  # with its terms
         # Ranks can write a verdict; how often the job starts again its document says. Attempts that nobody started cost none.
-        most = before.plan["retriesLeft"]
+        most = before.plan.retries_left
         left = most if state.retries_left is None else min(most, state.retries_left)
         claims = state.retries_left is not None and before.handle() is not None
-        if (claims and most <= 0 and not before.plan.get("lowPriority")) or job.attempt > terms.MOST_ATTEMPTS:
+        if (claims and most <= 0 and not before.plan.low_priority) or job.attempt > terms.MOST_ATTEMPTS:
             sentence = f"attempt {before.attempt} says that the job starts again, and it has no retries left"
             job.claim_verdict(failed_verdict(protocol.NODE_SETUP_FAILED, sentence, WRITER))
             return
@@ -201,7 +202,7 @@ class Retries:
             except (NotHereError, LeaseLostError):
                 raise
             except ClusterError as error:
-                self._say(f"attempt {job.attempt} waits for {terms.least_nodes(job.plan)} nodes: {error}")
+                self._say(f"attempt {job.attempt} waits for {job.plan.least_nodes} nodes: {error}")
             except JobError as error:  # what opens its volumes can't be had, maybe for now: Azure may not answer
                 refused += 1
                 if refused > MOST_REFUSALS:
@@ -260,7 +261,7 @@ def _is_free(before: Job, watch: Watch) -> bool:
 
 def _cluster(job: Job) -> Cluster:
     try:
-        cluster, _ = clusters.load(job.plan["cluster"])
+        cluster, _ = clusters.load(job.plan.cluster)
         check_here(job, cluster)
     except ShareError:
         raise
@@ -284,7 +285,7 @@ def _check_here(job: Job, kept: Mapping[str, Any]) -> None:
 
 def _secrets(job: Job, cluster: Cluster, kept: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return told(job, cluster, float(job.plan["maxWallClockSeconds"] + WAITING_SECONDS), os.environ, kept)
+        return told(job, cluster, float(job.plan.max_wall_clock_seconds + WAITING_SECONDS), os.environ, kept)
     except MissingSecretError as error:
         raise NotHereError(f"{WAITS_FOR_ATTACH} (needs {', '.join(error.variables)})") from error
 
@@ -295,12 +296,12 @@ def _nodes(job: Job, cluster: Cluster) -> int:
     Raises:
         ClusterError: too few can be used.
     """
-    cluster.engine.check(terms.least_nodes(job.plan), needs_of(job.plan))
-    if lacking := sorted(set(cluster.engine.lacking) - set(job.plan["tools"])):
+    cluster.engine.check(job.plan.least_nodes, needs_of(job.plan))
+    if lacking := sorted(set(cluster.engine.lacking) - set(job.plan.tools)):
         raise ClusterError(f"nodes of cluster '{cluster.name}' have no {lacking[0]} now; install it there")
     return fitting_nodes(job.plan, cluster)
 
 
-def fitting_nodes(plan: Mapping[str, Any], cluster: Cluster) -> int:
-    """How many nodes the next attempt has of a cluster whose engine has just been checked for ``terms.least_nodes``."""
-    return max(terms.least_nodes(plan), min(int(plan["nodeCount"]), cluster.engine.usable, cluster.open_nodes))
+def fitting_nodes(plan: Plan, cluster: Cluster) -> int:
+    """How many nodes the next attempt has of a cluster whose engine has just been checked for ``Plan.least_nodes``."""
+    return max(plan.least_nodes, min(plan.node_count, cluster.engine.usable, cluster.open_nodes))

@@ -173,7 +173,7 @@ def _goes_on(job: Job, over: JobState) -> str:
     """What a person is told between two attempts."""
     if over.retries_left is None:
         return f"the job waits in the queue again, as attempt {over.next_attempt}: {over.reason}"
-    most = "" if job.plan.get("lowPriority") else f" of at most {(over.next_attempt or 0) + over.retries_left}"
+    most = "" if job.plan.low_priority else f" of at most {(over.next_attempt or 0) + over.retries_left}"
     why = over.reason.partition("\n")[0]
     return f"attempt {job.attempt} ended: {why}; the job starts again, as attempt {over.next_attempt}{most}"
 

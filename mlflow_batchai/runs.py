@@ -10,11 +10,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from mlflow_batchai import keys, shell
 from mlflow_batchai.errors import ClusterError, UsageError
+from mlflow_batchai.node.plan import Plan
 from mlflow_batchai.node.protocol import QUEUED, digest
 
 if TYPE_CHECKING:
@@ -256,9 +257,9 @@ def begin_attempt(mlflow: MlflowClient, run_id: str, attempt: int) -> None:
     mlflow.update_run(run_id, status="SCHEDULED")
 
 
-def sizes(plan: Mapping[str, Any]) -> dict[str, str]:
+def sizes(plan: Plan) -> dict[str, str]:
     """Tags that say how many nodes and ranks an attempt has, of its plan."""
-    counts = {TAG_NODES: plan.get("nodeCount"), TAG_RANKS: plan.get("ranks")}
+    counts = {TAG_NODES: plan.node_count, TAG_RANKS: plan.ranks}
     return {tag: str(count) for tag, count in counts.items() if count is not None}
 
 

@@ -81,7 +81,7 @@ class Outputs:
     def _selected(self) -> Iterator[tuple[Folder, Selected]]:
         """Each output directory with its files; one that lies in another one has its own."""
         places = {(place["share"], place["path"]): place for place in reversed(output_places(self._job.plan))}
-        settings = self._job.plan.get("artifacts") or {}
+        settings = self._job.plan.artifacts
         for (address, path), place in reversed(places.items()):
             inner = tuple(
                 other.removeprefix(f"{path}/" if path else "") + "/"
@@ -92,7 +92,7 @@ class Outputs:
                 where = self._job.place(address, path)
                 folder = Folder(self._client, self._job, *where, f"outputs/{place['id']}", place["rclone"])
                 files = {name: stamp for name, stamp in folder.look().items() if not name.startswith(inner)}
-                selected = select(files, folder.read, settings.get("checkpoints", False), settings.get("exclude", ()))
+                selected = select(files, folder.read, settings.checkpoints, settings.exclude)
             except ShareError as error:
                 self._away.append(str(error))
             else:

@@ -48,10 +48,10 @@ def start_agents(job: Job, cluster: Cluster, told: Mapping[str, Any]) -> Handle:
     Raises:
         BatchAIError: it can't be done; no agent is left.
     """
-    mark = protocol.job_mark(job.plan["job"], job.attempt)
+    mark = protocol.job_mark(job.plan.job, job.attempt)
     # Agents obey these two records, and no others that may lie in their place.
     digests = {"plan": job.plan_digest, "attempt": job.terms_digest}
-    request = StartRequest(job.plan["job"], mark, job.folder, job.attempt, job.node_count, {**told, **digests})
+    request = StartRequest(job.plan.job, mark, job.folder, job.attempt, job.node_count, {**told, **digests})
     with contextlib.ExitStack() as undo:
         handle = cluster.engine.submit(request)
         undo.callback(_end_agents, cluster, handle)

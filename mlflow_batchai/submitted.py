@@ -51,7 +51,7 @@ class SubmittedJob:
     @property
     def url(self) -> str | None:
         """The run's page in MLflow's UI, where the tracking store is a server."""
-        return runs.page(self._submitted.tracking.uri, str(self._submitted.job.plan["experimentId"]), self.run_id)
+        return runs.page(self._submitted.tracking.uri, self._submitted.job.plan.experiment_id, self.run_id)
 
     @property
     def status(self) -> str:
@@ -150,8 +150,8 @@ class SubmittedJob:
         job = submitted.job
         if stream not in ("stdout", "stderr"):
             raise UsageError(f"there is no stream '{stream}'; it is stdout or stderr")
-        if rank is not None and not 0 <= rank < job.plan["ranks"]:
-            raise UsageError(f"job {job.name} has no rank {rank}; it has {job.plan['ranks']}, numbered from 0")
+        if rank is not None and not 0 <= rank < job.plan.ranks:
+            raise UsageError(f"job {job.name} has no rank {rank}; it has {job.plan.ranks}, numbered from 0")
         name = outputs.log_name(job, rank, stream)
         if follow:
             pieces = streaming.stream_file(submitted, outputs.LOGS, name, self._console().say, required=False)
@@ -180,7 +180,7 @@ class SubmittedJob:
         """
         job = self._job()
         found: dict[str, int] = {}
-        for identity in [outputs.LOGS, *(entry["id"] for entry in job.plan["outputDirectories"])]:
+        for identity in [outputs.LOGS, *(entry.id for entry in job.plan.output_directories)]:
             files = outputs.files(outputs.directory(job, identity))
             found |= {f"{identity}/{name}": size for name, size in files.items()}
         return found
@@ -214,7 +214,7 @@ class SubmittedJob:
             return replace(self._submitted, job=self._submitted.job.afresh())
 
     def _console(self) -> JobConsole:
-        return JobConsole(int(self._submitted.job.plan["ranks"]))
+        return JobConsole(self._submitted.job.plan.ranks)
 
     def __reduce__(self) -> NoReturn:
         # It would take what opens the store and the share with it.

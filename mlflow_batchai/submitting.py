@@ -62,10 +62,10 @@ class Ready:
     def sentence(self) -> str:
         """What is about to start, and where."""
         plan, cluster = self.prepared.plan, self.source.cluster
-        container = plan["container"]
-        python = "python_env.yaml" if plan["environment"] else container["image"] if container else cluster.python
+        container = plan.container
+        python = "python_env.yaml" if plan.environment else container.image if container else cluster.python
         return (
-            f"job {self.prepared.name}: {plan['nodeCount']} node(s) of cluster {cluster.name}, {plan['ranks']} rank(s), "
+            f"job {self.prepared.name}: {plan.node_count} node(s) of cluster {cluster.name}, {plan.ranks} rank(s), "
             f"training with {python}"
         )
 
@@ -148,8 +148,8 @@ def check(ready: Ready, say: Say) -> Ready:
         BatchAIError: they can't.
     """
     cluster, prepared = ready.source.cluster, ready.prepared
-    check_volumes(prepared.plan["volumes"], cluster)
-    for warning in cluster.engine.check(prepared.plan["nodeCount"], prepared.needs):
+    check_volumes(prepared.plan.volumes, cluster)
+    for warning in cluster.engine.check(prepared.plan.node_count, prepared.needs):
         say(warning)
     return replace(ready, prepared=prepared.with_tools(cluster.engine.lacking))
 

@@ -110,7 +110,7 @@ class Watch:
             self._give_up(snapshot, node, poll.of(node))
             return
         silent = self._silence.seconds(now, self._count())
-        if 0 in (*poll.unknown, *poll.frozen) and silent > self._job.plan["lossSeconds"] + SILENCE_MARGIN_SECONDS:
+        if 0 in (*poll.unknown, *poll.frozen) and silent > self._job.plan.loss_seconds + SILENCE_MARGIN_SECONDS:
             # Its peers have given it up before; nobody but us is left who could say so, or finish what it has begun to say.
             trouble = "its agent was stopped (SIGSTOP)" if 0 in poll.frozen else poll.of(0)
             why = f"it has not been heard of for {silent:.0f} s, and {trouble}"
@@ -129,14 +129,14 @@ class Watch:
 
     def _patience(self) -> float:
         """How long agents may take to end the job by themselves."""
-        drains = any(volume.get("how") == "rclone" for volume in self._job.plan["volumes"])
+        drains = any(volume.by_rclone for volume in self._job.plan.volumes)
         slow = self._job.board is not None
         waits = drains * DRAIN_PATIENCE_SECONDS + slow * BOARD_PATIENCE_SECONDS
         return CANCEL_PATIENCE_SECONDS + self._grace + waits
 
     @property
     def _grace(self) -> float:
-        return float(self._job.plan["terminateSeconds"])
+        return self._job.plan.terminate_seconds
 
     def _poll(self) -> Poll:
         if self._handle:
@@ -178,7 +178,7 @@ class Watch:
         requeued = self._handle is None and self._job.terms().get("by") == terms.REQUEUE
         if requeued and attempt < terms.MOST_ATTEMPTS:
             # The job itself has not failed: who put it back in the queue has died.
-            return terms.again(verdict, attempt, plan["retriesLeft"])
+            return terms.again(verdict, attempt, plan.retries_left)
         return terms.goes_on(verdict, plan, attempt)
 
     def _heed(self, snapshot: Snapshot, alone: bool = False) -> None:

@@ -77,8 +77,8 @@ def _trust(scope: Scope, name: str, yes: bool) -> None:
     places = [f"{place['share']}/{place['path']}" for place in output_places(plan)]
     for what, values in (
         ("plan", [f"{job.share.url}/{job.folder}/batchai/plan.json"]),
-        ("run that is written", [job.plan["runId"]]),
-        ("cluster that is asked", [plan["cluster"]]),
+        ("run that is written", [job.plan.run_id]),
+        ("cluster that is asked", [plan.cluster]),
         ("logs that are sent to the run", [f"{job.share.url}/{job.paths.stdouterr}"]),
         ("outputs that are sent to the run", places),
     ):
@@ -94,7 +94,7 @@ def _attach(scope: Scope, name: str, only_new: bool) -> None:
     from mlflow_batchai.signals import Signals
 
     found = find_job(scope, name)
-    console = JobConsole(found.job.plan["ranks"])
+    console = JobConsole(found.job.plan.ranks)
     if told := _who(detached.ensure_follower(found), found.job.name):
         console.say(told)
     state = runner.watch(found, console, Signals(cancels=False), from_start=not only_new)

@@ -128,9 +128,9 @@ def _submitted(
     prepared = standalone.prepare(document, name, cluster, str(file), terms)
     for warning in prepared.warnings:
         notice(warning)
-    check_volumes(prepared.plan["volumes"], cluster)
+    check_volumes(prepared.plan.volumes, cluster)
     standalone.check_script(prepared, document.properties, str(file))
-    for warning in cluster.engine.check(prepared.plan["nodeCount"], prepared.needs):
+    for warning in cluster.engine.check(prepared.plan.node_count, prepared.needs):
         notice(warning)
     request = creating.RunRequest(
         store,

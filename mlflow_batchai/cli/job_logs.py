@@ -23,7 +23,7 @@ def logs(scope: Scope, name: str, follow: bool, rank: int | None, stderr: bool, 
 
     found = find_job(scope, name, attempt)
     job = found.job
-    ranks = job.plan["ranks"]
+    ranks = job.plan.ranks
     if rank is not None and rank >= ranks:
         raise UsageError(f"--rank {rank}: job {job.name} has {ranks} rank{'s' * (ranks > 1)}, numbered from 0")
     file = outputs.log_name(job, rank, "stderr" if stderr else "stdout")

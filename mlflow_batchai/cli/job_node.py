@@ -34,7 +34,7 @@ def list_nodes(scope: Scope, job: str) -> Any:
     nodes = _alive(found)
     places = {}
     try:
-        cluster = clusters.load(found.job.plan["cluster"])[0]
+        cluster = clusters.load(found.job.plan.cluster)[0]
         try:
             places = {report.place.name: report.place for report in cluster.engine.census().nodes} if nodes else {}
         finally:
@@ -90,5 +90,5 @@ def execute(scope: Scope, job: str, node: str | None, line: str | None, forwards
     if chosen is None:
         known = ", ".join(f"{one['nodeId']} ({one['host']})" for one in nodes)
         raise NotFoundError(f"job {found.job.name} has no node '{node}' now; it has: {known}")
-    cluster: Cluster = clusters.load(found.job.plan["cluster"])[0]
+    cluster: Cluster = clusters.load(found.job.plan.cluster)[0]
     raise click.exceptions.Exit(node_exec.execute(cluster, chosen["name"], line, forwards))

@@ -21,7 +21,7 @@ def retry(scope: Scope, name: str) -> Any:
     from mlflow_batchai.cluster import clusters
 
     found = find_job(scope, name)
-    cluster, warnings = clusters.load(found.job.plan["cluster"])
+    cluster, warnings = clusters.load(found.job.plan.cluster)
     for warning in warnings:
         notice(warning)
     attempts.retry(found, cluster, notice)

@@ -96,10 +96,10 @@ def run(
         env_manager=env_manager,
         cwd=str(Path.cwd()),
         combinations=combinations,
-        parallel=parallel or max(1, source.cluster.open_nodes // ready.prepared.plan["nodeCount"]) + 1,
+        parallel=parallel or max(1, source.cluster.open_nodes // ready.prepared.plan.node_count) + 1,
         metric=metric,
         mode=mode,
-        code=code_hash(ready.prepared.plan["code"]),
+        code=code_hash(ready.prepared.plan.code),
     )
     return _started(plan, made, console, experiment_name, no_wait)
 

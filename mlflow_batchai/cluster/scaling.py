@@ -78,8 +78,8 @@ def sent_to(cluster: Cluster, ticket: Ticket) -> bool:
     """Whether a job was sent to a cluster by its name: machines over SSH may belong to other documents as well."""
     if cluster.document.engine is EngineName.LOCAL or not ticket.folder:
         return True
-    plan = folders.read_plan(cluster.share, ticket.folder)
-    return plan is not None and plan.get("cluster") == cluster.name
+    plan = folders.find_plan(cluster.share, ticket.folder)
+    return plan is not None and plan.cluster == cluster.name
 
 
 class Waits(NamedTuple):
@@ -100,7 +100,7 @@ def waits(job: Job) -> Waits:
     Raises:
         BatchAIError: its cluster isn't known here, or its nodes can't be asked.
     """
-    cluster, _ = clusters.load(job.plan["cluster"])
+    cluster, _ = clusters.load(job.plan.cluster)
     try:
         census = cluster.engine.census()
         ours = _ticket(job, census)
@@ -167,7 +167,7 @@ def larger(cluster: Cluster, node_count: int) -> str:
 
 
 def _ticket(job: Job, census: Census) -> Ticket | None:
-    mark = protocol.job_mark(job.plan["job"], job.attempt)
+    mark = protocol.job_mark(job.plan.job, job.attempt)
     return next((ticket for ticket in census.tickets if ticket.mark == mark), None)
 
 

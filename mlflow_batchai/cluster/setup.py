@@ -7,6 +7,7 @@ import json
 
 from mlflow_batchai.errors import NotSupportedError
 from mlflow_batchai.job.places import CONTROL_MOUNT, locate, mount_points, slug
+from mlflow_batchai.node.plan import Volume
 from mlflow_batchai.spec.cluster import NodeSetup, SetupTask
 from mlflow_batchai.spec.record import ClusterRecord
 from mlflow_batchai.spec.volumes import MountVolumes
@@ -32,7 +33,7 @@ def check(setup: NodeSetup, where: str) -> None:
                 " yet; give value"
             )
     paths = [CONTROL_MOUNT, *_mounted(setup.mount_volumes)]
-    volumes = [{"scope": "cluster", "path": path} for path in paths]
+    volumes = [Volume("cluster", path, "link") for path in paths]
     locate(task.std_out_err_path_prefix, mount_points(volumes), f"{where}: nodeSetup.setupTask.stdOutErrPathPrefix")
 
 

@@ -12,6 +12,7 @@ from mlflow_batchai.doctor.patients import ASK_SECONDS, Case, Patient, Say, toge
 from mlflow_batchai.engines.machines import SshMachine
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.node.gpus import LISTING_SECONDS
+from mlflow_batchai.node.plan import plain
 from mlflow_batchai.shell.errors import HostKeyError
 
 # A first import of TensorFlow from a slow disk takes a minute.
@@ -104,8 +105,8 @@ def _mounts(case: Case, patient: Patient, say: Say) -> None:
     if not case.volumes:
         return
     try:
-        said = patient.ask("needs", volumes=case.volumes, container=None, python=case.cluster.python)
-        say(patient.check("mounts", findings.mounts(said, [volume["name"] for volume in case.volumes])))
+        said = patient.ask("needs", volumes=plain(tuple(case.volumes)), container=None, python=case.cluster.python)
+        say(patient.check("mounts", findings.mounts(said, [volume.name for volume in case.volumes])))
     except ClusterError as error:
         say(patient.failed("mounts", error))
 

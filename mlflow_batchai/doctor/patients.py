@@ -12,7 +12,7 @@ from mlflow_batchai.doctor import findings
 from mlflow_batchai.doctor.findings import Check, Complete, Finding
 from mlflow_batchai.engines.machines import Answer, Node, SshMachine
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.plan.file_shares import Volume
+from mlflow_batchai.node.plan import Volume
 
 ASK_SECONDS = 20.0
 # Who wrote a file, if no node did.

@@ -18,7 +18,7 @@ from mlflow_batchai.engines.machines import Answer
 from mlflow_batchai.engines.ssh_hosts import copy_sentence, keeper_sentence, root_sentence, twin_sentence
 from mlflow_batchai.errors import NotSupportedError, ShareError
 from mlflow_batchai.node import protocol
-from mlflow_batchai.plan.file_shares import Volume
+from mlflow_batchai.node.plan import Volume
 from mlflow_batchai.plan.volumes import choose_volumes
 from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.identity import identify
@@ -66,7 +66,7 @@ def examine(cluster: Cluster) -> Iterator[Check | Complete]:
 def _mounted(cluster: Cluster) -> list[Volume]:
     """The volumes of every job, but for directories."""
     chosen = choose_volumes(JobProperties(), cluster, "doctor", ASK_SECONDS)
-    return [volume for volume in chosen.volumes if volume["kind"] != "link"]
+    return [volume for volume in chosen.volumes if volume.kind != "link"]
 
 
 def _tidy(share: Share) -> None:

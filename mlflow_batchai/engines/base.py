@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+from mlflow_batchai.node.plan import Container, Volume
+
 if TYPE_CHECKING:
     from mlflow_batchai.engines.census import Census
     from mlflow_batchai.engines.machines import Node
@@ -59,8 +61,8 @@ class Needs(NamedTuple):
         python: the training interpreter.
     """
 
-    volumes: Sequence[Mapping[str, Any]]
-    container: Mapping[str, Any] | None
+    volumes: Sequence[Volume]
+    container: Container | None
     python: str
 
 

@@ -21,6 +21,7 @@ from mlflow_batchai.engines.census import Census, Place
 from mlflow_batchai.engines.machines import Answer, Node
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.node import protocol
+from mlflow_batchai.node.plan import plain
 from mlflow_batchai.node.tickets import ARRIVAL_SECONDS
 from mlflow_batchai.shell.together import at_once, in_background
 
@@ -84,7 +85,7 @@ class Hosts:
         """What a node lacks for the job's needs, as a sentence, or nothing; tools that can be sent are noted for the client."""
         if self._needs is None:
             return ""
-        said = node.machine.ask("needs", **self._needs._asdict())
+        said = node.machine.ask("needs", **plain(self._needs._asdict()))
         for tool in said["lacking"]:
             self.lacking.setdefault(tool, set()).add(said["machine"])
         return f"{node.machine.title}: {said['trouble']}" if said["trouble"] else ""

@@ -131,7 +131,7 @@ def _is_theirs(share: Share, folder: str) -> bool:
 
 
 def _judge(job: Job, there: dict[str, Entry], now: float, seconds: float, deleted: Collection[str]) -> _Fate:
-    if job.plan.get("protocol", PROTOCOL_VERSION) > PROTOCOL_VERSION:
+    if job.plan.protocol > PROTOCOL_VERSION:
         return _Fate(trouble="a newer mlflow-batchai made it; update this one")
     snapshot, state = job.snapshot(), job.state()
     if not state.ended:
@@ -146,7 +146,7 @@ def _judge(job: Job, there: dict[str, Entry], now: float, seconds: float, delete
     by_submitter = (snapshot.verdict or {}).get("by") == "submitter" and job.attempt == 1
     lease = Lease(job)
     since = (state.end_time or 0) / 1000
-    is_deleted = job.plan["runId"] in deleted
+    is_deleted = job.plan.run_id in deleted
     if not by_submitter and not lease.finished():
         # Nobody can attach to one whose run is deleted; it goes as soon as nobody can be at it.
         if not is_deleted:
@@ -177,19 +177,19 @@ def _newest(entries: Iterable[Entry]) -> float | None:
 
 def elsewhere(job: Job) -> list[str]:
     """Folders of the control share, besides its own, that a job wrote outputs and copies of its logs to; nobody else does."""
-    control = str(job.plan["volumes"][0]["share"])
+    control = str(job.plan.volumes[0].share)
     matched = _FOLDER.fullmatch(job.folder)
     # What is removed is named by a file that others can write: it has to be this very job's.
-    if matched is None or matched["segment"] != job.plan["segment"]:
+    if matched is None or matched["segment"] != job.plan.segment:
         return []
     segment = matched["segment"]
     roots = []
     for place in output_places(job.plan):
         before = place["path"].partition(segment)[0]
         roots.append((place["share"], spelling.on_share(before) if place["rclone"] else before))
-    if copied := job.plan.get("logCopyPrefix"):
-        volume = job.plan["volumes"][copied["volume"]]
-        roots.append((volume["share"], f"{copied['path']}/" if copied["path"] else ""))
+    copied = job.plan.log_copy_prefix
+    if copied and copied.volume is not None:
+        roots.append((job.plan.volumes[copied.volume].share, f"{copied.path}/" if copied.path else ""))
     found = []
     for address, before in roots:
         if address == control or str(address).startswith(control + "/"):
@@ -235,7 +235,7 @@ def named_hashes(share: Share, found: Sequence[str]) -> set[str]:
         ShareError: a plan can't be read, so that nobody knows.
     """
     hashes: set[str] = set()
-    for folder, plan in zip(found, each(share, partial(folders.read_plan, share), found), strict=True):
+    for folder, plan in zip(found, each(share, partial(folders.plan_record, share), found), strict=True):
         if plan is not None:
             hashes.update(_hashes(plan))
         elif any(entry.name == "plan.json" for entry in share.list(f"{folder}/batchai")):

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 from mlflow_batchai.node import protocol
+from mlflow_batchai.node.plan import Plan, PlanError, read_plan
 from mlflow_batchai.node.protocol import TornFileError
 from mlflow_batchai.shares import Share, job_file
 from mlflow_batchai.shares.objects import each
@@ -58,9 +59,17 @@ def _below(share: Share, folders: Iterable[str], name: str | None) -> list[str]:
     ]
 
 
-def read_plan(share: Share, folder: str) -> protocol.Record | None:
-    """The plan of a job folder; None if it has none that is whole."""
+def plan_record(share: Share, folder: str) -> protocol.Record | None:
+    """The content of ``plan.json`` of a job folder, of whatever version; None if it has none that is whole."""
     try:
         return protocol.decode_one(job_file(share, protocol.JobPaths(folder).plan) or b"")
     except TornFileError:
+        return None
+
+
+def find_plan(share: Share, folder: str) -> Plan | None:
+    """The plan of a job folder; None if it has none that can be read."""
+    try:
+        return read_plan(plan_record(share, folder))
+    except PlanError:
         return None

@@ -16,11 +16,11 @@ from mlflow_batchai.job.board import Board
 from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.job.states import JobState, Snapshot, fold
 from mlflow_batchai.node import protocol, records, terms
+from mlflow_batchai.node.plan import Plan, PlanError, read_plan
 from mlflow_batchai.node.protocol import JobPaths, Record
 from mlflow_batchai.shares import Share, job_file, open_share
 
 LONGEST_PAUSE_SECONDS = 5.0
-_PLAN: records.Shape = {"nodeCount": records.is_node_count}
 # What the engines rely on, of a handle that this user has not signed.
 _HANDLE: records.Shape = {
     "engine": records.is_text,
@@ -32,9 +32,10 @@ _JOB_ID = re.compile(r"[A-Za-z0-9]{1,64}")
 
 
 class Origin(NamedTuple):
-    """A job's plan, without its signature, and what that says."""
+    """A job's plan, the record it was read from, without the signature, and what the signature says."""
 
-    plan: Record
+    plan: Plan
+    record: Record
     signature: Signature
 
 
@@ -65,10 +66,10 @@ class Job:
         self.signature = self._origin.signature
         self.paths = JobPaths(folder, attempt or self.newest())
         self._own: Record | None = None
-        self.plan = terms.plan_of(self._origin.plan, None)
+        self.plan = terms.plan_of(self._origin.plan, self.attempt, None)
         if origin is None:
             self._look_for_terms()
-        self.board = Board(share, self.paths) if self.plan.get("board") else None
+        self.board = Board(share, self.paths) if self.plan.board else None
         self._announces: dict[int, Record] = {}
         self._exits: dict[int, Record] = {}
         self._requests: dict[str, Record] = {}
@@ -76,12 +77,12 @@ class Job:
     @property
     def name(self) -> str:
         """The job's name."""
-        return str(self.plan["name"])
+        return self.plan.name
 
     @property
     def node_count(self) -> int:
         """Nodes of the job."""
-        return int(self.plan["nodeCount"])
+        return self.plan.node_count
 
     @property
     def attempt(self) -> int:
@@ -144,7 +145,7 @@ class Job:
             own = self._directing(self.paths.terms, f"record of attempt {self.attempt}")
             if own is not None and terms.is_record(own):
                 self._own = own
-                self.plan = terms.plan_of(self._origin.plan, own)
+                self.plan = terms.plan_of(self._origin.plan, self.attempt, own)
 
     def place(self, address: str, path: str) -> tuple[Share, str]:
         """(the share, the path on it) that a path on a volume of the plan is here.
@@ -159,7 +160,7 @@ class Job:
             JobNotTrustedError: it is another share, and the plan that says so may be anybody's.
             ShareError: there is no such share here.
         """
-        control = str(self._origin.plan["volumes"][0]["share"])
+        control = str(self._origin.plan.volumes[0].share)
         if address == control:
             return self.share, path
         if address.startswith(control + "/"):
@@ -176,17 +177,19 @@ class Job:
     def _read_plan(self) -> Origin:
         path = JobPaths(self.folder).plan
         found = self._closed(path)
-        plan, signature = signing.examine(path, found or {})
+        record, signature = signing.examine(path, found or {})
         if signature is Signature.WRONG:
             raise self._changed("plan")
-        if not records.has(plan, _PLAN):
+        try:
+            return Origin(read_plan(record), record, signature)
+        except PlanError as error:
             # The plan comes before any attempt is begun, and goes only with all of the folder.
             there = {entry.name for entry in self.share.list(f"{self.folder}/batchai")}
             if "attempts" in there and "removing" not in there:
-                raise self._changed("plan")
-            what = "there is no job" if found is None else "there is a damaged plan"
-            raise JobNotFoundError(f"{what} at {self.folder} on {self.share.url}")
-        return Origin(plan, signature)
+                raise self._changed("plan") from None
+            place = f"at {self.folder} on {self.share.url}"
+            what = f"there is no job {place}" if found is None else f"the plan {place} can't be read: {error}"
+            raise JobNotFoundError(what) from None
 
     def _directing(self, path: str, what: str) -> Record | None:
         """A record that clients obey: of a job of this user's only what he has signed."""
@@ -205,8 +208,8 @@ class Job:
             return True
         plan, identity = self._origin.plan, self.folder.rpartition("/")[2]
         # Processes are ended by it, and files of this machine are named after it.
-        named = _JOB_ID.fullmatch(identity) is not None and plan.get("job") == identity
-        return named and trust.is_pinned(plan.get("runId"), self.plan_digest)
+        named = _JOB_ID.fullmatch(identity) is not None and plan.job == identity
+        return named and trust.is_pinned(plan.run_id, self.plan_digest)
 
     def check_trusted(self) -> None:
         """Raise JobNotTrustedError unless clients may obey the plan."""
@@ -220,7 +223,7 @@ class Job:
     @property
     def plan_digest(self) -> str:
         """The digest of the plan (``protocol.digest``), which agents are told."""
-        return protocol.digest(self._origin.plan)
+        return protocol.digest(self._origin.record)
 
     @property
     def terms_digest(self) -> str | None:
@@ -263,7 +266,7 @@ class Job:
         # What carries another mark is not this job's to end, whatever its record says.
         if not records.has(found, _HANDLE):
             raise self._changed("record of the agents")
-        return {**found, "mark": protocol.job_mark(str(self.plan["job"]), self.attempt)}
+        return {**found, "mark": protocol.job_mark(self.plan.job, self.attempt)}
 
     def snapshot(self, leaving: Collection[int] | None = None) -> Snapshot:
         """What lies there now. Files that never change are read once.

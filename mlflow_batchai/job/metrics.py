@@ -14,14 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mlflow_batchai.job.keras_lines import EpochValues, KerasLines, Pace
-from mlflow_batchai.node import records
+from mlflow_batchai.node.plan import MetricRule
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.spec import rules
 from mlflow_batchai.terminal import printable
 
 REPORT, RULE, KERAS = 0, 1, 2
 
-_RULE: records.Shape = {"name": records.is_text, "regex": records.is_text, "step": records.or_none(records.is_text)}
 _BAD_KEY = re.compile(r"[^\w\-. :/]")
 # Colours and what else a terminal is told (ECMA-48: CSI; OSC up to its end): Keras and others write them into pipes, too.
 _CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))|\x08")
@@ -136,7 +135,7 @@ class MetricFold:
     """Turns records into points, each (key, step) once.
 
     Args:
-        rules: the plan's ``metrics``: name, regex and, optionally, the name of the group that holds the step.
+        rules: the plan's.
         memory: what ``remember`` returned in an earlier process.
         same_attempt: whether that was in this attempt.
 
@@ -147,9 +146,7 @@ class MetricFold:
         refused: sentences on rules that can't be used: a share may have changed them since they were checked.
     """
 
-    def __init__(
-        self, rules: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None = None, same_attempt: bool = True
-    ) -> None:
+    def __init__(self, rules: Sequence[MetricRule], memory: Mapping[str, Any] | None = None, same_attempt: bool = True) -> None:
         memory = memory or {}
         self.refused: list[str] = []
         self._rules = self._compiled(rules)
@@ -165,16 +162,13 @@ class MetricFold:
         self.repeated = int(memory.get("repeated", 0))
         self.unread = int(memory.get("unread", 0))
 
-    def _compiled(self, given: Sequence[Any]) -> list[tuple[str, Any, str | None]]:
+    def _compiled(self, given: Sequence[MetricRule]) -> list[tuple[str, Any, str | None]]:
         found = []
         for number, rule in enumerate(given):
-            if not records.has(rule, _RULE):
-                self.refused.append(f"metrics[{number}] is no rule, and plays no part")
-                continue
             try:
-                found.append((rule["name"], rules.compiled(rule["regex"], rule["step"]), rule["step"]))
+                found.append((rule.name, rules.compiled(rule.regex, rule.step), rule.step))
             except rules.RuleError as error:
-                self.refused.append(f"metrics[{number}] ('{_shown(rule['name'])}') {error}: it plays no part")
+                self.refused.append(f"metrics[{number}] ('{_shown(rule.name)}') {error}: it plays no part")
         return found
 
     def remember(self) -> dict[str, Any]:

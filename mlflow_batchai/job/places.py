@@ -8,6 +8,7 @@ from typing import Any
 
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.node.layout import expand
+from mlflow_batchai.node.plan import LogPlace, Plan, Volume
 from mlflow_batchai.spec.job import JobProperties
 
 CONTROL_MOUNT = "share"
@@ -37,11 +38,10 @@ def segment_of(folder: str) -> str:
     return "/".join(folder.split("/")[-7:])
 
 
-def mount_points(volumes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def mount_points(volumes: Sequence[Volume]) -> dict[str, int]:
     """Mount point -> index of the plan's volume that is mounted there."""
     return {
-        f"{_JOB_ROOT if volume['scope'] == 'job' else _CLUSTER_ROOT}/{volume['path']}": index
-        for index, volume in enumerate(volumes)
+        f"{_JOB_ROOT if volume.scope == 'job' else _CLUSTER_ROOT}/{volume.path}": index for index, volume in enumerate(volumes)
     }
 
 
@@ -66,28 +66,26 @@ def locate(text: str, prefixes: Mapping[str, int], where: str) -> tuple[int, str
     raise DocumentError(f"{where} is '{text}', which lies on no mounted volume; the mounts are: {known}")
 
 
-def output_places(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+def output_places(plan: Plan) -> list[dict[str, Any]]:
     """Where each output directory lies that a client can read: ``{"id", "share": address, "path", "rclone"}``.
 
     The path is as nodes call it; ``rclone`` tells whether the share has it in rclone's spelling (``shares/spelling.py``).
     """
-    prefixes = mount_points(plan["volumes"])
+    prefixes = mount_points(plan.volumes)
     places = []
-    for entry in plan["outputDirectories"]:
-        index, path = locate(entry["pathPrefix"], prefixes, entry["id"])
-        volume = plan["volumes"][index]
-        if volume["share"] is None:
+    for entry in plan.output_directories:
+        index, path = locate(entry.path_prefix, prefixes, entry.id)
+        volume = plan.volumes[index]
+        if volume.share is None:
             continue
-        suffix = (entry.get("pathSuffix") or "").strip("/")
-        parts = [part for part in (path, plan["segment"], "outputs", suffix) if part]
-        place = {"id": entry["id"], "share": volume["share"], "path": "/".join(parts)}
-        places.append({**place, "rclone": volume.get("how") == "rclone"})
+        suffix = (entry.path_suffix or "").strip("/")
+        parts = [part for part in (path, plan.segment, "outputs", suffix) if part]
+        place = {"id": entry.id, "share": volume.share, "path": "/".join(parts)}
+        places.append({**place, "rclone": volume.by_rclone})
     return places
 
 
-def place_logs(
-    properties: JobProperties, volumes: Sequence[Mapping[str, Any]], source: str
-) -> tuple[str, dict[str, Any] | None, list[str]]:
+def place_logs(properties: JobProperties, volumes: Sequence[Volume], source: str) -> tuple[str, LogPlace | None, list[str]]:
     """(path on the control share under which the job folder goes, where else logs are copied at the end, warnings).
 
     Raises:
@@ -99,22 +97,22 @@ def place_logs(
     warnings = []
     for entry in properties.output_directories:
         volume, _ = locate(entry.path_prefix, prefixes, f"{source}: outputDirectories {entry.id}: pathPrefix")
-        if volumes[volume]["share"] is None:
+        if volumes[volume].share is None:
             warnings.append(
-                f"{source}: outputDirectories {entry.id} lies on {volumes[volume]['name']}, which this machine can't read:"
+                f"{source}: outputDirectories {entry.id} lies on {volumes[volume].name}, which this machine can't read:"
                 " what is written there stays there"
             )
     below = on_control(volumes, index)
     if below is None:
-        return "", {"volume": index, "path": path}, warnings
+        return "", LogPlace(index, path), warnings
     return "/".join(part for part in (below, path) if part), None, warnings
 
 
-def on_control(volumes: Sequence[Mapping[str, Any]], index: int) -> str | None:
+def on_control(volumes: Sequence[Volume], index: int) -> str | None:
     """Where on the control share a volume lies, empty for its root; None: elsewhere."""
-    control, volume = volumes[0]["share"], volumes[index]["share"]
-    if index == 0 or (volumes[index]["kind"] == "azureFiles" and volume == control):
+    control, volume = volumes[0].share or "", volumes[index].share
+    if index == 0 or (volumes[index].kind == "azureFiles" and volume == control):
         return ""
-    if volumes[index]["kind"] == "azureFiles" and str(volume).startswith(control + "/"):
+    if volumes[index].kind == "azureFiles" and str(volume).startswith(control + "/"):
         return str(volume)[len(control) + 1 :]
     return None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import logfiles
+from mlflow_batchai.node.plan import Plan
 from mlflow_batchai.node.protocol import Record
 
 
@@ -33,7 +33,7 @@ def write(job: Job, names: Collection[str], folder: Path) -> dict[str, int]:
     return lines
 
 
-def _pieces(plan: Mapping[str, Any], node: int, record: Record) -> Iterator[tuple[str, str]]:
+def _pieces(plan: Plan, node: int, record: Record) -> Iterator[tuple[str, str]]:
     """(file, text) of all that a record adds to log files."""
     if record["k"] == logfiles.NOTE:
         yield logfiles.own_file(plan, node, logfiles.EXECUTION, None), record["x"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlflow_batchai.models.logged import as_model_error
+from mlflow_batchai.node.plan import Condition
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -17,19 +17,6 @@ if TYPE_CHECKING:
 LOOKS = 5
 # What a version's tag says until it is known whether the alias points to it.
 LOOKING = "being decided"
-
-
-@dataclass(frozen=True)
-class Condition:
-    """What a new version must be better in: the last value of a metric of its run, by ``mode`` (``min`` or ``max``)."""
-
-    metric: str
-    mode: str
-
-    @classmethod
-    def from_plan(cls, plan: Mapping[str, Any] | None) -> Condition | None:
-        """As the job's plan has it."""
-        return cls(str(plan["metric"]), str(plan["mode"])) if plan else None
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.outcome import Failure, Stop
 from mlflow_batchai.node.peers import Peers
 from mlflow_batchai.node.phases import Phases
+from mlflow_batchai.node.plan import Plan, PlanError, read_plan
 from mlflow_batchai.node.runtime import Runtime
 from mlflow_batchai.node.shipper import Shipper
 from mlflow_batchai.node.turn import take_node
@@ -58,16 +59,15 @@ class Agent:
         name: str = "",
     ) -> None:
         plan = _plan(open_control(share, given.get("share")), protocol.JobPaths(folder, attempt), given)
-        if plan["protocol"] != protocol.PROTOCOL_VERSION:
+        if plan.protocol != protocol.PROTOCOL_VERSION:
             raise staging.SetupError(
-                "the plan is of protocol %s, this agent of %d" % (plan["protocol"], protocol.PROTOCOL_VERSION)
+                "the plan is of protocol %s, this agent of %d" % (plan.protocol, protocol.PROTOCOL_VERSION)
             )
-        plan["attempt"] = attempt
         self.root = root
         self.ticket = ticket
         self.layout = NodeLayout(root, plan, node, share, given.get("share"))
         self.node = node
-        self.shipper = Shipper(self.layout, list(range(1, plan["nodeCount"])) if node == 0 else [0])
+        self.shipper = Shipper(self.layout, list(range(1, plan.node_count)) if node == 0 else [0])
         self.runtime = Runtime(self.layout, self.shipper, given.get("variables") or {})
         self.runtime.registry = given.get("registry")
         self.peers = Peers(self.layout, self.shipper)
@@ -134,18 +134,21 @@ class Agent:
         Args:
             lost_share: why it was given up: nobody will hear of it by the share.
         """
-        said = {"state": state, "job": self.layout.plan["job"]}
+        said: Dict[str, Any] = {"state": state, "job": self.layout.plan.job}
         if lost_share:
             said["failure"] = lost_share.as_record()
         tickets.set_state(self.root, self.ticket["number"], json.dumps(said))
 
 
-def _plan(control: ControlShare, paths: protocol.JobPaths, given: Mapping[str, Any]) -> Dict[str, Any]:
+def _plan(control: ControlShare, paths: protocol.JobPaths, given: Mapping[str, Any]) -> Plan:
     """The plan as it holds for the attempt."""
     plan = _awaited(control, paths.plan, "plan", given.get("plan"))
     own = _awaited(control, paths.terms, "record of the attempt", given.get("attempt")) if paths.attempt > 1 else None
     control.close()
-    return terms.plan_of(plan, own)
+    try:
+        return terms.plan_of(read_plan(plan), paths.attempt, own)
+    except PlanError as error:
+        raise staging.SetupError("the plan can't be read: %s" % error) from None
 
 
 def _awaited(control: ControlShare, path: str, what: str, digest: Optional[str]) -> Dict[str, Any]:

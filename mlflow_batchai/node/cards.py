@@ -48,7 +48,7 @@ class Cards:
 
     def find(self) -> List[str]:
         """Those that the node has unless other jobs have them. A driver that is just being loaded takes its time."""
-        wanted, name = self._layout.plan["gpusPerNode"], self._layout.node_id
+        wanted, name = self._layout.plan.gpus_per_node, self._layout.node_id
         troubles: List[SetupError] = []
 
         def ask() -> None:
@@ -71,12 +71,12 @@ class Cards:
 
     def counts(self) -> List[int]:
         """GPUs of each node, as all have announced them: what every agent works out the same ranks from."""
-        return [len(self._peers.announces[node]["gpus"]) for node in range(self._layout.plan["nodeCount"])]
+        return [len(self._peers.announces[node]["gpus"]) for node in range(self._layout.plan.node_count)]
 
     def check(self) -> None:
         """Raise a Failure if there are more ranks than GPUs; every agent comes to the same, from the announces."""
         plan, counts = self._layout.plan, self.counts()
-        hosts = [self._peers.announces[node]["host"] for node in range(plan["nodeCount"])]
+        hosts = [self._peers.announces[node]["host"] for node in range(plan.node_count)]
         refusal = launchers.refusal(plan, counts, hosts)
         if refusal:
             raise Failure(protocol.NODE_SETUP_FAILED, refusal, node=self._layout.node)

@@ -213,8 +213,8 @@ class Ending:
 
     def _copy_logs(self) -> bool:
         """Copy the logs where stdOutErrPathPrefix wants them; whether something was written."""
-        prefix = self._layout.plan.get("logCopyPrefix")
-        if prefix and not self._phases.mounts.has(prefix["volume"]):
+        prefix = self._layout.plan.log_copy_prefix
+        if prefix and prefix.volume is not None and not self._phases.mounts.has(prefix.volume):
             return False  # they would stay on the node's disk, in the way of the next mount
         try:
             staging.copy_logs(self._layout)

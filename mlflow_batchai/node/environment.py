@@ -5,9 +5,10 @@ The submitter's environment does not leak, nor does the node's: a short allow-li
 
 import os
 import re
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Dict, Mapping, Optional, Sequence
 
 from mlflow_batchai.node.layout import NodeLayout, expand
+from mlflow_batchai.node.plan import Plan
 from mlflow_batchai.node.protocol import MARK_VARIABLE, NODE_VARIABLE
 
 ALLOWED_NAMES = frozenset(
@@ -134,21 +135,21 @@ def job_environment(
         image: in a container, the environment that it gives every process; its PATH is as it should be.
         extra: what the launcher adds. Names that end in ``!`` are never overridden by the document (a rank's number).
     """
-    plan: Dict[str, Any] = layout.plan
+    plan: Plan = layout.plan
     environment = allowed(node_environment) if image is None else in_container(node_environment, image)
     folder = os.path.dirname(python)
     if folder and image is None:
         environment["PATH"] = os.pathsep.join([folder, layout.bin, environment.get("PATH", os.defpath)])
     service = layout.service_variables(addresses, gpus)
     environment.update(service)
-    environment.update(plan["parameters"])
-    for staged in plan["inputs"]:
-        environment[staged["variable"]] = layout.input_path(staged)
+    environment.update(plan.parameters)
+    for staged in plan.inputs:
+        environment[staged.variable] = layout.input_path(staged)
     if layout.prepared:
         environment["BATCHAI_PREPARATION_DIR"] = layout.prepared
     environment["MLFLOW_TRACKING_URI"] = TRACKING_URI
-    environment["MLFLOW_RUN_ID"] = plan["runId"]
-    environment["MLFLOW_EXPERIMENT_ID"] = plan.get("experimentId", "0")
+    environment["MLFLOW_RUN_ID"] = plan.run_id
+    environment["MLFLOW_EXPERIMENT_ID"] = plan.experiment_id
     environment["BATCHAI_SPOOL"] = layout.spool
     environment["BATCHAI_ATTEMPT"] = str(layout.paths.attempt)
     environment["PYTHONUNBUFFERED"] = "1"
@@ -159,9 +160,10 @@ def job_environment(
     own_path = (extra or {}).get("PYTHONPATH", "")
     if image is not None:
         environment.update({name: value for name, value in image.items() if name == "PYTHONPATH"})
-        environment.update(plan["container"].get("environment") or {})
-    for entry in plan["environmentVariables"]:
-        environment[entry["name"]] = expand(entry["value"], environment)
+        if plan.container:
+            environment.update(plan.container.environment)
+    for entry in plan.environment_variables:
+        environment[entry.name] = expand(entry.value, environment)
     environment.update(secrets)
     theirs = environment.get("PYTHONPATH", "")
     if own_path and theirs != own_path:

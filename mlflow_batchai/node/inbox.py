@@ -104,7 +104,7 @@ class Inbox:
     def _check_folder(self) -> None:
         """Raise ``ControlShare.gone`` if the job's folder isn't there; where that is a request, errors of others tell it."""
         layout = self._layout
-        if layout.plan.get("board") or time.monotonic() - self._checked < layout.attempt.beat_seconds:
+        if layout.plan.board or time.monotonic() - self._checked < layout.attempt.beat_seconds:
             return
         plan = layout.paths.plan
         if layout.control.read_closed(plan) is None and not layout.control.damage.found(plan):

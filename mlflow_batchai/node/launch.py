@@ -2,12 +2,13 @@
 
 import json
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, List, Mapping, Optional, Sequence
 
 from mlflow_batchai.node import launchers, protocol, ranks
 from mlflow_batchai.node.layout import NodeLayout, archive_path, node_id
 from mlflow_batchai.node.outcome import Failure, Stop
 from mlflow_batchai.node.peers import Peers
+from mlflow_batchai.node.plan import Plan
 from mlflow_batchai.node.preparation import logged_task
 from mlflow_batchai.node.runtime import PUMP_SECONDS, Runtime
 from mlflow_batchai.node.shipper import Shipper
@@ -36,7 +37,7 @@ class Launch:
         check: Callable[[], None],
     ) -> None:
         self._layout = layout
-        self._plan: Dict[str, Any] = layout.plan
+        self._plan: Plan = layout.plan
         self._shipper = shipper
         self._runtime = runtime
         self._peers = peers
@@ -55,7 +56,7 @@ class Launch:
             return 0
         said: List[bytes] = []
         task = Task("rendezvous server", None, lambda task, stream, lines: said.append(lines) if stream == "out" else None)
-        sizes = launchers.spread(self._plan["processCount"], self._counts)
+        sizes = launchers.spread(self._plan.process_count, self._counts)
         hosts = ",".join("%s:%d" % (node_id(node), size) for node, size in enumerate(sizes) if size)
         argv = [
             self._known.python,
@@ -63,7 +64,7 @@ class Launch:
             "rendezvous",
             self._peers.addresses()[0],
             hosts,
-            str(self._plan["processCount"]),
+            str(self._plan.process_count),
         ]
         self._runtime.start(task, argv, ranks.job_variables(self._layout, self._known), stdin=True, helper=True)
         until = time.monotonic() + RENDEZVOUS_SECONDS
@@ -76,8 +77,8 @@ class Launch:
             if task.status is not None or time.monotonic() > until:
                 self._runtime.drain([task])
                 sentence = task.tail[-1] if task.tail else "it said nothing"
-                container = self._plan.get("container")
-                where = " in the image %s" % container["image"] if container else ""
+                container = self._plan.container
+                where = " in the image %s" % container.image if container else ""
                 raise Failure(
                     protocol.RENDEZVOUS_FAILED,
                     "Horovod's rendezvous server did not start on node-0%s: %s" % (where, sentence),
@@ -105,7 +106,7 @@ class Launch:
             )
             self._runtime.start(task, ranks.argv(self._plan), environment)
         self._shipper.record("started", urgent=True, node=layout.node, ranks=[slot.rank for slot in self._slots])
-        self._shipper.note("started %d rank(s): %s" % (len(self._slots), self._plan["command"]))
+        self._shipper.note("started %d rank(s): %s" % (len(self._slots), self._plan.command))
 
     def watch(self) -> None:
         """Return when all ranks of this node have ended well.

@@ -7,6 +7,7 @@ command once, on node 0, as Batch AI did.
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from mlflow_batchai.node.layout import node_id
+from mlflow_batchai.node.plan import Plan
 
 
 class Slot(NamedTuple):
@@ -46,40 +47,40 @@ def assign(sizes: Sequence[int]) -> List[Slot]:
     return slots
 
 
-def slots_of(plan: Mapping[str, Any], gpus: Sequence[int]) -> List[Slot]:
+def slots_of(plan: Plan, gpus: Sequence[int]) -> List[Slot]:
     """The ranks that a plan starts on nodes with so many GPUs each."""
-    if plan["framework"] == "horovod":
-        return assign(spread(plan["processCount"], gpus))
+    if plan.is_horovod:
+        return assign(spread(plan.process_count, gpus))
     return [Slot(0, 1, 0, 0, 1, 0, 1)]
 
 
-def slots_per_node(plan: Mapping[str, Any], gpus: Sequence[int]) -> List[int]:
+def slots_per_node(plan: Plan, gpus: Sequence[int]) -> List[int]:
     """What the hostfile says of each node: its ranks; for a command that starts ranks itself its GPUs."""
-    return spread(plan["processCount"], gpus) if plan["framework"] == "horovod" else list(gpus)
+    return spread(plan.process_count, gpus) if plan.is_horovod else list(gpus)
 
 
-def refusal(plan: Mapping[str, Any], gpus: Sequence[int], hosts: Sequence[str]) -> Optional[str]:
+def refusal(plan: Plan, gpus: Sequence[int], hosts: Sequence[str]) -> Optional[str]:
     """Why these nodes can't run the plan, as a sentence, or None: more Horovod ranks than GPUs, and no leave to share them.
 
     Args:
         hosts: the nodes' hostnames.
     """
     total = sum(gpus)
-    if plan["framework"] != "horovod" or plan["oversubscribe"] or not total or plan["processCount"] <= total:
+    if plan.framework != "horovod" or plan.oversubscribe or not total or plan.process_count <= total:
         return None
     counts = ", ".join("%s: %d" % (node_id(node), count) for node, count in enumerate(gpus))
     sentence = (
         "processCount is %d and the nodes have %d GPU%s (%s): lower processCount, or set oversubscribe: true in the cluster"
-        " document" % (plan["processCount"], total, "" if total == 1 else "s", counts)
+        " document" % (plan.process_count, total, "" if total == 1 else "s", counts)
     )
     idle = without_gpus(plan, gpus, hosts)
     return "%s; %s" % (sentence, idle) if idle else sentence
 
 
-def without_gpus(plan: Mapping[str, Any], gpus: Sequence[int], hosts: Sequence[str]) -> Optional[str]:
+def without_gpus(plan: Plan, gpus: Sequence[int], hosts: Sequence[str]) -> Optional[str]:
     """A sentence on nodes that get no Horovod rank since they have no GPU and others have, or None: likely a broken driver."""
     names = ["%s (%s)" % (node_id(node), hosts[node]) for node, count in enumerate(gpus) if not count]
-    if plan["framework"] != "horovod" or not names or not any(gpus):
+    if plan.framework != "horovod" or not names or not any(gpus):
         return None
     return (
         "%s: no GPU, and so no rank, where other nodes have GPUs; mend the driver there (nvidia-smi -L), or train on CPUs with"
@@ -87,28 +88,26 @@ def without_gpus(plan: Mapping[str, Any], gpus: Sequence[int], hosts: Sequence[s
     )
 
 
-def idle_gpus(plan: Mapping[str, Any], gpus: Sequence[int]) -> Optional[str]:
+def idle_gpus(plan: Plan, gpus: Sequence[int]) -> Optional[str]:
     """A sentence on GPUs that no Horovod rank uses, or None."""
-    ranks, total = plan["processCount"], sum(gpus)
-    if plan["framework"] != "horovod" or ranks >= total:
+    ranks, total = plan.process_count, sum(gpus)
+    if plan.framework != "horovod" or ranks >= total:
         return None
     return "%d rank(s) use %d of %d GPUs: set horovodSettings.processCount to %d to use all" % (ranks, ranks, total, total)
 
 
-def needs_rendezvous(plan: Mapping[str, Any]) -> bool:
+def needs_rendezvous(plan: Plan) -> bool:
     """Whether node 0 has to start Horovod's rendezvous server first."""
-    return bool(plan["framework"] == "horovod")
+    return plan.is_horovod
 
 
-def rank_variables(
-    plan: Mapping[str, Any], slot: Slot, rendezvous: Optional[Mapping[str, Any]], interface: Optional[str]
-) -> Dict[str, str]:
+def rank_variables(plan: Plan, slot: Slot, rendezvous: Optional[Mapping[str, Any]], interface: Optional[str]) -> Dict[str, str]:
     """Variables of one rank; names that end in ``!`` may not be overridden by the document.
 
     The HOROVOD_* ones are those that horovodrun's gloo launcher sets (horovod 0.28.1, ``runner/gloo_run.py``).
     """
     found = {"BATCHAI_RANK!": str(slot.rank), "BATCHAI_SIZE!": str(slot.size)}
-    if plan["framework"] != "horovod" or rendezvous is None:
+    if plan.framework != "horovod" or rendezvous is None:
         return found
     identity = {
         "HOROVOD_HOSTNAME": node_id(slot.node),

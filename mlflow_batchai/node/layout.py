@@ -6,15 +6,11 @@ had ``/mnt/batch/tasks/shared/LS_root``, we have one folder per node.
 
 import os
 import re
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Dict, List, Mapping, Optional, Sequence
 
 from mlflow_batchai.node.control import open_control
+from mlflow_batchai.node.plan import AZURE_KINDS, Plan, StagedInput, Volume
 from mlflow_batchai.node.protocol import JobPaths, job_mark
-
-Plan = Dict[str, Any]
-
-# Kinds of volumes that know no owners.
-AZURE = ("azureFiles", "azureBlob")
 
 _REFERENCE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)\}|(?P<plain>[A-Za-z_][A-Za-z0-9_]*))")
 
@@ -54,9 +50,9 @@ class NodeLayout:
         self.plan = plan
         self.node = node
         self.node_id = node_id(node)
-        self.mark = job_mark(plan["job"], plan["attempt"])
+        self.mark = job_mark(plan.job, plan.attempt)
         self.cluster_mounts = os.path.join(root, "mounts")
-        self.job = os.path.join(root, "jobs", plan["job"])
+        self.job = os.path.join(root, "jobs", plan.job)
         self.job_mounts = os.path.join(self.job, "mounts")
         self.temp = os.path.join(self.job, "temp")
         self.code = os.path.join(self.temp, "code")
@@ -65,15 +61,15 @@ class NodeLayout:
         self.site = os.path.join(self.job, "site")
         self.bin = os.path.join(self.job, "bin")
         self.hostfile = os.path.join(self.job, "hostfile")
-        self.umask = int(plan.get("umask") or "077", 8)
-        cached = plan["preparationCache"]
+        self.umask = int(plan.umask, 8)
+        cached = plan.preparation_cache
         # What a cached preparation leaves, for later jobs too; None: preparation is the job's own.
         self.prepared: Optional[str] = os.path.join(root, "prepared", cached) if cached else None
-        self.mounted_share = os.path.join(self.cluster_mounts, plan["controlMount"])
+        self.mounted_share = os.path.join(self.cluster_mounts, plan.control_mount)
         self.share = share or self.mounted_share
         self.control = open_control(self.share, sas)
-        self.paths = JobPaths(plan["folder"], plan["attempt"])
-        self.attempt = self.control.attempt(self.paths, node, plan["nodeCount"])
+        self.paths = JobPaths(plan.folder, plan.attempt)
+        self.attempt = self.control.attempt(self.paths, node, plan.node_count)
         mounted = os.path.join(self.mounted_share, *self.paths.folder.split("/"))
         self.mounted_stdouterr = self.on_mount(self.paths.stdouterr)
         self.shared_temp = os.path.join(mounted, "shared")
@@ -83,23 +79,23 @@ class NodeLayout:
         """Absolute path on this node, through the mount, of a path on the control share."""
         return os.path.join(self.mounted_share, *path.split("/"))
 
-    def input_path(self, staged: Mapping[str, Any]) -> str:
+    def input_path(self, staged: StagedInput) -> str:
         """Where a staged parameter's file or folder lies on this node."""
-        return os.path.join(self.inputs, staged["variable"], staged["name"])
+        return os.path.join(self.inputs, staged.variable, staged.name)
 
     def volume_root(self, path: str) -> Optional[str]:
         """The mount point of the plan's volume that a path on this node lies in, by its name; None: it lies in none whose files
         have owners and modes of their own (Azure's have those that their mount gives to all)."""
-        for volume in self.plan["volumes"]:
+        for volume in self.plan.volumes:
             root = self.mount_path(volume)
             if path.startswith(root + os.sep):
-                return None if volume["kind"] in AZURE else root
+                return None if volume.kind in AZURE_KINDS else root
         return None
 
-    def mount_path(self, volume: Mapping[str, Any]) -> str:
+    def mount_path(self, volume: Volume) -> str:
         """Where a volume of the plan is mounted."""
-        base = self.job_mounts if volume["scope"] == "job" else self.cluster_mounts
-        return os.path.join(base, *volume["path"].split("/"))
+        base = self.job_mounts if volume.scope == "job" else self.cluster_mounts
+        return os.path.join(base, *volume.path.split("/"))
 
     def roots(self) -> Dict[str, str]:
         """The variables that other paths start from."""
@@ -115,12 +111,12 @@ class NodeLayout:
         """AZ_BATCHAI_INPUT_<ID>, AZ_BATCHAI_OUTPUT_<ID> and AZ_BATCHAI_STDOUTERR_DIR, absolute."""
         roots = self.roots()
         found = {"AZ_BATCHAI_STDOUTERR_DIR": self.mounted_stdouterr}
-        for entry in self.plan["inputDirectories"]:
-            found["AZ_BATCHAI_INPUT_" + entry["id"]] = expand(entry["path"], roots)
-        for entry in self.plan["outputDirectories"]:
-            parts = [expand(entry["pathPrefix"], roots), self.plan["segment"], "outputs"]
-            suffix = (entry.get("pathSuffix") or "").strip("/")
-            found["AZ_BATCHAI_OUTPUT_" + entry["id"]] = (
+        for directory in self.plan.input_directories:
+            found["AZ_BATCHAI_INPUT_" + directory.id] = expand(directory.path, roots)
+        for entry in self.plan.output_directories:
+            parts = [expand(entry.path_prefix, roots), self.plan.segment, "outputs"]
+            suffix = (entry.path_suffix or "").strip("/")
+            found["AZ_BATCHAI_OUTPUT_" + entry.id] = (
                 os.path.join(*parts, *suffix.split("/")) if suffix else os.path.join(*parts)
             )
         return found
@@ -142,14 +138,14 @@ class NodeLayout:
         return found
 
 
-def log_name(plan: Mapping[str, Any], node: int, kind: str) -> str:
+def log_name(plan: Plan, node: int, kind: str) -> str:
     """Batch AI's name of a log file: ``stdout-job_prep.txt`` on one node, with the node's id in it on several.
 
     Args:
         kind: ``execution``, ``stdout-job_prep`` or ``stderr-job_prep``.
     """
     ending = ".log" if kind == "execution" else ".txt"
-    return kind + ("" if plan["nodeCount"] == 1 else "-" + node_id(node)) + ending
+    return kind + ("" if plan.node_count == 1 else "-" + node_id(node)) + ending
 
 
 def node_id(node: int) -> str:

@@ -1,9 +1,10 @@
 """The log files that an agent writes into ``stdouterr/``: its own ranks', its own, and on node 0 the joined ``stdout.txt``."""
 
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Dict, List, Optional
 
 from mlflow_batchai.node.control.base import LogFile
 from mlflow_batchai.node.layout import NodeLayout, log_name
+from mlflow_batchai.node.plan import Plan
 from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.node.tasks import readable
 
@@ -32,7 +33,7 @@ class LogFiles:
         """Lines of this node; they are written by ``flush``."""
         plan, node = self._layout.plan, self._layout.node
         self._append(own_file(plan, node, entry["s"], entry["r"]), entry["b"])
-        if node == 0 and entry["r"] is not None and plan["ranks"] > 1:
+        if node == 0 and entry["r"] is not None and plan.ranks > 1:
             self.join(log_record(entry))
 
     def join(self, record: Record) -> None:
@@ -76,13 +77,13 @@ class LogFiles:
         self._files[name].append(data)
 
 
-def own_file(plan: Mapping[str, Any], node: int, stream: str, rank: Optional[int]) -> str:
+def own_file(plan: Plan, node: int, stream: str, rank: Optional[int]) -> str:
     """The name of the file that lines of a node go into, its own or a rank's."""
     if stream == EXECUTION:
         return log_name(plan, node, EXECUTION)
     if rank is None:
         return log_name(plan, node, "std%s-job_prep" % stream)
-    return joined_file(stream) if plan["ranks"] == 1 else "std%s-%d.txt" % (stream, rank)
+    return joined_file(stream) if plan.ranks == 1 else "std%s-%d.txt" % (stream, rank)
 
 
 def joined_file(stream: str) -> str:
@@ -90,9 +91,9 @@ def joined_file(stream: str) -> str:
     return "std%s.txt" % stream
 
 
-def joined(plan: Mapping[str, Any], record: Record) -> Optional[str]:
+def joined(plan: Plan, record: Record) -> Optional[str]:
     """A record's text as the file of all ranks has it; None if it isn't a rank's, or theirs is the only one."""
-    if record["r"] is None or plan["ranks"] == 1:
+    if record["r"] is None or plan.ranks == 1:
         return None
     prefix = "[%d] " % record["r"]
     return "".join(prefix + line + "\n" for line in record["x"].split("\n")[:-1])

@@ -26,8 +26,8 @@ class Meeting:
         self.layout = layout
         self.shipper = shipper
         self.peers = peers
-        self._only: Optional[str] = layout.plan.get("networkInterface")
-        self._count: int = layout.plan["nodeCount"]
+        self._only: Optional[str] = layout.plan.network_interface
+        self._count = layout.plan.node_count
         self._listener: Optional[reach.Listener] = None
 
     def open(self) -> Dict[str, Any]:

@@ -53,10 +53,10 @@ class ModelCheck:
         Returns:
             What has ended the check before its time: somebody wants the job's end.
         """
-        wanted = self.layout.plan.get("model")
+        wanted = self.layout.plan.model
         if not wanted:
             return None
-        chosen = models.choose(self._known(wanted["path"]), wanted["path"])
+        chosen = models.choose(self._known(wanted.path), wanted.path)
         if chosen is None:
             return None  # the client says so
         body = {key: value for key, value in chosen.items() if key != "check"}
@@ -66,7 +66,7 @@ class ModelCheck:
             body["meta"] = {"format": models.TORCH}
             self._tell(body)
             return None
-        limit = wanted.get("checkSeconds")
+        limit = wanted.check_seconds
         if limit:
             self.shipper.record("phase", urgent=True, phase="checking the model", node=self.layout.node)
         task = Task("model check", None, self._hear)

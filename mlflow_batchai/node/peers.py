@@ -47,7 +47,7 @@ class Peers:
         self.exits: Dict[int, Dict[str, Any]] = {}
         self.done = False
         self.leaderless = False
-        self._node_count: int = layout.plan["nodeCount"]
+        self._node_count = layout.plan.node_count
         self._ready: Dict[int, bool] = {}
         self._failures: List[Failure] = []
         self._given_up: Set[int] = set()
@@ -150,7 +150,7 @@ class Peers:
         for node in range(1, self._node_count) if self.layout.node == 0 else [0]:
             silent = self.inbox.silent_seconds(node)
             came = self.inbox.has_spoken(node) or node in self.announces
-            if silent <= self.layout.plan["lossSeconds"] + (0.0 if came else COMING_SECONDS):
+            if silent <= self.layout.plan.loss_seconds + (0.0 if came else COMING_SECONDS):
                 continue
             if self.layout.node == 0 and (self._exit_of(node) or self._exit_without_notice(node)):
                 if self.exits[node]["failure"]:  # and its words on that were lost
@@ -209,7 +209,7 @@ class Peers:
             pump: what is done meanwhile, again and again; it takes a moment.
         """
         plan = self.layout.plan
-        until = time.monotonic() + plan["lossSeconds"] + plan["terminateSeconds"] + LAST_WORDS_SECONDS
+        until = time.monotonic() + plan.loss_seconds + plan.terminate_seconds + LAST_WORDS_SECONDS
         while not self.all_ended() and self.inbox.verdict is None and time.monotonic() < until:
             if self.shipper.trouble:
                 return  # we don't hear each other any more

@@ -17,6 +17,7 @@ from mlflow_batchai.node.modelcheck import ModelCheck
 from mlflow_batchai.node.mounts.mounts import Mounts
 from mlflow_batchai.node.outcome import Failure, Stop
 from mlflow_batchai.node.peers import Peers
+from mlflow_batchai.node.plan import Plan
 from mlflow_batchai.node.preparation import Preparation
 from mlflow_batchai.node.runtime import Runtime
 from mlflow_batchai.node.shipper import Shipper
@@ -46,7 +47,7 @@ class Phases:
         name: str = "",
     ) -> None:
         self.layout = layout
-        self.plan: Dict[str, Any] = layout.plan
+        self.plan: Plan = layout.plan
         self.shipper = shipper
         self.runtime = runtime
         self.peers = peers
@@ -110,8 +111,8 @@ class Phases:
 
     def _begin_clock(self) -> None:
         self.shipper.record("phase", urgent=True, phase="running", node=self.layout.node)
-        if self.plan["maxWallClockSeconds"]:
-            self._deadline = time.monotonic() + self.plan["maxWallClockSeconds"]
+        if self.plan.max_wall_clock_seconds:
+            self._deadline = time.monotonic() + self.plan.max_wall_clock_seconds
 
     def _set_up(self) -> None:
         self.mounts.mount_all()
@@ -127,26 +128,27 @@ class Phases:
 
     def _run_setup_task(self) -> None:
         """The cluster's, where it hasn't run on this node yet. Its time is not the job's: the job's clock stands still."""
-        if not self.plan.get("setupTask"):
+        task = self.plan.setup_task
+        if task is None:
             return
-        from mlflow_batchai.node.setup import SetupTask  # few clusters have one
+        from mlflow_batchai.node.setup import SetupTaskRun  # few clusters have one
 
         begun = time.monotonic()
         secrets = self.credentials.get("setup") or {}
         gpus_here = len(self.cards.own.ids)
-        SetupTask(self.layout, self.shipper, self.runtime, self.peers.check, secrets, self.name, gpus_here).run()
+        SetupTaskRun(self.layout, task, self.shipper, self.runtime, self.peers.check, secrets, self.name, gpus_here).run()
         if self._deadline:
             self._deadline += time.monotonic() - begun
 
     def _enter_container(self) -> None:
         """Where the plan names an image: all that is started from here on runs in its container."""
-        wanted = self.plan.get("container")
+        wanted = self.plan.container
         if not wanted:
             return
         engine = containers.engine()
         if engine is None:
             sentence = "%s: %s" % (self.layout.node_id, containers.trouble(wanted))
-            image = [("imageName", str(wanted["image"]))]
+            image = [("imageName", wanted.image)]
             raise Failure(protocol.CONTAINER_FAILED, sentence, node=self.layout.node, details=image)
         from mlflow_batchai.node.containers.container import Container  # few jobs have one
 
@@ -197,7 +199,7 @@ class Phases:
         if self._deadline and self.layout.node == 0 and time.monotonic() > self._deadline:
             raise Failure(
                 protocol.JOB_TIMEOUT,
-                "the job ran longer than constraints.maxWallClockTime (%d s)" % self.plan["maxWallClockSeconds"],
+                "the job ran longer than constraints.maxWallClockTime (%d s)" % self.plan.max_wall_clock_seconds,
                 node=0,
             )
 

@@ -4,11 +4,12 @@ import contextlib
 import errno
 import os
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import Callable, Dict, Iterator, List, Mapping, Optional
 
 from mlflow_batchai.node import kept, protocol, trainenv
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.outcome import Failure
+from mlflow_batchai.node.plan import Plan
 from mlflow_batchai.node.runtime import Runtime
 from mlflow_batchai.node.shipper import Shipper
 from mlflow_batchai.node.tasks import Task
@@ -36,7 +37,7 @@ class Preparation:
         variables: Callable[[], Dict[str, str]],
     ) -> None:
         self.layout = layout
-        self.plan: Dict[str, Any] = layout.plan
+        self.plan: Plan = layout.plan
         self.shipper = shipper
         self.runtime = runtime
         self._check = check
@@ -50,7 +51,7 @@ class Preparation:
         Raises:
             Failure: it isn't there, or its environment can't be built.
         """
-        environment = self.plan["environment"]
+        environment = self.plan.environment
         if self.runtime.container:
             python = self.runtime.container.python
         elif environment:
@@ -69,7 +70,7 @@ class Preparation:
         Raises:
             Failure: it exited with another code than 0.
         """
-        if not self.plan["preparation"]:
+        if not self.plan.preparation:
             return
         folder = self.layout.prepared
         if folder is None:
@@ -81,7 +82,7 @@ class Preparation:
                 os.mkdir(folder)
                 self._prepare()
             else:
-                self.shipper.note("job preparation: done before (%s)" % self.plan["preparationCache"])
+                self.shipper.note("job preparation: done before (%s)" % self.plan.preparation_cache)
 
     def _stamp(self) -> str:
         """The interpreter that it was done for; what it installed into an environment goes when that is made anew."""
@@ -97,7 +98,7 @@ class Preparation:
     def _prepare(self) -> None:
         self.say("job preparation")
         task = logged_task(self.shipper, "job preparation")
-        self.runtime.start(task, ["bash", "-c", self.plan["preparation"]], self._variables())
+        self.runtime.start(task, ["bash", "-c", self.plan.preparation], self._variables())
         self.runtime.run_to_end(task, self._check)
         if task.exit_code != 0:
             raise Failure(

@@ -11,6 +11,7 @@ from mlflow_batchai.node.environment import job_environment, thread_variables
 from mlflow_batchai.node.gpus import Gpus
 from mlflow_batchai.node.launchers import Slot
 from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.plan import Plan
 
 
 class Known(NamedTuple):
@@ -33,9 +34,9 @@ class Known(NamedTuple):
     image: Optional[Mapping[str, str]] = None
 
 
-def argv(plan: Mapping[str, Any]) -> List[str]:
+def argv(plan: Plan) -> List[str]:
     """What starts a rank."""
-    return ["bash", "-c", plan["command"]]
+    return ["bash", "-c", plan.command]
 
 
 def job_variables(layout: NodeLayout, known: Known, extra: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
@@ -74,7 +75,7 @@ def rank_environment(
         archive: where scripts import our helpers from.
     """
     extra = launchers.rank_variables(layout.plan, slot, rendezvous, interface)
-    extra.update(gpus.variables(known.gpus, slot.local_rank if layout.plan["framework"] == "horovod" else None))
+    extra.update(gpus.variables(known.gpus, slot.local_rank if layout.plan.is_horovod else None))
     extra.update(thread_variables(cores // slot.local_size))
     extra["PYTHONPATH"] = layout.site + os.pathsep + archive
     return job_variables(layout, known, extra)

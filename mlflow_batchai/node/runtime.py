@@ -211,7 +211,7 @@ class Runtime:
             Pids that would not go.
         """
         left: Set[int] = set()
-        grace: float = self.layout.plan["terminateSeconds"] if kill_first else STRAGGLER_SECONDS
+        grace: float = self.layout.plan.terminate_seconds if kill_first else STRAGGLER_SECONDS
         if self.container:
             begun = time.monotonic()
             left = self._end_inside(self.container, grace)

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from typing import IO, Any, Callable, Dict, Mapping, Optional
+from typing import IO, Callable, Dict, Mapping, Optional
 
 from mlflow_batchai.node import processes, protocol
 from mlflow_batchai.node.control.base import LogFile
@@ -11,6 +11,7 @@ from mlflow_batchai.node.control.mounted import MountedShare
 from mlflow_batchai.node.environment import allowed
 from mlflow_batchai.node.layout import NodeLayout, expand
 from mlflow_batchai.node.outcome import Failure
+from mlflow_batchai.node.plan import SetupTask
 from mlflow_batchai.node.runtime import Runtime
 from mlflow_batchai.node.shipper import Shipper
 from mlflow_batchai.node.tasks import Task
@@ -23,7 +24,7 @@ UMASK = 0o022
 STREAMS = {"out": "stdout", "err": "stderr"}
 
 
-class SetupTask:
+class SetupTaskRun:
     """The plan's setup task on a node that has been taken: the node's lock keeps two from running at once.
 
     Args:
@@ -40,6 +41,7 @@ class SetupTask:
     def __init__(
         self,
         layout: NodeLayout,
+        task: SetupTask,
         shipper: Shipper,
         runtime: Runtime,
         check: Callable[[], None],
@@ -54,9 +56,9 @@ class SetupTask:
         self._secrets = secrets
         self._name = name
         self._gpus = gpus
-        self._plan: Dict[str, Any] = layout.plan["setupTask"]
+        self._task = task
         self._files: Dict[str, IO[bytes]] = {}
-        self.folder = os.path.join(layout.root, "setup", self._plan["id"])
+        self.folder = os.path.join(layout.root, "setup", self._task.id)
 
     def run(self) -> None:
         """Run it, unless it has run here well since the node's last boot.
@@ -66,17 +68,17 @@ class SetupTask:
         """
         boot = processes.boot_id()
         if boot and self._ran_in() == boot:
-            self._shipper.note("setup task: done since the last boot (%s)" % self._plan["id"])
+            self._shipper.note("setup task: done since the last boot (%s)" % self._task.id)
             return
         self._shipper.record("phase", urgent=True, phase="setup task", node=self._layout.node)
-        self._shipper.note("setup task (%s)" % self._plan["id"])
+        self._shipper.note("setup task (%s)" % self._task.id)
         directory = os.path.join(self.folder, "wd")
         os.makedirs(directory, exist_ok=True)
         task = Task("setup task", None, self._keep)
         try:
             for stream in STREAMS:
                 self._files[stream] = open(self._file(stream), "wb")  # noqa: SIM115 (closed below)
-            argv = ["bash", "-c", self._plan["command"]]
+            argv = ["bash", "-c", self._task.command]
             self._runtime.start(task, argv, self._environment(), cwd=directory, inside=False, umask=UMASK)
             until = time.monotonic() + SECONDS
             self._runtime.run_to_end(task, lambda: self._go_on(task, until))
@@ -130,8 +132,8 @@ class SetupTask:
         environment = allowed(os.environ)
         environment["AZ_BATCHAI_MOUNT_ROOT"] = self._layout.cluster_mounts
         environment["AZ_BATCHAI_NUM_GPUS"] = str(self._gpus)
-        for entry in self._plan["environmentVariables"]:
-            environment[entry["name"]] = expand(entry["value"], environment)
+        for entry in self._task.environment_variables:
+            environment[entry.name] = expand(entry.value, environment)
         environment.update(self._secrets)
         environment[protocol.MARK_VARIABLE] = self._layout.mark
         environment[protocol.NODE_VARIABLE] = str(self._layout.node)
@@ -147,7 +149,7 @@ class SetupTask:
             self._shipper.note(sentence % (self.folder, error))
 
     def _append(self, source: str, name: str) -> None:
-        path = "%s/%s" % (self._plan["logs"]["path"], name)
+        path = "%s/%s" % (self._task.logs.path, name)
         log: Optional[LogFile] = None
         with open(source, "rb") as file:
             for block in iter(lambda: file.read(BLOCK), b""):
@@ -158,7 +160,7 @@ class SetupTask:
             log.close()
 
     def _log(self, path: str) -> LogFile:
-        index = self._plan["logs"]["volume"]
+        index = self._task.logs.volume
         if index is None:
             return self._layout.control.log_file(path)
-        return MountedShare(self._layout.mount_path(self._layout.plan["volumes"][index])).log_file(path)
+        return MountedShare(self._layout.mount_path(self._layout.plan.volumes[index])).log_file(path)

@@ -84,7 +84,7 @@ class Shipper(threading.Thread):
         self._last_written = 0.0
         self._closing = False
         self._abandoned = False
-        self._trouble = ShareTrouble(layout.plan["lossSeconds"] / 2)
+        self._trouble = ShareTrouble(layout.plan.loss_seconds / 2)
         self.error: Optional[OSError] = None
         self.broken: Optional[Exception] = None
 

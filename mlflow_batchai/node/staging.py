@@ -5,12 +5,13 @@ import json
 import os
 import shlex
 import socket
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import List, Mapping, Optional, Tuple
 
 from mlflow_batchai.node import permissions
 from mlflow_batchai.node.control.base import ControlShare
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.mounts import table, undo
+from mlflow_batchai.node.plan import CodeFile
 from mlflow_batchai.node.protocol import OBJECTS, TREES, now_ms, object_path
 
 # What ranks import before a script's first line: the weight check for scripts that use stock Horovod with Keras 3.
@@ -55,12 +56,12 @@ def fetch_code(layout: NodeLayout) -> None:
         SetupError: an object is missing or not what its name says.
     """
     os.makedirs(layout.code, exist_ok=True)
-    files: List[Tuple[Mapping[str, Any], str]] = []
-    for entry in layout.plan["code"]:
-        target = os.path.join(layout.code, *entry["path"].split("/"))
+    files: List[Tuple[CodeFile, str]] = []
+    for entry in layout.plan.code:
+        target = os.path.join(layout.code, *entry.path.split("/"))
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        if "link" in entry:
-            os.symlink(entry["link"], target)
+        if entry.link is not None:
+            os.symlink(entry.link, target)
             continue
         files.append((entry, target))
     if layout.control.at_once == 1:
@@ -76,19 +77,19 @@ def fetch_code(layout: NodeLayout) -> None:
             pass
 
 
-def _fetch(control: ControlShare, entry: Mapping[str, Any], target: str, umask: int) -> None:
-    source, name = object_path(entry["sha256"]), entry["path"]
+def _fetch(control: ControlShare, entry: CodeFile, target: str, umask: int) -> None:
+    source, name = object_path(entry.sha256), entry.path
     try:
         found = control.fetch(source, target)
     except FileNotFoundError:
         sentence = "'%s' of the project is missing on the share (%s): %ssubmit again"
         raise SetupError(sentence % (name, OBJECTS, _forget("delete", control))) from None
-    if found != entry["sha256"]:
+    if found != entry.sha256:
         raise SetupError(
             "'%s' of the project is damaged on the share (%s): delete the object and %ssubmit again"
             % (name, control.where(source), _forget("", control))
         )
-    os.chmod(target, entry["mode"] & ~umask)
+    os.chmod(target, entry.mode & ~umask)
 
 
 def _forget(verb: str, control: ControlShare) -> str:
@@ -106,21 +107,21 @@ def link_inputs(layout: NodeLayout) -> None:
     Raises:
         SetupError: an object is missing or not as long as what was sent.
     """
-    for staged in layout.plan["inputs"]:
-        for entry in staged["files"]:
-            target = os.path.join(layout.inputs, staged["variable"], *entry["path"].split("/"))
+    for staged in layout.plan.inputs:
+        for entry in staged.files:
+            target = os.path.join(layout.inputs, staged.variable, *entry.path.split("/"))
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            source = layout.on_mount(object_path(entry["sha256"]))
-            name = "'%s' of parameter '%s'" % (entry["path"], staged["parameter"])
+            source = layout.on_mount(object_path(entry.sha256))
+            name = "'%s' of parameter '%s'" % (entry.path, staged.parameter)
             try:
                 size = os.stat(source).st_size
             except FileNotFoundError:
                 sentence = "%s is missing on the share (%s): %ssubmit again"
                 raise SetupError(sentence % (name, OBJECTS, _forget("delete", layout.control))) from None
-            if size != entry["size"]:
+            if size != entry.size:
                 raise SetupError(
                     "%s is damaged on the share (%s has %d bytes instead of %d): delete the object and %ssubmit again"
-                    % (name, source, size, entry["size"], _forget("", layout.control))
+                    % (name, source, size, entry.size, _forget("", layout.control))
                 )
             os.symlink(source, target)
 
@@ -171,12 +172,12 @@ def write_run(layout: NodeLayout, facts: str, distribution: Mapping[str, str]) -
     """
     plan = layout.plan
     told = {
-        "runId": plan["runId"],
-        "runName": plan.get("runName", ""),
-        "experimentId": plan.get("experimentId", "0"),
-        "experiment": plan.get("experiment", ""),
-        "params": plan.get("runParameters", {}),
-        "allRanks": plan.get("allRanks", False),
+        "runId": plan.run_id,
+        "runName": plan.run_name,
+        "experimentId": plan.experiment_id,
+        "experiment": plan.experiment,
+        "params": plan.run_parameters,
+        "allRanks": plan.all_ranks,
         "started": now_ms(),
         "artifacts": layout.artifacts,
         "bits": permissions.bits_of(layout.mounted_share),
@@ -207,10 +208,10 @@ def write_python(layout: NodeLayout, python: str) -> None:
 def locate(layout: NodeLayout, path: str) -> Optional[Tuple[int, str]]:
     """(index of the volume, path in it) of a file on the node, or None if it lies on no volume of the plan."""
     for candidate in (os.path.abspath(path), os.path.realpath(path)):
-        for index, volume in enumerate(layout.plan["volumes"]):
+        for index, volume in enumerate(layout.plan.volumes):
             roots = [layout.mount_path(volume)]
-            if volume["kind"] == "link" or volume.get("how") == "bind":
-                roots.append(os.path.realpath(volume["source"]))
+            if volume.kind == "link" or volume.how == "bind":
+                roots.append(os.path.realpath(volume.source))
             for root in roots:
                 if candidate.startswith(root + os.sep):
                     return index, os.path.relpath(candidate, root).replace(os.sep, "/")
@@ -219,16 +220,11 @@ def locate(layout: NodeLayout, path: str) -> Optional[Tuple[int, str]]:
 
 def copy_logs(layout: NodeLayout) -> None:
     """Where stdOutErrPathPrefix lies on another volume than the job folder: copy the logs there at the end."""
-    prefix = layout.plan.get("logCopyPrefix")
-    if not prefix:
+    prefix = layout.plan.log_copy_prefix
+    if prefix is None or prefix.volume is None:
         return
-    index, path = prefix["volume"], prefix["path"]
-    target = os.path.join(
-        layout.mount_path(layout.plan["volumes"][index]),
-        *path.split("/"),
-        layout.plan["segment"],
-        *layout.paths.log_folder.split("/"),
-    )
+    volume = layout.mount_path(layout.plan.volumes[prefix.volume])
+    target = os.path.join(volume, *prefix.path.split("/"), layout.plan.segment, *layout.paths.log_folder.split("/"))
     errors: List[OSError] = []
     root = layout.volume_root(target)
     permissions.make_folders(target, permissions.bits_of(root or ""))

@@ -4,9 +4,11 @@ The plan is the same for all attempts. What differs stands in ``attempt.json`` o
 who begins it: how many nodes and ranks it has, how many retries are left, who began it and why.
 """
 
+import dataclasses
 from typing import Any, Mapping, Optional
 
 from mlflow_batchai.node import protocol, records
+from mlflow_batchai.node.plan import Plan
 from mlflow_batchai.node.protocol import Record
 
 # Who begins an attempt: the follower after a failure, who wanted room, a person.
@@ -18,9 +20,7 @@ MANUAL = "manual"
 MOST_ATTEMPTS = 100
 # Ends that would be no other the next time, or that somebody wanted.
 _FINAL = frozenset((protocol.JOB_TIMEOUT, protocol.JOB_TERMINATE, protocol.JOB_TERMINATED))
-COUNTS = ("nodeCount", "processCount", "ranks")
-# What plans have that were written before they could say it.
-_UNSAID = {"terminateSeconds": 10.0}
+COUNTS = {"nodeCount": "node_count", "processCount": "process_count", "ranks": "ranks"}
 
 
 def record(left: int, by: str, why: str, counts: Optional[Mapping[str, int]] = None) -> Record:
@@ -42,39 +42,31 @@ def is_record(value: object) -> bool:
     return all(records.is_node_count(value[key]) for key in COUNTS if key in value)
 
 
-def plan_of(plan: Mapping[str, Any], own: Optional[Mapping[str, Any]]) -> Record:
+def plan_of(plan: Plan, attempt: int, own: Optional[Mapping[str, Any]]) -> Plan:
     """The plan as it holds for one attempt.
 
     Args:
         plan: the job's.
-        own: the attempt's ``attempt.json``; None: it has none, as the first.
+        attempt: its number, from 1.
+        own: its ``attempt.json``; None: it has none, as the first.
     """
-    found = {key: own[key] for key in (*COUNTS, "retriesLeft") if own and key in own}
-    return {**_UNSAID, **plan, "retriesLeft": plan.get("retries", 0), **found}
+    own = own or {}
+    counts = {name: own[key] for key, name in COUNTS.items() if key in own}
+    return dataclasses.replace(plan, attempt=attempt, retries_left=own.get("retriesLeft", plan.retries), **counts)
 
 
-def on_nodes(plan: Mapping[str, Any], nodes: int) -> Mapping[str, int]:
+def on_nodes(plan: Plan, nodes: int) -> Mapping[str, int]:
     """Nodes, processes and ranks of an attempt on so many of the job's nodes: as many ranks a node as the plan has."""
-    processes = max(nodes, plan["processCount"] * nodes // plan["nodeCount"]) if plan["framework"] == "horovod" else 1
+    processes = max(nodes, plan.process_count * nodes // plan.node_count) if plan.is_horovod else 1
     return {"nodeCount": nodes, "processCount": processes, "ranks": processes}
 
 
-def counts_on(plan: Mapping[str, Any], nodes: int) -> Optional[Mapping[str, int]]:
+def counts_on(plan: Plan, nodes: int) -> Optional[Mapping[str, int]]:
     """What an attempt on so many nodes has of its own (``record``); None: it has all of them."""
-    return None if nodes == plan["nodeCount"] else on_nodes(plan, nodes)
+    return None if nodes == plan.node_count else on_nodes(plan, nodes)
 
 
-def least_nodes(plan: Mapping[str, Any]) -> int:
-    """How many nodes are enough for an attempt after the first."""
-    return int(plan.get("minNodes") or plan["nodeCount"])
-
-
-def may_go_on(plan: Mapping[str, Any]) -> bool:
-    """Whether a job may ever start again by itself: then somebody has to keep its secrets in memory."""
-    return bool(plan.get("retries") or plan.get("lowPriority"))
-
-
-def goes_on(verdict: Record, plan: Mapping[str, Any], attempt: int) -> Record:
+def goes_on(verdict: Record, plan: Plan, attempt: int) -> Record:
     """A verdict, or if the attempt has failed and the job starts again by itself, what is said of the attempt only.
 
     That is in the queue again, as after a requeue, with what failed kept: ``retry`` is true, ``retriesLeft`` what the next
@@ -87,9 +79,9 @@ def goes_on(verdict: Record, plan: Mapping[str, Any], attempt: int) -> Record:
     codes = {error["code"] for error in verdict["errors"]}
     if verdict["executionState"] != protocol.FAILED or verdict["terminated"] or codes & _FINAL:
         return verdict
-    left = plan.get("retriesLeft", 0)
+    left = plan.retries_left
     # Batch AI put a job whose low-priority node was taken away back into the queue.
-    preempted = bool(plan.get("lowPriority")) and protocol.NODE_LOST in codes and attempt < MOST_ATTEMPTS
+    preempted = plan.low_priority and protocol.NODE_LOST in codes and attempt < MOST_ATTEMPTS
     if not preempted and left <= 0:
         return verdict
     return again(verdict, attempt, left - (not preempted))

@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from typing import Any, Callable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Tuple
 
 from mlflow_batchai.node import kept, protocol, wheels
 from mlflow_batchai.node.environment import for_builds
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.outcome import Failure
+from mlflow_batchai.node.plan import PythonEnvironment
 from mlflow_batchai.node.tasks import Task
 
 # How long an interpreter may take to say its version, from a slow disk on a busy node.
@@ -36,20 +37,20 @@ def interpreter(layout: NodeLayout, environment: Mapping[str, str]) -> str:
     Raises:
         Failure: it isn't there, or is no program.
     """
-    found = find(layout.plan["python"], environment)
+    found = find(layout.plan.python, environment)
     if found:
         return found
     raise Failure(
         protocol.NODE_SETUP_FAILED,
         "there is no program %s on %s: install it there, or set python: in the cluster document to the interpreter that trains"
-        % (layout.plan["python"], named(layout)),
+        % (layout.plan.python, named(layout)),
         node=layout.node,
     )
 
 
 def build(
     layout: NodeLayout,
-    environment: Mapping[str, Any],
+    environment: PythonEnvironment,
     run: Run,
     wait: Callable[[], None],
     say: Callable[[str], None],
@@ -62,8 +63,6 @@ def build(
     upgraded leaves links to nowhere, or packages for another version.
 
     Args:
-        environment: ``{"manager": "virtualenv" | "uv", "python": "3.11" or None, "dependencies": [...], "hash": ...}``, and
-            ``folder`` where environments are kept elsewhere than under the node's root.
         run: runs one command to its end (its output goes to the preparation's log).
         wait: waits a moment while another agent builds; it raises if the job is to end.
         say: tells people what is going on.
@@ -74,8 +73,8 @@ def build(
             of what was built can't be asked its version just now.
         OSError: the folder can't be written.
     """
-    root = os.path.expanduser(environment.get("folder") or os.path.join(layout.root, "envs"))
-    folder = os.path.join(root, environment["hash"])
+    root = os.path.expanduser(environment.folder or os.path.join(layout.root, "envs"))
+    folder = os.path.join(root, environment.hash)
     python = os.path.join(folder, "bin", "python")
     with kept.once(folder, wait, say, "the training environment", lambda: described(layout, python)) as needed:
         if needed:
@@ -97,7 +96,7 @@ def described(layout: NodeLayout, python: str) -> str:
         return "%s %s" % (_version_of(python), os.path.realpath(python))
     except _SilentError as error:
         raise Failure(
-            protocol.ENVIRONMENT_FAILED if layout.plan["environment"] else protocol.NODE_SETUP_FAILED,
+            protocol.ENVIRONMENT_FAILED if layout.plan.environment else protocol.NODE_SETUP_FAILED,
             "%s on %s can't be asked its version: %s; submit again, or mend it (what batchai made is made anew once its folder"
             " is removed)" % (python, named(layout), error),
             node=layout.node,
@@ -141,10 +140,10 @@ def _steps(layout: NodeLayout, run: Run, say: Callable[[str], None], variables: 
     return wheels.Steps(attempt, must, say, dict(variables, **extra))
 
 
-def _build(layout: NodeLayout, environment: Mapping[str, Any], steps: wheels.Steps, folder: str, python: str) -> None:
+def _build(layout: NodeLayout, environment: PythonEnvironment, steps: wheels.Steps, folder: str, python: str) -> None:
     install = [python, "-m", "pip", "install", "--progress-bar", "off"]
-    wanted = environment.get("python")
-    if environment["manager"] == "uv":
+    wanted = environment.python
+    if environment.manager == "uv":
         program = shutil.which("uv", path=os.environ.get("PATH", os.defpath))
         if not program:
             raise Failure(
@@ -156,9 +155,9 @@ def _build(layout: NodeLayout, environment: Mapping[str, Any], steps: wheels.Ste
         steps.must([program, "venv", "--seed", *version, folder], "making the environment")
     else:
         steps.must([find_python(wanted, layout), "-m", "venv", folder], "making the environment")
-    if environment["buildDependencies"]:
-        steps.must([*install, *environment["buildDependencies"]], "installing what builds")
-    others, horovod = split_horovod(environment["dependencies"], layout.code)
+    if environment.build_dependencies:
+        steps.must([*install, *environment.build_dependencies], "installing what builds")
+    others, horovod = split_horovod(environment.dependencies, layout.code)
     requirements = os.path.join(layout.temp, "requirements.txt")
     with open(requirements, "w", encoding="utf-8") as file:
         file.writelines(line + "\n" for line in others)
@@ -174,7 +173,7 @@ def _framework(requirements: List[str]) -> str:
     return "torch" if "torch" in names and not any(name.startswith("tensorflow") for name in names) else "tensorflow"
 
 
-def split_horovod(dependencies: List[str], project: str) -> Tuple[List[str], List[str]]:
+def split_horovod(dependencies: Iterable[str], project: str) -> Tuple[List[str], List[str]]:
     """Requirement lines without horovod's, and horovod's. Files named by ``-r`` are read and put in place.
 
     pip would compile Horovod's source against a framework that isn't there yet, and fail: we install our wheel instead.
@@ -204,7 +203,7 @@ def find_python(version: Any, layout: NodeLayout) -> str:
     Raises:
         Failure: there is none on this node.
     """
-    own = find(layout.plan["python"], os.environ) or sys.executable
+    own = find(layout.plan.python, os.environ) or sys.executable
     if not version:
         return own
     parts = str(version).split(".")

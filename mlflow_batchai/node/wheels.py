@@ -73,7 +73,7 @@ def install(layout: NodeLayout, python: str, framework: str, requirements: List[
     wanted = ["horovod" + _version(line) for line in requirements if _version(line)]
     key, nccl = content(python, framework, steps.variables)
     check = [python, "-c", _HAS_NCCL % framework if nccl else "import horovod.%s" % framework]
-    named: Mapping[str, str] = layout.plan.get("wheels") or {}
+    named = layout.plan.wheels
     for number, path in enumerate(candidates(layout.mounted_share, key)):
         name = os.path.relpath(path, layout.mounted_share)
         wheel = os.path.join(layout.temp, "wheels", str(number), os.path.basename(path))

@@ -6,7 +6,8 @@ What is only known on nodes, or once there is a run, stands in angle brackets.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from mlflow_batchai import runs
@@ -18,6 +19,7 @@ from mlflow_batchai.node.environment import thread_variables
 from mlflow_batchai.node.gpus import Gpus, of_node
 from mlflow_batchai.node.layout import NodeLayout, node_id
 from mlflow_batchai.node.network import LOOPBACK
+from mlflow_batchai.node.plan import Plan, Volume, plain
 from mlflow_batchai.node.staging import SetupError
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.spec.cluster import Engine
@@ -35,9 +37,9 @@ def describe(prepared: Prepared, cluster: Cluster, workspace: str, experiment: s
         experiment: its name.
     """
     segment = place_of(workspace, experiment, prepared.name, JOB)
-    folder = "/".join(part for part in (prepared.plan["folderPrefix"], segment) if part)
-    plan = {**prepared.plan, "job": JOB, "runId": RUN, "segment": segment, "folder": folder, "attempt": 1}
-    request = StartRequest(JOB, protocol.job_mark(JOB, 1), folder, 1, plan["nodeCount"], {})
+    folder = "/".join(part for part in (prepared.plan.folder_prefix, segment) if part)
+    plan = replace(prepared.plan, job=JOB, run_id=RUN, segment=segment, folder=folder)
+    request = StartRequest(JOB, protocol.job_mark(JOB, 1), folder, 1, plan.node_count, {})
     commands = cluster.engine.render(request)
     files = [*prepared.code, *prepared.inputs, *prepared.tools]
     return {
@@ -46,11 +48,11 @@ def describe(prepared: Prepared, cluster: Cluster, workspace: str, experiment: s
         "workspace": workspace,
         "experimentName": experiment,
         "folder": f"{cluster.share.url}/{folder}",
-        "container": (plan["container"] or {}).get("image"),
+        "container": plan.container and plan.container.image,
         "nodes": [{"node": node_id(command.node), "command": list(command.argv)} for command in commands],
-        "mounts": [_mount(volume) for volume in plan["volumes"]],
-        "setupTask": plan["setupTask"],
-        "preparation": plan["preparation"],
+        "mounts": [_mount(volume) for volume in plan.volumes],
+        "setupTask": plain(plan.setup_task),
+        "preparation": plan.preparation or None,
         "ranks": _ranks(plan, prepared, cluster, commands),
         "files": {"count": len({file.sha256 for file in files}), "bytes": sum(file.size for file in files)},
         "parameters": dict(prepared.parameters),
@@ -58,41 +60,39 @@ def describe(prepared: Prepared, cluster: Cluster, workspace: str, experiment: s
     }
 
 
-def _mount(volume: Mapping[str, Any]) -> dict[str, Any]:
-    root = "$AZ_BATCHAI_JOB_MOUNT_ROOT" if volume["scope"] == "job" else "$AZ_BATCHAI_MOUNT_ROOT"
-    how = {"link": "directory", "azureFiles": volume.get("how"), "azureBlob": volume.get("how")}.get(volume["kind"])
-    if volume["kind"] == "azureBlob":
-        source = f"{volume['endpoint']}/{volume['container']}"
-    elif volume["kind"] == "azureFiles":
-        source = volume["share"]
+def _mount(volume: Volume) -> dict[str, Any]:
+    root = "$AZ_BATCHAI_JOB_MOUNT_ROOT" if volume.scope == "job" else "$AZ_BATCHAI_MOUNT_ROOT"
+    how = "directory" if volume.kind == "link" else volume.how
+    if volume.kind == "azureBlob":
+        source = f"{volume.endpoint}/{volume.container}"
+    elif volume.kind == "azureFiles":
+        source = volume.share or ""
     else:
-        source = volume.get("source") or volume["command"]
-    return {"path": f"{root}/{volume['path']}", "name": volume["name"], "how": how or volume["kind"], "source": source}
+        source = volume.source or volume.command
+    return {"path": f"{root}/{volume.path}", "name": volume.name, "how": how or volume.kind, "source": source}
 
 
-def _ranks(
-    plan: Mapping[str, Any], prepared: Prepared, cluster: Cluster, commands: Sequence[NodeCommand]
-) -> list[dict[str, Any]]:
+def _ranks(plan: Plan, prepared: Prepared, cluster: Cluster, commands: Sequence[NodeCommand]) -> list[dict[str, Any]]:
     here = cluster.document.engine is Engine.LOCAL
     # Nodes of one machine meet on loopback.
-    loopback = here and not plan["networkInterface"]
+    loopback = here and not plan.network_interface
     counted = [_gpus(plan, cluster, command.node) for command in commands]
     addresses = [LOOPBACK["address"] if loopback else f"<address of {node_id(command.node)}>" for command in commands]
-    interface = str(LOOPBACK["name"]) if loopback else plan["networkInterface"] or "<network interface>"
+    interface = str(LOOPBACK["name"]) if loopback else plan.network_interface or "<network interface>"
     rendezvous = {"address": addresses[0], "port": "<port>" if launchers.needs_rendezvous(plan) else 0}
     own = {name: runs.shown(value) if name.lower().endswith("_proxy") else value for name, value in os.environ.items()}
-    document = {entry["name"] for entry in plan["environmentVariables"]} | set(prepared.secrets)
+    document = {entry.name for entry in plan.environment_variables} | set(prepared.secrets)
     found = []
     for slot in launchers.slots_of(plan, [len(gpus.ids) for gpus in counted]):
         command = commands[slot.node]
-        layout = NodeLayout(command.root, dict(plan), slot.node)
+        layout = NodeLayout(command.root, plan, slot.node)
         known = ranks.Known(
             own if here else {name: f"<{name} of the node>" for name in ("PATH", "HOME")},
             addresses,
             counted[slot.node],
             dict.fromkeys(prepared.secrets, MASK),
-            _python(plan["python"], here),
-            {"PATH": "<PATH of the image>"} if plan["container"] else None,
+            _python(plan.python, here),
+            {"PATH": "<PATH of the image>"} if plan.container else None,
         )
         cores = max(1, len(os.sched_getaffinity(0)) // cluster.engine.node_limit) if here else 0
         environment = ranks.rank_environment(layout, known, slot, rendezvous, interface, cores, command.archive)
@@ -117,9 +117,9 @@ def _python(named: str, here: bool) -> str:
     return found or (named if "/" in named else f"<folder of {named}>/{named}")
 
 
-def _gpus(plan: Mapping[str, Any], cluster: Cluster, node: int) -> Gpus:
+def _gpus(plan: Plan, cluster: Cluster, node: int) -> Gpus:
     """A node's GPUs: what this machine has of them, else as many as the cluster document says."""
-    wanted = plan["gpusPerNode"]
+    wanted = plan.gpus_per_node
     if cluster.document.engine is Engine.LOCAL:
         try:
             return of_node(os.environ, (node, cluster.engine.node_limit), wanted, node_id(node))

@@ -7,16 +7,16 @@ import hashlib
 import json
 import posixpath
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import yaml
 
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ProjectError
+from mlflow_batchai.node.plan import Plan, PythonEnvironment, plain
 from mlflow_batchai.spec.mlproject import MLProject
 
 
-def training_environment(project: MLProject, manager: str | None, cluster: Cluster) -> dict[str, Any] | None:
+def training_environment(project: MLProject, manager: str | None, cluster: Cluster) -> PythonEnvironment | None:
     """``python_env.yaml`` as it stands in a plan, or None where the cluster's interpreter trains.
 
     Args:
@@ -46,17 +46,17 @@ def training_environment(project: MLProject, manager: str | None, cluster: Clust
         if not path.is_file():
             raise DocumentError(f"{project.python_env}: dependencies name '-r {path.name}', which is not in the project")
     content = [manager, python, lists, [path.read_text(encoding="utf-8") for path in named], cluster.python]
-    return {
-        "manager": manager,
-        "python": None if python is None else str(python),
-        "buildDependencies": lists[0],
-        "dependencies": lists[1],
-        "hash": hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16],
-        "folder": cluster.environments,
-    }
+    return PythonEnvironment(
+        manager,
+        hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16],
+        None if python is None else str(python),
+        tuple(lists[0]),
+        tuple(lists[1]),
+        cluster.environments,
+    )
 
 
-def preparation_cache(plan: Mapping[str, Any], cache: bool | Collection[str], source: str) -> str | None:
+def preparation_cache(plan: Plan, cache: bool | Collection[str], source: str) -> str | None:
     """What names the folder in which nodes keep what job preparation made: a hash over all that it is said to depend on.
 
     Those are its command with the parameters that it names, the document's variables, the training interpreter or the
@@ -71,23 +71,23 @@ def preparation_cache(plan: Mapping[str, Any], cache: bool | Collection[str], so
     Raises:
         DocumentError: a file is listed that isn't in the project.
     """
-    files = {entry["path"]: entry for entry in plan["code"]}
+    files = {entry.path: plain(entry) for entry in plan.code}
     chosen = sorted(files) if cache is True else [posixpath.normpath(name) for name in cache or ()]
     for name in chosen:
         if name not in files:
             near = difflib.get_close_matches(name, files, 1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
             raise DocumentError(f"{source}: cachePreparation names '{name}', which is no file of the project{hint}")
-    command = plan["preparation"]
+    command = plan.preparation
     if cache is False or not command:
         return None
-    values = [*plan["parameters"].items(), *((entry["variable"], entry["files"]) for entry in plan["inputs"])]
+    values = [*plan.parameters.items(), *((entry.variable, plain(entry.files)) for entry in plan.inputs)]
     content = [
         command,
         [[variable, value] for variable, value in values if variable in command],
-        plan["environmentVariables"],
-        plan["secretNames"],
-        [plan["python"], (plan["environment"] or {}).get("hash"), (plan["container"] or {}).get("image")],
+        plain(plan.environment_variables),
+        plan.secret_names,
+        [plan.python, plan.environment and plan.environment.hash, plan.container and plan.container.image],
         [files[name] for name in sorted(chosen)],
     ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

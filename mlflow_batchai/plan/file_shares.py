@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 from mlflow_batchai import accounts
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import DocumentError, ShareError
+from mlflow_batchai.node.plan import Volume
 from mlflow_batchai.plan.placeholders import ACCOUNT_VARIABLE, KEY_VARIABLE, filled, has_key, remember
 from mlflow_batchai.shares import credentials
 from mlflow_batchai.shares.location import AzureLocation, parse
 from mlflow_batchai.spec.volumes import AzureFileShare, StorageCredentials
-
-# One that a job mounts, as its plan has it.
-Volume = dict[str, Any]
 
 
 class FileShares:
@@ -33,7 +31,7 @@ class FileShares:
         self.warnings: list[str] = []
 
     def volume(self, entry: AzureFileShare, at: str) -> tuple[Volume, dict[str, str]]:
-        """What a document's share becomes on nodes, and what opens it there.
+        """What a document's share becomes on nodes, its place left out, and what opens it there.
 
         Raises:
             DocumentError: it can't be used as it is described.
@@ -72,18 +70,21 @@ class FileShares:
             DocumentError: the cluster can't open it.
         """
         how = self._cluster.mount or "rclone"
-        volume: Volume = {
-            "kind": "azureFiles",
-            "name": f"file share {location.account}/{location.share}",
-            "share": location.url,
-            "how": how,
-            "endpoint": location.endpoint,
-            "account": location.account,
-            "container": location.share,
-            "folder": location.folder,
-            "fileMode": file_mode,
-            "directoryMode": directory_mode,
-        }
+        volume = Volume(
+            "",
+            "",
+            "azureFiles",
+            location.url,
+            f"file share {location.account}/{location.share}",
+            at,
+            how,
+            endpoint=location.endpoint,
+            account=location.account,
+            container=location.share,
+            folder=location.folder,
+            file_mode=file_mode,
+            directory_mode=directory_mode,
+        )
         if how == "bind":
             name = f"{location.account}/{location.share}"
             folder = self._cluster.document.mounted_at.get(name)
@@ -92,13 +93,13 @@ class FileShares:
                     f"{at}: cluster '{self._cluster.name}' has mount: bind and doesn't say where its nodes have {name};"
                     f" add it to mountedAt ({name}: /the/folder)"
                 )
-            return {**volume, "source": folder}, {}
+            return replace(volume, source=folder), {}
         try:
             if how == "cifs":
                 return volume, {"key": self._key(location, at)}
             opens = credentials.for_nodes(location, self._seconds)
         except ShareError as error:
-            raise DocumentError(f"{at} ({volume['name']}): {error}") from error
+            raise DocumentError(f"{at} ({volume.name}): {error}") from error
         if credentials.find(location.account).sas:
             self._tell_end(opens["sas"], location.account)
         return volume, opens
@@ -136,12 +137,7 @@ class FileShares:
             self._warn(f"on cluster '{cluster.name}' the file share {account}/{name} is the directory {folder}")
         else:
             self._warn(accounts.stand_in(account))
-        volume = {
-            "kind": "link",
-            "name": f"file share {account}/{name}",
-            "source": f"{on_nodes}/{account}/{name}",
-            "share": folder.as_uri(),
-        }
+        volume = Volume("", "", "link", folder.as_uri(), f"file share {account}/{name}", source=f"{on_nodes}/{account}/{name}")
         return volume, {}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ProjectError
+from mlflow_batchai.node.plan import Container
 from mlflow_batchai.spec.cluster import ClusterDocument
 from mlflow_batchai.spec.containers import ContainerSettings, RegistryCredentials
 from mlflow_batchai.spec.job import JobProperties
@@ -19,7 +20,7 @@ _IMAGE = re.compile(r"[A-Za-z0-9][\w.-]*(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@[\w+.-]+:
 _HUB = frozenset(("docker.io", "index.docker.io", "hub.docker.com", "registry-1.docker.io", "registry.hub.docker.com"))
 
 # The plan's ``container``, the registry's ``username`` and ``password``, sentences to print.
-Chosen = tuple[dict[str, Any] | None, dict[str, str] | None, list[str]]
+Chosen = tuple[Container | None, dict[str, str] | None, list[str]]
 
 
 def choose_container(project: MLProject | None, properties: JobProperties, document: ClusterDocument, source: str) -> Chosen:
@@ -30,10 +31,8 @@ def choose_container(project: MLProject | None, properties: JobProperties, docum
         source: the job document's name in messages.
 
     Returns:
-        The plan's ``container`` (``image``; ``server``, the registry's host, None for Docker Hub; ``shmSize`` as Docker
-        writes it, or None; ``credentials``, whether there are some; ``volumes`` as ``host:container[:mode]``, hosts being the
-        nodes; ``environment``, the constants of ``docker_env.environment``), or None where the job runs on the bare nodes;
-        ``username`` and ``password`` of the image's registry, or None, which are never in the plan; sentences to print.
+        The plan's container, None where the job runs on the bare nodes; ``username`` and ``password`` of the image's registry,
+        or None, which are never in the plan; sentences to print.
 
     Raises:
         DocumentError, ProjectError: two containers are asked for, or one that can't be.
@@ -86,7 +85,7 @@ def _ignored(document: ClusterDocument) -> bool:
     return document.containers == "ignore"
 
 
-def _of_settings(settings: ContainerSettings, where: str) -> tuple[dict[str, Any], dict[str, str] | None]:
+def _of_settings(settings: ContainerSettings, where: str) -> tuple[Container, dict[str, str] | None]:
     registry = settings.image_source_registry
     where = f"{where}.imageSourceRegistry"
     server = _server(registry.server_url, f"{where}.serverUrl")
@@ -97,32 +96,15 @@ def _of_settings(settings: ContainerSettings, where: str) -> tuple[dict[str, Any
             f"{where}.image is '{image}', but with serverUrl it must be fully qualified: write {server}/{_path(image)}"
         )
     login = _login(registry.credentials, f"{where}.credentials")
-    return _plan(image, own, shm_size=settings.shm_size, credentials=login is not None), login
+    return Container(image, own, settings.shm_size, login is not None), login
 
 
-def _of_project(docker_env: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _of_project(docker_env: Mapping[str, Any], where: str) -> Container:
     image = _checked(docker_env["image"], f"{where}.image", ProjectError)
-    volumes = [_volume(entry, where) for entry in docker_env.get("volumes") or ()]
+    volumes = tuple(_volume(entry, where) for entry in docker_env.get("volumes") or ())
     pairs = [entry for entry in docker_env.get("environment") or () if not isinstance(entry, str)]
-    return _plan(image, _host(image), volumes, {name: str(value) for name, value in pairs})
-
-
-def _plan(
-    image: str,
-    server: str | None,
-    volumes: list[str] | None = None,
-    environment: dict[str, str] | None = None,
-    shm_size: str | None = None,
-    credentials: bool = False,
-) -> dict[str, Any]:
-    return {
-        "image": image,
-        "server": server,
-        "shmSize": shm_size,
-        "credentials": credentials,
-        "volumes": volumes or [],
-        "environment": environment or {},
-    }
+    environment = {name: str(value) for name, value in pairs}
+    return Container(image, _host(image), volumes=volumes, environment=environment)
 
 
 def _checked(image: str, where: str, kind: type[DocumentError | ProjectError] = DocumentError) -> str:

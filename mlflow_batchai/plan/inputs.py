@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ParameterError
+from mlflow_batchai.node.plan import InputFile, StagedInput
 from mlflow_batchai.shares.objects import StagedFile, scan_input
 from mlflow_batchai.spec.mlproject import Value
 
@@ -18,7 +18,7 @@ LONGEST_VARIABLE = 131071
 
 def choose_inputs(
     values: Sequence[Value], variables: Mapping[str, str], stage: Collection[str], cwd: Path
-) -> tuple[list[StagedFile], list[dict[str, Any]], dict[str, str]]:
+) -> tuple[list[StagedFile], list[StagedInput], dict[str, str]]:
     """Tell the parameters that have to be sent as files from the others.
 
     Args:
@@ -36,7 +36,7 @@ def choose_inputs(
     if unknown:
         raise DocumentError(f"batchai.yaml: stage names '{unknown[0]}', which is no parameter of this entry point")
     files: list[StagedFile] = []
-    staged: list[dict[str, Any]] = []
+    staged: list[StagedInput] = []
     given: dict[str, str] = {}
     for value in values:
         name, variable = value.parameter.name, variables[value.parameter.name]
@@ -48,8 +48,8 @@ def choose_inputs(
         if not found:
             raise ParameterError(f"parameter '{name}': the folder {path} holds no file")
         files += found
-        entries = [{"path": file.path, "sha256": file.sha256, "size": file.size} for file in found]
-        staged.append({"parameter": name, "variable": variable, "name": path.name, "files": entries})
+        entries = tuple(InputFile(file.path, file.sha256, file.size) for file in found)
+        staged.append(StagedInput(name, variable, path.name, entries))
     _check_lengths({variables[value.parameter.name]: value for value in values})
     return files, staged, given
 

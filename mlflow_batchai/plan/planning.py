@@ -13,6 +13,20 @@ from mlflow_batchai.cluster.scaling import larger, too_few
 from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError
 from mlflow_batchai.job.places import CONTROL_MOUNT, place_logs
 from mlflow_batchai.node.layout import undefined
+from mlflow_batchai.node.plan import (
+    CUSTOM,
+    HOROVOD,
+    Artifacts,
+    Container,
+    InputDirectory,
+    MetricRule,
+    Model,
+    OutputDirectory,
+    Plan,
+    PythonEnvironment,
+    StagedInput,
+    Variable,
+)
 from mlflow_batchai.node.protocol import PROTOCOL_VERSION
 from mlflow_batchai.plan.secrecy import refuse_spoken
 from mlflow_batchai.plan.setup import choose_setup
@@ -75,12 +89,12 @@ class Program:
     command: str
     where: str
     parameters: Mapping[str, str] = field(default_factory=dict)
-    inputs: Sequence[Mapping[str, Any]] = ()
-    container: Mapping[str, Any] | None = None
-    environment: Mapping[str, Any] | None = None
+    inputs: Sequence[StagedInput] = ()
+    container: Container | None = None
+    environment: PythonEnvironment | None = None
     python: str | None = None
-    metrics: Sequence[Mapping[str, Any]] = ()
-    model: Mapping[str, Any] | None = None
+    metrics: Sequence[MetricRule] = ()
+    model: Model | None = None
     terms: Terms = Terms()
 
 
@@ -98,7 +112,7 @@ class Planned:
         warnings: sentences to print.
     """
 
-    plan: dict[str, Any]
+    plan: Plan
     secrets: dict[str, str] = field(repr=False)
     setup: dict[str, str] = field(repr=False)
     credentials: dict[str, dict[str, str]] = field(repr=False)
@@ -123,7 +137,7 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
             f"{source}: properties.nodeCount is {node_count} and cluster '{cluster.name}' has"
             f" {cluster.engine.node_limit} node(s){larger(cluster, node_count)}"
         )
-    if framework == "horovod":
+    if framework == HOROVOD:
         _check_gpus(cluster, process_count, node_count, source)
     if trouble := gpus.missing(cluster.document, node_count):
         raise ClusterError(f"{source}: {trouble}: lower nodeCount, or gpusPerNode of cluster '{cluster.name}'")
@@ -132,63 +146,61 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
     warnings = list(chosen.warnings)
     if node_count > cluster.open_nodes:
         warnings.append(too_few(cluster, node_count))
-    if framework == "custom" and node_count > 1:
+    if framework == CUSTOM and node_count > 1:
         warnings.append(f"{source}: without horovodSettings the command runs once, on node-0; the other nodes only stay taken")
     folder_prefix, log_copy, notices = place_logs(properties, chosen.volumes, source)
     warnings += notices
     setup_task, notices = choose_setup(cluster, chosen.volumes)
     warnings += notices
-    plan = {
-        "protocol": PROTOCOL_VERSION,
-        "job": uuid.uuid4().hex[:10],
-        "framework": framework,
-        "nodeCount": node_count,
-        "processCount": process_count,
-        "ranks": process_count if framework == "horovod" else 1,
-        "command": program.command,
-        "setupTask": setup_task,
-        "preparation": properties.job_preparation.command_line if properties.job_preparation else None,
-        "parameters": dict(program.parameters),
-        "inputs": list(program.inputs),
-        "environmentVariables": [{"name": entry.name, "value": entry.value} for entry in properties.environment_variables],
-        "secretNames": [secret.name for secret in properties.secrets],
-        "inputDirectories": [{"id": entry.id, "path": entry.path} for entry in properties.input_directories],
-        "outputDirectories": [
-            {"id": entry.id, "pathPrefix": entry.path_prefix, "pathSuffix": entry.path_suffix}
-            for entry in properties.output_directories
-        ],
-        "volumes": chosen.volumes,
-        "board": cluster.location is not None,
-        "container": program.container,
-        "tools": {},
-        "controlMount": CONTROL_MOUNT,
-        "folderPrefix": folder_prefix,
-        "logCopyPrefix": log_copy,
-        "maxWallClockSeconds": limit,
-        "terminateSeconds": program.terms.terminate_seconds,
-        "umask": program.terms.umask,
-        "relaySeconds": program.terms.relay_seconds,
-        "retries": program.terms.retries,
-        "minNodes": program.terms.min_nodes or node_count,
-        "lowPriority": cluster.document.vm_priority == "lowpriority",
-        "lossSeconds": LOSS_SECONDS if cluster.location is None else BOARD_LOSS_SECONDS,
-        "python": program.python or cluster.python,
-        "environment": program.environment,
-        "gpusPerNode": cluster.document.gpus_per_node,
-        "oversubscribe": cluster.document.oversubscribe,
-        "networkInterface": cluster.document.network_interface,
-        "metrics": list(program.metrics),
-        "systemMetrics": program.terms.system_seconds,
-        "allRanks": program.terms.all_ranks,
-        "artifacts": {"checkpoints": program.terms.checkpoints, "exclude": list(program.terms.exclude)},
-        "model": program.model,
-    }
+    plan = Plan(
+        protocol=PROTOCOL_VERSION,
+        job=uuid.uuid4().hex[:10],
+        framework=framework,
+        node_count=node_count,
+        process_count=process_count,
+        ranks=process_count if framework == HOROVOD else 1,
+        command=program.command,
+        setup_task=setup_task,
+        preparation=properties.job_preparation.command_line if properties.job_preparation else "",
+        parameters=dict(program.parameters),
+        inputs=tuple(program.inputs),
+        environment_variables=tuple(Variable(entry.name, entry.value) for entry in properties.environment_variables),
+        secret_names=tuple(secret.name for secret in properties.secrets),
+        input_directories=tuple(InputDirectory(entry.id, entry.path) for entry in properties.input_directories),
+        output_directories=tuple(
+            OutputDirectory(entry.id, entry.path_prefix, entry.path_suffix) for entry in properties.output_directories
+        ),
+        volumes=tuple(chosen.volumes),
+        board=cluster.location is not None,
+        container=program.container,
+        control_mount=CONTROL_MOUNT,
+        folder_prefix=folder_prefix,
+        log_copy_prefix=log_copy,
+        max_wall_clock_seconds=limit,
+        terminate_seconds=program.terms.terminate_seconds,
+        umask=program.terms.umask,
+        relay_seconds=program.terms.relay_seconds,
+        retries=program.terms.retries,
+        min_nodes=program.terms.min_nodes,
+        low_priority=cluster.document.vm_priority == "lowpriority",
+        loss_seconds=LOSS_SECONDS if cluster.location is None else BOARD_LOSS_SECONDS,
+        python=program.python or cluster.python,
+        environment=program.environment,
+        gpus_per_node=cluster.document.gpus_per_node,
+        oversubscribe=cluster.document.oversubscribe,
+        network_interface=cluster.document.network_interface,
+        metrics=tuple(program.metrics),
+        system_metrics=program.terms.system_seconds,
+        all_ranks=program.terms.all_ranks,
+        artifacts=Artifacts(program.terms.checkpoints, tuple(program.terms.exclude)),
+        model=program.model,
+    )
     warnings += _undefined(properties, program.command, source)
     secrets = {entry.name: _secret(entry, source) for entry in properties.secrets}
     task = cluster.document.node_setup.setup_task
     opening = (text for opens in chosen.credentials.values() for name, text in opens.items() if name != "endpoint")
     spoken = frozenset((*secret_values(document), *secret_values(task), *opening))
-    refuse_spoken(plan, spoken, source, program.where)
+    refuse_spoken(plan.record(), spoken, source, program.where)
     setup_secrets = setup.secrets(task) if task else {}
     return Planned(plan, secrets, setup_secrets, chosen.credentials, spoken, limit + WAITING_SECONDS, warnings)
 
@@ -198,7 +210,7 @@ def _framework(properties: JobProperties, source: str) -> tuple[str, int, int]:
     block = properties.framework
     nodes = properties.node_count or 1
     if block is None or block[0] == "customToolkitSettings":
-        return "custom", 1, nodes
+        return CUSTOM, 1, nodes
     if block[0] != "horovodSettings":
         raise NotSupportedError(
             f"{source}: properties.{block[0]} is not supported yet; horovodSettings and customToolkitSettings are"
@@ -209,7 +221,7 @@ def _framework(properties: JobProperties, source: str) -> tuple[str, int, int]:
             f"{source}: properties.horovodSettings.processCount is {processes}, less than nodeCount ({nodes});"
             " give at least one process a node, or fewer nodes"
         )
-    return "horovod", processes, nodes
+    return HOROVOD, processes, nodes
 
 
 def _check_gpus(cluster: Cluster, processes: int, nodes: int, source: str) -> None:

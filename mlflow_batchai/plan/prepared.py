@@ -7,16 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlflow_batchai.engines.base import Needs
+from mlflow_batchai.node.plan import Plan
 from mlflow_batchai.plan import tools
 from mlflow_batchai.shares.objects import StagedFile
 
 
-def needs_of(plan: Mapping[str, Any]) -> Needs | None:
+def needs_of(plan: Plan) -> Needs | None:
     """What a plan wants of its nodes that not every node has, or None."""
-    volumes = [volume for volume in plan["volumes"] if volume["kind"] != "link"]
-    if not volumes and not plan["container"]:
+    volumes = [volume for volume in plan.volumes if volume.kind != "link"]
+    if not volumes and not plan.container:
         return None
-    return Needs(volumes, plan["container"], plan["python"])
+    return Needs(volumes, plan.container, plan.python)
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Prepared:
     name: str
     job_id: str
     project: str
-    plan: dict[str, Any]
+    plan: Plan
     document: dict[str, Any]
     parameters: dict[str, str]
     secrets: dict[str, str] = field(repr=False)
@@ -65,4 +66,4 @@ class Prepared:
         if "rclone" not in lacking:
             return self
         tool = tools.rclone(lacking["rclone"])
-        return replace(self, plan={**self.plan, "tools": {"rclone": tool.entry()}}, tools=[tool.file])
+        return replace(self, plan=replace(self.plan, tools={"rclone": tool.entry()}), tools=[tool.file])

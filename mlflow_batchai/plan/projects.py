@@ -6,8 +6,8 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mlflow_batchai.cluster.clusters import Cluster
@@ -15,6 +15,7 @@ from mlflow_batchai.config import home
 from mlflow_batchai.errors import NotSupportedError, ProjectError
 from mlflow_batchai.job.metrics import metric_key
 from mlflow_batchai.job.places import slug
+from mlflow_batchai.node.plan import Condition, MetricRule, Model
 from mlflow_batchai.plan.changes import since_commit
 from mlflow_batchai.plan.environments import preparation_cache, training_environment
 from mlflow_batchai.plan.images import choose_container, copied_variables
@@ -66,7 +67,7 @@ def prepare(
     container, registry, notices = choose_container(project, properties, cluster.document, source)
     if container and env_manager not in (None, "local"):
         raise NotSupportedError(
-            f"--env-manager {env_manager}: the job trains in the image {container['image']}, with what that has; drop the"
+            f"--env-manager {env_manager}: the job trains in the image {container.image}, with what that has; drop the"
             " option, or the container"
         )
     program = Program(
@@ -76,7 +77,7 @@ def prepare(
         staged,
         container,
         training_environment(project, env_manager, cluster),
-        metrics=[{"name": rule.name, "regex": rule.regex, "step": rule.step} for rule in config.metrics],
+        metrics=[MetricRule(rule.name, rule.regex, rule.step) for rule in config.metrics],
         model=_model(config.model) if config.model else None,
         terms=Terms(
             config.retries,
@@ -91,23 +92,23 @@ def prepare(
         ),
     )
     planned = plan_job(program, properties, config, cluster, source)
-    plan, warnings = planned.plan, [*notices, *planned.warnings]
+    warnings = [*notices, *planned.warnings]
     if like is None:
         code, notices = _code(project, entry, cluster, planned.spoken, documents)
         warnings += notices
         changes = since_commit(project.directory, code, planned.spoken)
-        plan["wheels"], notices = choose_wheels(plan["environment"], project.directory, cluster.share)
+        wheels, notices = choose_wheels(program.environment, project.directory, cluster.share)
         warnings += notices
     else:
         code, changes = list(like.code), like.changes
-        plan["wheels"] = like.plan["wheels"]
-    plan["code"] = [file.entry() for file in code]
-    plan["preparationCache"] = preparation_cache(plan, config.cache_preparation, source)
-    if config.cache_preparation is not False and not plan["preparation"]:
+        wheels = dict(like.plan.wheels)
+    plan = replace(planned.plan, wheels=wheels, code=tuple(file.entry() for file in code))
+    plan = replace(plan, preparation_cache=preparation_cache(plan, config.cache_preparation, source))
+    if config.cache_preparation is not False and not plan.preparation:
         warnings.append(f"{source}: cachePreparation plays no part without properties.jobPreparation")
     return Prepared(
-        config.name or f"{slug(project.name)}-{plan['job'][:6]}",
-        plan["job"],
+        config.name or f"{slug(project.name)}-{plan.job[:6]}",
+        plan.job,
         project.name,
         plan,
         masked(config),
@@ -122,17 +123,17 @@ def prepare(
     )
 
 
-def _model(settings: ModelSettings) -> dict[str, Any]:
+def _model(settings: ModelSettings) -> Model:
     """As in the plan."""
     promotion = settings.promote_if
-    return {
-        "path": settings.path,
-        "register": settings.register_as,
-        "name": settings.name,
-        "alias": list(settings.alias),
-        "promoteIf": {"metric": metric_key(promotion.metric), "mode": promotion.better} if promotion else None,
-        "checkSeconds": settings.check_timeout.total_seconds() if settings.check else None,
-    }
+    return Model(
+        settings.path,
+        settings.register_as,
+        settings.name,
+        tuple(settings.alias),
+        Condition(metric_key(promotion.metric), promotion.better) if promotion else None,
+        settings.check_timeout.total_seconds() if settings.check else None,
+    )
 
 
 def _code(

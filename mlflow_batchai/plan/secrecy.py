@@ -103,7 +103,7 @@ def _opens_storage(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(_opens_storage(inner) for inner in value)
 
 
-def refuse_spoken(plan: Mapping[str, Any], secrets: Collection[str], source: str, command: str) -> None:
+def refuse_spoken(record: Mapping[str, Any], secrets: Collection[str], source: str, command: str) -> None:
     """Refuse a plan, which lies on the share for all to read, that holds the text of a secret.
 
     Args:
@@ -113,7 +113,7 @@ def refuse_spoken(plan: Mapping[str, Any], secrets: Collection[str], source: str
         DocumentError: where it stands.
     """
     values = [value for value in secrets if len(value) >= LEAST_LENGTH]
-    for key, text in _texts({name: value for name, value in plan.items() if name not in ("secretNames", "code")}):
+    for key, text in _texts({name: value for name, value in record.items() if name not in ("secretNames", "code")}):
         if any(value in text for value in values):
             place = {**_PLACES, "command": command}.get(key, key)
             raise DocumentError(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from mlflow_batchai.cluster import setup
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.places import locate, mount_points, on_control
 from mlflow_batchai.node.layout import undefined
+from mlflow_batchai.node.plan import LogPlace, SetupTask, Variable, Volume
 from mlflow_batchai.outputs import Directory
 from mlflow_batchai.plan.volumes import cluster_volumes
 from mlflow_batchai.shares import open_share
@@ -18,7 +18,7 @@ from mlflow_batchai.shares import open_share
 VARIABLES = ("AZ_BATCHAI_MOUNT_ROOT", "AZ_BATCHAI_NUM_GPUS")
 
 
-def choose_setup(cluster: Cluster, volumes: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any] | None, list[str]]:
+def choose_setup(cluster: Cluster, volumes: Sequence[Volume]) -> tuple[SetupTask | None, list[str]]:
     """(the setup task as it stands in a plan, None if there is none; warnings).
 
     ``logs`` says where its output goes: the index of a volume, or null for the control share, and the path there. Secrets stand
@@ -31,19 +31,19 @@ def choose_setup(cluster: Cluster, volumes: Sequence[Mapping[str, Any]]) -> tupl
     if task is None:
         return None, []
     where = f"cluster '{cluster.name}': nodeSetup.setupTask"
-    own = [volume for volume in volumes if volume["scope"] == "cluster"]
+    own = [volume for volume in volumes if volume.scope == "cluster"]
     index, path = locate(task.std_out_err_path_prefix, mount_points(own), f"{where}.stdOutErrPathPrefix")
     below = on_control(volumes, index)
     parts = [below, path, setup.suffix(cluster.name, cluster.record, task)]
     texts = [task.command_line, *(entry.value for entry in task.environment_variables)]
     unknown = dict.fromkeys(name for text in texts for name in undefined(text, dict.fromkeys(VARIABLES, "")))
-    planned = {
-        "id": setup.identity(task),
-        "command": task.command_line,
-        "environmentVariables": [{"name": entry.name, "value": entry.value} for entry in task.environment_variables],
-        "secretNames": [secret.name for secret in task.secrets],
-        "logs": {"volume": index if below is None else None, "path": "/".join(part for part in parts if part)},
-    }
+    planned = SetupTask(
+        setup.identity(task),
+        task.command_line,
+        LogPlace(index if below is None else None, "/".join(part for part in parts if part)),
+        tuple(Variable(entry.name, entry.value) for entry in task.environment_variables),
+        tuple(secret.name for secret in task.secrets),
+    )
     return planned, [f"{where}: ${name} is used and nothing defines it" for name in unknown]
 
 
@@ -58,13 +58,13 @@ def logs(cluster: Cluster) -> Directory | None:
     volumes = cluster_volumes(cluster)
     planned, _ = choose_setup(cluster, volumes)
     assert planned
-    index, path = planned["logs"]["volume"], planned["logs"]["path"]
+    index, path = planned.logs.volume, planned.logs.path
     if index is None:
         return Directory("the setup task's logs", cluster.share, path)
     volume = volumes[index]
-    if volume["share"] is None:
+    if volume.share is None:
         raise ShareError(
-            f"the logs of the setup task of cluster '{cluster.name}' lie on {volume['name']}, which this machine can't read;"
+            f"the logs of the setup task of cluster '{cluster.name}' lie on {volume.name}, which this machine can't read;"
             " look at them on a node"
         )
-    return Directory("the setup task's logs", open_share(volume["share"]), path, volume.get("how") == "rclone")
+    return Directory("the setup task's logs", open_share(volume.share), path, volume.by_rclone)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.job.places import locate, mount_points
 from mlflow_batchai.node.layout import expand
-from mlflow_batchai.plan.environments import preparation_cache
+from mlflow_batchai.node.plan import Container
 from mlflow_batchai.plan.images import choose_container
 from mlflow_batchai.plan.planning import Program, Terms, plan_job
 from mlflow_batchai.plan.prepared import Prepared
@@ -55,14 +53,12 @@ def prepare(document: JobDocument, name: str, cluster: Cluster, source: str, ter
         raise DocumentError(f"{source}: --min-nodes {least} is more than properties.nodeCount ({properties.node_count or 1})")
     planned = plan_job(program, properties, document, cluster, source)
     plan = planned.plan
-    plan["code"] = []
-    plan["preparationCache"] = preparation_cache(plan, False, source)
     arguments = _parameters(properties)
     # Without its quotes an argument may say what the command line, as it is written, doesn't.
     refuse_spoken({"command": list(arguments.values())}, planned.spoken, source, program.where)
     return Prepared(
         name,
-        plan["job"],
+        plan.job,
         name,
         plan,
         masked(document),
@@ -76,7 +72,7 @@ def prepare(document: JobDocument, name: str, cluster: Cluster, source: str, ter
     )
 
 
-def _program(properties: JobProperties, container: Mapping[str, Any] | None) -> Program:
+def _program(properties: JobProperties, container: Container | None) -> Program:
     """What the framework block says to run; a block of another kind, or none, is refused by the plan."""
     settings = properties.horovod_settings
     if settings is None:
@@ -137,7 +133,7 @@ def check_script(prepared: Prepared, properties: JobProperties, source: str) -> 
     settings = properties.horovod_settings
     if properties.job_preparation or settings is None or settings.python_script_file_path is None:
         return
-    text, volumes = settings.python_script_file_path, prepared.plan["volumes"]
+    text, volumes = settings.python_script_file_path, prepared.plan.volumes
     what = f"{source}: {SCRIPT} is '{text}'"
     path = expand(text, {f"AZ_BATCHAI_INPUT_{entry.id}": entry.path for entry in properties.input_directories})
     path = expand(path, {name: f"\0/{name}" for name in _OWN_FOLDERS})
@@ -149,12 +145,12 @@ def check_script(prepared: Prepared, properties: JobProperties, source: str) -> 
         return
     index, inside = locate(path, mount_points(volumes), f"{source}: {SCRIPT}")
     volume = volumes[index]
-    if volume["share"] is None:
+    if volume.share is None:
         return
-    found = _kind(volume["share"], inside)
+    found = _kind(volume.share, inside)
     if found != "a file":
         trouble = f"that is {found}" if found else "there is no such file"
-        raise DocumentError(f"{what}, and {trouble}: looked for '{inside}' on the {volume['name']} ({_shown(volume['share'])})")
+        raise DocumentError(f"{what}, and {trouble}: looked for '{inside}' on the {volume.name} ({_shown(volume.share)})")
 
 
 def _kind(share: str, path: str) -> str:

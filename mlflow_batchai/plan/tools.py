@@ -7,9 +7,10 @@ import shutil
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.node.plan import Tool as SentTool
 from mlflow_batchai.shares.objects import StagedFile, hash_file
 
 
@@ -24,9 +25,9 @@ class Tool(NamedTuple):
     file: StagedFile
     machine: str
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> SentTool:
         """As it stands in the plan."""
-        return {"machine": self.machine, "sha256": self.file.sha256, "size": self.file.size}
+        return SentTool(self.machine, self.file.sha256, self.file.size)
 
 
 def rclone(machines: Collection[str]) -> Tool:

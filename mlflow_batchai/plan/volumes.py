@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -12,7 +13,8 @@ from urllib.parse import unquote, urlsplit
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import BatchAIError, DocumentError, ShareError
 from mlflow_batchai.job.places import CONTROL_MOUNT
-from mlflow_batchai.plan.file_shares import FileShares, Volume, default_account
+from mlflow_batchai.node.plan import Volume
+from mlflow_batchai.plan.file_shares import FileShares, default_account
 from mlflow_batchai.plan.placeholders import ACCOUNT, ACCOUNT_VARIABLE, KEY_VARIABLE, filled, remember
 from mlflow_batchai.shares import credentials, open_share
 from mlflow_batchai.spec.job import JobProperties
@@ -85,17 +87,13 @@ class _Chooser:
 
     def _add_control(self) -> None:
         cluster = self._cluster
-        common = {
-            "scope": "cluster",
-            "path": CONTROL_MOUNT,
-            "share": cluster.share.url,
-            "where": f"cluster '{cluster.name}': share",
-        }
+        where = f"cluster '{cluster.name}': share"
+        opens: dict[str, str] = {}
         if cluster.location is None:
-            self._add({**common, "name": "control share", "kind": "link", "source": cluster.share_on_nodes}, {})
-            return
-        volume, opens = self._file_shares.mounted(cluster.location, common["where"], "0777", "0777")
-        self._add({**common, **volume}, opens)
+            volume = Volume("", "", "link", name="control share", source=cluster.share_on_nodes)
+        else:
+            volume, opens = self._file_shares.mounted(cluster.location, where, "0777", "0777")
+        self._add(replace(volume, scope="cluster", path=CONTROL_MOUNT, share=cluster.share.url, where=where), opens)
 
     def add_all(self, mounts: MountVolumes, scope: str, where: str) -> None:
         kinds: list[tuple[str, Sequence[Any], Callable[[Any, str], tuple[Volume, dict[str, str]]]]] = [
@@ -109,12 +107,12 @@ class _Chooser:
                 at = f"{where}.{key}[{index}]"
                 volume, opens = describe(entry, at)
                 path = entry.relative_mount_path.strip("/")
-                self._add({"scope": scope, "path": path, "where": at, **volume}, opens)
+                self._add(replace(volume, scope=scope, path=path, where=at), opens)
 
     def _add(self, volume: Volume, opens: dict[str, str]) -> None:
         if opens:
             # A node uses it for that address only, whatever the plan on the share says by then.
-            self.credentials[str(len(self.volumes))] = {**opens, "endpoint": volume["endpoint"]}
+            self.credentials[str(len(self.volumes))] = {**opens, "endpoint": volume.endpoint}
         self.volumes.append(volume)
 
     def _blob_container(self, entry: AzureBlobFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
@@ -139,17 +137,17 @@ class _Chooser:
                 f"{at}: there is no key for the account {account}; give credentials.accountKey, or set {ACCOUNT_VARIABLE} and"
                 f" {KEY_VARIABLE}"
             )
-        volume = {
-            "kind": "azureBlob",
-            "name": f"blob container {account}/{entry.container_name}",
-            "share": None,
-            "how": document.blob_mount,
-            "endpoint": endpoint,
-            "account": account,
-            "container": entry.container_name,
-            "folder": "",
-            "options": entry.mount_options,
-        }
+        volume = Volume(
+            "",
+            "",
+            "azureBlob",
+            name=f"blob container {account}/{entry.container_name}",
+            how=document.blob_mount,
+            endpoint=endpoint,
+            account=account,
+            container=entry.container_name,
+            options=entry.mount_options or "",
+        )
         return volume, opens
 
     def _file_server(self, entry: FileServer, at: str) -> tuple[Volume, dict[str, str]]:
@@ -163,33 +161,34 @@ class _Chooser:
         if ".." in (below := (entry.source_directory or "").strip("/").split("/")):
             raise DocumentError(f"{at}: sourceDirectory is '{entry.source_directory}', but must stay below the server's folder")
         source = "/".join([folder.rstrip("/"), *filter(None, below)])
-        volume = {
-            "kind": "nfs",
-            "name": f"file server {name}",
-            "share": None,
-            "source": f"{source}/" if source.endswith(":") else source,
-            "options": entry.mount_options,
-        }
+        volume = Volume(
+            "",
+            "",
+            "nfs",
+            name=f"file server {name}",
+            source=f"{source}/" if source.endswith(":") else source,
+            options=entry.mount_options or "",
+        )
         return volume, {}
 
     def _unmanaged(self, entry: UnmanagedFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
         name = f"unmanaged file system {entry.relative_mount_path.strip('/')}"
-        return {"kind": "command", "name": name, "share": None, "command": entry.mount_command}, {}
+        return Volume("", "", "command", name=name, command=entry.mount_command), {}
 
 
 def _refuse_nested(volumes: Sequence[Volume]) -> None:
     for first, second in itertools.permutations(volumes, 2):
-        if first["scope"] != second["scope"]:
+        if first.scope != second.scope:
             continue
-        if first["path"] == second["path"]:
+        if first.path == second.path:
             raise DocumentError(
-                f"{second['where']} ({second['name']}) is mounted at '{second['path']}', and so is {first['where']}"
-                f" ({first['name']}); give one another relativeMountPath"
+                f"{second.where} ({second.name}) is mounted at '{second.path}', and so is {first.where}"
+                f" ({first.name}); give one another relativeMountPath"
             )
-        if second["path"].startswith(first["path"] + "/"):
+        if second.path.startswith(first.path + "/"):
             raise DocumentError(
-                f"{second['where']} ({second['name']}) is mounted at '{second['path']}', inside of {first['where']}"
-                f" ({first['name']}) at '{first['path']}'; mount it beside it"
+                f"{second.where} ({second.name}) is mounted at '{second.path}', inside of {first.where}"
+                f" ({first.name}) at '{first.path}'; mount it beside it"
             )
 
 
@@ -200,12 +199,12 @@ def check_volumes(volumes: Sequence[Volume], cluster: Cluster) -> None:
         ShareError: one can't be used: no such share, wrong key, no network.
     """
     for volume in volumes:
-        if volume["kind"] == "azureFiles":
+        if volume.kind == "azureFiles":
             try:
-                open_share(volume["share"]).list("")
+                open_share(volume.share or "").list("")
             except BatchAIError as error:
-                raise ShareError(f"{volume['where']} ({volume['name']}): {error}") from error
-        elif volume["kind"] == "link" and volume is not volumes[0]:
+                raise ShareError(f"{volume.where} ({volume.name}): {error}") from error
+        elif volume.kind == "link" and volume is not volumes[0]:
             assert cluster.file_shares
             share = cluster.file_shares[0]
-            share.made(str(PurePosixPath(unquote(urlsplit(volume["share"]).path)).relative_to(share.root)))
+            share.made(str(PurePosixPath(unquote(urlsplit(volume.share or "").path)).relative_to(share.root)))

@@ -12,12 +12,12 @@ import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from mlflow_batchai.horovod_wheel.settings import cache_root
 from mlflow_batchai.node import boot, trainenv
+from mlflow_batchai.node.plan import PythonEnvironment
 from mlflow_batchai.node.wheels import MOST_BYTES, WHEEL, WHEELS
 from mlflow_batchai.shares.base import Share
 from mlflow_batchai.shares.directory import DirectoryShare
@@ -28,7 +28,7 @@ BLOCK = 1 << 20
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-def choose_wheels(environment: Mapping[str, Any] | None, project: Path, share: Share) -> tuple[dict[str, str], list[str]]:
+def choose_wheels(environment: PythonEnvironment | None, project: Path, share: Share) -> tuple[dict[str, str], list[str]]:
     """(path on the share -> SHA-256 of the wheels that nodes may install, sentences to print).
 
     Args:
@@ -53,9 +53,9 @@ def choose_wheels(environment: Mapping[str, Any] | None, project: Path, share: S
     ]
 
 
-def _wants_horovod(environment: Mapping[str, Any], project: str) -> bool:
+def _wants_horovod(environment: PythonEnvironment, project: str) -> bool:
     try:
-        return bool(trainenv.split_horovod(environment["dependencies"], project)[1])
+        return bool(trainenv.split_horovod(environment.dependencies, project)[1])
     except (OSError, ValueError):  # a file of requirements can't be read: pip will say so
         return False
 

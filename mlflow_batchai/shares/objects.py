@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from mlflow_batchai.errors import ProjectError
+from mlflow_batchai.node.plan import CodeFile
 from mlflow_batchai.node.protocol import OBJECTS, TREES, encode, object_path
 from mlflow_batchai.shares.base import Share, job_file
 from mlflow_batchai.shares.ignore import IgnoreRules
@@ -52,11 +53,11 @@ class StagedFile(NamedTuple):
     link: str | None = None
     size: int = 0
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> CodeFile:
         """As it stands in the plan."""
         if self.link is not None:
-            return {"path": self.path, "link": self.link}
-        return {"path": self.path, "sha256": self.sha256, "mode": self.mode}
+            return CodeFile(self.path, link=self.link)
+        return CodeFile(self.path, self.sha256, self.mode)
 
 
 def hash_file(path: Path) -> tuple[str, int]:

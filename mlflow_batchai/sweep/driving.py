@@ -189,7 +189,7 @@ class Driving:
         why = "its submitter died before it had started every agent"
         found.job.claim_verdict(verdict_of(JobError(why)))
         try:
-            attempts.retry(found, clusters.load(str(found.job.plan["cluster"]))[0], self._view.say_once)
+            attempts.retry(found, clusters.load(found.job.plan.cluster)[0], self._view.say_once)
         except BatchAIError as error:
             self._console.say(f"job {found.job.name}: {why}, and it could not be started again: {error}")
 

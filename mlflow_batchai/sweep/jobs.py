@@ -126,7 +126,7 @@ class JobsOfPlan:
             ready = jobs.check(plan.combinations[:1])
         except BatchAIError as error:
             raise UnstartableError(f"jobs of sweep {plan.name} can't be started from here: {error}") from error
-        if code_hash(ready.prepared.plan["code"]) != plan.code:
+        if code_hash(ready.prepared.plan.code) != plan.code:
             raise UnstartableError(
                 f"the project {runs.shown(plan.uri)} has changed since sweep {plan.name} was started, and jobs of other code"
                 " can't be compared with those that ran: bring it back as it was and attach again, or end the sweep (batchai"

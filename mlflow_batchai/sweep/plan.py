@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from mlflow_batchai.errors import JobError
 from mlflow_batchai.job.places import slug
+from mlflow_batchai.node.plan import CodeFile, plain
 from mlflow_batchai.sweep.grid import Combination, varying
 
 ARTIFACT = "sweep/plan.json"
@@ -82,6 +83,6 @@ def read_plan(text: str, source: str) -> SweepPlan:
         raise JobError(f"{source} is no plan of a sweep, or of another version: {type(error).__name__}: {error}") from error
 
 
-def code_hash(entries: Sequence[Mapping[str, Any]]) -> str:
+def code_hash(entries: Sequence[CodeFile]) -> str:
     """What tells one state of a project from another: a hash over the files that are sent, as plans have them."""
-    return hashlib.sha256(json.dumps(list(entries), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(plain(tuple(entries)), sort_keys=True).encode()).hexdigest()

@@ -59,7 +59,7 @@ def local(job: Job, path: str, size: int | None) -> Iterator[Path]:
             with as_file(opened, inside.rpartition("/")[2]) as file:
                 yield file
         return
-    rclone = job.plan["volumes"][0].get("how") == "rclone"
+    rclone = job.plan.volumes[0].by_rclone
     with TemporaryDirectory(prefix="batchai-") as scratch:
         target = Path(scratch, path.rpartition("/")[2])
         try:
@@ -89,7 +89,7 @@ class RunFiles:
     def __init__(self, client: MlflowClient, job: Job, memory: Mapping[str, Any]) -> None:
         self._client = client
         self._job = job
-        self._run_id = str(job.plan["runId"])
+        self._run_id = job.plan.run_id
         # Path -> [size, content]; by hashes: path -> content.
         self._waiting: dict[str, list[Any]] = {path: list(told) for path, told in memory.get("waiting", {}).items()}
         self._sent: dict[str, str] = dict(memory.get("sent", {}))

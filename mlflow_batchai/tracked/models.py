@@ -59,7 +59,7 @@ class ScriptModels:
     def __init__(self, client: MlflowClient, job: Job, memory: Mapping[str, Any]) -> None:
         self._client = client
         self._job = job
-        self._run_id = str(job.plan["runId"])
+        self._run_id = job.plan.run_id
         self._told: dict[str, dict[str, Any]] = {model_id: dict(told) for model_id, told in memory.items()}
 
     def remember(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class ScriptModels:
 
     def _found(self, model_id: str) -> LoggedModel | None:
         """The one that an earlier call has made; what it left unfinished is marked FAILED."""
-        wanted = f"tags.`{TAG}` = '{self._job.plan['job']}/{model_id}'"
+        wanted = f"tags.`{TAG}` = '{self._job.plan.job}/{model_id}'"
         ready = None
         for model in self._client.search_logged_models([self._experiment()], filter_string=wanted):
             if str(model.status) == "READY":
@@ -144,7 +144,7 @@ class ScriptModels:
             str(run.info.experiment_id),
             name=runs.plain(told["name"]),
             source_run_id=self._run_id,
-            tags={**tags, **origin, TAG: f"{self._job.plan['job']}/{model_id}"},
+            tags={**tags, **origin, TAG: f"{self._job.plan.job}/{model_id}"},
             params=_plain_pairs(told["params"]),
             model_type=told.get("model_type") and runs.plain(told["model_type"]),
         )

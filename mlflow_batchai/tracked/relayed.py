@@ -31,7 +31,7 @@ class Tracked:
 
     def __init__(self, client: MlflowClient, job: Job, gone: Callable[[], bool], memory: Mapping[str, Any] | None) -> None:
         memory = memory or {}
-        self._words = Words(client, str(job.plan["runId"]), gone, memory.get("words", {}))
+        self._words = Words(client, job.plan.run_id, gone, memory.get("words", {}))
         self._files = RunFiles(client, job, memory.get("files", {}))
         self._models = ScriptModels(client, job, memory.get("models", {}))
 

@@ -5,9 +5,10 @@ Options are those that docker and podman share; where they differ, ``engine.kind
 
 import os
 import re
-from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Collection, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from mlflow_batchai.node.containers.engines import Engine
+from mlflow_batchai.node.plan import Container
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -67,7 +68,7 @@ def propagation(path: str, mountinfo: str) -> str:
 
 def create(
     engine: Engine,
-    container: Mapping[str, Any],
+    container: Container,
     image: str,
     name: str,
     labels: Mapping[str, str],
@@ -91,13 +92,13 @@ def create(
     argv += ["--label=%s=%s" % label for label in labels.items()]
     # The agent ends what runs in it; by then there is nobody left to be asked nicely.
     argv += ["--network=host", "--stop-signal=SIGKILL", "--pids-limit=-1", "--security-opt=label=disable", "--user=" + user]
-    if container.get("shmSize"):
-        argv.append("--shm-size=" + container["shmSize"])
+    if container.shm_size:
+        argv.append("--shm-size=" + container.shm_size)
     if gpus:
         argv += _devices(engine, gpus)
     argv += ["--env=%s=%s" % variable for variable in environment.items()]
     argv += ["--mount=" + _mount(mount) for mount in mounts]
-    argv += ["--volume=" + volume for volume in container.get("volumes") or ()]
+    argv += ["--volume=" + volume for volume in container.volumes]
     return [*argv, "--entrypoint=sh", image, "-c", KEEPER, pipe]
 
 

@@ -7,7 +7,7 @@ import shutil
 import time
 from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Set, Tuple
 
-from mlflow_batchai.node import processes, protocol
+from mlflow_batchai.node import plan, processes, protocol
 from mlflow_batchai.node.containers import arguments, images, leftovers
 from mlflow_batchai.node.containers.engines import Engine, ask, own_environment
 from mlflow_batchai.node.layout import NodeLayout, archive_path
@@ -48,7 +48,7 @@ class Container:
         layout: NodeLayout,
         shipper: Shipper,
         runtime: Runtime,
-        container: Mapping[str, Any],
+        container: plan.Container,
         credentials: Optional[Mapping[str, str]],
         engine: Engine,
         gpus: Sequence[str],
@@ -118,7 +118,7 @@ class Container:
         return "0:0" if "rootless" in said else "%d:%d" % (os.geteuid(), os.getegid())
 
     def _create(self, image: str, environment: Mapping[str, str], user: str) -> None:
-        for volume in self._container.get("volumes") or ():
+        for volume in self._container.volumes:
             source = volume.partition(":")[0]
             if not os.path.exists(source):
                 self._fail("the volume '%s' of docker_env: there is no %s; create it on the nodes" % (volume, source))
@@ -145,7 +145,7 @@ class Container:
         if task.exit_code != 0:
             remedy = "mend that, or set containers: ignore in the cluster document to run the job without it"
             self._fail("%s can't start it: %s; %s" % (self._engine.kind, _last(task), remedy), list(task.tail))
-        self._shipper.note("container %s: image %s (%s)" % (self.name, self._container["image"], image))
+        self._shipper.note("container %s: image %s (%s)" % (self.name, self._container.image, image))
         self._find_first(pipe)
 
     def _find_first(self, pipe: str) -> None:
@@ -164,7 +164,7 @@ class Container:
             os.makedirs(path, exist_ok=True)
         # Staged inputs are links to objects of the share.
         paths = [*own, layout.share]
-        for volume in layout.plan["volumes"]:
+        for volume in layout.plan.volumes:
             point = layout.mount_path(volume)
             if os.path.islink(point):
                 paths.append(os.path.normpath(os.path.join(os.path.dirname(point), os.readlink(point))))
@@ -184,7 +184,7 @@ class Container:
         self.shell = "bash" if bash else "sh"
         if not bash:
             self._shipper.note("the image has no bash; commands are run by sh")
-        if not self.python and self._layout.plan["framework"] == "horovod":
+        if not self.python and self._layout.plan.is_horovod:
             self._fail("it has neither python3 nor python on its PATH, and Horovod's ranks need one")
         if self.python and not python:
             os.makedirs(self._layout.bin, exist_ok=True)
@@ -220,7 +220,7 @@ class Container:
         self._shipper.note(text)
 
     def _fail(self, why: str, tail: Sequence[str] = ()) -> NoReturn:
-        image = self._container["image"]
+        image = self._container.image
         raise Failure(
             protocol.CONTAINER_FAILED,
             "the container of image %s on %s: %s" % (image, self._layout.node_id, why),

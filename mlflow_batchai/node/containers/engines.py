@@ -4,9 +4,10 @@ import os
 import shutil
 import signal
 import subprocess
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from mlflow_batchai.node.environment import allowed, for_engines
+from mlflow_batchai.node.plan import Container
 
 LOOK_SECONDS = 15.0
 ASK_SECONDS = 60.0
@@ -50,7 +51,7 @@ def engine(environment: Optional[Mapping[str, str]] = None) -> Optional[Engine]:
     return look(os.environ if environment is None else environment).engine
 
 
-def trouble(container: Optional[Mapping[str, Any]]) -> Optional[str]:
+def trouble(container: Optional[Container]) -> Optional[str]:
     """Why this node can't run a plan's ``container`` (None: no container), as a sentence without the node's name, or None."""
     if not container:
         return None
@@ -59,8 +60,7 @@ def trouble(container: Optional[Mapping[str, Any]]) -> Optional[str]:
         return None
     return (
         "no container engine works (%s), and the job runs in the image %s: install docker or podman there, or set containers:"
-        " ignore in the cluster document to run such jobs without their container"
-        % ("; ".join(found.reasons), container["image"])
+        " ignore in the cluster document to run such jobs without their container" % ("; ".join(found.reasons), container.image)
     )
 
 

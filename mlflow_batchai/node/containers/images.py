@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from mlflow_batchai.node.containers import arguments
 from mlflow_batchai.node.containers.engines import Engine, ask, last_line
+from mlflow_batchai.node.plan import Container
 from mlflow_batchai.node.tasks import Task
 
 HUB = "docker.io"
@@ -41,14 +42,14 @@ class Puller:
         self,
         engine: Engine,
         client: Mapping[str, str],
-        container: Mapping[str, Any],
+        container: Container,
         run: Run,
         say: Callable[[str, bool], None],
     ) -> None:
         self._engine = engine
         self._client = client
-        self._image = container["image"]
-        self._server = container.get("server")
+        self._image = container.image
+        self._server = container.server
         self._run = run
         self._say = say
 

@@ -46,7 +46,7 @@ class Sampler:
         self._layout = layout
         self._shipper = shipper
         self._others = others
-        self._interval: Optional[float] = layout.plan.get("systemMetrics")
+        self._interval: Optional[float] = layout.plan.system_metrics
         self._done = threading.Event()
         self._thread: Optional[threading.Thread] = None
         self._count = 0

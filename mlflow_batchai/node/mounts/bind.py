@@ -4,17 +4,18 @@ import os
 from typing import List, Mapping
 
 from mlflow_batchai.node.mounts.mount import CommandMount, Place
+from mlflow_batchai.node.plan import Volume
 
 
 class BindMount(CommandMount):
     """``mount --bind`` of ``source`` where the agent may mount, else a symbolic link to it."""
 
-    def __init__(self, place: Place, index: int, volume: Mapping[str, object], credentials: Mapping[str, str]) -> None:
+    def __init__(self, place: Place, index: int, volume: Volume, credentials: Mapping[str, str]) -> None:
         super().__init__(place, index, volume, credentials)
         self._linked = False
 
     def start(self) -> None:
-        source = self.text("source")
+        source = self.volume.source
         if not os.path.isdir(source):
             raise self.failure("%s is not a directory there; mount the share at it, or correct the path" % source)
         if os.geteuid() == 0:
@@ -26,7 +27,7 @@ class BindMount(CommandMount):
         self._linked = True
 
     def command(self) -> List[str]:
-        return ["mount", "--bind", "--", self.text("source"), self.target]
+        return ["mount", "--bind", "--", self.volume.source, self.target]
 
     def poll(self) -> bool:
         return self._linked or super().poll()

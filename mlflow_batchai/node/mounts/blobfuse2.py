@@ -18,17 +18,17 @@ class BlobfuseMount(CommandMount):
     seconds = COMMAND_SECONDS
 
     def command(self) -> List[str]:
-        argv = ["blobfuse2", "mount", self.target, "--container-name=" + self.text("container"), "--foreground=true"]
-        if self.text("folder"):
-            argv += ["--virtual-directory=true", "--subdirectory=" + self.text("folder")]
+        argv = ["blobfuse2", "mount", self.target, "--container-name=" + self.volume.container, "--foreground=true"]
+        if self.volume.folder:
+            argv += ["--virtual-directory=true", "--subdirectory=" + self.volume.folder]
         try:
-            options = shlex.split(self.text("options"))
+            options = shlex.split(self.volume.options)
         except ValueError as error:
             raise self.failure("its mountOptions are no words of a command line (%s); correct them" % error) from None
         return [*argv, "--tmp-path=" + os.path.join(self.folder, "cache"), *options]
 
     def variables(self) -> Dict[str, str]:
-        found = {"AZURE_STORAGE_ACCOUNT": self.text("account"), "AZURE_STORAGE_BLOB_ENDPOINT": self.text("endpoint")}
+        found = {"AZURE_STORAGE_ACCOUNT": self.volume.account, "AZURE_STORAGE_BLOB_ENDPOINT": self.volume.endpoint}
         if "key" in self.credentials:
             found.update(AZURE_STORAGE_AUTH_TYPE="key", AZURE_STORAGE_ACCESS_KEY=self.credentials["key"])
         else:
@@ -41,6 +41,6 @@ class BlobfuseMount(CommandMount):
         return super().poll()
 
     def explain(self, said: str) -> str:
-        parts = urlsplit(self.text("endpoint"))
+        parts = urlsplit(self.volume.endpoint)
         host = "%s:%d" % (parts.hostname, parts.port or 443)
-        return azure.explain(said, "container", host, self.credentials.get("sas", ""), self.text("folder"))
+        return azure.explain(said, "container", host, self.credentials.get("sas", ""), self.volume.folder)

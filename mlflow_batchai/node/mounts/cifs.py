@@ -35,8 +35,8 @@ class CifsMount(CommandMount):
         return os.path.join(self.folder, "smb")
 
     def command(self) -> List[str]:
-        host = urlsplit(self.text("endpoint")).hostname or ""
-        source = "//%s/%s" % (host, "/".join(part for part in (self.text("container"), self.text("folder").strip("/")) if part))
+        host = urlsplit(self.volume.endpoint).hostname or ""
+        source = "//%s/%s" % (host, "/".join(part for part in (self.volume.container, self.volume.folder.strip("/")) if part))
         options = [
             "vers=3.1.1",
             "credentials=" + self._credentials_file,
@@ -45,8 +45,8 @@ class CifsMount(CommandMount):
             "mfsymlinks",
             "nobrl",
             "actimeo=30",
-            "file_mode=" + (self.text("fileMode") or "0777"),
-            "dir_mode=" + (self.text("directoryMode") or "0777"),
+            "file_mode=" + (self.volume.file_mode or "0777"),
+            "dir_mode=" + (self.volume.directory_mode or "0777"),
             "uid=%d" % os.geteuid(),
             "gid=%d" % os.getegid(),
         ]
@@ -62,7 +62,7 @@ class CifsMount(CommandMount):
             raise self.failure("mount.cifs can't read a credentials file in %s: its path has a comma" % self.place.layout.root)
         self.make_folder()
         self._forget()
-        write_credentials(self._credentials_file, self.text("account"), key)
+        write_credentials(self._credentials_file, self.volume.account, key)
         try:
             super().start()
         except BaseException:
@@ -88,7 +88,7 @@ class CifsMount(CommandMount):
             os.unlink(self._credentials_file)
 
     def explain(self, said: str) -> str:
-        host = urlsplit(self.text("endpoint")).hostname
+        host = urlsplit(self.volume.endpoint).hostname
         if needs_root(said):
             return "%s; or %s" % (NEEDS_ROOT, RATHER)
         if "bad option" in said or "need a /sbin/mount" in said or "helper program" in said:
@@ -108,6 +108,6 @@ class CifsMount(CommandMount):
         return ""
 
     def late(self) -> Failure:
-        host = urlsplit(self.text("endpoint")).hostname
+        host = urlsplit(self.volume.endpoint).hostname
         why = "%s did not answer on port 445 within %d s, which many networks close; %s" % (host, self.seconds, RATHER)
         return self.failure(why, list(self.task.tail) if self.task else [], self.argv)

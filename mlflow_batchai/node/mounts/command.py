@@ -12,7 +12,7 @@ class ShellMount(CommandMount):
 
     def command(self) -> List[str]:
         # YAML's block texts end with a newline, which would end the command before its path.
-        return ["bash", "-c", self.text("command").rstrip() + ' "$1"', "mount", self.target]
+        return ["bash", "-c", self.volume.command.rstrip() + ' "$1"', "mount", self.target]
 
     def explain(self, said: str) -> str:
         return NEEDS_ROOT if needs_root(said) else ""

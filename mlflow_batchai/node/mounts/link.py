@@ -10,7 +10,7 @@ class LinkMount(Mount):
     """A symbolic link to ``source``. One of the cluster's stays after the job, as its mounts did on Batch AI."""
 
     def start(self) -> None:
-        source = self.text("source")
+        source = self.volume.source
         if not os.path.isdir(source):
             raise self.failure("%s is not a directory there; create it or name another" % source)
         os.makedirs(os.path.dirname(self.target), exist_ok=True)
@@ -29,6 +29,6 @@ class LinkMount(Mount):
         return True
 
     def undo(self) -> str:
-        if self.volume["scope"] == "job" and os.path.islink(self.target):
+        if self.volume.scope == "job" and os.path.islink(self.target):
             os.unlink(self.target)
         return ""

@@ -14,6 +14,7 @@ from mlflow_batchai.node.environment import allowed
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.mounts import table, undo
 from mlflow_batchai.node.outcome import Failure
+from mlflow_batchai.node.plan import Volume
 from mlflow_batchai.node.protocol import MARK_VARIABLE, NODE_VARIABLE
 from mlflow_batchai.node.runtime import Runtime
 from mlflow_batchai.node.shipper import Shipper
@@ -72,7 +73,7 @@ class Mount:
 
     seconds = MOUNT_SECONDS
 
-    def __init__(self, place: Place, index: int, volume: Mapping[str, object], credentials: Mapping[str, str]) -> None:
+    def __init__(self, place: Place, index: int, volume: Volume, credentials: Mapping[str, str]) -> None:
         self.place = place
         self.index = index
         self.volume = volume
@@ -85,12 +86,7 @@ class Mount:
     @property
     def title(self) -> str:
         """The volume in a sentence."""
-        return title(self.volume)
-
-    def text(self, name: str) -> str:
-        """A field of the plan's volume; empty if it has none."""
-        value = self.volume.get(name)
-        return "" if value is None else str(value)
+        return self.volume.title
 
     def start(self) -> None:
         """Begin to mount.
@@ -134,7 +130,7 @@ class Mount:
             said: last lines of the command's output.
             command: its argv, to be shown.
         """
-        code, fixed = _CODES[self.text("kind")]
+        code, fixed = _CODES[self.volume.kind]
         node = "%s (%s)" % (self.place.layout.node_id, socket.gethostname())
         sentence = "%s can't be mounted on %s: %s" % (self.title, node, why)
         if command:
@@ -192,16 +188,10 @@ class Mount:
         self.place.shipper.note("%s: %s" % (self.title, self.mask(text)))
 
 
-def title(volume: Mapping[str, object]) -> str:
-    """A volume in a sentence."""
-    name = volume.get("name")
-    return "volume '%s'%s" % (volume["path"], " (%s)" % name if name else "")
-
-
 class CommandMount(Mount):
     """A mount that one command makes; there when the command has ended well and, if it is to be one, is a mount."""
 
-    def __init__(self, place: Place, index: int, volume: Mapping[str, object], credentials: Mapping[str, str]) -> None:
+    def __init__(self, place: Place, index: int, volume: Volume, credentials: Mapping[str, str]) -> None:
         super().__init__(place, index, volume, credentials)
         self.task: Optional[Task] = None
         self.argv: List[str] = []
@@ -222,7 +212,7 @@ class CommandMount(Mount):
         self.make_target()
         folder = self.make_folder()
         self.argv = self.command()
-        task = Task("mount %s" % self.volume["path"], None, lambda task, stream, lines: None)
+        task = Task("mount %s" % self.volume.path, None, lambda task, stream, lines: None)
         try:
             self.place.runtime.start(task, self.argv, self.environment(self.variables()), cwd=folder, helper=True, inside=False)
         except OSError as error:

@@ -10,6 +10,7 @@ from mlflow_batchai.node.mounts import tools, undo
 from mlflow_batchai.node.mounts.link import LinkMount
 from mlflow_batchai.node.mounts.mount import Mount, Place
 from mlflow_batchai.node.outcome import Failure
+from mlflow_batchai.node.plan import Volume
 from mlflow_batchai.node.runtime import Runtime
 from mlflow_batchai.node.shipper import Shipper
 
@@ -79,7 +80,7 @@ class Mounts:
             Failure: a volume can't be mounted.
         """
         place = Place(self._layout, self._runtime, self._shipper)
-        self._mounts = [self._make(place, index, volume) for index, volume in enumerate(self._layout.plan["volumes"])]
+        self._mounts = [self._make(place, index, volume) for index, volume in enumerate(self._layout.plan.volumes)]
         self._check_writable()
         begun, before = time.monotonic(), self._runtime.family()
         started = {}
@@ -107,12 +108,12 @@ class Mounts:
         if real:
             self._shipper.note("%d volume(s) mounted in %.1f s" % (len(real), time.monotonic() - begun))
 
-    def _make(self, place: Place, index: int, volume: Mapping[str, Any]) -> Mount:
+    def _make(self, place: Place, index: int, volume: Volume) -> Mount:
         credentials = self._credentials.get(str(index), {})
-        if credentials and credentials.get("endpoint") != volume.get("endpoint"):
-            why = "what opens it is for %s, and the plan has %s by now" % (credentials.get("endpoint"), volume.get("endpoint"))
+        if credentials and credentials.get("endpoint") != volume.endpoint:
+            why = "what opens it is for %s, and the plan has %s by now" % (credentials.get("endpoint"), volume.endpoint)
             raise Mount(place, index, volume, credentials).failure(why)
-        how = volume.get("how") or volume["kind"]
+        how = volume.how or volume.kind
         if how == "link":
             return LinkMount(place, index, volume, credentials)
         kind: Any = getattr(importlib.import_module("mlflow_batchai.node.mounts." + how), _KINDS[how])
@@ -133,8 +134,8 @@ class Mounts:
     def _find_rclone(self) -> str:
         if self._rclone is None:
             plan = self._layout.plan
-            self._rclone = tools.installed_rclone(plan["python"])
-            sent = tools.machine_of(plan.get("tools") or {})
+            self._rclone = tools.installed_rclone(plan.python)
+            sent = tools.machine_of(plan.tools)
             if self._rclone is None and sent:
                 self._rclone = tools.sent_rclone(self._layout.root, sent, self._control.fetch)
             if self._rclone is None:
@@ -144,13 +145,13 @@ class Mounts:
 
     def _check_writable(self) -> None:
         """A volume that results go to must let itself be written; seen now, not after hours of training."""
-        prefix = self._layout.plan.get("logCopyPrefix")
+        prefix = self._layout.plan.log_copy_prefix
         for mount in self._rclones:
             if not mount.lacks("cwd"):
                 continue
             users = [name for name, path in self._layout.directories().items() if _is_below(path, mount.target)]
             users = [name for name in users if not name.startswith("AZ_BATCHAI_INPUT_")]
-            if prefix and prefix["volume"] == mount.index:
+            if prefix and prefix.volume == mount.index:
                 users.append("stdOutErrPathPrefix")
             if users:
                 raise mount.failure(

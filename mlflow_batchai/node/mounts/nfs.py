@@ -11,11 +11,11 @@ class NfsMount(CommandMount):
     seconds = COMMAND_SECONDS
 
     def command(self) -> List[str]:
-        options = self.text("options")
-        return as_root(["mount", "-t", "nfs", *(["-o", options] if options else []), "--", self.text("source"), self.target])
+        options = self.volume.options
+        return as_root(["mount", "-t", "nfs", *(["-o", options] if options else []), "--", self.volume.source, self.target])
 
     def explain(self, said: str) -> str:
-        host = self.text("source").partition(":")[0]
+        host = self.volume.source.partition(":")[0]
         if needs_root(said):
             return NEEDS_ROOT
         if "bad option" in said or "need a /sbin/mount" in said:

@@ -17,6 +17,7 @@ from mlflow_batchai.node.mounts import azure, rc, tools
 from mlflow_batchai.node.mounts.mount import COMMAND_SECONDS, Mount, Place
 from mlflow_batchai.node.mounts.probe import Probe
 from mlflow_batchai.node.outcome import Failure
+from mlflow_batchai.node.plan import Volume
 from mlflow_batchai.node.tasks import Task
 
 REMOTE = "batchai"
@@ -38,9 +39,7 @@ class RcloneMount(Mount):
     # What is wrong is told at once; a share that a hundred nodes mount at a time has them wait (503) for a while.
     seconds = COMMAND_SECONDS
 
-    def __init__(
-        self, place: Place, index: int, volume: Mapping[str, object], credentials: Mapping[str, str], rclone: Any
-    ) -> None:
+    def __init__(self, place: Place, index: int, volume: Volume, credentials: Mapping[str, str], rclone: Any) -> None:
         super().__init__(place, index, volume, credentials)
         self._find = rclone
         self.task: Optional[Task] = None
@@ -70,12 +69,12 @@ class RcloneMount(Mount):
             "--rc",
             "--rc-addr=unix://" + rc.SOCKET,  # in its working directory, which nobody else may enter
             "--rc-no-auth",
-            "--devname=" + (self.text("name") or REMOTE),
+            "--devname=" + (self.volume.name or REMOTE),
         ]
-        for field, flag in (("fileMode", "--file-perms"), ("directoryMode", "--dir-perms")):
-            if self.text(field):
-                argv.append("%s=%s" % (flag, self.text(field)))
-        if self.text("fileMode") or self.text("directoryMode"):
+        for mode, flag in ((self.volume.file_mode, "--file-perms"), (self.volume.directory_mode, "--dir-perms")):
+            if mode:
+                argv.append("%s=%s" % (flag, mode))
+        if self.volume.file_mode or self.volume.directory_mode:
             argv.append("--umask=0")
         if self.lacks("w"):
             argv.append("--read-only")  # a write fails at once, not when it is uploaded
@@ -85,23 +84,23 @@ class RcloneMount(Mount):
         return "%s:%s" % (REMOTE, self._remote_path())
 
     def _remote_path(self) -> str:
-        folder = self.text("folder").strip("/")
-        if self.text("kind") == "azureFiles":
+        folder = self.volume.folder.strip("/")
+        if self.volume.kind == "azureFiles":
             return folder
-        return "/".join(part for part in (self.text("container"), folder) if part)
+        return "/".join(part for part in (self.volume.container, folder) if part)
 
     def variables(self) -> Dict[str, str]:
         """rclone's configuration of the remote, secrets included, as environment variables."""
-        endpoint = self.text("endpoint").rstrip("/")
-        found = {"TYPE": "azurefiles" if self.text("kind") == "azureFiles" else "azureblob"}
+        endpoint = self.volume.endpoint.rstrip("/")
+        found = {"TYPE": "azurefiles" if self.volume.kind == "azureFiles" else "azureblob"}
         if found["TYPE"] == "azurefiles":
-            found["SHARE_NAME"] = self.text("container")
+            found["SHARE_NAME"] = self.volume.container
         else:
             found["NO_CHECK_CONTAINER"] = "true"
         if "key" in self.credentials:
-            found.update(ACCOUNT=self.text("account"), KEY=self.credentials["key"], ENDPOINT=endpoint)
+            found.update(ACCOUNT=self.volume.account, KEY=self.credentials["key"], ENDPOINT=endpoint)
         else:
-            address = endpoint if found["TYPE"] == "azurefiles" else "%s/%s" % (endpoint, self.text("container"))
+            address = endpoint if found["TYPE"] == "azurefiles" else "%s/%s" % (endpoint, self.volume.container)
             found["SAS_URL"] = "%s?%s" % (address, self.credentials.get("sas", "").lstrip("?"))
         return {"RCLONE_CONFIG_%s_%s" % (REMOTE.upper(), name): value for name, value in found.items()}
 
@@ -115,12 +114,12 @@ class RcloneMount(Mount):
             rclone = self._find()
         except tools.ToolError as error:
             raise self.failure(str(error)) from None
-        if self.text("options"):
+        if self.volume.options:
             self.note("its mountOptions are blobfuse's; rclone, which mounts it, knows none of them")
         self.make_target()
         folder = self.make_folder()
         self.argv = self.command(rclone)
-        task = Task("rclone %s" % self.volume["path"], None, self._hear)
+        task = Task("rclone %s" % self.volume.path, None, self._hear)
         try:
             self.place.runtime.start(task, self.argv, self.environment(self.variables()), cwd=folder, helper=True, inside=False)
         except OSError as error:
@@ -155,11 +154,11 @@ class RcloneMount(Mount):
     def _why(self, said: str) -> str:
         if "fusermount" in said:
             return "the agent's user may not mount by FUSE there (is it in a container that may not?)"
-        what = "share" if self.text("kind") == "azureFiles" else "container"
-        return azure.explain(said, what, self._host(), self.credentials.get("sas", ""), self.text("folder"))
+        what = "share" if self.volume.kind == "azureFiles" else "container"
+        return azure.explain(said, what, self._host(), self.credentials.get("sas", ""), self.volume.folder)
 
     def _host(self) -> str:
-        parts = urlsplit(self.text("endpoint"))
+        parts = urlsplit(self.volume.endpoint)
         return "%s:%d" % (parts.hostname, parts.port or (80 if parts.scheme == "http" else 443))
 
     def _hear(self, task: Task, stream: str, lines: bytes) -> None:

@@ -6,8 +6,9 @@ import os
 import re
 import shutil
 import subprocess
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import Callable, Dict, Iterator, List, Mapping, Optional
 
+from mlflow_batchai.node.plan import Tool
 from mlflow_batchai.node.protocol import object_path
 
 # (path on the control share, where to write it on this node) -> its SHA-256
@@ -35,10 +36,10 @@ def fuse_trouble() -> Optional[str]:
     return None if shutil.which("fusermount3") or shutil.which("fusermount") else NO_FUSERMOUNT
 
 
-def machine_of(tools: Mapping[str, Any]) -> Optional[Mapping[str, Any]]:
+def machine_of(tools: Mapping[str, Tool]) -> Optional[Tool]:
     """The rclone that was sent, if it runs on this machine."""
-    sent: Optional[Mapping[str, Any]] = tools.get("rclone")
-    return sent if sent and sent["machine"] == os.uname().machine else None
+    sent = tools.get("rclone")
+    return sent if sent and sent.machine == os.uname().machine else None
 
 
 def installed_rclone(python: Optional[str]) -> Optional[str]:
@@ -77,14 +78,14 @@ def clean_environment() -> Dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("RCLONE_")}
 
 
-def sent_rclone(root: str, sent: Mapping[str, Any], fetch: Fetch) -> str:
+def sent_rclone(root: str, sent: Tool, fetch: Fetch) -> str:
     """The rclone that the client put among the share's objects: fetched once a node, and checked.
 
     Raises:
         ToolError: it isn't there, or not what its hash says.
     """
     folder = os.path.join(root, "tools")
-    path = os.path.join(folder, "rclone-" + sent["sha256"][:16])
+    path = os.path.join(folder, "rclone-" + sent.sha256[:16])
     os.makedirs(folder, exist_ok=True)
     with _locked(path + ".lock"):
         if os.path.exists(path):
@@ -94,13 +95,13 @@ def sent_rclone(root: str, sent: Mapping[str, Any], fetch: Fetch) -> str:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(new)
         try:
-            sha256 = fetch(object_path(sent["sha256"]), new)
+            sha256 = fetch(object_path(sent.sha256), new)
         except FileNotFoundError:
             raise ToolError("the rclone that was sent is missing on the control share; submit again") from None
-        if sha256 != sent["sha256"]:
+        if sha256 != sent.sha256:
             raise ToolError(
                 "the rclone that was sent is damaged on the control share: delete %s and submit again"
-                % object_path(sent["sha256"])
+                % object_path(sent.sha256)
             )
         os.chmod(new, 0o755)
         os.replace(new, path)

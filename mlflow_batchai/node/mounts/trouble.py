@@ -9,16 +9,17 @@ from typing import Any, Mapping, Optional
 from mlflow_batchai.node.mounts import tools
 from mlflow_batchai.node.mounts.cifs import RATHER
 from mlflow_batchai.node.mounts.mount import NEEDS_ROOT
+from mlflow_batchai.node.plan import Tool, Volume
 
 
-def trouble(volume: Mapping[str, Any], python: Optional[str] = None, sent: Optional[Mapping[str, Any]] = None) -> Optional[str]:
+def trouble(volume: Volume, python: Optional[str] = None, sent: Optional[Mapping[str, Tool]] = None) -> Optional[str]:
     """Why a volume of the plan can't be mounted on this node, as far as that can be seen at once; None: it may well be.
 
     Args:
         python: the cluster's training interpreter: an rclone may lie beside it.
         sent: the plan's ``tools``: what nodes are given by the client.
     """
-    how = volume.get("how") or volume["kind"]
+    how = volume.how or volume.kind
     if how == "rclone":
         return tools.fuse_trouble() or _rclone_trouble(python, sent or {})
     if how == "cifs":
@@ -37,8 +38,8 @@ def trouble(volume: Mapping[str, Any], python: Optional[str] = None, sent: Optio
         if shutil.which("blobfuse2") is None:
             return "blobfuse2 is not installed; install it, or mount the container by rclone (mount: rclone)"
         return tools.fuse_trouble()
-    if how in ("bind", "link") and not os.path.isdir(volume["source"]):
-        return "%s is not a directory; mount the share at it, or correct the path" % volume["source"]
+    if how in ("bind", "link") and not os.path.isdir(volume.source):
+        return "%s is not a directory; mount the share at it, or correct the path" % volume.source
     return None
 
 
