@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from plans import toy_plan
+
 from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import protocol
@@ -23,25 +25,21 @@ class JobFolder:
     def __init__(self, root: Path, nodes: int = 1, **plan: Any) -> None:
         self.share = DirectoryShare(root)
         self.paths = protocol.JobPaths(FOLDER)
-        self.plan: Record = {
-            "name": "toy-0123",
-            "job": "0123456789",
-            "nodeCount": nodes,
-            "ranks": nodes,
-            "runId": "r" * 32,
-            "experimentId": "0",
-            "cluster": "local",
-            "lossSeconds": 60.0,
-            "terminateSeconds": 0.0,
-            "segment": FOLDER,
-            "folder": FOLDER,
-            "metrics": [],
-            "model": None,
-            "board": False,
-            "volumes": [{"scope": "cluster", "path": "share", "kind": "link", "source": str(root), "share": self.share.url}],
-            "outputDirectories": [],
-            **plan,
-        }
+        self.plan: Record = toy_plan(
+            root,
+            **{
+                "name": "toy-0123",
+                "job": "0123456789",
+                "nodeCount": nodes,
+                "ranks": nodes,
+                "runId": "r" * 32,
+                "cluster": "local",
+                "terminateSeconds": 0.0,
+                "segment": FOLDER,
+                "folder": FOLDER,
+                **plan,
+            },
+        )
         self.write(self.paths.plan, self.plan)
 
     @property

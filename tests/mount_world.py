@@ -18,6 +18,7 @@ from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.mounts import table
 from mlflow_batchai.node.mounts.mounts import Mounts
 from mlflow_batchai.node.outcome import Failure
+from mlflow_batchai.node.plan import Plan, read
 from mlflow_batchai.node.runtime import Runtime
 from mlflow_batchai.node.shipper import Shipper
 
@@ -97,7 +98,7 @@ class Node:
         share.mkdir(exist_ok=True)
         plan = toy_plan(share, volumes=volumes, **{"job": f"{os.getpid():x}m{root.name}", "python": sys.executable, **changes})
         self.root = root
-        self.layout = NodeLayout(str(root), plan, 0, str(share))
+        self.layout = NodeLayout(str(root), read(Plan, plan), 0, str(share))
         for folder in (self.layout.job_mounts, self.layout.temp):
             os.makedirs(folder, exist_ok=True)
         self.shipper = Notes(self.layout)
@@ -108,7 +109,7 @@ class Node:
             if opens
         }
         self.mounts = Mounts(self.layout, self.shipper, self.runtime, told, lambda: None, MountedShare(str(share)))
-        self.targets = [Path(self.layout.mount_path(volume)) for volume in volumes]
+        self.targets = [Path(self.layout.mount_path(volume)) for volume in self.layout.plan.volumes]
 
     def failure(self) -> Failure:
         """What ``mount_all`` raises; all is undone after it."""

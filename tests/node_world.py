@@ -19,6 +19,7 @@ from closed_file import read_closed
 
 from mlflow_batchai.node import mountfiles, processes, protocol, tickets
 from mlflow_batchai.node.environment import allowed
+from mlflow_batchai.node.plan import read_plan
 
 PlanMaker = Callable[..., dict[str, Any]]
 
@@ -70,7 +71,7 @@ class Job:
 
     def __init__(self, share: Path, plan: dict[str, Any], ticket: dict[str, Any]) -> None:
         self.share = share
-        self.plan = plan
+        self.plan = read_plan(plan)
         self.ticket = ticket
         self.paths = protocol.JobPaths(plan["folder"])
         self.agents: list[subprocess.Popen[bytes]] = []
@@ -123,7 +124,7 @@ class Job:
 
     def notice(self, name: str) -> None:
         """Have agents that look at the board see what was written."""
-        if self.plan.get("board"):
+        if self.plan.board:
             (self.share / self.paths.notice(name)).mkdir(exist_ok=True)
 
     def processes(self) -> set[int]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mlflow_batchai.node.plan import Plan
 from mlflow_batchai.node.protocol import PROTOCOL_VERSION
+
+BARE = Plan(PROTOCOL_VERSION, "0123456789", "custom", 1, 1, 1, "true")
 
 
 def toy_plan(share: Path, **changes: Any) -> dict[str, Any]:
@@ -50,3 +54,8 @@ def toy_plan(share: Path, **changes: Any) -> dict[str, Any]:
         "folder": segment,
         **changes,
     }
+
+
+def bare_plan(**changes: Any) -> Plan:
+    """The plan of a job of one node and one process, for functions that look at little of it."""
+    return replace(BARE, **changes)

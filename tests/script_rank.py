@@ -18,6 +18,7 @@ from mlflow_batchai.node import phases, staging
 from mlflow_batchai.node.gpus import Gpus
 from mlflow_batchai.node.launchers import Slot
 from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.plan import read_plan
 from mlflow_batchai.node.ranks import Known, rank_environment
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +40,7 @@ class ScriptRank:
         facts = {"experiment": "exp", "experimentId": "7", "runName": "seen", "runParameters": {"epochs": "5"}}
         share = root / "share"
         share.mkdir(parents=True)
-        layout = NodeLayout(str(root / "node"), toy_plan(share, ranks=2, **{**facts, **plan}), 0)
+        layout = NodeLayout(str(root / "node"), read_plan(toy_plan(share, ranks=2, **{**facts, **plan})), 0)
         (share / layout.paths.folder).mkdir(parents=True)  # as its submitter did
         staging.prepare_folders(layout)
         Path(layout.cluster_mounts).mkdir(parents=True)

@@ -6,9 +6,10 @@ In the file a field has its name in camel case, parts lack fields that have thei
 
 import collections.abc
 import dataclasses
+import functools
 import typing
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Optional, Tuple, Type, TypeVar, Union
+from typing import Any, List, Mapping, Optional, Tuple, Type, TypeVar, Union
 
 from mlflow_batchai.node import records
 from mlflow_batchai.node.protocol import PROTOCOL_VERSION, Record
@@ -337,11 +338,11 @@ class Plan:
 
     def record(self) -> Record:
         """The plan as ``plan.json`` has it."""
-        found = {_key(entry.name): plain(getattr(self, entry.name)) for entry in dataclasses.fields(self)}
-        return {key: value for key, value in found.items() if key not in _OF_ATTEMPT}
+        whole: Any = Plan
+        return {key: plain(getattr(self, name)) for name, key, _, _ in _fields(whole) if name not in _OF_ATTEMPT}
 
 
-_OF_ATTEMPT = ("attempt", "retriesLeft")
+_OF_ATTEMPT = ("attempt", "retries_left")
 
 
 def read_plan(record: object) -> Plan:
@@ -380,17 +381,26 @@ def read(part: Type[Part], record: object, where: str = "") -> Part:
     """
     if not isinstance(record, collections.abc.Mapping):
         raise PlanError("%s is no object" % (where or "the plan"))
-    kinds = typing.get_type_hints(part)
     values = {}
-    for entry in dataclasses.fields(part):  # type: ignore[arg-type]
-        key = _key(entry.name)
+    hashable: Any = part  # to mypy a type variable is not
+    for name, key, kind, default in _fields(hashable):
         place = "%s.%s" % (where, key) if where else key
-        missing = entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
-        if key in record and (missing or record[key] is not None):
-            values[entry.name] = _value(kinds[entry.name], record[key], place)
-        elif missing:
+        if record.get(key) is not None or (key in record and default is dataclasses.MISSING):
+            values[name] = _value(kind, record[key], place)
+        elif default is dataclasses.MISSING:
             raise PlanError("%s is missing" % place)
     return part(**values)
+
+
+@functools.lru_cache(maxsize=None)
+def _fields(part: Type[Any]) -> List[Tuple[str, str, Any, Any]]:
+    """(name, key in the record, type, default or MISSING) of each field."""
+    kinds, found = typing.get_type_hints(part), []
+    for entry in dataclasses.fields(part):
+        factory: Any = entry.default_factory
+        default = entry.default if factory is dataclasses.MISSING else factory()
+        found.append((entry.name, _key(entry.name), kinds[entry.name], default))
+    return found
 
 
 def _value(kind: Any, value: Any, where: str) -> Any:
@@ -419,13 +429,9 @@ def _value(kind: Any, value: Any, where: str) -> Any:
 def plain(value: Any) -> Any:
     """A value of a plan as plain data: a part without what is as by default."""
     if dataclasses.is_dataclass(value):
-        found = {}
-        for entry in dataclasses.fields(value):
-            own = getattr(value, entry.name)
-            default = entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
-            if default is dataclasses.MISSING or own != default:
-                found[_key(entry.name)] = plain(own)
-        return found
+        part: Any = type(value)
+        pairs = [(key, getattr(value, name), default) for name, key, _, default in _fields(part)]
+        return {key: plain(own) for key, own, default in pairs if default is dataclasses.MISSING or own != default}
     if isinstance(value, tuple):
         return [plain(one) for one in value]
     if isinstance(value, collections.abc.Mapping):

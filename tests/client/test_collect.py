@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from job_folder import FOLDER
+from plans import toy_plan
 from requests import HTTPError
 
 from mlflow_batchai import artifacts, collect, runs
@@ -36,16 +38,17 @@ class Scene:
         self.client = client
         self.artifacts = artifacts
         self.share = open_share(azure.url(name))
-        plan = {
-            "runId": run_id,
-            "nodeCount": 1,
-            "segment": FOLDER,
-            "volumes": [{"scope": "cluster", "path": "share", "share": self.share.url}],
-            "outputDirectories": [
+        plan = toy_plan(
+            Path("/unused"),
+            runId=run_id,
+            segment=FOLDER,
+            folder=FOLDER,
+            volumes=[{"scope": "cluster", "path": "share", "kind": "azureFiles", "share": self.share.url}],
+            outputDirectories=[
                 {"id": "A", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": ""},
                 {"id": "B", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": "deep"},
             ],
-        }
+        )
         self.share.write(protocol.JobPaths(FOLDER).plan, protocol.encode([plan]))
         self.job = Job(self.share, FOLDER)
 
@@ -140,7 +143,7 @@ def test_outputs_lie_here_a_portion_at_a_time_and_are_sent_once(scene, monkeypat
     sizes = {"a": 1000, "b": 1000, "c/d": 1000, "e": 5000, "f": 400, "g": 400}
     for name, size in sizes.items():
         scene.share.write(f"{OUTPUTS}/{name}", os.urandom(size))
-    scene.job.plan["outputDirectories"].pop()
+    scene.job.plan = replace(scene.job.plan, output_directories=scene.job.plan.output_directories[:1])
     real, sent = scene.client.log_artifact, []
 
     def log_artifact(run_id, file, artifact):
@@ -171,7 +174,7 @@ def test_outputs_lie_here_a_portion_at_a_time_and_are_sent_once(scene, monkeypat
 def test_outputs_cost_a_listing_a_folder_and_a_request_a_file(scene):
     for number in range(20):
         scene.share.write(f"{OUTPUTS}/a/{number}", b"1")
-    scene.job.plan["outputDirectories"].pop()
+    scene.job.plan = replace(scene.job.plan, output_directories=scene.job.plan.output_directories[:1])
     scene.share.claim(scene.job.paths.lease(1))
     scene.asked()
     scene.outputs().send()
@@ -211,8 +214,10 @@ def test_names_are_as_ranks_wrote_them(scene, azure, tmp_path):
     environment = {f"RCLONE_CONFIG_A_{key}": value for key, value in settings.items()}
     argv = ["rclone", "--config", "/dev/null", "copy", str(local), f"a:{OUTPUTS}/run 1:2"]
     subprocess.run(argv, env={**os.environ, **environment, "PATH": path}, check=True)
-    scene.job.plan["volumes"][0]["how"] = "rclone"
-    scene.job.plan["outputDirectories"][0]["pathSuffix"] = "run 1:2"
+    plan = scene.job.plan
+    volumes = (replace(plan.volumes[0], how="rclone"),)
+    directories = (replace(plan.output_directories[0], path_suffix="run 1:2"),)
+    scene.job.plan = replace(plan, volumes=volumes, output_directories=directories)
     assert scene.outputs().send() == []
     for name in files:
         assert (scene.artifacts / "outputs" / "A" / name).read_text() == name

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from job_folder import line
 from mlflow.exceptions import MlflowException
+from plans import bare_plan
 
 from mlflow_batchai.description import BEGIN, END, TAG, Description, Facts, block, code, commands, markdown, merged
 from mlflow_batchai.job.keras_lines import Pace
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.runs import LONGEST_TAG
 
-PLAN = {
-    "name": "digits-3f2a1c",
-    "cluster": "gpus",
-    "workspace": "default",
-    "experiment": "it's mine",
-    "nodeCount": 2,
-    "ranks": 4,
-    "retriesLeft": 2,
-}
+PLAN = bare_plan(name="digits-3f2a1c", cluster="gpus", experiment="it's mine", node_count=2, ranks=4, retries_left=2)
 RUNNING = JobState("running")
 FAILED = JobState("failed", 3, ({"code": "JobFailed"},), "rank 1 on node-1 exited with code 3\nTraceback\nValueError: x")
 EVIL = [
@@ -55,7 +49,7 @@ def test_a_job_that_runs():
 
 
 def test_a_job_that_failed():
-    said = markdown(Facts({**PLAN, "retriesLeft": 0}, 3, FAILED, [], "", Pace(3, 12, 1), None, notes=["a `note`"]))
+    said = markdown(Facts(replace(PLAN, retries_left=0), 3, FAILED, [], "", Pace(3, 12, 1), None, notes=["a `note`"]))
     assert said.startswith(
         "**failed**, attempt 3, `JobFailed`, exit code 3: `ValueError: x`\n\n"
         "```\nrank 1 on node-1 exited with code 3\nTraceback\nValueError: x\n```\n\n- job `digits-3f2a1c`"
@@ -67,7 +61,7 @@ def test_a_job_that_failed():
 
 def test_no_line_is_so_wide_that_the_page_breaks():
     reason = "rank 0 on node-0 exited with code 1\n" + "  indented  and wide " * 12 + "\n" + "x" * 200
-    said = markdown(Facts({**PLAN, "name": "n" * 40}, 1, JobState("failed", 1, (), reason)))
+    said = markdown(Facts(replace(PLAN, name="n" * 40), 1, JobState("failed", 1, (), reason)))
     blocks = re.findall("```(.*?)```", said, re.DOTALL)
     assert max(len(line) for each in blocks for line in each.splitlines()) <= 70
     assert "".join(blocks[0].split()) == "".join(reason.split())
@@ -79,14 +73,14 @@ def test_other_states():
     ended = JobState("failed", None, ({"code": "JobTerminate"},), "terminated by ada", terminated=True)
     assert markdown(Facts(PLAN, 1, ended, last_step=41)).startswith("**terminated**, attempt 1 of at most 3, `JobTerminate`\n")
     assert "- last step 41\n" in markdown(Facts(PLAN, 1, ended, last_step=41))
-    many = markdown(Facts({**PLAN, "nodeCount": 20}, 1, RUNNING, [f"h{number:02}" for number in range(20)]))
+    many = markdown(Facts(replace(PLAN, node_count=20), 1, RUNNING, [f"h{number:02}" for number in range(20)]))
     assert "`h07`, ...," in many and "h08" not in many
     assert "expected end unknown" in markdown(Facts(PLAN, 1, RUNNING, pace=Pace(1, 2, 10**18)))
 
 
 @pytest.mark.parametrize("experiment", ["a b", "$(touch x)", "-e", "x\ny", '"; rm -rf /', "größe"])
 def test_commands_are_one_word_a_value(experiment):
-    for text in commands({**PLAN, "experiment": experiment}, RUNNING):
+    for text in commands(replace(PLAN, experiment=experiment), RUNNING):
         words = shlex.split(text)
         assert (words[:2], words[words.index("-e") + 1 :]) == (["batchai", "job"], [experiment])
 
@@ -105,7 +99,7 @@ def test_nothing_breaks_out(text):
     inside = code(text)
     ticks = re.match("`+", inside)[0]
     assert "\n" not in inside and END not in inside and inside.endswith(ticks) and inside.count(ticks) == 2
-    plan = {**PLAN, "cluster": text, "experiment": text}
+    plan = replace(PLAN, cluster=text, experiment=text)
     said = markdown(Facts(plan, 1, JobState("failed", 1, (), text), [text], text, notes=[text]))
     assert END not in said and BEGIN not in said
 

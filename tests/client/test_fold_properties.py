@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from job_folder import JobFolder, line, report
+from plans import BARE
 from relay_world import history
 
 from mlflow_batchai.errors import JobNotFoundError
@@ -20,6 +21,7 @@ from mlflow_batchai.job.metrics import MetricFold
 from mlflow_batchai.job.states import fold
 from mlflow_batchai.node import outcome, protocol, records
 from mlflow_batchai.node.outcome import Failure
+from mlflow_batchai.node.plan import MetricRule, plain
 from mlflow_batchai.node.protocol import JobPaths, TornFileError
 
 few = settings(max_examples=30, suppress_health_check=list(HealthCheck), deadline=None, derandomize=True, database=None)
@@ -185,7 +187,7 @@ def test_a_job_never_goes_back(written):
 
 
 @few
-@given(st.one_of(anything, mutated([{"nodeCount": 2, "name": "x", "runId": "r"}])))
+@given(st.one_of(anything, mutated([BARE.record() | {"volumes": [{"scope": "cluster", "path": "share", "kind": "link"}]}])))
 def test_any_plan_is_one_or_none(plan):
     with tempfile.TemporaryDirectory() as folder:
         made = JobFolder(Path(folder, "a"))
@@ -264,8 +266,8 @@ said = st.lists(
     st.one_of(mutated(EVENTS), bodies.map(lambda body: {"k": "report", "t": 1, "body": body}), printed), max_size=12
 )
 RULES = [
-    {"name": "loss", "regex": r"loss (\S+)", "step": None},
-    {"name": "f 1", "regex": r"step (?P<step>\d+): f1 (?P<value>\S+)", "step": None},
+    MetricRule("loss", r"loss (\S+)"),
+    MetricRule("f 1", r"step (?P<step>\d+): f1 (?P<value>\S+)"),
 ]
 
 
@@ -303,7 +305,7 @@ def test_any_records_give_points_that_mlflow_takes_each_once_wherever_a_relay_go
 def test_a_real_store_takes_them(relayed):
     """What the pure properties say of MLflow's rules, asked of MLflow."""
     made, client, relay = relayed
-    made.plan.update(model=None, metrics=RULES)
+    made.plan.update(model=None, metrics=[plain(rule) for rule in RULES])
     made.write(made.paths.plan, made.plan)
     sent: list[Any] = []
 

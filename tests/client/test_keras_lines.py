@@ -14,6 +14,7 @@ from job_folder import line, report
 
 from mlflow_batchai.job.keras_lines import Pace
 from mlflow_batchai.job.metrics import MetricFold
+from mlflow_batchai.node.plan import MetricRule
 from mlflow_batchai.node.tasks import LONGEST_LINE, LineBuffer, readable
 
 OUTPUT = Path(__file__).parent / "keras_output"
@@ -72,7 +73,7 @@ def test_a_bar_of_megabytes_ends_with_its_last_state():
     states = "".join(f"\r{step}/9000 - 0s - loss: {step}.1234 - acc: 0.5678" for step in range(1, 9001))
     assert len(states) > 5 * LONGEST_LINE
     records = said(f"Epoch 1/1\n{states}\n".encode(), 4096)
-    rules = [{"name": "seen", "regex": r"^(\d+)/9000 .* acc: 0\.5678$", "step": None}]
+    rules = [MetricRule("seen", r"^(\d+)/9000 .* acc: 0\.5678$")]
     found = values(MetricFold(rules), records)
     assert (found["loss"], found["acc"]) == ({0: 9000.1234}, {0: 0.5678})
     # Every piece that was passed on ends with a whole state.
@@ -98,7 +99,7 @@ COLOURED = DONE.replace("loss=", "loss=\x1b[0m\x1b[31m")
 )
 @pytest.mark.parametrize("stream", ["out", "err"])
 def test_rules_look_at_the_last_state_without_colours(text, stream):
-    rules = [{"name": "loss", "regex": r"^train: .* (?P<step>\d+)/2 .*loss=(?P<value>[\d.]+)\]$", "step": None}]
+    rules = [MetricRule("loss", r"^train: .* (?P<step>\d+)/2 .*loss=(?P<value>[\d.]+)\]$")]
     assert values(MetricFold(rules), [line(text, stream=stream)]) == {"loss": {2: 0.25}}
 
 

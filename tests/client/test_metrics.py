@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from job_folder import line, report
 
 from mlflow_batchai.job.metrics import MetricFold, Point, metric_key, numeric, whole
+from mlflow_batchai.node.plan import MetricRule
 
 BAR = "\x1b[1m{done}/2\x1b[0m \x1b[32m━━━━━━━━\x1b[0m\x1b[37m━━\x1b[0m \x1b[1m0s\x1b[0m 27ms/step - {values}"
 
@@ -136,9 +137,9 @@ def test_mlflow_takes_every_key(name):
 
 def test_rules():
     rules = [
-        {"name": "lr", "regex": r"lr=(\S+)", "step": None},
-        {"name": "loss", "regex": r"it (?P<it>\d+) loss (?P<value>\S+)", "step": "it"},
-        {"name": "f1", "regex": r"step (?P<step>\d+): (?:f1|F1) (\S+)", "step": None},
+        MetricRule("lr", r"lr=(\S+)"),
+        MetricRule("loss", r"it (?P<it>\d+) loss (?P<value>\S+)", "it"),
+        MetricRule("f1", r"step (?P<step>\d+): (?:f1|F1) (\S+)"),
     ]
     fold = MetricFold(rules)
     assert points(fold, line("lr=0.1\nit 40 loss 2\nnothing\nlr=x\nlr=0.2 it 50 loss nope")) == [
@@ -151,7 +152,7 @@ def test_rules():
 
 
 def test_a_rule_without_a_value_group_takes_the_first_that_isnt_the_step():
-    fold = MetricFold([{"name": "f1", "regex": r"step (?P<step>\d+): f1 (\S+)", "step": None}])
+    fold = MetricFold([MetricRule("f1", r"step (?P<step>\d+): f1 (\S+)")])
     assert points(fold, line("step 7: f1 0.5")) == [("f1", 0.5, 7, 7)]
 
 
@@ -185,7 +186,7 @@ def test_a_line_that_looks_like_progress_for_ever_costs_nothing():
 
 
 def test_precedence_per_key():
-    rules = [{"name": "loss", "regex": r"my loss (\S+)", "step": None}]
+    rules = [MetricRule("loss", r"my loss (\S+)")]
     keras = line("Epoch 1/2\n2/2 - 0s - loss: 0.5 - acc: 0.25 - val: 1.0")
     # Keras prints the epoch's line before the callback reports: the line is held back, and then counts only for other keys.
     fold = MetricFold(rules)
@@ -212,8 +213,8 @@ records = st.lists(
     max_size=30,
 )
 RULES = [
-    {"name": "loss", "regex": r"my loss (\S+)", "step": None},
-    {"name": "f1", "regex": r"step (?P<step>\d+): f1 (?P<value>\S+)", "step": None},
+    MetricRule("loss", r"my loss (\S+)"),
+    MetricRule("f1", r"step (?P<step>\d+): f1 (?P<value>\S+)"),
 ]
 
 

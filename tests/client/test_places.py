@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from plans import bare_plan
 
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.job.places import locate, mount_points, output_places
+from mlflow_batchai.node.plan import OutputDirectory, Volume
 
 VOLUMES = [
-    {"scope": "cluster", "path": "share", "share": "file:///control"},
-    {"scope": "job", "path": "data", "share": "file:///data"},
-    {"scope": "job", "path": "data/inner", "share": "file:///inner"},
-    {"scope": "job", "path": "share", "share": "file:///other"},
+    Volume("cluster", "share", "link", "file:///control"),
+    Volume("job", "data", "link", "file:///data"),
+    Volume("job", "data/inner", "link", "file:///inner"),
+    Volume("job", "share", "link", "file:///other"),
 ]
 PREFIXES = mount_points(VOLUMES)
 
@@ -61,14 +63,11 @@ def test_up_and_out_is_refused(inside):
 
 
 def test_output_places():
-    plan = {
-        "volumes": VOLUMES,
-        "segment": "workspaces/w/jobs/j/id",
-        "outputDirectories": [
-            {"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share/runs/", "pathSuffix": "/models/"},
-            {"id": "ALL", "pathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/data", "pathSuffix": None},
-        ],
-    }
+    directories = (
+        OutputDirectory("MODEL", "$AZ_BATCHAI_MOUNT_ROOT/share/runs/", "/models/"),
+        OutputDirectory("ALL", "$AZ_BATCHAI_JOB_MOUNT_ROOT/data"),
+    )
+    plan = bare_plan(volumes=tuple(VOLUMES), segment="workspaces/w/jobs/j/id", output_directories=directories)
     models = "runs/workspaces/w/jobs/j/id/outputs/models"
     assert output_places(plan) == [
         {"id": "MODEL", "share": "file:///control", "path": models, "rclone": False},

@@ -21,6 +21,7 @@ from mlflow_batchai.errors import (
 )
 from mlflow_batchai.job import places
 from mlflow_batchai.node import protocol
+from mlflow_batchai.node.plan import Artifacts, CodeFile, Condition, LogPlace, Volume, plain, read_plan
 from mlflow_batchai.plan import projects
 from mlflow_batchai.plan.volumes import check_volumes
 from mlflow_batchai.shares.directory import DirectoryShare
@@ -78,23 +79,23 @@ def properties(**entries):
 def test_a_bare_project(desk):
     prepared = desk.prepare()
     plan = prepared.plan
-    assert (plan["framework"], plan["nodeCount"], plan["ranks"]) == ("custom", 1, 1)
-    assert plan["command"] == "python train.py"
-    assert plan["volumes"] == [
-        {
-            "scope": "cluster",
-            "path": "share",
-            "share": (desk.root / "share").as_uri(),
-            "where": "cluster 'c': share",
-            "name": "control share",
-            "kind": "link",
-            "source": str(desk.root / "share"),
-        }
-    ]
-    assert [entry["path"] for entry in plan["code"]] == ["MLproject", "train.py"]
+    assert (plan.framework, plan.node_count, plan.ranks) == ("custom", 1, 1)
+    assert plan.command == "python train.py"
+    assert plan.volumes == (
+        Volume(
+            "cluster",
+            "share",
+            "link",
+            (desk.root / "share").as_uri(),
+            "control share",
+            "cluster 'c': share",
+            source=str(desk.root / "share"),
+        ),
+    )
+    assert [entry.path for entry in plan.code] == ["MLproject", "train.py"]
     assert prepared.name == f"toy-{prepared.job_id[:6]}"
-    assert plan["maxWallClockSeconds"] == 7 * 86400
-    assert (prepared.secrets, prepared.warnings, plan["model"]) == ({}, [], None)
+    assert plan.max_wall_clock_seconds == 7 * 86400
+    assert (prepared.secrets, prepared.warnings, plan.model) == ({}, [], None)
 
 
 @pytest.mark.parametrize(
@@ -118,24 +119,24 @@ def test_what_ignore_files_keep_back_is_told(desk, ignored, ours, warning):
 
 
 def test_which_outputs_become_artifacts(desk):
-    assert desk.prepare().plan["artifacts"] == {"checkpoints": False, "exclude": []}
+    assert desk.prepare().plan.artifacts == Artifacts()
     wanted = {"checkpoints": True, "exclude": ["*.tmp", "cache/"]}
-    assert desk.prepare({"artifacts": wanted}).plan["artifacts"] == wanted
+    assert desk.prepare({"artifacts": wanted}).plan.artifacts == Artifacts(True, ("*.tmp", "cache/"))
 
 
 def test_a_metric_that_promotes_has_its_name_in_mlflow(desk):
     wanted = {"register": "net", "alias": "champion", "promoteIf": "top@5"}
-    assert desk.prepare({"model": wanted}).plan["model"]["promoteIf"] == {"metric": "top_5", "mode": "max"}
+    assert desk.prepare({"model": wanted}).plan.model.promote_if == Condition("top_5", "max")
 
 
 def test_a_plan_is_json_whatever_was_typed(desk):
     desk.command, desk.parameters = "python train.py {note}", "{note: string}"
     note = 'a "b" \\ \n é \udcff $(x)'
     prepared = desk.prepare(given={"note": note})
-    assert prepared.plan["parameters"] == {"BATCHAI_PARAM_note": note}
+    assert prepared.plan.parameters == {"BATCHAI_PARAM_note": note}
     assert prepared.parameters == {"note": note}
-    assert note not in prepared.plan["command"]
-    assert protocol.decode_one(protocol.encode([prepared.plan])) == prepared.plan
+    assert note not in prepared.plan.command
+    assert read_plan(protocol.decode_one(protocol.encode([prepared.plan.record()]))) == prepared.plan
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_a_plan_is_json_whatever_was_typed(desk):
 )
 def test_frameworks(desk, block, nodes, expected):
     plan = desk.prepare(properties(**block), nodes=nodes).plan
-    assert (plan["framework"], plan["processCount"], plan["nodeCount"], plan["ranks"]) == expected
+    assert (plan.framework, plan.process_count, plan.node_count, plan.ranks) == expected
 
 
 REFUSED = {
@@ -247,11 +248,11 @@ def test_a_docker_project_trains_in_its_image_and_in_nothing_else(desk):
     (desk.project / "MLproject").write_text(text, encoding="utf-8")
     desk.write = False
     plan = desk.prepare().plan
-    assert (plan["container"]["image"], plan["container"]["environment"]) == ("x", {"A": "b"})
+    assert (plan.container.image, plan.container.environment) == ("x", {"A": "b"})
     with pytest.raises(NotSupportedError, match="--env-manager virtualenv: the job trains in the image x"):
         desk.prepare(env_manager="virtualenv")
     notice = desk.prepare(containers="ignore")
-    assert notice.plan["container"] is None
+    assert notice.plan.container is None
     assert "containers: ignore" in notice.warnings[0]
 
 
@@ -272,8 +273,8 @@ def test_files_travel_and_mlflow_keeps_what_was_typed(desk):
     prepared = desk.prepare(given=given)
     plan = prepared.plan
     assert prepared.parameters == given
-    assert plan["parameters"] == {"BATCHAI_PARAM_c": "file: not a path"}
-    assert [(entry["parameter"], entry["name"], [file["path"] for file in entry["files"]]) for entry in plan["inputs"]] == [
+    assert plan.parameters == {"BATCHAI_PARAM_c": "file: not a path"}
+    assert [(entry.parameter, entry.name, [file.path for file in entry.files]) for entry in plan.inputs] == [
         ("a", "a file.csv", ["a file.csv"]),
         ("b", "data set", ["data set/link/y.txt", "data set/sub/x.txt"]),
         ("d", "a file.csv", ["a file.csv"]),
@@ -285,13 +286,13 @@ def test_stage_takes_what_exists_and_leaves_the_rest(desk):
     desk.command, desk.parameters = "python train.py {a} {b}", "{a: string, b: string}"
     (desk.cwd / "here").write_text("1", encoding="utf-8")
     plan = desk.prepare({"stage": ["a", "b"]}, {"a": "here", "b": "x" * 5000}).plan
-    assert [entry["parameter"] for entry in plan["inputs"]] == ["a"]
-    assert plan["parameters"] == {"BATCHAI_PARAM_b": "x" * 5000}
+    assert [entry.parameter for entry in plan.inputs] == ["a"]
+    assert plan.parameters == {"BATCHAI_PARAM_b": "x" * 5000}
 
 
 def test_an_empty_path_is_no_folder(desk):
     desk.command, desk.parameters = "python train.py {a}", "{a: {type: path, default: ''}}"
-    assert desk.prepare().plan["inputs"] == []
+    assert desk.prepare().plan.inputs == ()
 
 
 @pytest.mark.parametrize(
@@ -327,7 +328,7 @@ def test_an_unreadable_input_is_a_sentence(desk, monkeypatch):
 
 def test_a_script_as_entry_point_gets_all_that_is_given(desk):
     prepared = desk.prepare(given={"lr": "0.1", "a b": "x"}, entry="train.py")
-    assert prepared.plan["command"] == 'python train.py --lr "${BATCHAI_PARAM_lr}" --\'a b\' "${BATCHAI_PARAM_a_b}"'
+    assert prepared.plan.command == 'python train.py --lr "${BATCHAI_PARAM_lr}" --\'a b\' "${BATCHAI_PARAM_a_b}"'
 
 
 # Volumes.
@@ -342,9 +343,9 @@ def test_file_shares_are_directories_here_and_logs_may_lie_there(desk):
     prepared = desk.prepare(config)
     folder = desk.root / "home" / "shares" / "acc" / "data"
     assert not folder.parent.exists()
-    check_volumes(prepared.plan["volumes"], desk.cluster)
+    check_volumes(prepared.plan.volumes, desk.cluster)
     assert folder.is_dir()
-    assert prepared.plan["volumes"][1] == {
+    assert plain(prepared.plan.volumes[1]) == {
         "scope": "job",
         "path": "afs",
         "where": "batchai.yaml: mountVolumes.azureFileShares[0]",
@@ -353,14 +354,14 @@ def test_file_shares_are_directories_here_and_logs_may_lie_there(desk):
         "source": str(folder),
         "share": folder.as_uri(),
     }
-    assert prepared.plan["folderPrefix"] == ""
-    assert prepared.plan["logCopyPrefix"] == {"volume": 1, "path": "logs"}
+    assert prepared.plan.folder_prefix == ""
+    assert prepared.plan.log_copy_prefix == LogPlace(1, "logs")
     assert prepared.warnings == [f"on cluster 'c' the file share acc/data is the directory {folder}"]
 
 
 def test_a_prefix_on_the_control_share_holds_the_job_folder(desk):
     plan = desk.prepare(properties(stdOutErrPathPrefix="$AZ_BATCHAI_MOUNT_ROOT/share/a/b/")).plan
-    assert (plan["folderPrefix"], plan["logCopyPrefix"]) == ("a/b", None)
+    assert (plan.folder_prefix, plan.log_copy_prefix) == ("a/b", None)
 
 
 def test_variables_that_nothing_defines_are_told_of(desk):
@@ -379,8 +380,8 @@ def test_secrets_stay_out_of_all_that_is_written(desk):
     )
     prepared = desk.prepare(config)
     assert prepared.secrets == {"TOKEN": "hush-hush"}
-    assert "hush-hush" not in json.dumps([prepared.plan, prepared.document, prepared.warnings])
-    assert prepared.plan["secretNames"] == ["TOKEN"]
+    assert "hush-hush" not in json.dumps([prepared.plan.record(), prepared.document, prepared.warnings])
+    assert prepared.plan.secret_names == ("TOKEN",)
 
 
 def test_a_setup_task_and_its_secrets(desk):
@@ -392,28 +393,28 @@ def test_a_setup_task_and_its_secrets(desk):
     }
     setup = {"mountVolumes": {"azureFileShares": [SHARE]}, "setupTask": task}
     prepared = desk.prepare(nodeSetup=setup)
-    plan = prepared.plan["setupTask"]
-    assert plan == {
-        "id": plan["id"],
+    plan = prepared.plan.setup_task
+    assert plain(plan) == {
+        "id": plan.id,
         "command": task["commandLine"],
         "environmentVariables": task["environmentVariables"],
         "secretNames": ["TOKEN"],
-        "logs": {"volume": 1, "path": f"logs/workspaces/default/clusters/c/{plan['id']}"},
+        "logs": {"volume": 1, "path": f"logs/workspaces/default/clusters/c/{plan.id}"},
     }
     assert prepared.credentials["setup"] == {"TOKEN": "hush-hush"} and prepared.secrets == {}
-    assert "hush-hush" not in json.dumps([prepared.plan, prepared.document, prepared.warnings])
+    assert "hush-hush" not in json.dumps([prepared.plan.record(), prepared.document, prepared.warnings])
     assert prepared.warnings[-1] == "cluster 'c': nodeSetup.setupTask: $AZ_BATCHAI_JOB_TEMP is used and nothing defines it"
     # Not the secrets' values: only what they are called.
     again = desk.prepare(nodeSetup={**setup, "setupTask": {**task, "secrets": [{"name": "TOKEN", "value": "another"}]}})
-    assert again.plan["setupTask"]["id"] == plan["id"]
+    assert again.plan.setup_task.id == plan.id
     changed = desk.prepare(nodeSetup={**setup, "setupTask": {**task, "commandLine": "prepare"}})
-    assert changed.plan["setupTask"]["id"] != plan["id"]
+    assert changed.plan.setup_task.id != plan.id
     loud = {**task, "environmentVariables": [{"name": "A", "value": "x hush-hush"}]}
     with pytest.raises(DocumentError, match=r"nodeSetup\.setupTask of the cluster document holds the text of a secret"):
         desk.prepare(nodeSetup={**setup, "setupTask": loud})
     on_share = {**task, "stdOutErrPathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share/"}
-    logs = desk.prepare(nodeSetup={"setupTask": on_share}).plan["setupTask"]["logs"]
-    assert logs == {"volume": None, "path": f"workspaces/default/clusters/c/{plan['id']}"}
+    logs = desk.prepare(nodeSetup={"setupTask": on_share}).plan.setup_task.logs
+    assert logs == LogPlace(None, f"workspaces/default/clusters/c/{plan.id}")
 
 
 # The project's own files.
@@ -429,10 +430,10 @@ def test_what_earlier_runs_left_is_no_code(desk):
     (desk.project / "run.sh").write_text("x", encoding="utf-8")
     (desk.project / "run.sh").chmod(0o700)
     (desk.project / "pkg" / "link.py").symlink_to("../train.py")
-    code = {entry["path"]: entry for entry in desk.prepare().plan["code"]}
+    code = {entry.path: entry for entry in desk.prepare().plan.code}
     assert sorted(code) == ["MLproject", "pkg/a b\n\udcff.py", "pkg/link.py", "run.sh", "train.py"]
-    assert code["run.sh"]["mode"] == 0o755
-    assert code["pkg/link.py"] == {"path": "pkg/link.py", "link": "../train.py"}
+    assert code["run.sh"].mode == 0o755
+    assert code["pkg/link.py"] == CodeFile("pkg/link.py", link="../train.py")
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../../x", "sub/../../../x"])
@@ -474,12 +475,12 @@ def test_environments_that_are_refused(desk, manager, text, kind, words):
 def test_the_hash_of_an_environment_changes_with_what_is_in_it(desk):
     (desk.project / "python_env.yaml").write_text("python: 3.11\ndependencies: [numpy, -r r.txt]", encoding="utf-8")
     (desk.project / "r.txt").write_text("scipy", encoding="utf-8")
-    first = desk.prepare(env_manager="uv").plan["environment"]
-    assert (first["manager"], first["python"], first["dependencies"]) == ("uv", "3.11", ["numpy", "-r r.txt"])
-    assert desk.prepare(env_manager="uv").plan["environment"] == first
+    first = desk.prepare(env_manager="uv").plan.environment
+    assert (first.manager, first.python, first.dependencies) == ("uv", "3.11", ("numpy", "-r r.txt"))
+    assert desk.prepare(env_manager="uv").plan.environment == first
     (desk.project / "r.txt").write_text("scipy<2", encoding="utf-8")
-    assert desk.prepare(env_manager="uv").plan["environment"]["hash"] != first["hash"]
-    assert desk.prepare(env_manager="local").plan["environment"] is None
+    assert desk.prepare(env_manager="uv").plan.environment.hash != first.hash
+    assert desk.prepare(env_manager="local").plan.environment is None
 
 
 @pytest.mark.parametrize(
@@ -493,10 +494,10 @@ def test_slug(text, name):
 def test_gpus_as_the_cluster_document_has_them(desk):
     two = properties(nodeCount=2, horovodSettings={"processCount": 6})
     plan = desk.prepare(two).plan
-    assert (plan["gpusPerNode"], plan["oversubscribe"]) == (None, False)
-    assert desk.prepare(two, gpus_per_node=3).plan["gpusPerNode"] == 3
-    assert desk.prepare(two, gpus_per_node=0).plan["gpusPerNode"] == 0
-    assert desk.prepare(two, gpus_per_node=2, oversubscribe=True).plan["oversubscribe"] is True
+    assert (plan.gpus_per_node, plan.oversubscribe) == (None, False)
+    assert desk.prepare(two, gpus_per_node=3).plan.gpus_per_node == 3
+    assert desk.prepare(two, gpus_per_node=0).plan.gpus_per_node == 0
+    assert desk.prepare(two, gpus_per_node=2, oversubscribe=True).plan.oversubscribe is True
     with pytest.raises(ClusterError) as error:
         desk.prepare(two, gpus_per_node=2)
     assert str(error.value) == (
@@ -513,14 +514,14 @@ def cached(desk, cache, command=PREPARE, secret="s3cret", given=None, env_manage
     desk.parameters = "{more: {type: string, default: a}, lr: {type: float, default: 1}}"
     entries = {"jobPreparation": {"commandLine": command}, "secrets": [{"name": "TOKEN", "value": secret}], **entries}
     config = {"cachePreparation": cache, **properties(**entries)}
-    return desk.prepare(config, given=given, env_manager=env_manager).plan["preparationCache"]
+    return desk.prepare(config, given=given, env_manager=env_manager).plan.preparation_cache
 
 
 def test_preparation_is_kept_only_if_the_project_says_so(desk):
-    assert desk.prepare(properties(jobPreparation={"commandLine": "x"})).plan["preparationCache"] is None
+    assert desk.prepare(properties(jobPreparation={"commandLine": "x"})).plan.preparation_cache is None
     assert cached(desk, False) is None
     prepared = desk.prepare({"cachePreparation": True})
-    assert prepared.plan["preparationCache"] is None
+    assert prepared.plan.preparation_cache is None
     assert prepared.warnings == ["batchai.yaml: cachePreparation plays no part without properties.jobPreparation"]
 
 

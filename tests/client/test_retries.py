@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from idle_engine import Engine
+from plans import bare_plan
 from relay_world import Crash, Time
 
 from mlflow_batchai import detached, keeper, retries
@@ -108,7 +109,7 @@ def test_pauses_grow(quick, seconds):
 
 def test_after_how_long_a_node_that_does_not_answer_does_no_harm():
     """What it takes to be lost, its processes' time between SIGTERM and SIGKILL, 30 s to end what won't, and 15 s more."""
-    assert fence_seconds({"lossSeconds": 60.0, "terminateSeconds": 10.0}) == 115.0
+    assert fence_seconds(bare_plan(loss_seconds=60.0, terminate_seconds=10.0)) == 115.0
 
 
 def test_it_is_begun_again(scene):
@@ -167,10 +168,10 @@ def test_fewer_nodes_are_enough(scene):
     fails(scene.made)
     scene.bring()
     record = own(scene.made, 2)
-    assert {key: record[key] for key in ("nodeCount", "processCount", "ranks")} == terms.on_nodes(scene.made.plan, 2)
+    assert {key: record[key] for key in ("nodeCount", "processCount", "ranks")} == terms.on_nodes(scene.made.job.at(1).plan, 2)
     assert scene.engine.started[0].node_count == 2
     job = scene.made.job
-    assert (job.node_count, job.plan["ranks"], job.at(1).node_count) == (2, 4, 3)
+    assert (job.node_count, job.plan.ranks, job.at(1).node_count) == (2, 4, 3)
     # An attempt after it has all nodes again, if they are there.
     fails(scene.made, left=0, attempt=2)
     scene.engine.usable, scene.engine.size = 3, 2
@@ -204,7 +205,7 @@ def test_nodes_that_do_not_answer_are_waited_for(scene):
     scene.engine.silent = "node gpu2 does not answer"
     fails(scene.made)
     scene.bring()
-    assert scene.time.now == pytest.approx(fence_seconds(scene.made.plan), abs=1)
+    assert scene.time.now == pytest.approx(fence_seconds(scene.made.job.plan), abs=1)
     assert "attempt 2 waits until nodes that don't answer have ended attempt 1" in scene.said
     assert len(scene.engine.started) == 1
 

@@ -23,6 +23,8 @@ from mlflow_batchai.spec.cluster import ClusterDocument
 
 KEY = base64.b64encode(bytes(64)).decode()
 FILES = {
+    "scope": "job",
+    "path": "data",
     "kind": "azureFiles",
     "how": "rclone",
     "name": "file share acct/data",
@@ -232,7 +234,7 @@ def test_what_agents_are_told_again(scene, monkeypatch):
 
 
 def test_a_setup_tasks_secrets_stand_in_the_clusters_document(scene):
-    scene.plan(setupTask={"secretNames": ["TOKEN"]})
+    scene.plan(setupTask={"id": "i", "command": "x", "logs": {"volume": None, "path": ""}, "secretNames": ["TOKEN"]})
     task = {"commandLine": "x", "stdOutErrPathPrefix": "y", "secrets": [{"name": "TOKEN", "value": "hush"}]}
     scene.cluster.document = ClusterDocument(nodeSetup={"setupTask": task})
     assert told(scene.made.job, scene.cluster, 3600.0, {})["setup"] == {"TOKEN": "hush"}
@@ -283,7 +285,7 @@ def test_a_job_on_fewer_nodes_is_put_back_for_as_many(scene, monkeypatch):
     ended.start()
     assert attempts.requeue(found, scene.cluster, "room", print)
     ended.join()
-    assert (found.job.attempt, found.job.node_count, found.job.plan["retriesLeft"]) == (3, 1, 1)
+    assert (found.job.attempt, found.job.node_count, found.job.plan.retries_left) == (3, 1, 1)
 
 
 def test_retried_on_the_nodes_that_are_there(scene):
@@ -292,7 +294,7 @@ def test_retried_on_the_nodes_that_are_there(scene):
     scene.fail()
     found = scene.found()
     attempts.retry(found, scene.cluster, print)
-    assert (found.job.attempt, found.job.node_count, found.job.plan["ranks"]) == (2, 1, 1)
+    assert (found.job.attempt, found.job.node_count, found.job.plan.ranks) == (2, 1, 1)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

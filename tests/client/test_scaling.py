@@ -150,7 +150,7 @@ def test_the_queue_by_names(site: Site) -> None:
     site.cluster.share.delete(protocol.JobPaths(first.folder).plan)
     assert scaling.name_of(site.cluster.share, scaling.queue(site.cluster)[0].ticket) == "b"
     tickets = [job.ticket._replace(folder=first.folder) for job in scaling.queue(site.cluster)[:1]]
-    assert scaling.name_of(site.cluster.share, tickets[0]) == second.plan["job"]
+    assert scaling.name_of(site.cluster.share, tickets[0]) == second.plan.job
 
 
 def test_who_watches_a_queued_job_is_told_behind_whom_it_is(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +158,7 @@ def test_who_watches_a_queued_job_is_told_behind_whom_it_is(site: Site, capsys: 
     running(first)
     second = site.submit("b", "echo done")
     threading.Timer(1.5 * scaling.FIRST_SECONDS, site.end, [first]).start()
-    watched = Submitted(second, second.plan["runId"], Tracking("sqlite://", {}))
+    watched = Submitted(second, second.plan.run_id, Tracking("sqlite://", {}))
     state = runner._watch_attempts(watched, JobConsole(1), EventReader(second), Signals(cancels=False))
     assert state.execution_state == "succeeded"
     said = capsys.readouterr().err
@@ -282,7 +282,7 @@ def test_deleting_a_cluster_ends_its_jobs(site: Site, monkeypatch: pytest.Monkey
     running(job)
     share = site.cluster.share
     resizing.delete("c", no_store, site.said.append)
-    attach = f"batchai job attach {queued.plan['runId']}"
+    attach = f"batchai job attach {queued.plan.run_id}"
     unrelayed = f"job b ends, and nobody relays that into its run (no store was to be asked for); later: {attach}"
     assert site.said == ["job a is terminated", "job b is terminated", unrelayed]
     for folder in (job.folder, queued.folder):
@@ -300,7 +300,7 @@ def test_nodes_are_not_removed_under_a_job(site: Site) -> None:
     running(job)
     book = site.root / "home" / "nodes" / "c" / "book" / "book.json"
     book.write_text(book.read_text().replace(job.folder, ""), encoding="utf-8")
-    with pytest.raises(ClusterError, match=f"cluster 'c' still has jobs: {job.plan['job']}; delete it again when they have"):
+    with pytest.raises(ClusterError, match=f"cluster 'c' still has jobs: {job.plan.job}; delete it again when they have"):
         resizing.delete("c", no_store, site.said.append)
     assert site.said[0].endswith("it was submitted by an earlier version; end it with: batchai job terminate")
     assert records.document_path("c").is_file() and site.shown() == ("steady", "1 1 0 0")

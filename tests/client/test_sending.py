@@ -16,6 +16,7 @@ import pytest
 from job_folder import FOLDER
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+from plans import toy_plan
 from relay_world import Crash
 from requests import HTTPError
 
@@ -368,13 +369,14 @@ def test_memory_does_not_grow_with_outputs(azure, monkeypatch, tmp_path):
     name = f"share-{uuid.uuid4().hex}"
     azure.share(name)
     share = open_share(azure.url(name))
-    plan = {
-        "runId": "r",
-        "nodeCount": 1,
-        "segment": FOLDER,
-        "volumes": [{"scope": "cluster", "path": "share", "share": share.url}],
-        "outputDirectories": [{"id": "M", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": "m"}],
-    }
+    plan = toy_plan(
+        tmp_path,
+        runId="r",
+        segment=FOLDER,
+        folder=FOLDER,
+        volumes=[{"scope": "cluster", "path": "share", "kind": "azureFiles", "share": share.url}],
+        outputDirectories=[{"id": "M", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": "m"}],
+    )
     share.write(protocol.JobPaths(FOLDER).plan, protocol.encode([plan]))
     block = os.urandom(1 << 20)
     for number in range(10):

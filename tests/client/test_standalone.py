@@ -9,9 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from plans import bare_plan
 
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import BatchAIError, ClusterError, DocumentError, NotSupportedError
+from mlflow_batchai.node.plan import LogPlace, Volume
 from mlflow_batchai.plan import standalone
 from mlflow_batchai.plan.volumes import check_volumes
 from mlflow_batchai.shares.directory import DirectoryShare
@@ -72,11 +74,11 @@ def test_a_horovod_job(desk):
     desk.put("hvd/train.py")
     prepared = desk.prepare(horovod(commandLineArgs=" --epochs 5 *.npz\n", processCount=4), nodeCount=2)
     plan = prepared.plan
-    assert (plan["framework"], plan["nodeCount"], plan["processCount"], plan["ranks"]) == ("horovod", 2, 4, 4)
-    assert plan["command"] == 'python "${AZ_BATCHAI_JOB_MOUNT_ROOT}/external/hvd/train.py" --epochs 5 *.npz'
-    assert (plan["code"], plan["inputs"], plan["parameters"], plan["python"]) == ([], [], {}, "/py")
-    assert (plan["folderPrefix"], plan["logCopyPrefix"]) == ("", {"volume": 1, "path": ""})
-    assert (prepared.name, prepared.job_id, list(prepared.code)) == ("myjob", plan["job"], [])
+    assert (plan.framework, plan.node_count, plan.process_count, plan.ranks) == ("horovod", 2, 4, 4)
+    assert plan.command == 'python "${AZ_BATCHAI_JOB_MOUNT_ROOT}/external/hvd/train.py" --epochs 5 *.npz'
+    assert (plan.code, plan.inputs, plan.parameters, plan.python) == ((), (), {}, "/py")
+    assert (plan.folder_prefix, plan.log_copy_prefix) == ("", LogPlace(1, ""))
+    assert (prepared.name, prepared.job_id, list(prepared.code)) == ("myjob", plan.job, [])
     assert prepared.parameters == {"epochs": "5", "arg1": "*.npz"}
     assert prepared.document["properties"]["horovodSettings"]["processCount"] == 4
 
@@ -93,7 +95,7 @@ def test_what_plays_no_part_is_told_of(desk):
 def test_a_command_line_of_its_own_runs_as_it_is(desk):
     line = "echo a | tee b; cd $AZ_BATCHAI_JOB_TEMP && ./x *"
     prepared = desk.prepare({"customToolkitSettings": {"commandLine": line}}, nodeCount=2)
-    assert (prepared.plan["framework"], prepared.plan["ranks"], prepared.plan["command"]) == ("custom", 1, line)
+    assert (prepared.plan.framework, prepared.plan.ranks, prepared.plan.command) == ("custom", 1, line)
     assert prepared.parameters == {"commandLine": line}
     assert "job.json: without horovodSettings the command runs once" in prepared.warnings[-1]
 
@@ -116,7 +118,7 @@ def test_a_scripts_path_is_one_word_whatever_stands_in_it(desk, tmp_path, path, 
     settings = horovod(path, commandLineArgs="1", pythonInterpreterPath="printf")
     plan = desk.prepare(settings, environmentVariables=own, secrets=secrets, check=False).plan
     environment = {"PATH": os.environ["PATH"], "AZ_BATCHAI_X": "/mnt it", "TOKEN": "t o", **variables}
-    command = plan["command"].replace("printf ", "printf '<%s>' ", 1)
+    command = plan.command.replace("printf ", "printf '<%s>' ", 1)
     said = subprocess.run(["bash", "-c", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert (said.stdout, said.stderr) == (f"<{word}><1>", "")
     assert not (tmp_path / "pwned").exists()
@@ -140,8 +142,8 @@ def test_a_scripts_path_is_one_word_whatever_stands_in_it(desk, tmp_path, path, 
 )
 def test_which_python_runs_it(desk, settings, entries, command, python):
     plan = desk.prepare(horovod(**settings), check=False, **entries).plan
-    assert plan["python"] == python
-    assert plan["command"].startswith(f"{command} " if command else '"${CONDA}/python" "$')
+    assert plan.python == python
+    assert plan.command.startswith(f"{command} " if command else '"${CONDA}/python" "$')
 
 
 # The script.
@@ -187,9 +189,9 @@ def test_a_script_on_an_azure_share(azure, desk, monkeypatch):
     monkeypatch.setenv("AZURE_BATCHAI_STORAGE_ACCOUNT", azure.account)
     monkeypatch.setenv("AZURE_BATCHAI_STORAGE_KEY", azure.key)
     desk.put("hvd/train.py", azure.share("scripts"))
-    volume = {"share": azure.url("scripts"), "scope": "job", "path": "external", "name": "file share x/scripts"}
+    volume = Volume("job", "external", "azureFiles", azure.url("scripts"), "file share x/scripts")
     document, _ = parse_job({"properties": {"nodeCount": 1, **horovod()}}, "job.json")
-    prepared = SimpleNamespace(plan={"volumes": [volume]})
+    prepared = SimpleNamespace(plan=bare_plan(volumes=(volume,)))
     standalone.check_script(prepared, document.properties, "job.json")
     document, _ = parse_job({"properties": {"nodeCount": 1, **horovod(f"{EXTERNAL}/hvd")}}, "job.json")
     with pytest.raises(DocumentError, match="and that is a folder: looked for 'hvd' on the file share x/scripts"):
@@ -245,7 +247,7 @@ def test_refused(desk, case):
 def test_nothing_is_made_before_a_job_is_checked(desk):
     prepared = desk.prepare(check=False)
     assert not desk.folder.exists() and not desk.control.exists()
-    check_volumes(prepared.plan["volumes"], desk.cluster)
+    check_volumes(prepared.plan.volumes, desk.cluster)
     assert desk.folder.is_dir()
     assert SECRET not in json.dumps(desk.prepare(check=False, secrets=[{"name": "T", "value": SECRET}]).document)
 
@@ -276,7 +278,7 @@ def test_a_real_document_plans_or_is_refused_with_a_sentence(desk, path, monkeyp
             reasons = ("lies on no mounted volume", "there is no key", "not valid JSON", "properties lacks", "not a known key")
             assert any(reason in str(error) for reason in reasons), str(error)
         return
-    block = prepared.plan["framework"]
-    assert block in ("horovod", "custom") and prepared.plan["command"] and "REDACTED" not in json.dumps(prepared.plan)
-    assert subprocess.run(["bash", "-n", "-c", prepared.plan["command"]], check=False).returncode == 0
+    block = prepared.plan.framework
+    assert block in ("horovod", "custom") and prepared.plan.command and "REDACTED" not in json.dumps(prepared.plan.record())
+    assert subprocess.run(["bash", "-n", "-c", prepared.plan.command], check=False).returncode == 0
     assert prepared.parameters or not document.properties.framework[1].command_line_args

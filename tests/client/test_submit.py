@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from idle_engine import Engine
+from plans import bare_plan
 
 from mlflow_batchai import creating, detached, lookup, runner, runs
 from mlflow_batchai.detached import Submitted
@@ -20,6 +21,7 @@ from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.lookup import NoFolderError
+from mlflow_batchai.node.plan import Volume
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.shares import endpoints
 from mlflow_batchai.shares.directory import DirectoryShare
@@ -37,7 +39,7 @@ def scene(store_template, tmp_path, monkeypatch):
     experiment = mlflow.create_experiment("My exp/1", artifact_location=(tmp_path / "artifacts").as_uri())
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "train.py").write_text("1", encoding="utf-8")
-    plan = {"job": "0123456789", "nodeCount": 1, "ranks": 1, "framework": "custom", "folderPrefix": "logs"}
+    plan = bare_plan(folder_prefix="logs", volumes=(Volume("cluster", "share", "link"),))
     code = scan(tmp_path / "project")
     prepared = Prepared(
         "toy-012345", "0123456789", "toy", plan, {}, {"lr": "0.1"}, {"TOKEN": "hush-hush"}, {}, 60.0, code, [], []
@@ -79,7 +81,7 @@ def test_submitted(scene):
     run = scene.run()
     folder = "logs/workspaces/default/experiments/My-exp-1/jobs/toy-012345/0123456789"
     assert (run.info.status, run.data.params, run.data.tags["batchai.folder"]) == ("SCHEDULED", {"lr": "0.1"}, folder)
-    assert submitted.job.plan["runId"] == submitted.run_id == run.info.run_id
+    assert submitted.job.plan.run_id == submitted.run_id == run.info.run_id
     assert submitted.job.handle() == {"engine": "fake", "nodes": [0]}
     (request,) = scene.cluster.engine.started
     assert (request.mark, request.folder) == ("0123456789/1", folder)

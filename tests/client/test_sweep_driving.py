@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+from plans import bare_plan
 from sweep_world import Toys, add_job, begin, end_job, plan
 
 from mlflow_batchai import attempts, detached, lookup, runner, runs
@@ -178,7 +179,7 @@ def test_a_job_whose_submitter_died_half_way_begins_again(store, mlflow, toys, b
     verdicts: list[Any] = []
 
     class Half:
-        attempt, plan, name = 1, {"cluster": "local"}, "toy"
+        attempt, plan, name = 1, bare_plan(cluster="local"), "toy"
 
         def handle(self) -> None:
             return None

@@ -49,10 +49,10 @@ def test_all_have_the_code_of_the_first(project: Path) -> None:
     (project / "train.py").write_text("print(2)")
     (project / "new.py").write_text("")
     later = made._prepare(COMBINATIONS[1])
-    assert later.prepared.plan["code"] == first.prepared.plan["code"]
+    assert later.prepared.plan.code == first.prepared.plan.code
     assert later.prepared.parameters["lr"] == "0.2" and later.prepared.job_id != first.prepared.job_id
     changed = jobs(project).check(COMBINATIONS)
-    assert code_hash(changed.prepared.plan["code"]) != code_hash(first.prepared.plan["code"])
+    assert code_hash(changed.prepared.plan.code) != code_hash(first.prepared.plan.code)
 
 
 def test_which_combination_is_wrong(project: Path) -> None:

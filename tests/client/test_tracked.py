@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 
 import mlflow
 import pytest
 import requests
 from job_folder import FOLDER, report
+from plans import toy_plan
 from relay_world import Crash
 
 from mlflow_batchai.job import memory
@@ -245,7 +247,8 @@ def test_a_file_on_a_share_over_the_network(azure, monkeypatch):
     monkeypatch.setattr(credentials, "_remembered", {azure.account: Credential(azure.key)})
     azure.share("tracked")
     share = open_share(azure.url("tracked"))
-    plan = {"runId": "r" * 32, "nodeCount": 1, "segment": FOLDER, "volumes": [{"how": "rclone"}]}
+    volumes = [{"scope": "cluster", "path": "share", "kind": "azureFiles", "how": "rclone"}]
+    plan = toy_plan(Path("/unused"), runId="r" * 32, segment=FOLDER, folder=FOLDER, volumes=volumes)
     share.write(JobPaths(FOLDER).plan, encode([plan]))
     job = Job(share, FOLDER)
     name = "run/d/a:b?.txt"  # as a rank wrote it on a mount

@@ -9,11 +9,13 @@ from types import SimpleNamespace
 from urllib.parse import parse_qs
 
 import pytest
+from plans import BARE
 
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.engines.base import StartRequest
 from mlflow_batchai.errors import DocumentError, NotSupportedError
 from mlflow_batchai.job.places import place_logs
+from mlflow_batchai.node.plan import LogPlace, plain
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.volumes import check_volumes, choose_volumes
 from mlflow_batchai.shares import credentials, endpoints
@@ -71,7 +73,7 @@ def file_share(**changes):
 
 def test_a_file_share_goes_by_a_sas_that_opens_no_other(choose):
     chosen = choose(file_share(azureFileUrl=f"{DATA}/a%20b/c", fileMode="0640"))
-    assert chosen.volumes[1] == {
+    assert plain(chosen.volumes[1]) == {
         "scope": "job",
         "path": "afs",
         "where": "job.json: mountVolumes.azureFileShares[0]",
@@ -89,7 +91,7 @@ def test_a_file_share_goes_by_a_sas_that_opens_no_other(choose):
     opens = parse_qs(chosen.credentials["1"]["sas"])
     assert (opens["sr"], opens["sp"]) == (["s"], ["rcwdl"])
     assert set(chosen.credentials) == {"1"}
-    assert KEY not in json.dumps(chosen.volumes)
+    assert KEY not in json.dumps(plain(tuple(chosen.volumes)))
 
 
 def test_smb_takes_the_key(choose):
@@ -100,7 +102,7 @@ def test_smb_takes_the_key(choose):
 
 def test_what_is_mounted_already_needs_nothing(choose):
     chosen = choose(file_share(credentials=None), mount="bind", mountedAt={"acc/data": "/mnt/data"})
-    assert (chosen.volumes[1]["how"], chosen.volumes[1]["source"], chosen.credentials) == ("bind", "/mnt/data", {})
+    assert (chosen.volumes[1].how, chosen.volumes[1].source, chosen.credentials) == ("bind", "/mnt/data", {})
 
 
 def test_the_control_share_is_a_volume_like_others(choose, monkeypatch):
@@ -108,7 +110,7 @@ def test_the_control_share_is_a_volume_like_others(choose, monkeypatch):
     monkeypatch.setenv("AZURE_BATCHAI_STORAGE_KEY", KEY)
     chosen = choose(azure=True)
     control = chosen.volumes[0]
-    assert (control["scope"], control["path"], control["container"], control["folder"]) == (
+    assert (control.scope, control.path, control.container, control.folder) == (
         "cluster",
         "share",
         "batchai",
@@ -126,7 +128,7 @@ def test_placeholders_are_filled_from_the_environment(choose, monkeypatch):
         {"credentials": {"accountKey": "<AZURE_BATCHAI_STORAGE_KEY>"}, "accountName": "<AZURE_BATCHAI_STORAGE_ACCOUNT>"},
     ):
         chosen = choose(file_share(azureFileUrl=url, **given), mount="cifs")
-        assert (chosen.volumes[1]["share"], chosen.credentials["1"]["key"]) == (DATA, KEY)
+        assert (chosen.volumes[1].share, chosen.credentials["1"]["key"]) == (DATA, KEY)
 
 
 def test_a_sas_of_the_users_is_passed_on(choose, monkeypatch):
@@ -141,7 +143,7 @@ def test_what_opens_a_volume_is_in_no_repr(choose):
     chosen = choose(file_share(), mount="cifs")
     assert chosen.credentials["1"]["key"] == KEY
     told = {"volumes": chosen.credentials, "registry": {"username": "u", "password": "hush-hush"}}
-    prepared = Prepared("n", "j", "p", {}, {}, {}, {"TOKEN": "hush-hush"}, told, 1.0, [], [], [])
+    prepared = Prepared("n", "j", "p", BARE, {}, {}, {"TOKEN": "hush-hush"}, told, 1.0, [], [], [])
     request = StartRequest("j", "j/1", "folder", 1, 2, {"variables": prepared.secrets, **told})
     for shown in map(repr, (chosen, prepared, request, Credential(KEY, None))):
         assert KEY not in shown and "hush" not in shown
@@ -173,16 +175,16 @@ def test_the_other_kinds(choose):
         blobEndpoint="http://127.0.0.1:1/ACCOUNT/",
     )
     blob, nfs, ram = chosen.volumes[1:]
-    assert (blob["kind"], blob["how"], blob["endpoint"]) == ("azureBlob", "blobfuse2", "http://127.0.0.1:1/acc")
-    assert chosen.credentials == {"1": {"key": KEY, "endpoint": blob["endpoint"]}}
-    assert (nfs["kind"], nfs["source"], nfs["share"]) == ("nfs", "10.0.0.9:/data/sub", None)
-    assert (ram["kind"], ram["command"]) == ("command", "mount -t tmpfs none")
+    assert (blob.kind, blob.how, blob.endpoint) == ("azureBlob", "blobfuse2", "http://127.0.0.1:1/acc")
+    assert chosen.credentials == {"1": {"key": KEY, "endpoint": blob.endpoint}}
+    assert (nfs.kind, nfs.source, nfs.share) == ("nfs", "10.0.0.9:/data/sub", None)
+    assert (ram.kind, ram.command) == ("command", "mount -t tmpfs none")
 
 
 def test_a_clusters_volumes_come_before_the_jobs(choose):
     node_setup = {"mountVolumes": {"unmanagedFileSystems": [{"mountCommand": "m", "relativeMountPath": "ram"}]}}
     chosen = choose(file_share(), nodeSetup=node_setup)
-    assert [(volume["scope"], volume["path"]) for volume in chosen.volumes] == [
+    assert [(volume.scope, volume.path) for volume in chosen.volumes] == [
         ("cluster", "share"),
         ("cluster", "ram"),
         ("job", "afs"),
@@ -196,7 +198,7 @@ def test_a_clusters_volumes_come_before_the_jobs(choose):
 def kinds(chosen):
     """How each volume but the control share is mounted, and what opens it."""
     return [
-        (volume.get("how", volume["kind"]), set(chosen.credentials.get(str(n), ())) - {"endpoint"})
+        (volume.how or volume.kind, set(chosen.credentials.get(str(n), ())) - {"endpoint"})
         for n, volume in enumerate(chosen.volumes)
     ][1:]
 
@@ -218,7 +220,7 @@ def test_an_account_that_nothing_opens_is_a_directory_and_one_notice_says_so(cho
     chosen = choose({"azureFileShares": one + other}, local=True)
     assert kinds(chosen) == [("link", set())] * 2
     folder = tmp_path / "home" / "shares" / "acc"
-    assert [volume["source"] for volume in chosen.volumes[1:]] == [str(folder / "data" / "in" / "it"), str(folder / "more")]
+    assert [volume.source for volume in chosen.volumes[1:]] == [str(folder / "data" / "in" / "it"), str(folder / "more")]
     assert not folder.exists()
     choose.check()
     assert (folder / "data" / "in" / "it").is_dir() and (folder / "more").is_dir()
@@ -237,7 +239,7 @@ def test_an_account_with_credentials_is_azures(choose, tmp_path, monkeypatch):
     )
     chosen = choose(nothing, local=True)
     assert kinds(chosen) == [("rclone", {"sas"})]
-    assert chosen.volumes[1]["share"] == "http://10.0.0.1:1/acc/data"
+    assert chosen.volumes[1].share == "http://10.0.0.1:1/acc/data"
     assert chosen.warnings == []
     monkeypatch.setenv("AZURE_BATCHAI_STORAGE_KEY", KEY)
     (tmp_path / "home" / "config.yaml").unlink()
@@ -262,10 +264,10 @@ def test_the_tutorials_document_needs_no_account(choose, tmp_path, monkeypatch):
     mounts = file_share(azureFileUrl=url, credentials=None)
     chosen = choose(mounts, local=True)
     folder = tmp_path / "home" / "shares" / "local"
-    assert chosen.volumes[1]["source"] == str(folder / "batchaishare")
+    assert chosen.volumes[1].source == str(folder / "batchaishare")
     assert chosen.warnings[0].startswith(f"file shares of no named storage account are directories of {folder}; if they are")
     monkeypatch.setenv("AZURE_BATCHAI_STORAGE_ACCOUNT", "mine")
-    assert choose(mounts, local=True).volumes[1]["name"] == "file share mine/batchaishare"
+    assert choose(mounts, local=True).volumes[1].name == "file share mine/batchaishare"
 
 
 def test_a_cluster_whose_document_says_how_does_that(choose):
@@ -384,7 +386,7 @@ def test_a_volume_that_is_the_control_share_holds_the_job_folder(choose, monkeyp
         assert placed(volumes, "$AZ_BATCHAI_JOB_MOUNT_ROOT/afs/logs") == (folder, None, [])
     for url in ("https://ctl.file.core.windows.net/batchai", f"{CONTROL}s"):
         volumes = choose(file_share(azureFileUrl=url), azure=True).volumes
-        assert placed(volumes, "$AZ_BATCHAI_JOB_MOUNT_ROOT/afs/logs") == ("", {"volume": 1, "path": "logs"}, [])
+        assert placed(volumes, "$AZ_BATCHAI_JOB_MOUNT_ROOT/afs/logs") == ("", LogPlace(1, "logs"), [])
 
 
 def test_outputs_that_nobody_here_can_read_are_told_of(choose):

@@ -13,6 +13,7 @@ from plans import toy_plan
 
 from mlflow_batchai.engines import archive
 from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.plan import read_plan
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def make_layout(tmp_path: Path, make_plan: PlanMaker) -> Callable[..., NodeLayou
         share = tmp_path / "share"
         plan = make_plan(share, **changes)
         (share / plan["folder"]).mkdir(parents=True, exist_ok=True)  # as its submitter did
-        return NodeLayout(str(tmp_path / f"root-{node}"), plan, node, str(share))
+        return NodeLayout(str(tmp_path / f"root-{node}"), read_plan(plan), node, str(share))
 
     return make
 

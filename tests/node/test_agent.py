@@ -34,12 +34,12 @@ def assert_clean(cluster: Cluster, job: Job) -> None:
         assert processes.lock_holders(tickets.lock_path(root)) == set()
         assert os.listdir(os.path.join(root, "jobs")) == []
         state = json.loads(Path(tickets.ticket_path(root, job.ticket["number"]) + ".state").read_text())
-        assert state == {"state": "ended", "job": job.plan["job"]}
+        assert state == {"state": "ended", "job": job.plan.job}
 
 
 def release(job: Job) -> None:
     """End a job that waits for a file."""
-    (job.share / job.plan["folder"] / "shared" / "end").touch()
+    (job.share / job.plan.folder / "shared" / "end").touch()
     assert job.wait()["executionState"] == "succeeded", job.said()
 
 
@@ -61,7 +61,7 @@ def test_one_node_runs_a_command(any_cluster: Cluster, version: str) -> None:
     verdict = job.wait()
     assert verdict["executionState"] == "succeeded", job.said()
     assert (verdict["exitCode"], verdict["errors"], verdict["reason"], verdict["terminated"]) == (0, [], "", False)
-    temp = any_cluster.roots[0] / "jobs" / job.plan["job"] / "temp"
+    temp = any_cluster.roots[0] / "jobs" / job.plan.job / "temp"
     assert job.log("stdout.txt") == f"I am 0 of 1, job at {temp}, s3cret, []\n{temp}/code\nno newline\n"
     assert job.log("stderr.txt") == "für\n"
     assert (job.log("stdout-job_prep.txt"), job.log("stderr-job_prep.txt")) == ("prepared\n", "well\n")
@@ -460,7 +460,7 @@ def test_a_share_that_fails_at_the_end_is_waited_for(cluster: Cluster) -> None:
     base = job.share / job.paths.nodes
     base.rename(base.with_name("aside"))
     base.write_text("not a folder")
-    (job.share / job.plan["folder"] / "shared" / "end").touch()
+    (job.share / job.plan.folder / "shared" / "end").touch()
     wait_for(lambda: "verdict" in job.log("execution.log"))
     time.sleep(0.3)
     assert job.verdict() is None
@@ -540,7 +540,7 @@ def test_an_agent_waits_for_a_plan_that_is_seen_late(agent_pyz: Path, tmp_path: 
     timer.start()
     done = ask_for_a_plan(agent_pyz, tmp_path, 60)
     timer.join()
-    assert done.stderr == f"the plan is of protocol 0, this agent of {protocol.PROTOCOL_VERSION}\n"
+    assert "is of protocol 0, and this version reads" in done.stderr
 
 
 def test_an_agent_that_can_t_read_its_plan_says_so(agent_pyz: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def ten(tmp_path: Path, make_plan: PlanMaker, azure: AzureServer) -> Iterator[Cl
 
 
 def release(job: Job, seconds: float = 40.0) -> None:
-    (job.share / job.plan["folder"] / "shared" / "end").touch()
+    (job.share / job.plan.folder / "shared" / "end").touch()
     assert job.wait(seconds)["executionState"] == "succeeded", job.said()
 
 
@@ -268,7 +268,7 @@ def test_latency_of_a_line(rest_cluster: Cluster) -> None:
     job = rest_cluster.submit(f"for i in $(seq 30); do echo at $(date +%s.%N); sleep 0.7; done; {HOLD}", nodes=2)
     share = DirectoryShare(job.share)
     wait_for(lambda: (job.share / job.paths.board / "announce-0").exists(), 20)
-    reader = EventReader(ReadJob(share, job.plan["folder"]))
+    reader = EventReader(ReadJob(share, job.plan.folder))
     seen: list[float] = []
     done = threading.Event()
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from mount_world import Node, needs_root
 from node_world import Cluster, Job
 from waiting import wait_for
 
-from mlflow_batchai.node import containers, processes
+from mlflow_batchai.node import containers, plan, processes
 from mlflow_batchai.node.containers import arguments, engines
 from mlflow_batchai.node.containers.arguments import Mount
 from mlflow_batchai.node.containers.container import Container
@@ -22,7 +23,7 @@ from mlflow_batchai.node.containers.engines import Engine
 from mlflow_batchai.node.environment import for_engines, in_container
 
 DOCKER, PODMAN = Engine("/usr/bin/docker", "docker"), Engine("/usr/bin/podman", "podman")
-PLAN = {"image": "team/toy:1", "server": None, "shmSize": None, "credentials": False, "volumes": [], "environment": {}}
+PLAN = plan.Container("team/toy:1")
 
 # Stands for docker: every call's arguments go to a file, what is to run in the container runs here.
 FAKE = r"""#!/bin/bash
@@ -71,7 +72,9 @@ class FakeDocker:
         return [next(word for word in call if not word.startswith("--")) for call in self.calls()]
 
     def submit(self, cluster: Cluster, command: str, container: dict | None = None, **changes) -> Job:
-        return cluster.submit(command, container={**PLAN, **(container or {})}, environment=self.environment, **changes)
+        return cluster.submit(
+            command, container={**plan.plain(PLAN), **(container or {})}, environment=self.environment, **changes
+        )
 
 
 @pytest.fixture
@@ -113,7 +116,7 @@ def test_mounts_reach_the_container_where_the_node_shares_them() -> None:
 
 
 def test_the_command_that_starts_a_container() -> None:
-    plan = {**PLAN, "shmSize": "16gb", "volumes": ["/data:/data:ro"]}
+    wanted = replace(PLAN, shm_size="16gb", volumes=("/data:/data:ro",))
     mounts = [Mount("/srv/a, b", "rslave"), Mount("/agents/agent.pyz", read_only=True)]
     rest = ["sha256:feed", "n", {"BATCHAI_JOB": "j/1"}, mounts, {"PATH": "/bin:/jobs/bin"}, "0:0"]
     common = [
@@ -140,10 +143,10 @@ def test_the_command_that_starts_a_container() -> None:
         "/jobs/alive",
     ]
     for engine, gpus in ((DOCKER, '--gpus="device=GPU-a,MIG-b"'), (PODMAN, "--device=nvidia.com/gpu=GPU-a")):
-        made = arguments.create(engine, plan, *rest, gpus=["GPU-a", "MIG-b"], pipe="/jobs/alive")
+        made = arguments.create(engine, wanted, *rest, gpus=["GPU-a", "MIG-b"], pipe="/jobs/alive")
         expected = [engine.program, *(gpus if word == "GPUS" else word for word in common)]
         assert [word for word in made if word != "--device=nvidia.com/gpu=MIG-b"] == expected
-    without = arguments.create(DOCKER, {**plan, "shmSize": None}, *rest, gpus=[], pipe="/jobs/alive")
+    without = arguments.create(DOCKER, replace(wanted, shm_size=None), *rest, gpus=[], pipe="/jobs/alive")
     assert not [word for word in without if word.startswith(("--shm", "--gpus", "--device"))]
 
 
@@ -254,7 +257,7 @@ def test_a_job_by_docker(cluster: Cluster, docker: FakeDocker) -> None:
     )
     verdict = job.wait(30)
     assert (verdict["executionState"], verdict["exitCode"]) == ("failed", 3), job.said()
-    folder = cluster.roots[0] / "jobs" / job.plan["job"]
+    folder = cluster.roots[0] / "jobs" / job.plan.job
     assert job.log("stdout.txt") == f"image s3cret {folder}/temp/code\n"
     assert job.log("stdout-job_prep.txt") == "prepared\n"
     assert "docker: Pulling fs layer" in job.log("execution.log")
@@ -266,13 +269,11 @@ def test_a_job_by_docker(cluster: Cluster, docker: FakeDocker) -> None:
     [run] = [call for call in calls if call[0] == "run"]
     for mount in (cluster.roots[0] / "mounts", folder, cluster.share):
         assert f"--mount=type=bind,source={mount},target={mount},bind-propagation=rprivate" in run
-    assert {f"--name=batchai-{job.plan['job']}-1-0", f"--label=BATCHAI_JOB={job.mark}", "--shm-size=1gb", "sha256:feed"} < set(
-        run
-    )
+    assert {f"--name=batchai-{job.plan.job}-1-0", f"--label=BATCHAI_JOB={job.mark}", "--shm-size=1gb", "sha256:feed"} < set(run)
     assert docker.verbs()[-2:] == ["rm", "ps"]
     assert not (docker.folder / "container").exists()
     assert "s3cret" not in shlex.join(word for call in calls for word in call)
-    for file in [*cluster.roots[0].rglob("*"), *(cluster.share / job.plan["folder"] / "batchai").rglob("*")]:
+    for file in [*cluster.roots[0].rglob("*"), *(cluster.share / job.plan.folder / "batchai").rglob("*")]:
         assert not file.is_file() or b"p4ssword" not in file.read_bytes(), file
 
 

@@ -120,7 +120,7 @@ def test_all_of_a_job_runs_in_one_container(cluster: Cluster, podman: Podman, tm
         verdict = job.wait(60)
     assert verdict["executionState"] == "succeeded", job.said()
     root = cluster.roots[0]
-    temp, own = root / "jobs" / job.plan["job"] / "temp", root / "jobs" / job.plan["job"] / "bin"
+    temp, own = root / "jobs" / job.plan.job / "temp", root / "jobs" / job.plan.job / "bin"
     path = f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{own}:/more"
     assert job.log("stdout.txt").splitlines() == [
         "made",
@@ -164,11 +164,11 @@ def test_ranks_of_two_nodes_and_the_rendezvous_server(cluster: Cluster, podman: 
         environmentVariables=[{"name": "PYTHONPATH", "value": str(library)}],
     )
     wait_for(lambda: job.log("stdout.txt").count("rank") == 2, 60, job.said)
-    name = f"batchai-{job.plan['job']}-1-"
+    name = f"batchai-{job.plan.job}-1-"
     assert sorted(podman.containers()) == [name + "0", name + "1"]
     inside = [pid for pid in job.processes() if b"rendezvous" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert os.readlink(f"/proc/{inside[-1]}/root") != "/" or len(inside) == 2
-    (job.share / job.plan["folder"] / "shared" / "end").touch()
+    (job.share / job.plan.folder / "shared" / "end").touch()
     assert job.wait(60)["executionState"] == "succeeded", job.said()
     lines = ["[0] it listens", "[0] rank 0", "[1] it listens", "[1] rank 1"]
     assert sorted(job.log("stdout.txt").splitlines()) == lines

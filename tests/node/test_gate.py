@@ -55,7 +55,7 @@ def test_what_runs_on_a_node_that_is_closed_goes_on(cluster: Cluster) -> None:
     later = cluster.submit("echo later")
     assert later.ticket["nodes"] == ["1"]
     assert later.wait()["executionState"] == "succeeded"
-    (job.share / job.plan["folder"] / "shared" / "end").touch()
+    (job.share / job.plan.folder / "shared" / "end").touch()
     assert job.wait()["executionState"] == "succeeded", job.said()
 
 

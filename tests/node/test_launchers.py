@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import bare_plan
 
 from mlflow_batchai.node import launchers
 from mlflow_batchai.node.layout import node_id
@@ -92,28 +95,28 @@ HOSTS = ["gpu-a", "gpu-b", "gpu-c"]
     ],
 )
 def test_more_ranks_than_gpus(processes: int, gpus: list[int], sentence: str | None) -> None:
-    plan = {"framework": "horovod", "processCount": processes, "oversubscribe": False}
+    plan = bare_plan(framework="horovod", process_count=processes, oversubscribe=False)
     assert launchers.refusal(plan, gpus, HOSTS) == sentence
-    assert launchers.refusal({**plan, "oversubscribe": True}, gpus, HOSTS) is None
-    assert launchers.refusal({**plan, "framework": "custom"}, gpus, HOSTS) is None
+    assert launchers.refusal(replace(plan, oversubscribe=True), gpus, HOSTS) is None
+    assert launchers.refusal(replace(plan, framework="custom"), gpus, HOSTS) is None
 
 
 def test_nodes_that_get_nothing_to_do() -> None:
-    plan = {"framework": "horovod", "processCount": 4}
+    plan = bare_plan(framework="horovod", process_count=4)
     assert (launchers.without_gpus(plan, [4, 0], HOSTS) or "").startswith("node-1 (gpu-b): no GPU, and so no rank")
     assert launchers.without_gpus(plan, [0, 0], HOSTS) is None
     assert launchers.without_gpus(plan, [2, 2], HOSTS) is None
-    assert launchers.without_gpus({"framework": "custom"}, [4, 0], HOSTS) is None
+    assert launchers.without_gpus(bare_plan(), [4, 0], HOSTS) is None
 
 
 def test_gpus_that_no_rank_uses() -> None:
-    plan = {"framework": "horovod", "processCount": 2}
+    plan = bare_plan(framework="horovod", process_count=2)
     assert launchers.idle_gpus(plan, [4, 4]) == "2 rank(s) use 2 of 8 GPUs: set horovodSettings.processCount to 8 to use all"
-    assert launchers.idle_gpus(plan, [1, 1]) is None is launchers.idle_gpus({**plan, "framework": "custom"}, [4, 4])
+    assert launchers.idle_gpus(plan, [1, 1]) is None is launchers.idle_gpus(replace(plan, framework="custom"), [4, 4])
 
 
 def test_custom_runs_once_on_node_zero() -> None:
-    plan = {"framework": "custom", "processCount": 1, "nodeCount": 3}
+    plan = bare_plan(framework="custom", process_count=1, node_count=3)
     slots = launchers.slots_of(plan, [2, 2, 0])
     assert slots == [launchers.Slot(0, 1, 0, 0, 1, 0, 1)]
     assert not launchers.needs_rendezvous(plan)
@@ -126,7 +129,7 @@ def test_custom_runs_once_on_node_zero() -> None:
 
 
 def test_variables_of_a_rank() -> None:
-    plan = {"framework": "horovod", "processCount": 3, "nodeCount": 2}
+    plan = bare_plan(framework="horovod", process_count=3, node_count=2)
     assert launchers.slots_per_node(plan, [0, 0]) == [2, 1]
     slot = launchers.slots_of(plan, [0, 0])[2]
     found = launchers.rank_variables(plan, slot, {"address": "10.0.0.4", "port": 4711}, None)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlflow_batchai.node.layout import NodeLayout, archive_path, log_name
+from mlflow_batchai.node.plan import Volume
 
 
 def test_folders_lie_under_the_node(make_layout: Callable[..., NodeLayout], tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_directories(make_layout: Callable[..., NodeLayout]) -> None:
     )
     found = layout.directories()
     assert found["AZ_BATCHAI_INPUT_DATA"] == f"{layout.job_mounts}/nfs/x y"
-    segment = layout.plan["segment"]
+    segment = layout.plan.segment
     assert found["AZ_BATCHAI_OUTPUT_MODEL"] == f"{layout.cluster_mounts}/share/{segment}/outputs/a/b"
     assert found["AZ_BATCHAI_OUTPUT_REST"] == f"{layout.job_mounts}/nfs/{segment}/outputs"
     assert found["AZ_BATCHAI_STDOUTERR_DIR"].endswith(f"{segment}/stdouterr")
@@ -49,8 +50,8 @@ def test_log_names(make_layout: Callable[..., NodeLayout]) -> None:
 
 def test_mount_points(make_layout: Callable[..., NodeLayout]) -> None:
     layout = make_layout()
-    assert layout.mount_path({"scope": "job", "path": "nfs/a"}) == f"{layout.job_mounts}/nfs/a"
-    assert layout.mount_path({"scope": "cluster", "path": "nfs"}) == f"{layout.cluster_mounts}/nfs"
+    assert layout.mount_path(Volume("job", "nfs/a", "nfs")) == f"{layout.job_mounts}/nfs/a"
+    assert layout.mount_path(Volume("cluster", "nfs", "nfs")) == f"{layout.cluster_mounts}/nfs"
 
 
 def test_ranks_import_our_helpers_from_where_we_are() -> None:

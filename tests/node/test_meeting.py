@@ -56,7 +56,7 @@ def said(job: Job) -> list[str]:
     """What each rank said, when the job has succeeded."""
     verdict = job.wait()
     assert verdict["executionState"] == "succeeded", job.said()
-    return [job.log(f"stdout-{rank}.txt").strip() for rank in range(job.plan["ranks"])]
+    return [job.log(f"stdout-{rank}.txt").strip() for rank in range(job.plan.ranks)]
 
 
 def reason(job: Job) -> str:

@@ -66,13 +66,13 @@ def test_two_nodes_write_to_shares(cluster: Cluster, azure: AzureServer, rate: f
     finally:
         azure.fail(0)
     assert verdict["executionState"] == "succeeded", job.said()
-    outputs = files / job.plan["segment"] / "outputs"
+    outputs = files / job.plan.segment / "outputs"
     for rank in (0, 1):
         assert (files / "sub" / f"log-{rank}").read_text() == "line 1\nline 2\nline 3\n"
         assert (blobs / f"model-{rank}.h5").stat().st_size == 5000000
         assert (outputs / f"model-{rank}.h5").stat().st_size == 5000000
     # Copied at the very end, and drained too.
-    assert "[0] read meand me" in (files / "logs" / job.plan["segment"] / "stdouterr" / "stdout.txt").read_text().replace(
+    assert "[0] read meand me" in (files / "logs" / job.plan.segment / "stdouterr" / "stdout.txt").read_text().replace(
         "\n", " "
     )
     assert "2 volume(s) mounted in " in job.log("execution-node-1.log")

@@ -31,6 +31,7 @@ from mlflow_batchai.node.mounts.cifs import CifsMount, write_credentials
 from mlflow_batchai.node.mounts.command import ShellMount
 from mlflow_batchai.node.mounts.nfs import NfsMount
 from mlflow_batchai.node.mounts.trouble import trouble
+from mlflow_batchai.node.plan import Volume, read
 from mlflow_batchai.node.tasks import Task
 
 KEY = base64.b64encode(secrets.token_bytes(64)).decode()
@@ -53,7 +54,7 @@ def nodes(tmp_path: Path) -> Iterator[Any]:
 
 def made(kind: type[mount.CommandMount], node: Node, credentials: dict[str, str] | None = None) -> Any:
     place = mount.Place(node.layout, node.runtime, node.shipper)
-    return kind(place, 0, node.layout.plan["volumes"][0], credentials or {})
+    return kind(place, 0, node.layout.plan.volumes[0], credentials or {})
 
 
 def cifs_volume(**changes: Any) -> dict[str, Any]:
@@ -281,7 +282,7 @@ def test_bind(nodes: Any, tmp_path: Path) -> None:
     assert sorted(path.name for path in source.iterdir()) == ["file", "new"]
     shutil.rmtree(source)
     assert "is not a directory there; mount the share at it, or correct the path" in str(nodes(volume).failure())
-    assert str(trouble(volume)).startswith(f"{source} is not a directory")
+    assert str(trouble(read(Volume, volume))).startswith(f"{source} is not a directory")
 
 
 def test_bind_without_root_is_a_link(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,24 +355,24 @@ def test_somebody_elses_mount_is_left_alone(nodes: Any) -> None:
 def test_what_a_node_lacks(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, **more: None)
     monkeypatch.setattr(os.path, "exists", lambda path: False)
-    assert str(trouble(cifs_volume())).startswith(
+    assert str(trouble(read(Volume, cifs_volume()))).startswith(
         "mount.cifs is not installed; install it (Debian: cifs-utils), or mount: rclone"
     )
-    assert str(trouble(nfs_volume())).startswith("mount.nfs is not installed")
-    assert str(trouble(blob_volume(azure, how="blobfuse2"))).startswith("blobfuse2 is not installed")
+    assert str(trouble(read(Volume, nfs_volume()))).startswith("mount.nfs is not installed")
+    assert str(trouble(read(Volume, blob_volume(azure, how="blobfuse2")))).startswith("blobfuse2 is not installed")
     monkeypatch.setattr(shutil, "which", lambda name, **more: "/bin/" + name)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(trouble_module, "_kernel_knows", lambda kind: False)
-    assert str(trouble(cifs_volume())).startswith("the kernel there knows no SMB (cifs); mount: rclone goes over")
-    assert str(trouble(nfs_volume())) == "the kernel there knows no NFS"
+    assert str(trouble(read(Volume, cifs_volume()))).startswith("the kernel there knows no SMB (cifs); mount: rclone goes over")
+    assert str(trouble(read(Volume, nfs_volume()))) == "the kernel there knows no NFS"
     monkeypatch.setattr(trouble_module, "_kernel_knows", lambda kind: True)
-    assert "mounting needs root" in str(trouble(cifs_volume()))
-    assert "mounting needs root" in str(trouble(nfs_volume()))
+    assert "mounting needs root" in str(trouble(read(Volume, cifs_volume())))
+    assert "mounting needs root" in str(trouble(read(Volume, nfs_volume())))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert trouble(cifs_volume()) is None
-    assert trouble(nfs_volume()) is None
-    assert trouble(command_volume("true")) is None
+    assert trouble(read(Volume, cifs_volume())) is None
+    assert trouble(read(Volume, nfs_volume())) is None
+    assert trouble(read(Volume, command_volume("true"))) is None
 
 
 @needs_root

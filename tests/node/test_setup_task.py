@@ -89,12 +89,12 @@ def test_one_that_is_ended_is_not_marked(cluster: Cluster) -> None:
 SLOW = """
 import time, types
 from mlflow_batchai.node import setup
-gone, run = [0.0], setup.SetupTask.run
+gone, run = [0.0], setup.SetupTaskRun.run
 phases.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + gone[0])
 def slow(self):
     gone[0] = 900.0
     run(self)
-setup.SetupTask.run = slow
+setup.SetupTaskRun.run = slow
 """
 
 
@@ -133,4 +133,4 @@ def test_by_rest(rest_cluster: Cluster) -> None:
     job = submit(rest_cluster)
     assert job.wait()["executionState"] == "succeeded", job.said()
     assert log(rest_cluster, "stderr-node-0.txt") == "oops\n"
-    assert SECRET not in json.dumps(job.plan)
+    assert SECRET not in json.dumps(job.plan.record())

@@ -84,7 +84,7 @@ def test_inputs_are_links(make_layout: Callable[..., NodeLayout], share: Path) -
     staging.prepare_folders(layout)
     mount(layout)
     staging.link_inputs(layout)
-    path = Path(layout.input_path(layout.plan["inputs"][0]), "a.csv")
+    path = Path(layout.input_path(layout.plan.inputs[0]), "a.csv")
     assert path.is_symlink()
     assert path.read_text() == "1,2\n"
     staging.prepare_folders(layout)
@@ -130,7 +130,7 @@ def test_link_errors(make_layout: Callable[..., NodeLayout], tmp_path: Path) -> 
     ):
         mount(missing)
     layout = make_layout(volumes=[{"scope": "job", "path": "data", "source": str(tmp_path), "kind": "link"}])
-    target = layout.mount_path(layout.plan["volumes"][0])
+    target = layout.mount_path(layout.plan.volumes[0])
     os.makedirs(os.path.join(target, "something"))
     with pytest.raises(Failure, match="is taken by something that is not a mount of ours") as caught:
         mount(layout)
@@ -190,15 +190,15 @@ def test_logs_are_copied_where_the_document_wants_them(
     (logs / "sub" / "mine.txt").write_text("world")
     for _ in range(2):
         staging.copy_logs(layout)
-    assert (other / "logs" / layout.plan["segment"] / "stdouterr" / "stdout.txt").read_text() == "hello"
-    assert (other / "logs" / layout.plan["segment"] / "stdouterr" / "sub" / "mine.txt").read_text() == "world"
+    assert (other / "logs" / layout.plan.segment / "stdouterr" / "stdout.txt").read_text() == "hello"
+    assert (other / "logs" / layout.plan.segment / "stdouterr" / "sub" / "mine.txt").read_text() == "world"
     # One that can't be read costs no other.
     (logs / "a").symlink_to("nowhere")
     (logs / "z").write_text("late")
     with pytest.raises(OddFileError):
         staging.copy_logs(layout)
     (logs / "a").unlink()
-    there = other / "logs" / layout.plan["segment"] / "stdouterr"
+    there = other / "logs" / layout.plan.segment / "stdouterr"
     assert (there / "z").read_text() == "late"
     # A later attempt's come beside them.
     second = make_layout(volumes=volumes, logCopyPrefix={"volume": 1, "path": "logs"}, attempt=2)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
+from plans import bare_plan
 
 from mlflow_batchai.node import protocol, terms
 
-PLAN = {
-    "framework": "horovod",
-    "terminateSeconds": 5.0,
-    "nodeCount": 4,
-    "processCount": 8,
-    "ranks": 8,
-    "retries": 2,
-    "command": "train",
-}
+PLAN = bare_plan(framework="horovod", terminate_seconds=5.0, node_count=4, process_count=8, ranks=8, retries=2)
 
 
 def failed(code: str = protocol.JOB_FAILED, **changes: object) -> protocol.Record:
@@ -25,24 +21,24 @@ def failed(code: str = protocol.JOB_FAILED, **changes: object) -> protocol.Recor
 @pytest.mark.parametrize(
     ("verdict", "plan", "attempt", "left"),
     [
-        (failed(), {"retriesLeft": 2}, 1, 1),
-        (failed(protocol.NODE_LOST), {"retriesLeft": 1}, 7, 0),
-        (failed(protocol.NODE_SETUP_FAILED), {"retriesLeft": 1}, 1, 0),
-        (failed(), {"retriesLeft": 0}, 3, None),
+        (failed(), {"retries_left": 2}, 1, 1),
+        (failed(protocol.NODE_LOST), {"retries_left": 1}, 7, 0),
+        (failed(protocol.NODE_SETUP_FAILED), {"retries_left": 1}, 1, 0),
+        (failed(), {"retries_left": 0}, 3, None),
         (failed(), {}, 1, None),
-        (failed(terminated=True), {"retriesLeft": 2}, 1, None),
-        (failed(protocol.JOB_TIMEOUT), {"retriesLeft": 2}, 1, None),
-        (protocol.verdict_record(protocol.SUCCEEDED, "agent-0", 0), {"retriesLeft": 2}, 1, None),
+        (failed(terminated=True), {"retries_left": 2}, 1, None),
+        (failed(protocol.JOB_TIMEOUT), {"retries_left": 2}, 1, None),
+        (protocol.verdict_record(protocol.SUCCEEDED, "agent-0", 0), {"retries_left": 2}, 1, None),
         # A node that was taken away costs no retry, where that is to be expected.
-        (failed(protocol.NODE_LOST), {"retriesLeft": 2, "lowPriority": True}, 1, 2),
-        (failed(protocol.NODE_LOST), {"lowPriority": True}, terms.MOST_ATTEMPTS - 1, 0),
-        (failed(protocol.NODE_LOST), {"lowPriority": True}, terms.MOST_ATTEMPTS, None),
-        (failed(), {"retriesLeft": 2, "lowPriority": True}, 1, 1),
-        (failed(), {"lowPriority": True}, 1, None),
+        (failed(protocol.NODE_LOST), {"retries_left": 2, "low_priority": True}, 1, 2),
+        (failed(protocol.NODE_LOST), {"low_priority": True}, terms.MOST_ATTEMPTS - 1, 0),
+        (failed(protocol.NODE_LOST), {"low_priority": True}, terms.MOST_ATTEMPTS, None),
+        (failed(), {"retries_left": 2, "low_priority": True}, 1, 1),
+        (failed(), {"low_priority": True}, 1, None),
     ],
 )
-def test_whether_a_job_goes_on(verdict: protocol.Record, plan: protocol.Record, attempt: int, left: int | None) -> None:
-    found = terms.goes_on(verdict, plan, attempt)
+def test_whether_a_job_goes_on(verdict: protocol.Record, plan: dict[str, Any], attempt: int, left: int | None) -> None:
+    found = terms.goes_on(verdict, bare_plan(**plan), attempt)
     if left is None:
         assert found == verdict
         return
@@ -53,18 +49,16 @@ def test_whether_a_job_goes_on(verdict: protocol.Record, plan: protocol.Record, 
 
 def test_a_requeue_stays_one() -> None:
     verdict = protocol.requeued_record("room", "agent-0", 1)
-    assert terms.goes_on(verdict, {"retriesLeft": 2}, 1) == verdict
+    assert terms.goes_on(verdict, bare_plan(retries_left=2), 1) == verdict
 
 
 def test_the_plan_of_an_attempt() -> None:
-    assert terms.plan_of(PLAN, None) == {**PLAN, "retriesLeft": 2}
+    assert terms.plan_of(PLAN, 1, None) == replace(PLAN, retries_left=2)
     own = terms.record(1, terms.RETRY, "it broke", terms.on_nodes(PLAN, 3))
     assert terms.is_record(own)
-    assert terms.plan_of(PLAN, own) == {**PLAN, "nodeCount": 3, "processCount": 6, "ranks": 6, "retriesLeft": 1}
-    # A job that an earlier version has submitted says nothing of what its ranks have to save a checkpoint.
-    assert terms.plan_of({"nodeCount": 1}, None) == {"nodeCount": 1, "terminateSeconds": 10.0, "retriesLeft": 0}
+    assert terms.plan_of(PLAN, 2, own) == replace(PLAN, attempt=2, node_count=3, process_count=6, ranks=6, retries_left=1)
     # What it has all nodes for says nothing of them.
-    assert terms.plan_of(PLAN, terms.record(0, terms.MANUAL, "")) == {**PLAN, "retriesLeft": 0}
+    assert terms.plan_of(PLAN, 3, terms.record(0, terms.MANUAL, "")) == replace(PLAN, attempt=3)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +79,10 @@ def test_what_is_no_record_of_an_attempt(own: object) -> None:
     ],
 )
 def test_ranks_on_fewer_nodes(framework: str, processes: int, nodes: int, left: int, expected: int) -> None:
-    plan = {"framework": framework, "processCount": processes, "nodeCount": nodes}
+    plan = bare_plan(framework=framework, process_count=processes, node_count=nodes)
     assert terms.on_nodes(plan, left) == {"nodeCount": left, "processCount": expected, "ranks": expected}
 
 
 def test_whose_secrets_are_kept() -> None:
-    assert terms.may_go_on({"retries": 1}) and terms.may_go_on({"lowPriority": True})
-    assert not terms.may_go_on({"retries": 0, "lowPriority": False}) and not terms.may_go_on({})
+    assert bare_plan(retries=1).may_go_on and bare_plan(low_priority=True).may_go_on
+    assert not bare_plan().may_go_on

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from mlflow_batchai.node import kept, trainenv, wheels
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.outcome import Failure, Stop
+from mlflow_batchai.node.plan import PythonEnvironment
 
 
 class Builder:
@@ -62,15 +64,8 @@ def layout(make_layout: Callable[..., NodeLayout]) -> NodeLayout:
     return made
 
 
-def wanted(**changes: Any) -> dict[str, Any]:
-    return {
-        "manager": "virtualenv",
-        "python": None,
-        "buildDependencies": [],
-        "dependencies": ["numpy"],
-        "hash": "abc",
-        **changes,
-    }
+def wanted(**changes: Any) -> PythonEnvironment:
+    return PythonEnvironment(**{"manager": "virtualenv", "dependencies": ("numpy",), "hash": "abc", **changes})
 
 
 def test_it_is_built_once(layout: NodeLayout) -> None:
@@ -197,7 +192,7 @@ def test_an_interpreter_that_only_fails_is_left_alone(
         Builder().build(layout, wanted())
     assert python.is_symlink()
     # It isn't chosen to make an environment of either, and is no obstacle.
-    monkeypatch.setitem(layout.plan, "python", run.interpreter)
+    monkeypatch.setattr(layout, "plan", replace(layout.plan, python=run.interpreter))
     assert trainenv.find_python(f"{sys.version_info[0]}.{sys.version_info[1]}", layout) == sys.executable
     program(Path(run.interpreter), "#!/bin/sh\necho 2.5\n")
     assert Builder().build(layout, wanted()) == str(python)
@@ -276,7 +271,7 @@ def test_the_cluster_s_python(
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
     words = (
-        f"there is no program {layout.plan['python']} on node-0 ({socket.gethostname()}): install it there, or set python: in the"
+        f"there is no program {layout.plan.python} on node-0 ({socket.gethostname()}): install it there, or set python: in the"
         " cluster document to the interpreter that trains"
     )
     with pytest.raises(Failure, match=re.escape(words)):

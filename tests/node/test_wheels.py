@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from mlflow_batchai.horovod_wheel.interpreter import probe
 from mlflow_batchai.horovod_wheel.settings import cache_key
 from mlflow_batchai.node import wheels
 from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.node.plan import PythonEnvironment
 from mlflow_batchai.plan.wheels import choose_wheels
 from mlflow_batchai.shares.directory import DirectoryShare
 
@@ -46,7 +48,7 @@ def make_horovod(folder: Path, says: str, version: str = "0.28.1", tags: str = "
 
 def named(share: Path) -> dict[str, str]:
     """As a plan names the wheels of a share that are there now."""
-    return choose_wheels({"dependencies": ["horovod"]}, share, DirectoryShare(share))[0]
+    return choose_wheels(PythonEnvironment("virtualenv", "abc", dependencies=("horovod",)), share, DirectoryShare(share))[0]
 
 
 def test_which_wheels_are_tried_and_in_which_order(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_gpus_are_not_left_idle_by_a_wheel_without_nccl(
     for name, nccl in (("a-for-cpus", 0), ("b-for-gpus", 22809)):
         files = {"horovod/__init__.py": "", "horovod/torch/__init__.py": f"def nccl_built(): return {nccl}\n"}
         make_wheel(Path(layout.mounted_share) / "wheels" / name, "horovod", "0.28.1", files)
-    layout.plan["wheels"] = named(Path(layout.mounted_share))
+    layout.plan = replace(layout.plan, wheels=named(Path(layout.mounted_share)))
     site = tmp_path / "site"
     (site / "torch").mkdir(parents=True)
     (site / "torch" / "__init__.py").touch()

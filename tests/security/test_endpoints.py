@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from mlflow_batchai.cluster import clusters
 from mlflow_batchai.errors import BatchAIError, ShareError
 from mlflow_batchai.node.control import open_control
 from mlflow_batchai.node.control.base import ControlError
+from mlflow_batchai.node.plan import Volume
 from mlflow_batchai.plan.volumes import check_volumes, choose_volumes
 from mlflow_batchai.shares import azure_client, credentials, endpoints, open_share
 from mlflow_batchai.shares.azure_files import AzureFilesShare
@@ -194,15 +196,15 @@ def test_whatever_opens_the_account(
     logins: list[str] = []
     monkeypatch.setattr(azure_client, "_login", lambda: logins.append("made"))
     location = AzureLocation(host.replace("PORT", str(attacker.port)), ACCOUNT, "data")
-    volume = {"where": "w", "name": "n", "account": ACCOUNT, "container": "data", "folder": "", "endpoint": location.endpoint}
+    volume = Volume("job", "x", "azureFiles", how="rclone", account=ACCOUNT, container="data", endpoint=location.endpoint)
     refused(
         attacker,
         lambda: AzureFilesShare(location).read("x"),
         lambda: credentials.for_nodes(location, 600),
         lambda: download_url(AzureFilesShare(location), "x", 5),
-        lambda: regained._opens_anew({**volume, "kind": "azureFiles", "how": "rclone"}, 600),
-        lambda: regained._opens_anew({**volume, "kind": "azureFiles", "how": "cifs"}, 600),
-        lambda: regained._opens_anew({**volume, "kind": "azureBlob", "how": "rclone"}, 600),
+        lambda: regained._opens_anew(volume, 600),
+        lambda: regained._opens_anew(replace(volume, how="cifs"), 600),
+        lambda: regained._opens_anew(replace(volume, kind="azureBlob"), 600),
     )
     assert logins == []
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from command_line import Cli
 from markdown_it import MarkdownIt
+from plans import bare_plan
 
 BEACON = "![x](http://beacon.example/a.png)"
 ESCAPES = {
@@ -218,7 +219,7 @@ def test_markdown_of_a_job_is_text(text: str) -> None:
     from mlflow_batchai.description import Facts, markdown
     from mlflow_batchai.job.states import JobState
 
-    plan = {"name": text, "cluster": text, "workspace": text, "experiment": text, "nodeCount": 2, "ranks": 2}
+    plan = bare_plan(name=text, cluster=text, workspace=text, experiment=text, node_count=2, ranks=2)
     state = JobState("failed", 1, ({"code": text},), text)
     for facts in (
         Facts(plan, 1, state, [text], text, None, 3, text, notes=[text, f"x {text}"], script_note=text),
@@ -246,7 +247,7 @@ def test_no_text_of_a_job_keeps_its_page_from_being_written(text: str) -> None:
     from mlflow_batchai.description import Facts, markdown, merged
     from mlflow_batchai.job.states import JobState
 
-    plan = {"name": "toy", "cluster": "local", "nodeCount": 2}
+    plan = bare_plan(name="toy", cluster="local", node_count=2)
     facts = Facts(plan, 1, JobState("failed", 1, ({"code": text},), text), [text] * 9, text, None, 1, "", [text] * 20, text)
     assert "**failed**" in merged("", lambda room: markdown(facts, room))
 

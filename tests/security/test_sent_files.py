@@ -274,7 +274,7 @@ def test_a_volume_on_the_control_share_that_becomes_a_link(scene: Scene, name: s
     """Its folder lies where ranks can write: the client finds it from the control share's own root."""
     plan: dict[str, Any] = scene.made.plan
     address = f"{scene.made.share.url}/{name}"
-    plan["volumes"].append({"scope": "cluster", "path": "v", "source": "", "share": address})
+    plan["volumes"].append({"scope": "cluster", "path": "v", "kind": "link", "share": address})
     plan["outputDirectories"] = [{"id": "V", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/v", "pathSuffix": ""}]
     scene.made.write(scene.made.paths.plan, plan)
     (scene.private / FOLDER / "outputs").mkdir(parents=True)

@@ -8,6 +8,7 @@ import shutil
 import stat
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from other_user import STRANGER, needs_root
 from plans import toy_plan
 
 from mlflow_batchai.engines import archive
+from mlflow_batchai.node.plan import PythonEnvironment, plain
 from mlflow_batchai.shares import open_share
 from mlflow_batchai.shares.directory import DirectoryShare
 
 NAME = "horovod-0.28.1-py3-none-any.whl"
-ENVIRONMENT = {"dependencies": ["horovod==0.28.1"]}
+ENVIRONMENT = PythonEnvironment("virtualenv", "abc", dependencies=("horovod==0.28.1",))
 PRINTS = "python -c 'import horovod; print(horovod.WHEEL)'"
 
 
@@ -169,7 +171,7 @@ def test_the_submitter_is_told_which_are_not_used(share: Path) -> None:
     a_stranger_s(make_wheel(share / "wheels" / NAME, "bad"))
     _, (sentence,) = choose_wheels(ENVIRONMENT, share, DirectoryShare(share))
     assert f"wheels/{NAME}" in sentence and "BATCHAI_HOROVOD_CACHE" in sentence
-    assert choose_wheels({"dependencies": ["keras"]}, share, DirectoryShare(share)) == ({}, [])
+    assert choose_wheels(replace(ENVIRONMENT, dependencies=("keras",)), share, DirectoryShare(share)) == ({}, [])
     assert choose_wheels(None, share, DirectoryShare(share)) == ({}, [])
 
 
@@ -234,8 +236,7 @@ def test_a_node_installs_what_was_vouched_for(cluster: Cluster) -> None:
         if name != "0-added":
             plan[f"wheels/{name}/{NAME}"] = sha256(wheel)
         swap(wheel)
-    environment = {"manager": "virtualenv", "python": None, "buildDependencies": [], "hash": "abc", **ENVIRONMENT}
-    job = cluster.submit(PRINTS, python_env=environment, environment={"PIP_NO_INDEX": "1"}, wheels=plan)
+    job = cluster.submit(PRINTS, python_env=plain(ENVIRONMENT), environment={"PIP_NO_INDEX": "1"}, wheels=plan)
     assert job.wait(60.0)["executionState"] == "succeeded", job.said()
     assert job.log("stdout.txt") == "8-good\n"
     log = job.log("execution.log")
@@ -269,5 +270,5 @@ def test_a_stranger_s_wheel_is_in_no_plan(world: Any, monkeypatch: pytest.Monkey
     for manager, found in (("virtualenv", {f"wheels/mine/{NAME}": sha256(good)}), ("local", {})):
         first = submitting.prepare(source, {}, manager, said.append)
         again = submitting.prepare(source, {}, manager, said.append, like=first)
-        assert first.prepared.plan["wheels"] == again.prepared.plan["wheels"] == found
+        assert first.prepared.plan.wheels == again.prepared.plan.wheels == found
     assert [sentence for sentence in said if f"(wheels/{NAME})" in sentence]

@@ -72,7 +72,7 @@ def test_what_a_kept_preparation_depends_on(given: Any, kept: bool | tuple[str, 
 )
 def test_metric_rules(regex: str, step: str | None, line: str, value: str, at: str | None) -> None:
     rule = MetricRule(name="m", regex=regex, step=step)
-    fold = MetricFold([{"name": rule.name, "regex": rule.regex, "step": rule.step}])
+    fold = MetricFold([MetricRule(rule.name, rule.regex, rule.step)])
     (point,) = fold.feed([{"k": "log", "r": 0, "s": "out", "t": 1, "x": line + "\n"}])
     assert (point.value, point.step) == (float(value), int(at or 0))
 

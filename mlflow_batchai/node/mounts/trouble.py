@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import subprocess
-from typing import Any, Mapping, Optional
+from typing import Mapping, Optional
 
 from mlflow_batchai.node.mounts import tools
 from mlflow_batchai.node.mounts.cifs import RATHER
@@ -61,12 +61,12 @@ def _kernel_knows(kind: str) -> bool:
     return False
 
 
-def _rclone_trouble(python: Optional[str], sent: Mapping[str, Any]) -> Optional[str]:
+def _rclone_trouble(python: Optional[str], sent: Mapping[str, Tool]) -> Optional[str]:
     if tools.installed_rclone(python) or tools.machine_of(sent):
         return None
     other = sent.get("rclone")
     if other:
-        return "%s (the client's own is for %s, the node is %s)" % (tools.NO_RCLONE, other["machine"], os.uname().machine)
+        return "%s (the client's own is for %s, the node is %s)" % (tools.NO_RCLONE, other.machine, os.uname().machine)
     return tools.NO_RCLONE
 
 
