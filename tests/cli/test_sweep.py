@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from command_line import Cli
 
-from mlflow_batchai.cli import sweep
 from mlflow_batchai.spec.loading import parse_batchai
+from mlflow_batchai.sweep.results import comparison
 
 MLPROJECT = """
     name: toy
@@ -100,7 +100,7 @@ def test_an_unknown_sweep(shared_cli: Cli, verb: str) -> None:
 def test_what_jobs_are_compared_by(given: Any, promotion: Any, expected: Any) -> None:
     model = {"register": "m", "alias": "champion", "promoteIf": promotion} if promotion else None
     config = parse_batchai({"model": model} if model else {}, "batchai.yaml")[0]
-    assert sweep._compared_by(*given, config) == expected
+    assert comparison(*given, config) == expected
 
 
 def test_a_grid_with_one_that_fails(cli: Cli) -> None:

@@ -9,8 +9,8 @@ import pytest
 from sweep_world import plan
 
 from mlflow_batchai import runs
-from mlflow_batchai.cli.sweep_table import draw
-from mlflow_batchai.sweep.results import Results, describe, judge
+from mlflow_batchai.cli.sweep import table
+from mlflow_batchai.sweep.results import Results, judge
 
 
 def job(
@@ -62,7 +62,7 @@ def test_a_usual_metric_is_found() -> None:
 
 def test_the_best_is_named_below_the_table() -> None:
     found = judge(plan(), {1: job(loss=1.0), 2: job(loss=0.5), 3: job(loss=0.1, stage="deleted")}, 0)
-    assert draw(found).splitlines()[-1] == "best is toy-2 with loss 0.5 (lr=0.1, bs=8)"
+    assert table(found).splitlines()[-1] == "best is toy-2 with loss 0.5 (lr=0.1, bs=8)"
     assert found.counts == "2 succeeded, 1 deleted, 1 not started"
 
 
@@ -83,9 +83,9 @@ def test_rows_and_words() -> None:
     assert data["best"] is None and data["jobs"][0]["reason"] is None
     failed = next(row for row in data["jobs"] if row["state"] == "failed")
     assert (failed["metrics"], failed["reason"]) == ({"acc": "inf"}, "rank 1 died: ValueError: no")
-    note = describe(found)
+    note = found.description
     assert "- `toy-3` failed: `rank 1 died: ValueError: no`" in note and "batchai sweep attach toy" in note
-    lines = draw(found).splitlines()
+    lines = table(found).splitlines()
     assert lines[0].split() == ["lr", "bs", "State", "acc", "Duration", "Job"]
     assert lines[1].split() == ["0.1", "4", "running", "0.99", "0:00:10", "toy-1"]
     assert lines[2].split() == ["0.2", "8", "not", "started", "toy-4"]
