@@ -6,14 +6,12 @@ It knows only what the sweep's runs say, so any process can go on when this one 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from mlflow_batchai import attempts, detached, lookup, runner, runs, shell, stores
+from mlflow_batchai import attempts, detached, lookup, runner, runs, stores
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.config import home
 from mlflow_batchai.console import JobConsole
@@ -21,7 +19,6 @@ from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import BatchAIError, ClusterError, JobDetachedError, JobError, ShareError, TrackingError
 from mlflow_batchai.job.jobs import pause_after
 from mlflow_batchai.node import protocol
-from mlflow_batchai.shares import credentials
 from mlflow_batchai.signals import Signals
 from mlflow_batchai.starting import verdict_of
 from mlflow_batchai.sweep import sweeps
@@ -113,10 +110,8 @@ class Driver:
         """End the parent run if all jobs have ended and no process leads; a sentence on how the sweep stands."""
         if self._lock.has_other_leader(self._parent):
             return f"{self._lock.leader} starts its jobs"
-        if self._unstarted:
-            return (
-                f"{len(self._unstarted)} of its jobs are not started, and nobody does that: batchai sweep attach {self._name}"
-            )
+        if left := len(self._unstarted):
+            return f"{left} of its jobs are not started, and nobody does that: batchai sweep attach {self._name}"
         if self._active:
             return f"{len(self._active)} of its jobs have not ended"
         self._end()
@@ -324,19 +319,8 @@ class Driver:
 
 
 def start_process(sweep: Sweep) -> Path:
-    """Start a detached process that drives a sweep; the file of its messages.
-
-    Raises:
-        ClusterError: it can't be started.
-    """
-    # -P: files of the user's folder must not be imported in place of libraries.
-    argv = [
-        sys.executable,
-        *(["-P"] if sys.version_info >= (3, 11) else []),
-        "-c",
-        "from mlflow_batchai.cli import main; main()",
-    ]
-    environment = {**os.environ, **sweep.tracking.environment, **credentials.exported(), "BATCHAI_HOME": str(home())}
+    """Start a detached process that drives a sweep; the file of its messages. Raises ``ClusterError`` if it can't."""
     log = home() / "sweeps" / f"{sweep.run_id}.log"
-    shell.spawn([*argv, "sweep", "attach", sweep.run_id, "--output", "table"], environment, log)
+    command = ["-c", "from mlflow_batchai.cli import main; main()", "sweep", "attach", sweep.run_id, "--output", "table"]
+    detached.spawn(command, sweep.tracking, log)
     return log
