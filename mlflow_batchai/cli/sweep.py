@@ -122,7 +122,7 @@ def run(
             log = driver.start_process(sweep)
             notice(f"its jobs are started by a process that writes to {log}: batchai sweep attach {plan.name}")
             return _shown(sweep, judge(plan, {}, 0), "RUNNING")
-        return _drive(driver.Driver(sweep, starter.submit, console, signals), sweep)
+        return _drive(driver.Driver(sweep, starter.submit, console, signals, fresh=True), sweep)
 
 
 @command(example="batchai sweep attach digits-sweep-3f2a1c", scoped=False, output="table")

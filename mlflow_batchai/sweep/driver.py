@@ -5,7 +5,6 @@ It knows only what the sweep's runs say, so any process can go on when this one 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -41,6 +40,7 @@ class Driver:
         submit: starts the job of a number.
         signals: the first Ctrl-C ends the sweep, or leaves it if signals don't cancel; other signals leave it.
         take_over: see ``LeaderLock``.
+        fresh: this process has begun the sweep: if the first start fails, so has the sweep.
     """
 
     def __init__(
@@ -50,12 +50,14 @@ class Driver:
         console: JobConsole,
         signals: Signals,
         take_over: bool = False,
+        fresh: bool = False,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._sweep, self._name = sweep, sweep.plan.name
         self._submit = submit
         self._console = console
         self._signals = signals
+        self._fresh = fresh
         self._sleep = sleep
         self._mlflow = runs.client(sweep.tracking)
         self._lock = LeaderLock(self._mlflow, sweep.run_id, take_over)
@@ -135,7 +137,7 @@ class Driver:
                 f" (mlflow runs restore --run-id {self._sweep.run_id})"
             )
         self._parent = parent
-        self._is_cancelled = runs.TAG_CANCEL in parent.data.tags
+        self._is_cancelled = bool(parent.data.tags.get(runs.TAG_CANCEL))
         unstarted = [number for number in self._sweep.plan.numbers if number not in self._jobs]
         self._unstarted = [] if self._is_cancelled else unstarted
         there = {number: run.info for number, run in self._jobs.items() if run.info.lifecycle_stage == "active"}
@@ -234,7 +236,7 @@ class Driver:
         """
         self._look()
         what = f"job {self._sweep.plan.job_name(number)} could not be started: {error}"
-        if not self._jobs and not isinstance(error, UnstartableError):
+        if self._fresh and not self._jobs:
             self._mlflow.set_tag(self._sweep.run_id, runs.TAG_REASON, runs.tag_text(str(error)))
             self._mlflow.set_terminated(self._sweep.run_id, "FAILED")
             raise JobError(what) from error
@@ -310,8 +312,6 @@ class Driver:
 
     def _left(self) -> str:
         """What becomes of a sweep that this process leaves."""
-        with contextlib.suppress(Exception):
-            self._look()
         left = len(self._unstarted) if self._lock.held else 0
         waiting = f", {left} are not started until somebody attaches" if left else ""
         hint = f"batchai sweep attach {self._name} | batchai sweep terminate {self._name}"

@@ -182,11 +182,8 @@ def read_runs(mlflow: MlflowClient, sweep: Sweep) -> tuple[Run | None, dict[int,
 
 def add_failed_run(mlflow: MlflowClient, sweep: Sweep, number: int, why: str) -> None:
     """Make the FAILED run of a job that can't be started."""
-    tags = sweep.job_tags(number)
-    # Set last: with it the run counts as the job's, and it must not count as running.
-    index_tag = tags.pop(TAG_INDEX)
-    run = mlflow.create_run(sweep.experiment_id, tags=tags, run_name=sweep.plan.job_name(number))
+    run = mlflow.create_run(sweep.experiment_id, tags=sweep.job_tags(number), run_name=sweep.plan.job_name(number))
     run_id = str(run.info.run_id)
     runs.fail(mlflow, run_id, runs.tag_text(f"it could not be started: {why}"))
+    # Last: only a signed run counts as the job's, and this one must not count as running.
     mlflow.set_tag(run_id, runs.TAG_MAC, runs.signature(run_id, {}))
-    mlflow.set_tag(run_id, TAG_INDEX, index_tag)
