@@ -179,17 +179,12 @@ def terminate(name: str, yes: bool, take_over: bool, no_wait: bool) -> Drawn | N
     """End a sweep: its jobs are ended, no more are started, and its run is KILLED when this returns."""
     store = tracking()
     parent = sweeps.find(store, name)
-    run_id, name = parent.info.run_id, parent.data.tags[sweeps.TAG_NAME]
-    if parent.info.status != "RUNNING":
-        notice(f"sweep {name} has ended already ({parent.info.status})")
-        return None
-    ask(f"Terminate sweep {name} and all of its jobs?", yes)
-    if sweeps.TAG_SWEEP not in parent.data.tags:
-        runs.client(store).set_terminated(run_id, "KILLED")
-        notice(f"none of the jobs of sweep {name} had been started; its run is KILLED")
-        return None
     sweep = sweeps.of_run(parent, store)
-    runs.client(store).set_tag(run_id, runs.TAG_CANCEL, "true")
+    if parent.info.status != "RUNNING":
+        notice(f"sweep {sweep.plan.name} has ended already ({parent.info.status})")
+        return None
+    ask(f"Terminate sweep {sweep.plan.name} and all of its jobs?", yes)
+    runs.client(store).set_tag(sweep.run_id, runs.TAG_CANCEL, "true")
     if no_wait:
         driver.start_process(sweep)
         return None

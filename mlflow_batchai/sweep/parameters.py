@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_batchai.errors import DocumentError, UsageError
+from mlflow_batchai.spec.loading import read_text
 from mlflow_batchai.spec.text import kind, load_list
 from mlflow_batchai.terminal import printable
 
@@ -97,12 +98,7 @@ def read_rows(path: Path) -> list[Combination]:
     ending = path.suffix.lower()
     if ending not in (".csv", ".yaml", ".yml", ".json"):
         raise DocumentError(f"{path}: --from takes a .csv, .yaml or .json file")
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DocumentError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    except OSError as error:
-        raise DocumentError(f"{path}: can't be read: {error.strerror}") from error
+    text = read_text(path)
     rows = _csv(text, path) if ending == ".csv" else _mappings(load_list(text, str(path)), path)
     if not rows:
         raise DocumentError(f"{path}: there is no set of parameters in it")

@@ -93,15 +93,14 @@ class Sweep:
 def begin(plan: SweepPlan, tracking: Tracking, experiment_id: str, tags: Mapping[str, str]) -> Sweep:
     """Make the parent run, RUNNING, with its plan."""
     mlflow = runs.client(tracking)
-    count = str(len(plan.combinations))
-    run = mlflow.create_run(experiment_id, tags={**tags, TAG_NAME: plan.name, TAG_JOBS: count}, run_name=plan.name)
-    run_id = str(run.info.run_id)
+    run_id = str(mlflow.create_run(experiment_id, tags={**tags, TAG_NAME: plan.name}, run_name=plan.name).info.run_id)
     text = json.dumps(asdict(plan), indent=1)
     try:
         mlflow.log_text(run_id, text, PLAN)
         mlflow.set_tag(run_id, runs.TAG_MAC, keys.mac(*_signed(run_id, text)))
-        # Last: a parent run without this tag has no complete plan.
         mlflow.set_tag(run_id, TAG_SWEEP, run_id)
+        # Last: only a run with this tag is taken for a sweep's.
+        mlflow.set_tag(run_id, TAG_JOBS, str(len(plan.combinations)))
     except BaseException:
         # The first error is raised, even if the store fails again.
         with contextlib.suppress(Exception):
@@ -118,14 +117,9 @@ def of_run(run: Run, tracking: Tracking) -> Sweep:
     """The sweep of a parent run.
 
     Raises:
-        JobError: its plan is missing or can't be read.
+        JobError: its plan can't be read.
     """
-    run_id, name = str(run.info.run_id), run.data.tags[TAG_NAME]
-    if TAG_SWEEP not in run.data.tags:
-        raise JobError(
-            f"sweep {name}: whoever started it died before its plan was kept, and none of its jobs was started; delete its run"
-            f" (mlflow runs delete --run-id {run_id}) and start it again"
-        )
+    run_id = str(run.info.run_id)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(runs.client(tracking).download_artifacts(run_id, PLAN, folder))
         text = path.read_text(encoding="utf-8")
