@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,17 +66,22 @@ def start_follower(submitted: Submitted) -> None:
     Raises:
         JobNotTrustedError: it would obey a plan that may be anybody's.
     """
-    job, tracking = submitted.job, submitted.tracking
+    job = submitted.job
     job.check_trusted()
-    # -P: what lies in the user's folder must not be imported in place of a library.
-    argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m"]
-    # The store's address goes by MLflow's own variable: a database's holds a password, and `ps` shows everyone our arguments.
-    environment = {**os.environ, **tracking.environment, **credentials.exported(), "BATCHAI_HOME": str(home())}
     # What opens the control share is made anew for each attempt.
     kept = {key: value for key, value in submitted.secrets.items() if key != "share" and value}
     told = {"told": json.dumps(kept).encode()} if kept and job.plan.may_go_on else {}
-    submitted.follower = shell.spawn([*argv, *_arguments(job)], environment, follower_log(job), **told)
+    submitted.follower = spawn(["-m", *_arguments(job)], submitted.tracking, follower_log(job), **told)
     submitted.starts += 1
+
+
+def spawn(arguments: Sequence[str], tracking: Tracking, log: Path, **told: bytes) -> int:
+    """Start a Python that outlives this process and uses the same store and folder; its process id. Raises ``ClusterError``."""
+    # -P: files of the user's folder must not be imported in place of libraries.
+    argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), *arguments]
+    # The store's address goes by MLflow's own variable: a database's holds a password, and `ps` shows everyone our arguments.
+    environment = {**os.environ, **tracking.environment, **credentials.exported(), "BATCHAI_HOME": str(home())}
+    return shell.spawn(argv, environment, log, **told)
 
 
 def follower_log(job: Job) -> Path:

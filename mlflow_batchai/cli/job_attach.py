@@ -138,13 +138,17 @@ def _attach_all(waits: bool) -> list[dict[str, Any]] | Incomplete:
 def _end_sweeps(store: Tracking) -> None:
     """Runs of sweeps whose jobs have all ended are ended too; of the others it is said what they wait for."""
     from mlflow_batchai import runs
+    from mlflow_batchai.cli.sweep import driver_of
     from mlflow_batchai.sweep import sweeps
-    from mlflow_batchai.sweep.driving import end_if_over
 
     for run in sweeps.unended(runs.client(store)):
         try:
             sweep = sweeps.of_run(run, store)
-            told = end_if_over(sweep) if sweep.is_own else "its plan was changed in the tracking store; it is left alone"
+            told = (
+                driver_of(sweep).end_if_over()
+                if sweep.is_own
+                else "its plan was changed in the tracking store; it is left alone"
+            )
         except BatchAIError as error:
             told = str(error)
         echo(f"batchai: sweep {run.data.tags[sweeps.TAG_NAME]} (run {run.info.run_id}): {told}", err=True)

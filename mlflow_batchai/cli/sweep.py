@@ -1,32 +1,53 @@
-"""``batchai sweep``: a project run once for each combination of values, as jobs whose runs stand under one parent run."""
+"""``batchai sweep``: a project run once for each combination of values, as jobs whose runs are children of one parent run."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from datetime import timedelta
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import click
 
-from mlflow_batchai.cli.options import command, notice, tracking
-from mlflow_batchai.cli.sweep_table import drawn, outcome
+from mlflow_batchai import runner, runs, submitting
+from mlflow_batchai.cli.options import ask, command, confirmed, named, notice, tracking
+from mlflow_batchai.cli.output import Column, Drawn, Incomplete
+from mlflow_batchai.console import JobConsole
 from mlflow_batchai.errors import UsageError
+from mlflow_batchai.job.places import slug
+from mlflow_batchai.node import protocol
+from mlflow_batchai.signals import Signals
+from mlflow_batchai.spec.loading import load_text
+from mlflow_batchai.spec.masking import secret_values
+from mlflow_batchai.sweep import driver, leader_lock, sweeps
+from mlflow_batchai.sweep.parameters import combine, parse_values, read_rows
+from mlflow_batchai.sweep.results import Results, comparison, judge
+from mlflow_batchai.sweep.starter import JobStarter, code_hash
+from mlflow_batchai.sweep.sweeps import Sweep, SweepPlan
 from mlflow_batchai.terminal import printable
+from mlflow_batchai.workspaces import iso
 
-if TYPE_CHECKING:
-    from mlflow_batchai.cli.output import Drawn, Incomplete
-    from mlflow_batchai.console import JobConsole
-    from mlflow_batchai.spec.batchai import BatchaiFile
-    from mlflow_batchai.submitting import Source
-    from mlflow_batchai.sweep.grid import Combination
-    from mlflow_batchai.sweep.jobs import Jobs
-    from mlflow_batchai.sweep.plan import SweepPlan
-
-MODES = ("max", "min")
-# What MLflow's tables have room for.
+# The most letters that MLflow's tables take.
 LONGEST_NAME = 250
+STYLES = {"succeeded": "green", "failed": "red", "terminated": "yellow", "running": "cyan"}
+COLUMNS: list[Column] = [
+    ("Name", "name"),
+    ("Run", "runId"),
+    ("Status", "runStatus"),
+    ("Jobs", "jobs"),
+    ("Best", "bestMetric"),
+    ("Created", "creationTime"),
+]
+
+taking_over = click.option(
+    "--take-over", is_flag=True, help="Another machine's process that starts its jobs is gone: go on from here."
+)
 
 
 @command(example="batchai sweep run . -P learning_rate=1e-4,3e-4 -P batch_size=32,64", scoped=False, output="table")
@@ -40,13 +61,13 @@ LONGEST_NAME = 250
 @click.option("-e", "--entry-point", metavar="NAME", default="main", show_default=True, help="Entry point of the project.")
 @click.option("-v", "--version", metavar="COMMIT", help="Commit or branch of a project in git.")
 @click.option("--experiment-name", metavar="NAME", envvar="MLFLOW_EXPERIMENT_NAME", help="MLflow experiment.")
-@click.option("--run-name", metavar="NAME", help="Name of the sweep.")
+@click.option("--run-name", "name", metavar="NAME", help="Name of the sweep.")
 @click.option("-c", "--backend-config", metavar="FILE|JSON", help="Over the keys of batchai.yaml.")
 @click.option("--env-manager", metavar="NAME", help="local, virtualenv or uv, as `mlflow run` has it.")
 @click.option("--cluster", metavar="NAME", help="Cluster.  [as `mlflow run` chooses it]")
 @click.option("--parallel", metavar="N", type=click.IntRange(1), help="Jobs at once.  [as many as have nodes, and one]")
 @click.option("--metric", metavar="NAME", help="What jobs are compared by.  [model.promoteIf, or a usual one]")
-@click.option("--mode", type=click.Choice(MODES), help="Whether more or less is better.  [less of a loss or an error]")
+@click.option("--mode", type=click.Choice(["max", "min"]), help="Whether more or less is better.  [less of a loss or an error]")
 @click.option("--no-wait", is_flag=True, help="Return at once; a process of its own starts the jobs.")
 def run(
     project: str,
@@ -54,17 +75,11 @@ def run(
     file: Path | None,
     sample: int | None,
     seed: int,
-    entry_point: str,
-    version: str | None,
     experiment_name: str | None,
-    run_name: str | None,
     backend_config: str | None,
-    env_manager: str | None,
     cluster: str | None,
-    parallel: int | None,
-    metric: str | None,
-    mode: Literal["min", "max"] | None,
     no_wait: bool,
+    **options: Any,
 ) -> Drawn | Incomplete:
     """Run a project once for each combination of values, and show what came of it, the best first.
 
@@ -74,54 +89,28 @@ def run(
     Ctrl-C ends all jobs; a terminal that closes leaves them, and `batchai sweep attach` goes on with the rest. The word `run`
     may be left out.
     """
-    from mlflow_batchai.console import JobConsole
-    from mlflow_batchai.sweep import jobs
-    from mlflow_batchai.sweep.plan import SweepPlan, code_hash
-
-    console = JobConsole(1)
-    combinations = _combinations(values, file, sample, seed)
+    if not values and file is None:
+        raise UsageError("there is nothing to sweep: give a parameter's values (-P learning_rate=1e-4,3e-4) or --from FILE")
+    combinations, repeated = combine(parse_values(values), read_rows(file) if file else (), sample, seed)
+    if repeated:
+        notice(f"{repeated} combination(s) stand there more than once; each is run once")
     settings = _settings(backend_config, cluster)
-    uri = _address(project)
-    source = jobs.read(uri, entry_point, version, settings, combinations[0], notice)
-    _refuse_secrets(source, settings)
-    made = jobs.Jobs(source, env_manager, Path.cwd(), notice, console.transfer)
-    ready = made.check(combinations)
-    metric, mode = _compared_by(metric, mode, source.config)
+    # The options that are left are fields of the plan.
     plan = SweepPlan(
-        name=_name(run_name, source),
-        uri=uri,
-        entry_point=entry_point,
-        version=version,
-        settings=settings,
-        env_manager=env_manager,
-        cwd=str(Path.cwd()),
-        combinations=combinations,
-        parallel=parallel or max(1, source.cluster.open_nodes // ready.prepared.plan.node_count) + 1,
-        metric=metric,
-        mode=mode,
-        code=code_hash(ready.prepared.plan.code),
+        **options, uri=_address(project), settings=settings, cwd=str(Path.cwd()), combinations=combinations, code=""
     )
-    return _started(plan, made, console, experiment_name, no_wait)
-
-
-def _started(
-    plan: SweepPlan, made: Jobs, console: JobConsole, experiment_name: str | None, no_wait: bool
-) -> Drawn | Incomplete:
-    from mlflow_batchai import runner, runs, submitting
-    from mlflow_batchai.signals import Signals
-    from mlflow_batchai.sweep import background, right, sweeps
-    from mlflow_batchai.sweep.driving import Driving
-    from mlflow_batchai.sweep.results import judge
-
-    store, source = tracking(), made.source
+    console = JobConsole(1)
+    starter = JobStarter(notice, console.transfer)
+    ready = starter.check(plan)
+    plan = _completed(plan, ready)
+    store = tracking()
     if experiment_name:
         experiment = submitting.experiment_named(store, experiment_name)
     else:
-        # As `mlflow run` has it; the variable with a name is one of the option.
-        experiment = submitting.choose_experiment(store, source, os.environ.get("MLFLOW_EXPERIMENT_ID") or None)
-    tags = runs.source_tags(plan.uri, source.entry.name, source.project.directory, runner.user())
+        experiment = submitting.choose_experiment(store, ready.source, os.environ.get("MLFLOW_EXPERIMENT_ID") or None)
+    tags = runs.source_tags(plan.uri, plan.entry_point, ready.source.project.directory, runner.user())
     if not no_wait:
-        tags[sweeps.TAG_DRIVER] = right.mark()
+        tags[sweeps.TAG_LEADER] = leader_lock.this_process()
     signals = Signals(ends="the sweep ends as soon as this submit is done")
     with signals.installed():
         sweep = sweeps.begin(plan, store, experiment.experiment_id, tags)
@@ -129,65 +118,118 @@ def _started(
         notice(f"sweep {plan.name}: {len(plan.combinations)} jobs, {plan.parallel} at once; run {sweep.run_id}: {where}")
         if no_wait:
             if signals.cancelled:
-                runs.client(store).set_tag(sweep.run_id, runs.TAG_CANCEL, "true")  # for the process that would start its jobs
-            log = background.start(sweep)
+                runs.client(store).set_tag(sweep.run_id, runs.TAG_CANCEL, "true")  # the process that starts now ends it
+            log = driver.start_process(sweep)
             notice(f"its jobs are started by a process that writes to {log}: batchai sweep attach {plan.name}")
-            return drawn(judge(plan, {}, 0), sweep.run_id, "RUNNING")
-        driving = Driving(sweep, made, console, signals, fresh=True)
-        driving.run()
-    return outcome(driving, sweep.run_id)
+            return _shown(sweep, judge(plan, {}, 0), "RUNNING")
+        return _drive(driver.Driver(sweep, starter.submit, console, signals, fresh=True), sweep)
 
 
-def _compared_by(
-    metric: str | None, mode: Literal["min", "max"] | None, config: BatchaiFile
-) -> tuple[str | None, Literal["min", "max"] | None]:
-    """What jobs are compared by, as MLflow has it: as was asked for, else as their models are (``model.promoteIf``)."""
-    from mlflow_batchai.job.metrics import metric_key
+@command(example="batchai sweep attach digits-sweep-3f2a1c", scoped=False, output="table")
+@named("sweep")
+@taking_over
+def attach(name: str, take_over: bool) -> Drawn | Incomplete:
+    """Go on with a sweep and stay until it has ended: jobs that nobody has started are started from here.
 
-    promotion = config.model.promote_if if config.model else None
-    if promotion is not None and metric in (None, promotion.metric):
-        metric, mode = promotion.metric, mode or promotion.mode
-    return metric_key(metric) if metric else None, mode
+    One process at a time starts jobs; if another one does, this one watches, and goes on when that is gone. Ctrl-C leaves the
+    sweep; `batchai sweep terminate` ends it. The project must lie where it did, as it was.
+    """
+    store = tracking()
+    sweep = sweeps.of_run(sweeps.find(store, name), store)
+    return _drive(driver_of(sweep, take_over), sweep)
 
 
-def _combinations(values: Sequence[str], file: Path | None, sample: int | None, seed: int) -> list[Combination]:
-    from mlflow_batchai.sweep.grid import combine, parse_values, read_rows
+@command(example="batchai sweep show digits-sweep-3f2a1c -o json --query best.runId", scoped=False, output="table")
+@named("sweep")
+def show(name: str) -> Drawn:
+    """A sweep's jobs and their results, the best first."""
+    store = tracking()
+    sweep = sweeps.of_run(sweeps.find(store, name), store)
+    parent, jobs = sweeps.read_runs(runs.client(store), sweep)
+    return _shown(sweep, judge(sweep.plan, jobs, protocol.now_ms()), str(parent.info.status) if parent else "DELETED")
 
-    if not values and file is None:
-        raise UsageError("there is nothing to sweep: give a parameter's values (-P learning_rate=1e-4,3e-4) or --from FILE")
-    combinations, repeated = combine(parse_values(values), read_rows(file) if file else (), sample, seed)
-    if repeated:
-        notice(f"{repeated} combination(s) stand there more than once; each is run once")
-    return combinations
+
+@command(COLUMNS, example="batchai sweep list", scoped=False, output="table")
+def list_sweeps() -> list[dict[str, Any]]:
+    """Sweeps of all experiments, the newest first."""
+    store = tracking()
+    found = sweeps.search(runs.client(store))
+    if not found:
+        notice(f"no sweeps in {store.uri}")
+    return [
+        {
+            "name": run.data.tags[sweeps.TAG_NAME],
+            "runId": run.info.run_id,
+            "runStatus": run.info.status,
+            "jobs": int(run.data.tags[sweeps.TAG_JOBS]),
+            "best": run.data.tags.get(sweeps.TAG_BEST),
+            "bestMetric": run.data.tags.get(sweeps.TAG_BEST_METRIC),
+            "creationTime": iso(run.info.start_time),
+        }
+        for run in found
+    ]
+
+
+@command(example="batchai sweep terminate digits-sweep-3f2a1c -y", scoped=False, output="table")
+@named("sweep")
+@confirmed
+@taking_over
+@click.option("--no-wait", is_flag=True, help="Return before its jobs have ended.")
+def terminate(name: str, yes: bool, take_over: bool, no_wait: bool) -> Drawn | None:
+    """End a sweep: its jobs are ended, no more are started, and its run is KILLED when this returns."""
+    store = tracking()
+    parent = sweeps.find(store, name)
+    sweep = sweeps.of_run(parent, store)
+    if parent.info.status != "RUNNING":
+        notice(f"sweep {sweep.plan.name} has ended already ({parent.info.status})")
+        return None
+    ask(f"Terminate sweep {sweep.plan.name} and all of its jobs?", yes)
+    runs.client(store).set_tag(sweep.run_id, runs.TAG_CANCEL, "true")
+    if no_wait:
+        driver.start_process(sweep)
+        return None
+    driving = driver_of(sweep, take_over)
+    driving.run()
+    return _shown(sweep, driving.results, driving.status)
+
+
+def driver_of(sweep: Sweep, take_over: bool = False) -> driver.Driver:
+    """The driver of a sweep that was begun earlier; Ctrl-C leaves the sweep."""
+    console = JobConsole(1)
+    return driver.Driver(sweep, JobStarter(notice, console.transfer).submit, console, Signals(cancels=False), take_over)
+
+
+def _drive(driving: driver.Driver, sweep: Sweep) -> Drawn | Incomplete:
+    """Stay to the end; the command fails unless all jobs have succeeded."""
+    driving.run()
+    notice(f"sweep {sweep.plan.name}: {driving.results.counts}")
+    shown = _shown(sweep, driving.results, driving.status)
+    return shown if driving.status == "FINISHED" else Incomplete(shown)
 
 
 def _settings(given: str | None, cluster: str | None) -> dict[str, Any]:
-    """What stands over the keys of batchai.yaml: a file by its name, JSON as it is."""
-    from mlflow_batchai.spec.loading import load_text
-
+    """Settings over batchai.yaml, the same from any folder: JSON, or a file by its name."""
     settings: dict[str, Any] = {}
-    if given is not None and given.lstrip().startswith("{"):
-        settings = load_text(given, "--backend-config")
-        if "config" in settings:
-            settings["config"] = str(_absolute(str(settings["config"])))
-    elif given is not None:
-        if not _absolute(given).is_file():
+    if given is not None:
+        is_json = given.lstrip().startswith("{")
+        if not is_json and not Path(given).expanduser().is_file():
             raise UsageError(f"--backend-config {given}: is neither a file nor JSON")
-        settings = {"config": str(_absolute(given))}
+        settings = load_text(given, "--backend-config") if is_json else {"config": given}
+    if "config" in settings:
+        settings["config"] = str(Path(str(settings["config"])).expanduser().absolute())
     return {**settings, "cluster": cluster} if cluster else settings
 
 
-def _absolute(path: str) -> Path:
-    return Path(path).expanduser().absolute()
-
-
 def _address(project: str) -> str:
-    """The project's address, the same from any folder, without what opens a repository: it is kept with the sweep."""
-    from mlflow_batchai import runs
+    """The project's address, the same from any folder.
 
+    Raises:
+        UsageError: it holds a password, which must not be kept with the sweep.
+    """
     path, mark, inside = project.partition("#")
-    if "://" not in path and _absolute(path).exists():
-        return f"{_absolute(path)}{mark}{inside}"
+    folder = Path(path).expanduser().absolute()
+    if "://" not in path and folder.exists():
+        return f"{folder}{mark}{inside}"
     if runs.shown(project) != project:
         raise UsageError(
             f"{runs.shown(project)}: the address is kept with the sweep, and can't hold a password; leave that to git"
@@ -196,30 +238,58 @@ def _address(project: str) -> str:
     return project
 
 
-def _refuse_secrets(source: Source, settings: Mapping[str, Any]) -> None:
-    """The plan of a sweep, which is kept with its run, has the settings as they were written.
+def _completed(plan: SweepPlan, ready: submitting.Ready) -> SweepPlan:
+    """The plan with what follows from the project.
 
     Raises:
-        UsageError: a secret stands there.
+        UsageError: the settings hold a secret, or the name can't be used.
     """
-    import json
-
-    from mlflow_batchai.spec.masking import secret_values
-
-    text = json.dumps(settings, ensure_ascii=False)
+    source, text = ready.source, json.dumps(plan.settings, ensure_ascii=False)
     if any(json.dumps(secret, ensure_ascii=False)[1:-1] in text for secret in secret_values(source.config) if secret):
         raise UsageError(
             "--backend-config holds a secret, and would be kept with the sweep's run; put it into a file: --backend-config FILE"
         )
-
-
-def _name(given: str | None, source: Source) -> str:
-    from mlflow_batchai.job.places import slug
-
-    name = given or source.config.name or f"{slug(source.project.name, 30)}-sweep-{uuid.uuid4().hex[:6]}"
+    name = plan.name or source.config.name or f"{slug(source.project.name, 30)}-sweep-{uuid.uuid4().hex[:6]}"
     if not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME or set("'\"") <= set(name):
         raise UsageError(
             f"the sweep's name '{printable(name[:LONGEST_NAME])}' should be one line of 1 to {LONGEST_NAME} letters, without"
             " both kinds of quotes: --run-name NAME"
         )
-    return name
+    parallel = plan.parallel or max(1, source.cluster.open_nodes // ready.prepared.plan.node_count) + 1
+    metric, mode = comparison(plan.metric, plan.mode, source.config)
+    return dataclasses.replace(plan, name=name, parallel=parallel, metric=metric, mode=mode, code=code_hash(ready))
+
+
+def _shown(sweep: Sweep, results: Results, status: str) -> Drawn:
+    return Drawn(results.data(sweep.run_id, status), lambda: table(results))
+
+
+def table(results: Results) -> str:
+    """The results as a table, the best job, and a sentence for each job that failed."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    terminal = sys.stdout.isatty()
+    colored = terminal and not os.environ.get("NO_COLOR")
+    # Elsewhere than on a terminal no line is broken.
+    console = Console(file=StringIO(), force_terminal=colored, width=None if terminal else 1000, highlight=False)
+    drawn = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in (*results.columns, "State", *results.metrics, "Duration", "Job"):
+        is_number = name in results.metrics or name == "Duration"
+        drawn.add_column(Text(printable(name)), justify="right" if is_number else "left", overflow="fold")
+    for row in results.rows:
+        values = [f"{row.metrics[name]:.6g}" if name in row.metrics else "" for name in results.metrics]
+        duration = "" if row.seconds is None else str(timedelta(seconds=round(row.seconds)))
+        parameters = [row.parameters.get(name, "") for name in results.columns]
+        texts = [Text(printable(cell)) for cell in (*parameters, row.state, *values, duration, row.name)]
+        texts[len(results.columns)].style = STYLES.get(row.state, "")
+        drawn.add_row(*texts, style="bold" if results.best is row else "")
+    failed = (row for row in results.rows if row.state == protocol.FAILED)
+    sentences = [results.summary, *(f"{row.name} failed: {row.reason or 'no reason is known'}" for row in failed)]
+    with console.capture() as captured:
+        console.print(drawn)
+        for sentence in filter(None, sentences):
+            console.print(Text(printable(sentence)), soft_wrap=True)
+    return "\n".join(line.rstrip() for line in captured.get().strip("\n").split("\n"))

@@ -25,6 +25,7 @@ __all__ = [
     "parse_job",
     "read",
     "read_batchai",
+    "read_text",
 ]
 
 
@@ -84,13 +85,17 @@ def parse_batchai(data: object, source: str) -> tuple[BatchaiFile, list[str]]:
 
 def read(path: str | Path) -> dict[str, Any]:
     """The plain data of a JSON or YAML file. Raises DocumentError if it can't be read or parsed."""
+    return load_text(read_text(path), str(path))
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file. Raises DocumentError if it can't be read or is not UTF-8."""
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        return Path(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DocumentError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except OSError as error:
         raise DocumentError(f"{path}: can't be read: {error.strerror}") from error
-    return load_text(text, str(path))
 
 
 def read_batchai(path: str | Path) -> dict[str, Any]:

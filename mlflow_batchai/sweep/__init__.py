@@ -1,1 +1,1 @@
-"""Sweeps: one project run with many sets of parameters, as jobs whose runs stand under one parent run."""
+"""Sweeps: one project run with many sets of parameters, as jobs whose runs are children of one parent run."""

@@ -1,189 +1,177 @@
-"""What has become of a sweep's jobs, as their runs say: rows, the best one first, and sentences. Pure."""
+"""The results of a sweep, worked out from the runs of its jobs: rows, the best job first, and text. Pure."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlflow_batchai import runs
 from mlflow_batchai.description import code
+from mlflow_batchai.job.metrics import metric_key
 from mlflow_batchai.node import protocol
-from mlflow_batchai.spec.batchai import Promotion
-from mlflow_batchai.sweep.grid import shown
-from mlflow_batchai.sweep.plan import USUAL_METRICS, SweepPlan
+from mlflow_batchai.spec.batchai import BatchaiFile, Promotion
+from mlflow_batchai.sweep.parameters import shown, varying
+from mlflow_batchai.sweep.sweeps import Mode, SweepPlan
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
 NOT_STARTED, TERMINATED, DELETED = "not started", "terminated", "deleted"
-LONGEST_REASON = 300
-# Beside the one that jobs are compared by.
+UNSUCCESSFUL = (protocol.FAILED, TERMINATED, DELETED)
+STATES = (protocol.SUCCEEDED, *UNSUCCESSFUL, protocol.TERMINATING, protocol.RUNNING, protocol.QUEUED, NOT_STARTED)
+# What jobs are compared by if nobody said: the first of these that a job has.
+USUAL_METRICS = ("val_accuracy", "val_loss", "accuracy", "loss")
 MORE_METRICS = 3
-_SYSTEM = "system/"
+LONGEST_REASON = 300
 
 
 @dataclass(frozen=True)
 class Row:
-    """One job of a sweep.
+    """One job.
 
     Attributes:
-        parameters: those that tell the sweep's jobs apart.
-        state: an execution state, ``terminated``, ``not started``, or ``deleted``: its run was, and nothing is made of it.
-        metrics: the last value of each, but for those of the system.
-        seconds: since its nodes were taken, until its end; None: they weren't.
-        reason: why it did not succeed.
+        parameters: those that differ between the sweep's jobs.
+        state: one of ``STATES``.
+        metrics: last values, without system metrics.
+        seconds: from the start on all nodes to the end or now; None: not started.
+        reason: why it failed.
     """
 
     index: int
     name: str
-    run_id: str | None
+    runId: str | None  # the fields are the keys of the JSON output
     parameters: Mapping[str, str]
     state: str
     metrics: Mapping[str, float]
     seconds: float | None
     reason: str
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether it has ended without success."""
-        return self.state in (protocol.FAILED, TERMINATED, DELETED)
-
     def data(self) -> dict[str, Any]:
-        """Plain data; what is no number of JSON is a text."""
-        return {
-            "index": self.index,
-            "name": self.name,
-            "runId": self.run_id,
-            "parameters": dict(self.parameters),
-            "state": self.state,
-            "metrics": {name: value if math.isfinite(value) else str(value) for name, value in self.metrics.items()},
-            "seconds": self.seconds,
-            "reason": self.reason or None,
-        }
+        """Plain data for JSON, which has no infinite numbers."""
+        metrics = {name: value if math.isfinite(value) else str(value) for name, value in self.metrics.items()}
+        return {**asdict(self), "metrics": metrics, "reason": self.reason or None}
+
+    def sentence(self, metric: str | None) -> str:
+        """How the job has ended."""
+        value = f", {metric} {self.metrics[metric]:.6g}" if metric is not None and metric in self.metrics else ""
+        why = f": {self.reason}" if self.state == protocol.FAILED and self.reason else ""
+        return f"job {self.name} {self.state}{value}{_which(self)}{why}"
 
 
 @dataclass(frozen=True)
 class Results:
-    """All jobs of a sweep, the best first, then those without a value of the metric, then those that failed.
+    """All jobs: the best first, those without the metric later, those without success last.
 
     Attributes:
-        metric: what they are compared by; None: nothing was said, and no job has a usual one.
+        metric: what they are compared by; None: no job has a usual metric.
+        columns: names of the parameters that differ.
     """
 
-    plan: SweepPlan
+    name: str
     rows: Sequence[Row]
     metric: str | None
+    columns: Sequence[str]
 
     @property
     def best(self) -> Row | None:
-        """The best of those that succeeded."""
-        comparable = (row for row in self.rows if row.state == protocol.SUCCEEDED and _comparable(row, self.metric))
-        return next(comparable, None)
+        """The best job that succeeded."""
+        return next((row for row in self.rows if row.state == protocol.SUCCEEDED and _has(row.metrics, self.metric)), None)
 
     @property
     def metrics(self) -> list[str]:
-        """Those that a table has room for: what jobs are compared by, and some more."""
+        """Metrics for the table: the one that jobs are compared by, and a few more."""
         first = [self.metric] if self.metric else []
-        names = sorted({name for row in self.rows for name in row.metrics} - set(first))
-        return [*first, *names[:MORE_METRICS]]
-
-    @property
-    def all_ended(self) -> bool:
-        """Whether no job goes on, or has yet to begin."""
-        return all(row.has_failed or row.state == protocol.SUCCEEDED for row in self.rows)
-
-    def count(self, state: str) -> int:
-        """How many jobs are in a state."""
-        return sum(row.state == state for row in self.rows)
+        return first + sorted({name for row in self.rows for name in row.metrics} - set(first))[:MORE_METRICS]
 
     @property
     def counts(self) -> str:
         """``2 succeeded, 1 failed, 1 not started``."""
-        ended = (protocol.SUCCEEDED, protocol.FAILED, TERMINATED, DELETED)
-        states = (*ended, protocol.TERMINATING, protocol.RUNNING, protocol.QUEUED, NOT_STARTED)
-        found = [(self.count(state), state) for state in states]
-        return ", ".join(f"{count} {state}" for count, state in found if count)
+        found = Counter(row.state for row in self.rows)
+        return ", ".join(f"{found[state]} {state}" for state in STATES if found[state])
 
     @property
-    def best_in_words(self) -> str:
-        """The best job, its metric and parameters; empty: there is none."""
+    def summary(self) -> str:
+        """The best job with its metric and parameters; empty: there is none."""
         best = self.best
         if best is None or self.metric is None:
             return ""
-        which = shown(best.parameters)
-        return f"best is {best.name} with {self.metric} {best.metrics[self.metric]:.6g}" + (f" ({which})" if which else "")
+        return f"best is {best.name} with {self.metric} {best.metrics[self.metric]:.6g}{_which(best)}"
 
     def data(self, run_id: str, status: str) -> dict[str, Any]:
-        """Plain data of the whole."""
-        best = self.best
-        return {
-            "name": self.plan.name,
-            "runId": run_id,
-            "runStatus": status,
-            "metric": self.metric,
-            "best": best.data() if best else None,
-            "jobs": [row.data() for row in self.rows],
-        }
+        """Plain data."""
+        best = self.best.data() if self.best else None
+        jobs = [row.data() for row in self.rows]
+        return {"name": self.name, "runId": run_id, "runStatus": status, "metric": self.metric, "best": best, "jobs": jobs}
+
+    @property
+    def description(self) -> str:
+        """The parent run's description, as Markdown."""
+        lines = [f"Sweep of {len(self.rows)} jobs: {self.counts}."]
+        if self.summary:
+            lines.append(f"The best is {code(self.summary.removeprefix('best is '))}.")
+        lines += [f"- {code(row.name)} {row.state}: {code(row.reason)}" for row in self.rows if row.reason][:10]
+        if any(row.state not in (protocol.SUCCEEDED, *UNSUCCESSFUL) for row in self.rows):
+            lines.append(f"Go on with it: `batchai sweep attach {self.name}`. End it: `batchai sweep terminate {self.name}`.")
+        return "\n\n".join(lines)
+
+
+def _which(row: Row) -> str:
+    return f" ({shown(row.parameters)})" if row.parameters else ""
 
 
 def judge(plan: SweepPlan, jobs: Mapping[int, Run], now: int) -> Results:
-    """What the runs of a sweep's jobs say.
+    """Work out the results.
 
     Args:
-        jobs: number -> run of those that were started.
+        jobs: number -> run of the jobs that were started.
         now: milliseconds since 1970.
     """
-    rows = [_row(plan, index, jobs.get(index), now) for index in plan.indices]
+    columns = varying(plan.combinations)
+    rows = [_row(plan, columns, number, jobs.get(number), now) for number in plan.numbers]
     logged = {name for row in rows for name in row.metrics}
     metric = plan.metric or next((name for name in USUAL_METRICS if name in logged), None)
     sign = 1 if metric and Promotion(metric=metric, mode=plan.mode).better == "min" else -1
 
     def order(row: Row) -> tuple[bool, bool, float, int]:
-        value = sign * row.metrics[metric] if metric is not None and _comparable(row, metric) else None
-        return row.has_failed, value is None, value or 0.0, row.index
+        has_value = _has(row.metrics, metric)
+        return row.state in UNSUCCESSFUL, not has_value, sign * row.metrics[metric or ""] if has_value else 0.0, row.index
 
-    return Results(plan, sorted(rows, key=order), metric)
-
-
-def _comparable(row: Row, metric: str | None) -> bool:
-    return metric is not None and not math.isnan(row.metrics.get(metric, math.nan))
+    return Results(plan.name, sorted(rows, key=order), metric, columns)
 
 
-def _row(plan: SweepPlan, index: int, run: Run | None, now: int) -> Row:
-    given = plan.combinations[index - 1]
-    parameters = {name: given[name] for name in plan.varying if name in given}
+def comparison(metric: str | None, mode: Mode, config: BatchaiFile) -> tuple[str | None, Mode]:
+    """The metric, as MLflow names it, and its mode: those that a person has given, else those of the model (``promoteIf``)."""
+    promotion = config.model.promote_if if config.model else None
+    if promotion is not None and metric in (None, promotion.metric):
+        metric, mode = promotion.metric, mode or promotion.mode
+    return metric_key(metric) if metric else None, mode
+
+
+def _has(metrics: Mapping[str, float], metric: str | None) -> bool:
+    """Whether a job can be compared by a metric."""
+    return metric is not None and not math.isnan(metrics.get(metric, math.nan))
+
+
+def _row(plan: SweepPlan, columns: Sequence[str], number: int, run: Run | None, now: int) -> Row:
+    given, name = plan.combinations[number - 1], plan.job_name(number)
+    parameters = {column: given[column] for column in columns if column in given}
     if run is None:
-        return Row(index, plan.job_name(index), None, parameters, NOT_STARTED, {}, None, "")
+        return Row(number, name, None, parameters, NOT_STARTED, {}, None, "")
     tags, info = run.data.tags, run.info
     state = TERMINATED if info.status == "KILLED" else tags.get(runs.TAG_STATE, protocol.QUEUED)
     if info.lifecycle_stage == "deleted":
         state = DELETED
-    # The state in the tags is the job's; the row's is that of its run, whose results may still be on their way.
-    ended = info.status in ("FINISHED", "FAILED", "KILLED")
-    started, until = runs.started(tags), info.end_time if ended else now
+    started, until = runs.started(tags), info.end_time if info.status in ("FINISHED", "FAILED", "KILLED") else now
     seconds = max(0.0, (until - started) / 1000) if started is not None and until else None
-    reason = _sentence(tags.get(runs.TAG_REASON, ""))
-    failed = state in (protocol.FAILED, TERMINATED)
-    name, run_id = tags.get(runs.TAG_JOB, plan.job_name(index)), str(info.run_id)
-    metrics = {key: value for key, value in run.data.metrics.items() if not key.startswith(_SYSTEM)}
-    return Row(index, name, run_id, parameters, state, metrics, seconds, reason if failed else "")
+    metrics = {key: value for key, value in run.data.metrics.items() if not key.startswith("system/")}
+    reason = _one_line(tags.get(runs.TAG_REASON, "")) if state in (protocol.FAILED, TERMINATED) else ""
+    return Row(number, tags.get(runs.TAG_JOB, name), str(info.run_id), parameters, state, metrics, seconds, reason)
 
 
-def _sentence(reason: str) -> str:
-    """A reason in one line: what happened, and the last line of the log that stands below it."""
+def _one_line(reason: str) -> str:
+    """The first line says what happened; the last one is the last line of the rank's log."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     return ": ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))[:LONGEST_REASON]
-
-
-def describe(results: Results) -> str:
-    """The parent run's description, as Markdown."""
-    plan = results.plan
-    lines = [f"Sweep of {len(results.rows)} jobs: {results.counts}."]
-    if best := results.best_in_words:
-        lines.append(f"The best is {code(best.removeprefix('best is '))}.")
-    lines += [f"- {code(row.name)} {row.state}: {code(row.reason)}" for row in results.rows if row.reason][:10]
-    if not results.all_ended:
-        lines.append(f"Go on with it: `batchai sweep attach {plan.name}`. End it: `batchai sweep terminate {plan.name}`.")
-    return "\n\n".join(lines)

@@ -1,40 +1,82 @@
-"""Sweeps as runs of the tracking store: the parent run, its plan, and the runs of its jobs."""
+"""Sweeps in the tracking store: the parent run with its plan, and the runs of the jobs."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_batchai import experiments, index, keys, runs
 from mlflow_batchai.errors import JobError, NotFoundError
 from mlflow_batchai.index import NOT_ENDED, PAGE
+from mlflow_batchai.job.places import slug
 from mlflow_batchai.runs import Tracking
-from mlflow_batchai.sweep.plan import ARTIFACT, SweepPlan, read_plan
+from mlflow_batchai.sweep.parameters import Combination
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
-# Of the parent run: its name; of parent and jobs: the parent's run id, so that one search finds all; of a job: its number.
-TAG_NAME, TAG_SWEEP, TAG_INDEX = "batchai.sweepName", "batchai.sweep", "batchai.sweepIndex"
-TAG_JOBS, TAG_BEST, TAG_BEST_METRIC = "batchai.sweepJobs", "batchai.sweepBest", "batchai.sweepBestMetric"
-TAG_DRIVER = "batchai.sweepDriver"
-RESULTS = "sweep/results.json"
+# Of the parent run and the jobs' runs: the parent's run id. Of a job's run: its number in the sweep.
+TAG_SWEEP, TAG_INDEX = "batchai.sweep", "batchai.sweepIndex"
+# Of the parent run.
+TAG_NAME, TAG_JOBS, TAG_LEADER = "batchai.sweepName", "batchai.sweepJobs", "batchai.sweepDriver"
+TAG_BEST, TAG_BEST_METRIC = "batchai.sweepBest", "batchai.sweepBestMetric"
 TAG_PARENT, TAG_NOTE = "mlflow.parentRunId", "mlflow.note.content"
+PLAN, RESULTS = "sweep/plan.json", "sweep/results.json"
+LONGEST_JOB_NAME = 50
+Mode = Literal["min", "max"] | None
+_IS_SWEEP = f"tags.`{TAG_JOBS}` LIKE '%'"
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What a sweep is to run, kept as an artifact of its run; it holds no secret.
+
+    Attributes:
+        settings: override keys of batchai.yaml.
+        cwd: the folder of relative paths.
+        combinations: the parameters of one job each; jobs are numbered from 1.
+        parallel: the most jobs at once that have not ended.
+        metric: what jobs are compared by; None: a usual one.
+        mode: whether less or more is better; None: by the metric's name.
+        code: the hash of the project's files.
+    """
+
+    name: str
+    uri: str
+    entry_point: str
+    version: str | None
+    settings: Mapping[str, Any]
+    env_manager: str | None
+    cwd: str
+    combinations: Sequence[Combination]
+    parallel: int
+    metric: str | None
+    mode: Mode
+    code: str
+
+    def job_name(self, number: int) -> str:
+        """The name of a job and of its run."""
+        return f"{slug(self.name, LONGEST_JOB_NAME)}-{number}"
+
+    @property
+    def numbers(self) -> range:
+        """The jobs' numbers."""
+        return range(1, len(self.combinations) + 1)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that was begun.
+    """A sweep that has a parent run.
 
     Attributes:
-        run_id: the parent run's.
-        is_own: whether this user's signature says that he began it: only then jobs are started as its plan says.
+        is_own: whether this user's key has signed the plan; jobs of other plans are not started.
     """
 
     plan: SweepPlan
@@ -43,29 +85,24 @@ class Sweep:
     tracking: Tracking
     is_own: bool = True
 
-    @property
-    def name(self) -> str:
-        """Its name; several sweeps may have one."""
-        return self.plan.name
-
-    def job_tags(self, index: int) -> dict[str, str]:
-        """Tags of the run of one of its jobs."""
-        return {TAG_PARENT: self.run_id, TAG_SWEEP: self.run_id, TAG_INDEX: str(index)}
+    def job_tags(self, number: int) -> dict[str, str]:
+        """Tags that make a run the run of a job of this sweep."""
+        return {TAG_PARENT: self.run_id, TAG_SWEEP: self.run_id, TAG_INDEX: str(number)}
 
 
 def begin(plan: SweepPlan, tracking: Tracking, experiment_id: str, tags: Mapping[str, str]) -> Sweep:
-    """Make the parent run, RUNNING, and keep the plan with it; from then on the sweep can be gone on with."""
+    """Make the parent run, RUNNING, with its plan."""
     mlflow = runs.client(tracking)
-    count = str(len(plan.combinations))
-    run = mlflow.create_run(experiment_id, tags={**tags, TAG_NAME: plan.name, TAG_JOBS: count}, run_name=plan.name)
-    run_id = str(run.info.run_id)
+    run_id = str(mlflow.create_run(experiment_id, tags={**tags, TAG_NAME: plan.name}, run_name=plan.name).info.run_id)
+    text = json.dumps(asdict(plan), indent=1)
     try:
-        mlflow.log_text(run_id, plan.text(), ARTIFACT)
-        mlflow.set_tag(run_id, runs.TAG_MAC, keys.mac(*_signed(run_id, plan.text())))
-        # The last: a parent run without it was never begun.
+        mlflow.log_text(run_id, text, PLAN)
+        mlflow.set_tag(run_id, runs.TAG_MAC, keys.mac(*_signed(run_id, text)))
         mlflow.set_tag(run_id, TAG_SWEEP, run_id)
+        # Last: only a run with this tag is taken for a sweep's.
+        mlflow.set_tag(run_id, TAG_JOBS, str(len(plan.combinations)))
     except BaseException:
-        # What went wrong first is what a person has to see, even if the store has gone as well.
+        # The first error is raised, even if the store fails again.
         with contextlib.suppress(Exception):
             mlflow.set_terminated(run_id, "FAILED")
         raise
@@ -76,95 +113,71 @@ def _signed(run_id: str, text: str) -> tuple[str, str]:
     return f"sweep {run_id}", hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
-def lose(mlflow: MlflowClient, sweep: Sweep, index: int, why: str) -> str:
-    """Make a run, FAILED, for one of its jobs that can't be started; the run's id."""
-    tags = sweep.job_tags(index)
-    # The last, as it makes the run the job's: one that is RUNNING would be taken for a job's that is.
-    number = tags.pop(TAG_INDEX)
-    run = mlflow.create_run(sweep.experiment_id, tags=tags, run_name=sweep.plan.job_name(index))
+def of_run(run: Run, tracking: Tracking) -> Sweep:
+    """The sweep of a parent run.
+
+    Raises:
+        JobError: its plan can't be read.
+    """
     run_id = str(run.info.run_id)
-    runs.fail(mlflow, run_id, runs.tag_text(f"it could not be started: {why}"))
-    mlflow.set_tag(run_id, runs.TAG_MAC, runs.signature(run_id, {}))
-    mlflow.set_tag(run_id, TAG_INDEX, number)
-    return run_id
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(runs.client(tracking).download_artifacts(run_id, PLAN, folder))
+        text = path.read_text(encoding="utf-8")
+    try:
+        plan = SweepPlan(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise JobError(f"the artifact {PLAN} of run {run_id} is no plan of a sweep, or of another version: {error}") from error
+    is_own = keys.is_mac(run.data.tags.get(runs.TAG_MAC), *_signed(run_id, text))
+    return Sweep(plan, run_id, str(run.info.experiment_id), tracking, is_own)
 
 
 def find(tracking: Tracking, name: str) -> Run:
-    """The parent run of a sweep, by its name or its run id; the newest if several have the name.
+    """The parent run of a sweep, by the sweep's name (the newest of several) or the run's id.
 
     Raises:
         NotFoundError: there is none; the message names some that exist.
     """
     mlflow = runs.client(tracking)
-    # MLflow's language has no way to write both quotes in one text, and no sweep has such a name.
+    # MLflow can't quote a text that has both quotes, and no sweep has such a name.
     quote = '"' if "'" in name else "'"
-    for which in ("attributes.run_id", f"tags.`{TAG_NAME}`"):
-        if quote not in name and (
-            found := _search(mlflow, f"tags.`{TAG_JOBS}` LIKE '%' AND {which} = {quote}{name}{quote}", 1)
-        ):
+    for key in ("attributes.run_id", f"tags.`{TAG_NAME}`"):
+        if quote not in name and (found := search(mlflow, f"{key} = {quote}{name}{quote}", 1)):
             return found[0]
-    known = [run.data.tags[TAG_NAME] for run in every(mlflow, most=10)]
+    known = [run.data.tags[TAG_NAME] for run in search(mlflow, most=10)]
     hint = f"the newest are: {', '.join(dict.fromkeys(known))}" if known else f"there are none in {tracking.uri}"
     raise NotFoundError(f"there is no sweep '{name}'; {hint}")
 
 
-def every(mlflow: MlflowClient, most: int = PAGE) -> list[Run]:
-    """Parent runs of sweeps, the newest first."""
-    return _search(mlflow, f"tags.`{TAG_JOBS}` LIKE '%'", most)
-
-
 def unended(mlflow: MlflowClient) -> list[Run]:
-    """Parent runs of sweeps that have not ended and say that they are signed with this user's keys, the newest first."""
-    return [
-        run
-        for fingerprint in keys.fingerprints()
-        for run in _search(
-            mlflow, f"tags.`{TAG_JOBS}` LIKE '%' AND tags.`{runs.TAG_MAC}` LIKE '{fingerprint}:%' AND {NOT_ENDED}", PAGE
-        )
-    ]
+    """Parent runs that have not ended and whose tag names a key of this user, the newest first."""
+    signed = [f"tags.`{runs.TAG_MAC}` LIKE '{fingerprint}:%'" for fingerprint in keys.fingerprints()]
+    return [run for condition in signed for run in search(mlflow, f"{condition} AND {NOT_ENDED}")]
 
 
-def _search(mlflow: MlflowClient, wanted: str, most: int) -> list[Run]:
+def search(mlflow: MlflowClient, condition: str = "", most: int = PAGE) -> list[Run]:
+    """Parent runs of sweeps, the newest first."""
     where = [entry.experiment_id for entry in experiments.every(mlflow)]
+    wanted = f"{_IS_SWEEP} AND {condition}" if condition else _IS_SWEEP
     order = ["attributes.start_time DESC"]
     return list(mlflow.search_runs(where, wanted, max_results=most, order_by=order)) if where else []
 
 
-def of_run(run: Run, tracking: Tracking) -> Sweep:
-    """The sweep of a parent run.
-
-    Raises:
-        JobError: its plan was never kept, or can't be read.
-    """
-    name = run.data.tags[TAG_NAME]
-    if TAG_SWEEP not in run.data.tags:
-        raise JobError(
-            f"sweep {name}: whoever started it died before its plan was kept, and none of its jobs was started; delete its run"
-            f" (mlflow runs delete --run-id {run.info.run_id}) and start it again"
-        )
-    mlflow = runs.client(tracking)
-    with tempfile.TemporaryDirectory() as folder:
-        text = Path(mlflow.download_artifacts(run.info.run_id, ARTIFACT, folder)).read_text(encoding="utf-8")
-    plan = read_plan(text, f"the artifact {ARTIFACT} of run {run.info.run_id}")
-    is_own = keys.is_mac(run.data.tags.get(runs.TAG_MAC), *_signed(run.info.run_id, text))
-    return Sweep(plan, str(run.info.run_id), str(run.info.experiment_id), tracking, is_own)
-
-
-def members(mlflow: MlflowClient, sweep: Sweep, unended: bool = False) -> tuple[Run | None, dict[int, Run]]:
-    """(the parent run, number -> run of the jobs that were started), with one search.
-
-    The parent is None if it was deleted. A job whose run was deleted stays one that was started.
-
-    Args:
-        unended: only those that have not ended.
-    """
-    wanted = f"tags.`{TAG_SWEEP}` = '{sweep.run_id}'" + (f" AND {NOT_ENDED}" if unended else "")
-    found = index.deleted_too(mlflow, sweep.experiment_id, wanted)
-    found.sort(key=lambda run: str(run.info.lifecycle_stage), reverse=True)  # of a job with two runs the one that is there
-    parent = next((run for run in found if run.info.run_id == sweep.run_id), None)
-    if parent is not None and parent.info.lifecycle_stage == "deleted":
-        parent = None
-    # Anybody may tag a run as one of its jobs.
+def read_runs(mlflow: MlflowClient, sweep: Sweep) -> tuple[Run | None, dict[int, Run]]:
+    """The parent run (None: it is deleted) and the runs of jobs by number, deleted ones too, from one search."""
+    found = index.deleted_too(mlflow, sweep.experiment_id, f"tags.`{TAG_SWEEP}` = '{sweep.run_id}'")
+    # If a job has a deleted run and another one, the other one counts.
+    found.sort(key=lambda run: str(run.info.lifecycle_stage), reverse=True)
+    parent = next((run for run in found if run.info.run_id == sweep.run_id and run.info.lifecycle_stage == "active"), None)
+    # Anybody can tag a run as a job of the sweep.
     own = [run for run in found if runs.is_signed(run) or not sweep.is_own]
     jobs = {int(run.data.tags[TAG_INDEX]): run for run in own if run.data.tags.get(TAG_INDEX, "").isdecimal()}
     return parent, dict(sorted(jobs.items()))
+
+
+def add_failed_run(mlflow: MlflowClient, sweep: Sweep, number: int, why: str) -> None:
+    """Make the FAILED run of a job that can't be started."""
+    run = mlflow.create_run(sweep.experiment_id, tags=sweep.job_tags(number), run_name=sweep.plan.job_name(number))
+    run_id = str(run.info.run_id)
+    runs.fail(mlflow, run_id, runs.tag_text(f"it could not be started: {why}"))
+    # Last: only a signed run counts as the job's, and this one must not count as running.
+    mlflow.set_tag(run_id, runs.TAG_MAC, runs.signature(run_id, {}))

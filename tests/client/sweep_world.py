@@ -1,17 +1,17 @@
-"""Sweeps without jobs: a real store, and a starter whose jobs are runs that a test ends."""
+"""Sweeps in a real store, with toy jobs: runs that a test ends."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 from mlflow_batchai import detached, runs
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.sweep import sweeps
-from mlflow_batchai.sweep.plan import SweepPlan
-from mlflow_batchai.sweep.sweeps import Sweep
+from mlflow_batchai.sweep.sweeps import Sweep, SweepPlan
 
 PLAN = SweepPlan(
     name="toy",
@@ -38,15 +38,13 @@ def begin(store: runs.Tracking, tags: dict[str, str] | None = None, **changes: A
     return sweeps.begin(plan(**changes), store, "0", {"mlflow.user": "ada", **(tags or {})})
 
 
-def add_job(mlflow: Any, sweep: Sweep, index: int, state: str = "queued", **metrics: float) -> Any:
-    """The run of a job, as a submit makes it."""
-    tags = {**sweep.job_tags(index), runs.TAG_JOB: sweep.plan.job_name(index), runs.TAG_STATE: state}
-    run = mlflow.create_run("0", tags=tags, run_name=sweep.plan.job_name(index))
-    mlflow.set_tag(run.info.run_id, runs.TAG_MAC, runs.signature(run.info.run_id, tags))
-    for name, value in metrics.items():
-        mlflow.log_metric(run.info.run_id, name, value)
-    mlflow.update_run(run.info.run_id, "SCHEDULED")
-    return run
+def add_job(mlflow: Any, sweep: Sweep, number: int, **tags: str) -> str:
+    """Make the run of a job, as a submit does; its id."""
+    tags = {**sweep.job_tags(number), runs.TAG_JOB: sweep.plan.job_name(number), runs.TAG_STATE: "queued", **tags}
+    run_id = mlflow.create_run("0", tags=tags, run_name=sweep.plan.job_name(number)).info.run_id
+    mlflow.set_tag(run_id, runs.TAG_MAC, runs.signature(run_id, tags))
+    mlflow.update_run(run_id, "SCHEDULED")
+    return str(run_id)
 
 
 def end_job(mlflow: Any, run_id: str, status: str = "FINISHED", reason: str = "", **metrics: float) -> None:
@@ -59,35 +57,44 @@ def end_job(mlflow: Any, run_id: str, status: str = "FINISHED", reason: str = ""
 
 
 class Toys:
-    """Starts jobs that do nothing.
+    """Starts jobs that do nothing, and ends them when it is told to, or when they are cancelled.
 
     Attributes:
         most: how many had not ended at once.
-        fails: numbers of jobs that can't be started -> how often.
-        trouble: what that raises.
+        failures: number of a job -> how often it can't be started.
+        error: what that raises.
         interrupts: numbers of jobs while whose submit Ctrl-C is pressed.
     """
 
     def __init__(self, mlflow: Any) -> None:
         self._mlflow = mlflow
         self.started: list[int] = []
-        self.left: dict[int, str] = {}
+        self.active: dict[int, str] = {}
         self.most = 0
-        self.fails: dict[int, int] = {}
-        self.trouble: Exception = ShareError("the share is away")
+        self.failures: dict[int, int] = {}
+        self.error: Exception = ShareError("the share is away")
         self.interrupts: list[int] = []
 
-    def submit(self, sweep: Sweep, experiment: Any, index: int) -> detached.Submitted:
-        if self.fails.get(index):
-            self.fails[index] -= 1
-            raise self.trouble
-        if index in self.interrupts:
+    def submit(self, sweep: Sweep, number: int) -> detached.Submitted:
+        if self.failures.get(number):
+            self.failures[number] -= 1
+            raise self.error
+        if number in self.interrupts:
             os.kill(os.getpid(), signal.SIGINT)
-        self.started.append(index)
-        run = add_job(self._mlflow, sweep, index)
-        self.left[index] = run.info.run_id
-        self.most = max(self.most, len(self.left))
-        return detached.Submitted(None, run.info.run_id, sweep.tracking)  # type: ignore[arg-type]
+        self.started.append(number)
+        run_id = self.active[number] = add_job(self._mlflow, sweep, number)
+        self.most = max(self.most, len(self.active))
+        job: Any = SimpleNamespace(
+            name=sweep.plan.job_name(number),
+            state=lambda: SimpleNamespace(ended=number not in self.active),
+            request_cancel=lambda who, why: self.end(number, "KILLED", why),
+        )
+        # The process of the test stands for a follower that lives.
+        return detached.Submitted(job, run_id, sweep.tracking, follower=os.getpid())
 
-    def end(self, index: int, *how: str, **metrics: float) -> None:
-        end_job(self._mlflow, self.left.pop(index), *how, **metrics)
+    def end(self, number: int, *how: str, **metrics: float) -> None:
+        end_job(self._mlflow, self.active.pop(number), *how, **metrics)
+
+    def end_all(self, **metrics: float) -> None:
+        for number in list(self.active):
+            self.end(number, **metrics)

@@ -1,4 +1,4 @@
-"""What has become of a sweep's jobs, as their runs say: order, best, words."""
+"""What has become of a sweep's jobs, as their runs say: order, best, text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from sweep_world import plan
 
 from mlflow_batchai import runs
-from mlflow_batchai.cli.sweep_table import draw
-from mlflow_batchai.sweep.results import Results, describe, judge
+from mlflow_batchai.cli.sweep import table
+from mlflow_batchai.spec.loading import parse_batchai
+from mlflow_batchai.sweep.results import comparison, judge
 
 
 def job(
@@ -26,10 +27,6 @@ def job(
     return SimpleNamespace(info=info, data=SimpleNamespace(tags=tags, metrics=metrics))
 
 
-def names(results: Results) -> str:
-    return " ".join(row.name.removeprefix("toy-") for row in results.rows)
-
-
 @pytest.mark.parametrize(
     ("metric", "mode", "order"),
     [
@@ -42,31 +39,47 @@ def names(results: Results) -> str:
         (None, None, "1 2 3 4"),
     ],
 )
-def test_the_best_is_first_and_failures_are_last(metric: str | None, mode: str | None, order: str) -> None:
+def test_the_best_is_first_and_failures_are_last(metric: str | None, mode: Any, order: str) -> None:
     name = metric or "unusual"
-    jobs = {
-        1: job(**{name: 0.1}),
-        2: job(**{name: 0.2}),
-        3: job(**{name: float("nan")}),
-        4: job("FAILED", "failed", **{name: 0.15}),
-    }
-    assert names(judge(plan(metric=metric, mode=mode), jobs, 0)) == order
+    values = {1: job(**{name: 0.1}), 2: job(**{name: 0.2}), 3: job(**{name: float("nan")})}
+    found = judge(plan(metric=metric, mode=mode), {**values, 4: job("FAILED", "failed", **{name: 0.15})}, 0)
+    assert " ".join(str(row.index) for row in found.rows) == order
 
 
-def test_a_usual_metric_is_found() -> None:
-    found = judge(plan(), {1: job(loss=1.0, val_accuracy=0.5), 2: job(loss=0.5)}, 0)
-    assert (found.metric, names(found), found.best and found.best.name) == ("val_accuracy", "1 2 3 4", "toy-1")
-    assert found.metrics == ["val_accuracy", "loss"]
-    assert judge(plan(metric="f1"), {1: job(loss=1.0)}, 0).best is None
+@pytest.mark.parametrize(
+    ("metric", "jobs", "used", "shown", "best"),
+    [
+        (None, {1: job(loss=1.0, val_accuracy=0.5), 2: job(loss=0.5)}, "val_accuracy", ["val_accuracy", "loss"], "toy-1"),
+        (None, {1: job(loss=1.0), 2: job(loss=0.5), 3: job(loss=0.1, stage="deleted")}, "loss", ["loss"], "toy-2"),
+        ("f1", {1: job(loss=1.0)}, "f1", ["f1", "loss"], None),
+        (None, {1: job(a=1.0)}, None, ["a"], None),
+    ],
+)
+def test_the_metric_and_the_best(metric: str | None, jobs: Any, used: str | None, shown: list[str], best: str | None) -> None:
+    found = judge(plan(metric=metric), jobs, 0)
+    assert (found.metric, found.metrics, found.best and found.best.name) == (used, shown, best)
+    assert table(found).splitlines()[-1].startswith(f"best is {best} with {used}") == bool(best)
 
 
-def test_the_best_is_named_below_the_table() -> None:
-    found = judge(plan(), {1: job(loss=1.0), 2: job(loss=0.5), 3: job(loss=0.1, stage="deleted")}, 0)
-    assert draw(found).splitlines()[-1] == "best is toy-2 with loss 0.5 (lr=0.1, bs=8)"
-    assert found.counts == "2 succeeded, 1 deleted, 1 not started"
+@pytest.mark.parametrize(
+    ("given", "promotion", "expected"),
+    [
+        ((None, None), None, (None, None)),
+        ((None, None), {"metric": "gap", "mode": "min"}, ("gap", "min")),
+        ((None, "max"), {"metric": "gap", "mode": "min"}, ("gap", "max")),
+        (("gap", None), {"metric": "gap", "mode": "min"}, ("gap", "min")),
+        (("f1", None), {"metric": "gap", "mode": "min"}, ("f1", None)),
+        (("acc@5", None), None, ("acc_5", None)),
+        ((None, None), {"metric": "gap@1", "mode": "min"}, ("gap_1", "min")),
+    ],
+)
+def test_jobs_are_compared_as_their_models_are(given: Any, promotion: Any, expected: Any) -> None:
+    model = {"register": "m", "alias": "champion", "promoteIf": promotion} if promotion else None
+    config = parse_batchai({"model": model} if model else {}, "batchai.yaml")[0]
+    assert comparison(*given, config) == expected
 
 
-def test_rows_and_words() -> None:
+def test_rows_data_description_and_table() -> None:
     jobs = {
         1: job("RUNNING", "running", ended=0, acc=0.99, **{"system/node-0/cpu": 3.0}),
         2: job("KILLED", "failed", "terminated"),
@@ -83,11 +96,9 @@ def test_rows_and_words() -> None:
     assert data["best"] is None and data["jobs"][0]["reason"] is None
     failed = next(row for row in data["jobs"] if row["state"] == "failed")
     assert (failed["metrics"], failed["reason"]) == ({"acc": "inf"}, "rank 1 died: ValueError: no")
-    note = describe(found)
-    assert "- `toy-3` failed: `rank 1 died: ValueError: no`" in note and "batchai sweep attach toy" in note
-    lines = draw(found).splitlines()
-    assert lines[0].split() == ["lr", "bs", "State", "acc", "Duration", "Job"]
-    assert lines[1].split() == ["0.1", "4", "running", "0.99", "0:00:10", "toy-1"]
-    assert lines[2].split() == ["0.2", "8", "not", "started", "toy-4"]
-    assert lines[-1] == "toy-3 failed: rank 1 died: ValueError: no"
-    assert len(lines) == 6
+    assert "- `toy-3` failed: `rank 1 died: ValueError: no`" in found.description and "sweep attach toy" in found.description
+    lines = [line.split() for line in table(found).splitlines()]
+    assert lines[0] == ["lr", "bs", "State", "acc", "Duration", "Job"]
+    assert lines[1] == ["0.1", "4", "running", "0.99", "0:00:10", "toy-1"]
+    assert lines[2] == ["0.2", "8", "not", "started", "toy-4"]
+    assert lines[-1] == ["toy-3", "failed:", "rank", "1", "died:", "ValueError:", "no"] and len(lines) == 6

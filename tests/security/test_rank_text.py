@@ -230,16 +230,13 @@ def test_markdown_of_a_job_is_text(text: str) -> None:
 
 @pytest.mark.parametrize("text", EVIL)
 def test_markdown_of_a_sweep_is_text(text: str) -> None:
-    from mlflow_batchai.sweep.plan import SweepPlan
-    from mlflow_batchai.sweep.results import Results, Row, describe
+    from mlflow_batchai.sweep.results import Results, Row
 
     rows = [
         Row(1, text, "r", {"p": text}, "succeeded", {text: 1.0}, 1.0, ""),
         Row(2, text, "r", {"p": text}, "failed", {}, None, " ".join(text.split())),
     ]
-    plan = object.__new__(SweepPlan)
-    object.__setattr__(plan, "name", "toys")
-    assert active(describe(Results(plan, rows, text))) == []
+    assert active(Results("toys", rows, text, ["p"]).description) == []
 
 
 @pytest.mark.parametrize("text", ["`" * (1 << 16), "`\n" * (1 << 16), "\n" * (1 << 16), "x" * (1 << 20), "a " * (1 << 18)])
@@ -372,14 +369,12 @@ def test_json_on_a_terminal_is_json() -> None:
 
 
 def test_a_sweeps_table_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
-
-    from mlflow_batchai.cli.sweep_table import draw
-    from mlflow_batchai.sweep.results import Row
+    from mlflow_batchai.cli.sweep import table
+    from mlflow_batchai.sweep.results import Results, Row
 
     text = "".join(ESCAPES.values())
-    rows = [Row(1, text, "r", {text: text}, "failed", {text: 1.0}, 1.0, text)]
-    results = SimpleNamespace(plan=SimpleNamespace(varying=[text]), metrics=[text], rows=rows, best=None, best_in_words=text)
+    rows = [Row(1, text, "r", {text: text}, state, {text: 1.0}, 1.0, text) for state in ("succeeded", "failed")]
+    results = Results("toys", rows, text, [text])
     for terminal in (True, False):
         monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
-        assert not UNFIT.search(OURS.sub("", draw(results)))
+        assert not UNFIT.search(OURS.sub("", table(results)))

@@ -1,0 +1,74 @@
+"""The jobs of a sweep before they exist: all of one code, whatever is edited meanwhile, and read once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweep_world import plan
+
+from mlflow_batchai import runs
+from mlflow_batchai.errors import ParameterError
+from mlflow_batchai.shares import objects
+from mlflow_batchai.sweep.starter import JobStarter, UnstartableError, code_hash
+from mlflow_batchai.sweep.sweeps import Sweep
+
+MLPROJECT = """
+name: toy
+entry_points:
+  main:
+    parameters: {lr: float, data: path}
+    command: python train.py {lr} {data}
+"""
+COMBINATIONS = [{"lr": lr, "data": "data.csv"} for lr in ("0.1", "0.2", "0.3")]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BATCHAI_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    (folder / "MLproject").write_text(MLPROJECT)
+    (folder / "train.py").write_text("print(1)")
+    (tmp_path / "data.csv").write_text("1,2")
+    return folder
+
+
+def check(project: Path, combinations: Any = COMBINATIONS) -> Any:
+    return JobStarter(print).check(plan(uri=str(project), cwd=str(project.parent), combinations=combinations))
+
+
+def test_the_message_names_the_combination_that_is_wrong(project: Path) -> None:
+    with pytest.raises(ParameterError, match=r"'lr' .*'x' \(combination 2 of 2: lr=x, data=data.csv\)"):
+        check(project, [COMBINATIONS[0], {"lr": "x", "data": "data.csv"}])
+
+
+@pytest.mark.parametrize(
+    ("is_own", "file", "text", "words"),
+    [
+        (False, "train.py", "print(1)", "is not signed with this user's key"),
+        (True, "train.py", "print(2)", "has changed since sweep toy was started"),
+        (True, "new.py", "", "has changed since sweep toy was started"),
+        (True, "MLproject", "name: toy", "can't be started from here: .*there is no entry point 'main'"),
+    ],
+)
+def test_a_sweep_whose_jobs_can_not_be_started_from_here(project: Path, is_own: bool, file: str, text: str, words: str) -> None:
+    code = code_hash(check(project))
+    (project / file).write_text(text)
+    kept = plan(uri=str(project), cwd=str(project.parent), combinations=COMBINATIONS, code=code)
+    with pytest.raises(UnstartableError, match=words):
+        JobStarter(print).submit(Sweep(kept, "id", "0", runs.absolute("sqlite:///m.db", project.parent), is_own), 1)
+
+
+def test_files_are_read_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the code and of inputs, however many jobs there are; one that has changed is read again, and one that has just been."""
+    read: list[str] = []
+    real = objects._hash
+    monkeypatch.setattr(objects, "_hash", lambda path: read.append(path.name) or real(path))
+    monkeypatch.setattr(objects, "JUST_NOW_NS", 0)
+    check(project)
+    assert sorted(read) == ["MLproject", "data.csv", "train.py"]
+    (project.parent / "data.csv").write_text("1,2,3")
+    check(project)
+    assert read[3:] == ["data.csv"]
