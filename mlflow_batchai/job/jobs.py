@@ -185,7 +185,7 @@ class Job:
         except PlanError as error:
             # The plan comes before any attempt is begun, and goes only with all of the folder.
             there = {entry.name for entry in self.share.list(f"{self.folder}/batchai")}
-            if "attempts" in there and "removing" not in there:
+            if "attempts" in there and "removing" not in there and record.get("protocol") in (None, protocol.PROTOCOL_VERSION):
                 raise self._changed("plan") from None
             place = f"at {self.folder} on {self.share.url}"
             what = f"there is no job {place}" if found is None else f"the plan {place} can't be read: {error}"

@@ -7,10 +7,10 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import Cli
+from plans import toy_plan
 
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.node import kept, protocol
@@ -36,9 +36,7 @@ def environment(cli: Cli, tmp_path: Path) -> Path:
 def job(cli: Cli, run_id: str, days: float) -> Path:
     """The folder of a job that ended so many days ago."""
     share, paths = DirectoryShare(cli.world.home / "share"), JobPaths(SEGMENT)
-    volumes = [{"kind": "link", "scope": "cluster", "path": "share", "share": share.url}]
-    plan: dict[str, Any] = {"name": "toy", "job": "0123456789", "runId": run_id, "nodeCount": 1, "segment": SEGMENT}
-    plan |= {"board": False, "volumes": volumes, "outputDirectories": [], "code": []}
+    plan = toy_plan(share.root, job="0123456789", runId=run_id, segment=SEGMENT, folder=SEGMENT)
     share.write(paths.plan, protocol.encode([plan]))
     verdict = {**protocol.verdict_record(protocol.SUCCEEDED, "agent-0", 0), "endTime": int((time.time() - days * DAY) * 1000)}
     share.claim(paths.verdict)

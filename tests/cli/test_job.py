@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from command_line import Cli
+from plans import bare_plan
 
 from mlflow_batchai import detached, lookup, runner, runs
 from mlflow_batchai.errors import JobDetachedError, ShareError
@@ -35,7 +36,7 @@ def run(cli: Cli):
 def job(cli: Cli, run, monkeypatch, tmp_path):
     """A job that the run's tags name, as far as the command line looks into it."""
     made = SimpleNamespace(
-        is_trusted=True, name="toy-1", plan={"ranks": 1}, folder="logs/seg", share=DirectoryShare(tmp_path / "share"), calls=[]
+        is_trusted=True, name="toy-1", plan=bare_plan(), folder="logs/seg", share=DirectoryShare(tmp_path / "share"), calls=[]
     )
     made.current, made.ended = JobState("running"), JobState("succeeded", 0)
     made.follower = Glance(Hold.FREE, 0, None, {})

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import Cli
 
+from mlflow_batchai.node.plan import OutputDirectory, Volume
 from mlflow_batchai.workspaces import arm_id
 
 TRAIN = """
@@ -169,8 +171,9 @@ def test_a_directory_that_this_machine_cannot_read(cli: Cli, monkeypatch: pytest
 
     def far(self: Job, *arguments: Any, **options: Any) -> None:
         begin(self, *arguments, **options)
-        self.plan["volumes"].append({"scope": "job", "path": "nfs", "share": None, "name": "file server nfs1"})
-        self.plan["outputDirectories"].append({"id": "NFS", "pathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/nfs", "pathSuffix": None})
+        volume = Volume("job", "nfs", "nfs", name="file server nfs1")
+        directory = OutputDirectory("NFS", "$AZ_BATCHAI_JOB_MOUNT_ROOT/nfs")
+        self.plan = replace(self.plan, volumes=(*self.plan.volumes, volume), output_directories=(directory,))
 
     monkeypatch.setattr(Job, "__init__", far)
     code, out, err = cli("job", "file", "list", "-j", "toy-1", "-d", "NFS")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from azure_server import AzureServer
+from plans import toy_plan
 
 from mlflow_batchai import detached, jobview, outputs, runner
 from mlflow_batchai import streaming as files
@@ -35,18 +36,10 @@ class Attempts:
 
     def __init__(self, share: Share, **plan: Any) -> None:
         self.share = share
-        volume = {"scope": "cluster", "path": "share", "share": self.share.url, "how": "link"}
-        self.plan = {
-            "name": "toy",
-            "job": "0123456789",
-            "nodeCount": 1,
-            "ranks": 1,
-            "runId": "r" * 32,
-            "board": False,
-            "volumes": [volume],
-            "outputDirectories": [],
-        }
-        self.share.write(protocol.JobPaths(FOLDER).plan, protocol.encode([{**self.plan, "segment": FOLDER, **plan}]))
+        volume = {"scope": "cluster", "path": "share", "kind": "link", "share": self.share.url}
+        own = {"job": "0123456789", "runId": "r" * 32, "volumes": [volume], "segment": FOLDER, "folder": FOLDER}
+        self.plan = toy_plan(Path("/unused"), **{**own, **plan})
+        self.share.write(protocol.JobPaths(FOLDER).plan, protocol.encode([self.plan]))
 
     @property
     def submitted(self) -> Submitted:

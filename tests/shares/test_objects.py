@@ -9,6 +9,7 @@ import uuid
 import pytest
 
 from mlflow_batchai.errors import ProjectError, ShareError
+from mlflow_batchai.node.plan import CodeFile
 from mlflow_batchai.node.protocol import OBJECTS, object_path
 from mlflow_batchai.shares import credentials, objects, open_share
 from mlflow_batchai.shares.credentials import Credential
@@ -72,7 +73,7 @@ def test_links_send_nothing(share, project):
     (project / "link").symlink_to("a.py")
     (project / "sub" / "up").symlink_to("../sub")
     files = {file.path: file for file in scan(project)}
-    assert files["link"].entry() == {"path": "link", "link": "a.py"}
+    assert files["link"].entry() == CodeFile("link", link="a.py")
     assert files["sub/up"].entry() == {"path": "sub/up", "link": "../sub"}
     assert upload(share, [files["link"], files["sub/up"]]) == 0
 

@@ -9,6 +9,7 @@ import pytest
 
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.job.metrics import MetricFold
+from mlflow_batchai.node import plan
 from mlflow_batchai.spec.batchai import BatchaiFile, MetricRule, ModelSettings, merge
 from mlflow_batchai.spec.frameworks import HorovodSettings
 from mlflow_batchai.spec.loading import load_text, parse_batchai
@@ -72,7 +73,7 @@ def test_what_a_kept_preparation_depends_on(given: Any, kept: bool | tuple[str, 
 )
 def test_metric_rules(regex: str, step: str | None, line: str, value: str, at: str | None) -> None:
     rule = MetricRule(name="m", regex=regex, step=step)
-    fold = MetricFold([MetricRule(rule.name, rule.regex, rule.step)])
+    fold = MetricFold([plan.MetricRule(rule.name, rule.regex, rule.step)])
     (point,) = fold.feed([{"k": "log", "r": 0, "s": "out", "t": 1, "x": line + "\n"}])
     assert (point.value, point.step) == (float(value), int(at or 0))
 
