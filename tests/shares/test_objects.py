@@ -74,7 +74,7 @@ def test_links_send_nothing(share, project):
     (project / "sub" / "up").symlink_to("../sub")
     files = {file.path: file for file in scan(project)}
     assert files["link"].entry() == CodeFile("link", link="a.py")
-    assert files["sub/up"].entry() == {"path": "sub/up", "link": "../sub"}
+    assert files["sub/up"].entry() == CodeFile("sub/up", link="../sub")
     assert upload(share, [files["link"], files["sub/up"]]) == 0
 
 
