@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.documents.mlproject import MLProject
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ProjectError
-from mlflow_batchai.spec.mlproject import MLProject
 
 
 def training_environment(project: MLProject, manager: str | None, cluster: Cluster) -> dict[str, Any] | None:

@@ -7,11 +7,11 @@ from typing import Any
 
 from mlflow_batchai import accounts
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.documents.volumes import AzureFileShare, StorageCredentials
 from mlflow_batchai.errors import DocumentError, ShareError
 from mlflow_batchai.plan.placeholders import ACCOUNT_VARIABLE, KEY_VARIABLE, filled, has_key, remember
 from mlflow_batchai.shares import credentials
 from mlflow_batchai.shares.location import AzureLocation, parse
-from mlflow_batchai.spec.volumes import AzureFileShare, StorageCredentials
 
 # One that a job mounts, as its plan has it.
 Volume = dict[str, Any]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from mlflow_batchai.documents.mlproject import Value
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ParameterError
 from mlflow_batchai.shares.objects import StagedFile, scan_input
-from mlflow_batchai.spec.mlproject import Value
 
 # Linux: the longest single string that a new process can be given (MAX_ARG_STRLEN).
 LONGEST_VARIABLE = 131071

@@ -10,6 +10,10 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.documents.arguments import LONGEST_VALUE, parameters
+from mlflow_batchai.documents.frameworks import CustomToolkitSettings, HorovodSettings
+from mlflow_batchai.documents.job import JobDocument, JobProperties, require_complete
+from mlflow_batchai.documents.masking import masked
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.job.places import locate, mount_points
 from mlflow_batchai.node.layout import expand
@@ -19,10 +23,6 @@ from mlflow_batchai.plan.planning import Program, Terms, plan_job
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.secrecy import refuse_spoken
 from mlflow_batchai.shares import open_share
-from mlflow_batchai.spec.arguments import LONGEST_VALUE, parameters
-from mlflow_batchai.spec.frameworks import CustomToolkitSettings, HorovodSettings
-from mlflow_batchai.spec.job import JobDocument, JobProperties, require_complete
-from mlflow_batchai.spec.masking import masked
 
 _REFERENCE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_]\w*)\}|(?P<plain>[A-Za-z_]\w*))", re.ASCII)
 _IN_DOUBLE_QUOTES = re.compile(r'([\\"`$])')

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow_batchai import runs
 from mlflow_batchai.description import code
+from mlflow_batchai.documents.batchai import Promotion
 from mlflow_batchai.node import protocol
-from mlflow_batchai.spec.batchai import Promotion
 from mlflow_batchai.sweep.grid import shown
 from mlflow_batchai.sweep.plan import USUAL_METRICS, SweepPlan
 

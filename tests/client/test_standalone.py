@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.documents.cluster import ClusterDocument
+from mlflow_batchai.documents.loading import load_job, parse_job
 from mlflow_batchai.errors import BatchAIError, ClusterError, DocumentError, NotSupportedError
 from mlflow_batchai.plan import standalone
 from mlflow_batchai.plan.volumes import check_volumes
 from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.spec.cluster import ClusterDocument
-from mlflow_batchai.spec.loading import load_job, parse_job
 
 SHARE = {"azureFileUrl": "https://acc.file.core.windows.net/data", "relativeMountPath": "external"}
 EXTERNAL = "$AZ_BATCHAI_JOB_MOUNT_ROOT/external"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from mlflow_batchai.documents.loading import load_batchai, load_cluster, load_job, load_text, read
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.spec.loading import load_batchai, load_cluster, load_job, load_text, read
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mlflow_batchai.documents.job import JobDocument, require_complete
+from mlflow_batchai.documents.loading import load_cluster, load_job
+from mlflow_batchai.documents.masking import masked
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.spec.job import JobDocument, require_complete
-from mlflow_batchai.spec.loading import load_cluster, load_job
-from mlflow_batchai.spec.masking import masked
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
 FILES = sorted(CORPUS.rglob("*.json"))

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mlflow_batchai.documents.command import translate, variable_names
 from mlflow_batchai.errors import ProjectError
-from mlflow_batchai.spec.command import translate, variable_names
 
 HOSTILE = [
     '$(touch pwned); "x"',

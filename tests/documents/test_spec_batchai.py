@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from mlflow_batchai.documents.batchai import BatchaiFile, MetricRule, ModelSettings, merge
+from mlflow_batchai.documents.frameworks import HorovodSettings
+from mlflow_batchai.documents.loading import load_text, parse_batchai
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.job.metrics import MetricFold
-from mlflow_batchai.spec.batchai import BatchaiFile, MetricRule, ModelSettings, merge
-from mlflow_batchai.spec.frameworks import HorovodSettings
-from mlflow_batchai.spec.loading import load_text, parse_batchai
 
 FORMS = "write it as ISO 8601 ('PT2H', 'P7D') or as 'd.hh:mm:ss' ('0.02:00:00'), in quotes"
 ABOVE_ZERO = "must be more than zero seconds, and no more than a duration can be"

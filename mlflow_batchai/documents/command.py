@@ -10,8 +10,8 @@ import re
 import string
 from collections.abc import Collection, Iterable, Mapping
 
+from mlflow_batchai.documents.plain_line import NotPlainError, check
 from mlflow_batchai.errors import ProjectError
-from mlflow_batchai.spec.plain_line import NotPlainError, check
 
 PREFIX = "BATCHAI_PARAM_"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
-from mlflow_batchai.spec.base import SpecModel, keys_of
+from mlflow_batchai.documents.base import SpecModel, keys_of
 
 
 def secret_values(document: object) -> Iterator[str]:

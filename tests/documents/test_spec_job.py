@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.spec.frameworks import FRAMEWORKS, HorovodSettings
-from mlflow_batchai.spec.job import (
+from mlflow_batchai.documents.frameworks import FRAMEWORKS, HorovodSettings
+from mlflow_batchai.documents.job import (
     JobConstraints,
     JobDocument,
     JobProperties,
     forbid_program,
     require_complete,
 )
-from mlflow_batchai.spec.loading import parse_job
-from mlflow_batchai.spec.masking import masked
+from mlflow_batchai.documents.loading import parse_job
+from mlflow_batchai.documents.masking import masked
+from mlflow_batchai.errors import DocumentError
 
 SCRIPT = "$AZ_BATCHAI_JOB_MOUNT_ROOT/code/train.py"
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlflow_batchai.documents.base import keys_of
+from mlflow_batchai.documents.batchai import BatchaiFile
+from mlflow_batchai.documents.cluster import ClusterDocument
+from mlflow_batchai.documents.job import JobDocument, JobProperties, shared_outputs
+from mlflow_batchai.documents.problems import parse
+from mlflow_batchai.documents.text import kind, load_text
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.spec.base import keys_of
-from mlflow_batchai.spec.batchai import BatchaiFile
-from mlflow_batchai.spec.cluster import ClusterDocument
-from mlflow_batchai.spec.job import JobDocument, JobProperties, shared_outputs
-from mlflow_batchai.spec.problems import parse
-from mlflow_batchai.spec.text import kind, load_text
 
 __all__ = [
     "load_batchai",

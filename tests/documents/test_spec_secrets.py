@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlflow_batchai.documents.frameworks import FRAMEWORKS
+from mlflow_batchai.documents.job import JobDocument
+from mlflow_batchai.documents.loading import load_text, parse_cluster, parse_job
+from mlflow_batchai.documents.masking import masked
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.spec.frameworks import FRAMEWORKS
-from mlflow_batchai.spec.job import JobDocument
-from mlflow_batchai.spec.loading import load_text, parse_cluster, parse_job
-from mlflow_batchai.spec.masking import masked
 
 HIDDEN = "hunter2hunter2"
 JOB: dict[str, Any] = {

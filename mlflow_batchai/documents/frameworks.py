@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import model_validator
 
-from mlflow_batchai.spec.base import Count, NonEmpty, SpecModel, Text, any_case, wrong
+from mlflow_batchai.documents.base import Count, NonEmpty, SpecModel, Text, any_case, wrong
 
 
 class FrameworkSettings(SpecModel):

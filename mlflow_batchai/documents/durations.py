@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from mlflow_batchai.spec.base import wrong
+from mlflow_batchai.documents.base import wrong
 
 _ISO = re.compile(
     r"P(?=.)(?:(?P<weeks>\d+)W)?(?:(?P<days>\d+)D)?"

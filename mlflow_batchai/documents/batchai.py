@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_serializer, field_validator, model_validator
 
-from mlflow_batchai.spec import rules
-from mlflow_batchai.spec.base import Count, Name, NonEmpty, RelativePath, SpecModel, Whole, refuse_repeats, wrong
-from mlflow_batchai.spec.durations import Seconds, format_duration
-from mlflow_batchai.spec.frameworks import FRAMEWORKS
-from mlflow_batchai.spec.job import JobProperties
+from mlflow_batchai.documents import rules
+from mlflow_batchai.documents.base import Count, Name, NonEmpty, RelativePath, SpecModel, Whole, refuse_repeats, wrong
+from mlflow_batchai.documents.durations import Seconds, format_duration
+from mlflow_batchai.documents.frameworks import FRAMEWORKS
+from mlflow_batchai.documents.job import JobProperties
 
 MOST_RETRIES = 100
 LONGEST_GRACE = timedelta(minutes=10)

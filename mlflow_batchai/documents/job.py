@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, model_validator
 
-from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.spec.base import (
+from mlflow_batchai.documents.base import (
     Count,
     NonEmpty,
     SpecModel,
@@ -18,10 +17,10 @@ from mlflow_batchai.spec.base import (
     refuse_repeats,
     wrong,
 )
-from mlflow_batchai.spec.containers import ContainerSettings
-from mlflow_batchai.spec.durations import Duration
-from mlflow_batchai.spec.environment import EnvironmentVariable, ResourceId, Secret, check_names
-from mlflow_batchai.spec.frameworks import (
+from mlflow_batchai.documents.containers import ContainerSettings
+from mlflow_batchai.documents.durations import Duration
+from mlflow_batchai.documents.environment import EnvironmentVariable, ResourceId, Secret, check_names
+from mlflow_batchai.documents.frameworks import (
     FRAMEWORKS,
     Caffe2Settings,
     CaffeSettings,
@@ -34,7 +33,8 @@ from mlflow_batchai.spec.frameworks import (
     PyTorchSettings,
     TensorFlowSettings,
 )
-from mlflow_batchai.spec.volumes import MountVolumes
+from mlflow_batchai.documents.volumes import MountVolumes
+from mlflow_batchai.errors import DocumentError
 
 
 def _not_the_logs(value: str) -> str:

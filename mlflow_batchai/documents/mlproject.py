@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlflow_batchai.documents.loading import read
 from mlflow_batchai.errors import ParameterError, ProjectError
-from mlflow_batchai.spec.loading import read
 from mlflow_batchai.terminal import printable
 
 SCRIPTS = {".py": "python", ".sh": "bash"}

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import model_validator
 
-from mlflow_batchai.spec.base import (
+from mlflow_batchai.documents.base import (
     NonEmpty,
     SecretText,
     SpecModel,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from mlflow_batchai.spec.base import (
+from mlflow_batchai.documents.base import (
     Count,
     NonEmpty,
     SecretText,
@@ -20,14 +20,14 @@ from mlflow_batchai.spec.base import (
     refuse_repeats,
     wrong,
 )
-from mlflow_batchai.spec.environment import (
+from mlflow_batchai.documents.environment import (
     EnvironmentVariable,
     ResourceId,
     Secret,
     SecretReference,
     check_names,
 )
-from mlflow_batchai.spec.volumes import MountVolumes
+from mlflow_batchai.documents.volumes import MountVolumes
 
 DEFAULT_NODES = 2
 # As Batch AI's clusters had.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import model_validator
 
-from mlflow_batchai.spec.base import (
+from mlflow_batchai.documents.base import (
     NonEmpty,
     RelativePath,
     SecretText,
@@ -16,7 +16,7 @@ from mlflow_batchai.spec.base import (
     refuse_repeats,
     wrong,
 )
-from mlflow_batchai.spec.environment import ResourceId, SecretReference
+from mlflow_batchai.documents.environment import ResourceId, SecretReference
 
 FileMode = Annotated[str, matching(r"[0-7]{3,4}", "be an octal mode in quotes, such as '0777'")]
 

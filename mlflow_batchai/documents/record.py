@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mlflow_batchai.spec.base import NonEmpty, SpecModel
-from mlflow_batchai.spec.cluster import Nodes, ScaleSettings
+from mlflow_batchai.documents.base import NonEmpty, SpecModel
+from mlflow_batchai.documents.cluster import Nodes, ScaleSettings
 
 
 class ClusterRecord(SpecModel):

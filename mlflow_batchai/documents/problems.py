@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
+from mlflow_batchai.documents.base import WRONG, SpecModel, keys_of
+from mlflow_batchai.documents.text import kind
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.spec.base import WRONG, SpecModel, keys_of
-from mlflow_batchai.spec.text import kind
 from mlflow_batchai.terminal import printable
 
 M = TypeVar("M", bound=SpecModel)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import model_validator
 
-from mlflow_batchai.spec.base import NonEmpty, SecretText, SpecModel, exactly_one, matching
-from mlflow_batchai.spec.environment import SecretReference
+from mlflow_batchai.documents.base import NonEmpty, SecretText, SpecModel, exactly_one, matching
+from mlflow_batchai.documents.environment import SecretReference
 
 
 class RegistryCredentials(SpecModel):

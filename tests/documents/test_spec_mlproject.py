@@ -6,9 +6,9 @@ import shlex
 
 import pytest
 
+from mlflow_batchai.documents.command import translate
+from mlflow_batchai.documents.mlproject import EntryPoint, Parameter, bind, find_entry_point, load_project
 from mlflow_batchai.errors import BatchAIError, DocumentError, ParameterError, ProjectError
-from mlflow_batchai.spec.command import translate
-from mlflow_batchai.spec.mlproject import EntryPoint, Parameter, bind, find_entry_point, load_project
 
 TYPED = {
     name: Parameter(name, kind, default)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from mlflow_batchai.documents.cluster import ClusterDocument, Engine
+from mlflow_batchai.documents.loading import parse_cluster
+from mlflow_batchai.documents.masking import masked
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.spec.cluster import ClusterDocument, Engine
-from mlflow_batchai.spec.loading import parse_cluster
-from mlflow_batchai.spec.masking import masked
 
 AZURE: dict[str, Any] = {
     "vmSize": "STANDARD_NC6",
