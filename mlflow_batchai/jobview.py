@@ -14,8 +14,8 @@ from urllib.parse import quote
 from mlflow_batchai import config, runner, runs
 from mlflow_batchai.cluster import scaling
 from mlflow_batchai.detached import Submitted
-from mlflow_batchai.documents.durations import format_duration
-from mlflow_batchai.documents.frameworks import FRAMEWORKS
+from mlflow_batchai.documents.fields import format_duration
+from mlflow_batchai.documents.job import FRAMEWORKS
 from mlflow_batchai.errors import BatchAIError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Glance, Hold

@@ -68,7 +68,7 @@ def create(
 
 def _read(file: Path, mounts: MountOptions) -> JobDocument:
     """The document with what the options mount besides."""
-    from mlflow_batchai.documents.loading import parse_job, read
+    from mlflow_batchai.documents.reading import parse_job, read
 
     data = read(file)
     properties = data.get("properties")

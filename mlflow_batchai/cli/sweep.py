@@ -163,7 +163,7 @@ def _combinations(values: Sequence[str], file: Path | None, sample: int | None, 
 
 def _settings(given: str | None, cluster: str | None) -> dict[str, Any]:
     """What stands over the keys of batchai.yaml: a file by its name, JSON as it is."""
-    from mlflow_batchai.documents.loading import load_text
+    from mlflow_batchai.documents.reading import load_text
 
     settings: dict[str, Any] = {}
     if given is not None and given.lstrip().startswith("{"):
@@ -204,7 +204,7 @@ def _refuse_secrets(source: Source, settings: Mapping[str, Any]) -> None:
     """
     import json
 
-    from mlflow_batchai.documents.masking import secret_values
+    from mlflow_batchai.documents.model import secret_values
 
     text = json.dumps(settings, ensure_ascii=False)
     if any(json.dumps(secret, ensure_ascii=False)[1:-1] in text for secret in secret_values(source.config) if secret):

@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 
 from mlflow_batchai.config import home
-from mlflow_batchai.documents.loading import parse, read
-from mlflow_batchai.documents.record import ClusterRecord
+from mlflow_batchai.documents.cluster import ClusterRecord
+from mlflow_batchai.documents.model import parse
+from mlflow_batchai.documents.reading import read
 from mlflow_batchai.errors import ClusterError, UsageError
 
 

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from mlflow_batchai.cluster import clusters, records
 from mlflow_batchai.cluster.clusters import Cluster
-from mlflow_batchai.documents.cluster import MOST_NODES, AutoScale, ManualScale, ScaleSettings
+from mlflow_batchai.documents.cluster import MOST_NODES, AutoScale, ClusterRecord, ManualScale, ScaleSettings
 from mlflow_batchai.documents.cluster import Engine as EngineName
-from mlflow_batchai.documents.record import ClusterRecord
 from mlflow_batchai.engines.census import Census, NodeState, Ticket
 from mlflow_batchai.errors import ClusterError, UsageError
 from mlflow_batchai.job import folders

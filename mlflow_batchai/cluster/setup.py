@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 
-from mlflow_batchai.documents.cluster import NodeSetup, SetupTask
-from mlflow_batchai.documents.record import ClusterRecord
-from mlflow_batchai.documents.volumes import MountVolumes
+from mlflow_batchai.documents.cluster import ClusterRecord, NodeSetup, SetupTask
+from mlflow_batchai.documents.common import MountVolumes
 from mlflow_batchai.errors import NotSupportedError
 from mlflow_batchai.job.places import CONTROL_MOUNT, locate, mount_points, slug
 

@@ -6,35 +6,135 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, model_validator
+from pydantic.alias_generators import to_camel
 
-from mlflow_batchai.documents.base import (
-    Count,
-    NonEmpty,
-    SpecModel,
-    any_case,
-    key_of,
-    matching,
-    refuse_repeats,
-    wrong,
-)
-from mlflow_batchai.documents.containers import ContainerSettings
-from mlflow_batchai.documents.durations import Duration
-from mlflow_batchai.documents.environment import EnvironmentVariable, ResourceId, Secret, check_names
-from mlflow_batchai.documents.frameworks import (
-    FRAMEWORKS,
-    Caffe2Settings,
-    CaffeSettings,
-    ChainerSettings,
-    CntkSettings,
-    CustomMpiSettings,
-    CustomToolkitSettings,
-    FrameworkSettings,
-    HorovodSettings,
-    PyTorchSettings,
-    TensorFlowSettings,
-)
-from mlflow_batchai.documents.volumes import MountVolumes
+from mlflow_batchai.documents.common import EnvironmentVariable, MountVolumes, ResourceId, Secret, SecretReference, check_names
+from mlflow_batchai.documents.fields import Count, Duration, NonEmpty, SecretText, Text, any_case, distinct, matching, wrong
+from mlflow_batchai.documents.model import SpecModel, key_of
 from mlflow_batchai.errors import DocumentError
+
+
+class FrameworkSettings(SpecModel):
+    """What starts, how many times, with which arguments.
+
+    Every field is optional, since an MLflow project supplies its own command. ``programs`` are the fields of which a
+    block that stands alone has exactly one (`require_complete`). ``counts`` are the fields that say how the program is
+    spread; all others say what the program is.
+    """
+
+    programs: ClassVar[tuple[str, ...]] = ("python_script_file_path",)
+    counts: ClassVar[frozenset[str]] = frozenset(
+        {"process_count", "worker_count", "parameter_server_count", "communication_backend"}
+    )
+
+
+class _Script(FrameworkSettings):
+    python_script_file_path: NonEmpty | None = None
+    python_interpreter_path: NonEmpty | None = None
+
+
+class _ScriptProcesses(_Script):
+    command_line_args: Text | None = None
+    process_count: Count | None = None
+
+
+class _ScriptOrConfiguration(_ScriptProcesses):
+    programs: ClassVar[tuple[str, ...]] = ("config_file_path", "python_script_file_path")
+    config_file_path: NonEmpty | None = None
+
+    @model_validator(mode="after")
+    def _one_program(self) -> _ScriptOrConfiguration:
+        if self.config_file_path is not None and self.python_script_file_path is not None:
+            raise wrong("has both configFilePath and pythonScriptFilePath; keep one")
+        return self
+
+
+class HorovodSettings(_ScriptProcesses):
+    """A Python script started by mpirun; ``process_count`` is all processes, by default one a node."""
+
+
+class CustomMpiSettings(FrameworkSettings):
+    """A command line, written without mpirun, that mpirun starts ``process_count`` times."""
+
+    programs: ClassVar[tuple[str, ...]] = ("command_line",)
+    command_line: NonEmpty | None = None
+    process_count: Count | None = None
+
+
+class CustomToolkitSettings(FrameworkSettings):
+    """A command line that runs once, on one node, and starts whatever else it needs by itself."""
+
+    programs: ClassVar[tuple[str, ...]] = ("command_line",)
+    meaningless: ClassVar[frozenset[str]] = frozenset({"processCount"})
+    command_line: NonEmpty | None = None
+
+
+class TensorFlowSettings(_Script):
+    """Distributed TensorFlow with parameter servers; ``worker_count`` is by default the number of nodes."""
+
+    master_command_line_args: Text | None = None
+    worker_command_line_args: Text | None = None
+    parameter_server_command_line_args: Text | None = None
+    worker_count: Count | None = None
+    parameter_server_count: Count | None = None
+
+
+class PyTorchSettings(_ScriptProcesses):
+    """torch.distributed processes; the backend is read in any case and kept in lower case."""
+
+    communication_backend: Annotated[Literal["tcp", "gloo", "mpi"], any_case("tcp", "gloo", "mpi")] | None = None
+
+
+class CntkSettings(_ScriptOrConfiguration):
+    """CNTK: a BrainScript ``config_file_path`` or a Python script, from which ``language_type`` follows."""
+
+    language_type: Annotated[Literal["Python", "BrainScript"], any_case("Python", "BrainScript")] | None = None
+
+    @model_validator(mode="after")
+    def _language_fits(self) -> CntkSettings:
+        if self.language_type == "Python" and self.config_file_path:
+            raise wrong("has a configFilePath, which languageType 'Python' doesn't read")
+        if self.language_type == "BrainScript" and self.python_script_file_path:
+            raise wrong("has a pythonScriptFilePath, which languageType 'BrainScript' doesn't read")
+        return self
+
+
+class CaffeSettings(_ScriptOrConfiguration):
+    """Caffe: a solver's ``config_file_path`` or a Python script."""
+
+
+class Caffe2Settings(_Script):
+    """Caffe2: a Python script, started once a node."""
+
+    command_line_args: Text | None = None
+
+
+class ChainerSettings(_ScriptProcesses):
+    """ChainerMN: a Python script started by mpirun."""
+
+
+class RegistryCredentials(SpecModel):
+    """A user of a private registry, with a password or a Key Vault reference to it."""
+
+    alternatives: ClassVar[tuple[str, ...]] = ("password", "password_secret_reference")
+    username: NonEmpty
+    password: SecretText | None = None
+    password_secret_reference: SecretReference | None = None
+
+
+class ImageSourceRegistry(SpecModel):
+    """An image; with a ``server_url`` of its own the image's name must be fully qualified."""
+
+    server_url: NonEmpty | None = None
+    image: NonEmpty
+    credentials: RegistryCredentials | None = None
+
+
+class ContainerSettings(SpecModel):
+    """The job's container; ``shm_size`` is Docker's form (``16gb``)."""
+
+    image_source_registry: ImageSourceRegistry
+    shm_size: Annotated[str, matching(r"\d+(?i:[bkmg]b?)?", "be a size as Docker writes it, such as '16gb'")] | None = None
 
 
 def _not_the_logs(value: str) -> str:
@@ -95,8 +195,8 @@ class JobProperties(SpecModel):
     caffe2_settings: Caffe2Settings | None = None
     chainer_settings: ChainerSettings | None = None
     job_preparation: JobPreparation | None = None
-    input_directories: tuple[InputDirectory, ...] = ()
-    output_directories: tuple[OutputDirectory, ...] = ()
+    input_directories: Annotated[tuple[InputDirectory, ...], distinct("id", lambda entry: entry.id)] = ()
+    output_directories: Annotated[tuple[OutputDirectory, ...], distinct("id", lambda entry: entry.id)] = ()
     environment_variables: tuple[EnvironmentVariable, ...] = ()
     secrets: tuple[Secret, ...] = ()
     constraints: JobConstraints = JobConstraints()
@@ -116,8 +216,6 @@ class JobProperties(SpecModel):
         blocks = [key for key, name in FRAMEWORKS.items() if getattr(self, name) is not None]
         if len(blocks) > 1:
             raise wrong(f"has {' and '.join(blocks)}; a job has one framework block")
-        refuse_repeats((entry.id for entry in self.input_directories), "inputDirectories id")
-        refuse_repeats((entry.id for entry in self.output_directories), "outputDirectories id")
         check_names(self.environment_variables, self.secrets)
         return self
 
@@ -129,6 +227,12 @@ class JobProperties(SpecModel):
             if settings is not None:
                 return key, settings
         return None
+
+
+FRAMEWORKS = {
+    to_camel(name): name for name in JobProperties.model_fields if name.endswith("_settings") and name != "container_settings"
+}
+"""Key of each framework block -> the attribute of `JobProperties` that holds it."""
 
 
 class JobDocument(SpecModel):

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mlflow_batchai.documents.base import Name, NonEmpty, SecretText, SpecModel, exactly_one, matching
-from mlflow_batchai.documents.cluster import Endpoint
+from mlflow_batchai.documents.fields import Endpoint, Name, NonEmpty, SecretText, matching
+from mlflow_batchai.documents.model import SpecModel, exactly_one
 
 GroupName = Annotated[str, matching(r"[-\w.]{1,90}", "have 1 to 90 letters, digits, '-', '_' or '.'")]
 

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mlflow_batchai.documents import rules
+from mlflow_batchai.documents import metric_rules as rules
 from mlflow_batchai.job.keras_lines import EpochValues, KerasLines, Pace
 from mlflow_batchai.node import records
 from mlflow_batchai.node.protocol import Record

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlflow_batchai import accounts
 from mlflow_batchai.cluster.clusters import Cluster
-from mlflow_batchai.documents.volumes import AzureFileShare, StorageCredentials
+from mlflow_batchai.documents.common import AzureFileShare, StorageCredentials
 from mlflow_batchai.errors import DocumentError, ShareError
 from mlflow_batchai.plan.placeholders import ACCOUNT_VARIABLE, KEY_VARIABLE, filled, has_key, remember
 from mlflow_batchai.shares import credentials

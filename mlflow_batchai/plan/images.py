@@ -9,8 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mlflow_batchai.documents.cluster import ClusterDocument
-from mlflow_batchai.documents.containers import ContainerSettings, RegistryCredentials
-from mlflow_batchai.documents.job import JobProperties
+from mlflow_batchai.documents.job import ContainerSettings, JobProperties, RegistryCredentials
 from mlflow_batchai.documents.mlproject import MLProject
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ProjectError
 

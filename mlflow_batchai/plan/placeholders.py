@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from mlflow_batchai.documents.volumes import StorageCredentials
+from mlflow_batchai.documents.common import StorageCredentials
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ShareError
 from mlflow_batchai.shares import credentials
 from mlflow_batchai.shares.credentials import Credential

@@ -10,9 +10,8 @@ from typing import Any
 from mlflow_batchai.cluster import gpus, setup
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.cluster.scaling import larger, too_few
-from mlflow_batchai.documents.base import SpecModel
 from mlflow_batchai.documents.job import JobProperties
-from mlflow_batchai.documents.masking import secret_values
+from mlflow_batchai.documents.model import SpecModel, secret_values
 from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError
 from mlflow_batchai.job.places import CONTROL_MOUNT, place_logs
 from mlflow_batchai.node.layout import undefined

@@ -15,8 +15,8 @@ from mlflow_batchai.config import home
 from mlflow_batchai.documents.batchai import BatchaiFile, ModelSettings
 from mlflow_batchai.documents.command import translate, variable_names
 from mlflow_batchai.documents.job import forbid_program
-from mlflow_batchai.documents.masking import masked
 from mlflow_batchai.documents.mlproject import EntryPoint, MLProject, Value
+from mlflow_batchai.documents.model import masked
 from mlflow_batchai.errors import NotSupportedError, ProjectError
 from mlflow_batchai.job.metrics import metric_key
 from mlflow_batchai.job.places import slug

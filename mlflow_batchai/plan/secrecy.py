@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlflow_batchai.documents.text import load_text
+from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.shares.objects import BLOCK, StagedFile
 

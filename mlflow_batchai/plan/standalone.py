@@ -10,10 +10,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mlflow_batchai.cluster.clusters import Cluster
-from mlflow_batchai.documents.arguments import LONGEST_VALUE, parameters
-from mlflow_batchai.documents.frameworks import CustomToolkitSettings, HorovodSettings
-from mlflow_batchai.documents.job import JobDocument, JobProperties, require_complete
-from mlflow_batchai.documents.masking import masked
+from mlflow_batchai.documents.command import LONGEST_VALUE, parameters
+from mlflow_batchai.documents.job import CustomToolkitSettings, HorovodSettings, JobDocument, JobProperties, require_complete
+from mlflow_batchai.documents.model import masked
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.job.places import locate, mount_points
 from mlflow_batchai.node.layout import expand

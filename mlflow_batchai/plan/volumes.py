@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.documents.common import AzureBlobFileSystem, FileServer, MountVolumes, UnmanagedFileSystem
 from mlflow_batchai.documents.job import JobProperties
-from mlflow_batchai.documents.volumes import AzureBlobFileSystem, FileServer, MountVolumes, UnmanagedFileSystem
 from mlflow_batchai.errors import BatchAIError, DocumentError, ShareError
 from mlflow_batchai.job.places import CONTROL_MOUNT
 from mlflow_batchai.plan.file_shares import FileShares, Volume, default_account

@@ -12,7 +12,7 @@ import pytest
 
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.cluster import ClusterDocument
-from mlflow_batchai.documents.loading import load_job, parse_job
+from mlflow_batchai.documents.reading import load_job, parse_job
 from mlflow_batchai.errors import BatchAIError, ClusterError, DocumentError, NotSupportedError
 from mlflow_batchai.plan import standalone
 from mlflow_batchai.plan.volumes import check_volumes

@@ -9,7 +9,7 @@ import pytest
 
 from mlflow_batchai import config
 from mlflow_batchai.cli.options import OUTPUTS
-from mlflow_batchai.documents.loading import parse
+from mlflow_batchai.documents.model import parse
 from mlflow_batchai.documents.settings import SettingsFile
 from mlflow_batchai.errors import DocumentError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlflow_batchai.documents.arguments import LONGEST_NAME, LONGEST_VALUE, parameters
+from mlflow_batchai.documents.command import LONGEST_NAME, LONGEST_VALUE, parameters
 
 
 @pytest.mark.parametrize(

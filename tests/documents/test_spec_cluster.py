@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mlflow_batchai.documents.cluster import ClusterDocument, Engine
-from mlflow_batchai.documents.loading import parse_cluster
-from mlflow_batchai.documents.masking import masked
+from mlflow_batchai.documents.model import masked
+from mlflow_batchai.documents.reading import parse_cluster
 from mlflow_batchai.errors import DocumentError
 
 AZURE: dict[str, Any] = {

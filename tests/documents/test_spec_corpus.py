@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mlflow_batchai.documents.job import JobDocument, require_complete
-from mlflow_batchai.documents.loading import load_cluster, load_job
-from mlflow_batchai.documents.masking import masked
+from mlflow_batchai.documents.model import masked
+from mlflow_batchai.documents.reading import load_cluster, load_job
 from mlflow_batchai.errors import DocumentError
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"

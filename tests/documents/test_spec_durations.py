@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_batchai.documents.durations import format_duration, parse_duration
+from mlflow_batchai.documents.fields import format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.documents.frameworks import FRAMEWORKS, HorovodSettings
 from mlflow_batchai.documents.job import (
+    FRAMEWORKS,
+    HorovodSettings,
     JobConstraints,
     JobDocument,
     JobProperties,
     forbid_program,
     require_complete,
 )
-from mlflow_batchai.documents.loading import parse_job
-from mlflow_batchai.documents.masking import masked
+from mlflow_batchai.documents.model import masked
+from mlflow_batchai.documents.reading import parse_job
 from mlflow_batchai.errors import DocumentError
 
 SCRIPT = "$AZ_BATCHAI_JOB_MOUNT_ROOT/code/train.py"

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_batchai.documents.frameworks import FRAMEWORKS
-from mlflow_batchai.documents.job import JobDocument
-from mlflow_batchai.documents.loading import load_text, parse_cluster, parse_job
-from mlflow_batchai.documents.masking import masked
+from mlflow_batchai.documents.job import FRAMEWORKS, JobDocument
+from mlflow_batchai.documents.model import masked
+from mlflow_batchai.documents.reading import load_text, parse_cluster, parse_job
 from mlflow_batchai.errors import DocumentError
 
 HIDDEN = "hunter2hunter2"

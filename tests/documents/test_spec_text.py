@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow_batchai.documents.reading import parse_batchai, read_batchai
 
-from mlflow_batchai.documents.loading import load_batchai, load_cluster, load_job, load_text, read
+from mlflow_batchai.documents.reading import load_cluster, load_job, load_text, read
 from mlflow_batchai.errors import DocumentError
 
 

@@ -18,7 +18,7 @@ from mount_world import Node, blob_volume, files_volume
 from mlflow_batchai import accounts, regained
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.documents.job import JobProperties
-from mlflow_batchai.documents.problems import parse as parse_model
+from mlflow_batchai.documents.model import parse as parse_model
 from mlflow_batchai.errors import BatchAIError, ShareError
 from mlflow_batchai.node.control import open_control
 from mlflow_batchai.node.control.base import ControlError
