@@ -1,0 +1,168 @@
+"""Cluster documents, their records, and config.yaml: what is read, and which key a refusal names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlflow_batchai import config
+from mlflow_batchai.cli.options import OUTPUTS
+from mlflow_batchai.documents.cluster import ClusterDocument, Engine
+from mlflow_batchai.documents.model import masked, parse
+from mlflow_batchai.documents.reading import parse_cluster
+from mlflow_batchai.documents.settings import SettingsFile
+from mlflow_batchai.errors import DocumentError
+
+AZURE: dict[str, Any] = {
+    "vmSize": "STANDARD_NC6",
+    "vmPriority": "LowPriority",
+    "scaleSettings": {"manual": {"targetNodeCount": 4, "nodeDeallocationOption": "terminate"}},
+    "virtualMachineConfiguration": {"imageReference": {"publisher": "p", "offer": "o", "sku": "16.04-LTS"}},
+    "userAccountSettings": {"adminUserName": "demo", "adminUserSshPublicKey": "ssh-rsa AAAA"},
+    "subnet": {"id": "/subscriptions/s/subnets/default"},
+    "nodeSetup": {
+        "setupTask": {
+            "commandLine": "cd /tmp; pip install x",
+            "stdOutErrPathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/afs",
+            "environmentVariables": [{"name": "A", "value": "1"}],
+        },
+        "mountVolumes": {"unmanagedFileSystems": [{"mountCommand": "mount -t nfs 10.0.0.4:/v", "relativeMountPath": "v"}]},
+    },
+}
+SSH: dict[str, Any] = {
+    "engine": "ssh",
+    "hosts": ["10.0.0.4", {"host": "gpu2", "user": "me", "port": 2222, "keyFile": "~/.ssh/two", "root": "/scratch/batchai"}],
+    "user": "azbatch",
+    "knownHosts": "~/.ssh/known_hosts",
+    "jumpHost": "me@gateway",
+    "share": "/mnt/share",
+    "shareOnNodes": "/srv/share",
+}
+BOTH_SCALES = {"manual": {}, "autoScale": {"minimumNodeCount": 0, "maximumNodeCount": 1}}
+KEY = "a2V5"
+
+
+def test_batch_ai_keys_stand_under_properties_or_at_the_top() -> None:
+    wrapped, warnings = parse_cluster({"location": "eastus", "properties": AZURE}, "cluster.json")
+    flat, none = parse_cluster(AZURE, "cluster.json")
+    assert wrapped == flat
+    assert warnings == ["cluster.json: location has no effect and is ignored"]
+    assert none == []
+    assert (flat.nodes, flat.engine, flat.vm_priority) == (4, Engine.LOCAL, "lowpriority")
+    assert parse_cluster(masked(flat), "stored.json")[0] == flat
+
+
+def test_our_keys() -> None:
+    data = {"engine": "azurebatch", "nodes": 3, "share": "/mnt/control", "gpusPerNode": 0, "oversubscribe": True}
+    document, _ = parse_cluster({**data, "properties": {"vmSize": "D1"}}, "gpu.yaml")
+    ours = ClusterDocument(
+        engine=Engine.AZURE_BATCH, nodes=3, share="/mnt/control", gpus_per_node=0, oversubscribe=True, vm_size="D1"
+    )
+    assert document == ours
+    assert masked(document)["engine"] == "azureBatch"
+    assert ClusterDocument.local() == parse_cluster({}, "c.yaml")[0]
+    assert ClusterDocument.local(nodes=5).nodes == 5
+
+
+@pytest.mark.parametrize(
+    ("data", "nodes"),
+    [
+        ({}, 2),
+        ({"nodes": "100"}, 100),
+        ({"nodes": 5, "scaleSettings": {"manual": {"targetNodeCount": 3}}}, 5),
+        ({"scaleSettings": {"manual": {"targetNodeCount": 0}}}, 2),
+        ({"scaleSettings": {"manual": {}}}, 2),
+        ({"scaleSettings": {"autoScale": {"minimumNodeCount": 0, "maximumNodeCount": 7}}}, 7),
+        ({"properties": None}, 2),
+    ],
+)
+def test_number_of_nodes(data: dict[str, Any], nodes: int) -> None:
+    assert parse_cluster(data, "c.yaml")[0].nodes == nodes
+
+
+def test_nodes_over_ssh() -> None:
+    document, warnings = parse_cluster({**SSH, "properties": AZURE}, "c.yaml")
+    assert (warnings, document.nodes, document.agent_python, document.port) == ([], 2, "python3", None)
+    first, second = document.hosts
+    assert (first.host, first.user, first.root) == ("10.0.0.4", None, None)
+    assert (second.host, second.user, second.port, second.root) == ("gpu2", "me", 2222, "/scratch/batchai")
+    assert parse_cluster(masked(document), "stored.json")[0] == document
+    assert parse_cluster({**SSH, "root": "~/node"}, "c.yaml")[0].root == "~/node"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"nodes": 0}, "nodes must be at least 1"),
+        ({"nodes": 101}, "nodes must be at most 100"),
+        ({"engine": "kubernetes"}, "engine is 'kubernetes'"),
+        ({"engine": {"local": {}}}, "engine is not an allowed value"),
+        ({"vmSise": "x"}, "vmSise is not a known key; did you mean vmSize?"),
+        ({"properties": {"vmSise": "x"}}, "properties.vmSise is not a known key; did you mean vmSize?"),
+        (
+            {"properties": {"scaleSettings": {"manual": {"targetNodeCount": "x"}}}},
+            "properties.scaleSettings.manual.targetNodeCount ",
+        ),
+        ({"scaleSettings": {}}, "scaleSettings must have either manual or autoScale"),
+        ({"scaleSettings": BOTH_SCALES}, "scaleSettings must have either manual or autoScale, not both"),
+        ({"vmSize": "a", "properties": {"vmSize": "b"}}, "vmSize is given both under properties and beside it"),
+        ({"properties": []}, "properties must be a mapping"),
+        ({"hosts": ["a"]}, "has hosts, which needs engine: ssh"),
+        ({"mountedAt": {"a/b": "/c"}}, "has mountedAt, which needs mount: bind"),
+        ({"share": "/x", "credentials": {"accountKey": KEY}}, "has credentials, which belong to an Azure share"),
+        ({**SSH, "hosts": []}, "has engine: ssh and no hosts"),
+        ({**SSH, "hosts": ["a", "b", "a"]}, "hosts gives the host 'a' twice"),
+        ({**SSH, "nodes": 3}, "says nodes: 3 and names 2 hosts"),
+        ({**SSH, "share": None}, "has engine: ssh and no share"),
+        ({**SSH, "share": "https://a.file.core.windows.net/s"}, "has shareOnNodes"),
+        ({**SSH, "root": "node"}, "root is 'node', but must be an absolute path"),
+        ({**SSH, "port": 70000}, "port must be at most 65535"),
+        ({**SSH, "hosts": [{"host": "a", "keyfile": "x"}]}, "hosts[0].keyfile is not a known key; did you mean keyFile?"),
+    ],
+)
+def test_refusals(data: dict[str, Any], words: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        parse_cluster(data, "c.yaml")
+    assert str(caught.value).startswith(f"c.yaml: {words}")
+
+
+def test_the_settings_file() -> None:
+    data = {
+        "defaults": {"resourceGroup": "rg.1", "workspace": "w", "experiment": "e 1", "cluster": "c"},
+        "shares": {"acct": {"accountKey": KEY, "comment": "mine"}, "two": {"fileEndpoint": "https://ACCOUNT.file.example.org"}},
+    }
+    found, warnings = parse(SettingsFile, data, "config.yaml")
+    assert warnings == ["config.yaml: shares.acct.comment has no effect and is ignored"]
+    assert (found.defaults.resource_group, found.shares["two"].account_key) == ("rg.1", None)
+    assert KEY not in repr(found)
+    for output in OUTPUTS:
+        assert parse(SettingsFile, {"defaults": {"output": output}}, "x")[0].defaults.output == output
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"default": {}}, "default is not a known key; did you mean defaults?"),
+        ({"defaults": {"output": "xml"}}, "defaults.output is 'xml'"),
+        ({"defaults": {"workspace": "a b"}}, "defaults.workspace is 'a b'"),
+        ({"shares": {"acct": {}}}, "shares.acct must have either"),
+        ({"shares": {"acct": {"accountKey": KEY, "sasToken": "sig=x"}}}, "shares.acct must have either"),
+        ({"shares": {"acct": {"fileEndpoint": "files"}}}, "shares.acct.fileEndpoint is 'files', but must be an address"),
+        ({"shares": {"acct": {"acountKey": KEY}}}, "shares.acct.acountKey is not a known key; did you mean accountKey?"),
+        ({"shares": {"acct": {"secret": KEY}}}, "shares.acct.secret is not a known key; known keys: accountKey, sasToken, "),
+    ],
+)
+def test_refusals_of_settings(data: dict[str, Any], words: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        parse(SettingsFile, data, "config.yaml")
+    assert str(caught.value).startswith(f"config.yaml: {words}")
+    assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", " \n", "# defaults:\n#   output: table\n"])
+def test_a_settings_file_that_says_nothing_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("BATCHAI_HOME", str(tmp_path))
+    (tmp_path / "config.yaml").write_text(text)
+    assert config.settings() is None
