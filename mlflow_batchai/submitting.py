@@ -15,9 +15,8 @@ from mlflow_batchai import creating, experiments, runner, runs
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.config import default
 from mlflow_batchai.detached import Submitted
-from mlflow_batchai.documents.batchai import BatchaiFile, merge
+from mlflow_batchai.documents.batchai import BatchaiFile, merge, parse_batchai, read_batchai
 from mlflow_batchai.documents.mlproject import EntryPoint, MLProject, bind, find_entry_point, load_project
-from mlflow_batchai.documents.reading import parse_batchai, read_batchai
 from mlflow_batchai.documents.reading import read as read_document
 from mlflow_batchai.errors import DocumentError, ProjectError
 from mlflow_batchai.plan import projects

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.documents.batchai import BatchaiFile
-from mlflow_batchai.documents.cluster import ClusterDocument
+from mlflow_batchai.documents.batchai import BatchaiFile, parse_batchai
+from mlflow_batchai.documents.cluster import ClusterDocument, parse_cluster
 from mlflow_batchai.documents.model import keys_of, parse
-from mlflow_batchai.documents.reading import load_text, parse_batchai, parse_cluster
+from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.documents.settings import SettingsFile
 from mlflow_batchai.node import protocol
 

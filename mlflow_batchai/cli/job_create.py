@@ -68,7 +68,8 @@ def create(
 
 def _read(file: Path, mounts: MountOptions) -> JobDocument:
     """The document with what the options mount besides."""
-    from mlflow_batchai.documents.reading import parse_job, read
+    from mlflow_batchai.documents.job import parse_job
+    from mlflow_batchai.documents.reading import read
 
     data = read(file)
     properties = data.get("properties")

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from mlflow_batchai import accounts
 from mlflow_batchai.cluster import records, setup
 from mlflow_batchai.config import home
-from mlflow_batchai.documents.cluster import ClusterDocument, ClusterRecord, ManualScale, ScaleSettings
+from mlflow_batchai.documents.cluster import ClusterDocument, ClusterRecord, ManualScale, ScaleSettings, load_cluster
 from mlflow_batchai.documents.cluster import Engine as EngineName
 from mlflow_batchai.documents.model import key_of
-from mlflow_batchai.documents.reading import load_cluster
 from mlflow_batchai.engines.base import Scalable
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, DocumentError, NotSupportedError, ShareError
 from mlflow_batchai.shares import Share, credentials, endpoints, open_share

@@ -8,8 +8,7 @@ from typing import Any
 
 from mlflow_batchai.cluster import clusters, gpus, records, scaling
 from mlflow_batchai.cluster.clusters import Cluster
-from mlflow_batchai.documents.cluster import ClusterRecord, ScaleSettings
-from mlflow_batchai.documents.reading import parse_cluster
+from mlflow_batchai.documents.cluster import ClusterRecord, ScaleSettings, parse_cluster
 from mlflow_batchai.errors import BatchAIError, ClusterError, UsageError
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_serializer, model_validator
@@ -22,8 +23,10 @@ from mlflow_batchai.documents.fields import (
     matching,
     wrong,
 )
-from mlflow_batchai.documents.job import FRAMEWORKS, JobProperties
-from mlflow_batchai.documents.model import SpecModel
+from mlflow_batchai.documents.job import FRAMEWORKS, JobProperties, shared_outputs
+from mlflow_batchai.documents.model import SpecModel, parse
+from mlflow_batchai.documents.reading import kind, read
+from mlflow_batchai.errors import DocumentError
 
 MOST_RETRIES = 100
 SAMPLE_INTERVAL = timedelta(seconds=10)
@@ -199,6 +202,26 @@ class BatchaiFile(SpecModel):
         if self.min_nodes is not None and self.min_nodes > nodes:
             raise wrong(f"has minNodes {self.min_nodes}, more than properties.nodeCount ({nodes})")
         return self
+
+
+def read_batchai(path: str | Path) -> dict[str, Any]:
+    """The plain data of a batchai.yaml, or of the ``batchai:`` block of a file named MLproject.
+
+    An MLproject without the block gives {}. Raises DocumentError.
+    """
+    data = read(path)
+    if Path(path).name != "MLproject":
+        return data
+    block = {} if data.get("batchai") is None else data["batchai"]
+    if not isinstance(block, dict):
+        raise DocumentError(f"{path}: batchai must be a mapping, not {kind(block)}")
+    return block
+
+
+def parse_batchai(data: object, source: str) -> tuple[BatchaiFile, list[str]]:
+    """A batchai.yaml from plain data, such as what `merge` returns."""
+    document, warnings = parse(BatchaiFile, data, source)
+    return document, warnings + [f"{source}: {note}" for note in shared_outputs(document.properties)]
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from mlflow_batchai.documents.common import EnvironmentVariable, MountVolumes, ResourceId, Secret, SecretReference, check_names
-from mlflow_batchai.documents.fields import Count, Endpoint, NonEmpty, SecretText, Whole, any_case, distinct, matching, wrong
-from mlflow_batchai.documents.model import SpecModel, key_of
+from mlflow_batchai.documents.fields import AnyCase, Count, Endpoint, NonEmpty, SecretText, Whole, distinct, matching, wrong
+from mlflow_batchai.documents.model import SpecModel, key_of, keys_of, parse
+from mlflow_batchai.documents.reading import kind, read
+from mlflow_batchai.errors import DocumentError
 
 DEFAULT_NODES = 2
 # As Batch AI's clusters had.
@@ -36,7 +40,7 @@ class ManualScale(SpecModel):
     target_node_count: NodesOrNone = 0
     node_deallocation_option: Annotated[
         Literal["requeue", "terminate", "waitforjobcompletion"],
-        any_case("requeue", "terminate", "waitforjobcompletion"),
+        AnyCase,
     ] = "requeue"
 
 
@@ -160,7 +164,7 @@ class ClusterDocument(SpecModel):
     """A named set of nodes. Nothing is required: an empty document is a local cluster of two nodes.
 
     Batch AI's keys may stand under ``properties`` or beside our own; both read the same
-    (`reading.parse_cluster`). ``nodes`` (1 to 100) follows scaleSettings if absent, where a target of 0 is
+    (`parse_cluster`). ``nodes`` (1 to 100) follows scaleSettings if absent, where a target of 0 is
     taken as not given. ``python`` is the nodes' training interpreter and ``share`` the control share, both as
     written: a directory, or the address of an Azure file share, for which ``credentials`` stand here or in the
     environment. With ``engine: ssh`` the nodes are ``hosts``, ``share`` is where this machine has the control share,
@@ -177,14 +181,14 @@ class ClusterDocument(SpecModel):
     meaningless: ClassVar[frozenset[str]] = frozenset({"location", "type", "name", "id", "tags"})
 
     vm_size: str | None = None
-    vm_priority: Annotated[Literal["dedicated", "lowpriority"], any_case("dedicated", "lowpriority")] = "dedicated"
+    vm_priority: Annotated[Literal["dedicated", "lowpriority"], AnyCase] = "dedicated"
     scale_settings: ScaleSettings | None = None
     virtual_machine_configuration: VirtualMachineConfiguration | None = None
     node_setup: NodeSetup = NodeSetup()
     user_account_settings: UserAccountSettings | None = None
     subnet: ResourceId | None = None
 
-    engine: Annotated[Engine, any_case(*(engine.value for engine in Engine))] = Engine.LOCAL
+    engine: Annotated[Engine, AnyCase] = Engine.LOCAL
     hosts: Annotated[tuple[HostEntry, ...], Field(max_length=MOST_NODES), distinct("host", lambda entry: entry.host)] = ()
     user: NonEmpty | None = None
     port: Port | None = None
@@ -198,13 +202,13 @@ class ClusterDocument(SpecModel):
     python: NonEmpty | None = None
     share: NonEmpty | None = None
     credentials: ShareCredentials | None = None
-    mount: Annotated[Literal["folder", "rclone", "cifs", "bind"], any_case("folder", "rclone", "cifs", "bind")] | None = None
+    mount: Annotated[Literal["folder", "rclone", "cifs", "bind"], AnyCase] | None = None
     mounted_at: dict[NonEmpty, NodeFolder] = Field(default_factory=dict)
-    blob_mount: Annotated[Literal["rclone", "blobfuse2"], any_case("rclone", "blobfuse2")] = "rclone"
+    blob_mount: Annotated[Literal["rclone", "blobfuse2"], AnyCase] = "rclone"
     file_endpoint: Endpoint | None = None
     blob_endpoint: Endpoint | None = None
     file_servers: dict[NonEmpty, ServerFolder] = Field(default_factory=dict)
-    containers: Annotated[Literal["run", "ignore"], any_case("run", "ignore")] = "run"
+    containers: Annotated[Literal["run", "ignore"], AnyCase] = "run"
     gpus_per_node: Whole | None = None
     oversubscribe: bool = False
     network_interface: NonEmpty | None = None
@@ -236,6 +240,26 @@ class ClusterDocument(SpecModel):
     def local(cls, nodes: int = DEFAULT_NODES) -> ClusterDocument:
         """The cluster that is used when nobody described one: this machine, as ``nodes`` nodes."""
         return cls(engine=Engine.LOCAL, nodes=nodes)
+
+
+def load_cluster(path: str | Path) -> tuple[ClusterDocument, list[str]]:
+    """A cluster document from a JSON or YAML file, and warnings. Raises DocumentError."""
+    return parse_cluster(read(path), str(path))
+
+
+def parse_cluster(data: object, source: str) -> tuple[ClusterDocument, list[str]]:
+    """A cluster document from plain data, with Batch AI's keys under ``properties`` or at the top."""
+    if not isinstance(data, Mapping) or "properties" not in data:
+        return parse(ClusterDocument, data, source)
+    inner = {} if data["properties"] is None else data["properties"]
+    if not isinstance(inner, Mapping):
+        raise DocumentError(f"{source}: properties must be a mapping, not {kind(inner)}")
+    outer = {key: value for key, value in data.items() if key != "properties"}
+    twice = [key for key in keys_of(ClusterDocument) if key in inner and key in outer]
+    if twice:
+        raise DocumentError(f"{source}: {twice[0]} is given both under properties and beside it; keep one")
+    under = {str(key): "properties" for key in inner}
+    return parse(ClusterDocument, {**inner, **outer}, source, under)
 
 
 class ClusterRecord(SpecModel):

@@ -62,11 +62,7 @@ def translate(template: str, variables: Mapping[str, str], source: str, numbers:
                 f"{source}: command has the placeholder {{{name}}}, which is no parameter ({known});"
                 " write {{ and }} for braces of the shell"
             )
-        if quoting.here_document:
-            raise ProjectError(
-                f"{source}: command has the placeholder {{{name}}} in a here-document; use ${variables[name]} there"
-            )
-        if fault := quoting.fault():
+        if fault := quoting.fault(variables[name]):
             raise ProjectError(f"{source}: command has the placeholder {{{name}}} {fault}")
         parts.append(quoting.reference(variables[name]))
         if name not in numbers:
@@ -85,70 +81,67 @@ class _Quoting:
         self._previous = ""
         self._angles = 0
         self._escape_in_backquotes = False
-        self.here_document = False
+        self._here_document = False
 
     def feed(self, text: str) -> None:
         for character in text:
-            special = not self._escaped
+            if self._escaped:
+                # It begins nothing: it stands there as a letter would.
+                self._escaped, self._previous = False, "x"
+                continue
             self._one(character)
-            # An escaped character, and the second of "$$", begins nothing: it stands there as a letter would.
-            pair = character == "$" == self._previous
-            self._previous = character if special and not pair else "x"
+            # So does the second of "$$".
+            self._previous = "x" if character == "$" == self._previous else character
 
     def _one(self, character: str) -> None:
-        state = self._stack[-1]
-        if self._escaped:
-            self._escaped = False
-            return
+        stack, state = self._stack, self._stack[-1]
+        if state == "comment":
+            if character == "\n":
+                stack.pop()
+            if character != "`" or "backquote" not in stack:
+                return
+            # A backquote ends a comment, too, and then what it ends in any other place.
+            stack.pop()
+            state = stack[-1]
         if state == "single":
             if character == "'":
-                self._stack.pop()
-            return
-        if state == "comment":
-            if character == "\n" or (character == "`" and "backquote" in self._stack):
-                self._stack.pop()
-            if character == "\n" or self._stack[-1] == "comment":
-                return
-            state = self._stack[-1]
-        if character == "\\":
+                stack.pop()
+        elif character == "\\":
             self._escaped = True
-            self._escape_in_backquotes |= "backquote" in self._stack
+            self._escape_in_backquotes |= "backquote" in stack
         elif state == "ansi":
             if character == "'":
-                self._stack.pop()
+                stack.pop()
         elif character == "(" and self._previous == "$":
-            self._stack.append("plain")
+            stack.append("plain")
+        elif character == "`" and "backquote" in stack:
+            del stack[len(stack) - 1 - stack[::-1].index("backquote") :]
+            self._escape_in_backquotes = False
         elif character == "`":
-            if "backquote" in self._stack:
-                while self._stack.pop() != "backquote":
-                    pass
-                self._escape_in_backquotes = False
-            else:
-                self._stack.append("backquote")
+            stack.append("backquote")
+        elif character == '"' and state == "double":
+            stack.pop()
         elif character == '"':
-            if state == "double":
-                self._stack.pop()
-            else:
-                self._stack.append("double")
+            stack.append("double")
         elif state == "double":
             return
         elif character == "'":
-            self._stack.append("ansi" if self._previous == "$" else "single")
+            stack.append("ansi" if self._previous == "$" else "single")
         elif character == "(":
-            self._stack.append("arithmetic" if self._previous == "(" or state == "arithmetic" else "plain")
-        elif character == ")" and state in ("plain", "arithmetic") and len(self._stack) > 1:
-            self._stack.pop()
+            stack.append("arithmetic" if self._previous == "(" or state == "arithmetic" else "plain")
+        elif character == ")" and state in ("plain", "arithmetic") and len(stack) > 1:
+            stack.pop()
         elif character == "#" and (not self._previous or self._previous in " \t\n;&|(`"):
-            self._stack.append("comment")
+            stack.append("comment")
         elif character == "<":
+            # Two begin a here-document; three a here-string: one word, quoted like any other.
             self._angles = self._angles + 1 if self._previous == "<" else 1
-            if self._angles == 2:
-                self.here_document = True
-            elif self._angles == 3:  # <<< is a here-string: one word, quoted like any other
-                self.here_document = False
+            self._here_document = self._angles == 2 or (self._here_document and self._angles != 3)
 
-    def fault(self) -> str | None:
+    def fault(self, variable: str) -> str | None:
         """Why no value can be put at this place, or None."""
+        if self._here_document:
+            return f"in a here-document; use ${variable} there"
         if self._escaped:
             return "after a backslash; drop the backslash"
         if self._previous == "$" and self._stack[-1] not in ("single", "ansi", "comment"):
@@ -427,10 +420,10 @@ LONGEST_NAME, LONGEST_VALUE = 250, 6000
 
 WHOLE = "commandLineArgs"
 
-# Shell text: what redirects, what joins commands, and words, of which quotes, $(...) and `...` are parts.
+# Shell text: what ends a command, blanks, and words, of which quotes, $(...) and `...` are parts.
 _ARGUMENT_PIECE = re.compile(
-    r"""\s+
-    | (?P<end> \d*[<>] | [;&|()] )
+    r"""(?P<end> \d*[<>] | [;&|()\#] | \s*\n )
+    | \s+
     | (?P<word> (?: \\. | '[^']*' | "(?:\\.|[^"\\])*" | \$\([^()]*\) | `[^`]*` | \$(?!\() | [^\s\\'"`;&|()<>$] )+ )""",
     re.VERBOSE | re.DOTALL,
 )
@@ -475,13 +468,9 @@ def _argument_words(text: str) -> list[str] | None:
         if piece is None:
             return None
         if piece["end"]:
-            return words
+            break
         if piece["word"]:
-            if piece["word"].startswith("#"):
-                return words
             words.append(_unquoted(piece["word"]))
-        elif "\n" in piece[0]:
-            return words
         position = piece.end()
     return words
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, PlainSerializer, SecretStr
+from pydantic_core import PydanticCustomError, core_schema
 
 WRONG = "batchai"
 """The pydantic error type whose message is written by us and fit to show as it stands."""
@@ -19,10 +19,19 @@ def wrong(message: str) -> PydanticCustomError:
     return PydanticCustomError(WRONG, "{message}", {"message": message})
 
 
-def any_case(*allowed: str) -> BeforeValidator:
-    """Words in any case become the spelling in ``allowed``; other values are left for the type to judge."""
-    words = {word.casefold(): word for word in allowed}
-    return BeforeValidator(lambda value: words.get(value.casefold(), value) if isinstance(value, str) else value)
+class AnyCase:
+    """Annotation of a Literal or an Enum: its words are read in any case and kept in their own spelling."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, words: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        allowed = get_args(words) or [word.value for word in words]
+        spelling = {word.casefold(): word for word in allowed}
+
+        def spelled(value: Any) -> Any:
+            # Other values are left for the type to judge.
+            return spelling.get(value.casefold(), value) if isinstance(value, str) else value
+
+        return core_schema.no_info_before_validator_function(spelled, handler(words))
 
 
 def matching(pattern: str, rule: str) -> AfterValidator:

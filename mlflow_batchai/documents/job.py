@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, model_validator
+from pydantic import model_validator
 from pydantic.alias_generators import to_camel
 
 from mlflow_batchai.documents.common import EnvironmentVariable, MountVolumes, ResourceId, Secret, SecretReference, check_names
-from mlflow_batchai.documents.fields import Count, Duration, NonEmpty, SecretText, Text, any_case, distinct, matching, wrong
-from mlflow_batchai.documents.model import SpecModel, key_of
+from mlflow_batchai.documents.fields import AnyCase, Count, Duration, NonEmpty, SecretText, Text, distinct, matching, wrong
+from mlflow_batchai.documents.model import SpecModel, key_of, keys_of, parse
 from mlflow_batchai.errors import DocumentError
 
 
@@ -82,13 +82,13 @@ class TensorFlowSettings(_Script):
 class PyTorchSettings(_ScriptProcesses):
     """torch.distributed processes; the backend is read in any case and kept in lower case."""
 
-    communication_backend: Annotated[Literal["tcp", "gloo", "mpi"], any_case("tcp", "gloo", "mpi")] | None = None
+    communication_backend: Annotated[Literal["tcp", "gloo", "mpi"], AnyCase] | None = None
 
 
 class CntkSettings(_ScriptOrConfiguration):
     """CNTK: a BrainScript ``config_file_path`` or a Python script, from which ``language_type`` follows."""
 
-    language_type: Annotated[Literal["Python", "BrainScript"], any_case("Python", "BrainScript")] | None = None
+    language_type: Annotated[Literal["Python", "BrainScript"], AnyCase] | None = None
 
     @model_validator(mode="after")
     def _language_fits(self) -> CntkSettings:
@@ -137,12 +137,6 @@ class ContainerSettings(SpecModel):
     shm_size: Annotated[str, matching(r"\d+(?i:[bkmg]b?)?", "be a size as Docker writes it, such as '16gb'")] | None = None
 
 
-def _not_the_logs(value: str) -> str:
-    if value == "stdouterr":
-        raise wrong("is 'stdouterr', the id of the job's own log directory; choose another")
-    return value
-
-
 DirectoryId = Annotated[str, matching(r"[A-Za-z0-9_]+", "have only letters, digits and '_', as it becomes a variable")]
 
 
@@ -163,7 +157,7 @@ class OutputDirectory(SpecModel):
     """A directory made for the job below ``path_prefix``, which it sees as AZ_BATCHAI_OUTPUT_<id>."""
 
     meaningless: ClassVar[frozenset[str]] = frozenset({"type", "createNew"})
-    id: Annotated[DirectoryId, AfterValidator(_not_the_logs)]
+    id: Annotated[DirectoryId, matching("(?!stdouterr$).*", "not be the id of the job's own log directory")]
     path_prefix: NonEmpty
     path_suffix: str | None = None
 
@@ -182,7 +176,7 @@ class JobProperties(SpecModel):
     cluster: ResourceId | None = None
     node_count: Count | None = None
     std_out_err_path_prefix: NonEmpty | None = None
-    scheduling_priority: Annotated[Literal["low", "normal", "high"], any_case("low", "normal", "high")] = "normal"
+    scheduling_priority: Annotated[Literal["low", "normal", "high"], AnyCase] = "normal"
     mount_volumes: MountVolumes = MountVolumes()
     container_settings: ContainerSettings | None = None
     horovod_settings: HorovodSettings | None = None
@@ -240,6 +234,18 @@ class JobDocument(SpecModel):
 
     meaningless: ClassVar[frozenset[str]] = JobProperties.meaningless
     properties: JobProperties
+
+
+def parse_job(data: object, source: str) -> tuple[JobDocument, list[str]]:
+    """A job document from plain data, and warnings, which also tell of output directories that are one folder.
+
+    Does not ask for completeness: `require_complete` and `forbid_program` do. Job properties outside
+    ``properties`` are refused: Batch AI ignored such a document without a word.
+    """
+    if isinstance(data, Mapping) and "properties" not in data and keys_of(JobProperties).keys() & data.keys():
+        raise DocumentError(f"{source}: the job's keys must stand under 'properties': {{\"properties\": {{...}}}}")
+    document, warnings = parse(JobDocument, data, source)
+    return document, warnings + [f"{source}: {note}" for note in shared_outputs(document.properties)]
 
 
 def require_complete(properties: JobProperties, source: str) -> None:

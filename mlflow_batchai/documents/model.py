@@ -12,6 +12,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
 from mlflow_batchai.documents.fields import WRONG, wrong
+from mlflow_batchai.documents.reading import kind
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.terminal import printable
 
@@ -93,12 +94,6 @@ def exactly_one(model: SpecModel, *names: str) -> None:
     if len(given) != 1:
         keys = " or ".join(key_of(type(model), name) for name in names)
         raise wrong(f"must have either {keys}" + (", not both" if given else ""))
-
-
-def kind(value: object) -> str:
-    """What a person calls a value of this type: 'a list', 'text', ..."""
-    names = {dict: "a mapping", list: "a list", tuple: "a list", str: "text", bool: "true or false"}
-    return names.get(type(value), "a number" if isinstance(value, (int, float)) else "an empty value")
 
 
 def secret_values(document: object) -> Iterator[str]:
@@ -205,16 +200,16 @@ def _model_at(model: type[SpecModel], path: Path) -> type[SpecModel]:
 def _report(model: type[SpecModel], faults: list[ErrorDetails], source: str, under: Mapping[str, str]) -> str:
     meant: set[Path] = set()
     lines: list[str] = []
-    for fault in faults:
-        if fault["type"] == "extra_forbidden":
-            sentence, near = _unknown(model, fault["loc"], under)
+    # Unknown keys first: one of them may be a key that is missing.
+    for fault in sorted(faults, key=lambda fault: fault["type"] != "extra_forbidden"):
+        path, name = fault["loc"], fault["type"]
+        if name == "extra_forbidden":
+            sentence, near = _unknown(model, path, under)
             meant.update([near] if near else [])
             lines.append(sentence)
-    for fault in faults:
-        if fault["type"] == "missing" and fault["loc"] in meant:
-            continue
-        path = (*fault["loc"][:-1], str(fault["loc"][-1])) if fault["type"] == "invalid_key" else fault["loc"]
-        if fault["type"] not in ("extra_forbidden", "default_factory_not_called"):
+        elif name == "invalid_key":
+            lines.append(f"{_shown((*path[:-1], str(path[-1])), under)} {_sentence(fault)}")
+        elif name != "default_factory_not_called" and not (name == "missing" and path in meant):
             lines.append(f"{_shown(path, under)} {_sentence(fault)}".lstrip())
     shown = [f"{source}: {_short(printable(line))}" for line in lines[:_MOST_FAULTS]]
     if len(lines) > _MOST_FAULTS:

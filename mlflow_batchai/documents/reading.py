@@ -1,65 +1,15 @@
-"""From the text of a file to a document: JSON or YAML becomes plain data, plain data a job, a cluster or a batchai.yaml."""
+"""From the text of a document, in JSON or YAML, to plain data, with the line and column of what can't be read."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
 import yaml
 
-from mlflow_batchai.documents.batchai import BatchaiFile
-from mlflow_batchai.documents.cluster import ClusterDocument
-from mlflow_batchai.documents.job import JobDocument, JobProperties, shared_outputs
-from mlflow_batchai.documents.model import keys_of, kind, parse
 from mlflow_batchai.errors import DocumentError
-
-
-def load_job(path: str | Path) -> tuple[JobDocument, list[str]]:
-    """A job document from a JSON or YAML file, and warnings.
-
-    Does not ask for completeness: `job.require_complete` and `job.forbid_program` do. Raises DocumentError.
-    """
-    return parse_job(read(path), str(path))
-
-
-def load_cluster(path: str | Path) -> tuple[ClusterDocument, list[str]]:
-    """A cluster document from a JSON or YAML file, and warnings. Raises DocumentError."""
-    return parse_cluster(read(path), str(path))
-
-
-def parse_job(data: object, source: str) -> tuple[JobDocument, list[str]]:
-    """A job document from plain data; the warnings also tell of output directories that are one folder.
-
-    Job properties outside ``properties`` are refused: Batch AI ignored such a document without a word.
-    """
-    if isinstance(data, Mapping) and "properties" not in data and keys_of(JobProperties).keys() & data.keys():
-        raise DocumentError(f"{source}: the job's keys must stand under 'properties': {{\"properties\": {{...}}}}")
-    document, warnings = parse(JobDocument, data, source)
-    return document, warnings + [f"{source}: {note}" for note in shared_outputs(document.properties)]
-
-
-def parse_cluster(data: object, source: str) -> tuple[ClusterDocument, list[str]]:
-    """A cluster document from plain data, with Batch AI's keys under ``properties`` or at the top."""
-    if not isinstance(data, Mapping) or "properties" not in data:
-        return parse(ClusterDocument, data, source)
-    inner = {} if data["properties"] is None else data["properties"]
-    if not isinstance(inner, Mapping):
-        raise DocumentError(f"{source}: properties must be a mapping, not {kind(inner)}")
-    outer = {key: value for key, value in data.items() if key != "properties"}
-    twice = [key for key in keys_of(ClusterDocument) if key in inner and key in outer]
-    if twice:
-        raise DocumentError(f"{source}: {twice[0]} is given both under properties and beside it; keep one")
-    under = {str(key): "properties" for key in inner}
-    return parse(ClusterDocument, {**inner, **outer}, source, under)
-
-
-def parse_batchai(data: object, source: str) -> tuple[BatchaiFile, list[str]]:
-    """A batchai.yaml from plain data, such as what `batchai.merge` returns."""
-    document, warnings = parse(BatchaiFile, data, source)
-    return document, warnings + [f"{source}: {note}" for note in shared_outputs(document.properties)]
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -71,20 +21,6 @@ def read(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise DocumentError(f"{path}: can't be read: {error.strerror}") from error
     return load_text(text, str(path))
-
-
-def read_batchai(path: str | Path) -> dict[str, Any]:
-    """The plain data of a batchai.yaml, or of the ``batchai:`` block of a file named MLproject.
-
-    An MLproject without the block gives {}. Raises DocumentError.
-    """
-    data = read(path)
-    if Path(path).name != "MLproject":
-        return data
-    block = {} if data.get("batchai") is None else data["batchai"]
-    if not isinstance(block, dict):
-        raise DocumentError(f"{path}: batchai must be a mapping, not {kind(block)}")
-    return block
 
 
 def load_text(text: str, source: str) -> dict[str, Any]:
@@ -116,6 +52,12 @@ def load_list(text: str, source: str) -> list[Any]:
     if not isinstance(data, list):
         raise DocumentError(f"{source}: must hold a list, not {kind(data)}")
     return data
+
+
+def kind(value: object) -> str:
+    """What a person calls a value of this type: 'a list', 'text', ..."""
+    names = {dict: "a mapping", list: "a list", tuple: "a list", str: "text", bool: "true or false"}
+    return names.get(type(value), "a number" if isinstance(value, (int, float)) else "an empty value")
 
 
 def _parsed(text: str, source: str) -> Any:

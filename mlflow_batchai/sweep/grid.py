@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlflow_batchai.documents.model import kind
-from mlflow_batchai.documents.reading import load_list
+from mlflow_batchai.documents.reading import kind, load_list
 from mlflow_batchai.errors import DocumentError, UsageError
 from mlflow_batchai.terminal import printable
 

@@ -10,7 +10,7 @@ import pytest
 from command_line import Cli
 
 from mlflow_batchai.cli import sweep
-from mlflow_batchai.documents.reading import parse_batchai
+from mlflow_batchai.documents.batchai import parse_batchai
 
 MLPROJECT = """
     name: toy

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.documents.batchai import parse_batchai
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.documents.mlproject import bind, find_entry_point, load_project
-from mlflow_batchai.documents.reading import parse_batchai
 from mlflow_batchai.errors import (
     BatchAIError,
     ClusterError,

@@ -11,10 +11,9 @@ from urllib.parse import parse_qs
 import pytest
 
 from mlflow_batchai.cluster.clusters import Cluster
-from mlflow_batchai.documents.cluster import ClusterDocument
+from mlflow_batchai.documents.cluster import ClusterDocument, parse_cluster
 from mlflow_batchai.documents.job import JobProperties
 from mlflow_batchai.documents.model import parse as parse_model
-from mlflow_batchai.documents.reading import parse_cluster
 from mlflow_batchai.engines.base import StartRequest
 from mlflow_batchai.errors import DocumentError, NotSupportedError
 from mlflow_batchai.job.places import place_logs

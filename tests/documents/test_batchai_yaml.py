@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.documents.batchai import BatchaiFile, MetricRule, ModelSettings, merge
+from mlflow_batchai.documents.batchai import BatchaiFile, MetricRule, ModelSettings, merge, parse_batchai
 from mlflow_batchai.documents.job import HorovodSettings
-from mlflow_batchai.documents.reading import load_text, parse_batchai
+from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.job.metrics import MetricFold
 

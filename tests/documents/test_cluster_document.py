@@ -9,9 +9,8 @@ import pytest
 
 from mlflow_batchai import config
 from mlflow_batchai.cli.options import OUTPUTS
-from mlflow_batchai.documents.cluster import ClusterDocument, Engine
+from mlflow_batchai.documents.cluster import ClusterDocument, Engine, parse_cluster
 from mlflow_batchai.documents.model import masked, parse
-from mlflow_batchai.documents.reading import parse_cluster
 from mlflow_batchai.documents.settings import SettingsFile
 from mlflow_batchai.errors import DocumentError
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_batchai.documents.job import JobDocument, require_complete
+from mlflow_batchai.documents.cluster import parse_cluster
+from mlflow_batchai.documents.job import JobDocument, parse_job, require_complete
 from mlflow_batchai.documents.model import masked
-from mlflow_batchai.documents.reading import load_cluster, load_job
+from mlflow_batchai.documents.reading import read
 from mlflow_batchai.errors import DocumentError
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
@@ -29,17 +30,17 @@ def is_json(path: Path) -> bool:
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(CORPUS)) for path in FILES])
 def test_file(path: Path) -> None:
-    load = load_cluster if "cluster" in path.name else load_job
+    parse = parse_cluster if "cluster" in path.name else parse_job
     if not is_json(path):
         with pytest.raises(DocumentError, match=r"\.json, line \d+, column \d+: not valid JSON: "):
-            load(path)
+            parse(read(path), str(path))
         return
     if "credentialsInfo" in path.read_text():
         with pytest.raises(DocumentError) as caught:
-            load(path)
+            parse(read(path), str(path))
         assert str(caught.value).endswith(MISSPELT)
         return
-    document, warnings = load(path)
+    document, warnings = parse(read(path), str(path))
     assert all(warning.startswith(str(path)) for warning in warnings)
     assert "REDACTED" not in json.dumps(masked(document))
     if isinstance(document, JobDocument) and "_documentation" not in path.parts:

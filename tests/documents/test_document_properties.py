@@ -14,10 +14,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlflow_batchai.documents.batchai import merge
+from mlflow_batchai.documents.batchai import merge, parse_batchai, read_batchai
+from mlflow_batchai.documents.cluster import parse_cluster
+from mlflow_batchai.documents.job import parse_job
 from mlflow_batchai.documents.mlproject import bind, find_entry_point, load_project
 from mlflow_batchai.documents.model import parse
-from mlflow_batchai.documents.reading import load_text, parse_batchai, parse_cluster, parse_job, read_batchai
+from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.documents.settings import SettingsFile
 from mlflow_batchai.errors import BatchAIError
 

@@ -14,10 +14,10 @@ from mlflow_batchai.documents.job import (
     JobDocument,
     JobProperties,
     forbid_program,
+    parse_job,
     require_complete,
 )
 from mlflow_batchai.documents.model import masked
-from mlflow_batchai.documents.reading import parse_job
 from mlflow_batchai.errors import DocumentError
 
 SCRIPT = "$AZ_BATCHAI_JOB_MOUNT_ROOT/code/train.py"

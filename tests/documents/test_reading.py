@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.documents.reading import load_cluster, load_list, load_text, parse_batchai, parse_job, read, read_batchai
+from mlflow_batchai.documents.batchai import parse_batchai, read_batchai
+from mlflow_batchai.documents.cluster import load_cluster
+from mlflow_batchai.documents.job import parse_job
+from mlflow_batchai.documents.reading import load_list, load_text, read
 from mlflow_batchai.errors import DocumentError
 
 NUMBERS = {"a": "0777", "b": "1.10", "c": "1:30:00", "d": "2019-03-31", "e": -4}

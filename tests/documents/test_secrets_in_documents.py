@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_batchai.documents.job import FRAMEWORKS, JobDocument
+from mlflow_batchai.documents.cluster import parse_cluster
+from mlflow_batchai.documents.job import FRAMEWORKS, JobDocument, parse_job
 from mlflow_batchai.documents.model import masked, secret_values
-from mlflow_batchai.documents.reading import load_text, parse_cluster, parse_job
+from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import DocumentError
 
 HIDDEN = "hunter2hunter2"
