@@ -18,6 +18,7 @@ from mlflow_batchai.documents.job import (
     require_complete,
 )
 from mlflow_batchai.documents.model import masked
+from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import DocumentError
 
 SCRIPT = "$AZ_BATCHAI_JOB_MOUNT_ROOT/code/train.py"
@@ -160,12 +161,6 @@ def test_a_whole_document() -> None:
     assert properties.secrets[0].value is not None and properties.secrets[0].value.get_secret_value() == "t"
 
 
-def test_numbers_are_read_as_batch_ai_did() -> None:
-    properties = read(nodeCount="3", environmentVariables=[{"name": "N", "value": 2}])
-    assert properties.node_count == 3
-    assert properties.environment_variables[0].value == "2"
-
-
 def test_keys_that_never_had_a_meaning_are_dropped_with_a_warning() -> None:
     data = job(
         comment="a note",
@@ -185,98 +180,69 @@ def test_keys_that_never_had_a_meaning_are_dropped_with_a_warning() -> None:
         [*expected, "job.json: $schema names another version; the document is read as 2018-05-01"]
     )
     assert "comment" in data["properties"], "the input is left as it was"
+    assert parse_job({"$schema": "https://example.com/schemas/2018-05-01/job.json", "properties": {}}, "job.json")[1] == []
 
 
-def test_the_schema_of_this_version_needs_no_warning() -> None:
-    data = {"$schema": "https://example.com/schemas/2018-05-01/job.json", "properties": {}}
-    assert parse_job(data, "job.json")[1] == []
-
-
-def test_null_means_absent() -> None:
+def test_null_means_absent_and_numbers_may_be_text() -> None:
     properties = read(secrets=None, caffeSettings=None, horovodSettings={"processCount": None})
     assert properties.secrets == ()
     assert properties.framework == ("horovodSettings", HorovodSettings())
+    properties = read(nodeCount="3", environmentVariables=[{"name": "N", "value": 2}])
+    assert (properties.node_count, properties.environment_variables[0].value) == (3, "2")
 
 
-MOUNT = {"mountCommand": "m", "relativeMountPath": "x"}
-DIRECTORY = {"id": "A", "path": "p"}
-NAMED = {"name": "A", "value": "x"}
+REFUSED = {
+    "horovodSettings: {proccessCount: 2}": ".horovodSettings.proccessCount is not a known key; did you mean processCount?",
+    "node_count: 2": ".node_count is not a known key; did you mean nodeCount?",
+    "nodecount: ": ".nodecount is not a known key; did you mean nodeCount?",
+    "customToolkitSettings: {zzz: 2}": ".customToolkitSettings.zzz is not a known key; known keys: commandLine",
+    "mountVolumes: {azureFileShares: [{azureFileUrl: u, relativeMountPath: r, credentialsInfo: {}}]}": (
+        ".mountVolumes.azureFileShares[0].credentialsInfo is not a known key; did you mean credentials?"
+    ),
+    "mountVolumes: {azureFileShares: [{azureFileUrl: u, relativeMountPath: r, credentials: {}}]}": (
+        ".mountVolumes.azureFileShares[0].credentials is empty"
+    ),
+    "outputDirectories: [{id: B, pathPrefx: p}]": ".outputDirectories[0].pathPrefx is not a known key; did you mean pathPrefix?",
+    "outputDirectories: [{id: A}]": ".outputDirectories[0].pathPrefix is missing",
+    "nodeCount: two": ".nodeCount must be a whole number",
+    "nodeCount: [2]": ".nodeCount must be a whole number, not a list",
+    "nodeCount: true": ".nodeCount must be a whole number",
+    "nodeCount: 0": ".nodeCount must be at least 1",
+    "schedulingPriority: urgent": ".schedulingPriority is 'urgent'; allowed: ",
+    "schedulingPriority: 1": ".schedulingPriority is not an allowed value",
+    "pyTorchSettings: {communicationBackend: nccl}": ".pyTorchSettings.communicationBackend is 'nccl'",
+    "environmentVariables: {A: 1}": ".environmentVariables must be a list",
+    "environmentVariables: [A=1]": ".environmentVariables[0] must be a mapping",
+    "environmentVariables: [{name: A, value: true}]": ".environmentVariables[0].value must be text",
+    "environmentVariables: [{name: A B, value: ''}]": ".environmentVariables[0].name is 'A B'",
+    "jobPreparation: apt update": ".jobPreparation must be a mapping",
+    "jobPreparation: {commandLine: ''}": ".jobPreparation.commandLine must not be empty",
+    "horovodSettings: ": " has an empty horovodSettings",
+    "{horovodSettings: {}, customMpiSettings: {}}": " has horovodSettings and customMpiSettings",
+    "caffeSettings: {configFilePath: a, pythonScriptFilePath: b}": ".caffeSettings has both configFilePath and ",
+    "cntkSettings: {languageType: python, configFilePath: a}": ".cntkSettings has a configFilePath",
+    "cntkSettings: {languageType: BrainScript, pythonScriptFilePath: a}": ".cntkSettings has a pythonScriptFilePath",
+    "secrets: [{name: A}]": ".secrets[0] must have either value or valueSecretReference",
+    "{secrets: [{name: A, value: x}], environmentVariables: [{name: A, value: y}]}": " gives the environment variable or secret 'A'",
+    "inputDirectories: [{id: A, path: p}, {id: A, path: p}]": ".inputDirectories gives the id 'A' twice",
+    "outputDirectories: [{id: stdouterr, pathPrefix: p}]": ".outputDirectories[0].id is 'stdouterr'",
+    "inputDirectories: [{id: A-B, path: p}]": ".inputDirectories[0].id is 'A-B'",
+    "mountVolumes: {unmanagedFileSystems: [{mountCommand: m, relativeMountPath: ../x}]}": (
+        ".mountVolumes.unmanagedFileSystems[0].relativeMountPath is '../x'"
+    ),
+    "mountVolumes: {unmanagedFileSystems: [&m {mountCommand: m, relativeMountPath: x}, *m]}": (
+        ".mountVolumes gives the relativeMountPath 'x' twice"
+    ),
+    "containerSettings: {imageSourceRegistry: {image: i}, shmSize: lots}": ".containerSettings.shmSize is 'lots'",
+    "constraints: {maxWallClockTime: P0D}": ".constraints.maxWallClockTime is 'P0D'",
+    "constraints: {maxWallClockTime: 7200}": ".constraints.maxWallClockTime must be a duration",
+}
 
 
-def mounts(*volumes: dict[str, Any]) -> dict[str, Any]:
-    return {"mountVolumes": {"unmanagedFileSystems": [*volumes]}}
-
-
-def shares(**keys: Any) -> dict[str, Any]:
-    return {"mountVolumes": {"azureFileShares": [{"azureFileUrl": "u", "relativeMountPath": "r", **keys}]}}
-
-
-def variable(name: Any, value: Any) -> dict[str, Any]:
-    return {"environmentVariables": [{"name": name, "value": value}]}
-
-
-@pytest.mark.parametrize(
-    ("properties", "words"),
-    [
-        (
-            {"horovodSettings": {"proccessCount": 2}},
-            ".horovodSettings.proccessCount is not a known key; did you mean processCount?",
-        ),
-        ({"node_count": 2}, ".node_count is not a known key; did you mean nodeCount?"),
-        ({"nodecount": None}, ".nodecount is not a known key; did you mean nodeCount?"),
-        ({"customToolkitSettings": {"zzz": 2}}, ".customToolkitSettings.zzz is not a known key; known keys: commandLine"),
-        (
-            shares(credentialsInfo={}),
-            ".mountVolumes.azureFileShares[0].credentialsInfo is not a known key; did you mean credentials?",
-        ),
-        (shares(credentials={}), ".mountVolumes.azureFileShares[0].credentials is empty"),
-        (
-            {"outputDirectories": [{"id": "B", "pathPrefx": "p"}]},
-            ".outputDirectories[0].pathPrefx is not a known key; did you mean ",
-        ),
-        ({"outputDirectories": [{"id": "A"}]}, ".outputDirectories[0].pathPrefix is missing"),
-        ({"nodeCount": "two"}, ".nodeCount must be a whole number"),
-        ({"nodeCount": [2]}, ".nodeCount must be a whole number, not a list"),
-        ({"nodeCount": True}, ".nodeCount must be a whole number"),
-        ({"nodeCount": 0}, ".nodeCount must be at least 1"),
-        ({"schedulingPriority": "urgent"}, ".schedulingPriority is 'urgent'; allowed: "),
-        ({"schedulingPriority": 1}, ".schedulingPriority is not an allowed value"),
-        ({"pyTorchSettings": {"communicationBackend": "nccl"}}, ".pyTorchSettings.communicationBackend is 'nccl'"),
-        ({"environmentVariables": {"A": "1"}}, ".environmentVariables must be a list"),
-        ({"environmentVariables": ["A=1"]}, ".environmentVariables[0] must be a mapping"),
-        (variable("A", True), ".environmentVariables[0].value must be text"),
-        (variable("A B", ""), ".environmentVariables[0].name is 'A B'"),
-        ({"jobPreparation": "apt update"}, ".jobPreparation must be a mapping"),
-        ({"jobPreparation": {"commandLine": ""}}, ".jobPreparation.commandLine must not be empty"),
-        ({"horovodSettings": None}, " has an empty horovodSettings"),
-        ({"horovodSettings": {}, "customMpiSettings": {}}, " has horovodSettings and customMpiSettings"),
-        (
-            {"caffeSettings": {"configFilePath": "a", "pythonScriptFilePath": "b"}},
-            ".caffeSettings has both configFilePath and ",
-        ),
-        ({"cntkSettings": {"languageType": "python", "configFilePath": "a"}}, ".cntkSettings has a configFilePath"),
-        (
-            {"cntkSettings": {"languageType": "BrainScript", "pythonScriptFilePath": "a"}},
-            ".cntkSettings has a pythonScriptFilePath",
-        ),
-        ({"secrets": [{"name": "A"}]}, ".secrets[0] must have either value or valueSecretReference"),
-        ({"secrets": [NAMED], "environmentVariables": [NAMED]}, " gives the environment variable or secret 'A' twice"),
-        ({"inputDirectories": [DIRECTORY, DIRECTORY]}, ".inputDirectories gives the id 'A' twice"),
-        ({"outputDirectories": [{"id": "stdouterr", "pathPrefix": "p"}]}, ".outputDirectories[0].id is 'stdouterr'"),
-        ({"inputDirectories": [{**DIRECTORY, "id": "A-B"}]}, ".inputDirectories[0].id is 'A-B'"),
-        (mounts({**MOUNT, "relativeMountPath": "../x"}), ".mountVolumes.unmanagedFileSystems[0].relativeMountPath is '../x'"),
-        (mounts(MOUNT, MOUNT), ".mountVolumes gives the relativeMountPath 'x' twice"),
-        (
-            {"containerSettings": {"imageSourceRegistry": {"image": "i"}, "shmSize": "lots"}},
-            ".containerSettings.shmSize is 'lots'",
-        ),
-        ({"constraints": {"maxWallClockTime": "P0D"}}, ".constraints.maxWallClockTime is 'P0D'"),
-        ({"constraints": {"maxWallClockTime": 7200}}, ".constraints.maxWallClockTime must be a duration"),
-    ],
-)
-def test_refusals_name_the_key(properties: dict[str, Any], words: str) -> None:
-    message = refusal(job(**properties))
-    assert message.startswith(f"job.json: properties{words}")
+@pytest.mark.parametrize("text", REFUSED)
+def test_refusals_name_the_key(text: str) -> None:
+    message = refusal(job(**load_text(text, "job.yaml")))
+    assert message.startswith(f"job.json: properties{REFUSED[text]}")
     assert "\n" not in message
 
 
@@ -296,35 +262,24 @@ def test_refusals_at_the_top(data: object, words: str) -> None:
 
 
 FORMS = "write it as ISO 8601 ('PT2H', 'P7D') or as 'd.hh:mm:ss' ('0.02:00:00'), in quotes"
+WORDING = {
+    "nodeCount: [2]": ".nodeCount must be a whole number, not a list",
+    "schedulingPriority: urgent": ".schedulingPriority is 'urgent'; allowed: 'low', 'normal', 'high'",
+    "environmentVariables: [{name: A, value: true}]": (
+        ".environmentVariables[0].value must be text, not true or false; put it in quotes"
+    ),
+    "environmentVariables: [{name: A B, value: ''}]": (
+        ".environmentVariables[0].name is 'A B', but must be a variable's name, without spaces or '='"
+    ),
+    "horovodSettings: ": " has an empty horovodSettings; write 'horovodSettings: {}' for a block without settings",
+    "constraints: {maxWallClockTime: 1h}": f".constraints.maxWallClockTime is '1h', which is not a duration; {FORMS}",
+}
 
 
-@pytest.mark.parametrize(
-    ("properties", "sentence"),
-    [
-        ({"nodeCount": [2]}, "properties.nodeCount must be a whole number, not a list"),
-        ({"schedulingPriority": "urgent"}, "properties.schedulingPriority is 'urgent'; allowed: 'low', 'normal', 'high'"),
-        (
-            variable("A", True),
-            "properties.environmentVariables[0].value must be text, not true or false; put it in quotes",
-        ),
-        (
-            variable("A B", ""),
-            "properties.environmentVariables[0].name is 'A B', but must be a variable's name, without spaces or '='",
-        ),
-        (
-            {"horovodSettings": None},
-            "properties has an empty horovodSettings; write 'horovodSettings: {}' for a block without settings",
-        ),
-        (
-            {"constraints": {"maxWallClockTime": "1h"}},
-            f"properties.constraints.maxWallClockTime is '1h', which is not a duration; {FORMS}",
-        ),
-        ({"secrets": [{"name": "A"}]}, "properties.secrets[0] must have either value or valueSecretReference"),
-    ],
-)
-def test_the_wording_of_refusals(properties: dict[str, Any], sentence: str) -> None:
+@pytest.mark.parametrize("text", WORDING)
+def test_the_wording_of_refusals(text: str) -> None:
     """One sentence of each kind: the file, the path of the key, what is wrong and what to write instead."""
-    assert refusal(job(**properties)) == f"job.json: {sentence}"
+    assert refusal(job(**load_text(text, "job.yaml"))) == f"job.json: properties{WORDING[text]}"
 
 
 def test_several_faults_take_a_line_each_and_at_most_ten() -> None:
