@@ -11,6 +11,7 @@ from mlflow_batchai import config
 from mlflow_batchai.cli.options import OUTPUTS
 from mlflow_batchai.documents.cluster import ClusterDocument, Engine, parse_cluster
 from mlflow_batchai.documents.model import masked, parse
+from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.documents.settings import SettingsFile
 from mlflow_batchai.errors import DocumentError
 
@@ -39,7 +40,6 @@ SSH: dict[str, Any] = {
     "share": "/mnt/share",
     "shareOnNodes": "/srv/share",
 }
-BOTH_SCALES = {"manual": {}, "autoScale": {"minimumNodeCount": 0, "maximumNodeCount": 1}}
 KEY = "a2V5"
 
 
@@ -91,40 +91,37 @@ def test_nodes_over_ssh() -> None:
     assert parse_cluster({**SSH, "root": "~/node"}, "c.yaml")[0].root == "~/node"
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        ({"nodes": 0}, "nodes must be at least 1"),
-        ({"nodes": 101}, "nodes must be at most 100"),
-        ({"engine": "kubernetes"}, "engine is 'kubernetes'"),
-        ({"engine": {"local": {}}}, "engine is not an allowed value"),
-        ({"vmSise": "x"}, "vmSise is not a known key; did you mean vmSize?"),
-        ({"properties": {"vmSise": "x"}}, "properties.vmSise is not a known key; did you mean vmSize?"),
-        (
-            {"properties": {"scaleSettings": {"manual": {"targetNodeCount": "x"}}}},
-            "properties.scaleSettings.manual.targetNodeCount ",
-        ),
-        ({"scaleSettings": {}}, "scaleSettings must have either manual or autoScale"),
-        ({"scaleSettings": BOTH_SCALES}, "scaleSettings must have either manual or autoScale, not both"),
-        ({"vmSize": "a", "properties": {"vmSize": "b"}}, "vmSize is given both under properties and beside it"),
-        ({"properties": []}, "properties must be a mapping"),
-        ({"hosts": ["a"]}, "has hosts, which needs engine: ssh"),
-        ({"mountedAt": {"a/b": "/c"}}, "has mountedAt, which needs mount: bind"),
-        ({"share": "/x", "credentials": {"accountKey": KEY}}, "has credentials, which belong to an Azure share"),
-        ({**SSH, "hosts": []}, "has engine: ssh and no hosts"),
-        ({**SSH, "hosts": ["a", "b", "a"]}, "hosts gives the host 'a' twice"),
-        ({**SSH, "nodes": 3}, "says nodes: 3 and names 2 hosts"),
-        ({**SSH, "share": None}, "has engine: ssh and no share"),
-        ({**SSH, "share": "https://a.file.core.windows.net/s"}, "has shareOnNodes"),
-        ({**SSH, "root": "node"}, "root is 'node', but must be an absolute path"),
-        ({**SSH, "port": 70000}, "port must be at most 65535"),
-        ({**SSH, "hosts": [{"host": "a", "keyfile": "x"}]}, "hosts[0].keyfile is not a known key; did you mean keyFile?"),
-    ],
-)
-def test_refusals(data: dict[str, Any], words: str) -> None:
+REFUSED = {
+    "nodes: 0": "nodes must be at least 1",
+    "nodes: 101": "nodes must be at most 100",
+    "engine: kubernetes": "engine is 'kubernetes'",
+    "engine: {local: {}}": "engine is not an allowed value",
+    "vmSise: x": "vmSise is not a known key; did you mean vmSize?",
+    "properties: {vmSise: x}": "properties.vmSise is not a known key; did you mean vmSize?",
+    "properties: {scaleSettings: {manual: {targetNodeCount: x}}}": "properties.scaleSettings.manual.targetNodeCount must be ",
+    "scaleSettings: {}": "scaleSettings must have either manual or autoScale",
+    "scaleSettings: {manual: {}, autoScale: {minimumNodeCount: 0, maximumNodeCount: 1}}": "scaleSettings must have either manual or",
+    "{vmSize: a, properties: {vmSize: b}}": "vmSize is given both under properties and beside it",
+    "properties: []": "properties must be a mapping",
+    "hosts: [a]": "has hosts, which needs engine: ssh",
+    "mountedAt: {a/b: /c}": "has mountedAt, which needs mount: bind",
+    "{share: /x, credentials: {accountKey: a2V5}}": "has credentials, which belong to an Azure share",
+    "{engine: ssh, share: /s}": "has engine: ssh and no hosts",
+    "{engine: ssh, share: /s, hosts: [a, b, a]}": "hosts gives the host 'a' twice",
+    "{engine: ssh, share: /s, hosts: [a, b], nodes: 3}": "says nodes: 3 and names 2 hosts",
+    "{engine: ssh, hosts: [a]}": "has engine: ssh and no share",
+    "{engine: ssh, hosts: [a], share: 'https://a.file.core.windows.net/s', shareOnNodes: /s}": "has shareOnNodes",
+    "{engine: ssh, hosts: [a], share: /s, root: node}": "root is 'node', but must be an absolute path",
+    "{engine: ssh, hosts: [a], share: /s, port: 70000}": "port must be at most 65535",
+    "{engine: ssh, hosts: [{host: a, keyfile: x}]}": "hosts[0].keyfile is not a known key; did you mean keyFile?",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_refusals(text: str) -> None:
     with pytest.raises(DocumentError) as caught:
-        parse_cluster(data, "c.yaml")
-    assert str(caught.value).startswith(f"c.yaml: {words}")
+        parse_cluster(load_text(text, "c.yaml"), "c.yaml")
+    assert str(caught.value).startswith(f"c.yaml: {REFUSED[text]}")
 
 
 def test_the_settings_file() -> None:

@@ -108,55 +108,42 @@ def test_incomplete_documents_are_told_all_that_is_missing() -> None:
         require_complete(read(cntkSettings={}), "job.json")
 
 
+WHOLE = """
+cluster: {id: /subscriptions/s/resourceGroups/g/providers/p/workspaces/w/clusters/gpu}
+schedulingPriority: High
+horovodSettings: {pythonScriptFilePath: train.py}
+mountVolumes:
+  azureFileShares:
+    - {azureFileUrl: 'https://<AZURE_BATCHAI_STORAGE_ACCOUNT>.file.core.windows.net/logs', relativeMountPath: logs}
+    - accountName: acct
+      azureFileUrl: https://acct.file.core.windows.net/share/folder
+      relativeMountPath: folder
+      credentials: {accountKey: k}
+      fileMode: 0700
+  azureBlobFileSystems: [{accountName: a, containerName: c, relativeMountPath: data, mountOptions: ''}]
+  fileServers: [{fileServer: {id: /x/nfs1}, relativeMountPath: nfs, sourceDirectory: d}]
+  unmanagedFileSystems: [{mountCommand: 'mount -t nfs4 10.0.0.4:/v', relativeMountPath: gv}]
+containerSettings:
+  shmSize: 16gb
+  imageSourceRegistry:
+    serverUrl: registry.example.com
+    image: registry.example.com/team/image:1
+    credentials: {username: $oauthtoken, passwordSecretReference: &v {sourceVault: {id: /v}, secretUrl: 'https://v/s'}}
+inputDirectories: [{id: DATA, path: $AZ_BATCHAI_JOB_MOUNT_ROOT/data}]
+outputDirectories: [{id: MODEL, pathPrefix: /logs, pathSuffix: models}, {id: LOGS, pathPrefix: /logs, pathSuffix: logs}]
+environmentVariables: [{name: HOROVOD_TIMELINE, value: $AZ_BATCHAI_OUTPUT_LOGS/t.json}]
+secrets: [{name: TOKEN, value: t}, {name: OTHER, valueSecretReference: *v}]
+constraints: {maxWallClockTime: PT2H}
+"""
+
+
 def test_a_whole_document() -> None:
-    vault = {"sourceVault": {"id": "/v"}, "secretUrl": "https://v/secrets/s"}
-    logs = "$AZ_BATCHAI_JOB_MOUNT_ROOT/logs"
-    properties = read(
-        cluster={"id": "/subscriptions/s/resourceGroups/g/providers/p/workspaces/w/clusters/gpu"},
-        schedulingPriority="High",
-        horovodSettings=BLOCKS["horovodSettings"],
-        mountVolumes={
-            "azureFileShares": [
-                {
-                    "azureFileUrl": "https://<AZURE_BATCHAI_STORAGE_ACCOUNT>.file.core.windows.net/logs",
-                    "relativeMountPath": "logs",
-                },
-                {
-                    "accountName": "acct",
-                    "azureFileUrl": "https://acct.file.core.windows.net/share/folder",
-                    "relativeMountPath": "folder",
-                    "credentials": {"accountKey": "k"},
-                    "fileMode": "0700",
-                },
-            ],
-            "azureBlobFileSystems": [
-                {"accountName": "a", "containerName": "c", "relativeMountPath": "data", "mountOptions": ""}
-            ],
-            "fileServers": [{"fileServer": {"id": "/x/nfs1"}, "relativeMountPath": "nfs", "sourceDirectory": "d"}],
-            "unmanagedFileSystems": [{"mountCommand": "mount -t nfs4 10.0.0.4:/v", "relativeMountPath": "gv"}],
-        },
-        containerSettings={
-            "shmSize": "16gb",
-            "imageSourceRegistry": {
-                "serverUrl": "registry.example.com",
-                "image": "registry.example.com/team/image:1",
-                "credentials": {"username": "$oauthtoken", "passwordSecretReference": vault},
-            },
-        },
-        inputDirectories=[{"id": "DATA", "path": "$AZ_BATCHAI_JOB_MOUNT_ROOT/data"}],
-        outputDirectories=[
-            {"id": "MODEL", "pathPrefix": logs, "pathSuffix": "models"},
-            {"id": "LOGS", "pathPrefix": logs, "pathSuffix": "logs"},
-        ],
-        environmentVariables=[{"name": "HOROVOD_TIMELINE", "value": "$AZ_BATCHAI_OUTPUT_LOGS/t.json"}],
-        secrets=[{"name": "TOKEN", "value": "t"}, {"name": "OTHER", "valueSecretReference": vault}],
-        constraints={"maxWallClockTime": "PT2H"},
-    )
+    properties = read(**load_text(WHOLE, "job.yaml"))
     require_complete(properties, "job.json")
     assert properties.cluster is not None and properties.cluster.name == "gpu"
     assert properties.scheduling_priority == "high"
     assert [volume.relative_mount_path for volume in properties.mount_volumes.all] == ["logs", "folder", "data", "nfs", "gv"]
-    assert properties.mount_volumes.azure_file_shares[0].file_mode == "0777"
+    assert [share.file_mode for share in properties.mount_volumes.azure_file_shares] == ["0777", "0700"]
     assert properties.constraints.max_wall_clock_time == timedelta(hours=2)
     assert properties.secrets[0].value is not None and properties.secrets[0].value.get_secret_value() == "t"
 
