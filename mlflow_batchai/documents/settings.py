@@ -1,4 +1,7 @@
-"""``config.yaml``: one user's defaults, and the storage accounts whose keys he has."""
+"""``config.yaml``: one user's defaults, and the storage accounts whose keys he has.
+
+Apart from `mlflow_batchai.config`, which every command imports, and most without pydantic.
+"""
 
 from __future__ import annotations
 
