@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+from whole_documents import BATCHAI
 
 from mlflow_batchai.documents.batchai import BatchaiFile, MetricRule, ModelSettings, merge, parse_batchai
 from mlflow_batchai.documents.job import HorovodSettings
@@ -13,26 +14,9 @@ from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.job.metrics import MetricFold
 
-WHOLE = """
-cluster: gpu
-experiment: Cifar ten (nightly)
-workspace: team-a
-name: run_1
-retries: 2
-wait: false
-stage: [data, weights]
-model: {path: $AZ_BATCHAI_OUTPUT_MODEL/model.h5, register: cifar}
-metrics:
-  - {name: loss, regex: 'loss: ([0-9.]+)'}
-properties:
-  horovodSettings: {processCount: 4}
-  jobPreparation: {commandLine: "pip list"}
-  constraints: {maxWallClockTime: 1:30:00}
-"""
-
 
 def test_a_whole_file() -> None:
-    document, warnings = parse_batchai(load_text(WHOLE, "batchai.yaml"), "batchai.yaml")
+    document, warnings = parse_batchai(BATCHAI, "batchai.yaml")
     assert warnings == []
     assert document.properties.framework == ("horovodSettings", HorovodSettings(process_count=4))
     assert document.model == ModelSettings(path="$AZ_BATCHAI_OUTPUT_MODEL/model.h5", register="cifar")

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from whole_documents import AZURE, BATCHAI, JOB, PROJECT, SETTINGS, SSH
 
 from mlflow_batchai.documents.batchai import merge, parse_batchai, read_batchai
 from mlflow_batchai.documents.cluster import parse_cluster
@@ -22,66 +23,6 @@ from mlflow_batchai.documents.model import parse
 from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.documents.settings import SettingsFile
 from mlflow_batchai.errors import BatchAIError
-
-JOB: dict[str, Any] = yaml.safe_load("""
-$schema: https://raw.githubusercontent.com/Azure/BatchAI/master/schemas/2018-05-01/job.json
-properties:
-  nodeCount: 2
-  cluster: {id: /subscriptions/1/resourceGroups/g/clusters/c}
-  horovodSettings: {pythonScriptFilePath: $S/train.py, commandLineArgs: --lr 0.1, processCount: 2}
-  stdOutErrPathPrefix: $AZ_BATCHAI_MOUNT_ROOT/share
-  inputDirectories: [{id: DATA, path: $S/data}]
-  outputDirectories: [{id: MODEL, pathPrefix: $S, pathSuffix: models}]
-  environmentVariables: [{name: A, value: b}]
-  secrets: [{name: TOKEN, value: x}]
-  containerSettings: {imageSourceRegistry: {image: 'python:3.11', credentials: {username: u, password: p}}}
-  jobPreparation: {commandLine: pip install x}
-  constraints: {maxWallClockTime: PT2H}
-  mountVolumes:
-    azureFileShares:
-      - {accountName: a, azureFileUrl: 'https://a.file.core.windows.net/s', relativeMountPath: s, credentials: {accountKey: a2V5}}
-""")
-CLUSTER: dict[str, Any] = yaml.safe_load("""
-engine: ssh
-hosts: [one, {host: two, port: 2222, user: u}]
-python: /usr/bin/python3
-share: /mnt/share
-properties:
-  vmSize: STANDARD_NC6
-  vmPriority: lowpriority
-  scaleSettings: {manual: {targetNodeCount: 2}}
-  userAccountSettings: {adminUserName: me, adminUserPassword: secret}
-  nodeSetup: {setupTask: {commandLine: echo hi, stdOutErrPathPrefix: $S}}
-""")
-BATCHAI: dict[str, Any] = {
-    **yaml.safe_load("""
-cluster: local
-experiment: e
-workspace: w
-stage: [data]
-retries: 2
-terminateGrace: PT10S
-metrics: [{name: f1, regex: 'step (?P<step>\\d+): (\\S+)', step: step}]
-model: {path: m.h5, register: net}
-cachePreparation: [a.txt]
-"""),
-    "properties": {key: value for key, value in JOB["properties"].items() if key != "horovodSettings"},
-}
-PROJECT: dict[str, Any] = {
-    **yaml.safe_load("""
-name: p
-docker_env: {image: i, volumes: ['/a:/b'], environment: [A, [B, c]]}
-entry_points:
-  main:
-    parameters: {lr: {type: float, default: 0.1}, data: path, flag: {type: bool, default: true}}
-    command: python train.py --lr {lr} --data {data}
-"""),
-    "batchai": BATCHAI,
-}
-SETTINGS: dict[str, Any] = yaml.safe_load("""
-defaults: {resourceGroup: rg.1, workspace: w, cluster: c, output: table}
-shares: {acct: {accountKey: a2V5}, two: {fileEndpoint: 'https://ACCOUNT.file.example.org'}}
-""")
 
 
 def job(text: str, source: str) -> None:
@@ -116,7 +57,7 @@ def mlproject(text: str, source: str) -> None:
             raise type(error)(str(error).replace(str(path), source)) from None
 
 
-KINDS = {"job.yaml": (job, JOB), "cluster.yaml": (cluster, CLUSTER), "batchai.yaml": (batchai, BATCHAI)}
+KINDS = {"job.yaml": (job, JOB), "cluster.yaml": (cluster, {**SSH, "properties": AZURE}), "batchai.yaml": (batchai, BATCHAI)}
 KINDS |= {"config.yaml": (settings_file, SETTINGS), "MLproject": (mlproject, PROJECT)}
 
 NUMBERS = [0, -1, 2**31, 2**63, 10**400, -(10**30)]

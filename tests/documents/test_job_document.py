@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from whole_documents import HIDDEN, JOB
 
 from mlflow_batchai.documents.job import (
     FRAMEWORKS,
@@ -50,7 +51,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
 
 
 def job(**properties: Any) -> dict[str, Any]:
-    return {"properties": {"nodeCount": 2, "stdOutErrPathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/logs", **properties}}
+    return {"properties": {"nodeCount": 2, "stdOutErrPathPrefix": "/logs", **properties}}
 
 
 def read(**properties: Any) -> JobProperties:
@@ -108,44 +109,15 @@ def test_incomplete_documents_are_told_all_that_is_missing() -> None:
         require_complete(read(cntkSettings={}), "job.json")
 
 
-WHOLE = """
-cluster: {id: /subscriptions/s/resourceGroups/g/providers/p/workspaces/w/clusters/gpu}
-schedulingPriority: High
-horovodSettings: {pythonScriptFilePath: train.py}
-mountVolumes:
-  azureFileShares:
-    - {azureFileUrl: 'https://<AZURE_BATCHAI_STORAGE_ACCOUNT>.file.core.windows.net/logs', relativeMountPath: logs}
-    - accountName: acct
-      azureFileUrl: https://acct.file.core.windows.net/share/folder
-      relativeMountPath: folder
-      credentials: {accountKey: k}
-      fileMode: 0700
-  azureBlobFileSystems: [{accountName: a, containerName: c, relativeMountPath: data, mountOptions: ''}]
-  fileServers: [{fileServer: {id: /x/nfs1}, relativeMountPath: nfs, sourceDirectory: d}]
-  unmanagedFileSystems: [{mountCommand: 'mount -t nfs4 10.0.0.4:/v', relativeMountPath: gv}]
-containerSettings:
-  shmSize: 16gb
-  imageSourceRegistry:
-    serverUrl: registry.example.com
-    image: registry.example.com/team/image:1
-    credentials: {username: $oauthtoken, passwordSecretReference: &v {sourceVault: {id: /v}, secretUrl: 'https://v/s'}}
-inputDirectories: [{id: DATA, path: $AZ_BATCHAI_JOB_MOUNT_ROOT/data}]
-outputDirectories: [{id: MODEL, pathPrefix: /logs, pathSuffix: models}, {id: LOGS, pathPrefix: /logs, pathSuffix: logs}]
-environmentVariables: [{name: HOROVOD_TIMELINE, value: $AZ_BATCHAI_OUTPUT_LOGS/t.json}]
-secrets: [{name: TOKEN, value: t}, {name: OTHER, valueSecretReference: *v}]
-constraints: {maxWallClockTime: PT2H}
-"""
-
-
 def test_a_whole_document() -> None:
-    properties = read(**load_text(WHOLE, "job.yaml"))
+    properties = read(**{**JOB["properties"], "schedulingPriority": "High"})
     require_complete(properties, "job.json")
     assert properties.cluster is not None and properties.cluster.name == "gpu"
     assert properties.scheduling_priority == "high"
     assert [volume.relative_mount_path for volume in properties.mount_volumes.all] == ["logs", "folder", "data", "nfs", "gv"]
     assert [share.file_mode for share in properties.mount_volumes.azure_file_shares] == ["0777", "0700"]
     assert properties.constraints.max_wall_clock_time == timedelta(hours=2)
-    assert properties.secrets[0].value is not None and properties.secrets[0].value.get_secret_value() == "t"
+    assert properties.secrets[0].value is not None and properties.secrets[0].value.get_secret_value() == HIDDEN
 
 
 def test_keys_that_never_had_a_meaning_are_dropped_with_a_warning() -> None:

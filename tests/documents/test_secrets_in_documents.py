@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from whole_documents import AZURE, HIDDEN, JOB
 
 from mlflow_batchai.documents.cluster import parse_cluster
 from mlflow_batchai.documents.job import FRAMEWORKS, JobDocument, parse_job
@@ -16,32 +17,8 @@ from mlflow_batchai.documents.model import masked, secret_values
 from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import DocumentError
 
-HIDDEN = "hunter2hunter2"
-KEY = {"accountKey": HIDDEN}
-SECRETS = [{"name": "TOKEN", "value": HIDDEN}]
-JOB: dict[str, Any] = {
-    "properties": {
-        "nodeCount": 1,
-        "secrets": SECRETS,
-        "mountVolumes": {
-            "azureFileShares": [{"azureFileUrl": "https://a/s", "relativeMountPath": "s", "credentials": KEY}],
-            "azureBlobFileSystems": [{"containerName": "c", "relativeMountPath": "c", "credentials": KEY}],
-        },
-        "containerSettings": {"imageSourceRegistry": {"image": "i", "credentials": {"username": "u", "password": HIDDEN}}},
-    }
-}
-CLUSTER: dict[str, Any] = {
-    "userAccountSettings": {"adminUserName": "u", "adminUserPassword": HIDDEN},
-    "nodeSetup": {
-        "setupTask": {"commandLine": "true", "stdOutErrPathPrefix": "/p", "secrets": SECRETS},
-        "performanceCountersSettings": {"appInsightsReference": {"component": {"id": "/c"}, "instrumentationKey": HIDDEN}},
-    },
-    "share": "https://a.file.core.windows.net/s",
-    "credentials": KEY,
-}
 
-
-@pytest.mark.parametrize(("parser", "data"), [(parse_job, JOB), (parse_cluster, CLUSTER)])
+@pytest.mark.parametrize(("parser", "data"), [(parse_job, JOB), (parse_cluster, AZURE)])
 def test_no_form_of_a_document_shows_a_secret(parser: Any, data: dict[str, Any]) -> None:
     document, warnings = parser(data, "job.json")
     copied = masked(document)
