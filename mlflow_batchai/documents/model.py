@@ -175,25 +175,25 @@ def _without(data: Any, path: Path) -> Any:
     return copied
 
 
-def _inner_model(model: type[SpecModel], name: str) -> type[SpecModel] | None:
-    """The model inside a field's type: ``X``, ``X | None``, ``tuple[X, ...]`` or ``dict[str, X]``."""
-    annotation = model.model_fields[name].annotation
+def _inner(model: type[SpecModel], key: str) -> tuple[type[SpecModel] | None, type | None]:
+    """The model inside a key's type ``X``, ``X | None``, ``tuple[X, ...]`` or ``dict[str, X]``, and ``tuple`` or ``dict``."""
+    annotation = model.model_fields[keys_of(model)[key]].annotation
+    holder = get_origin(annotation) if get_origin(annotation) in (tuple, dict) else None
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, SpecModel):
-            return candidate
-    return None
+            return candidate, holder
+    return None, holder
 
 
 def _model_at(model: type[SpecModel], path: Path) -> type[SpecModel]:
     """The model of the mapping at ``path``, which must lead to one."""
     steps = iter(path)
     for step in steps:
-        if isinstance(step, int):
-            continue
-        name = keys_of(model)[step]
-        if get_origin(model.model_fields[name].annotation) is dict:
-            next(steps)  # a name that the user has chosen
-        model = _inner_model(model, name) or model
+        if isinstance(step, str):
+            inner, holder = _inner(model, step)
+            model = inner or model
+            if holder is dict:
+                next(steps)  # a name that the user has chosen
     return model
 
 
@@ -244,12 +244,11 @@ def _unknown(model: type[SpecModel], path: Path, under: Mapping[str, str]) -> tu
 def _paths_to(wanted: str, model: type[SpecModel]) -> list[Path]:
     """Where a key of that name stands in the blocks of a model; in those of lists and of names the path would need an index."""
     found: list[Path] = []
-    for key, name in keys_of(model).items():
-        inner = _inner_model(model, name)
-        if inner is None or get_origin(model.model_fields[name].annotation) in (dict, tuple):
-            continue
-        found += [(key, one) for one in keys_of(inner) if one.casefold() == wanted]
-        found += [(key, *path) for path in _paths_to(wanted, inner)]
+    for key in keys_of(model):
+        inner, holder = _inner(model, key)
+        if inner and not holder:
+            found += [(key, one) for one in keys_of(inner) if one.casefold() == wanted]
+            found += [(key, *path) for path in _paths_to(wanted, inner)]
     return found
 
 
