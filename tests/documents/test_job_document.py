@@ -101,9 +101,7 @@ def test_a_project_may_prepare_its_nodes_and_count_processes() -> None:
 
 def test_incomplete_documents_are_told_all_that_is_missing() -> None:
     properties = parse_job({"properties": {}}, "job.json")[0].properties
-    with pytest.raises(
-        DocumentError, match=r"^job\.json: properties lacks nodeCount, stdOutErrPathPrefix and a framework block \("
-    ):
+    with pytest.raises(DocumentError, match=r"properties lacks nodeCount, stdOutErrPathPrefix and a framework block \("):
         require_complete(properties, "job.json")
     with pytest.raises(DocumentError, match=r"cntkSettings\.configFilePath or pythonScriptFilePath"):
         require_complete(read(cntkSettings={}), "job.json")
@@ -134,10 +132,8 @@ def test_keys_that_never_had_a_meaning_are_dropped_with_a_warning() -> None:
     ignored = ["location", "properties.comment", "properties.toolType", "properties.experimentName"]
     ignored += ["properties.customToolkitSettings.processCount"]
     ignored += [f"properties.outputDirectories[0].{key}" for key in ("type", "createNew", "$comment")]
-    expected = [f"job.json: {key} has no effect and is ignored" for key in ignored]
-    assert sorted(warnings) == sorted(
-        [*expected, "job.json: $schema names another version; the document is read as 2018-05-01"]
-    )
+    version = "job.json: $schema names another version; the document is read as 2018-05-01"
+    assert sorted(warnings) == sorted([version, *(f"job.json: {key} has no effect and is ignored" for key in ignored)])
     assert "comment" in data["properties"], "the input is left as it was"
     assert parse_job({"$schema": "https://example.com/schemas/2018-05-01/job.json", "properties": {}}, "job.json")[1] == []
 
