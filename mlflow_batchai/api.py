@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow_batchai import detached, lookup, runs, stores, submitting
 from mlflow_batchai.console import JobConsole
-from mlflow_batchai.spec.batchai import merge
+from mlflow_batchai.documents.batchai import merge
 from mlflow_batchai.submitted import SubmittedJob
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from mlflow_batchai.errors import UsageError
 from mlflow_batchai.node import boot
 
 if TYPE_CHECKING:
-    from mlflow_batchai.spec.settings import SettingsFile
+    from mlflow_batchai.documents.settings import SettingsFile
 
 RESOURCE_GROUP, WORKSPACE = "batchai", "default"
 
@@ -63,8 +63,9 @@ def _read(path: Path, changed: int) -> SettingsFile | None:
         if all(not line or line.startswith(b"#") for line in map(bytes.strip, path.read_bytes().splitlines())):
             return None
     # Most commands have no such file, and then nothing of pydantic to import.
-    from mlflow_batchai.spec.loading import parse, read
-    from mlflow_batchai.spec.settings import SettingsFile
+    from mlflow_batchai.documents.model import parse
+    from mlflow_batchai.documents.reading import read
+    from mlflow_batchai.documents.settings import SettingsFile
 
     return parse(SettingsFile, read(path), str(path))[0]
 

@@ -14,6 +14,8 @@ from urllib.parse import quote
 from mlflow_batchai import config, runner, runs
 from mlflow_batchai.cluster import scaling
 from mlflow_batchai.detached import Submitted
+from mlflow_batchai.documents.fields import format_duration
+from mlflow_batchai.documents.job import FRAMEWORKS
 from mlflow_batchai.errors import BatchAIError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Glance, Hold
@@ -24,8 +26,6 @@ from mlflow_batchai.node.layout import node_id
 from mlflow_batchai.node.plan import Plan
 from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.spec.durations import format_duration
-from mlflow_batchai.spec.frameworks import FRAMEWORKS
 from mlflow_batchai.workspaces import arm_id, iso
 
 if TYPE_CHECKING:

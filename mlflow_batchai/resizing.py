@@ -11,6 +11,7 @@ from mlflow_batchai import attempts, detached, lookup, runner
 from mlflow_batchai.cluster import clusters, records, scaling
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.config import home
+from mlflow_batchai.documents.cluster import Engine, ScaleSettings
 from mlflow_batchai.engines.census import Census, NodeState, Ticket
 from mlflow_batchai.engines.local_hosts import remove_nodes
 from mlflow_batchai.errors import (
@@ -27,7 +28,6 @@ from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Hold, Lease
 from mlflow_batchai.node import protocol
 from mlflow_batchai.runs import Tracking
-from mlflow_batchai.spec.cluster import Engine, ScaleSettings
 
 Say = Callable[[str], None]
 

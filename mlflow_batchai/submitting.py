@@ -15,14 +15,13 @@ from mlflow_batchai import creating, experiments, runner, runs
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.config import default
 from mlflow_batchai.detached import Submitted
+from mlflow_batchai.documents.batchai import BatchaiFile, merge, parse_batchai, read_batchai
+from mlflow_batchai.documents.mlproject import EntryPoint, MLProject, bind, find_entry_point, load_project
+from mlflow_batchai.documents.reading import read as read_document
 from mlflow_batchai.errors import DocumentError, ProjectError
 from mlflow_batchai.plan import projects
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.volumes import check_volumes
-from mlflow_batchai.spec.batchai import BatchaiFile, merge
-from mlflow_batchai.spec.loading import parse_batchai, read_batchai
-from mlflow_batchai.spec.loading import read as read_document
-from mlflow_batchai.spec.mlproject import EntryPoint, MLProject, bind, find_entry_point, load_project
 
 if TYPE_CHECKING:
     from mlflow.entities import Experiment

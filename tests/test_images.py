@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from mlflow_batchai.documents.batchai import parse_batchai
+from mlflow_batchai.documents.cluster import ClusterDocument
+from mlflow_batchai.documents.mlproject import MLProject, load_project
 from mlflow_batchai.errors import BatchAIError, DocumentError, NotSupportedError, ProjectError
 from mlflow_batchai.plan.images import choose_container, copied_variables
-from mlflow_batchai.spec.cluster import ClusterDocument
-from mlflow_batchai.spec.loading import parse_batchai
-from mlflow_batchai.spec.mlproject import MLProject, load_project
 
 BARE = {"server": None, "shmSize": None, "credentials": False, "volumes": [], "environment": {}}
 RUN, IGNORE = ClusterDocument(), ClusterDocument(containers="ignore")

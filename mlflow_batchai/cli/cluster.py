@@ -14,8 +14,7 @@ from mlflow_batchai.cli.output import Column
 
 if TYPE_CHECKING:
     from mlflow_batchai.cluster.clusters import Cluster
-    from mlflow_batchai.spec.cluster import ScaleSettings
-    from mlflow_batchai.spec.record import ClusterRecord
+    from mlflow_batchai.documents.cluster import ClusterRecord, ScaleSettings
 
 
 def _state(row: Mapping[str, Any]) -> object:
@@ -85,8 +84,8 @@ def _listed(name: str) -> dict[str, Any]:
 def _record(name: str) -> ClusterRecord:
     """A cluster's record; that of a hand-written document if it can't be read."""
     from mlflow_batchai.cluster import records
+    from mlflow_batchai.documents.cluster import ClusterRecord
     from mlflow_batchai.errors import BatchAIError
-    from mlflow_batchai.spec.record import ClusterRecord
 
     try:
         return records.find(name) or ClusterRecord()

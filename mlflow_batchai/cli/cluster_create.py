@@ -84,8 +84,8 @@ def create(
     """
     from mlflow_batchai import accounts, workspaces
     from mlflow_batchai.cluster import creation, states
-    from mlflow_batchai.spec.loading import read
-    from mlflow_batchai.spec.record import ClusterRecord
+    from mlflow_batchai.documents.cluster import ClusterRecord
+    from mlflow_batchai.documents.reading import read
 
     new_name(name, "cluster")
     workspace = workspaces.find(scope.workspace)

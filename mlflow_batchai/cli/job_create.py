@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
     from mlflow_batchai.cluster.clusters import Cluster
+    from mlflow_batchai.documents.job import JobDocument
     from mlflow_batchai.plan.planning import Terms
-    from mlflow_batchai.spec.job import JobDocument
 
 DEFAULT_EXPERIMENT = "Default"
-MOST_RETRIES = 100  # as ``spec.batchai`` has it, whose import a command's help need not wait for
+MOST_RETRIES = 100  # as ``documents.batchai`` has it, whose import a command's help need not wait for
 RANK_COLUMNS: list[Column] = [("Rank", "rank"), ("Node", "node"), ("Command", lambda rank: rank["argv"][-1])]
 
 
@@ -68,7 +68,8 @@ def create(
 
 def _read(file: Path, mounts: MountOptions) -> JobDocument:
     """The document with what the options mount besides."""
-    from mlflow_batchai.spec.loading import parse_job, read
+    from mlflow_batchai.documents.job import parse_job
+    from mlflow_batchai.documents.reading import read
 
     data = read(file)
     properties = data.get("properties")

@@ -19,12 +19,12 @@ from mlflow_batchai import runner, runs, submitting
 from mlflow_batchai.cli.options import ask, command, confirmed, named, notice, tracking
 from mlflow_batchai.cli.output import Column, Drawn, Incomplete
 from mlflow_batchai.console import JobConsole
+from mlflow_batchai.documents.model import secret_values
+from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import UsageError
 from mlflow_batchai.job.places import slug
 from mlflow_batchai.node import protocol
 from mlflow_batchai.signals import Signals
-from mlflow_batchai.spec.loading import load_text
-from mlflow_batchai.spec.masking import secret_values
 from mlflow_batchai.sweep import driver, leader_lock, sweeps
 from mlflow_batchai.sweep.parameters import combine, parse_values, read_rows
 from mlflow_batchai.sweep.results import Results, comparison, judge

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 from mlflow_batchai import accounts
 from mlflow_batchai.cluster import records, setup
 from mlflow_batchai.config import home
+from mlflow_batchai.documents.cluster import ClusterDocument, ClusterRecord, ManualScale, ScaleSettings, load_cluster
+from mlflow_batchai.documents.cluster import Engine as EngineName
+from mlflow_batchai.documents.model import key_of
 from mlflow_batchai.engines.base import Scalable
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, DocumentError, NotSupportedError, ShareError
 from mlflow_batchai.shares import Share, credentials, endpoints, open_share
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.identity import identify
 from mlflow_batchai.shares.location import AzureLocation, is_azure, parse
-from mlflow_batchai.spec.base import key_of
-from mlflow_batchai.spec.cluster import ClusterDocument, ManualScale, ScaleSettings
-from mlflow_batchai.spec.cluster import Engine as EngineName
-from mlflow_batchai.spec.loading import load_cluster
-from mlflow_batchai.spec.record import ClusterRecord
 
 if TYPE_CHECKING:
     from mlflow_batchai.engines.ssh_hosts import SshNode

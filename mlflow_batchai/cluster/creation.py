@@ -8,10 +8,8 @@ from typing import Any
 
 from mlflow_batchai.cluster import clusters, gpus, records, scaling
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.documents.cluster import ClusterRecord, ScaleSettings, parse_cluster
 from mlflow_batchai.errors import BatchAIError, ClusterError, UsageError
-from mlflow_batchai.spec.cluster import ScaleSettings
-from mlflow_batchai.spec.loading import parse_cluster
-from mlflow_batchai.spec.record import ClusterRecord
 
 
 def create(name: str, data: Mapping[str, Any], source: str, record: ClusterRecord, say: Callable[[str], None]) -> Cluster:

@@ -14,9 +14,10 @@ from typing import Any
 import yaml
 
 from mlflow_batchai.config import home
+from mlflow_batchai.documents.cluster import ClusterRecord
+from mlflow_batchai.documents.model import parse
+from mlflow_batchai.documents.reading import read
 from mlflow_batchai.errors import ClusterError, UsageError
-from mlflow_batchai.spec.loading import parse, read
-from mlflow_batchai.spec.record import ClusterRecord
 
 
 def document_path(name: str) -> Path:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from mlflow_batchai.cluster import clusters, records
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.documents.cluster import MOST_NODES, AutoScale, ClusterRecord, ManualScale, ScaleSettings
+from mlflow_batchai.documents.cluster import Engine as EngineName
 from mlflow_batchai.engines.census import Census, NodeState, Ticket
 from mlflow_batchai.errors import ClusterError, UsageError
 from mlflow_batchai.job import folders
@@ -18,9 +20,6 @@ from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.node import protocol
 from mlflow_batchai.shares import Share, job_file
 from mlflow_batchai.shell.together import in_background
-from mlflow_batchai.spec.cluster import MOST_NODES, AutoScale, ManualScale, ScaleSettings
-from mlflow_batchai.spec.cluster import Engine as EngineName
-from mlflow_batchai.spec.record import ClusterRecord
 from mlflow_batchai.workspaces import timestamp
 
 WAITING = "queued: waiting for nodes"

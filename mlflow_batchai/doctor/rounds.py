@@ -13,6 +13,7 @@ from mlflow_batchai.doctor.alone import by_themselves
 from mlflow_batchai.doctor.findings import Check, Complete
 from mlflow_batchai.doctor.mutual import network, visible
 from mlflow_batchai.doctor.patients import ASK_SECONDS, CLIENT, Case, Patient
+from mlflow_batchai.documents.job import JobProperties
 from mlflow_batchai.engines.hosts import Hosts
 from mlflow_batchai.engines.machines import Answer
 from mlflow_batchai.engines.ssh_hosts import copy_sentence, keeper_sentence, root_sentence, twin_sentence
@@ -22,7 +23,6 @@ from mlflow_batchai.node.plan import Volume
 from mlflow_batchai.plan.volumes import choose_volumes
 from mlflow_batchai.shares import Share
 from mlflow_batchai.shares.identity import identify
-from mlflow_batchai.spec.job import JobProperties
 
 # What a doctor that was killed has left: none takes that long.
 LEFT_SECONDS = 86400.0

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlflow_batchai.documents.job import JobProperties
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.node.layout import expand
 from mlflow_batchai.node.plan import LogPlace, Plan, Volume
-from mlflow_batchai.spec.job import JobProperties
 
 CONTROL_MOUNT = "share"
 DEFAULT_PREFIX = f"$AZ_BATCHAI_MOUNT_ROOT/{CONTROL_MOUNT}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from mlflow_batchai import runs
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.documents.cluster import Engine
 from mlflow_batchai.engines.base import NodeCommand, StartRequest
 from mlflow_batchai.job.places import segment as place_of
 from mlflow_batchai.node import launchers, protocol, ranks, trainenv
@@ -22,7 +23,6 @@ from mlflow_batchai.node.network import LOOPBACK
 from mlflow_batchai.node.plan import Plan, Volume, plain
 from mlflow_batchai.node.staging import SetupError
 from mlflow_batchai.plan.prepared import Prepared
-from mlflow_batchai.spec.cluster import Engine
 
 MASK = "**********"
 JOB, RUN = "<job id>", "<run id>"

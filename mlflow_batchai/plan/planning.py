@@ -10,6 +10,8 @@ from typing import Any
 from mlflow_batchai.cluster import gpus, setup
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.cluster.scaling import larger, too_few
+from mlflow_batchai.documents.job import JobProperties
+from mlflow_batchai.documents.model import SpecModel, secret_values
 from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError
 from mlflow_batchai.job.places import CONTROL_MOUNT, place_logs
 from mlflow_batchai.node.layout import undefined
@@ -31,9 +33,6 @@ from mlflow_batchai.node.protocol import PROTOCOL_VERSION
 from mlflow_batchai.plan.secrecy import refuse_spoken
 from mlflow_batchai.plan.setup import choose_setup
 from mlflow_batchai.plan.volumes import choose_volumes
-from mlflow_batchai.spec.base import SpecModel
-from mlflow_batchai.spec.job import JobProperties
-from mlflow_batchai.spec.masking import secret_values
 
 LOSS_SECONDS = 60.0
 # Where looking costs requests agents speak, and are looked at, less often.

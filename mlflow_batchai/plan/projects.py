@@ -12,6 +12,11 @@ from urllib.parse import unquote, urlsplit
 
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.config import home
+from mlflow_batchai.documents.batchai import BatchaiFile, ModelSettings
+from mlflow_batchai.documents.command import translate, variable_names
+from mlflow_batchai.documents.job import forbid_program
+from mlflow_batchai.documents.mlproject import EntryPoint, MLProject, Value
+from mlflow_batchai.documents.model import masked
 from mlflow_batchai.errors import NotSupportedError, ProjectError
 from mlflow_batchai.job.metrics import metric_key
 from mlflow_batchai.job.places import slug
@@ -25,11 +30,6 @@ from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.secrecy import without_secrets
 from mlflow_batchai.plan.wheels import choose_wheels
 from mlflow_batchai.shares.objects import StagedFile, scan
-from mlflow_batchai.spec.batchai import BatchaiFile, ModelSettings
-from mlflow_batchai.spec.command import translate, variable_names
-from mlflow_batchai.spec.job import forbid_program
-from mlflow_batchai.spec.masking import masked
-from mlflow_batchai.spec.mlproject import EntryPoint, MLProject, Value
 
 
 def prepare(

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.shares.objects import BLOCK, StagedFile
-from mlflow_batchai.spec.text import load_text
 
 # Shorter ones can't be told from ordinary text; no secret worth its name is.
 LEAST_LENGTH = 6

@@ -8,6 +8,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.documents.command import LONGEST_VALUE, parameters
+from mlflow_batchai.documents.job import CustomToolkitSettings, HorovodSettings, JobDocument, JobProperties, require_complete
+from mlflow_batchai.documents.model import masked
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.job.places import locate, mount_points
 from mlflow_batchai.node.layout import expand
@@ -17,10 +20,6 @@ from mlflow_batchai.plan.planning import Program, Terms, plan_job
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.secrecy import refuse_spoken
 from mlflow_batchai.shares import open_share
-from mlflow_batchai.spec.arguments import LONGEST_VALUE, parameters
-from mlflow_batchai.spec.frameworks import CustomToolkitSettings, HorovodSettings
-from mlflow_batchai.spec.job import JobDocument, JobProperties, require_complete
-from mlflow_batchai.spec.masking import masked
 
 _REFERENCE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_]\w*)\}|(?P<plain>[A-Za-z_]\w*))", re.ASCII)
 _IN_DOUBLE_QUOTES = re.compile(r'([\\"`$])')

@@ -57,7 +57,7 @@ def _of_clusters(service: str) -> list[str]:
 
 @functools.lru_cache(maxsize=128)
 def _of_cluster(path: Path, changed: int) -> tuple[str | None, str | None]:
-    from mlflow_batchai.spec.loading import load_cluster
+    from mlflow_batchai.documents.cluster import load_cluster
 
     try:
         document = load_cluster(path)[0]

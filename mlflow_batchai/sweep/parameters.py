@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mlflow_batchai.documents.reading import kind, load_list, read_text
 from mlflow_batchai.errors import DocumentError, UsageError
-from mlflow_batchai.spec.loading import read_text
-from mlflow_batchai.spec.text import kind, load_list
 from mlflow_batchai.terminal import printable
 
 MOST = 1000

@@ -11,6 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.documents.batchai import parse_batchai
+from mlflow_batchai.documents.cluster import ClusterDocument
+from mlflow_batchai.documents.mlproject import bind, find_entry_point, load_project
 from mlflow_batchai.errors import (
     BatchAIError,
     ClusterError,
@@ -25,9 +28,6 @@ from mlflow_batchai.node.plan import Artifacts, CodeFile, Condition, LogPlace, V
 from mlflow_batchai.plan import projects
 from mlflow_batchai.plan.volumes import check_volumes
 from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.spec.cluster import ClusterDocument
-from mlflow_batchai.spec.loading import parse_batchai
-from mlflow_batchai.spec.mlproject import bind, find_entry_point, load_project
 
 SHARE = {"azureFileUrl": "https://acc.file.core.windows.net/data", "relativeMountPath": "afs"}
 

@@ -13,13 +13,13 @@ from idle_engine import Engine
 
 from mlflow_batchai import attempts, detached, runner, runs
 from mlflow_batchai.detached import Submitted
+from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.errors import ClusterError, JobError, JobFailedError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Hold, Lease
 from mlflow_batchai.node import protocol, terms
 from mlflow_batchai.regained import told
 from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.spec.cluster import ClusterDocument
 
 KEY = base64.b64encode(bytes(64)).decode()
 FILES = {

@@ -19,6 +19,7 @@ from mlflow_batchai.cluster import states as cluster_states
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.detached import Submitted
+from mlflow_batchai.documents.cluster import Engine
 from mlflow_batchai.engines.base import Handle, StartRequest
 from mlflow_batchai.engines.census import Census, NodeReport, NodeState, Place, Ticket
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, UsageError
@@ -28,7 +29,6 @@ from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.node import processes, protocol
 from mlflow_batchai.runs import Tracking
 from mlflow_batchai.signals import Signals
-from mlflow_batchai.spec.cluster import Engine
 
 HOLD = 'until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
 

@@ -12,13 +12,14 @@ import pytest
 from plans import bare_plan
 
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.documents.cluster import ClusterDocument
+from mlflow_batchai.documents.job import parse_job
+from mlflow_batchai.documents.reading import read
 from mlflow_batchai.errors import BatchAIError, ClusterError, DocumentError, NotSupportedError
 from mlflow_batchai.node.plan import LogPlace, Volume
 from mlflow_batchai.plan import standalone
 from mlflow_batchai.plan.volumes import check_volumes
 from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.spec.cluster import ClusterDocument
-from mlflow_batchai.spec.loading import load_job, parse_job
 
 SHARE = {"azureFileUrl": "https://acc.file.core.windows.net/data", "relativeMountPath": "external"}
 EXTERNAL = "$AZ_BATCHAI_JOB_MOUNT_ROOT/external"
@@ -264,7 +265,7 @@ def test_a_real_document_plans_or_is_refused_with_a_sentence(desk, path, monkeyp
     monkeypatch.setenv("AZURE_BATCHAI_STORAGE_ACCOUNT", "acc")
     desk.cluster.engine.node_limit = 8
     try:
-        document, _ = load_job(path)
+        document, _ = parse_job(read(path), str(path))
         prepared = standalone.prepare(document, "job", desk.cluster, str(path))
     except BatchAIError as error:
         assert "\n" not in str(error) and str(error).startswith(str(path))

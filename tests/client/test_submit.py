@@ -16,6 +16,7 @@ from plans import bare_plan
 
 from mlflow_batchai import creating, detached, lookup, runner, runs
 from mlflow_batchai.detached import Submitted
+from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.errors import ClusterError, JobDetachedError, JobError, JobFailedError, ProjectError, ShareError, UsageError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
@@ -27,7 +28,6 @@ from mlflow_batchai.shares import endpoints
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.objects import scan, upload
 from mlflow_batchai.signals import Signals
-from mlflow_batchai.spec.cluster import ClusterDocument
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from sweep_world import plan
 
 from mlflow_batchai import runs
 from mlflow_batchai.cli.sweep import table
-from mlflow_batchai.spec.loading import parse_batchai
+from mlflow_batchai.documents.batchai import parse_batchai
 from mlflow_batchai.sweep.results import comparison, judge
 
 

@@ -12,6 +12,9 @@ import pytest
 from plans import BARE
 
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.documents.cluster import ClusterDocument, parse_cluster
+from mlflow_batchai.documents.job import JobProperties
+from mlflow_batchai.documents.model import parse as parse_model
 from mlflow_batchai.engines.base import StartRequest
 from mlflow_batchai.errors import DocumentError, NotSupportedError
 from mlflow_batchai.job.places import place_logs
@@ -22,10 +25,6 @@ from mlflow_batchai.shares import credentials, endpoints
 from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.directory import DirectoryShare
 from mlflow_batchai.shares.location import parse
-from mlflow_batchai.spec.cluster import ClusterDocument
-from mlflow_batchai.spec.job import JobProperties
-from mlflow_batchai.spec.loading import parse_cluster
-from mlflow_batchai.spec.problems import parse as parse_model
 
 KEY = base64.b64encode(b"k" * 64).decode()
 DATA = "https://acc.file.core.windows.net/data"

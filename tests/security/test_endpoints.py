@@ -18,6 +18,8 @@ from mount_world import Node, blob_volume, files_volume
 
 from mlflow_batchai import accounts, regained
 from mlflow_batchai.cluster import clusters
+from mlflow_batchai.documents.job import JobProperties
+from mlflow_batchai.documents.model import parse as parse_model
 from mlflow_batchai.errors import BatchAIError, ShareError
 from mlflow_batchai.node.control import open_control
 from mlflow_batchai.node.control.base import ControlError
@@ -28,8 +30,6 @@ from mlflow_batchai.shares.azure_files import AzureFilesShare
 from mlflow_batchai.shares.credentials import Credential
 from mlflow_batchai.shares.links import download_url
 from mlflow_batchai.shares.location import AzureLocation, account_of, parse
-from mlflow_batchai.spec.job import JobProperties
-from mlflow_batchai.spec.problems import parse as parse_model
 
 KEY = base64.b64encode(b"k" * 64).decode()
 SAS = "sv=1&ss=f&srt=sco&sp=rwdlc&se=2999-01-01T00:00:00Z&sig=hush"

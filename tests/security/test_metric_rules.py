@@ -92,9 +92,9 @@ REFUSED = [
 @pytest.mark.parametrize(("regex", "why"), REFUSED)
 def test_rules_that_are_refused(regex: str, why: str, capfd: pytest.CaptureFixture[str]) -> None:
     """In a document with a sentence; in a plan, which may have been changed since, with a note."""
+    from mlflow_batchai.documents.batchai import parse_batchai
     from mlflow_batchai.errors import DocumentError
     from mlflow_batchai.job.metrics import MetricFold
-    from mlflow_batchai.spec.loading import parse_batchai
 
     with pytest.raises(DocumentError, match=rf"batchai.yaml: metrics\[1\] \('odd'\) .*{why}"):
         parse_batchai({"metrics": [{"name": "ok", "regex": "(a)"}, {"name": "odd", "regex": regex}]}, "batchai.yaml")

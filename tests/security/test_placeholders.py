@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mlflow_batchai.documents.command import translate, variable_names
+from mlflow_batchai.documents.mlproject import load_project
 from mlflow_batchai.errors import ProjectError
-from mlflow_batchai.spec.command import translate, variable_names
-from mlflow_batchai.spec.mlproject import load_project
 
 # Each runs `touch MARK` in one place or another.
 HOSTILE = [

@@ -2,25 +2,56 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_serializer, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_serializer, model_validator
 
-from mlflow_batchai.spec import rules
-from mlflow_batchai.spec.base import Count, Name, NonEmpty, RelativePath, SpecModel, Whole, refuse_repeats, wrong
-from mlflow_batchai.spec.durations import Seconds, format_duration
-from mlflow_batchai.spec.frameworks import FRAMEWORKS
-from mlflow_batchai.spec.job import JobProperties
+from mlflow_batchai.documents import metric_rules
+from mlflow_batchai.documents.fields import (
+    Count,
+    Name,
+    NonEmpty,
+    RelativePath,
+    Seconds,
+    Whole,
+    distinct,
+    format_duration,
+    lasting,
+    matching,
+    wrong,
+)
+from mlflow_batchai.documents.job import FRAMEWORKS, JobProperties, shared_outputs
+from mlflow_batchai.documents.model import SpecModel, parse
+from mlflow_batchai.documents.reading import kind, read
+from mlflow_batchai.errors import DocumentError
 
 MOST_RETRIES = 100
-LONGEST_GRACE = timedelta(minutes=10)
-SAMPLE_INTERVAL, SHORTEST_INTERVAL = timedelta(seconds=10), timedelta(seconds=1)
-LONGEST_CHECK = timedelta(hours=1)
+SAMPLE_INTERVAL = timedelta(seconds=10)
 # In the name of a metric: a smaller value is a better one.
 LESS_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")
+# The alias is the end of a tag's name, which has 250 letters at most.
+Alias = Annotated[
+    str,
+    matching(
+        r"(?!(?i:latest|v\d+)$)[\w-]{1,200}", "have 1 to 200 letters, digits, '-' or '_', and not be latest or v and a number"
+    ),
+]
+
+
+def _mlflow_name(forbidden: str) -> AfterValidator:
+    """A name that MLflow takes: it would refuse another one only when the job has ended."""
+
+    def check(value: str) -> str:
+        if not value.strip() or set(value) & set(forbidden):
+            raise wrong(f"is {value!r}, but MLflow takes no name without letters, or with one of {' '.join(forbidden)}")
+        if set(value) >= set("'\""):
+            raise wrong(f"is {value!r}, but MLflow finds no name with both kinds of quotes")
+        return value
+
+    return AfterValidator(check)
 
 
 class MetricRule(SpecModel):
@@ -37,8 +68,8 @@ class MetricRule(SpecModel):
     @model_validator(mode="after")
     def _usable(self) -> MetricRule:
         try:
-            rules.compiled(self.regex, self.step)
-        except rules.RuleError as error:
+            metric_rules.compiled(self.regex, self.step)
+        except metric_rules.RuleError as error:
             raise wrong(f"('{self.name}') {error}") from None
         return self
 
@@ -52,10 +83,19 @@ class Promotion(SpecModel):
     metric: NonEmpty
     mode: Literal["min", "max"] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, data: Any) -> Any:
+        return {"metric": data} if isinstance(data, str) else data
+
     @property
     def better(self) -> str:
         """``min`` or ``max``."""
         return self.mode or ("min" if any(word in self.metric.lower() for word in LESS_IS_BETTER) else "max")
+
+
+def _one_or_more(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
 
 
 class ModelSettings(SpecModel):
@@ -64,56 +104,16 @@ class ModelSettings(SpecModel):
     ``path`` is a file or folder below an output directory (absent: what a rank reported, else what is found there).
     ``register`` names the registered model that it becomes a version of, ``alias`` what points to that version then,
     ``promote_if`` on which condition. ``check`` has it loaded and tried on a node before it is called READY, in
-    ``check_timeout`` at most.
+    ``check_timeout`` at most, for which the job keeps its nodes.
     """
 
     path: RelativePath | None = None
-    register_as: NonEmpty | None = Field(default=None, alias="register")
-    name: NonEmpty = "model"
-    alias: tuple[NonEmpty, ...] = ()
+    register_as: Annotated[str, _mlflow_name("/:")] | None = Field(default=None, alias="register")
+    name: Annotated[str, _mlflow_name("/:.%\"'")] = "model"
+    alias: Annotated[tuple[Alias, ...], BeforeValidator(_one_or_more), distinct("alias")] = ()
     promote_if: Promotion | None = None
     check: bool = True
-    check_timeout: Seconds = timedelta(minutes=5)
-
-    @field_validator("register_as", "name")
-    @classmethod
-    def _a_name(cls, value: str, info: ValidationInfo) -> str:
-        # MLflow would refuse them when the job has ended.
-        forbidden = "/:" if info.field_name == "register_as" else "/:.%\"'"
-        if not value.strip() or set(value) & set(forbidden):
-            raise wrong(f"is {value!r}, but MLflow takes no name without letters, or with one of {' '.join(forbidden)}")
-        if set(value) >= set("'\""):
-            raise wrong(f"is {value!r}, but MLflow finds no name with both kinds of quotes")
-        return value
-
-    @field_validator("alias", mode="before")
-    @classmethod
-    def _one_or_more(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator("alias")
-    @classmethod
-    def _usable_aliases(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for alias in value:
-            # Its name is the end of a tag's, which has 250 letters at most.
-            if not re.fullmatch(r"[\w-]{1,200}", alias) or re.fullmatch(r"(?i)latest|v\d+", alias):
-                raise wrong(
-                    f"is {alias!r}, but must have 1 to 200 letters, digits, '-' or '_', and not be latest or v and a number"
-                )
-        refuse_repeats(value, "alias")
-        return value
-
-    @field_validator("promote_if", mode="before")
-    @classmethod
-    def _metric_alone(cls, value: Any) -> Any:
-        return {"metric": value} if isinstance(value, str) else value
-
-    @field_validator("check_timeout")
-    @classmethod
-    def _bounded_timeout(cls, value: timedelta) -> timedelta:
-        if not timedelta(seconds=1) <= value <= LONGEST_CHECK:
-            raise wrong(f"must be between 1 second and {format_duration(LONGEST_CHECK)}: the job keeps its nodes for that long")
-        return value
+    check_timeout: Annotated[Seconds, lasting(timedelta(seconds=1), timedelta(hours=1))] = timedelta(minutes=5)
 
     @model_validator(mode="after")
     def _complete(self) -> ModelSettings:
@@ -124,6 +124,12 @@ class ModelSettings(SpecModel):
         return self
 
 
+def _fits_a_file(pattern: str) -> str:
+    if not pattern.strip(" /!") or pattern.startswith("#") or ".." in pattern.split("/"):
+        raise wrong(f"is {pattern!r}, which fits no file; write a pattern such as *.tmp, cache/ or models/old-*.h5")
+    return pattern
+
+
 class ArtifactSettings(SpecModel):
     """Which files of output directories go into the run's artifacts.
 
@@ -131,15 +137,23 @@ class ArtifactSettings(SpecModel):
     """
 
     checkpoints: bool = False
-    exclude: tuple[NonEmpty, ...] = ()
+    exclude: tuple[Annotated[NonEmpty, AfterValidator(_fits_a_file)], ...] = ()
 
-    @field_validator("exclude")
-    @classmethod
-    def _patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in value:
-            if not pattern.strip(" /!") or pattern.startswith("#") or ".." in pattern.split("/"):
-                raise wrong(f"has {pattern!r}, which fits no file; write a pattern such as *.tmp, cache/ or models/old-*.h5")
-        return value
+
+def _umask_text(value: Any) -> Any:
+    # From Python it may come as the number; documents keep leading zeros.
+    return f"{value:03o}" if isinstance(value, int) and value in (0o077, 0o022) else value
+
+
+def _yes_or_interval(value: Any) -> Any:
+    return SAMPLE_INTERVAL if value is None or value is True else None if value is False else value
+
+
+def _yes_or_files(value: Any) -> Any:
+    files = value if isinstance(value, (list, tuple)) else [] if isinstance(value, bool) else [None]
+    if not all(isinstance(file, str) and file for file in files):
+        raise wrong("must be true, false, or a list of the project's files")
+    return value
 
 
 class BatchaiFile(SpecModel):
@@ -150,9 +164,9 @@ class BatchaiFile(SpecModel):
     jobs: true while the whole project stays the same, a list while these files of it do (an empty one: while the command does).
     ``artifacts`` says which files of output directories go into the run.
     ``retries`` is how often a job that fails starts again by itself, with ``min_nodes`` of its nodes at least (absent: all).
-    ``terminate_grace`` is what processes have between SIGTERM and SIGKILL; ``relay_deadline`` is for how long a tracking server
-    that is away is waited for once the job has ended. ``umask`` is the ranks'. ``ranks`` says whether what ranks but 0 say by
-    ``mlflow.*`` is kept.
+    ``terminate_grace`` is what processes have between SIGTERM and SIGKILL, and agents that end a job are waited for that long;
+    ``relay_deadline`` is for how long a tracking server that is away is waited for once the job has ended. ``umask`` is the
+    ranks'. ``ranks`` says whether what ranks but 0 say by ``mlflow.*`` is kept.
     ``system_metrics`` is how often nodes are sampled for their system metrics in the job's first hour: a duration, true (every
     10 s) or false; None: never.
     """
@@ -167,39 +181,16 @@ class BatchaiFile(SpecModel):
     artifacts: ArtifactSettings = ArtifactSettings()
     retries: Annotated[Whole, Field(le=MOST_RETRIES)] = 0
     min_nodes: Count | None = None
-    terminate_grace: Seconds = timedelta(seconds=10)
-    umask: Literal["077", "022"] = "077"
+    terminate_grace: Annotated[Seconds, lasting(most=timedelta(minutes=10))] = timedelta(seconds=10)
+    umask: Annotated[Literal["077", "022"], BeforeValidator(_umask_text)] = "077"
     relay_deadline: Seconds = timedelta(hours=24)
     ranks: Literal["first", "all"] = "first"
-    system_metrics: Seconds | None = SAMPLE_INTERVAL
+    system_metrics: Annotated[Annotated[Seconds, lasting(timedelta(seconds=1))] | None, BeforeValidator(_yes_or_interval)] = (
+        SAMPLE_INTERVAL
+    )
     wait: bool = True
-    stage: tuple[NonEmpty, ...] = ()
-    cache_preparation: bool | tuple[NonEmpty, ...] = False
-
-    @field_validator("terminate_grace")
-    @classmethod
-    def _bounded_grace(cls, value: timedelta) -> timedelta:
-        if value > LONGEST_GRACE:
-            raise wrong(f"must be {format_duration(LONGEST_GRACE)} at most: agents that end a job are waited for that long")
-        return value
-
-    @field_validator("umask", mode="before")
-    @classmethod
-    def _as_text(cls, value: Any) -> Any:
-        # From Python it may come as the number; documents keep leading zeros.
-        return f"{value:03o}" if isinstance(value, int) and value in (0o077, 0o022) else value
-
-    @field_validator("system_metrics", mode="before")
-    @classmethod
-    def _yes_or_interval(cls, value: Any) -> Any:
-        return SAMPLE_INTERVAL if value is None or value is True else None if value is False else value
-
-    @field_validator("system_metrics")
-    @classmethod
-    def _bounded_interval(cls, value: timedelta | None) -> timedelta | None:
-        if value is not None and value < SHORTEST_INTERVAL:
-            raise wrong(f"must be true, false, or {format_duration(SHORTEST_INTERVAL)} at least")
-        return value
+    stage: Annotated[tuple[NonEmpty, ...], distinct("staged parameter")] = ()
+    cache_preparation: Annotated[bool | tuple[NonEmpty, ...], BeforeValidator(_yes_or_files)] = False
 
     @field_serializer("system_metrics", when_used="json")
     def _as_written(self, value: timedelta | None) -> str | bool:
@@ -212,18 +203,25 @@ class BatchaiFile(SpecModel):
             raise wrong(f"has minNodes {self.min_nodes}, more than properties.nodeCount ({nodes})")
         return self
 
-    @model_validator(mode="after")
-    def _distinct_stage(self) -> BatchaiFile:
-        refuse_repeats(self.stage, "staged parameter")
-        return self
 
-    @field_validator("cache_preparation", mode="before")
-    @classmethod
-    def _yes_or_files(cls, value: Any) -> Any:
-        files = value if isinstance(value, (list, tuple)) else [] if isinstance(value, bool) else [None]
-        if not all(isinstance(file, str) and file for file in files):
-            raise wrong("must be true, false, or a list of the project's files")
-        return value
+def read_batchai(path: str | Path) -> dict[str, Any]:
+    """The plain data of a batchai.yaml, or of the ``batchai:`` block of a file named MLproject.
+
+    An MLproject without the block gives {}. Raises DocumentError.
+    """
+    data = read(path)
+    if Path(path).name != "MLproject":
+        return data
+    block = {} if data.get("batchai") is None else data["batchai"]
+    if not isinstance(block, dict):
+        raise DocumentError(f"{path}: batchai must be a mapping, not {kind(block)}")
+    return block
+
+
+def parse_batchai(data: object, source: str) -> tuple[BatchaiFile, list[str]]:
+    """A batchai.yaml from plain data, such as what `merge` returns."""
+    document, warnings = parse(BatchaiFile, data, source)
+    return document, warnings + [f"{source}: {note}" for note in shared_outputs(document.properties)]
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

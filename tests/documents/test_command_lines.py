@@ -1,19 +1,21 @@
-"""A translated command, run by a real bash: every value arrives in argv exactly, wherever its placeholder stands."""
+"""A translated command, run by a real bash: every value arrives in argv exactly, wherever its placeholder stands; and a line of
+arguments as parameters that MLflow takes.
+
+Where no text may stand: tests/security/test_placeholders.py.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mlflow_batchai.documents.command import LONGEST_NAME, LONGEST_VALUE, parameters, translate, variable_names
 from mlflow_batchai.errors import ProjectError
-from mlflow_batchai.spec.command import translate, variable_names
 
 HOSTILE = [
     '$(touch pwned); "x"',
@@ -116,19 +118,28 @@ PLACES = {
     'show "$(( 1 + (2) )) {x}"': ["3 V"],
     "show {x} `# a note, don't mind` {y}": ["V", "W"],
     "show $$'' {x} > /dev/null; show {x}": ["V"],
+    "show {x} $((1 << 2))": ["V", "4"],
+    "( (show {x}) )": ["V"],
+    # Inside of substitutions and here-strings.
+    "show \"$(printf '%s.' {x})\"": ["V."],
+    'show "$(printf "%s." "{x}")"': ["V."],
+    "show \"`printf '%s.' {x}`\"": ["V."],
+    'show "$(cat <<< {x})."': ["V."],
+    'show "$(cat <<<"{x}")."': ["V."],
+    'cat <<< {x} > /dev/null; show "$(printf "%s." "$(printf "%s" {x})")"': ["V."],
+    "show \"$(printf '%s.' '{x}')\"": ["V."],
+    'show "$( (printf "%s." {x}) )"': ["V."],
+    "out=$(printf '%s.' {x}); show \"$out\"": ["V."],
+    'show "$(printf "%s." {x} # don\'t\n)"': ["V."],
 }
-
-
-def expected(arguments: list[str], x: str, y: str) -> list[str]:
-    return [x if text == "V" else text.replace("W", "\0").replace("V", x).replace("\0", y) for text in arguments]
 
 
 @pytest.mark.parametrize("template", PLACES)
 def test_every_value_arrives_at_every_place(template: str, show: Path, tmp_path: Path) -> None:
     arguments = PLACES[template]
     for x, y in [(HOSTILE[0], HOSTILE[3]), (HOSTILE[4], HOSTILE[5]), (HOSTILE[7], HOSTILE[2]), ("", HOSTILE[10])]:
-        calls = run(show, tmp_path, template, x=x, y=y)
-        assert calls[-1] == expected(arguments, x, y)
+        expected = [text.replace("W", "\0").replace("V", x).replace("\0", y) for text in arguments]
+        assert run(show, tmp_path, template, x=x, y=y)[-1] == expected
 
 
 @pytest.mark.parametrize("value", HOSTILE)
@@ -137,32 +148,8 @@ def test_every_hostile_value_arrives(value: str, show: Path, tmp_path: Path) -> 
     assert run(show, tmp_path, template, x=value, y="") == [[value, value, value, value, f"a{value}b", f"{value}."]]
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "show \"$(printf '%s.' {x})\"",
-        'show "$(printf "%s." {x})"',
-        'show "$(printf "%s." "{x}")"',
-        "show \"`printf '%s.' {x}`\"",
-        'show "$(cat <<< {x})."',
-        'show "$(cat <<<"{x}")."',
-        'cat <<< {x} > /dev/null; show "$(printf "%s." "$(printf "%s" {x})")"',
-        "show \"$(printf '%s.' '{x}')\"",
-        'show "$( (printf "%s." {x}) )"',
-        "out=$(printf '%s.' {x}); show \"$out\"",
-        'show "$(printf "%s." {x} # don\'t\n)"',
-    ],
-)
-@pytest.mark.parametrize("value", [HOSTILE[0], HOSTILE[4], "a  b\n*"])
-def test_inside_substitutions_and_here_strings(template: str, value: str, show: Path, tmp_path: Path) -> None:
-    end = "\n." if "cat" in template and "<<<" in template.split(";")[-1] else "."
-    assert run(show, tmp_path, template, x=value)[-1] == [(value + end).replace("\n.", ".") if end == "\n." else value + end]
-
-
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60))
-@settings(
-    max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 def test_any_text_arrives(show: Path, tmp_path: Path, value: str) -> None:
     assert run(show, tmp_path, "show {x} \"{x}\" '{x}' a-{x}-b", x=value) == [[value, value, value, f"a-{value}-b"]]
 
@@ -193,10 +180,6 @@ def test_refused(template: str, words: str) -> None:
     assert str(error.value).startswith("MLproject: main: command")
 
 
-def test_a_shift_after_the_placeholder_is_no_matter() -> None:
-    assert translate("show {x} $((1 << 2))", {"x": "X"}, "s", numbers=["x"]) == 'show "${X}" $((1 << 2))'
-
-
 def test_names_of_variables_are_distinct() -> None:
     names = variable_names(["a-b", "a_b", "a.b", "a b", "a_b_2", "é", "9"])
     assert len(set(names.values())) == 7
@@ -206,49 +189,52 @@ def test_names_of_variables_are_distinct() -> None:
 
 def test_a_value_of_the_longest_size_that_is_allowed(show: Path, tmp_path: Path) -> None:
     value = "é\n'" * 20000
-    code = 'import json, os, sys; print(json.dumps(sys.argv[1] == os.environ["BATCHAI_PARAM_x"]))'
-    line = translate(f"{sys.executable} -c '{code}' {{x}}", variable_names(["x"]), "s", numbers=["x"])
-    done = subprocess.run(
-        ["bash", "-c", line],
-        env={"BATCHAI_PARAM_x": value, "LC_ALL": "C.UTF-8"},
-        capture_output=True,
-        check=True,
-    )
-    assert json.loads(done.stdout) is True
-
-
-@pytest.mark.parametrize("template", ["echo $(( {x} + 1 ))", "(( {x} )) && echo", 'echo "$(( (1 + {x}) * 2 ))"'])
-def test_arithmetic_evaluates_text_so_only_numbers_may_stand_there(template):
-    with pytest.raises(ProjectError, match="more than plain commands"):
-        translate(template, {"x": "BATCHAI_PARAM_x"}, "MLproject")
-    assert "BATCHAI_PARAM_x" in translate(template, {"x": "BATCHAI_PARAM_x"}, "MLproject", numbers={"x"})
-
-
-def test_a_subshell_is_no_arithmetic():
-    assert translate("( (echo {x}) ); echo $( (echo {x}) )", {"x": "V"}, "MLproject").count('"${V}"') == 2
-
-
-EVALUATED = [
-    *("bash -c 'echo {n}'", 'bash -c "echo {n}"', "sh -ec {n}", "eval echo {n}", "cd x && eval {n}", "[[ {n} -eq 1 ]] && echo"),
-    *("[[ 1 -lt {n} ]]", "echo $[ {n} ]", "let x={n}", "declare -i x={n}", "x[{n}]=1", "echo ${{P:{n}:2}}", "[ -v {n} ]"),
-    *("printf -v {n} x", "/bin/bash -lc 'x {n}'", "if true; then eval {n}; fi"),
-]
-
-
-@pytest.mark.parametrize("template", EVALUATED)
-def test_where_bash_evaluates_text_no_text_may_stand(template):
-    """Each of these would run `$(touch pwned)` in a value, however well the reference is quoted."""
-    with pytest.raises(ProjectError, match="placeholder"):
-        translate(template, {"n": "BATCHAI_PARAM_n"}, "MLproject")
-    assert "BATCHAI_PARAM_n" in translate(template, {"n": "BATCHAI_PARAM_n"}, "MLproject", numbers={"n"})
+    assert run(show, tmp_path, "show {x}", x=value) == [[value]]
 
 
 @pytest.mark.parametrize(
-    "template",
+    ("text", "found"),
     [
-        *("bash run.sh {n}", "[ {n} = x ] && python t.py {n}", "python -u -m pkg {n}"),
-        *("sh train.sh --x={n}", "python train.py --mode eval --x {n}", "python eval.py {n}"),
+        ("", {}),
+        ("  \n ", {}),
+        ("--epochs 5 --lr=0.1 -x 3 --quiet", {"epochs": "5", "lr": "0.1", "x": "3", "quiet": "true"}),
+        ("--quiet --epochs 5", {"quiet": "true", "epochs": "5"}),
+        ("train --x -3 val", {"arg1": "train", "x": "-3", "arg2": "val"}),
+        ("--shift -.5 -1 --", {"shift": "-.5", "arg1": "-1"}),
+        ("a -- --y z", {"arg1": "a", "arg2": "--y", "arg3": "z"}),
+        ("-", {"arg1": "-"}),
+        ("--d=$AZ_BATCHAI_INPUT_D/x --e '$HOME b'", {"d": "$AZ_BATCHAI_INPUT_D/x", "e": "$HOME b"}),
+        ("--d 1 --d 2 --v --v", {"d": "1, 2", "v": "true, true"}),
+        ("--empty '' \"\"", {"empty": "", "arg1": ""}),
+        ("""--note "it's" --say 'a "b"'"c d" """, {"note": "it's", "say": 'a "b"c d'}),
+        (r"--path a\ b --re \$x", {"path": "a b", "re": "$x"}),
+        ("--data *.npz ~/x", {"data": "*.npz", "arg1": "~/x"}),
+        ("--host $(hostname -f) --when `date` 1", {"host": "$(hostname -f)", "when": "`date`", "arg1": "1"}),
+        # What belongs to the shell is no argument.
+        ("--a 1 > out.txt --b 2", {"a": "1"}),
+        ("--a 1 2>&1 | tee x", {"a": "1"}),
+        ("--a 1; rm -rf x", {"a": "1"}),
+        ("--a 1 && echo b", {"a": "1"}),
+        ("--a 1 # not --b", {"a": "1"}),
+        ("--a '1;2' --b \\> 3", {"a": "1;2", "b": ">", "arg1": "3"}),
+        ("--a 1 \\\n --b 2", {"a": "1", "b": "2"}),
+        ("--a 1\necho", {"a": "1"}),
+        # What can't be taken apart is kept whole.
+        ("--a 'x", {"commandLineArgs": "--a 'x"}),
+        ("--a $(x", {"commandLineArgs": "--a $(x"}),
+        ("--a $(x $(y)) ", {"commandLineArgs": "--a $(x $(y))"}),
     ],
 )
-def test_where_it_does_not_it_may(template):
-    assert "BATCHAI_PARAM_n" in translate(template, {"n": "BATCHAI_PARAM_n"}, "MLproject")
+def test_parameters(text: str, found: dict[str, str]) -> None:
+    assert parameters(text) == found
+
+
+def test_names_and_values_are_such_as_mlflow_takes() -> None:
+    from mlflow.utils.validation import _validate_param
+
+    text = f"--a/../b 1 --é 2 --c@d 3 --.. 4 --/ 5 --x//y 6 --a.b 7 --{'n' * 300} 8 --long {'v' * 9000} --a=b=c '--sp ace' 9"
+    found = parameters(text)
+    assert found["é"] == "2" and found["c_d"] == "3" and found["a.b"] == "7" and found["a"] == "b=c" and found["sp ace"] == "9"
+    assert found["n" * LONGEST_NAME] == "8" and len(found["long"]) == LONGEST_VALUE
+    for name, value in found.items():
+        _validate_param(name, value)

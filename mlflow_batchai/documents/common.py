@@ -1,24 +1,56 @@
-"""mountVolumes: the four kinds of file systems that a job or a cluster mounts."""
+"""What job and cluster documents have in common: volumes, environment variables, secrets and Azure's references."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import model_validator
 
-from mlflow_batchai.spec.base import (
-    NonEmpty,
-    RelativePath,
-    SecretText,
-    SpecModel,
-    exactly_one,
-    matching,
-    refuse_repeats,
-    wrong,
-)
-from mlflow_batchai.spec.environment import ResourceId, SecretReference
+from mlflow_batchai.documents.fields import NonEmpty, RelativePath, SecretText, Text, matching, refuse_repeats, wrong
+from mlflow_batchai.documents.model import SpecModel, exactly_one
 
 FileMode = Annotated[str, matching(r"[0-7]{3,4}", "be an octal mode in quotes, such as '0777'")]
+VariableName = Annotated[str, matching(r"[^=\s\0]+", "be a variable's name, without spaces or '='")]
+
+
+class ResourceId(SpecModel):
+    """A reference to an Azure resource by its ARM id."""
+
+    id: NonEmpty
+
+    @property
+    def name(self) -> str:
+        """The last segment of the id: the resource's own name."""
+        return self.id.rstrip("/").rsplit("/", 1)[-1]
+
+
+class SecretReference(SpecModel):
+    """A secret in an Azure Key Vault."""
+
+    source_vault: ResourceId
+    secret_url: NonEmpty
+
+
+class EnvironmentVariable(SpecModel):
+    """A variable for the job and its preparation; a bare number as value is taken as its text."""
+
+    name: VariableName
+    value: Text
+
+
+class Secret(SpecModel):
+    """A variable whose value is never stored or shown: given here, or by a Key Vault reference."""
+
+    alternatives: ClassVar[tuple[str, ...]] = ("value", "value_secret_reference")
+    name: VariableName
+    value: SecretText | None = None
+    value_secret_reference: SecretReference | None = None
+
+
+def check_names(variables: tuple[EnvironmentVariable, ...], secrets: tuple[Secret, ...]) -> None:
+    """Raise if two variables or secrets share a name: which one would win was never documented."""
+    names = [variable.name for variable in variables] + [secret.name for secret in secrets]
+    refuse_repeats(names, "environment variable or secret")
 
 
 class StorageCredentials(SpecModel):
@@ -92,9 +124,4 @@ class MountVolumes(SpecModel):
     @property
     def all(self) -> tuple[AzureFileShare | AzureBlobFileSystem | FileServer | UnmanagedFileSystem, ...]:
         """Every volume: file shares, blob containers, file servers, then unmanaged ones."""
-        return (
-            *self.azure_file_shares,
-            *self.azure_blob_file_systems,
-            *self.file_servers,
-            *self.unmanaged_file_systems,
-        )
+        return (*self.azure_file_shares, *self.azure_blob_file_systems, *self.file_servers, *self.unmanaged_file_systems)

@@ -1,4 +1,7 @@
-"""Regular expressions of ``metrics:`` rules, by RE2: its time grows with the line, whatever the rule and the line are."""
+"""Regular expressions of ``metrics:`` rules, by RE2: its time grows with the line, whatever the rule and the line are.
+
+Apart from `batchai`, since `job.metrics` compiles them as well, from a plan and without pydantic.
+"""
 
 from __future__ import annotations
 

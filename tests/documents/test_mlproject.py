@@ -6,22 +6,13 @@ import shlex
 
 import pytest
 
+from mlflow_batchai.documents.command import translate
+from mlflow_batchai.documents.mlproject import EntryPoint, Parameter, bind, find_entry_point, load_project
 from mlflow_batchai.errors import BatchAIError, DocumentError, ParameterError, ProjectError
-from mlflow_batchai.spec.command import translate
-from mlflow_batchai.spec.mlproject import EntryPoint, Parameter, bind, find_entry_point, load_project
 
-TYPED = {
-    name: Parameter(name, kind, default)
-    for name, kind, default in [
-        ("lr", "float", None),
-        ("epochs", "int", "10"),
-        ("shuffle", "bool", "true"),
-        ("data", "path", ""),
-        ("where", "uri", "s3://x/y"),
-        ("note", "string", "a note"),
-    ]
-}
-MAIN = EntryPoint("main", "python train.py", TYPED)
+TYPES = {"lr": "float", "epochs": "int", "shuffle": "bool", "data": "path", "where": "uri", "note": "string"}
+DEFAULTS = {"lr": None, "epochs": "10", "shuffle": "true", "data": "", "where": "s3://x/y", "note": "a note"}
+MAIN = EntryPoint("main", "python train.py", {name: Parameter(name, kind, DEFAULTS[name]) for name, kind in TYPES.items()})
 
 
 @pytest.fixture
@@ -56,18 +47,15 @@ entry_points:
     )
     assert (made.name, made.batchai, made.python_env.name) == ("Cifar", {"cluster": "local"}, "env.yaml")
     main = find_entry_point(made, "main")
-    assert {name: (parameter.type, parameter.default) for name, parameter in main.parameters.items()} == {
-        "lr": ("float", "1e-3"),
-        "epochs": ("int", None),
-        "note": ("string", "007"),
-        "off": ("bool", "no"),
-    }
+    found = {name: (parameter.type, parameter.default) for name, parameter in main.parameters.items()}
+    assert found == {"lr": ("float", "1e-3"), "epochs": ("int", None), "note": ("string", "007"), "off": ("bool", "no")}
     assert find_entry_point(made, "2").command == "ls"
 
 
 @pytest.mark.parametrize("name", ["MLproject", "mlproject", "MLPROJECT"])
-def test_any_case_of_its_name(project, name):
-    assert project("name: x", name=name).name == "x"
+def test_any_case_of_its_name_and_the_default_python_env(project, name):
+    made = project("name: x", name=name, python_env__yaml="")
+    assert (made.name, made.python_env.name) == ("x", "python_env.yaml")
 
 
 def test_a_folder_without_one_has_its_scripts(project, tmp_path):
@@ -80,16 +68,16 @@ def test_a_folder_without_one_has_its_scripts(project, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("entry_points: [1]", "entry_points should map names to entry points"),
-        ("entry_points: {main: {}}", "entry_points.main has no command"),
-        ("entry_points: {main: {command: ' '}}", "entry_points.main has no command"),
-        ("entry_points: {main: {command: [a]}}", "entry_points.main has no command"),
-        ("entry_points: {main: ls}", "entry_points.main has no command"),
-        ("entry_points: {main: {command: ls, parameters: [a]}}", "entry_points.main.parameters should map names to types"),
+        ("entry_points: [1]", "entry_points should map"),
+        *(
+            (f"entry_points: {{main: {entry}}}", "entry_points.main has no command")
+            for entry in ("{}", "{command: ' '}", "{command: [a]}", "ls")
+        ),
+        ("entry_points: {main: {command: ls, parameters: [a]}}", "entry_points.main.parameters should map"),
         ("entry_points: {main: {command: ls, parameters: {a: [1]}}}", "entry_points.main.parameters.a should be a type"),
         ("entry_points: {main: {command: ls, parameters: {a: }}}", "entry_points.main.parameters.a should be a type"),
-        ("entry_points: {main: {command: ls, parameters: {a: flaot}}}", "has the unknown type 'flaot'; the types are string"),
-        ("python_env: nope.yaml", "python_env names 'nope.yaml', which is not in the project"),
+        ("entry_points: {main: {command: ls, parameters: {a: flaot}}}", "parameters.a has the unknown type 'flaot'"),
+        ("python_env: nope.yaml", "python_env names 'nope.yaml'"),
         ("conda_env: nope.yaml", "conda_env names 'nope.yaml'"),
         ("python_env: a\ndocker_env: {image: x}", "python_env and docker_env are given"),
         ("batchai: [1]", "batchai should be a mapping"),
@@ -106,10 +94,6 @@ def test_refused(project, tmp_path, text, words):
     assert "\n" not in str(error.value)
 
 
-def test_the_default_python_env(project):
-    assert project("name: x", python_env__yaml="").python_env.name == "python_env.yaml"
-
-
 def test_entry_points_that_arent_there(project):
     made = project("entry_points: {train: {command: ls}, eval: {command: ls}}")
     with pytest.raises(ProjectError, match="there is no entry point 'main'; the project has: eval, train"):
@@ -119,7 +103,7 @@ def test_entry_points_that_arent_there(project):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [(None, "{} has no MLproject file, so"), ("name: x", "{}/MLproject has no entry_points, so")]
+    ("text", "words"), [(None, "{} has no MLproject file"), ("name: x", "{}/MLproject has no entry_points")]
 )
 def test_a_folder_without_entry_points(tmp_path, text, words):
     """The wrong folder, most often."""
@@ -127,7 +111,7 @@ def test_a_folder_without_entry_points(tmp_path, text, words):
         (tmp_path / "MLproject").write_text(text)
     with pytest.raises(ProjectError) as caught:
         find_entry_point(load_project(tmp_path), "main")
-    assert str(caught.value) == f"{words.format(tmp_path)} there is no entry point 'main'; a script can be one: -e train.py"
+    assert str(caught.value).startswith(words.format(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["../outside.py", "sub/../../outside.py", "{root}/outside.py"])
@@ -143,9 +127,6 @@ def test_a_scripts_name_is_no_shell_text(tmp_path, name):
     (tmp_path / name).write_text("", encoding="utf-8")
     command = find_entry_point(load_project(tmp_path), name).command
     assert shlex.split(translate(command, {}, "s"))[1:] == [name]
-
-
-# Values.
 
 
 @pytest.mark.parametrize(
@@ -172,26 +153,23 @@ def test_types(name, good, bad):
 
 def test_defaults_and_values_that_arent_text():
     values = {value.parameter.name: (value.text, value.given) for value in bind(MAIN, {"lr": 0.5, "shuffle": False}, "s")}
-    assert values == {
-        "lr": ("0.5", True),
-        "epochs": ("10", False),
-        "shuffle": ("False", True),
-        "data": ("", False),
-        "where": ("s3://x/y", False),
-        "note": ("a note", False),
-    }
+    defaults = {name: (DEFAULTS[name], False) for name in ("epochs", "data", "where", "note")}
+    assert values == {"lr": ("0.5", True), "shuffle": ("False", True), **defaults}
 
 
 def test_all_faults_at_once_a_line_each():
     with pytest.raises(ParameterError) as error:
         bind(MAIN, {"epocs": "1", "zzz": "1", "epochs": "many", "note": "a\0b"}, "MLproject")
-    assert str(error.value).splitlines() == [
-        "MLproject: parameter 'lr' (float) has no default and was not given; add -P lr=...",
-        "MLproject: parameter 'epochs' should be a whole number, not 'many'",
+    lines = str(error.value).splitlines()
+    starts = [
+        "MLproject: parameter 'lr' (float) has no default and was not given",
         "MLproject: entry point 'main' has no parameter 'epocs'; did you mean 'epochs'?",
-        "MLproject: entry point 'main' has no parameter 'zzz'; it has: lr, epochs, shuffle, data, where, note",
-        "MLproject: parameter 'note' holds a NUL byte, which no program can be given",
+        "MLproject: entry point 'main' has no parameter 'zzz'; it has: lr, epochs, ",
+        "MLproject: parameter 'epochs' should be a whole number",
+        "MLproject: parameter 'note' holds a NUL byte",
     ]
+    assert len(lines) == len(starts)
+    assert all(line.startswith(start) for line, start in zip(lines, starts, strict=True))
 
 
 def test_half_a_letter_and_bytes_that_are_no_text():
@@ -208,7 +186,5 @@ def test_a_default_of_the_wrong_type_is_seen_before_the_job_runs():
 
 def test_a_script_takes_all():
     entry = EntryPoint("x.py", "python x.py", {}, declared=False)
-    assert [(value.parameter.name, value.text, value.extra) for value in bind(entry, {"a": 1, "b": ""}, "s")] == [
-        ("a", "1", True),
-        ("b", "", True),
-    ]
+    values = bind(entry, {"a": 1, "b": ""}, "s")
+    assert [(value.parameter.name, value.text, value.extra) for value in values] == [("a", "1", True), ("b", "", True)]

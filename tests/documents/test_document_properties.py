@@ -13,82 +13,16 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from whole_documents import AZURE, BATCHAI, JOB, PROJECT, SETTINGS, SSH
 
+from mlflow_batchai.documents.batchai import merge, parse_batchai, read_batchai
+from mlflow_batchai.documents.cluster import parse_cluster
+from mlflow_batchai.documents.job import parse_job
+from mlflow_batchai.documents.mlproject import bind, find_entry_point, load_project
+from mlflow_batchai.documents.model import parse
+from mlflow_batchai.documents.reading import load_text
+from mlflow_batchai.documents.settings import SettingsFile
 from mlflow_batchai.errors import BatchAIError
-from mlflow_batchai.spec.batchai import merge
-from mlflow_batchai.spec.loading import load_text, parse, parse_batchai, parse_cluster, parse_job, read_batchai
-from mlflow_batchai.spec.mlproject import bind, find_entry_point, load_project
-from mlflow_batchai.spec.settings import SettingsFile
-
-SHARE = "$AZ_BATCHAI_MOUNT_ROOT/share"
-JOB: dict[str, Any] = {
-    "$schema": "https://raw.githubusercontent.com/Azure/BatchAI/master/schemas/2018-05-01/job.json",
-    "properties": {
-        "nodeCount": 2,
-        "cluster": {"id": "/subscriptions/1/resourceGroups/g/clusters/c"},
-        "horovodSettings": {"pythonScriptFilePath": f"{SHARE}/train.py", "commandLineArgs": "--lr 0.1", "processCount": 2},
-        "stdOutErrPathPrefix": SHARE,
-        "inputDirectories": [{"id": "DATA", "path": f"{SHARE}/data"}],
-        "outputDirectories": [{"id": "MODEL", "pathPrefix": SHARE, "pathSuffix": "models"}],
-        "environmentVariables": [{"name": "A", "value": "b"}],
-        "secrets": [{"name": "TOKEN", "value": "x"}],
-        "containerSettings": {
-            "imageSourceRegistry": {"image": "python:3.11", "credentials": {"username": "u", "password": "p"}}
-        },
-        "jobPreparation": {"commandLine": "pip install x"},
-        "constraints": {"maxWallClockTime": "PT2H"},
-        "mountVolumes": {
-            "azureFileShares": [
-                {
-                    "accountName": "acct",
-                    "azureFileUrl": "https://acct.file.core.windows.net/share",
-                    "relativeMountPath": "share",
-                    "credentials": {"accountKey": "a2V5"},
-                }
-            ]
-        },
-    },
-}
-CLUSTER: dict[str, Any] = {
-    "engine": "ssh",
-    "hosts": ["one", {"host": "two", "port": 2222, "user": "u"}],
-    "python": "/usr/bin/python3",
-    "share": "/mnt/share",
-    "properties": {
-        "vmSize": "STANDARD_NC6",
-        "vmPriority": "lowpriority",
-        "scaleSettings": {"manual": {"targetNodeCount": 2}},
-        "userAccountSettings": {"adminUserName": "me", "adminUserPassword": "secret"},
-        "nodeSetup": {"setupTask": {"commandLine": "echo hi", "stdOutErrPathPrefix": SHARE}},
-    },
-}
-BATCHAI: dict[str, Any] = {
-    "cluster": "local",
-    "experiment": "e",
-    "workspace": "w",
-    "stage": ["data"],
-    "retries": 2,
-    "terminateGrace": "PT10S",
-    "metrics": [{"name": "f1", "regex": r"step (?P<step>\d+): (\S+)", "step": "step"}],
-    "model": {"path": "m.h5", "register": "net"},
-    "cachePreparation": ["a.txt"],
-    "properties": {key: value for key, value in JOB["properties"].items() if key != "horovodSettings"},
-}
-PROJECT: dict[str, Any] = {
-    "name": "p",
-    "docker_env": {"image": "i", "volumes": ["/a:/b"], "environment": ["A", ["B", "c"]]},
-    "entry_points": {
-        "main": {
-            "parameters": {"lr": {"type": "float", "default": 0.1}, "data": "path", "on": {"type": "bool", "default": True}},
-            "command": "python train.py --lr {lr} --data {data}",
-        }
-    },
-    "batchai": BATCHAI,
-}
-SETTINGS: dict[str, Any] = {
-    "defaults": {"resourceGroup": "rg.1", "workspace": "w", "cluster": "c", "output": "table"},
-    "shares": {"acct": {"accountKey": "a2V5"}, "two": {"fileEndpoint": "https://ACCOUNT.file.example.org"}},
-}
 
 
 def job(text: str, source: str) -> None:
@@ -123,29 +57,15 @@ def mlproject(text: str, source: str) -> None:
             raise type(error)(str(error).replace(str(path), source)) from None
 
 
-KINDS = {"job.yaml": (job, JOB), "cluster.yaml": (cluster, CLUSTER), "batchai.yaml": (batchai, BATCHAI)}
+KINDS = {"job.yaml": (job, JOB), "cluster.yaml": (cluster, {**SSH, "properties": AZURE}), "batchai.yaml": (batchai, BATCHAI)}
 KINDS |= {"config.yaml": (settings_file, SETTINGS), "MLproject": (mlproject, PROJECT)}
 
-scalars = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.sampled_from([0, -1, 2**31, 2**63, 10**400, -(10**30)]),
-    st.floats(),
-    st.text(max_size=20),
-    st.sampled_from(
-        ["", " ", "\0", "\n", "é", "\u2028", "\ud800", "..", "/", "$AZ_BATCHAI_MOUNT_ROOT/share/../..", "{", "{}", "P", "PT"]
-    ),
-    st.sampled_from(
-        ["PT99999999999H", "9" * 5000, "P1Y", "((((", "(?P<step>", "[", "*", "https://", "http://[", "https://a:b@c:d/e"]
-    ),
-)
-keys = st.one_of(
-    st.sampled_from(
-        ["nodeCount", "node_count", "properties", "NodeCount", "comment", "$schema", "name", "value", "", "a.b", "é", "0"]
-    ),
-    st.text(max_size=10),
-)
+NUMBERS = [0, -1, 2**31, 2**63, 10**400, -(10**30)]
+TEXTS = ["", " ", "\0", "\n", "é", "\u2028", "\ud800", "..", "/", "$AZ_BATCHAI_MOUNT_ROOT/share/../..", "{", "{}", "P", "PT"]
+TEXTS += ["PT99999999999H", "9" * 5000, "P1Y", "((((", "(?P<step>", "[", "*", "https://", "http://[", "https://a:b@c:d/e"]
+KEYS = ["nodeCount", "node_count", "properties", "NodeCount", "comment", "$schema", "name", "value", "", "a.b", "é", "0"]
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from([*NUMBERS, *TEXTS])
+keys = st.sampled_from(KEYS) | st.text(max_size=10)
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=6
 )
@@ -235,52 +155,31 @@ def test_a_mutated_document_gives_a_model_or_sentences(name: str) -> None:
     run()
 
 
-lines = st.sampled_from(
-    [
-        "&a [*a]",
-        "&a {x: *a}",
-        "x: &a [1]\ny: *a",
-        "<<: *a",
-        "? [1]\n: 2",
-        "? {a: b}\n: 2",
-        "!!python/object/apply:os.system ['x']",
-        "!!int x",
-        "!!float x",
-        "!!timestamp 2020-13-45",
-        "!!binary '*'",
-        "!!set {a, b}",
-        "!!omap [a: 1]",
-        "!!pairs [a: 1]",
-        "!unknown x",
-        "nodeCount: 1\nnodeCount: 2",
-        "a: 0x1f\nb: 0o17\nc: 1_000\nd: 1:30\ne: .inf\nf: .nan\ng: 1e500",
-        "&a [&b [*a, *b], *b]",
-        "properties: &p {nodeCount: 1, inputDirectories: [*p]}",
-        "<<: {nodeCount: 1}",
-        "<<: [1]",
-        "<<: x",
-        "%YAML 9.9\n---\na: 1",
-        "%TAG ! tag:x:\n---\n!y z",
-        "a: 1\n---\nb: 2",
-        "...",
-        "\t- x",
-        "'",
-        '"\\ud800"',
-        '"\\x"',
-        '{"a": 1, "a": 2}',
-        '{"a": NaN}',
-        "{" * 400,
-        "[" * 400,
-        "- " * 400,
-        '{"a":' * 400,
-        "a: &x " + "[*x, " * 20,
-        "x: " + "9" * 5000,
-        "\x00",
-        "\x85",
-        "\ud800",
-        "\ufeff\ufeff",
-    ]
-)
+ALIASES = ["&a [*a]", "&a {x: *a}", "x: &a [1]\ny: *a", "<<: *a", "&a [&b [*a, *b], *b]", "a: &x " + "[*x, " * 20]
+MERGES = ["properties: &p {nodeCount: 1, inputDirectories: [*p]}", "<<: {nodeCount: 1}", "<<: [1]", "<<: x"]
+TAGS = [
+    "!!python/object/apply:os.system ['x']",
+    "!!int x",
+    "!!float x",
+    "!!timestamp 2020-13-45",
+    "!!binary '*'",
+    "!!set {a, b}",
+]
+TAGS += ["!!omap [a: 1]", "!!pairs [a: 1]", "!unknown x", "%YAML 9.9\n---\na: 1", "%TAG ! tag:x:\n---\n!y z"]
+SYNTAX = [
+    "? [1]\n: 2",
+    "? {a: b}\n: 2",
+    "nodeCount: 1\nnodeCount: 2",
+    "a: 1\n---\nb: 2",
+    "...",
+    "\t- x",
+    "'",
+    '"\\ud800"',
+    '"\\x"',
+]
+SYNTAX += ["a: 0x1f\nb: 0o17\nc: 1_000\nd: 1:30\ne: .inf\nf: .nan\ng: 1e500", '{"a": 1, "a": 2}', '{"a": NaN}']
+DEEP = ["{" * 400, "[" * 400, "- " * 400, '{"a":' * 400, "x: " + "9" * 5000, "\x00", "\x85", "\ud800", "\ufeff\ufeff"]
+lines = st.sampled_from([*ALIASES, *MERGES, *TAGS, *SYNTAX, *DEEP])
 
 
 @pytest.mark.parametrize("name", KINDS)

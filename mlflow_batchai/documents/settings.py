@@ -1,4 +1,7 @@
-"""``config.yaml``: one user's defaults, and the storage accounts whose keys he has."""
+"""``config.yaml``: one user's defaults, and the storage accounts whose keys he has.
+
+Apart from `mlflow_batchai.config`, which every command imports, and most without pydantic.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mlflow_batchai.spec.base import Name, NonEmpty, SecretText, SpecModel, exactly_one, matching
-from mlflow_batchai.spec.cluster import Endpoint
+from mlflow_batchai.documents.fields import Endpoint, Name, NonEmpty, SecretText, matching
+from mlflow_batchai.documents.model import SpecModel, exactly_one
 
 GroupName = Annotated[str, matching(r"[-\w.]{1,90}", "have 1 to 90 letters, digits, '-', '_' or '.'")]
 

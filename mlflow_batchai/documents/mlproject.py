@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlflow_batchai.documents.reading import read
 from mlflow_batchai.errors import ParameterError, ProjectError
-from mlflow_batchai.spec.loading import read
 from mlflow_batchai.terminal import printable
 
 SCRIPTS = {".py": "python", ".sh": "bash"}
 TYPES = ("string", "float", "int", "bool", "path", "uri")
 _WORDS = {"str": "string", "integer": "int", "boolean": "bool", "number": "float", "double": "float"}
-TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+BOOLEANS = ("true", "1", "yes", "on", "false", "0", "no", "off")
+# Type -> what raises ValueError for a text that is no value of it, and what is wanted; a string or a path is any text.
+_READERS: dict[str, tuple[Callable[[str], object], str]] = {
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "bool": (lambda text: BOOLEANS.index(text.lower()), "true or false"),
+    "uri": (lambda text: text.index(":"), "a URI"),
+}
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Value:
     parameter: Parameter
     text: str
     given: bool
-    extra: bool = field(default=False)
+    extra: bool = False
 
 
 def _wrong(sentence: str) -> ProjectError:
@@ -90,6 +97,9 @@ def load_project(directory: Path) -> MLProject:
     entries = data.get("entry_points") or {}
     if not isinstance(entries, Mapping):
         raise _wrong(f"{source}: entry_points should map names to entry points")
+    block = data.get("batchai")
+    if block is not None and not isinstance(block, Mapping):
+        raise _wrong(f"{source}: batchai should be a mapping, as in batchai.yaml")
     return MLProject(
         directory,
         source,
@@ -98,14 +108,8 @@ def load_project(directory: Path) -> MLProject:
         _environment_file(directory, source, data, "python_env", "python_env.yaml"),
         _environment_file(directory, source, data, "conda_env", None),
         _docker_env(source, data.get("docker_env")),
-        _block(source, data.get("batchai")),
+        block,
     )
-
-
-def _block(source: str, value: object) -> Mapping[str, Any] | None:
-    if value is not None and not isinstance(value, Mapping):
-        raise _wrong(f"{source}: batchai should be a mapping, as in batchai.yaml")
-    return value
 
 
 def _docker_env(source: str, value: object) -> Mapping[str, Any] | None:
@@ -200,64 +204,40 @@ def bind(entry: EntryPoint, given: Mapping[str, object], source: str) -> list[Va
     faults: list[str] = []
     values: list[Value] = []
     for parameter in entry.parameters.values():
-        if parameter.name not in given and parameter.default is None:
+        if parameter.name in given:
+            values.append(Value(parameter, str(given[parameter.name]), True))
+        elif parameter.default is not None:
+            values.append(Value(parameter, parameter.default, False))
+        else:
             faults.append(
                 f"parameter '{parameter.name}' ({parameter.type}) has no default and was not given; add -P {parameter.name}=..."
             )
-            continue
-        text = str(given[parameter.name]) if parameter.name in given else str(parameter.default)
-        fault = type_fault(parameter, text)
-        if fault:
-            faults.append(fault)
-        values.append(Value(parameter, text, parameter.name in given))
-    for name, value in given.items():
-        if name in entry.parameters:
-            continue
+    for name in [name for name in given if name not in entry.parameters]:
         if entry.declared:
             near = difflib.get_close_matches(name, entry.parameters, 1)
             hint = f"did you mean '{near[0]}'?" if near else f"it has: {', '.join(entry.parameters) or 'none'}"
             faults.append(f"entry point '{entry.name}' has no parameter '{name}'; {hint}")
         else:
-            values.append(Value(Parameter(name, "string", None), str(value), True, extra=True))
-    faults += [
-        f"parameter '{value.parameter.name}' holds a NUL byte, which no program can be given"
-        for value in values
-        if "\0" in value.text
-    ]
-    faults += [
-        f"parameter '{value.parameter.name}' is '{value.text}', which is no text that a program can be given"
-        for value in values
-        if not _is_encodable(value.text)
-    ]
+            values.append(Value(Parameter(name, "string", None), str(given[name]), True, extra=True))
+    faults += [fault for value in values if (fault := _fault(value))]
     if faults:
         raise ParameterError("\n".join(f"{source}: {printable(fault)}" for fault in faults))
     return values
 
 
-def _is_encodable(text: str) -> bool:
-    """Whether a program can be given it: bytes of a command line that are no UTF-8 can, half a letter of JSON can't."""
+def _fault(value: Value) -> str | None:
+    """Why no program can be given a value, or what type it should have; None: nothing is wrong."""
+    shown = f"parameter '{value.parameter.name}'"
+    if "\0" in value.text:
+        return f"{shown} holds a NUL byte, which no program can be given"
     try:
-        text.encode("utf-8", "surrogateescape")
+        # Bytes of a command line that are no UTF-8 can be given; half a letter of JSON can't.
+        value.text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        return False
-    return True
-
-
-def type_fault(parameter: Parameter, text: str) -> str | None:
-    """What is wrong with a value for this parameter's type, or None."""
-    wanted = None
-    if parameter.type == "int":
-        try:
-            int(text)
-        except ValueError:
-            wanted = "a whole number"
-    elif parameter.type == "float":
-        try:
-            float(text)
-        except ValueError:
-            wanted = "a number"
-    elif parameter.type == "bool" and text.lower() not in TRUE + FALSE:
-        wanted = "true or false"
-    elif parameter.type == "uri" and ":" not in text:
-        wanted = "a URI"
-    return f"parameter '{parameter.name}' should be {wanted}, not '{text}'" if wanted else None
+        return f"{shown} is '{value.text}', which is no text that a program can be given"
+    reader, wanted = _READERS.get(value.parameter.type, (str, "text"))
+    try:
+        reader(value.text)
+    except ValueError:
+        return f"{shown} should be {wanted}, not '{value.text}'"
+    return None

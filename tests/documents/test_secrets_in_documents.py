@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import traceback
 from typing import Any
@@ -10,45 +9,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from whole_documents import AZURE, HIDDEN, JOB
 
+from mlflow_batchai.documents.cluster import parse_cluster
+from mlflow_batchai.documents.job import FRAMEWORKS, JobDocument, parse_job
+from mlflow_batchai.documents.model import masked, secret_values
+from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.spec.frameworks import FRAMEWORKS
-from mlflow_batchai.spec.job import JobDocument
-from mlflow_batchai.spec.loading import load_text, parse_cluster, parse_job
-from mlflow_batchai.spec.masking import masked
-
-HIDDEN = "hunter2hunter2"
-JOB: dict[str, Any] = {
-    "properties": {
-        "nodeCount": 1,
-        "secrets": [{"name": "TOKEN", "value": HIDDEN}],
-        "mountVolumes": {
-            "azureFileShares": [
-                {
-                    "azureFileUrl": "https://a/s",
-                    "relativeMountPath": "s",
-                    "credentials": {"accountKey": HIDDEN},
-                }
-            ],
-            "azureBlobFileSystems": [{"containerName": "c", "relativeMountPath": "c", "credentials": {"accountKey": HIDDEN}}],
-        },
-        "containerSettings": {"imageSourceRegistry": {"image": "i", "credentials": {"username": "u", "password": HIDDEN}}},
-    }
-}
-CLUSTER: dict[str, Any] = {
-    "userAccountSettings": {"adminUserName": "u", "adminUserPassword": HIDDEN},
-    "nodeSetup": {
-        "setupTask": {
-            "commandLine": "true",
-            "stdOutErrPathPrefix": "/p",
-            "secrets": [{"name": "TOKEN", "value": HIDDEN}],
-        },
-        "performanceCountersSettings": {"appInsightsReference": {"component": {"id": "/c"}, "instrumentationKey": HIDDEN}},
-    },
-}
 
 
-@pytest.mark.parametrize(("parser", "data"), [(parse_job, JOB), (parse_cluster, CLUSTER)])
+@pytest.mark.parametrize(("parser", "data"), [(parse_job, JOB), (parse_cluster, AZURE)])
 def test_no_form_of_a_document_shows_a_secret(parser: Any, data: dict[str, Any]) -> None:
     document, warnings = parser(data, "job.json")
     copied = masked(document)
@@ -60,10 +30,13 @@ def test_no_form_of_a_document_shows_a_secret(parser: Any, data: dict[str, Any])
     assert masked(again) == copied
 
 
-def test_the_secret_is_there_for_who_asks() -> None:
-    document, _ = parse_job(JOB, "job.json")
-    value = document.properties.secrets[0].value
-    assert value is not None and value.get_secret_value() == HIDDEN
+@pytest.mark.parametrize(("value", "secret"), [(HIDDEN, HIDDEN), (12345678, "12345678")])
+def test_the_secret_is_there_for_who_asks(value: object, secret: str) -> None:
+    document, _ = parse_job({"properties": {"secrets": [{"name": "TOKEN", "value": value}]}}, "job.json")
+    assert list(secret_values(document)) == [secret]
+
+
+VAULT = {"sourceVault": {"id": "v"}, "secretUrl": "u"}
 
 
 @pytest.mark.parametrize(
@@ -75,13 +48,7 @@ def test_the_secret_is_there_for_who_asks() -> None:
         [{"name": "A", "value": [HIDDEN]}],
         [{"name": "A", "value": {"value": HIDDEN}}],
         [{"name": "A", "valu": HIDDEN}],
-        [
-            {
-                "name": "A",
-                "value": HIDDEN,
-                "valueSecretReference": {"sourceVault": {"id": "v"}, "secretUrl": "u"},
-            }
-        ],
+        [{"name": "A", "value": HIDDEN, "valueSecretReference": VAULT}],
         [{"name": "A", "value": HIDDEN}, {"name": "A", "value": HIDDEN}],
         [{"value": HIDDEN}],
         [{"name": "A", "value": HIDDEN, "comment": HIDDEN, "extra": HIDDEN}],
@@ -115,16 +82,14 @@ def test_syntax_errors_do_not_repeat_a_secret(text: str, source: str) -> None:
     assert HIDDEN not in "".join(traceback.format_exception(caught.value, limit=0))
 
 
-def test_a_number_may_be_a_secret() -> None:
-    data = copy.deepcopy(JOB)
-    data["properties"]["secrets"][0]["value"] = 12345678
-    document, _ = parse_job(data, "job.json")
-    assert document.properties.secrets[0].value is not None
-    assert document.properties.secrets[0].value.get_secret_value() == "12345678"
-
-
 TEXT = st.text(min_size=1, max_size=12)
 IDS = st.from_regex(r"[A-Z_]{1,6}", fullmatch=True)
+
+
+def named(key: str, **others: Any) -> st.SearchStrategy[list[dict[str, Any]]]:
+    return st.lists(st.fixed_dictionaries({key: IDS, **others}), max_size=3, unique_by=lambda entry: entry[key])
+
+
 JOBS = st.fixed_dictionaries(
     {},
     optional={
@@ -133,14 +98,8 @@ JOBS = st.fixed_dictionaries(
         "schedulingPriority": st.sampled_from(["low", "normal", "high"]),
         "jobPreparation": st.fixed_dictionaries({"commandLine": TEXT}),
         "constraints": st.fixed_dictionaries({"maxWallClockTime": st.sampled_from(["P7D", "PT90S", "1.02:03:04"])}),
-        "inputDirectories": st.lists(
-            st.fixed_dictionaries({"id": IDS, "path": TEXT}), max_size=3, unique_by=lambda entry: entry["id"]
-        ),
-        "environmentVariables": st.lists(
-            st.fixed_dictionaries({"name": IDS, "value": st.text(max_size=9)}),
-            max_size=3,
-            unique_by=lambda entry: entry["name"],
-        ),
+        "inputDirectories": named("id", path=TEXT),
+        "environmentVariables": named("name", value=st.text(max_size=9)),
     },
 )
 

@@ -1,33 +1,19 @@
-"""The cluster document: Batch AI's cluster properties, and which engine provides the nodes."""
+"""The cluster document: Batch AI's cluster properties, and which engine provides the nodes; the record beside it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from mlflow_batchai.spec.base import (
-    Count,
-    NonEmpty,
-    SecretText,
-    SpecModel,
-    Whole,
-    any_case,
-    exactly_one,
-    key_of,
-    matching,
-    refuse_repeats,
-    wrong,
-)
-from mlflow_batchai.spec.environment import (
-    EnvironmentVariable,
-    ResourceId,
-    Secret,
-    SecretReference,
-    check_names,
-)
-from mlflow_batchai.spec.volumes import MountVolumes
+from mlflow_batchai.documents.common import EnvironmentVariable, MountVolumes, ResourceId, Secret, SecretReference, check_names
+from mlflow_batchai.documents.fields import AnyCase, Count, Endpoint, NonEmpty, SecretText, Whole, distinct, matching, wrong
+from mlflow_batchai.documents.model import SpecModel, key_of, keys_of, parse
+from mlflow_batchai.documents.reading import kind, read
+from mlflow_batchai.errors import DocumentError
 
 DEFAULT_NODES = 2
 # As Batch AI's clusters had.
@@ -36,9 +22,6 @@ Nodes = Annotated[Count, Field(le=MOST_NODES)]
 NodesOrNone = Annotated[Whole, Field(le=MOST_NODES)]
 Port = Annotated[Count, Field(le=65535)]
 NodeFolder = Annotated[str, matching(r"(/|~/)[^\0]*[^/\0]", "be an absolute path, or begin with ~/ (the login's home)")]
-
-
-Endpoint = Annotated[str, matching(r"https?://\S+", "be an address such as https://ACCOUNT.blob.core.windows.net")]
 ServerFolder = Annotated[str, matching(r"[\w.:\[\]-]+:/\S*", "be host:/folder, as NFS clients write it")]
 
 
@@ -57,7 +40,7 @@ class ManualScale(SpecModel):
     target_node_count: NodesOrNone = 0
     node_deallocation_option: Annotated[
         Literal["requeue", "terminate", "waitforjobcompletion"],
-        any_case("requeue", "terminate", "waitforjobcompletion"),
+        AnyCase,
     ] = "requeue"
 
 
@@ -72,13 +55,9 @@ class AutoScale(SpecModel):
 class ScaleSettings(SpecModel):
     """Exactly one of the two ways to scale."""
 
+    alternatives: ClassVar[tuple[str, ...]] = ("manual", "auto_scale")
     manual: ManualScale | None = None
     auto_scale: AutoScale | None = None
-
-    @model_validator(mode="after")
-    def _one_way(self) -> ScaleSettings:
-        exactly_one(self, "manual", "auto_scale")
-        return self
 
 
 class ImageReference(SpecModel):
@@ -144,13 +123,9 @@ class UserAccountSettings(SpecModel):
 class ShareCredentials(SpecModel):
     """What opens an Azure control share: the account's key, or a SAS that may read, create, write, delete and list."""
 
+    alternatives: ClassVar[tuple[str, ...]] = ("account_key", "sas_token")
     account_key: SecretText | None = None
     sas_token: SecretText | None = None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> ShareCredentials:
-        exactly_one(self, "account_key", "sas_token")
-        return self
 
 
 class HostEntry(SpecModel):
@@ -182,27 +157,14 @@ def _nodes(earlier: dict[str, Any]) -> int:
     return len(earlier.get("hosts") or ()) or DEFAULT_NODES
 
 
-MOUNTS = ("folder", "rclone", "cifs", "bind")
-BLOB_MOUNTS = ("rclone", "blobfuse2")
-
-SSH_ONLY = (
-    "hosts",
-    "user",
-    "port",
-    "key_file",
-    "known_hosts",
-    "jump_host",
-    "root",
-    "agent_python",
-    "share_on_nodes",
-)
+SSH_ONLY = ("hosts", "user", "port", "key_file", "known_hosts", "jump_host", "root", "agent_python", "share_on_nodes")
 
 
 class ClusterDocument(SpecModel):
     """A named set of nodes. Nothing is required: an empty document is a local cluster of two nodes.
 
     Batch AI's keys may stand under ``properties`` or beside our own; both read the same
-    (`loading.parse_cluster`). ``nodes`` (1 to 100) follows scaleSettings if absent, where a target of 0 is
+    (`parse_cluster`). ``nodes`` (1 to 100) follows scaleSettings if absent, where a target of 0 is
     taken as not given. ``python`` is the nodes' training interpreter and ``share`` the control share, both as
     written: a directory, or the address of an Azure file share, for which ``credentials`` stand here or in the
     environment. With ``engine: ssh`` the nodes are ``hosts``, ``share`` is where this machine has the control share,
@@ -219,15 +181,15 @@ class ClusterDocument(SpecModel):
     meaningless: ClassVar[frozenset[str]] = frozenset({"location", "type", "name", "id", "tags"})
 
     vm_size: str | None = None
-    vm_priority: Annotated[Literal["dedicated", "lowpriority"], any_case("dedicated", "lowpriority")] = "dedicated"
+    vm_priority: Annotated[Literal["dedicated", "lowpriority"], AnyCase] = "dedicated"
     scale_settings: ScaleSettings | None = None
     virtual_machine_configuration: VirtualMachineConfiguration | None = None
     node_setup: NodeSetup = NodeSetup()
     user_account_settings: UserAccountSettings | None = None
     subnet: ResourceId | None = None
 
-    engine: Annotated[Engine, any_case(*(engine.value for engine in Engine))] = Engine.LOCAL
-    hosts: Annotated[tuple[HostEntry, ...], Field(max_length=100)] = ()
+    engine: Annotated[Engine, AnyCase] = Engine.LOCAL
+    hosts: Annotated[tuple[HostEntry, ...], Field(max_length=MOST_NODES), distinct("host", lambda entry: entry.host)] = ()
     user: NonEmpty | None = None
     port: Port | None = None
     key_file: NonEmpty | None = None
@@ -240,13 +202,13 @@ class ClusterDocument(SpecModel):
     python: NonEmpty | None = None
     share: NonEmpty | None = None
     credentials: ShareCredentials | None = None
-    mount: Annotated[Literal["folder", "rclone", "cifs", "bind"], any_case(*MOUNTS)] | None = None
+    mount: Annotated[Literal["folder", "rclone", "cifs", "bind"], AnyCase] | None = None
     mounted_at: dict[NonEmpty, NodeFolder] = Field(default_factory=dict)
-    blob_mount: Annotated[Literal["rclone", "blobfuse2"], any_case(*BLOB_MOUNTS)] = "rclone"
+    blob_mount: Annotated[Literal["rclone", "blobfuse2"], AnyCase] = "rclone"
     file_endpoint: Endpoint | None = None
     blob_endpoint: Endpoint | None = None
     file_servers: dict[NonEmpty, ServerFolder] = Field(default_factory=dict)
-    containers: Annotated[Literal["run", "ignore"], any_case("run", "ignore")] = "run"
+    containers: Annotated[Literal["run", "ignore"], AnyCase] = "run"
     gpus_per_node: Whole | None = None
     oversubscribe: bool = False
     network_interface: NonEmpty | None = None
@@ -272,10 +234,46 @@ class ClusterDocument(SpecModel):
             raise wrong("has shareOnNodes, which an Azure share has no use for; drop it")
         if "nodes" in self.model_fields_set and self.nodes != len(self.hosts):
             raise wrong(f"says nodes: {self.nodes} and names {len(self.hosts)} hosts; drop nodes")
-        refuse_repeats((entry.host for entry in self.hosts), "host")
         return self
 
     @classmethod
     def local(cls, nodes: int = DEFAULT_NODES) -> ClusterDocument:
         """The cluster that is used when nobody described one: this machine, as ``nodes`` nodes."""
         return cls(engine=Engine.LOCAL, nodes=nodes)
+
+
+def load_cluster(path: str | Path) -> tuple[ClusterDocument, list[str]]:
+    """A cluster document from a JSON or YAML file, and warnings. Raises DocumentError."""
+    return parse_cluster(read(path), str(path))
+
+
+def parse_cluster(data: object, source: str) -> tuple[ClusterDocument, list[str]]:
+    """A cluster document from plain data, with Batch AI's keys under ``properties`` or at the top."""
+    if not isinstance(data, Mapping) or "properties" not in data:
+        return parse(ClusterDocument, data, source)
+    inner = {} if data["properties"] is None else data["properties"]
+    if not isinstance(inner, Mapping):
+        raise DocumentError(f"{source}: properties must be a mapping, not {kind(inner)}")
+    outer = {key: value for key, value in data.items() if key != "properties"}
+    twice = [key for key in keys_of(ClusterDocument) if key in inner and key in outer]
+    if twice:
+        raise DocumentError(f"{source}: {twice[0]} is given both under properties and beside it; keep one")
+    under = {str(key): "properties" for key in inner}
+    return parse(ClusterDocument, {**inner, **outer}, source, under)
+
+
+class ClusterRecord(SpecModel):
+    """What of a cluster changes: where it belongs, since when, and how many nodes it is to have.
+
+    It lies beside the document, and only ``batchai`` writes it; a hand-written document has none. ``nodes`` is what a
+    local cluster has been made larger to than its document says; ``allocation_time`` is when the number of its nodes was
+    last changed (both times ISO 8601, UTC).
+    """
+
+    workspace: NonEmpty = "default"
+    resource_group: NonEmpty = "batchai"
+    location: NonEmpty = "local"
+    creation_time: str | None = None
+    scale_settings: ScaleSettings | None = None
+    nodes: Nodes | None = None
+    allocation_time: str | None = None

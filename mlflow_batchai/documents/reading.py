@@ -1,15 +1,30 @@
-"""From the text of a document to plain data, with the line and column of what can't be read."""
+"""From the text of a document, in JSON or YAML, to plain data, with the line and column of what can't be read."""
 
 from __future__ import annotations
 
 import json
 import re
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
 import yaml
 
 from mlflow_batchai.errors import DocumentError
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The plain data of a JSON or YAML file. Raises DocumentError if it can't be read or parsed."""
+    return load_text(read_text(path), str(path))
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file. Raises DocumentError if it can't be read or is not UTF-8."""
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    except OSError as error:
+        raise DocumentError(f"{path}: can't be read: {error.strerror}") from error
 
 
 def load_text(text: str, source: str) -> dict[str, Any]:
@@ -24,7 +39,7 @@ def load_text(text: str, source: str) -> dict[str, Any]:
     text = text.removeprefix("\ufeff")
     if not text.strip():
         raise DocumentError(f"{source}: the file is empty")
-    data = _parse(text, source)
+    data = _parsed(text, source)
     if data is None:
         raise DocumentError(f"{source}: the file has no content")
     if not isinstance(data, dict):
@@ -37,7 +52,7 @@ def load_list(text: str, source: str) -> list[Any]:
 
     Raises DocumentError for text that can't be parsed, or is no list.
     """
-    data = _parse(text, source)
+    data = _parsed(text, source)
     if not isinstance(data, list):
         raise DocumentError(f"{source}: must hold a list, not {kind(data)}")
     return data
@@ -49,10 +64,10 @@ def kind(value: object) -> str:
     return names.get(type(value), "a number" if isinstance(value, (int, float)) else "an empty value")
 
 
-def _parse(text: str, source: str) -> Any:
+def _parsed(text: str, source: str) -> Any:
     ending = PurePath(source).suffix.lower()
     if ending != ".json" and not text.lstrip().startswith("{"):
-        return _parse_yaml(text, source)
+        return _parsed_yaml(text, source)
     try:
         return json.loads(
             text,
@@ -62,7 +77,7 @@ def _parse(text: str, source: str) -> Any:
         )
     except json.JSONDecodeError as error:
         if ending in (".yaml", ".yml"):
-            return _parse_yaml(text, source)
+            return _parsed_yaml(text, source)
         raise DocumentError(
             f"{source}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}{_hint(error)}"
         ) from None
@@ -99,7 +114,7 @@ def _hint(error: json.JSONDecodeError) -> str:
     return ""
 
 
-class _Loader(yaml.SafeLoader):
+class _YamlLoader(yaml.SafeLoader):
     """YAML 1.2's plain types, no key given twice, no mapping or list that contains itself."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own class attribute)
@@ -129,17 +144,17 @@ class _Loader(yaml.SafeLoader):
         return self.construct_sequence(node, deep=True)
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"(?:<<)$"), ["<"])
-_Loader.add_constructor("tag:yaml.org,2002:map", _Loader.mapping)
-_Loader.add_constructor("tag:yaml.org,2002:seq", _Loader.sequence)
+_YamlLoader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_YamlLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_YamlLoader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789"))
+_YamlLoader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"(?:<<)$"), ["<"])
+_YamlLoader.add_constructor("tag:yaml.org,2002:map", _YamlLoader.mapping)
+_YamlLoader.add_constructor("tag:yaml.org,2002:seq", _YamlLoader.sequence)
 
 
-def _parse_yaml(text: str, source: str) -> Any:
+def _parsed_yaml(text: str, source: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=_YamlLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
