@@ -172,7 +172,7 @@ class Phases:
             if rendezvous is None:
                 self._wait_a_little()
         self.shipper.stop_saying()
-        launch.start(self.meeting.rendezvous(rendezvous))
+        launch.start(rendezvous)
         if self.layout.node == 0 and self.python:
             self.inventory.ask(self.python, self._environment(), self.layout.temp)
         self.layout.attempt.pace(RUNNING)

@@ -61,8 +61,7 @@ def is_pair_of_counts(value: object) -> bool:
 
 
 def _is_finding(value: object) -> bool:
-    each = list_of(or_none(is_text))
-    return isinstance(value, dict) and all(key.isdecimal() and each(found) for key, found in value.items())
+    return has(value, {"why": is_text, "name": is_text, "address": is_text})
 
 
 # What those who read an event rely on; other kinds are read with defaults for what they lack.
@@ -71,7 +70,7 @@ EVENTS: Mapping[str, Shape] = {
     "note": {"x": is_text},
     "report": {"body": is_mapping},
     "phase": {"phase": is_text, "node": is_count},
-    "reached": {"findings": _is_finding},
+    "reached": {"node": is_count, "findings": list_of(_is_finding)},
     "dropped": {"lines": is_count},
     # One sample of a node's meters: the values by their names.
     "system": {"node": is_count, "n": is_count, "v": is_mapping, "t": is_number},

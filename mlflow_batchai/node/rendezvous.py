@@ -1,7 +1,6 @@
 """Horovod's own rendezvous server, in the training interpreter: started by node 0's agent, ended when its input closes."""
 
 import json
-import socket
 import socketserver
 import sys
 from typing import List
@@ -28,8 +27,6 @@ def main(arguments: List[str]) -> int:
         return 3
 
     class Http(RendezvousHTTPServer):  # type: ignore[misc]
-        address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-
         # HTTPServer's server_bind asks the name server for the address's name: seconds, where there is none.
         def server_bind(self) -> None:
             socketserver.TCPServer.server_bind(self)
