@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from mlflow_batchai.node import gpus  # noqa: E402
-from mlflow_batchai.node.meters.graphics import Graphics  # noqa: E402
+from mlflow_batchai.node.meters.gpu import GpuMeter  # noqa: E402
 
 NEEDS = ("mlflow", "pydantic", "click", "rich", "yaml", "jmespath", "paramiko")
 SECONDS = 120.0
@@ -78,7 +78,7 @@ def driver(report: Report) -> gpus.Gpus:
     report.check("GPUs", bool(found.ids), ", ".join(found.ids) or "none")
     report.say("in use", f"by processes {sorted(gpus.busy(found.ids, os.environ))}")
     said: list[str] = []
-    sample = Graphics(found.ids, os.environ, said.append).look()
+    sample = GpuMeter(found.ids, os.environ, said.append).look()
     report.check("a sample", not found.ids or bool(sample), json.dumps(sample) if sample else said)
     return found
 
