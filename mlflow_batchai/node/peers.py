@@ -72,7 +72,7 @@ class Peers:
             Failure: it is, and has been damaged: nobody will write it again.
         """
         found = self.layout.attempt.read(notice, path)
-        if found is None and self.layout.control.damage.seconds(path) > DAMAGED_SECONDS:
+        if found is None and (self.layout.control.torn.seconds(path) or 0.0) > DAMAGED_SECONDS:
             sentence = "%s: %s is damaged: the share has lost a part of it; submit the job again"
             said = sentence % (self.layout.node_id, self.layout.control.where(path))
             raise Failure(protocol.NODE_SETUP_FAILED, said, node=self.layout.node)
