@@ -114,11 +114,10 @@ class JobConsole:
                 self._skipped(record)
 
     def _skipped(self, record: Record) -> None:
-        lines = f"{record['lines']} lines of what agents and ranks had reported could not be read"
         if record["files"]:
-            self.say(f"an event file is damaged or missing on the share; what was whole was taken, {lines}")
+            self.say(f"{record['files']} event files are damaged or missing on the share, and were left out")
         else:
-            self.say(f"{lines}, and were left out")
+            self.say(f"{record['lines']} lines of what agents and ranks had reported could not be read, and were left out")
 
     def _log(self, record: Record) -> None:
         stream = self._out if record["s"] == "out" else self._err

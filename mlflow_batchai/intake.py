@@ -223,7 +223,7 @@ class Intake:
         counts = [
             (self._dropped, "log lines were dropped while the share stalled"),
             (lines, "lines of what agents and ranks had reported could not be read, and were left out"),
-            (files, "event files were damaged or missing on the share: of each what was whole was taken"),
+            (files, "event files were damaged or missing on the share, and were left out"),
             (self._metrics.repeated, "metric values came for a step that had one; the first stands"),
             (self._metrics.unread + self._samples.unread, "metric values were no numbers, and were left out"),
         ]

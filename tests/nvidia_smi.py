@@ -24,7 +24,7 @@ exit 0
 
 
 class NvidiaSmi:
-    """The GPUs of a machine; their UUIDs are no other test's, since GPUs are taken for the whole machine.
+    """The GPUs of a machine.
 
     GPU k is 40 + k degrees warm and used by 10 k per cent.
 

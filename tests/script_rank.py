@@ -49,7 +49,7 @@ class ScriptRank:
         slot = Slot(rank, 2, 0, rank, 2, 0, 1)
         packages = str(_packages(root / "packages"))
         found = os.pathsep.join([*([str(version)] if version else []), packages])
-        known = Known(os.environ, ["127.0.0.1"], Gpus([], None, False), {}, sys.executable)
+        known = Known(os.environ, ["127.0.0.1"], Gpus([], ""), {}, sys.executable)
         environment = rank_environment(
             layout, known, slot, {"address": "127.0.0.1", "port": 1}, None, 2, str(archive.stored(root / "agents"))
         )

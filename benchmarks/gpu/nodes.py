@@ -28,8 +28,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from mlflow_batchai.node import gpulocks, gpus  # noqa: E402
-from mlflow_batchai.node.meters.graphics import Graphics  # noqa: E402
+from mlflow_batchai.node import gpus  # noqa: E402
+from mlflow_batchai.node.meters.gpu import GpuMeter  # noqa: E402
 
 NEEDS = ("mlflow", "pydantic", "click", "rich", "yaml", "jmespath", "paramiko")
 SECONDS = 120.0
@@ -69,24 +69,24 @@ class Report:
         self.say(what, f"{'ok' if right else 'WRONG'}: {text}")
 
 
-def driver(report: Report) -> gpus.Found:
+def driver(report: Report) -> gpus.Gpus:
     """What nvidia-smi says, how long it takes, and a sample of its meters."""
     for turn in ("first", "second"):
         begun = time.monotonic()
         found = gpus.visible(os.environ)
         report.say(f"listing, {turn}", f"{len(found.ids)} in {time.monotonic() - begun:.2f} s ({found.note}) {found.trouble}")
     report.check("GPUs", bool(found.ids), ", ".join(found.ids) or "none")
-    report.say("in use", f"by jobs {sorted(gpulocks.held(found.ids))}, by processes {sorted(gpus.busy(found.ids, os.environ))}")
+    report.say("in use", f"by processes {sorted(gpus.busy(found.ids, os.environ))}")
     said: list[str] = []
-    sample = Graphics(found.ids, os.environ, said.append).look()
+    sample = GpuMeter(found.ids, os.environ, said.append).look()
     report.check("a sample", not found.ids or bool(sample), json.dumps(sample) if sample else said)
     return found
 
 
-def like_a_rank(report: Report, found: gpus.Found) -> None:
+def like_a_rank(report: Report, found: gpus.Gpus) -> None:
     """Each GPU as the one of a process, without a job."""
     for name in found.ids:
-        own = gpus.variables(gpus.Gpus([name], False, ""), 0)
+        own = gpus.variables(gpus.Gpus([name], ""), 0)
         done = subprocess.run(
             [sys.executable, "-c", RANK],
             env={**os.environ, **own},
@@ -156,7 +156,7 @@ class Site:
         return (done.stdout + ("" if done.returncode == 0 else done.stderr)).strip()
 
 
-def jobs(report: Report, site: Site, found: gpus.Found) -> None:
+def jobs(report: Report, site: Site, found: gpus.Gpus) -> None:
     """As many jobs as GPUs at once, one more that waits, counts while they run, and their metrics."""
     from mlflow.tracking import MlflowClient
 
@@ -222,7 +222,7 @@ def own_sshd(work: Path) -> Iterator[dict[str, Any]]:
         log.close()
 
 
-def over_ssh(report: Report, site: Site, found: gpus.Found) -> None:
+def over_ssh(report: Report, site: Site, found: gpus.Gpus) -> None:
     """A job on this machine as a node over SSH."""
     path = os.environ["PATH"] + ":/usr/sbin"
     if missing := [name for name in ("sshd", "ssh-keygen") if shutil.which(name, path=path) is None]:

@@ -29,8 +29,7 @@ class EventReader:
     """Reads an attempt's segments, each writer's in order, each once.
 
     A segment that was damaged stops nothing: once it has stayed as it is for ``records.SETTLE_SECONDS``, though its writer went
-    on or nothing more will be written, what can be read of it is given. A record of kind ``records.SKIPPED`` follows what
-    could not be read.
+    on or nothing more will be written, it is skipped. A record of kind ``records.SKIPPED`` stands for what was left out.
 
     Args:
         job: the job.
@@ -84,7 +83,7 @@ class EventReader:
             stuck = [writer for writer in self._suspects(to_the_end) if self._is_stuck(writer, to_the_end)]
             ripe = [writer for writer in stuck if self._clock() - self._stuck[writer] >= records.SETTLE_SECONDS]
             for writer in ripe:
-                yield from self._salvaged(writer, to_the_end)
+                yield from self._skip(writer, to_the_end)
             if not ripe and not (stuck and to_the_end):
                 return
             if not ripe:
@@ -193,14 +192,12 @@ class EventReader:
                     self._listed[name].append(int(number))
         return self._listed[writer]
 
-    def _salvaged(self, writer: str, to_the_end: bool) -> Iterator[Segment]:
-        torn, since = self._torn.get(writer), self._stuck[writer]
-        later = self._later(writer, to_the_end) if torn is None else None
-        if later is None:
-            yield from self._passed(writer, records.salvage(torn or b""))
-        else:
-            missing = later - self.cursor.get(writer, 0)
-            self.cursor[writer] = later - 1
-            yield from self._passed(writer, [records.skipped(0, missing)])
-        if torn is None:
+    def _skip(self, writer: str, to_the_end: bool) -> Iterator[Segment]:
+        """Pass over a damaged segment, or over those that are missing up to the next one that is there."""
+        is_torn, since, here = writer in self._torn, self._stuck[writer], self.cursor.get(writer, 0)
+        later = None if is_torn else self._later(writer, to_the_end)
+        count = 1 if later is None else later - here
+        self.cursor[writer] = here + count - 1
+        yield from self._passed(writer, [records.skipped(0, count)])
+        if not is_torn:
             self._stuck[writer] = since  # several may be missing in a row

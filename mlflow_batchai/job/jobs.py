@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import uuid
 from collections.abc import Callable, Collection
@@ -61,7 +60,7 @@ class Job:
     def __init__(self, share: Share, folder: str, attempt: int | None = None, origin: Origin | None = None) -> None:
         self.share = share.keeping(folder)
         self.folder = folder
-        self._damage = records.Damage()
+        self._torn = records.TornFiles()
         self._origin = origin or self._read_plan()
         self.signature = self._origin.signature
         self.paths = JobPaths(folder, attempt or self.newest())
@@ -231,7 +230,7 @@ class Job:
         return protocol.digest(self._own) if self._own is not None else None
 
     def _closed(self, path: str) -> Record | None:
-        return self._damage.record(path, job_file(self.share, path))
+        return self._torn.record(path, job_file(self.share, path))
 
     def _verdict(self, attempt: int | None = None) -> Record | None:
         """The verdict of an attempt, by default of this one; one that names another than the next is none."""
@@ -240,10 +239,6 @@ class Job:
         record = self._closed(path)
         if record is None or not records.is_verdict(record) or record.get("next", attempt + 1) != attempt + 1:
             return None
-        if self._damage.found(path):
-            with contextlib.suppress(ShareError):
-                # Its writer is gone, and who looks only once would take it for half a file.
-                self.share.write(path, protocol.encode([record]))
         return record
 
     def document(self) -> Record:
@@ -304,7 +299,7 @@ class Job:
     ) -> None:
         wanted = {path(node): node for node in nodes if node not in known}
         for found, data in self.share.read_many(wanted, protocol.LONGEST_RECORD) if wanted else ():
-            record = self._damage.record(found, data)
+            record = self._torn.record(found, data)
             if record is not None and records.has(record, shape):
                 known[wanted[found]] = record
 
@@ -369,10 +364,11 @@ class Job:
             self.board.look(now=True)
 
     def finish_claim(self, verdict: Record) -> None:
-        """Write the verdict of a claimer that is certainly dead between its claim and its file, or whose file was damaged: then
-        not before it is certain that it can't be read."""
-        if self._verdict() is None and not self._damage.is_new(self.paths.verdict_file):
-            self._write_verdict(verdict)
+        """Write the verdict of a claimer that is certainly dead, if its file isn't there, or has been torn for a while."""
+        if self._verdict() is None:
+            torn = self._torn.seconds(self.paths.verdict_file)
+            if torn is None or torn >= records.SETTLE_SECONDS:
+                self._write_verdict(verdict)
 
 
 def changed_sentence(what: str, name: str) -> str:

@@ -3,7 +3,7 @@
 import os
 from typing import Any, Dict, Sequence
 
-from mlflow_batchai.node import gate, gpulocks, gpus, place, register, tickets
+from mlflow_batchai.node import gate, gpus, place, register, tickets
 from mlflow_batchai.node.environment import for_agents
 
 Answer = Dict[str, Any]
@@ -14,8 +14,8 @@ def census(roots: Sequence[str]) -> Answer:
 
     Returns:
         ``nodes``, one a root: ``id`` (None: it has had no job yet), ``closed``, and ``agents``: number of the ticket, as text,
-        -> ``waiting``, ``held`` or ``ended``. ``gpus``: ``total`` and ``inUse`` of the machine, those that a job has or some
-        process computes on; None if it has none.
+        -> ``waiting``, ``held`` or ``ended``. ``gpus``: ``total`` and ``inUse`` of the machine, those that some process
+        computes on; None if it has none.
     """
     return {"nodes": [_node(os.path.expanduser(root)) for root in roots], "gpus": _gpus()}
 
@@ -37,4 +37,4 @@ def _agents(root: str) -> Dict[str, str]:
 def _gpus() -> Any:
     environment = for_agents(os.environ)
     ids = gpus.visible(environment).ids
-    return {"total": len(ids), "inUse": len(gpulocks.held(ids) | gpus.busy(ids, environment))} if ids else None
+    return {"total": len(ids), "inUse": len(gpus.busy(ids, environment))} if ids else None

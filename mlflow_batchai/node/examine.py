@@ -13,9 +13,10 @@ import socket
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from mlflow_batchai.node import gpus, network, place, reach, trainenv
+from mlflow_batchai.node import gpus, network, place, trainenv
 from mlflow_batchai.node.containers import engines
 from mlflow_batchai.node.control import is_address, open_control
 from mlflow_batchai.node.control.base import ControlError
@@ -28,6 +29,8 @@ _WRITE_TROUBLES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "full"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "read-only"),
 }
+# Connections that are tried at a time.
+MOST_PROBES = 256
 _GPU_NAME = re.compile(r"^GPU (\d+): (.*) \(UUID: (GPU-[^)\s]+)\)")
 _MARK = "batchai-training "
 # Run by the training interpreter, as a rank would: what it prints besides stands on other lines.
@@ -198,7 +201,7 @@ def listen(token: str, interface: Optional[str], seconds: float) -> Answer:
         own = network.interfaces(interface)
     except network.InterfaceError as error:
         own, trouble = [], str(error)
-    listener = reach.Listener(token)
+    listener = network.Listener(token)
     timer = threading.Timer(seconds, listener.close)
     timer.daemon = True
     timer.start()
@@ -213,8 +216,9 @@ def listen(token: str, interface: Optional[str], seconds: float) -> Answer:
 
 def probe(targets: Sequence[Sequence[Any]], seconds: float) -> Answer:
     """``results``: for each [address, port, token], in this order, empty if it answers, else a few words why not."""
-    found = reach.probe({number: (target[0], target[1], target[2]) for number, target in enumerate(targets)}, seconds)
-    return {"results": [found[number] for number in range(len(targets))]}
+    with ThreadPoolExecutor(MOST_PROBES) as pool:
+        tries = [pool.submit(network.connect, address, port, token, seconds) for address, port, token in targets]
+    return {"results": [each.result()[0] for each in tries]}
 
 
 VERBS: Dict[str, Callable[..., Answer]] = {

@@ -1,4 +1,6 @@
-"""The GPUs of a node: which there are, which of them are its own, and what its processes are let see of them."""
+"""The GPUs of a node: those of its machine, the node's part of them, and the variables that show its processes no others."""
+
+from __future__ import annotations
 
 import contextlib
 import os
@@ -6,7 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from mlflow_batchai.node.staging import SetupError
 
@@ -16,38 +18,28 @@ LISTING_SECONDS = 40.0
 # One GPU of ``nvidia-smi -L``; its MIG instances stand on indented lines below it.
 _LINE = re.compile(r"(?:GPU (?P<index>\d+):|\s+MIG ).*\(UUID: (?P<uuid>(?:GPU|MIG)-[^)\s]+)\)")
 
-# (exit code or None for a program that did not end in time, what it said)
+# (exit code or None for a program that did not end in time, its output)
 Run = Callable[[List[str], Mapping[str, str]], Tuple[Optional[int], str]]
 Part = Tuple[int, int]
 
 
 class Gpus(NamedTuple):
-    """The GPUs of a node.
+    """The GPUs of a node or a machine.
 
     Attributes:
-        ids: as CUDA_VISIBLE_DEVICES takes them: UUIDs of GPUs or of MIG instances; indexes where no nvidia-smi tells more.
-        hidden: whether its processes must be kept from GPUs that the machine may have and that are not this node's.
+        ids: as CUDA_VISIBLE_DEVICES takes them: UUIDs of GPUs or of MIG instances; indexes where there is no nvidia-smi.
         note: where the list comes from, for people.
-        others: the machine's other GPUs, which it may have instead where somebody else uses its own.
         trouble: what the job's user has to be told of GPUs that are missing, or nothing.
+        hidden: whether processes must be kept from GPUs that the machine may have and that are not this node's.
     """
 
-    ids: List[str]
-    hidden: bool
-    note: str
-    others: Sequence[str] = ()
-    trouble: str = ""
-
-
-class Found(NamedTuple):
-    """GPUs that a process could use: ids and note as in ``Gpus``, and what is wrong with others, if something is."""
-
-    ids: List[str]
+    ids: list[str]
     note: str
     trouble: str = ""
+    hidden: bool = False
 
 
-def ask(argv: List[str], environment: Mapping[str, str], seconds: float = LISTING_SECONDS) -> Tuple[Optional[int], str]:
+def ask(argv: list[str], environment: Mapping[str, str], seconds: float = LISTING_SECONDS) -> tuple[int | None, str]:
     """Run a program that may hang, for a driver that is broken can hold its processes for ever.
 
     Returns:
@@ -63,7 +55,7 @@ def ask(argv: List[str], environment: Mapping[str, str], seconds: float = LISTIN
             start_new_session=True,
         )
     except OSError as error:
-        return None, "%s can't be run: %s" % (argv[0], error.strerror)
+        return None, f"{argv[0]} can't be run: {error.strerror}"
     try:
         output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -75,66 +67,69 @@ def ask(argv: List[str], environment: Mapping[str, str], seconds: float = LISTIN
             pass  # it hangs in the kernel; waiting for it would hang us too
         assert process.stdout
         process.stdout.close()
-        return None, "%s did not answer within %.0f s" % (" ".join([os.path.basename(argv[0]), *argv[1:]]), seconds)
+        command = " ".join([os.path.basename(argv[0]), *argv[1:]])
+        return None, f"{command} did not answer within {seconds:.0f} s"
     return process.returncode, output.decode("utf-8", "replace")
 
 
-def visible(environment: Mapping[str, str], run: Run = ask) -> Found:
-    """The GPUs that a process with this environment could use, and where that comes from or why there are none.
+def visible(environment: Mapping[str, str], run: Run = ask) -> Gpus:
+    """The GPUs that a process with this environment could use, or why there are none.
 
-    They are those of ``nvidia-smi -L``, in its order, of a GPU that is cut up its MIG instances; CUDA_VISIBLE_DEVICES, where it
-    is set, chooses among them as CUDA does: by index or UUID, in its own order, up to the first that isn't there. One that
-    nvidia-smi can't reach any more is left out.
+    They are those of ``nvidia-smi -L``, in its order; a GPU that is cut up counts as its MIG instances. CUDA_VISIBLE_DEVICES,
+    where it is set, chooses among them as CUDA does: by index or UUID, in its own order, up to the first that isn't there. A
+    GPU that nvidia-smi can't reach any more is left out.
     """
     program = nvidia_smi(environment)
     if program is None:
-        return Found([], "no nvidia-smi on PATH")
+        return Gpus([], "no nvidia-smi on PATH")
     code, text = run([program, "-L"], environment)
     last = ([line.strip() for line in text.splitlines() if line.strip() and not _LINE.match(line)] or [""])[-1]
     if code is None:
-        return Found([], last, "no GPU is used: %s" % last)
+        return Gpus([], last, f"no GPU is used: {last}")
     # The exit code says nothing: with one GPU of eight lost it is not 0.
-    cards = _cards(text)
-    if not cards:
-        return Found([], last or "nvidia-smi -L failed")
-    trouble = "nvidia-smi -L says: %s" % last if last else ""
+    listed = _listed(text)
+    if not listed:
+        return Gpus([], last or "nvidia-smi -L failed")
+    trouble = f"nvidia-smi -L says: {last}" if last else ""
     chosen = _chosen(environment)
     if chosen is None:
-        return Found([name for card in cards.values() for name in card], "nvidia-smi -L", trouble)
-    return _choose(chosen, cards)._replace(trouble=trouble)
+        return Gpus([name for names in listed.values() for name in names], "nvidia-smi -L", trouble)
+    ids, note = _choose(chosen, listed)
+    return Gpus(ids, note, trouble)
 
 
-def _cards(text: str) -> Dict[str, List[str]]:
+def _listed(text: str) -> dict[str, list[str]]:
     """Index of a GPU -> what CUDA has of it: its UUID, or those of its MIG instances."""
-    cards: Dict[str, List[str]] = {}
-    uuid = ""
+    listed: dict[str, list[str]] = {}
+    index = uuid = ""
     for match in filter(None, map(_LINE.match, text.splitlines())):
         if match.group("index"):
-            uuid = match.group("uuid")
-            cards[match.group("index")] = [uuid]
-        elif cards:
-            last = next(reversed(list(cards.values())))
-            last[:] = [*(name for name in last if name != uuid), match.group("uuid")]
-    return cards
+            index, uuid = match.group("index"), match.group("uuid")
+            listed[index] = [uuid]
+        elif listed:
+            listed[index] = [*(name for name in listed[index] if name != uuid), match.group("uuid")]
+    return listed
 
 
-def _choose(chosen: Sequence[str], cards: Mapping[str, Sequence[str]]) -> Found:
-    """What CUDA_VISIBLE_DEVICES chooses."""
-    known = [name for card in cards.values() for name in card]
-    note = "CUDA_VISIBLE_DEVICES=%s" % ",".join(chosen)
-    ids: List[str] = []
+def _choose(chosen: Sequence[str], listed: Mapping[str, Sequence[str]]) -> tuple[list[str], str]:
+    """The GPUs that CUDA_VISIBLE_DEVICES chooses, and a note."""
+    known = [name for names in listed.values() for name in names]
+    note = f"CUDA_VISIBLE_DEVICES={','.join(chosen)}"
+    ids: list[str] = []
     for name in chosen:
-        found = cards[name][0] if name in cards else next((uuid for uuid in known if _is_uuid(name, uuid)), None)
+        # A UUID may be cut short after ``GPU-`` or ``MIG-``.
+        cut = [uuid for uuid in known if len(name) > len("GPU-") and uuid.startswith(name)]
+        found = listed[name][0] if name in listed else next(iter(cut), None)
         if found is None:
-            return Found(ids, "%s, of which %s is no GPU of nvidia-smi -L" % (note, name))
+            return ids, f"{note}, of which {name} is no GPU of nvidia-smi -L"
         if name.isdigit() != chosen[0].isdigit():
-            return Found(ids, note + ", which CUDA reads only as far as it is indexes, or UUIDs")
+            return ids, f"{note}, which CUDA reads only as far as it is indexes, or UUIDs"
         if found not in ids:
             ids.append(found)
-    return Found(ids, note)
+    return ids, note
 
 
-def busy(ids: Sequence[str], environment: Mapping[str, str], run: Run = ask) -> Set[str]:
+def busy(ids: Sequence[str], environment: Mapping[str, str], run: Run = ask) -> set[str]:
     """Those of some GPUs (of ``visible``) that some process computes on, whoever's it is; none where nvidia-smi can't say."""
     program = nvidia_smi(environment)
     if program is None:
@@ -143,47 +138,48 @@ def busy(ids: Sequence[str], environment: Mapping[str, str], run: Run = ask) -> 
     return set(ids) & {line.strip() for line in used.splitlines()}
 
 
-def of_node(environment: Mapping[str, str], part: Part, wanted: Optional[int], node: str, run: Run = ask) -> Gpus:
-    """The GPUs of one node.
+def of_node(environment: Mapping[str, str], part: Part, wanted: int | None, node: str, run: Run = ask) -> Gpus:
+    """The GPUs of one node: nodes of one machine have different ones, by index.
 
     Args:
-        part: (i, n): the node is the i-th of n on its machine, and has the i-th n-th of its GPUs. Where there are fewer GPUs
-            than parts none is used: a job over all parts could not train on them.
-        wanted: ``gpusPerNode`` of the cluster document: None asks the machine, 0 trains on CPUs. A machine without nvidia-smi
-            is taken to have them. Where the node's part is too small, it has some of others' parts.
+        part: (i, n): the node is the i-th of n on its machine.
+        wanted: ``gpusPerNode`` of the cluster document: the node has the i-th so many GPUs; a machine without nvidia-smi is
+            taken to have them. None: it has the i-th n-th of what the machine has, and none where there are fewer GPUs than
+            nodes: a job over all nodes could not train on them. 0: it trains on CPUs.
         node: the node's name in a message.
 
     Raises:
         SetupError: the machine has fewer than are wanted.
     """
-    if wanted == 0:
-        return Gpus([], True, "gpusPerNode is 0")
     index, parts = part
+    if wanted == 0:
+        return Gpus([], "gpusPerNode is 0", hidden=True)
     if wanted and nvidia_smi(environment) is None:
         chosen = _chosen(environment)
-        found = Found([str(number) for number in range(wanted * parts)] if chosen is None else chosen, "gpusPerNode")
+        found = Gpus([str(number) for number in range(wanted * parts)] if chosen is None else chosen, "gpusPerNode")
     else:
         found = visible(environment, run)
-    machine = found.ids
-    if not wanted and 0 < len(machine) < parts:
-        few = "%d GPU(s) for the %d nodes of this machine, so none is used; set nodes: %d in the cluster document to use them"
-        few %= (len(machine), parts, len(machine))
-        return Gpus([], True, few, trouble="; ".join(filter(None, [few, found.trouble])))
-    least, more = divmod(len(machine), parts)
-    first = index * least + min(index, more)
-    ids = machine[first : first + least + (1 if index < more else 0)]
+    count = len(found.ids)
     if wanted:
-        if len(machine) < wanted:
+        ids = found.ids[index * wanted : (index + 1) * wanted]
+        if len(ids) < wanted:
+            shared = f" for the {parts} nodes of this machine" if parts > 1 else ""
             raise SetupError(
-                "gpusPerNode is %d and %s has %d GPU(s) (%s): mend its driver, or lower gpusPerNode in the cluster document"
-                % (wanted, node, len(machine), found.trouble or found.note)
+                f"gpusPerNode is {wanted} and {node} has {count} GPU(s){shared} ({found.trouble or found.note}):"
+                " mend its driver, or lower gpusPerNode in the cluster document"
             )
-        ids = [*ids, *(name for name in machine if name not in ids)][:wanted]
-    others = [name for name in machine if name not in ids]
-    return Gpus(ids, bool(machine) and not ids, found.note, others, found.trouble)
+        return found._replace(ids=ids)
+    if 0 < count < parts:
+        few = f"{count} GPU(s) for the {parts} nodes of this machine, so none is used"
+        few += f"; set nodes: {count} in the cluster document to use them"
+        return Gpus([], few, "; ".join(filter(None, [few, found.trouble])), hidden=True)
+    least, more = divmod(count, parts)
+    first = index * least + min(index, more)
+    ids = found.ids[first : first + least + (1 if index < more else 0)]
+    return found._replace(ids=ids, hidden=bool(count) and not ids)
 
 
-def variables(gpus: Gpus, local_rank: Optional[int] = None) -> Dict[str, str]:
+def variables(gpus: Gpus, local_rank: int | None = None) -> dict[str, str]:
     """What a process is told of its GPUs: a Horovod rank of one, in turn where ranks share them; others of all.
 
     ``BATCHAI_NODE_GPUS`` has all of the node's, for ranks that choose their own by their local rank.
@@ -199,16 +195,11 @@ def variables(gpus: Gpus, local_rank: Optional[int] = None) -> Dict[str, str]:
     }
 
 
-def nvidia_smi(environment: Mapping[str, str]) -> Optional[str]:
+def nvidia_smi(environment: Mapping[str, str]) -> str | None:
     """The program on a node's PATH, None if there is none."""
     return shutil.which("nvidia-smi", path=environment.get("PATH", os.defpath))
 
 
-def _chosen(environment: Mapping[str, str]) -> Optional[List[str]]:
+def _chosen(environment: Mapping[str, str]) -> list[str] | None:
     text = environment.get("CUDA_VISIBLE_DEVICES")
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _is_uuid(name: str, uuid: str) -> bool:
-    """Whether a name is this UUID, which may be cut short after ``GPU-`` or ``MIG-``."""
-    return len(name) > len("GPU-") and uuid.startswith(name)

@@ -107,7 +107,7 @@ class Inbox:
         if layout.plan.board or time.monotonic() - self._checked < layout.attempt.beat_seconds:
             return
         plan = layout.paths.plan
-        if layout.control.read_closed(plan) is None and not layout.control.damage.found(plan):
+        if layout.control.read_closed(plan) is None and layout.control.torn.seconds(plan) is None:
             raise layout.control.gone(plan)
         self._checked = time.monotonic()
 

@@ -1,37 +1,49 @@
-"""How the agents of a job find the addresses at which all nodes reach each other, before anything is prepared.
+"""How the agents of a job find the addresses at which their ranks meet, before anything is prepared.
 
-Every agent announces its interfaces and where it listens, tries all addresses of all others, and tells node 0 what it found;
-node 0 chooses and publishes. Agents that share one network stack need none of it: they meet on loopback.
+A node uses the interface by which it reaches node 0, or the one that the cluster document names. Node 0 announces its
+interfaces and listens; every other node connects to each of them and tells node 0 the result; node 0 takes its first interface
+that all nodes reach, and publishes the interfaces of all nodes. Agents that share one network stack meet on loopback instead.
 """
 
-import socket
-import time
-from typing import Any, Callable, Dict, Hashable, List, Optional, Tuple
+from __future__ import annotations
 
-from mlflow_batchai.node import descriptors, forward, network, protocol, reach
+import math
+import socket
+import threading
+import time
+from typing import Callable
+
+from mlflow_batchai.node import network, protocol
 from mlflow_batchai.node.layout import NodeLayout, node_id
 from mlflow_batchai.node.network import Interface
 from mlflow_batchai.node.outcome import Failure
 from mlflow_batchai.node.peers import Peers
+from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.node.shipper import Shipper
 
-# A choice that works is kept this long for a better one, of which some node doesn't know yet.
-BETTER_SECONDS = 1.0
+# How long a node waits for node 0's other addresses once one has answered: one that never answers must not hold up a job.
+OTHERS_SECONDS = 1.0
+NO_INTERFACE = (
+    "has no IPv4 network interface that other nodes could reach, and Horovod needs IPv4: give it an IPv4 address in the nodes'"
+    " network, or name an interface that has one (networkInterface in the cluster document)"
+)
 
 
 class Meeting:
-    """One node's part in it: ``open``, announce what that returned, and when all have announced, ``settle``."""
+    """One node's part: ``open``, announce what that returned, and when all nodes have announced, ``settle``."""
 
     def __init__(self, layout: NodeLayout, shipper: Shipper, peers: Peers) -> None:
         self.layout = layout
         self.shipper = shipper
         self.peers = peers
-        self._only: Optional[str] = layout.plan.network_interface
+        self._only = layout.plan.network_interface
         self._count = layout.plan.node_count
-        self._listener: Optional[reach.Listener] = None
+        # One job's listener is told from another's, and node 0 from a node with the same address (Docker's bridge).
+        self._token = f"{layout.mark} {node_id(0)}"
+        self._listener: network.Listener | None = None
 
-    def open(self) -> Dict[str, Any]:
-        """Listen for peers; what they need to know, for this node's announcement.
+    def open(self) -> Record:
+        """What this node announces of its network; node 0 begins to listen.
 
         Raises:
             Failure: the interface that the cluster document names can't be used here.
@@ -42,11 +54,11 @@ class Meeting:
         except network.InterfaceError as error:
             raise Failure(
                 protocol.NETWORK_FAILED,
-                "%s (%s) %s: correct networkInterface in the cluster document" % (self.layout.node_id, host, error),
+                f"{self.layout.node_id} ({host}) {error}: correct networkInterface in the cluster document",
                 node=self.layout.node,
             ) from None
-        if self._count > 1:
-            self._listener = reach.Listener(self._token(self.layout.node))
+        if self._count > 1 and self.layout.node == 0:
+            self._listener = network.Listener(self._token)
         return {
             "host": host,
             "address": (own or [network.LOOPBACK])[0]["address"],
@@ -63,97 +75,83 @@ class Meeting:
             wait: passes a moment; raises what is to end the job.
 
         Raises:
-            Failure: (node 0) two nodes can't reach each other.
+            Failure: (node 0) a node can't reach node 0.
         """
         announces = [self.peers.announces[node] for node in range(self._count)]
         try:
             if len({announce["machine"] for announce in announces}) == 1:
-                self.peers.network = [announce["interfaces"][0] if self._only else network.LOOPBACK for announce in announces]
+                found = [announce["interfaces"][0] if self._only else network.LOOPBACK for announce in announces]
+            elif self.layout.node == 0:
+                found = self._choose(announces, wait)
             else:
-                self.peers.network = self._try_all(announces, wait)
+                found = self._report(announces, wait)
         finally:
             if self._listener:
                 self._listener.close()
-        own = self.peers.network[self.layout.node]
-        self.shipper.note("network interface: %s (%s)" % (own["name"], own["address"]))
+        self.peers.network = found
+        own = found[self.layout.node]
+        self.shipper.note(f"network interface: {own['name']} ({own['address']})")
 
-    def rendezvous(self, published: Dict[str, Any]) -> Dict[str, Any]:
-        """Where this node's ranks find what node 0 has published: Horovod's client knows no IPv6, so we pass it on."""
-        if not published["port"] or ":" not in published["address"]:
-            return published
-        return {"address": "127.0.0.1", "port": forward.start(published["address"], published["port"])}
+    def _choose(self, announces: list[Record], wait: Callable[[], None]) -> list[Interface]:
+        """Node 0: choose and publish the interfaces, when all other nodes have told what they reach."""
+        names = [f"{node_id(node)} ({announce['host']})" for node, announce in enumerate(announces)]
+        for name, announce in zip(names, announces):
+            if not announce["interfaces"]:
+                raise Failure(protocol.NETWORK_FAILED, f"{name} {NO_INTERFACE}", node=0)
+        while len(self.peers.reached) < self._count - 1:
+            wait()
+        own, found = announces[0]["interfaces"], self.peers.reached
+        for index, interface in enumerate(own):
+            others = [found[node][index] for node in range(1, self._count)]
+            if not any(other["why"] for other in others):
+                chosen = [interface, *({"name": other["name"], "address": other["address"]} for other in others)]
+                self.layout.attempt.write("network", self.layout.paths.network, [{"interfaces": chosen}])
+                return chosen
+        # The node that reaches the fewest of them.
+        node = max(found, key=lambda each: sum(bool(finding["why"]) for finding in found[each]))
+        tried = ", ".join(
+            f"{each['address']} ({each['name']}: {finding['why'] or 'reached'})" for each, finding in zip(own, found[node])
+        )
+        raise Failure(
+            protocol.NETWORK_FAILED,
+            f"{names[node]} can't reach {names[0]} at {tried}: open TCP ports {announces[0]['ports']} on {names[0]} to the"
+            " other nodes, or name another interface (networkInterface in the cluster document)",
+            node=0,
+        )
 
-    def _try_all(self, announces: List[Dict[str, Any]], wait: Callable[[], None]) -> List[Interface]:
-        targets: Dict[Hashable, Tuple[str, int, str]] = {
-            (node, index): (interface["address"], announce["port"], self._token(node))
-            for node, announce in enumerate(announces)
-            if node != self.layout.node
-            for index, interface in enumerate(announce["interfaces"])
-        }
-        # Ranks get the limit that the node's administrator has set.
-        with descriptors.more(len(targets)):
-            return self._agree(reach.Probe(targets), announces, wait)
+    def _report(self, announces: list[Record], wait: Callable[[], None]) -> list[Interface]:
+        """Another node: tell node 0 which of its interfaces this node reaches, and wait for the choice."""
+        findings = self._try(announces[0], announces[self.layout.node]["interfaces"], wait)
+        self.shipper.keep_saying("reached", node=self.layout.node, findings=findings)
+        while True:
+            published = self.peers.awaited("network", self.layout.paths.network)
+            if published is not None:
+                return list(published["interfaces"])
+            wait()
 
-    def _agree(self, probe: reach.Probe, announces: List[Dict[str, Any]], wait: Callable[[], None]) -> List[Interface]:
-        attempt, path = self.layout.attempt, self.layout.paths.network
-        told: Optional[bool] = None
-        chooser = _Chooser(announces)
-        try:
-            while True:
-                known = probe.step()
-                findings = self._findings(probe, announces)
-                # What suffices is told as soon as it is known: an address that never answers must not hold up a job.
-                enough = known or all("" in found for found in findings.values())
-                if self.layout.node == 0:
-                    chosen = chooser.choose({**self.peers.reached, 0: findings}, time.monotonic())
-                    if chosen is not None:
-                        attempt.write("network", path, [{"interfaces": chosen}])
-                        return chosen
-                else:
-                    if enough and told is not known:
-                        told = known
-                        sent = {str(node): found for node, found in findings.items()}
-                        self.shipper.keep_saying("reached", node=self.layout.node, findings=sent)
-                    published = self.peers.awaited("network", path)
-                    if published is not None:
-                        return list(published["interfaces"])
-                wait()
-        finally:
-            probe.close()
+    def _try(self, leader: Record, own: list[Interface], wait: Callable[[], None]) -> list[Record]:
+        """For each of node 0's interfaces: ``why`` it isn't reached, else ``name`` and ``address`` of the own interface."""
+        targets = [interface["address"] for interface in leader["interfaces"]]
+        found: list[Record] = [_finding(network.NO_ANSWER) for _ in targets]
+        begun = time.monotonic()
 
-    def _findings(self, probe: reach.Probe, announces: List[Dict[str, Any]]) -> Dict[int, List[Optional[str]]]:
-        return {
-            node: [probe.results[node, index] for index in range(len(announce["interfaces"]))]
-            for node, announce in enumerate(announces)
-            if node != self.layout.node
-        }
+        def connect(index: int, address: str) -> None:
+            why, source = network.connect(address, leader["port"], self._token)
+            used = own if self._only else [interface for interface in own if interface["address"] == source]
+            if not why and not used:
+                why = f"from {source}, which is no interface's first address"
+            found[index] = _finding(why, **({} if why else used[0]))
 
-    def _token(self, node: int) -> str:
-        """What a listener says: of two jobs, or of two nodes with the same address (Docker's bridge), each says another."""
-        return "%s %s" % (self.layout.mark, node_id(node))
+        tries = [threading.Thread(target=connect, args=each, name="network probe", daemon=True) for each in enumerate(targets)]
+        for thread in tries:
+            thread.start()
+        until = math.inf
+        while any(thread.is_alive() for thread in tries) and time.monotonic() < until:
+            wait()
+            if until == math.inf and not all(finding["why"] for finding in found):
+                until = max(time.monotonic(), begun + OTHERS_SECONDS)
+        return list(found)
 
 
-class _Chooser:
-    """Node 0's choice, from what all nodes have found so far."""
-
-    def __init__(self, announces: List[Dict[str, Any]]) -> None:
-        self._names = ["%s (%s)" % (node_id(node), announce["host"]) for node, announce in enumerate(announces)]
-        self._candidates = [announce["interfaces"] for announce in announces]
-        self._ports = [announce["ports"] for announce in announces]
-        self._since: Optional[float] = None
-
-    def choose(self, findings: reach.Findings, now: float) -> Optional[List[Interface]]:
-        """Each node's interface, or None while more is to be heard.
-
-        Raises:
-            Failure: whatever may still be heard, there is no choice.
-        """
-        sure = reach.choose(self._candidates, findings)
-        best = reach.choose(self._candidates, findings, hoping=True)
-        if best is None:
-            why = reach.explain(self._names, self._candidates, findings, self._ports)
-            raise Failure(protocol.NETWORK_FAILED, why, node=0)
-        if sure is None:
-            return None
-        self._since = now if self._since is None else self._since
-        return sure if sure == best or now - self._since > BETTER_SECONDS else None
+def _finding(why: str, name: str = "", address: str = "") -> Record:
+    return {"why": why, "name": name, "address": address}

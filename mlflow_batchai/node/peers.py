@@ -31,7 +31,7 @@ class Peers:
     Attributes:
         announces: node -> announce.json, as far as they are there; our own is put in by who wrote it.
         network: the interface of every node, by index, once they have been chosen (``meeting``).
-        reached: node -> what it found out of the others' interfaces (node 0 only).
+        reached: node -> its finding of each of node 0's interfaces (node 0 only, ``meeting``).
         exits: node -> exit.json of those that have ended (node 0 only).
         done: whether node 0's own ranks have ended well.
         leaderless: whether node 0's agent never came, so that someone else has to give the verdict.
@@ -43,7 +43,7 @@ class Peers:
         self.inbox = shipper.inbox
         self.announces: Dict[int, Dict[str, Any]] = {}
         self.network: List[Interface] = []
-        self.reached: Dict[int, Dict[int, List[Optional[str]]]] = {}
+        self.reached: Dict[int, List[Dict[str, Any]]] = {}
         self.exits: Dict[int, Dict[str, Any]] = {}
         self.done = False
         self.leaderless = False
@@ -72,7 +72,7 @@ class Peers:
             Failure: it is, and has been damaged: nobody will write it again.
         """
         found = self.layout.attempt.read(notice, path)
-        if found is None and self.layout.control.damage.seconds(path) > DAMAGED_SECONDS:
+        if found is None and (self.layout.control.torn.seconds(path) or 0.0) > DAMAGED_SECONDS:
             sentence = "%s: %s is damaged: the share has lost a part of it; submit the job again"
             said = sentence % (self.layout.node_id, self.layout.control.where(path))
             raise Failure(protocol.NODE_SETUP_FAILED, said, node=self.layout.node)
@@ -136,7 +136,7 @@ class Peers:
             if record["k"] == "ready":
                 self._ready[node] = True
             elif record["k"] == "reached":
-                self.reached[node] = {int(other): found for other, found in record["findings"].items()}
+                self.reached[node] = record["findings"]
             elif record["k"] == "done":
                 self.done = True
             elif record["k"] == "failed" and self.layout.node == 0:

@@ -6,8 +6,8 @@ import time
 from typing import Any, Dict, Mapping, Optional, Set, Tuple
 
 from mlflow_batchai.node import containers, gpus, launchers, protocol, ranks, staging
-from mlflow_batchai.node.cards import Cards
 from mlflow_batchai.node.control.base import ENDING, GATHERING, RUNNING, STARTING
+from mlflow_batchai.node.gpu_allocation import GpuAllocation
 from mlflow_batchai.node.inventory import Inventory
 from mlflow_batchai.node.launch import Launch
 from mlflow_batchai.node.layout import NodeLayout
@@ -54,7 +54,7 @@ class Phases:
         self.meeting = Meeting(layout, shipper, peers)
         self.part = part
         self.name = name or layout.node_id
-        self.cards = Cards(layout, shipper, runtime, peers, part, self._wait_a_little)
+        self.gpus = GpuAllocation(layout, shipper, peers, part, self._wait_a_little)
         self.sampler = Sampler(layout, shipper, self._in_container)
         self.preparation = Preparation(layout, shipper, runtime, self._check, self._environment)
         self.inventory = Inventory(shipper, runtime)
@@ -71,10 +71,9 @@ class Phases:
         self._announce()
         self._await_announces()
         self.layout.attempt.pace(STARTING)
-        self.cards.check()
-        self.cards.take()
+        self.gpus.check()
         self._begin_clock()
-        self.sampler.start(self.cards.own.ids)
+        self.sampler.start(self.gpus.own.ids)
         self.meeting.settle(self._wait_a_little)
         self._set_up()
         self._enter_container()
@@ -82,7 +81,7 @@ class Phases:
         if not self.runtime.container:
             staging.write_python(self.layout, self.python)
         self.preparation.job_preparation()
-        launch = Launch(self.layout, self.shipper, self.runtime, self.peers, self._known(), self.cards.counts(), self._check)
+        launch = Launch(self.layout, self.shipper, self.runtime, self.peers, self._known(), self.gpus.counts(), self._check)
         self._meet(launch)
         self._run_ranks(launch)
         self.inventory.wait()
@@ -95,14 +94,14 @@ class Phases:
         record = {
             "node": self.layout.node,
             **self.meeting.open(),
-            "gpus": self.cards.find(),
+            "gpus": self.gpus.find(),
             "cores": max(1, len(os.sched_getaffinity(0)) // self.part[1]),
             "time": protocol.now_ms(),
         }
         self.layout.attempt.write("announce-%d" % self.layout.node, self.layout.paths.announce(self.layout.node), [record])
         self.peers.announces[self.layout.node] = record
         self.shipper.note("node taken: %s" % record["host"])
-        found = self.cards.own
+        found = self.gpus.own
         self.shipper.note("GPUs: %s (%s); cores: %d" % (", ".join(found.ids) or "none", found.note, record["cores"]))
 
     def _await_announces(self) -> None:
@@ -122,7 +121,7 @@ class Phases:
         staging.link_inputs(self.layout)
         staging.write_site(self.layout, _sitecustomize())
         staging.write_run(self.layout, *_plugins())
-        sizes = launchers.slots_per_node(self.plan, self.cards.counts())
+        sizes = launchers.slots_per_node(self.plan, self.gpus.counts())
         with open(self.layout.hostfile, "w", encoding="utf-8") as file:
             file.write(launchers.hostfile(self.peers.addresses(), sizes))
 
@@ -135,7 +134,7 @@ class Phases:
 
         begun = time.monotonic()
         secrets = self.credentials.get("setup") or {}
-        gpus_here = len(self.cards.own.ids)
+        gpus_here = len(self.gpus.own.ids)
         SetupTaskRun(self.layout, task, self.shipper, self.runtime, self.peers.check, secrets, self.name, gpus_here).run()
         if self._deadline:
             self._deadline += time.monotonic() - begun
@@ -153,7 +152,7 @@ class Phases:
         from mlflow_batchai.node.containers.container import Container  # few jobs have one
 
         container = Container(
-            self.layout, self.shipper, self.runtime, wanted, self.runtime.registry, engine, self.cards.own.ids, self._check
+            self.layout, self.shipper, self.runtime, wanted, self.runtime.registry, engine, self.gpus.own.ids, self._check
         )
         container.start()
         self.runtime.container = container
@@ -174,7 +173,7 @@ class Phases:
             if rendezvous is None:
                 self._wait_a_little()
         self.shipper.stop_saying()
-        launch.start(self.meeting.rendezvous(rendezvous))
+        launch.start(rendezvous)
         if self.layout.node == 0 and self.python:
             self.inventory.ask(self.python, self._environment(), self.layout.temp)
         self.layout.attempt.pace(RUNNING)
@@ -223,7 +222,7 @@ class Phases:
         return ranks.Known(
             os.environ,
             self.peers.addresses(),
-            self.cards.own,
+            self.gpus.own,
             self.runtime.secrets,
             self.python,
             self.runtime.container.base if self.runtime.container else None,

@@ -1,17 +1,17 @@
-"""Records as they are found: which have the shape of their kind, and what can still be read of a file that was damaged.
+"""Records as they are found: which have the shape of their kind, and how a file that was damaged is passed over.
 
 A file that isn't closed is not there. One that will never be closed (its writer went on, or is gone) was damaged: a server that
-crashed has cut it, or something has written over it. Both sides look at such a file for a while, since a mount with a memory
-may show an old piece of it, and then take what is whole, count the rest, and go on.
+crashed has cut it, or something has written over it. Readers look at such a file for a while, since a mount with a cache may
+show an old piece of it; then they skip and count it.
 """
 
-import json
+from __future__ import annotations
+
 import time
-import zlib
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Mapping
 
 from mlflow_batchai.node import protocol
-from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.node.protocol import Record, TornFileError
 
 # For so long a file that isn't closed has to stay as it is before it counts as damaged.
 SETTLE_SECONDS = 5.0
@@ -61,8 +61,7 @@ def is_pair_of_counts(value: object) -> bool:
 
 
 def _is_finding(value: object) -> bool:
-    each = list_of(or_none(is_text))
-    return isinstance(value, dict) and all(key.isdecimal() and each(found) for key, found in value.items())
+    return has(value, {"why": is_text, "name": is_text, "address": is_text})
 
 
 # What those who read an event rely on; other kinds are read with defaults for what they lack.
@@ -71,7 +70,7 @@ EVENTS: Mapping[str, Shape] = {
     "note": {"x": is_text},
     "report": {"body": is_mapping},
     "phase": {"phase": is_text, "node": is_count},
-    "reached": {"findings": _is_finding},
+    "reached": {"node": is_count, "findings": list_of(_is_finding)},
     "dropped": {"lines": is_count},
     # One sample of a node's meters: the values by their names.
     "system": {"node": is_count, "n": is_count, "v": is_mapping, "t": is_number},
@@ -115,49 +114,19 @@ def is_verdict(record: object) -> bool:
     return isinstance(follows, int) and is_count(follows) and follows > 0
 
 
-def sort_out(found: List[Any]) -> Tuple[List[Record], int]:
+def sort_out(found: list[Any]) -> tuple[list[Record], int]:
     """(those that readers can take, the number of the others)."""
     events = [record for record in found if is_event(record)]
     return events, len(found) - len(events)
 
 
 def skipped(lines: int, files: int = 0) -> Record:
-    """The record that stands for what could not be read: so many lines, so many damaged files."""
+    """The record that stands for what was left out: so many records of another shape, so many damaged or missing files."""
     return {"k": SKIPPED, "t": protocol.now_ms(), "lines": lines, "files": files}
 
 
-def salvage(data: bytes) -> List[Record]:
-    """The events of a damaged segment that are whole, and behind them what is missing, as a record."""
-    events: List[Record] = []
-    lost = 0
-    for line in protocol.lines_of(protocol.unpacked(data)[: protocol.LONGEST_SEGMENT]):
-        record: Any = _parsed(line) if len(line) <= protocol.LONGEST_LINE else None
-        if is_event(record):
-            events.append(record)
-        elif line and not has(record, {"end": is_count, "crc32": is_text}):
-            lost += 1
-    return [*events, skipped(lost, 1)]
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
-        return None
-
-
-def salvage_one(data: bytes) -> Optional[Record]:
-    """The record of a file of one that was cut behind it, in its terminator; None if it isn't whole for certain."""
-    line, newline, rest = data.partition(b"\n")
-    terminator = '{"end":1,"crc32":"%08x"}\n' % zlib.crc32(line + newline)
-    record = _parsed(line)
-    # A file that grows by REST is made longer before it is written: it ends in NULs until then.
-    whole = newline and terminator.encode("ascii").startswith(rest.rstrip(b"\0"))
-    return record if whole and isinstance(record, dict) else None
-
-
-class Damage:
-    """Files of one record that were found damaged.
+class TornFiles:
+    """Files of one record that are there and not closed.
 
     Args:
         clock: seconds.
@@ -165,40 +134,24 @@ class Damage:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: Dict[str, Tuple[bytes, float]] = {}
+        self._since: dict[str, float] = {}
 
-    def record(self, path: str, data: Optional[bytes]) -> Optional[Record]:
-        """The record of a file of one; None while it isn't closed, unless it has stayed as it is for a while and the record in
-        it is whole.
+    def record(self, path: str, data: bytes | None) -> Record | None:
+        """The record of a file of one; None while it isn't closed.
 
         Args:
-            data: what lies there; None: nothing.
+            data: the file's content; None: there is no file.
         """
-        if data is None:
-            self._seen.pop(path, None)
-            return None
-        try:
-            record = protocol.decode_one(data)
-        except protocol.TornFileError:
-            return self._look(path, data)
-        self._seen.pop(path, None)
+        record = None
+        if data is not None:
+            try:
+                record = protocol.decode_one(data)
+            except TornFileError:
+                self._since.setdefault(path, self._clock())
+                return None
+        self._since.pop(path, None)
         return record
 
-    def _look(self, path: str, data: bytes) -> Optional[Record]:
-        before, since = self._seen.get(path, (None, 0.0))
-        if before != data:
-            since = self._clock()
-            self._seen[path] = (data, since)
-        return salvage_one(data) if self._clock() - since >= SETTLE_SECONDS else None
-
-    def found(self, path: str) -> bool:
-        """Whether a file wasn't closed when it was looked at last."""
-        return path in self._seen
-
-    def seconds(self, path: str) -> float:
-        """For how long a file has not been closed, and not been written either; 0 for any other."""
-        return self._clock() - self._seen[path][1] if path in self._seen else 0.0
-
-    def is_new(self, path: str) -> bool:
-        """Whether a file that isn't closed may be whole at another look."""
-        return path in self._seen and self.seconds(path) < SETTLE_SECONDS
+    def seconds(self, path: str) -> float | None:
+        """For how long a file has been torn whenever it was read; None: it wasn't when it was read last."""
+        return self._clock() - self._since[path] if path in self._since else None

@@ -1,17 +1,18 @@
 """Horovod's own rendezvous server, in the training interpreter: started by node 0's agent, ended when its input closes."""
 
+from __future__ import annotations
+
 import json
-import socket
 import socketserver
 import sys
-from typing import List
+import threading
 
 
-def main(arguments: List[str]) -> int:
+def main(arguments: list[str]) -> int:
     """``rendezvous ADDRESS HOSTS SIZE``: serve, and say the port as one JSON line on standard output.
 
     Args:
-        arguments: the address to listen on, hosts as ``node-0:2,node-1:2``, and the number of ranks.
+        arguments: the IPv4 address to listen on, hosts as ``node-0:2,node-1:2``, and the number of ranks.
 
     Returns:
         0 when standard input was closed; 3 with a sentence on standard error where Horovod can't be imported.
@@ -22,14 +23,12 @@ def main(arguments: List[str]) -> int:
         from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer, RendezvousServer
     except ImportError as error:
         sys.stderr.write(
-            "Horovod can't be imported by %s (%s); build a wheel for it with `batchai horovod build --python %s` and install"
-            " that.\n" % (sys.executable, error, sys.executable)
+            f"Horovod can't be imported by {sys.executable} ({error}); build a wheel for it with"
+            f" `batchai horovod build --python {sys.executable}` and install that.\n"
         )
         return 3
 
     class Http(RendezvousHTTPServer):  # type: ignore[misc]
-        address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-
         # HTTPServer's server_bind asks the name server for the address's name: seconds, where there is none.
         def server_bind(self) -> None:
             socketserver.TCPServer.server_bind(self)
@@ -39,7 +38,8 @@ def main(arguments: List[str]) -> int:
         # Horovod's start() listens on every address of the machine; ranks need just one.
         def start(self, handler_cls: type = RendezvousHandler) -> int:
             self._httpd = Http((address, 0), handler_cls, 0)
-            self._listen_thread = _thread(self._httpd.serve_forever)
+            self._listen_thread = threading.Thread(target=self._httpd.serve_forever, daemon=True)
+            self._listen_thread.start()
             return int(self._httpd.server_address[1])
 
     server = Server()
@@ -49,11 +49,3 @@ def main(arguments: List[str]) -> int:
     sys.stdout.flush()
     sys.stdin.read()
     return 0
-
-
-def _thread(target: object) -> object:
-    import threading
-
-    thread = threading.Thread(target=target, daemon=True)  # type: ignore[arg-type]
-    thread.start()
-    return thread

@@ -44,7 +44,6 @@ class Runtime:
         self.shipper = shipper
         self.secrets = dict(secrets)
         self.node_lock: Optional[int] = None
-        self.gpu_locks: List[int] = []
         self.container: Optional[Container] = None
         self.registry: Optional[Mapping[str, str]] = None
         self.tasks: Dict[int, Task] = {}
@@ -70,7 +69,7 @@ class Runtime:
         inside: bool = True,
         umask: Optional[int] = None,
     ) -> Task:
-        """Start a task; ranks and preparation hold the locks of the node and of its GPUs open.
+        """Start a task; ranks and preparation hold the lock of the node open.
 
         Args:
             stdin: whether it has a pipe as standard input, closed when the agent goes.
@@ -78,7 +77,7 @@ class Runtime:
             inside: whether it runs in the job's container, where there is one.
             umask: default: the plan's.
         """
-        keep = [*([] if self.node_lock is None else [self.node_lock]), *self.gpu_locks]
+        keep = [] if self.node_lock is None else [self.node_lock]
         cwd = cwd or self.layout.code
         if self.container and inside:
             environment = dict(environment, **({HELPER_VARIABLE: "1"} if helper else {}))

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Callable, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, List, Mapping, Optional
 
 from mlflow_batchai.node import records
 from mlflow_batchai.node.control.base import Attempt, NotMountedError
@@ -22,8 +22,8 @@ QUIET_SECONDS = 8.0
 class Follower:
     """Reads one writer's segments in order, each once.
 
-    One that was damaged is passed over once it has stayed as it is for a while, though its writer went on: what is whole of it
-    is read, and a record of kind ``records.SKIPPED`` stands for the rest.
+    One that is damaged or missing for a while, though its writer went on, is skipped: a record of kind ``records.SKIPPED``
+    stands for it.
 
     Attributes:
         sequence: number of segments read.
@@ -41,8 +41,8 @@ class Follower:
         self.final = 0
         self._looked = time.monotonic()
         self._heard = time.monotonic()
-        # What lies where the next segment should be, if that will not be closed any more, and since when.
-        self._stuck: Optional[Tuple[Optional[bytes], float]] = None
+        # Since when the next segment is damaged or missing, though it will not be written any more.
+        self._stuck: Optional[float] = None
 
     def read(self, attempt: Attempt, most: Optional[int] = None, heeds: bool = True) -> List[Record]:
         """Records of the segments that have been closed since the last call, those that readers can take.
@@ -80,12 +80,13 @@ class Follower:
         """The next segment's records; None while it may still be closed."""
         closed = attempt.segment(self.writer, self.sequence)
         if closed is None:
-            return self._damaged(attempt)
+            return self._skip(attempt)
         self._stuck = None
         events, others = records.sort_out(closed)
         return [*events, records.skipped(others)] if others else events
 
-    def _damaged(self, attempt: Attempt) -> Optional[List[Record]]:
+    def _skip(self, attempt: Attempt) -> Optional[List[Record]]:
+        """What stands for a segment that will never be closed; None while it may be."""
         now = time.monotonic()
         if self.sequence >= self.final:
             # Who is well says something more often than that; to look ahead costs a few requests to the file system.
@@ -95,14 +96,10 @@ class Follower:
             if not attempt.went_on(self.writer, self.sequence):
                 self._stuck = None
                 return None
-        data = attempt.remains(self.writer, self.sequence)
-        if self._stuck is None or self._stuck[0] != data:
-            self._stuck = (data, now)
-        if now - self._stuck[1] < records.SETTLE_SECONDS:
-            return None
-        if data is not None:
-            self._stuck = None  # else several may be missing in a row
-        return records.salvage(data or b"")
+        if self._stuck is None:
+            self._stuck = now
+        # Several may be missing in a row: those behind this one are not waited for anew.
+        return [records.skipped(0, 1)] if now - self._stuck >= records.SETTLE_SECONDS else None
 
 
 class Rounds:

@@ -125,4 +125,4 @@ def _gpus(plan: Plan, cluster: Cluster, node: int) -> Gpus:
             return of_node(os.environ, (node, cluster.engine.node_limit), wanted, node_id(node))
         except SetupError:
             pass
-    return Gpus([str(number) for number in range(wanted or 0)], wanted == 0, "gpusPerNode")
+    return Gpus([str(number) for number in range(wanted or 0)], "gpusPerNode", hidden=wanted == 0)

@@ -218,16 +218,16 @@ def test_an_unplugged_node(world: Any, machines: Machines, here: HereClient) -> 
             process.kill()
 
 
-def test_a_firewall_between_two_nodes(world: Any, machines: Machines, here: HereClient) -> None:
-    machines[1].block(machines[2])
+def test_a_firewall_before_node_0(world: Any, machines: Machines, here: HereClient) -> None:
+    machines[0].block(machines[2])
     try:
         run = ended(world, here.submit(world.project(SLEEPS, batchai=config(3))))
     finally:
-        machines[1].unblock(machines[2])
+        machines[0].unblock(machines[2])
     assert run.info.status == "FAILED"
     reason = run.data.tags["batchai.reason"]
-    assert re.search(r"node-[12] \(bnode[23]\) can't reach node-[12] \(bnode[23]\) at 10\.77\.", reason), reason
-    assert re.search(r"open TCP ports \d+-\d+ on node-[12] \(bnode[23]\)", reason), reason
+    assert re.search(r"node-2 \(bnode3\) can't reach node-0 \(bnode1\) at 10\.77\.", reason), reason
+    assert re.search(r"open TCP ports \d+-\d+ on node-0 \(bnode1\)", reason), reason
     world.wait_gone()
 
 

@@ -28,7 +28,6 @@ LEFT = {
     "empty": "(lambda data: b'')",
     "NULs": "(lambda data: bytes(len(data)))",
     "overwritten": "(lambda data: data[:9] + bytes(20) + data[29:])",
-    "cut behind the record": "(lambda data: data[: data.rindex(b'{')])",
 }
 
 
@@ -57,11 +56,6 @@ def test_a_stop_that_was_lost_ends_the_job(cluster: Cluster) -> None:
     verdict = job.wait(40)
     assert verdict["reason"].splitlines()[0] == "rank 0 on node-0 exited with code 5", job.said()
     assert not job.processes()
-
-
-def test_a_file_that_was_cut_behind_its_record_is_used(cluster: Cluster) -> None:
-    job = cluster.submit("true", nodes=2, patch=patch(0, "announce.json", "cut behind the record"))
-    assert job.wait()["executionState"] == "succeeded", job.said()
 
 
 def test_a_file_that_others_wait_for_and_can_t_read_ends_the_job(cluster: Cluster) -> None:

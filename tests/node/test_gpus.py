@@ -41,7 +41,7 @@ def four(machine: Machine) -> Machine:
 
 
 def test_all_that_nvidia_smi_lists(four: Machine) -> None:
-    assert gpus.visible(four.environment) == (UUIDS, "nvidia-smi -L", "")
+    assert gpus.visible(four.environment) == Gpus(UUIDS, "nvidia-smi -L")
 
 
 def test_a_gpu_that_is_cut_up_is_its_instances(machine: Machine) -> None:
@@ -62,10 +62,11 @@ def test_a_lost_gpu_leaves_the_others(machine: Machine, code: int) -> None:
     assert (found.ids, found.trouble) == ([UUIDS[0], *UUIDS[2:]], "nvidia-smi -L says: " + lost)
     with pytest.raises(SetupError, match=r"gpusPerNode is 4 and node-0 has 3 GPU.s. .nvidia-smi -L says: Unable to determine"):
         gpus.of_node(machine.environment, (0, 1), 4, "node-0")
-    # Three of four one-GPU nodes still have theirs, and the fourth may wait for one of them.
-    parts = [gpus.of_node(machine.environment, (index, 4), 1, "a node") for index in range(4)]
-    assert [part.ids for part in parts] == [[UUIDS[0]], [UUIDS[2]], [UUIDS[3]], [UUIDS[0]]]
-    assert parts[3].others == [UUIDS[2], UUIDS[3]]
+    # Three of four one-GPU nodes still have one.
+    parts = [gpus.of_node(machine.environment, (index, 4), 1, "a node") for index in range(3)]
+    assert [part.ids for part in parts] == [[UUIDS[0]], [UUIDS[2]], [UUIDS[3]]]
+    with pytest.raises(SetupError, match=r"gpusPerNode is 1 and node-3 has 3 GPU.s. for the 4 nodes of this machine"):
+        gpus.of_node(machine.environment, (3, 4), 1, "node-3")
 
 
 @pytest.mark.parametrize(
@@ -93,15 +94,13 @@ def test_the_node_s_own_choice(four: Machine, chosen: str, ids: list[int]) -> No
 
 def test_no_tool_no_gpus(machine: Machine) -> None:
     machine.environment["PATH"] = str(machine.folder)
-    assert gpus.visible(machine.environment) == ([], "no nvidia-smi on PATH", "")
+    assert gpus.visible(machine.environment) == Gpus([], "no nvidia-smi on PATH")
 
 
 def test_a_tool_that_fails_says_why(machine: Machine) -> None:
     machine.smi("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", code=9)
-    assert gpus.visible(machine.environment) == (
-        [],
-        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
-        "",
+    assert gpus.visible(machine.environment) == Gpus(
+        [], "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     )
     machine.smi(program="no program")
     found = gpus.visible(machine.environment)
@@ -113,7 +112,7 @@ def test_a_tool_that_hangs_is_given_up(machine: Machine) -> None:
     begun = time.monotonic()
     found = gpus.visible(machine.environment, lambda argv, environment: gpus.ask(argv, environment, 0.2))
     said = "nvidia-smi -L did not answer within 0 s"
-    assert found == ([], said, "no GPU is used: " + said)
+    assert found == Gpus([], said, "no GPU is used: " + said)
     assert time.monotonic() - begun < 10.0
 
 
@@ -131,20 +130,19 @@ def test_parts_of_a_machine(machine: Machine, count: int, parts: int, expected: 
     machine.smi("".join(LISTING.splitlines(keepends=True)[:count]))
     found = [gpus.of_node(machine.environment, (index, parts), None, "node-0") for index in range(parts)]
     assert [part.ids for part in found] == expected
-    assert all([*part.ids, *part.others] == [] or {*part.ids, *part.others} == set(UUIDS[:count]) for part in found)
     assert bool(found[0].trouble) == (0 < count < parts)
     # A part that has none must not take what is another's.
     assert [part.hidden for part in found] == [bool(count) and not ids for ids in expected]
 
 
 def test_the_cluster_document_s_word(four: Machine) -> None:
-    assert gpus.of_node(four.environment, (1, 2), 1, "node-1").ids == [UUIDS[2]]
-    assert gpus.of_node(four.environment, (1, 2), 3, "node-1").ids == [UUIDS[2], UUIDS[3], UUIDS[0]]
-    assert gpus.of_node(four.environment, (0, 1), 0, "node-0") == Gpus([], True, "gpusPerNode is 0")
+    assert [gpus.of_node(four.environment, (index, 3), 1, "a node").ids for index in range(3)] == [[uuid] for uuid in UUIDS[:3]]
+    assert gpus.of_node(four.environment, (1, 3), 2, "node-1").ids == UUIDS[2:]
+    assert gpus.of_node(four.environment, (0, 1), 0, "node-0") == Gpus([], "gpusPerNode is 0", hidden=True)
     with pytest.raises(
-        SetupError, match=r"gpusPerNode is 5 and node-1 has 4 GPU\(s\) \(nvidia-smi -L\): mend its driver, or lower"
+        SetupError, match=r"gpusPerNode is 5 and node-0 has 4 GPU\(s\) \(nvidia-smi -L\): mend its driver, or lower"
     ):
-        gpus.of_node(four.environment, (1, 2), 5, "node-1")
+        gpus.of_node(four.environment, (0, 1), 5, "node-0")
     four.smi("no devices\n", code=6)
     with pytest.raises(SetupError, match=r"gpusPerNode is 1 and node-0 has 0 GPU\(s\) \(no devices\)"):
         gpus.of_node(four.environment, (0, 1), 1, "node-0")
@@ -152,17 +150,17 @@ def test_the_cluster_document_s_word(four: Machine) -> None:
 
 def test_the_cluster_document_is_believed_where_nobody_can_be_asked(machine: Machine) -> None:
     machine.environment["PATH"] = str(machine.folder)
-    assert gpus.of_node(machine.environment, (1, 2), 2, "node-1") == Gpus(["2", "3"], False, "gpusPerNode", ["0", "1"])
+    assert gpus.of_node(machine.environment, (1, 2), 2, "node-1") == Gpus(["2", "3"], "gpusPerNode")
     machine.environment["CUDA_VISIBLE_DEVICES"] = "5,6"
     assert gpus.of_node(machine.environment, (0, 1), 2, "node-0").ids == ["5", "6"]
 
 
 def test_variables() -> None:
-    two = Gpus(["3", "1"], False, "")
+    two = Gpus(["3", "1"], "")
     rest = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "BATCHAI_NODE_GPUS": "3,1"}
     assert gpus.variables(two) == {"CUDA_VISIBLE_DEVICES": "3,1", **rest}
     assert [gpus.variables(two, rank) for rank in (0, 1, 2)] == [
         {"CUDA_VISIBLE_DEVICES": device, **rest} for device in ("3", "1", "3")
     ]
-    assert gpus.variables(Gpus([], False, ""), 0) == {}
-    assert gpus.variables(Gpus([], True, ""), 0) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert gpus.variables(Gpus([], ""), 0) == {}
+    assert gpus.variables(Gpus([], "", hidden=True), 0) == {"CUDA_VISIBLE_DEVICES": ""}

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai.node import gpus, memory
+from mlflow_batchai.node import memory
 from mlflow_batchai.node.layout import NodeLayout
 from mlflow_batchai.node.meters import machine
-from mlflow_batchai.node.meters.family import Family
-from mlflow_batchai.node.meters.graphics import Graphics, values
-from mlflow_batchai.node.meters.machine import Machine
+from mlflow_batchai.node.meters.gpu import GpuMeter, values
+from mlflow_batchai.node.meters.machine import JobProcesses, Machine
 from mlflow_batchai.node.meters.sampler import Sampler, moments
 
 STAT = """cpu  100 0 100 800 0 0 0 0 0 0
@@ -49,7 +48,6 @@ def test_processors_of_some_cores() -> None:
 
 def test_memory_in_use() -> None:
     assert machine.memory_bytes(MEMINFO) == (400 * 1024, 1000 * 1024)
-    assert machine.memory_bytes("MemTotal: 10 kB\nMemFree: 1 kB\nCached: 2 kB\n") == (7 * 1024, 10 * 1024)
     assert machine.memory_bytes("nonsense") == (None, 0.0)
 
 
@@ -128,16 +126,16 @@ def test_a_container_counts_instead_of_the_machine(tmp_path: Path, monkeypatch: 
 
 def test_the_jobs_own_processes() -> None:
     """A child and what it starts count, a stranger doesn't, unless it is named."""
-    meter = Family(os.getpid())
+    meter = JobProcesses(os.getpid())
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'x = bytearray(60_000_000)\\nwhile True: x[0] = 1'])"
     process = subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
     try:
         wait_for(lambda: meter.look()["process_memory_megabytes"] > 60, 10)
         time.sleep(0.3)
         assert meter.look()["process_cpu_percentage"] > 5
-        of_the_child = Family(process.pid)
+        of_the_child = JobProcesses(process.pid)
         assert of_the_child.look()["process_memory_megabytes"] > 60
-        assert Family(process.pid, lambda: [os.getpid()]).look()["process_memory_megabytes"] > 61
+        assert JobProcesses(process.pid, lambda: [os.getpid()]).look()["process_memory_megabytes"] > 61
     finally:
         os.killpg(process.pid, 9)
         process.wait()
@@ -175,7 +173,7 @@ def test_nvidia_smi_that_hangs_or_dies(tmp_path: Path, script: str, said: str) -
     notes: list[str] = []
     now = [0.0]
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    meter = Graphics(["0"], environment, notes.append, lambda *asked: gpus.ask(*asked, seconds=0.3), lambda: now[0])
+    meter = GpuMeter(["0"], environment, notes.append, 0.3, lambda: now[0])
     for now[0] in (0.0, 5.0, 10.0, 25.0, 30.0):
         assert meter.look() == {}
     assert (tmp_path / "asked").read_text().count("asked") == 3
@@ -185,29 +183,16 @@ def test_nvidia_smi_that_hangs_or_dies(tmp_path: Path, script: str, said: str) -
     assert meter.look()["gpu_0_power_usage_watts"] == 350.0
 
 
-def test_nvidia_smi_that_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that has to be loaded: samples go on, one without GPUs, and it is not asked twice at once."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\nsleep 0.4\ncat <<END\n{TABLE}END\n")
-    program.chmod(0o755)
-    monkeypatch.setattr("mlflow_batchai.node.meters.graphics.PATIENCE_SECONDS", 0.1)
-    notes: list[str] = []
-    meter = Graphics([UUID], {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, notes.append)
-    assert meter.look() == {}
-    assert wait_for(meter.look, 5)["gpu_0_power_usage_watts"] == 350.0
-    assert (tmp_path / "asked").read_text() == "asked\n" and notes == []
-
-
 def test_instances_of_a_gpu_have_no_metrics() -> None:
     notes: list[str] = []
-    assert Graphics(["MIG-c7384736"], dict(os.environ), notes.append).look() == {}
+    assert GpuMeter(["MIG-c7384736"], dict(os.environ), notes.append).look() == {}
     assert notes == ["no metrics of GPUs: nvidia-smi has none of MIG instances"]
 
 
 def test_no_nvidia_smi(tmp_path: Path) -> None:
     notes: list[str] = []
-    assert Graphics(["0"], {"PATH": str(tmp_path)}, notes.append).look() == {}
-    assert Graphics([], dict(os.environ), notes.append).look() == {}
+    assert GpuMeter(["0"], {"PATH": str(tmp_path)}, notes.append).look() == {}
+    assert GpuMeter([], dict(os.environ), notes.append).look() == {}
     assert notes == []
 
 
@@ -239,7 +224,7 @@ def test_a_sampler(make_layout: Callable[..., NodeLayout], monkeypatch: pytest.M
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
-    monkeypatch.setattr("mlflow_batchai.node.meters.graphics.DEADLINE_SECONDS", 0.2)
+    monkeypatch.setattr(GpuMeter.__init__, "__defaults__", (0.2, time.monotonic))
     monkeypatch.setattr(machine, "memory_bytes", lambda text: 1 / 0)
     layout = make_layout(1, systemMetrics=10.0)
     taker: Any = Taker()

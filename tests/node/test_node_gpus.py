@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
-from node_world import Cluster, Job, PlanMaker
-from waiting import wait_for
+from node_world import Cluster, Job
 
 SHOW = (
     "echo $BATCHAI_RANK/$BATCHAI_SIZE on ${HOROVOD_HOSTNAME-none}: ${CUDA_VISIBLE_DEVICES-unset} ${CUDA_DEVICE_ORDER-unset}"
@@ -21,7 +18,6 @@ HOST = socket.gethostname()
 
 
 def gpu(node: int, index: int) -> str:
-    """A UUID that no other test session uses at this time: GPUs are taken for the whole machine."""
     return f"GPU-{os.getpid():08x}-{node}-{index}"
 
 
@@ -139,39 +135,3 @@ def test_ranks_that_choose_by_their_local_rank(cluster: Cluster) -> None:
         "1/3 on node-0: 0,1 PCI_BUS_ID of 2 1",
         "2/3 on node-1: 0 PCI_BUS_ID of 1 0",
     ]
-
-
-def test_jobs_of_two_clusters_share_a_machine(cluster: Cluster, make_plan: PlanMaker, agent_pyz: Path) -> None:
-    """Each means the machine's first GPU: the second job has another; where none is free a job waits, and says for whom."""
-    (cluster.folder / "of another user").mkdir()
-    other = Cluster(cluster.folder / "of another user", make_plan, agent_pyz)
-    machine = on_path(cluster, [2])
-    wait = SHOW + f"; until [ -e {shlex.quote(str(cluster.folder))}/go ]; do sleep 0.05; done"
-    try:
-        first = cluster.submit(wait, enter=machine, gpusPerNode=1)
-        wait_for(lambda: shown(first), 10)
-        second = other.submit(wait, enter=machine, gpusPerNode=1, job=f"{os.getpid():x}o1")
-        wait_for(lambda: shown(second), 10)
-        both = {"enter": machine * 2, "parts": True, "job": f"{os.getpid():x}o2"}
-        third = other.submit(SHOW, nodes=2, gpusPerNode=1, **both)
-        assert (shown(first), shown(second)) == (
-            ["0/1 on none: 0 PCI_BUS_ID of 1"],
-            ["0/1 on none: 1 PCI_BUS_ID of 1"],
-        )
-        (cluster.folder / "go").touch()
-        assert third.wait()["executionState"] == "succeeded", third.said()
-        assert [line.split()[3] for line in shown(third)] == ["0", "1"]
-        for job in (first, second):
-            assert job.wait()["executionState"] == "succeeded", job.said()
-        (cluster.folder / "go").unlink()
-        first = cluster.submit(wait, enter=machine, gpusPerNode=2)
-        wait_for(lambda: shown(first), 10)
-        second = other.submit(SHOW, enter=machine, gpusPerNode=1, job=f"{os.getpid():x}o3")
-        said = f"node-0 waits for GPUs that other jobs of this machine have (pid {first.agents[0].pid} of "
-        wait_for(lambda: said in second.log("execution.log"), 10)
-        assert shown(second) == []
-        first.cancel("me", "enough")
-        assert second.wait()["executionState"] == "succeeded", second.said()
-        first.wait()
-    finally:
-        other.close()

@@ -107,7 +107,7 @@ def in_time() -> Iterator[None]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     """The time of everyone who looks at files."""
     time = Time()
-    monkeypatch.setattr(records.Damage.__init__, "__defaults__", (time.clock,))
+    monkeypatch.setattr(records.TornFiles.__init__, "__defaults__", (time.clock,))
     monkeypatch.setattr(EventReader.__init__, "__defaults__", (None, False, time.clock, time.sleep))
     return time
 
@@ -231,7 +231,6 @@ def inflating(content: Callable[[], bytes]) -> Callable[[], object]:
     def act() -> None:
         with pytest.raises(protocol.TornFileError):
             protocol.decode(data)
-        assert [record["k"] for record in records.salvage(data)][-1] == "skipped"
 
     return act
 
@@ -257,10 +256,9 @@ def test_a_segment_may_be_as_long_as_agents_make_them() -> None:
     line = {"k": "log", "x": "a" * (protocol.LONGEST_LINE - 30)}
     for compress in (False, True):
         assert protocol.decode(protocol.encode([line] * 7, compress)) == [line] * 7
-        for many, one in (([line] * 9, 0), ([{"k": "log", "x": "a" * protocol.LONGEST_LINE}], 1)):
+        for many in ([line] * 9, [{"k": "log", "x": "a" * protocol.LONGEST_LINE}]):
             with pytest.raises(protocol.TornFileError, match="too long"):
                 protocol.decode(protocol.encode(many, compress))
-            assert one == 0 or records.salvage(protocol.encode(many, compress))[-1]["lines"] == 1
 
 
 @pytest.mark.parametrize("kind", ["sparse", "deflated", "FIFO"])

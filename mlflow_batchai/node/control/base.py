@@ -6,7 +6,7 @@ import os
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from mlflow_batchai.node.protocol import JobPaths, Record
-from mlflow_batchai.node.records import Damage
+from mlflow_batchai.node.records import TornFiles
 
 MAX_PENDING_BYTES = 16 << 20
 
@@ -72,13 +72,13 @@ class ControlShare(abc.ABC):
 
     Attributes:
         at_once: how many files are fetched at a time with profit.
-        damage: files of one record that were found damaged.
+        torn: files of one record that were not closed when they were read.
     """
 
     at_once = 1
 
     def __init__(self) -> None:
-        self.damage = Damage()
+        self.torn = TornFiles()
 
     @abc.abstractmethod
     def where(self, path: str) -> str:
@@ -91,7 +91,7 @@ class ControlShare(abc.ABC):
 
     @abc.abstractmethod
     def read_closed(self, path: str) -> Optional[Record]:
-        """The record of a closed file, or of one that was cut behind it (``damage``); None while there is none."""
+        """The record of a closed file; None while there is none (``torn``)."""
 
     @abc.abstractmethod
     def write_closed(self, path: str, records: Sequence[Record]) -> None:
@@ -206,10 +206,6 @@ class Attempt(abc.ABC):
     @abc.abstractmethod
     def went_on(self, writer: str, sequence: int) -> bool:
         """Whether a writer has written what comes behind that segment: then it will not be written any more."""
-
-    @abc.abstractmethod
-    def remains(self, writer: str, sequence: int) -> Optional[bytes]:
-        """What lies where a segment should be that isn't closed; None: nothing."""
 
     @abc.abstractmethod
     def send(self, writer: str, sequence: int, records: Sequence[Record]) -> int:

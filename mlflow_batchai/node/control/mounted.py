@@ -41,7 +41,7 @@ class MountedShare(ControlShare):
         return None if os.access(self.root, os.W_OK | os.X_OK) else "read-only"
 
     def read_closed(self, path: str) -> Optional[Record]:
-        return self.damage.record(path, self.content(path))
+        return self.torn.record(path, self.content(path))
 
     def content(self, path: str) -> Optional[bytes]:
         """A file's content, empty if it is no file or longer than may be; None if it isn't there."""
@@ -240,9 +240,6 @@ class NamedFiles(Attempt):
     def went_on(self, writer: str, sequence: int) -> bool:
         # A server may have lost many in a row.
         return any(number > sequence for number in self.sizes(writer, sequence + 1))
-
-    def remains(self, writer: str, sequence: int) -> Optional[bytes]:
-        return self._share.content(self._paths.segment(writer, sequence))
 
     def send(self, writer: str, sequence: int, records: Sequence[Record]) -> int:
         return self._share.send(self._paths.segment(writer, sequence), records)

@@ -62,7 +62,7 @@ class NoticedFiles(Attempt):
     def segment(self, writer: str, sequence: int) -> Optional[List[Record]]:
         if sequence >= self._board.count("segments-" + writer):
             return None
-        data = self.remains(writer, sequence)
+        data = self._share.content(self._paths.segment(writer, sequence))
         try:
             return None if data is None else protocol.decode(data)
         except protocol.TornFileError:
@@ -70,9 +70,6 @@ class NoticedFiles(Attempt):
 
     def went_on(self, writer: str, sequence: int) -> bool:
         return sequence < self._board.count("segments-" + writer)
-
-    def remains(self, writer: str, sequence: int) -> Optional[bytes]:
-        return self._share.content(self._paths.segment(writer, sequence))
 
     def send(self, writer: str, sequence: int, records: Sequence[Record]) -> int:
         # An error of the notice must not have a megabyte sent twice.

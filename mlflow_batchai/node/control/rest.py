@@ -87,7 +87,7 @@ class RestShare(ControlShare):
         return answer.body if len(answer.body) <= most else b""
 
     def read_closed(self, path: str) -> Optional[Record]:
-        return self.damage.record(path, self.content(path))
+        return self.torn.record(path, self.content(path))
 
     def write_closed(self, path: str, records: Sequence[Record]) -> None:
         self.write(path, protocol.encode(records))

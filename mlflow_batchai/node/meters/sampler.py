@@ -1,14 +1,15 @@
 """The agent's sampling thread: what the node's meters say, every few seconds, as records that travel with others."""
 
+from __future__ import annotations
+
 import os
 import threading
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 from mlflow_batchai.node.layout import NodeLayout
-from mlflow_batchai.node.meters.family import Family
-from mlflow_batchai.node.meters.graphics import Graphics
-from mlflow_batchai.node.meters.machine import Machine, Values
+from mlflow_batchai.node.meters.gpu import GpuMeter
+from mlflow_batchai.node.meters.machine import JobProcesses, Machine, Values
 from mlflow_batchai.node.shipper import Shipper
 
 # The first sample comes early, so that a short job has one.
@@ -46,9 +47,9 @@ class Sampler:
         self._layout = layout
         self._shipper = shipper
         self._others = others
-        self._interval: Optional[float] = layout.plan.system_metrics
+        self._interval = layout.plan.system_metrics
         self._done = threading.Event()
-        self._thread: Optional[threading.Thread] = None
+        self._thread: threading.Thread | None = None
         self._count = 0
 
     def start(self, gpus: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
@@ -70,13 +71,13 @@ class Sampler:
 
     def _run(self, gpus: Sequence[str], environment: Mapping[str, str]) -> None:
         assert self._interval
-        makers: Dict[str, Callable[[], Look]] = {
+        makers: dict[str, Callable[[], Look]] = {
             "machine": lambda: Machine(self._layout.root).look,
-            "job's processes": lambda: Family(os.getpid(), self._others).look,
-            "GPUs": lambda: Graphics(gpus, environment, self._shipper.note).look,
+            "job's processes": lambda: JobProcesses(os.getpid(), self._others).look,
+            "GPUs": lambda: GpuMeter(gpus, environment, self._shipper.note).look,
         }
         made = {name: self._try(name, make) for name, make in makers.items()}
-        looks: Dict[str, Look] = {name: look for name, look in made.items() if look}
+        looks: dict[str, Look] = {name: look for name, look in made.items() if look}
         begun = last = time.monotonic()
         for moment in moments(self._interval):
             if begun + moment < last:
@@ -88,8 +89,8 @@ class Sampler:
         if time.monotonic() - last >= LEAST_SECONDS or not self._count:
             self._sample(looks)
 
-    def _sample(self, looks: Dict[str, Look]) -> None:
-        found: Dict[str, float] = {}
+    def _sample(self, looks: dict[str, Look]) -> None:
+        found: Values = {}
         for name, look in list(looks.items()):
             values = self._try(name, look)
             if values is None:
@@ -106,5 +107,5 @@ class Sampler:
         try:
             return look()
         except Exception as error:
-            self._shipper.note("the metrics of the %s are missing: %s: %s" % (name, type(error).__name__, error))
+            self._shipper.note(f"the metrics of the {name} are missing: {type(error).__name__}: {error}")
             return None
