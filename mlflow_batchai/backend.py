@@ -20,7 +20,7 @@ from mlflow.exceptions import ExecutionException, MlflowException
 from mlflow.projects.backend.abstract_backend import AbstractBackend
 from mlflow.projects.submitted_run import SubmittedRun
 
-from mlflow_batchai import detached, runner, runs, stores, submitting
+from mlflow_batchai import detached, runner, runs, stores, submitting, terminal
 from mlflow_batchai.console import JobConsole
 from mlflow_batchai.errors import BatchAIError, JobFailedError, NotSupportedError
 from mlflow_batchai.signals import Signals
@@ -118,7 +118,7 @@ class BatchAIBackend(AbstractBackend):
                     submitted = submitting.submit(ready, tracking, experiment, run_name, run_id, tags, console.transfer)
                 page = runs.page(tracking.uri, experiment.experiment_id, submitted.run_id)
                 how = f"see it with: mlflow ui --backend-store-uri {tracking.uri}"
-                console.say(f"run {submitted.run_id}: {page or runs.shown(tracking.uri)}")
+                console.say(f"run {submitted.run_id}: {page or terminal.shown(tracking.uri)}")
                 if command_line and ready.source.config.wait:
                     runner.outcome(submitted, runner.watch(submitted, console, signals))
                     console.say(f"job {submitted.job.name} succeeded; {page or how}")

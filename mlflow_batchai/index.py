@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from mlflow_batchai import experiments as stored
 from mlflow_batchai import keys
 from mlflow_batchai.errors import BatchAIError, JobNotFoundError, TrackingError
-from mlflow_batchai.runs import TAG_CLUSTER, TAG_JOB, TAG_MAC, TAG_STATE, TAG_WORKSPACE, Tracking, client, is_signed, shown
+from mlflow_batchai.runs import TAG_CLUSTER, TAG_JOB, TAG_MAC, TAG_STATE, TAG_WORKSPACE, Tracking, client, is_signed
+from mlflow_batchai.terminal import shown
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

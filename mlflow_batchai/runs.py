@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from mlflow_batchai import keys, shell
+from mlflow_batchai import keys, shell, terminal
 from mlflow_batchai.errors import ClusterError, UsageError
 from mlflow_batchai.node.plan import Plan
 from mlflow_batchai.node.protocol import QUEUED, digest
@@ -96,10 +96,6 @@ class Tracking:
 
 
 _SQLITE = re.compile(r"(?P<scheme>sqlite(?:\+\w+)?:///)(?P<path>[^:].*)")
-# Databases' passwords may hold "/" and "#" as they are.
-_USER = re.compile(r"(?<=://)(?:[^/?#]*|[^:/@]*:[^@]*)@")
-_OPTION = re.compile(r"(?P<name>[?&][^=&#]*=)[^&#]*")
-_HIDDEN = re.compile(r"passw|pwd|secret|token|credential|key=|[?&]sig=", re.IGNORECASE)
 
 
 def absolute(uri: str, cwd: Path) -> Tracking:
@@ -122,12 +118,7 @@ def absolute(uri: str, cwd: Path) -> Tracking:
         if parts.password:
             environment["MLFLOW_TRACKING_PASSWORD"] = unquote(parts.password)
         uri = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    return Tracking(shown(uri), {**environment, "MLFLOW_TRACKING_URI": uri})
-
-
-def shown(uri: str) -> str:
-    """An address without user and password, and without the values of options that are named like a secret, for messages."""
-    return _OPTION.sub(lambda found: found["name"] + "***" if _HIDDEN.search(found["name"]) else found[0], _USER.sub("", uri))
+    return Tracking(terminal.shown(uri), {**environment, "MLFLOW_TRACKING_URI": uri})
 
 
 def client(tracking: Tracking) -> MlflowClient:
@@ -331,4 +322,4 @@ def page(uri: str, experiment_id: str, run_id: str) -> str | None:
     """The run's page in MLflow's UI, where the store is a server."""
     if not uri.startswith(("http://", "https://")):
         return None
-    return f"{shown(uri).rstrip('/')}/#/experiments/{quote(experiment_id)}/runs/{quote(run_id)}"
+    return f"{terminal.shown(uri).rstrip('/')}/#/experiments/{quote(experiment_id)}/runs/{quote(run_id)}"

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from mlflow_batchai import runs
+from mlflow_batchai import runs, terminal
 from mlflow_batchai.errors import TrackingError
 from mlflow_batchai.runs import Tracking
 
@@ -102,7 +102,7 @@ def as_tracking_error() -> Iterator[None]:
 
         if not isinstance(error, MlflowException):
             raise
-        raise TrackingError(away(error) or f"MLflow: {runs.shown(error.message)}") from error
+        raise TrackingError(away(error) or f"MLflow: {terminal.shown(error.message)}") from error
 
 
 def away(error: BaseException) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlflow_batchai import creating, experiments, runner, runs
+from mlflow_batchai import creating, experiments, runner, runs, terminal
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.config import default
 from mlflow_batchai.detached import Submitted
@@ -233,7 +233,7 @@ def submit(
 
 
 def _shown(uri: str) -> str:
-    return str(Path(uri).absolute()) if Path(uri).exists() else runs.shown(uri)
+    return str(Path(uri).absolute()) if Path(uri).exists() else terminal.shown(uri)
 
 
 def _fetch(project_uri: str, version: str | None, entry_point: str, params: Mapping[str, Any]) -> Path:
@@ -255,7 +255,9 @@ def _fetch(project_uri: str, version: str | None, entry_point: str, params: Mapp
     except ExecutionException as error:
         raise ProjectError(str(error)) from error
     except Exception as error:  # git and zip raise what they like
-        raise ProjectError(f"the project {runs.shown(project_uri)} can't be fetched: {' '.join(str(error).split())}") from error
+        raise ProjectError(
+            f"the project {terminal.shown(project_uri)} can't be fetched: {' '.join(str(error).split())}"
+        ) from error
 
 
 def _configuration(

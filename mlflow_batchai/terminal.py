@@ -18,6 +18,10 @@ _IS_RESET = re.compile(r"\x1b\[0*m")
 # A sequence that may go on in the next piece, and how many backspaces may.
 _BEGUN = re.compile(r"\x1b(?:\[[0-9;:]{0,64})?")
 LONGEST_SEQUENCE, MOST_BACK = 70, 4096
+# Databases' passwords may hold "/" and "#" as they are.
+_USER = re.compile(r"(?<=://)(?:[^/?#]*|[^:/@]*:[^@]*)@")
+_OPTION = re.compile(r"(?P<name>[?&][^=&#]*=)[^&#]*")
+_HIDDEN = re.compile(r"passw|pwd|secret|token|credential|key=|[?&]sig=", re.IGNORECASE)
 
 
 def printable(text: str) -> str:
@@ -75,3 +79,8 @@ def _begun(text: str) -> str:
 def _escaped(letter: str) -> str:
     """``\\x1b``, ``\\u202e``."""
     return letter.encode("unicode_escape").decode("ascii")
+
+
+def shown(uri: str) -> str:
+    """An address without user and password, and without the values of options that are named like a secret, for messages."""
+    return _OPTION.sub(lambda found: found["name"] + "***" if _HIDDEN.search(found["name"]) else found[0], _USER.sub("", uri))

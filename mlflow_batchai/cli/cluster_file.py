@@ -11,8 +11,10 @@ from mlflow_batchai.cli.cluster_lookup import find_cluster
 from mlflow_batchai.cli.job_file import url_of
 from mlflow_batchai.cli.options import Scope, command, named, notice
 from mlflow_batchai.cli.output import Column
+from mlflow_batchai.errors import ShareError
 
 if TYPE_CHECKING:
+    from mlflow_batchai.cluster.clusters import Cluster
     from mlflow_batchai.outputs import Directory
     from mlflow_batchai.shares.base import Entry
 
@@ -30,9 +32,7 @@ EXPIRY_MINUTES = 60
 @click.option("-p", "--path", metavar="PATH", default=".", show_default=True, help="A folder below the setup task's own.")
 def list_files(scope: Scope, name: str, path: str) -> Any:
     """The logs of a cluster's setup task, two of each node that has run it."""
-    from mlflow_batchai.plan import setup
-
-    place = setup.logs(find_cluster(scope, name))
+    place = _logs(find_cluster(scope, name))
     if place is None:
         notice(f"cluster '{name}' has no setup task, which could have written files")
         return []
@@ -52,3 +52,31 @@ def _shown(place: Directory, path: str, entry: Entry) -> dict[str, Any]:
         "contentLength": None if entry.is_directory else entry.size,
         "downloadUrl": url_of(place, path, entry, EXPIRY_MINUTES),
     }
+
+
+def _logs(cluster: Cluster) -> Directory | None:
+    """Where the logs of a cluster's setup task lie; None if it has none.
+
+    Raises:
+        ShareError: they lie where this machine can't read them.
+    """
+    from mlflow_batchai.outputs import Directory
+    from mlflow_batchai.plan.setup import choose_setup
+    from mlflow_batchai.plan.volumes import cluster_volumes
+    from mlflow_batchai.shares import open_share
+
+    if cluster.document.node_setup.setup_task is None:
+        return None
+    volumes = cluster_volumes(cluster)
+    planned, _ = choose_setup(cluster, volumes)
+    assert planned
+    index, path = planned.logs.volume, planned.logs.path
+    if index is None:
+        return Directory("the setup task's logs", cluster.share, path)
+    volume = volumes[index]
+    if volume.share is None:
+        raise ShareError(
+            f"the logs of the setup task of cluster '{cluster.name}' lie on {volume.name}, which this machine can't read;"
+            " look at them on a node"
+        )
+    return Directory("the setup task's logs", open_share(volume.share), path, volume.by_rclone)

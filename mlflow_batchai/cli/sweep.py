@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from mlflow_batchai import runner, runs, submitting
+from mlflow_batchai import runner, runs, submitting, terminal
 from mlflow_batchai.cli.options import ask, command, confirmed, named, notice, tracking
 from mlflow_batchai.cli.output import Column, Drawn, Incomplete
 from mlflow_batchai.console import JobConsole
@@ -230,9 +230,9 @@ def _address(project: str) -> str:
     folder = Path(path).expanduser().absolute()
     if "://" not in path and folder.exists():
         return f"{folder}{mark}{inside}"
-    if runs.shown(project) != project:
+    if terminal.shown(project) != project:
         raise UsageError(
-            f"{runs.shown(project)}: the address is kept with the sweep, and can't hold a password; leave that to git"
+            f"{terminal.shown(project)}: the address is kept with the sweep, and can't hold a password; leave that to git"
             " (git help credentials)"
         )
     return project

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from mlflow_batchai import runs
+from mlflow_batchai import terminal
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.cluster import Engine
 from mlflow_batchai.engines.base import NodeCommand, StartRequest
@@ -80,7 +80,7 @@ def _ranks(plan: Plan, prepared: Prepared, cluster: Cluster, commands: Sequence[
     addresses = [LOOPBACK["address"] if loopback else f"<address of {node_id(command.node)}>" for command in commands]
     interface = str(LOOPBACK["name"]) if loopback else plan.network_interface or "<network interface>"
     rendezvous = {"address": addresses[0], "port": "<port>" if launchers.needs_rendezvous(plan) else 0}
-    own = {name: runs.shown(value) if name.lower().endswith("_proxy") else value for name, value in os.environ.items()}
+    own = {name: terminal.shown(value) if name.lower().endswith("_proxy") else value for name, value in os.environ.items()}
     document = {entry.name for entry in plan.environment_variables} | set(prepared.secrets)
     found = []
     for slot in launchers.slots_of(plan, [len(gpus.ids) for gpus in counted]):

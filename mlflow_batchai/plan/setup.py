@@ -6,13 +6,9 @@ from collections.abc import Sequence
 
 from mlflow_batchai.cluster import setup
 from mlflow_batchai.cluster.clusters import Cluster
-from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.places import locate, mount_points, on_control
 from mlflow_batchai.node.layout import undefined
 from mlflow_batchai.node.plan import LogPlace, SetupTask, Variable, Volume
-from mlflow_batchai.outputs import Directory
-from mlflow_batchai.plan.volumes import cluster_volumes
-from mlflow_batchai.shares import open_share
 
 # What a setup task is told of the node (``node/setup.py``).
 VARIABLES = ("AZ_BATCHAI_MOUNT_ROOT", "AZ_BATCHAI_NUM_GPUS")
@@ -45,26 +41,3 @@ def choose_setup(cluster: Cluster, volumes: Sequence[Volume]) -> tuple[SetupTask
         tuple(secret.name for secret in task.secrets),
     )
     return planned, [f"{where}: ${name} is used and nothing defines it" for name in unknown]
-
-
-def logs(cluster: Cluster) -> Directory | None:
-    """Where the logs of a cluster's setup task lie; None if it has none.
-
-    Raises:
-        ShareError: they lie where this machine can't read them.
-    """
-    if cluster.document.node_setup.setup_task is None:
-        return None
-    volumes = cluster_volumes(cluster)
-    planned, _ = choose_setup(cluster, volumes)
-    assert planned
-    index, path = planned.logs.volume, planned.logs.path
-    if index is None:
-        return Directory("the setup task's logs", cluster.share, path)
-    volume = volumes[index]
-    if volume.share is None:
-        raise ShareError(
-            f"the logs of the setup task of cluster '{cluster.name}' lie on {volume.name}, which this machine can't read;"
-            " look at them on a node"
-        )
-    return Directory("the setup task's logs", open_share(volume.share), path, volume.by_rclone)

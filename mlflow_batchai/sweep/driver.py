@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from mlflow_batchai import attempts, detached, lookup, runner, runs, stores
+from mlflow_batchai import attempts, detached, lookup, runner, runs, stores, terminal
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.config import home
 from mlflow_batchai.console import JobConsole
@@ -96,7 +96,7 @@ class Driver:
                             raise
                         if self._signals.left:
                             continue  # the signal broke the call; the next step raises it
-                        text = runs.shown(" ".join(str(error).split())[:300])
+                        text = terminal.shown(" ".join(str(error).split())[:300])
                         why = f"the tracking store {self._sweep.tracking.uri} can't be asked: {text}"
                         if begun - answered > PATIENCE_SECONDS:
                             raise TrackingError(f"{why}; {self._left()}") from error

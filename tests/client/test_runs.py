@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from mlflow.exceptions import MlflowException
 
-from mlflow_batchai import index, runs, submitting
+from mlflow_batchai import index, runs, submitting, terminal
 from mlflow_batchai.errors import JobNotFoundError, UsageError
 
 HERE = Path("/here")
@@ -77,7 +77,7 @@ def test_a_databases_password_is_in_the_address_only(uri, shown):
     tracking = runs.absolute(uri, HERE)
     assert (tracking.uri, tracking.address) == (shown, uri)
     assert "secret" not in repr(tracking)
-    assert runs.shown(tracking.uri) == tracking.uri
+    assert terminal.shown(tracking.uri) == tracking.uri
 
 
 def test_page():
