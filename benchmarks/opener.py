@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from mlflow_batchai.agent import mountfiles, protocol, safeopen
+from mlflow_batchai.agent.protocol import LONGEST_SEGMENT, JobPaths, encode
 from mlflow_batchai.job import signing
-from mlflow_batchai.node import mountfiles, protocol, safeopen
-from mlflow_batchai.node.protocol import LONGEST_SEGMENT, JobPaths, encode
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
 
 PASSES = 10
 PLAN_FILES = 50

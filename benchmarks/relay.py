@@ -32,11 +32,11 @@ from job_folder import JobFolder
 from mlflow.entities import Metric
 from mlflow.tracking import MlflowClient
 
-from mlflow_batchai import runs, stores
+from mlflow_batchai.agent.shipper import MAX_REPORT_BYTES
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.metrics import Point
-from mlflow_batchai.node.shipper import MAX_REPORT_BYTES
-from mlflow_batchai.relay import Relay
+from mlflow_batchai.tracking import runs, stores
+from mlflow_batchai.tracking.relay import Relay
 
 BATCH = 1000
 NAMES = ("loss", "accuracy", "val_loss", "val_accuracy")

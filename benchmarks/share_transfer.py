@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from azure_server import AzureServer
 
-from mlflow_batchai.shares import Share, credentials, endpoints, open_share
-from mlflow_batchai.shares.credentials import Credential
-from mlflow_batchai.shares.objects import StagedFile, scan_input, upload
-from mlflow_batchai.shares.sweeps import settle
+from mlflow_batchai.storage import Share, credentials, endpoints, open_share
+from mlflow_batchai.storage.credentials import Credential
+from mlflow_batchai.storage.objects import StagedFile, scan_input, upload
+from mlflow_batchai.storage.sweeps import settle
 
 LATENCY_SECONDS = 0.02
 CONCURRENCIES = (4, 8, 16)

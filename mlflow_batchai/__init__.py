@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mlflow_batchai.api import attach, submit
     from mlflow_batchai.backend import BatchAIBackend
-    from mlflow_batchai.submitted import SubmittedJob
+    from mlflow_batchai.client.submitted import SubmittedJob
 
 __version__ = "0.1.0"
 __all__ = ["BatchAIBackend", "SubmittedJob", "__version__", "attach", "submit"]
 
-_ROOMS = {"BatchAIBackend": "backend", "SubmittedJob": "submitted", "attach": "api", "submit": "api"}
+_MODULES = {"BatchAIBackend": "backend", "SubmittedJob": "client.submitted", "attach": "api", "submit": "api"}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _ROOMS:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> "list[str]":

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlflow_batchai import detached, lookup, runs, stores, submitting
-from mlflow_batchai.console import JobConsole
+from mlflow_batchai.client import lookup, submitting
+from mlflow_batchai.client.console import JobConsole
+from mlflow_batchai.client.submitted import SubmittedJob
 from mlflow_batchai.documents.batchai import merge
-from mlflow_batchai.submitted import SubmittedJob
+from mlflow_batchai.follower import detached
+from mlflow_batchai.tracking import runs, stores
 
 if TYPE_CHECKING:
     from mlflow.entities import Experiment

@@ -20,12 +20,15 @@ from mlflow.exceptions import ExecutionException, MlflowException
 from mlflow.projects.backend.abstract_backend import AbstractBackend
 from mlflow.projects.submitted_run import SubmittedRun
 
-from mlflow_batchai import detached, runner, runs, stores, submitting, terminal
-from mlflow_batchai.console import JobConsole
+from mlflow_batchai import terminal
+from mlflow_batchai.client import runner, submitting
+from mlflow_batchai.client.console import JobConsole
+from mlflow_batchai.client.signals import Signals
+from mlflow_batchai.client.submitted import SubmittedJob
 from mlflow_batchai.errors import BatchAIError, JobFailedError, NotSupportedError
-from mlflow_batchai.signals import Signals
-from mlflow_batchai.submitted import SubmittedJob
+from mlflow_batchai.follower import detached
 from mlflow_batchai.terminal import fit
+from mlflow_batchai.tracking import runs, stores
 
 # What MLflow puts into the backend configuration itself.
 MLFLOW_KEYS = ("ENV_MANAGER", "SYNCHRONOUS", "DOCKER_ARGS", "STORAGE_DIR", "build_image", "docker_auth")

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlflow_batchai.agent import boot
 from mlflow_batchai.errors import UsageError
-from mlflow_batchai.node import boot
 
 if TYPE_CHECKING:
     from mlflow_batchai.documents.settings import SettingsFile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlflow_batchai.node import tickets
+from mlflow_batchai.agent import tickets
 
 
 def take(book: str, roots: Sequence[str], job: str, count: int, now: float | None = None) -> dict[str, Any]:

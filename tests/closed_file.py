@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlflow_batchai.node.control.mounted import MountedShare
-from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.agent.control.mounted import MountedShare
+from mlflow_batchai.agent.protocol import Record
 
 
 def read_closed(path: str | Path) -> Record | None:

@@ -24,7 +24,7 @@ from netns import Machine
 from sshd import SshNodes, ssh_nodes
 from waiting import wait_for
 
-from mlflow_batchai.shares import endpoints
+from mlflow_batchai.storage import endpoints
 
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
@@ -63,7 +63,7 @@ def _no_key_of_a_person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 @pytest.fixture(autouse=True)
 def _no_credentials_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each endpoint has a key of its own for the same account, and a process remembers what documents gave."""
-    monkeypatch.setattr("mlflow_batchai.shares.credentials._remembered", {})
+    monkeypatch.setattr("mlflow_batchai.storage.credentials._remembered", {})
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 from plans import toy_plan
 
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.node import protocol
-from mlflow_batchai.node.protocol import Record
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
 
 FOLDER = "workspaces/default/experiments/Default/jobs/toy/0123456789"
 

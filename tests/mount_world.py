@@ -13,14 +13,14 @@ import pytest
 from azure_server import AzureServer
 from plans import toy_plan
 
-from mlflow_batchai.node.control.mounted import MountedShare
-from mlflow_batchai.node.layout import NodeLayout
-from mlflow_batchai.node.mounts import table
-from mlflow_batchai.node.mounts.mounts import Mounts
-from mlflow_batchai.node.outcome import Failure
-from mlflow_batchai.node.plan import Plan, read
-from mlflow_batchai.node.runtime import Runtime
-from mlflow_batchai.node.shipper import Shipper
+from mlflow_batchai.agent.control.mounted import MountedShare
+from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.mounts import table
+from mlflow_batchai.agent.mounts.mounts import Mounts
+from mlflow_batchai.agent.outcome import Failure
+from mlflow_batchai.agent.plan import Plan, read
+from mlflow_batchai.agent.runtime import Runtime
+from mlflow_batchai.agent.shipper import Shipper
 
 needs_fuse = pytest.mark.skipif(
     not (os.access("/dev/fuse", os.R_OK | os.W_OK) and shutil.which("fusermount3")), reason="there is no FUSE here"

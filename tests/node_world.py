@@ -17,9 +17,9 @@ from azure_server import AzureServer
 from booking import take
 from closed_file import read_closed
 
-from mlflow_batchai.node import mountfiles, processes, protocol, tickets
-from mlflow_batchai.node.environment import allowed
-from mlflow_batchai.node.plan import read_plan
+from mlflow_batchai.agent import mountfiles, processes, protocol, tickets
+from mlflow_batchai.agent.environment import allowed
+from mlflow_batchai.agent.plan import read_plan
 
 PlanMaker = Callable[..., dict[str, Any]]
 
@@ -133,7 +133,7 @@ class Job:
 
 # What may be waited for: nobody in a test waits for the paces of days.
 QUICK = """
-from mlflow_batchai.node.control.board import Pace
+from mlflow_batchai.agent.control.board import Pace
 for phase in board.PACES:
     board.PACES[phase] = (Pace(0.3, 1.0), Pace(0.3, 1.0))
 rest.LOG_SECONDS = 0.3
@@ -242,9 +242,9 @@ class Cluster:
                 lines = [
                     "import sys",
                     f"sys.path.insert(0, {str(self._agent)!r})",
-                    "from mlflow_batchai.node import agent, ending, inbox, mountfiles, peers, phases, protocol, runtime",
-                    "from mlflow_batchai.node import sharefiles, shipper, staging, tickets",
-                    "from mlflow_batchai.node.control import board, mounted, noticed, rest, wire",
+                    "from mlflow_batchai.agent import agent, ending, inbox, mountfiles, peers, phases, protocol, runtime",
+                    "from mlflow_batchai.agent import sharefiles, shipper, staging, tickets",
+                    "from mlflow_batchai.agent.control import board, mounted, noticed, rest, wire",
                     self.patch,
                     patch,
                     "sys.exit(agent.main(sys.argv[2:]))",

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlflow_batchai.node.plan import Plan
-from mlflow_batchai.node.protocol import PROTOCOL_VERSION
+from mlflow_batchai.agent.plan import Plan
+from mlflow_batchai.agent.protocol import PROTOCOL_VERSION
 
 BARE = Plan(PROTOCOL_VERSION, "0123456789", "custom", 1, 1, 1, "true")
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from plans import toy_plan
 
+from mlflow_batchai.agent import phases, staging
+from mlflow_batchai.agent.gpus import Gpus
+from mlflow_batchai.agent.launchers import Slot
+from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.plan import read_plan
+from mlflow_batchai.agent.ranks import Known, rank_environment
 from mlflow_batchai.engines import archive
-from mlflow_batchai.node import phases, staging
-from mlflow_batchai.node.gpus import Gpus
-from mlflow_batchai.node.launchers import Slot
-from mlflow_batchai.node.layout import NodeLayout
-from mlflow_batchai.node.plan import read_plan
-from mlflow_batchai.node.ranks import Known, rank_environment
 
 ROOT = Path(__file__).parents[1]
 

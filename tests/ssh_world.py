@@ -107,7 +107,7 @@ class HereClient:
 
     def constants(self, module: str, **values: float) -> None:
         """Let agents that are sent from now on have other values of constants in one of their modules."""
-        name = f"mlflow_batchai/node/{module}.py"
+        name = f"mlflow_batchai/agent/{module}.py"
         source = zipfile.ZipFile(io.BytesIO(archive.build()))
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as changed:

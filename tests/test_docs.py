@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from mlflow_batchai.agent import protocol
 from mlflow_batchai.documents.batchai import BatchaiFile, parse_batchai
 from mlflow_batchai.documents.cluster import ClusterDocument, parse_cluster
 from mlflow_batchai.documents.model import keys_of, parse
 from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.documents.settings import SettingsFile
-from mlflow_batchai.node import protocol
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + [

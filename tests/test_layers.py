@@ -41,7 +41,7 @@ def test_every_room_has_its_layer():
             "mlflow_batchai.training.report",
             {"mlflow_batchai", *(f"mlflow_batchai.training{name}" for name in ("", ".report", ".spool"))},
         ),
-        ("mlflow_batchai.node.__main__", {"mlflow_batchai", "mlflow_batchai.node", "mlflow_batchai.node.__main__"}),
+        ("mlflow_batchai.agent.__main__", {"mlflow_batchai", "mlflow_batchai.agent", "mlflow_batchai.agent.__main__"}),
     ],
 )
 def test_an_import_brings_nothing_but_the_standard_library(module, fine):

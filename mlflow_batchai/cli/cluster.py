@@ -60,9 +60,8 @@ def list_clusters(scope: Scope) -> Any:
 
     A cluster that can't be used as its document stands is listed as failed, and `errors` says why.
     """
-    from mlflow_batchai import workspaces
-    from mlflow_batchai.cluster import clusters
-    from mlflow_batchai.shell.together import at_once
+    from mlflow_batchai.cluster import clusters, workspaces
+    from mlflow_batchai.engines.shell.together import at_once
 
     names = clusters.names()
     if scope.workspace_given:
@@ -101,7 +100,7 @@ def _record(name: str) -> ClusterRecord:
 )
 def delete(scope: Scope, name: str, yes: bool) -> None:
     """Delete a cluster. Its jobs are terminated; its share stays."""
-    from mlflow_batchai import resizing
+    from mlflow_batchai.client import resizing
 
     check_workspace(scope, name)
     jobs = _jobs(scope, name)
@@ -171,7 +170,7 @@ def auto_scale(scope: Scope, name: str, minimum: int, maximum: int) -> Any:
 
 
 def _resized(cluster: Cluster, settings: ScaleSettings, option: str) -> dict[str, Any]:
-    from mlflow_batchai import resizing
+    from mlflow_batchai.client import resizing
 
     try:
         return _shown(resizing.resize(cluster, settings, option, tracking, notice))

@@ -82,10 +82,10 @@ def create(
 
     Options win over the document. Without either it has two nodes on this machine.
     """
-    from mlflow_batchai import accounts, workspaces
-    from mlflow_batchai.cluster import creation, states
+    from mlflow_batchai.cluster import creation, states, workspaces
     from mlflow_batchai.documents.cluster import ClusterRecord
     from mlflow_batchai.documents.reading import read
+    from mlflow_batchai.storage import accounts
 
     new_name(name, "cluster")
     workspace = workspaces.find(scope.workspace)

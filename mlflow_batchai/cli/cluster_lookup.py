@@ -51,8 +51,7 @@ def check_workspace(scope: Scope, name: str) -> None:
     Raises:
         NotFoundError: there is no such workspace, or the cluster is in another.
     """
-    from mlflow_batchai import workspaces
-    from mlflow_batchai.cluster import records
+    from mlflow_batchai.cluster import records, workspaces
     from mlflow_batchai.errors import ClusterNotFoundError
 
     if not scope.workspace_given:

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
+from mlflow_batchai.admin.doctor import CHECKS, Check, Complete, State, examine, names
 from mlflow_batchai.cli import output as printing
 from mlflow_batchai.cli.options import OUTPUTS, default_output
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.config import default
-from mlflow_batchai.doctor import CHECKS, Check, Complete, State, examine, names
 
 _COLORS = {State.OK: "green", State.WARNING: "yellow", State.FAILED: "red"}
 

@@ -19,7 +19,7 @@ COLUMNS: list[Column] = [
 
 
 def _client() -> Any:
-    from mlflow_batchai import runs
+    from mlflow_batchai.tracking import runs
 
     return runs.client(tracking())
 
@@ -28,7 +28,8 @@ def _client() -> Any:
 @named("experiment")
 def create(scope: Scope, name: str) -> Any:
     """Make an experiment in a workspace. One that is there already is shown."""
-    from mlflow_batchai import experiments, workspaces
+    from mlflow_batchai.cluster import workspaces
+    from mlflow_batchai.tracking import experiments
 
     new_name(name, "experiment")
     workspaces.find(scope.workspace)
@@ -39,7 +40,7 @@ def create(scope: Scope, name: str) -> Any:
 @named("experiment")
 def show(scope: Scope, name: str) -> Any:
     """An experiment: where it stands, and MLflow's id of it."""
-    from mlflow_batchai import experiments
+    from mlflow_batchai.tracking import experiments
 
     return experiments.view(experiments.find(_client(), name, _workspace(scope)))
 
@@ -47,7 +48,7 @@ def show(scope: Scope, name: str) -> Any:
 @command(COLUMNS, example="batchai experiment list -w vision -o table")
 def list_experiments(scope: Scope) -> Any:
     """The experiments of a workspace; of all workspaces if none is named."""
-    from mlflow_batchai import experiments
+    from mlflow_batchai.tracking import experiments
 
     wanted = _workspace(scope)
     found = [experiments.view(experiment) for experiment in experiments.every(_client())]
@@ -65,7 +66,7 @@ def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     """
     from mlflow.exceptions import MlflowException
 
-    from mlflow_batchai import experiments, index, runs
+    from mlflow_batchai.tracking import experiments, index, runs
 
     mlflow = _client()
     found = experiments.find(mlflow, name, _workspace(scope))
@@ -81,6 +82,6 @@ def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
 
 def _workspace(scope: Scope) -> str | None:
     """The workspace that the person named, which must be there."""
-    from mlflow_batchai import workspaces
+    from mlflow_batchai.cluster import workspaces
 
     return str(workspaces.find(scope.workspace)["name"]) if scope.workspace_given else None

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlflow_batchai.admin.doctor.findings import size as amount
 from mlflow_batchai.cli.options import ask, command, confirmed, notice, tracking
 from mlflow_batchai.cli.output import Column, render
-from mlflow_batchai.doctor.findings import size as amount
 from mlflow_batchai.errors import BatchAIError
 
 if TYPE_CHECKING:
-    from mlflow_batchai.gc import Item
+    from mlflow_batchai.admin.gc import Item
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
@@ -67,7 +67,7 @@ def gc(older_than: float, cluster: str | None, dry_run: bool, yes: bool) -> list
 
     What a job may still need stays. It can be interrupted, and run again.
     """
-    from mlflow_batchai.gc import Search, find
+    from mlflow_batchai.admin.gc import Search, find
 
     items = find(Search(older_than, cluster, _deleted_runs()), notice)
     rows = [item.row() for item in items]
@@ -114,7 +114,7 @@ def _deleted_runs() -> set[str]:
     path = store.uri.removeprefix("sqlite:///") if store.uri.startswith("sqlite:///") else store.uri
     if "://" not in path and not Path(path).exists():
         return set()
-    from mlflow_batchai import index, runs
+    from mlflow_batchai.tracking import index, runs
 
     try:
         return index.deleted(runs.client(store))

@@ -7,7 +7,8 @@ import time
 
 import click
 
-from mlflow_batchai import horovod_wheel, signals
+from mlflow_batchai import horovod_wheel
+from mlflow_batchai.client import signals
 from mlflow_batchai.errors import HorovodBuildError
 
 

@@ -15,13 +15,13 @@ from mlflow_batchai.errors import JobChangedError, ShareError, UsageError
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-    from mlflow_batchai.detached import Submitted
+    from mlflow_batchai.follower.detached import Submitted
 
 STATES = ("queued", "running", "terminating", "succeeded", "failed", "terminated")
 
 
 def _state(job: Mapping[str, Any]) -> str:
-    from mlflow_batchai import jobview
+    from mlflow_batchai.client import jobview
 
     return f"{job['executionState']} (terminated)" if jobview.is_terminated(job) else str(job["executionState"])
 
@@ -48,7 +48,9 @@ def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, 
     """Jobs, the newest first: of all workspaces and experiments, unless one is named."""
     from mlflow.exceptions import MlflowException
 
-    from mlflow_batchai import experiments, index, jobview, runs, workspaces
+    from mlflow_batchai.client import jobview
+    from mlflow_batchai.cluster import workspaces
+    from mlflow_batchai.tracking import experiments, index, runs
 
     store = tracking()
     mlflow = runs.client(store)
@@ -90,7 +92,7 @@ def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, 
 @named("job")
 def show(scope: Scope, name: str) -> Any:
     """A job: its state, errors, nodes, and where its files lie."""
-    from mlflow_batchai import jobview, lookup
+    from mlflow_batchai.client import jobview, lookup
 
     run, store = find_run(scope, name)
     try:
@@ -114,7 +116,8 @@ def wait(scope: Scope, name: str, interval: int) -> None:
 
     Ctrl-C leaves the job running.
     """
-    from mlflow_batchai import detached, lookup, runner
+    from mlflow_batchai.client import lookup, runner
+    from mlflow_batchai.follower import detached
 
     run, store = find_run(scope, name)
     try:
@@ -135,7 +138,7 @@ def _told(run: Run) -> None:
     Raises:
         JobFailedError: it did not succeed.
     """
-    from mlflow_batchai import jobview
+    from mlflow_batchai.client import jobview
     from mlflow_batchai.errors import JobFailedError
 
     known = jobview.summary(run)
@@ -151,7 +154,8 @@ def _told(run: Run) -> None:
 @click.option("--no-wait", is_flag=True, help="Return before the job has ended.")
 def terminate(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     """End a job: its ranks are gone and its run is KILLED when this returns. One that has ended stays as it is."""
-    from mlflow_batchai import changed, detached, lookup, runner
+    from mlflow_batchai.client import lookup, runner
+    from mlflow_batchai.follower import changed, detached
 
     run, store = find_run(scope, name)
     try:
@@ -188,7 +192,9 @@ def terminate(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
 @click.option("--no-wait", is_flag=True, help="Return before a job that runs has ended.")
 def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     """End a job and delete its run, which MLflow can restore until `mlflow gc`. Its files stay until `batchai gc`."""
-    from mlflow_batchai import changed, detached, jobview, lookup, runner, runs
+    from mlflow_batchai.client import jobview, lookup, runner
+    from mlflow_batchai.follower import changed, detached
+    from mlflow_batchai.tracking import runs
 
     run, store = find_run(scope, name)
     job, run_id = run.data.tags[runs.TAG_JOB], run.info.run_id
@@ -217,7 +223,8 @@ def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
 
 def _end(found: Submitted, why: str, no_wait: bool) -> Any:
     """Have a job end; its state then, None if that isn't waited for."""
-    from mlflow_batchai import detached, runner
+    from mlflow_batchai.client import runner
+    from mlflow_batchai.follower import detached
 
     runner.cancel(found, why)
     if not found.job.is_trusted:

@@ -15,9 +15,9 @@ from mlflow_batchai.errors import BatchAIError
 from mlflow_batchai.terminal import printable
 
 if TYPE_CHECKING:
+    from mlflow_batchai.client.orphans import Charge
     from mlflow_batchai.job.lease import Glance
-    from mlflow_batchai.orphans import Charge
-    from mlflow_batchai.runs import Tracking
+    from mlflow_batchai.tracking.runs import Tracking
 
 COLUMNS: list[Column] = [("Name", "name"), ("Run", "runId"), ("State", "executionState"), ("Result", "detail")]
 _SCOPE = {"group_": "-g", "workspace_": "-w", "experiment_": "-e"}
@@ -66,7 +66,8 @@ def _refuse(name: str | None, only_new: bool, trusts: bool) -> None:
 
 def _trust(scope: Scope, name: str, yes: bool) -> None:
     """Show what the plan of a job would have this machine do, and trust that plan if the person agrees."""
-    from mlflow_batchai import lookup, trust
+    from mlflow_batchai.client import lookup
+    from mlflow_batchai.job import trust
     from mlflow_batchai.job.places import output_places
 
     run, _ = find_run(scope, name)
@@ -89,9 +90,10 @@ def _trust(scope: Scope, name: str, yes: bool) -> None:
 
 
 def _attach(scope: Scope, name: str, only_new: bool) -> None:
-    from mlflow_batchai import detached, runner
-    from mlflow_batchai.console import JobConsole
-    from mlflow_batchai.signals import Signals
+    from mlflow_batchai.client import runner
+    from mlflow_batchai.client.console import JobConsole
+    from mlflow_batchai.client.signals import Signals
+    from mlflow_batchai.follower import detached
 
     found = find_job(scope, name)
     console = JobConsole(found.job.plan.ranks)
@@ -117,7 +119,8 @@ def _who(follower: Glance, job: str) -> str:
 
 
 def _attach_all(waits: bool) -> list[dict[str, Any]] | Incomplete:
-    from mlflow_batchai import index, orphans
+    from mlflow_batchai.client import orphans
+    from mlflow_batchai.tracking import index
 
     store = tracking()
     found = index.unended(store)
@@ -137,9 +140,9 @@ def _attach_all(waits: bool) -> list[dict[str, Any]] | Incomplete:
 
 def _end_sweeps(store: Tracking) -> None:
     """Runs of sweeps whose jobs have all ended are ended too; of the others it is said what they wait for."""
-    from mlflow_batchai import runs
     from mlflow_batchai.cli.sweep import driver_of
     from mlflow_batchai.sweep import sweeps
+    from mlflow_batchai.tracking import runs
 
     for run in sweeps.unended(runs.client(store)):
         try:

@@ -112,9 +112,10 @@ def _submitted(
     scope: Scope, name: str, document: JobDocument, cluster_name: str | None, file: Path, terms: Terms
 ) -> dict[str, Any]:
     """Start the job, and show it."""
-    from mlflow_batchai import creating, experiments, index, jobview, runner, runs
+    from mlflow_batchai.client import creating, jobview, runner
     from mlflow_batchai.plan import standalone
     from mlflow_batchai.plan.volumes import check_volumes
+    from mlflow_batchai.tracking import experiments, index, runs
 
     store = tracking()
     mlflow = runs.client(store)
@@ -148,7 +149,8 @@ def _submitted(
 
 def _experiment(scope: Scope, mlflow: MlflowClient) -> Experiment:
     """MLflow's experiment of that name, which must not be another workspace's."""
-    from mlflow_batchai import experiments, workspaces
+    from mlflow_batchai.cluster import workspaces
+    from mlflow_batchai.tracking import experiments
 
     if scope.workspace_given:
         workspaces.find(scope.workspace)

@@ -14,8 +14,8 @@ from mlflow_batchai.cli.streaming import show_text, stream_file
 from mlflow_batchai.errors import ShareError
 
 if TYPE_CHECKING:
-    from mlflow_batchai.outputs import Directory
-    from mlflow_batchai.shares.base import Entry
+    from mlflow_batchai.storage.base import Entry
+    from mlflow_batchai.tracking.outputs import Directory
 
 
 def _size(file: Mapping[str, Any]) -> object:
@@ -46,7 +46,7 @@ _PATH = click.option("-p", "--path", metavar="PATH", default=".", show_default=T
 )
 def list_files(scope: Scope, job: str, identity: str, path: str, attempt: int | None, expiry: int) -> Any:
     """Logs, or what lies in an output directory."""
-    from mlflow_batchai import outputs
+    from mlflow_batchai.tracking import outputs
 
     place = outputs.directory(find_job(scope, job, attempt).job, identity)
     return [_shown(place, file, entry, expiry) for file, entry in place.entries(path).items()]
@@ -54,7 +54,7 @@ def list_files(scope: Scope, job: str, identity: str, path: str, attempt: int | 
 
 def _shown(place: Directory, path: str, entry: Entry, expiry: int) -> dict[str, Any]:
     """A file as Batch AI's command showed it."""
-    from mlflow_batchai.workspaces import iso
+    from mlflow_batchai.cluster.workspaces import iso
 
     return {
         "name": entry.name,
@@ -67,7 +67,7 @@ def _shown(place: Directory, path: str, entry: Entry, expiry: int) -> dict[str, 
 
 def url_of(place: Directory, path: str, entry: Entry, minutes: int) -> str | None:
     """Where a file can be downloaded from for so long; None for a folder, and where that can't be had, which is said."""
-    from mlflow_batchai.shares.links import download_url
+    from mlflow_batchai.storage.links import download_url
 
     if entry.is_directory:
         return None

@@ -18,8 +18,8 @@ from mlflow_batchai.errors import UsageError
 @of_attempt
 def logs(scope: Scope, name: str, follow: bool, rank: int | None, stderr: bool, attempt: int | None) -> None:
     """A job's output so far, of all ranks or of one. Ctrl-C leaves the job running."""
-    from mlflow_batchai import outputs
     from mlflow_batchai.job import streams
+    from mlflow_batchai.tracking import outputs
 
     found = find_job(scope, name, attempt)
     job = found.job

@@ -12,8 +12,8 @@ from mlflow_batchai.errors import JobNotFoundError, NotFoundError
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-    from mlflow_batchai.detached import Submitted
-    from mlflow_batchai.runs import Tracking
+    from mlflow_batchai.follower.detached import Submitted
+    from mlflow_batchai.tracking.runs import Tracking
 
 of_attempt = click.option(
     "--attempt", type=click.IntRange(1), metavar="N", help="Logs of an earlier attempt, from there on.  [the present one]"
@@ -26,7 +26,8 @@ def find_run(scope: Scope, name: str) -> tuple[Run, Tracking]:
     Raises:
         NotFoundError: there is no such job, workspace or experiment.
     """
-    from mlflow_batchai import experiments, index, runs, workspaces
+    from mlflow_batchai.cluster import workspaces
+    from mlflow_batchai.tracking import experiments, index, runs
 
     store = tracking()
     mlflow = runs.client(store)
@@ -52,7 +53,7 @@ def find_job(scope: Scope, name: str, attempt: int | None = None) -> Submitted:
         NoFolderError: its folder is not on its share.
         ShareError: its share is not on this machine.
     """
-    from mlflow_batchai import lookup
+    from mlflow_batchai.client import lookup
 
     found = lookup.of_run(*find_run(scope, name))
     if attempt is not None:

@@ -14,7 +14,7 @@ from mlflow_batchai.errors import BatchAIError, JobError, NotFoundError
 
 if TYPE_CHECKING:
     from mlflow_batchai.cluster.clusters import Cluster
-    from mlflow_batchai.detached import Submitted
+    from mlflow_batchai.follower.detached import Submitted
 
 
 def _called(node: Mapping[str, Any]) -> str:
@@ -49,8 +49,8 @@ def list_nodes(scope: Scope, job: str) -> Any:
 
 def _alive(found: Submitted) -> list[dict[str, Any]]:
     """The nodes that a job has now: none before they are taken, and none after its end."""
-    from mlflow_batchai import runner
-    from mlflow_batchai.node.layout import node_id
+    from mlflow_batchai.agent.layout import node_id
+    from mlflow_batchai.client import runner
 
     if runner.state(found).ended:
         return []

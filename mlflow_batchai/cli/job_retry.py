@@ -17,7 +17,7 @@ def retry(scope: Scope, name: str) -> Any:
     Returns when its agents wait for their nodes. A script that finds its checkpoint in its output directory goes on from there;
     the logs of earlier attempts are kept. The values of the document's secrets are taken from variables BATCHAI_SECRET_<NAME>.
     """
-    from mlflow_batchai import attempts, jobview
+    from mlflow_batchai.client import attempts, jobview
     from mlflow_batchai.cluster import clusters
 
     found = find_job(scope, name)

@@ -6,9 +6,9 @@ import sys
 
 import click
 
-from mlflow_batchai import keys
 from mlflow_batchai.cli.options import notice
 from mlflow_batchai.errors import UsageError
+from mlflow_batchai.job import keys
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 

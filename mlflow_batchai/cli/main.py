@@ -56,7 +56,7 @@ def main() -> None:
             sys.exit(EXIT_FAILED)
         if debug:
             raise
-        from mlflow_batchai import stores
+        from mlflow_batchai.tracking import stores
 
         sentence = stores.away(error) or f"{type(error).__name__}: {error} (with --debug: where)"
         echo(f"batchai: {sentence}", err=True)

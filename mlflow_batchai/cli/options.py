@@ -21,7 +21,7 @@ from mlflow_batchai.errors import UsageError
 from mlflow_batchai.terminal import fit
 
 if TYPE_CHECKING:
-    from mlflow_batchai.runs import Tracking
+    from mlflow_batchai.tracking.runs import Tracking
 
 OUTPUTS = ("json", "jsonc", "yaml", "table", "tsv", "none")
 _COMMON = ("group_", "workspace_", "experiment_", "output_", "query_")
@@ -213,7 +213,7 @@ def tracking() -> Tracking:
     # It tells of every table that it makes in a new store.
     for name in ("alembic", "mlflow.store.db.utils"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    from mlflow_batchai import runs, stores
+    from mlflow_batchai.tracking import runs, stores
 
     os.environ.setdefault(stores.RETRIES, stores.RETRIES_AT_A_PROMPT)
     return runs.absolute(get_tracking_uri(), Path.cwd())

@@ -17,8 +17,8 @@ from mlflow_batchai.cli.output import Column
 from mlflow_batchai.errors import ShareError, UsageError
 
 if TYPE_CHECKING:
-    from mlflow_batchai.accounts import Account
-    from mlflow_batchai.shares import Entry
+    from mlflow_batchai.storage import Entry
+    from mlflow_batchai.storage.accounts import Account
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,9 +65,8 @@ def on_account(function: F) -> F:
 
 
 def _account(name: str | None, key: str | None, sas: str | None, connection: str | None, auth_mode: str) -> Account:
-    from mlflow_batchai import accounts
-    from mlflow_batchai.shares import credentials
-    from mlflow_batchai.shares.credentials import Credential
+    from mlflow_batchai.storage import accounts, credentials
+    from mlflow_batchai.storage.credentials import Credential
 
     login = auth_mode == "login"
     options = {"--account-key": key, "--sas-token": sas, "--connection-string": connection, "--auth-mode login": login}

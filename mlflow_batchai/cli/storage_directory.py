@@ -9,7 +9,7 @@ from mlflow_batchai.cli.storage import in_share, on_account
 from mlflow_batchai.errors import ShareError, UsageError
 
 if TYPE_CHECKING:
-    from mlflow_batchai.accounts import Account
+    from mlflow_batchai.storage.accounts import Account
 
 
 @command(example="batchai storage directory create -s batchaishare -n hvd --account-name mystorage", scoped=False)
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @on_account
 def create(account: Account, share: str, name: str) -> Any:
     """Make a directory, and those above it. One that is there already is left as it is: `"created": false`."""
-    from mlflow_batchai.accounts import checked_path, find
+    from mlflow_batchai.storage.accounts import checked_path, find
 
     if not (path := checked_path(name)):
         raise UsageError("the name of the directory is empty")

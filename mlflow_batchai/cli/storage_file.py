@@ -13,8 +13,8 @@ from mlflow_batchai.cli.storage import FILE_COLUMNS, entry_shape, in_share, on_a
 from mlflow_batchai.errors import StorageNotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from mlflow_batchai.accounts import Account
-    from mlflow_batchai.shares import Entry, Share
+    from mlflow_batchai.storage import Entry, Share
+    from mlflow_batchai.storage.accounts import Account
 
 BLOCK = 1 << 20
 
@@ -30,7 +30,7 @@ BLOCK = 1 << 20
 @on_account
 def upload(account: Account, share: str, source: str, path: str) -> Any:
     """Copy a file to a file share, in place of one of that name; its directory is made."""
-    from mlflow_batchai.accounts import find
+    from mlflow_batchai.storage.accounts import find
 
     try:
         file, size = _opened(Path(source))
@@ -56,7 +56,7 @@ def _opened(source: Path) -> tuple[BinaryIO, int]:
 
 def _target(share: Share, path: str, name: str) -> str:
     """Where a file goes."""
-    from mlflow_batchai.accounts import checked_path, find
+    from mlflow_batchai.storage.accounts import checked_path, find
 
     folder = checked_path(path)
     if folder and not path.endswith("/"):
@@ -106,7 +106,7 @@ def _destination(dest: str | None, name: str) -> Path:
 @on_account
 def list_files(account: Account, share: str, path: str) -> Any:
     """What lies in a directory, by name."""
-    from mlflow_batchai.accounts import checked_path, find
+    from mlflow_batchai.storage.accounts import checked_path, find
 
     with account.using(share) as opened:
         folder = checked_path(path)
@@ -131,7 +131,7 @@ def delete(account: Account, share: str, path: str, yes: bool) -> Any:
 
 def _file(share: Share, path: str) -> tuple[str, Entry]:
     """A file that is there: (its path, what is known of it)."""
-    from mlflow_batchai.accounts import checked_path, find
+    from mlflow_batchai.storage.accounts import checked_path, find
 
     wanted = checked_path(path)
     if not wanted:

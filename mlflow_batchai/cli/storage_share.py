@@ -11,7 +11,7 @@ from mlflow_batchai.cli.output import Column
 from mlflow_batchai.cli.storage import on_account, shown_time
 
 if TYPE_CHECKING:
-    from mlflow_batchai.accounts import Account
+    from mlflow_batchai.storage.accounts import Account
 
 COLUMNS: list[Column] = [("Name", "name"), ("Quota", "properties.quota"), ("Last Modified", "properties.lastModified")]
 

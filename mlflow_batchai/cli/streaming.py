@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from mlflow_batchai import streaming
 from mlflow_batchai.cli.options import notice
 from mlflow_batchai.cli.output import echo, quiet_end
-from mlflow_batchai.detached import Submitted
+from mlflow_batchai.client import streaming
+from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.terminal import safe_pieces
 
 

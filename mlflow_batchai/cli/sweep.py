@@ -15,23 +15,25 @@ from typing import Any
 
 import click
 
-from mlflow_batchai import runner, runs, submitting, terminal
+from mlflow_batchai import terminal
+from mlflow_batchai.agent import protocol
 from mlflow_batchai.cli.options import ask, command, confirmed, named, notice, tracking
 from mlflow_batchai.cli.output import Column, Drawn, Incomplete
-from mlflow_batchai.console import JobConsole
+from mlflow_batchai.client import runner, submitting
+from mlflow_batchai.client.console import JobConsole
+from mlflow_batchai.client.signals import Signals
+from mlflow_batchai.cluster.workspaces import iso
 from mlflow_batchai.documents.model import secret_values
 from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import UsageError
 from mlflow_batchai.job.places import slug
-from mlflow_batchai.node import protocol
-from mlflow_batchai.signals import Signals
 from mlflow_batchai.sweep import driver, leader_lock, sweeps
 from mlflow_batchai.sweep.parameters import combine, parse_values, read_rows
 from mlflow_batchai.sweep.results import Results, comparison, judge
 from mlflow_batchai.sweep.starter import JobStarter, code_hash
 from mlflow_batchai.sweep.sweeps import Sweep, SweepPlan
 from mlflow_batchai.terminal import printable
-from mlflow_batchai.workspaces import iso
+from mlflow_batchai.tracking import runs
 
 # The most letters that MLflow's tables take.
 LONGEST_NAME = 250

@@ -39,7 +39,7 @@ def _named(function: F) -> F:
 @click.option("-l", "--location", metavar="NAME", help="Shown with the workspace; nothing depends on it.")
 def create(scope: Scope, name: str, location: str | None) -> Any:
     """Make a workspace. One that is there already is shown."""
-    from mlflow_batchai import workspaces
+    from mlflow_batchai.cluster import workspaces
 
     return workspaces.create(new_name(name, "workspace"), scope.resource_group, location)
 
@@ -48,7 +48,7 @@ def create(scope: Scope, name: str, location: str | None) -> Any:
 @_named
 def show(scope: Scope, name: str) -> Any:
     """A workspace."""
-    from mlflow_batchai import workspaces
+    from mlflow_batchai.cluster import workspaces
 
     return workspaces.find(name)
 
@@ -56,7 +56,7 @@ def show(scope: Scope, name: str) -> Any:
 @command(COLUMNS, example="batchai workspace list -o table")
 def list_workspaces(scope: Scope) -> Any:
     """All workspaces; `default` is always there."""
-    from mlflow_batchai import workspaces
+    from mlflow_batchai.cluster import workspaces
 
     return [workspaces.find(name) for name in workspaces.names()]
 
@@ -67,8 +67,8 @@ def list_workspaces(scope: Scope) -> Any:
 @click.option("--no-wait", is_flag=True, help="Has no effect: clusters are gone when their jobs have ended.")
 def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     """Delete a workspace and its clusters, ending their jobs. Experiments and their runs stay in MLflow."""
-    from mlflow_batchai import resizing, workspaces
-    from mlflow_batchai.cluster import records
+    from mlflow_batchai.client import resizing
+    from mlflow_batchai.cluster import records, workspaces
 
     workspaces.check_delete(name)
     clusters = records.in_workspace(name)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlflow_batchai import accounts
 from mlflow_batchai.cluster import records, setup
 from mlflow_batchai.config import home
 from mlflow_batchai.documents.cluster import ClusterDocument, ClusterRecord, ManualScale, ScaleSettings, load_cluster
@@ -16,10 +15,10 @@ from mlflow_batchai.documents.cluster import Engine as EngineName
 from mlflow_batchai.documents.model import key_of
 from mlflow_batchai.engines.base import Scalable
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, DocumentError, NotSupportedError, ShareError
-from mlflow_batchai.shares import Share, credentials, endpoints, open_share
-from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.shares.identity import identify
-from mlflow_batchai.shares.location import AzureLocation, is_azure, parse
+from mlflow_batchai.storage import Share, accounts, credentials, endpoints, open_share
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.storage.identity import identify
+from mlflow_batchai.storage.location import AzureLocation, is_azure, parse
 
 if TYPE_CHECKING:
     from mlflow_batchai.engines.ssh_hosts import SshNode
@@ -241,8 +240,8 @@ def _shared_folder(document: ClusterDocument, path: Path) -> DirectoryShare:
 
 
 def _ssh_nodes(document: ClusterDocument) -> list[SshNode]:
+    from mlflow_batchai.engines.shell.targets import resolve
     from mlflow_batchai.engines.ssh_hosts import SshNode
-    from mlflow_batchai.shell.targets import resolve
 
     account = document.user_account_settings
     password = account.admin_user_password if account else None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from mlflow_batchai.agent import gpus
+from mlflow_batchai.agent.environment import for_agents
 from mlflow_batchai.documents.cluster import ClusterDocument, Engine
-from mlflow_batchai.node import gpus
-from mlflow_batchai.node.environment import for_agents
 
 
 def missing(document: ClusterDocument, nodes: int) -> str:

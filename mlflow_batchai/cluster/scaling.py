@@ -9,18 +9,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
+from mlflow_batchai.agent import protocol
 from mlflow_batchai.cluster import clusters, records
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.cluster.workspaces import timestamp
 from mlflow_batchai.documents.cluster import MOST_NODES, AutoScale, ClusterRecord, ManualScale, ScaleSettings
 from mlflow_batchai.documents.cluster import Engine as EngineName
 from mlflow_batchai.engines.census import Census, NodeState, Ticket
+from mlflow_batchai.engines.shell.together import in_background
 from mlflow_batchai.errors import ClusterError, UsageError
 from mlflow_batchai.job import folders
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.node import protocol
-from mlflow_batchai.shares import Share, job_file
-from mlflow_batchai.shell.together import in_background
-from mlflow_batchai.workspaces import timestamp
+from mlflow_batchai.storage import Share, job_file
 
 WAITING = "queued: waiting for nodes"
 # A job that gets its nodes at once has nobody asked; one that waits long is told of changes.

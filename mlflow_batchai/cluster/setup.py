@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 
+from mlflow_batchai.agent.plan import Volume
 from mlflow_batchai.documents.cluster import ClusterRecord, NodeSetup, SetupTask
 from mlflow_batchai.documents.common import MountVolumes
 from mlflow_batchai.errors import NotSupportedError
 from mlflow_batchai.job.places import CONTROL_MOUNT, locate, mount_points, slug
-from mlflow_batchai.node.plan import Volume
 
 
 def check(setup: NodeSetup, where: str) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 from mlflow_batchai.cluster import setup
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.cluster.records import document_path
+from mlflow_batchai.cluster.workspaces import arm_id
 from mlflow_batchai.documents.cluster import AutoScale, ClusterRecord, Engine
 from mlflow_batchai.documents.model import as_shown
 from mlflow_batchai.engines.census import Census, NodeReport, NodeState
-from mlflow_batchai.workspaces import arm_id
 
 TYPE = "Microsoft.BatchAI/workspaces/clusters"
 COUNTED = (NodeState.IDLE, NodeState.RUNNING, NodeState.PREPARING, NodeState.UNUSABLE, NodeState.LEAVING)

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 # The rooms that need nothing but a Python: the agent, what scripts import, the wheel builder.
 ROOMS = ("node", "training", "horovod_wheel")
-_MAIN = "import sys\nfrom mlflow_batchai.node.__main__ import main\n\nsys.exit(main(sys.argv[1:]))\n"
+_MAIN = "import sys\nfrom mlflow_batchai.agent.__main__ import main\n\nsys.exit(main(sys.argv[1:]))\n"
 
 
 def boot() -> str:
-    """What runs first on a node over SSH (``node/boot.py``), as one line of Python: csh ends a quoted word at a line's end."""
+    """What runs first on a node over SSH (``agent/boot.py``), as one line of Python: csh ends a quoted word at a line's end."""
     text = files("mlflow_batchai").joinpath("node").joinpath("boot.py").read_bytes()
     return f"import base64; exec(base64.b64decode('{base64.b64encode(text).decode()}').decode())"
 

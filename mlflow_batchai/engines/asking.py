@@ -6,11 +6,11 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from mlflow_batchai.agent import gpus
 from mlflow_batchai.engines.base import StartRequest
 from mlflow_batchai.engines.census import Census, Place, Said, add_up, work_out
 from mlflow_batchai.engines.machines import Answer, Machine
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.node import gpus
 
 if TYPE_CHECKING:
     from mlflow_batchai.engines.machines import Node

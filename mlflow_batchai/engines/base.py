@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from mlflow_batchai.node.plan import Container, Volume
+from mlflow_batchai.agent.plan import Container, Volume
 
 if TYPE_CHECKING:
+    from mlflow_batchai.agent.protocol import Record
     from mlflow_batchai.engines.census import Census
     from mlflow_batchai.engines.machines import Node
-    from mlflow_batchai.node.protocol import Record
 
 Handle = Mapping[str, Any]
 
@@ -75,7 +75,7 @@ class StartRequest(NamedTuple):
         folder: the job folder on the control share.
         attempt: from 1.
         node_count: nodes wanted, all or none.
-        secrets: what agents are told on their standard input and nowhere else (``node/agent.py``).
+        secrets: what agents are told on their standard input and nowhere else (``agent/agent.py``).
     """
 
     job: str

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
+from mlflow_batchai.agent.tickets import ARRIVAL_SECONDS, MARGIN_SECONDS
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.node.tickets import ARRIVAL_SECONDS, MARGIN_SECONDS
 
 Said = Mapping[str, Any] | ClusterError
 
@@ -93,7 +93,7 @@ def work_out(
     for its other nodes, or is just taking it, and *unusable* if it can't be asked or no job could be sent to it.
 
     Args:
-        said: of each node: what ``node/census.py`` says of it, or why it could not be asked.
+        said: of each node: what ``agent/census.py`` says of it, or why it could not be asked.
         troubles: why no job can be sent to it, or nothing.
         book: the ticket book's tickets.
     """

@@ -1,7 +1,7 @@
 """The engine for machines without a scheduler: what is the same for this one, cut into nodes, and for others over SSH.
 
-Which job has which node stands in the ticket book (``node/tickets.py``), on the disk of the cluster's first node; agents start
-at submit and wait for their turn. What is asked of nodes is the same for both, and stands in ``node/host.py``.
+Which job has which node stands in the ticket book (``agent/tickets.py``), on the disk of the cluster's first node; agents start
+at submit and wait for their turn. What is asked of nodes is the same for both, and stands in ``agent/host.py``.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, ClassVar
 
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.plan import plain
+from mlflow_batchai.agent.tickets import ARRIVAL_SECONDS
 from mlflow_batchai.engines import asking
 from mlflow_batchai.engines.asking import Known
 from mlflow_batchai.engines.base import Handle, Needs, NodeCommand, Poll, PollState, StartRequest
 from mlflow_batchai.engines.census import Census, Place
 from mlflow_batchai.engines.machines import Answer, Node
+from mlflow_batchai.engines.shell.together import at_once, in_background
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.node import protocol
-from mlflow_batchai.node.plan import plain
-from mlflow_batchai.node.tickets import ARRIVAL_SECONDS
-from mlflow_batchai.shell.together import at_once, in_background
 
 CANCEL_SECONDS = 40.0
 # How long one poll waits for answers; those that come later are seen by the next one.

@@ -6,11 +6,11 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlflow_batchai.agent.staging import remove_job_folder
 from mlflow_batchai.engines.base import Handle, Poll
 from mlflow_batchai.engines.hosts import Hosts
 from mlflow_batchai.engines.machines import LocalMachine, Node
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.node.staging import remove_job_folder
 
 
 def _folder(home: Path, cluster: str) -> Path:

@@ -1,4 +1,4 @@
-"""What a node's verbs (``node/host.py``) are asked through: a call on this machine, a kept-open connection to another."""
+"""What a node's verbs (``agent/host.py``) are asked through: a call on this machine, a kept-open connection to another."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from mlflow_batchai.agent import host
 from mlflow_batchai.engines import archive
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.node import host
 
 if TYPE_CHECKING:
-    from mlflow_batchai.shell.ssh import Stream
-    from mlflow_batchai.shell.targets import Target
+    from mlflow_batchai.engines.shell.ssh import Stream
+    from mlflow_batchai.engines.shell.targets import Target
 
 Answer = dict[str, Any]
 
@@ -24,7 +24,7 @@ ASK_SECONDS = 30.0
 CLOSE_SECONDS = 1.0
 # What a login shell may print before our first line.
 GREETING_LINES = 200
-# What node/boot.py says when it has made the folder and the archive isn't in it.
+# What agent/boot.py says when it has made the folder and the archive isn't in it.
 SEND = "the archive is to be sent to "
 
 
@@ -54,7 +54,7 @@ class Machine(Protocol):
         """What would be run there, for people."""
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
-        """Ask a verb of ``node/host.py``; ClusterError, with the machine in it, if it can't be done or asked."""
+        """Ask a verb of ``agent/host.py``; ClusterError, with the machine in it, if it can't be done or asked."""
 
     def shell(self, line: str | None, folder: str | None, root: str, forwards: Sequence[str], terminal: bool) -> ShellCommand:
         """What runs a shell line on the node whose own folder is ``root`` (see ``cli/node_exec.py``)."""
@@ -140,7 +140,7 @@ class SshMachine:
     command = None
 
     def __init__(self, name: str, target: Target, root: str, python: str) -> None:
-        from mlflow_batchai.shell.ssh import Connection
+        from mlflow_batchai.engines.shell.ssh import Connection
 
         self.title = f"node {name}"
         self.address = target.address
@@ -163,7 +163,7 @@ class SshMachine:
         return ("ssh", f"ssh://{self.address}", shlex.join([self._python, "-I", "-S", self.archive, *arguments]))
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
-        from mlflow_batchai.shell.ssh import ConnectionLostError
+        from mlflow_batchai.engines.shell.ssh import ConnectionLostError
 
         line = json.dumps({"verb": verb, "arguments": arguments}).encode()
         with self._lock:
@@ -186,7 +186,7 @@ class SshMachine:
         return found
 
     def shell(self, line: str | None, folder: str | None, root: str, forwards: Sequence[str], terminal: bool) -> ShellCommand:
-        from mlflow_batchai.shell import openssh
+        from mlflow_batchai.engines.shell import openssh
 
         if line is not None and folder:
             line = f"cd {shlex.quote(folder)} && {line}"
@@ -230,7 +230,7 @@ class SshMachine:
 
     def _greeted(self, argv: list[str]) -> Stream | str:
         """The stream once it has said that it is there, else the last thing that it said instead."""
-        from mlflow_batchai.shell.ssh import ConnectionLostError
+        from mlflow_batchai.engines.shell.ssh import ConnectionLostError
 
         stream = self.connection.stream(argv)
         try:

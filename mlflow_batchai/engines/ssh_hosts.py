@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from mlflow_batchai.agent.place import OTHER_KEEPER
 from mlflow_batchai.engines.asking import Known
 from mlflow_batchai.engines.base import Handle, Needs
 from mlflow_batchai.engines.census import Place
 from mlflow_batchai.engines.hosts import Hosts
 from mlflow_batchai.engines.machines import Answer, Node, SshMachine
+from mlflow_batchai.engines.shell.ssh import open_all
+from mlflow_batchai.engines.shell.targets import Target
 from mlflow_batchai.errors import ClusterError, ShareError
-from mlflow_batchai.node.place import OTHER_KEEPER
-from mlflow_batchai.shell.ssh import open_all
-from mlflow_batchai.shell.targets import Target
 
 LEAST_FREE_BYTES = 64 << 20
 LOOK_AGAIN_SECONDS = 60.0

@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from mlflow_batchai.node.protocol import JobPaths
-from mlflow_batchai.shares import Share
+from mlflow_batchai.agent.protocol import JobPaths
+from mlflow_batchai.storage import Share
 
 FAST_SECONDS, IDLE_SECONDS = 1.0, 5.0
 SLOWER = 1.25

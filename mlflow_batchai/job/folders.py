@@ -6,11 +6,11 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Sequence
 
-from mlflow_batchai.node import protocol
-from mlflow_batchai.node.plan import Plan, PlanError, read_plan
-from mlflow_batchai.node.protocol import TornFileError
-from mlflow_batchai.shares import Share, job_file
-from mlflow_batchai.shares.objects import each
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.plan import Plan, PlanError, read_plan
+from mlflow_batchai.agent.protocol import TornFileError
+from mlflow_batchai.storage import Share, job_file
+from mlflow_batchai.storage.objects import each
 
 # One file for each path under which job folders lie, besides the root: a share may hold millions of files that aren't ours.
 PREFIXES = ".batchai/prefixes"

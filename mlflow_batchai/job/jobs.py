@@ -8,16 +8,15 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from mlflow_batchai import trust
+from mlflow_batchai.agent import protocol, records, terms
+from mlflow_batchai.agent.plan import Plan, PlanError, read_plan
+from mlflow_batchai.agent.protocol import JobPaths, Record
 from mlflow_batchai.errors import JobChangedError, JobNotFoundError, JobNotTrustedError, ShareError
-from mlflow_batchai.job import signing
+from mlflow_batchai.job import signing, trust
 from mlflow_batchai.job.board import Board
 from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.job.states import JobState, Snapshot, fold
-from mlflow_batchai.node import protocol, records, terms
-from mlflow_batchai.node.plan import Plan, PlanError, read_plan
-from mlflow_batchai.node.protocol import JobPaths, Record
-from mlflow_batchai.shares import Share, job_file, open_share
+from mlflow_batchai.storage import Share, job_file, open_share
 
 LONGEST_PAUSE_SECONDS = 5.0
 # What the engines rely on, of a handle that this user has not signed.

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
+from mlflow_batchai.agent import processes, protocol, records
+from mlflow_batchai.agent.protocol import Record, TornFileError
 from mlflow_batchai.errors import JobError, ShareError
 from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.memory import usable
 from mlflow_batchai.job.signing import Signature
-from mlflow_batchai.node import processes, protocol, records
-from mlflow_batchai.node.protocol import Record, TornFileError
-from mlflow_batchai.shares import job_file
+from mlflow_batchai.storage import job_file
 
 # (beat, grace, look): where every look costs requests, holders beat, and are looked at, less often.
 PACE, BOARD_PACE = (5.0, 20.0, 0.5), (20.0, 70.0, 5.0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mlflow_batchai.node.protocol import Record
-from mlflow_batchai.node.records import (
+from mlflow_batchai.agent.protocol import Record
+from mlflow_batchai.agent.records import (
     Check,
     Shape,
     has,

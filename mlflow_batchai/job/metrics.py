@@ -13,10 +13,10 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mlflow_batchai.agent.plan import MetricRule
+from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.documents import metric_rules as rules
 from mlflow_batchai.job.keras_lines import EpochValues, KerasLines, Pace
-from mlflow_batchai.node.plan import MetricRule
-from mlflow_batchai.node.protocol import Record
 from mlflow_batchai.terminal import printable
 
 REPORT, RULE, KERAS = 0, 1, 2

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlflow_batchai.agent.layout import expand
+from mlflow_batchai.agent.plan import LogPlace, Plan, Volume
 from mlflow_batchai.documents.job import JobProperties
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.node.layout import expand
-from mlflow_batchai.node.plan import LogPlace, Plan, Volume
 
 CONTROL_MOUNT = "share"
 DEFAULT_PREFIX = f"$AZ_BATCHAI_MOUNT_ROOT/{CONTROL_MOUNT}"
@@ -69,7 +69,7 @@ def locate(text: str, prefixes: Mapping[str, int], where: str) -> tuple[int, str
 def output_places(plan: Plan) -> list[dict[str, Any]]:
     """Where each output directory lies that a client can read: ``{"id", "share": address, "path", "rclone"}``.
 
-    The path is as nodes call it; ``rclone`` tells whether the share has it in rclone's spelling (``shares/spelling.py``).
+    The path is as nodes call it; ``rclone`` tells whether the share has it in rclone's spelling (``storage/spelling.py``).
     """
     prefixes = mount_points(plan.volumes)
     places = []

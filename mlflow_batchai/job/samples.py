@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mlflow_batchai.agent.layout import node_id
+from mlflow_batchai.agent.protocol import Record
+from mlflow_batchai.agent.records import is_number
 from mlflow_batchai.job.metrics import LARGEST_STEP, Point, metric_key, whole
-from mlflow_batchai.node.layout import node_id
-from mlflow_batchai.node.protocol import Record
-from mlflow_batchai.node.records import is_number
 
 SYSTEM = "system"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from mlflow_batchai.job.sent import Stamp
-from mlflow_batchai.shares.ignore import parse
+from mlflow_batchai.storage.ignore import parse
 
 # What ``training.checkpoints`` calls its files, and what it notes of each in the small one.
 _NAME = re.compile(r"((?:.*/)?epoch-\d{4,}(?:-batch-\d{6,})?)(\.[^/]+)")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from mlflow_batchai.agent import protocol, records
+from mlflow_batchai.agent.protocol import Record, TornFileError
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.node import protocol, records
-from mlflow_batchai.node.protocol import Record, TornFileError
-from mlflow_batchai.shares import job_file
+from mlflow_batchai.storage import job_file
 
 
 class Stamp(NamedTuple):

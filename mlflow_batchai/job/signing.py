@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from enum import Enum
 
-from mlflow_batchai import keys
-from mlflow_batchai.node import protocol
-from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.protocol import Record
+from mlflow_batchai.job import keys
 
 
 class Signature(Enum):

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlflow_batchai.node import outcome, protocol, records
-from mlflow_batchai.node.protocol import Record
+from mlflow_batchai.agent import outcome, protocol, records
+from mlflow_batchai.agent.protocol import Record
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from mlflow_batchai.agent import logfiles
+from mlflow_batchai.agent.plan import Plan
+from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.node import logfiles
-from mlflow_batchai.node.plan import Plan
-from mlflow_batchai.node.protocol import Record
 
 
 def write(job: Job, names: Collection[str], folder: Path) -> dict[str, int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlflow_batchai.plan.secrecy import is_secret
-from mlflow_batchai.shares.objects import StagedFile
+from mlflow_batchai.storage.objects import StagedFile
 
 GIT_SECONDS = 10.0
 MOST_DIFF_BYTES = 1 << 20

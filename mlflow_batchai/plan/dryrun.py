@@ -11,17 +11,17 @@ from dataclasses import replace
 from typing import Any
 
 from mlflow_batchai import terminal
+from mlflow_batchai.agent import launchers, protocol, ranks, trainenv
+from mlflow_batchai.agent.environment import thread_variables
+from mlflow_batchai.agent.gpus import Gpus, of_node
+from mlflow_batchai.agent.layout import NodeLayout, node_id
+from mlflow_batchai.agent.network import LOOPBACK
+from mlflow_batchai.agent.plan import Plan, Volume, plain
+from mlflow_batchai.agent.staging import SetupError
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.cluster import Engine
 from mlflow_batchai.engines.base import NodeCommand, StartRequest
 from mlflow_batchai.job.places import segment as place_of
-from mlflow_batchai.node import launchers, protocol, ranks, trainenv
-from mlflow_batchai.node.environment import thread_variables
-from mlflow_batchai.node.gpus import Gpus, of_node
-from mlflow_batchai.node.layout import NodeLayout, node_id
-from mlflow_batchai.node.network import LOOPBACK
-from mlflow_batchai.node.plan import Plan, Volume, plain
-from mlflow_batchai.node.staging import SetupError
 from mlflow_batchai.plan.prepared import Prepared
 
 MASK = "**********"

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping
 
 import yaml
 
+from mlflow_batchai.agent.plan import Plan, PythonEnvironment, plain
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.mlproject import MLProject
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ProjectError
-from mlflow_batchai.node.plan import Plan, PythonEnvironment, plain
 
 
 def training_environment(project: MLProject, manager: str | None, cluster: Cluster) -> PythonEnvironment | None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
-from mlflow_batchai import accounts
+from mlflow_batchai.agent.plan import Volume
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.common import AzureFileShare, StorageCredentials
 from mlflow_batchai.errors import DocumentError, ShareError
-from mlflow_batchai.node.plan import Volume
 from mlflow_batchai.plan.placeholders import ACCOUNT_VARIABLE, KEY_VARIABLE, filled, has_key, remember
-from mlflow_batchai.shares import credentials
-from mlflow_batchai.shares.location import AzureLocation, parse
+from mlflow_batchai.storage import accounts, credentials
+from mlflow_batchai.storage.location import AzureLocation, parse
 
 
 class FileShares:

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from mlflow_batchai.agent.plan import Container
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.documents.job import ContainerSettings, JobProperties, RegistryCredentials
 from mlflow_batchai.documents.mlproject import MLProject
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ProjectError
-from mlflow_batchai.node.plan import Container
 
 # As Docker's reference grammar has it, near enough: it keeps options, spaces and shell text out of a command.
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.-]*(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@[\w+.-]+:[0-9a-fA-F]+)?")

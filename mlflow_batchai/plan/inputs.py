@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from mlflow_batchai.agent.plan import InputFile, StagedInput
 from mlflow_batchai.documents.mlproject import Value
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ParameterError
-from mlflow_batchai.node.plan import InputFile, StagedInput
-from mlflow_batchai.shares.objects import StagedFile, scan_input
+from mlflow_batchai.storage.objects import StagedFile, scan_input
 
 # Linux: the longest single string that a new process can be given (MAX_ARG_STRLEN).
 LONGEST_VARIABLE = 131071

@@ -6,8 +6,8 @@ import os
 
 from mlflow_batchai.documents.common import StorageCredentials
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ShareError
-from mlflow_batchai.shares import credentials
-from mlflow_batchai.shares.credentials import Credential
+from mlflow_batchai.storage import credentials
+from mlflow_batchai.storage.credentials import Credential
 
 ACCOUNT_VARIABLE, KEY_VARIABLE = "AZURE_BATCHAI_STORAGE_ACCOUNT", "AZURE_BATCHAI_STORAGE_KEY"
 ACCOUNT, KEY = f"<{ACCOUNT_VARIABLE}>", f"<{KEY_VARIABLE}>"

@@ -7,15 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlflow_batchai.cluster import gpus, setup
-from mlflow_batchai.cluster.clusters import Cluster
-from mlflow_batchai.cluster.scaling import larger, too_few
-from mlflow_batchai.documents.job import JobProperties
-from mlflow_batchai.documents.model import SpecModel, secret_values
-from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError
-from mlflow_batchai.job.places import CONTROL_MOUNT, place_logs
-from mlflow_batchai.node.layout import undefined
-from mlflow_batchai.node.plan import (
+from mlflow_batchai.agent.layout import undefined
+from mlflow_batchai.agent.plan import (
     CUSTOM,
     HOROVOD,
     Artifacts,
@@ -29,7 +22,14 @@ from mlflow_batchai.node.plan import (
     StagedInput,
     Variable,
 )
-from mlflow_batchai.node.protocol import PROTOCOL_VERSION
+from mlflow_batchai.agent.protocol import PROTOCOL_VERSION
+from mlflow_batchai.cluster import gpus, setup
+from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.cluster.scaling import larger, too_few
+from mlflow_batchai.documents.job import JobProperties
+from mlflow_batchai.documents.model import SpecModel, secret_values
+from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError
+from mlflow_batchai.job.places import CONTROL_MOUNT, place_logs
 from mlflow_batchai.plan.secrecy import refuse_spoken
 from mlflow_batchai.plan.setup import choose_setup
 from mlflow_batchai.plan.volumes import choose_volumes

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.engines.base import Needs
-from mlflow_batchai.node.plan import Plan
 from mlflow_batchai.plan import tools
-from mlflow_batchai.shares.objects import StagedFile
+from mlflow_batchai.storage.objects import StagedFile
 
 
 def needs_of(plan: Plan) -> Needs | None:

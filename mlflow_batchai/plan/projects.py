@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from mlflow_batchai.agent.plan import Condition, MetricRule, Model
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.config import home
 from mlflow_batchai.documents.batchai import BatchaiFile, ModelSettings
@@ -20,7 +21,6 @@ from mlflow_batchai.documents.model import masked
 from mlflow_batchai.errors import NotSupportedError, ProjectError
 from mlflow_batchai.job.metrics import metric_key
 from mlflow_batchai.job.places import slug
-from mlflow_batchai.node.plan import Condition, MetricRule, Model
 from mlflow_batchai.plan.changes import since_commit
 from mlflow_batchai.plan.environments import preparation_cache, training_environment
 from mlflow_batchai.plan.images import choose_container, copied_variables
@@ -29,7 +29,7 @@ from mlflow_batchai.plan.planning import Program, Terms, plan_job
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.secrecy import without_secrets
 from mlflow_batchai.plan.wheels import choose_wheels
-from mlflow_batchai.shares.objects import StagedFile, scan
+from mlflow_batchai.storage.objects import StagedFile, scan
 
 
 def prepare(

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.shares.objects import BLOCK, StagedFile
+from mlflow_batchai.storage.objects import BLOCK, StagedFile
 
 # Shorter ones can't be told from ordinary text; no secret worth its name is.
 LEAST_LENGTH = 6

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mlflow_batchai.agent.layout import undefined
+from mlflow_batchai.agent.plan import LogPlace, SetupTask, Variable, Volume
 from mlflow_batchai.cluster import setup
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.job.places import locate, mount_points, on_control
-from mlflow_batchai.node.layout import undefined
-from mlflow_batchai.node.plan import LogPlace, SetupTask, Variable, Volume
 
-# What a setup task is told of the node (``node/setup.py``).
+# What a setup task is told of the node (``agent/setup.py``).
 VARIABLES = ("AZ_BATCHAI_MOUNT_ROOT", "AZ_BATCHAI_NUM_GPUS")
 
 

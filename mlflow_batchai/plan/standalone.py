@@ -7,19 +7,19 @@ import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from mlflow_batchai.agent.layout import expand
+from mlflow_batchai.agent.plan import Container
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.command import LONGEST_VALUE, parameters
 from mlflow_batchai.documents.job import CustomToolkitSettings, HorovodSettings, JobDocument, JobProperties, require_complete
 from mlflow_batchai.documents.model import masked
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.job.places import locate, mount_points
-from mlflow_batchai.node.layout import expand
-from mlflow_batchai.node.plan import Container
 from mlflow_batchai.plan.images import choose_container
 from mlflow_batchai.plan.planning import Program, Terms, plan_job
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.secrecy import refuse_spoken
-from mlflow_batchai.shares import open_share
+from mlflow_batchai.storage import open_share
 
 _REFERENCE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_]\w*)\}|(?P<plain>[A-Za-z_]\w*))", re.ASCII)
 _IN_DOUBLE_QUOTES = re.compile(r'([\\"`$])')

@@ -9,9 +9,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from mlflow_batchai.agent.plan import Tool as SentTool
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.node.plan import Tool as SentTool
-from mlflow_batchai.shares.objects import StagedFile, hash_file
+from mlflow_batchai.storage.objects import StagedFile, hash_file
 
 
 class Tool(NamedTuple):

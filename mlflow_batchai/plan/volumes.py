@@ -10,15 +10,15 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from mlflow_batchai.agent.plan import Volume
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.common import AzureBlobFileSystem, FileServer, MountVolumes, UnmanagedFileSystem
 from mlflow_batchai.documents.job import JobProperties
 from mlflow_batchai.errors import BatchAIError, DocumentError, ShareError
 from mlflow_batchai.job.places import CONTROL_MOUNT
-from mlflow_batchai.node.plan import Volume
 from mlflow_batchai.plan.file_shares import FileShares, default_account
 from mlflow_batchai.plan.placeholders import ACCOUNT, ACCOUNT_VARIABLE, KEY_VARIABLE, filled, remember
-from mlflow_batchai.shares import credentials, open_share
+from mlflow_batchai.storage import credentials, open_share
 
 # For who only looks where they are.
 LOOK_SECONDS = 3600.0

@@ -15,12 +15,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from mlflow_batchai.agent import boot, trainenv
+from mlflow_batchai.agent.plan import PythonEnvironment
+from mlflow_batchai.agent.wheels import MOST_BYTES, WHEEL, WHEELS
 from mlflow_batchai.horovod_wheel.settings import cache_root
-from mlflow_batchai.node import boot, trainenv
-from mlflow_batchai.node.plan import PythonEnvironment
-from mlflow_batchai.node.wheels import MOST_BYTES, WHEEL, WHEELS
-from mlflow_batchai.shares.base import Share
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.base import Share
+from mlflow_batchai.storage.directory import DirectoryShare
 
 # ``wheels/KEY/NAME.whl``, and a folder more for people's own order.
 DEPTH = 3

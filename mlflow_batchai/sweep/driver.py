@@ -10,21 +10,24 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from mlflow_batchai import attempts, detached, lookup, runner, runs, stores, terminal
+from mlflow_batchai import terminal
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.client import attempts, lookup, runner
+from mlflow_batchai.client.console import JobConsole
+from mlflow_batchai.client.signals import Signals
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.config import home
-from mlflow_batchai.console import JobConsole
-from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import BatchAIError, ClusterError, JobDetachedError, JobError, ShareError, TrackingError
+from mlflow_batchai.follower import detached
+from mlflow_batchai.follower.detached import Submitted
+from mlflow_batchai.follower.starting import verdict_of
 from mlflow_batchai.job.jobs import pause_after
-from mlflow_batchai.node import protocol
-from mlflow_batchai.signals import Signals
-from mlflow_batchai.starting import verdict_of
 from mlflow_batchai.sweep import sweeps
 from mlflow_batchai.sweep.leader_lock import LeaderLock
 from mlflow_batchai.sweep.results import DELETED, Results, judge
 from mlflow_batchai.sweep.starter import UnstartableError
 from mlflow_batchai.sweep.sweeps import Sweep
+from mlflow_batchai.tracking import runs, stores
 
 LOOK_SECONDS = 1.0
 # How long the tracking store may be away.

@@ -7,9 +7,9 @@ import fcntl
 import json
 from typing import IO, TYPE_CHECKING
 
+from mlflow_batchai.agent import processes
 from mlflow_batchai.config import home
 from mlflow_batchai.errors import JobError
-from mlflow_batchai.node import processes
 from mlflow_batchai.sweep.sweeps import TAG_LEADER
 
 if TYPE_CHECKING:

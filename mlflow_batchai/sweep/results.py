@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlflow_batchai import runs
-from mlflow_batchai.description import code
+from mlflow_batchai.agent import protocol
 from mlflow_batchai.documents.batchai import BatchaiFile, Promotion
 from mlflow_batchai.job.metrics import metric_key
-from mlflow_batchai.node import protocol
 from mlflow_batchai.sweep.parameters import shown, varying
 from mlflow_batchai.sweep.sweeps import Mode, SweepPlan
+from mlflow_batchai.tracking import runs
+from mlflow_batchai.tracking.description import code
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -8,12 +8,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from mlflow_batchai import runs, submitting, terminal
-from mlflow_batchai.detached import Submitted
+from mlflow_batchai import terminal
+from mlflow_batchai.agent.plan import plain
+from mlflow_batchai.client import submitting
 from mlflow_batchai.errors import BatchAIError, JobError, ParameterError
-from mlflow_batchai.node.plan import plain
+from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.sweep.parameters import shown
 from mlflow_batchai.sweep.sweeps import Sweep, SweepPlan
+from mlflow_batchai.tracking import runs
 
 
 class UnstartableError(JobError):
@@ -85,8 +87,8 @@ class JobStarter:
             raise UnstartableError(f"jobs of sweep {plan.name} can't be started from here: {error}") from error
         if code_hash(ready) != plan.code:
             raise UnstartableError(
-                f"the project {terminal.shown(plan.uri)} has changed since sweep {plan.name} was started, and jobs of other code"
-                " can't be compared with those that ran: bring it back as it was and attach again, or end the sweep (batchai"
+                f"the project {terminal.shown(plan.uri)} has changed since sweep {plan.name} was started, and jobs of other"
+                " code can't be compared with those that ran: bring it back as it was and attach again, or end the sweep (batchai"
                 f" sweep terminate {plan.name}) and start another"
             )
         return ready

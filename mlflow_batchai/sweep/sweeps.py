@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlflow_batchai import experiments, index, keys, runs
 from mlflow_batchai.errors import JobError, NotFoundError
-from mlflow_batchai.index import NOT_ENDED, PAGE
+from mlflow_batchai.job import keys
 from mlflow_batchai.job.places import slug
-from mlflow_batchai.runs import Tracking
 from mlflow_batchai.sweep.parameters import Combination
+from mlflow_batchai.tracking import experiments, index, runs
+from mlflow_batchai.tracking.index import NOT_ENDED, PAGE
+from mlflow_batchai.tracking.runs import Tracking
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -17,8 +17,8 @@ from command_line import Cli
 from sshd import SshNodes, free_port
 from waiting import wait_for
 
-from mlflow_batchai.shell.openssh import command_line
-from mlflow_batchai.shell.targets import Target
+from mlflow_batchai.engines.shell.openssh import command_line
+from mlflow_batchai.engines.shell.targets import Target
 
 HOLD = 'echo attempt $BATCHAI_JOB; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
 JOB = {

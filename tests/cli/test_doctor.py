@@ -18,11 +18,11 @@ from command_line import Cli
 from netns import SHARE, Machines, Setup, unavailable
 from waiting import wait_for
 
+from mlflow_batchai.admin.doctor import CHECKS, mutual, rounds
+from mlflow_batchai.agent import processes
 from mlflow_batchai.cli import main as front_door
-from mlflow_batchai.doctor import CHECKS, mutual, rounds
-from mlflow_batchai.node import processes
-from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.shares.identity import identify
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.storage.identity import identify
 
 BATCHAI = Path(sys.executable).parent / "batchai"
 # Mounts are looked at where the cluster's document has some (below).

@@ -12,10 +12,10 @@ import pytest
 from command_line import Cli
 from plans import toy_plan
 
+from mlflow_batchai.agent import kept, protocol
+from mlflow_batchai.agent.protocol import JobPaths
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.node import kept, protocol
-from mlflow_batchai.node.protocol import JobPaths
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
 
 DAY = 86400.0
 HASH = "0123456789abcdef"

@@ -9,11 +9,13 @@ import pytest
 from command_line import Cli
 from plans import bare_plan
 
-from mlflow_batchai import detached, lookup, runner, runs
+from mlflow_batchai.client import lookup, runner
 from mlflow_batchai.errors import JobDetachedError, ShareError
+from mlflow_batchai.follower import detached
 from mlflow_batchai.job.lease import Glance, Hold
 from mlflow_batchai.job.states import JobState
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.tracking import runs
 
 TAGS = {
     runs.TAG_JOB: "toy-1",

@@ -7,8 +7,9 @@ import time
 import pytest
 from command_line import Cli
 
-from mlflow_batchai import experiments, index, jobview, runs
-from mlflow_batchai.workspaces import arm_id
+from mlflow_batchai.client import jobview
+from mlflow_batchai.cluster.workspaces import arm_id
+from mlflow_batchai.tracking import experiments, index, runs
 
 # Column titles of `az batchai job list` (azure-cli-batchai 0.4.10, _format.py).
 TITLES = ["Name", "Cluster", "Cluster RG", "Cluster Workspace", "Tool", "Nodes", "State", "Exit code"]

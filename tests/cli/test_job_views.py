@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from command_line import Cli
 
-from mlflow_batchai.node.plan import OutputDirectory, Volume
-from mlflow_batchai.workspaces import arm_id
+from mlflow_batchai.agent.plan import OutputDirectory, Volume
+from mlflow_batchai.cluster.workspaces import arm_id
 
 TRAIN = """
 import os, sys, time

@@ -15,7 +15,7 @@ from azure_server import AzureServer
 from command_line import Cli
 
 from mlflow_batchai.cli.storage import progress
-from mlflow_batchai.shares import credentials
+from mlflow_batchai.storage import credentials
 
 NAMES = ["plain", "two words", "quo'te`s", "a+b&c=d", "hé 世界", "a%20b#c%2Fd", "$HOME;~{}[]", ".hidden"]
 

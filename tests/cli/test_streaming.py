@@ -13,20 +13,22 @@ import pytest
 from azure_server import AzureServer
 from plans import toy_plan
 
-from mlflow_batchai import detached, jobview, outputs, runner
-from mlflow_batchai import streaming as files
+from mlflow_batchai.agent import protocol
 from mlflow_batchai.cli import streaming
+from mlflow_batchai.client import jobview, runner
+from mlflow_batchai.client import streaming as files
 from mlflow_batchai.cluster import scaling
-from mlflow_batchai.detached import Submitted
 from mlflow_batchai.errors import ClusterError, JobError, NotFoundError, ShareError, UsageError
+from mlflow_batchai.follower import detached
+from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job import vigil
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.states import JobState
-from mlflow_batchai.node import protocol
-from mlflow_batchai.runs import Tracking
-from mlflow_batchai.shares import Share, credentials, open_share
-from mlflow_batchai.shares.credentials import Credential
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage import Share, credentials, open_share
+from mlflow_batchai.storage.credentials import Credential
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.tracking import outputs
+from mlflow_batchai.tracking.runs import Tracking
 
 FOLDER = "workspaces/default/experiments/Default/jobs/toy/0123456789"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from command_line import Cli
 
-from mlflow_batchai.workspaces import arm_id
+from mlflow_batchai.cluster.workspaces import arm_id
 
 
 def test_a_workspace_from_create_to_delete(cli: Cli) -> None:

@@ -12,9 +12,10 @@ from hypothesis import settings
 from job_folder import JobFolder
 from relay_world import Gone, StoreClient, Time
 
-from mlflow_batchai import follower, keeper, runs
+from mlflow_batchai.follower import follower, keeper
 from mlflow_batchai.job.lease import Lease
-from mlflow_batchai.relay import Relay
+from mlflow_batchai.tracking import runs
+from mlflow_batchai.tracking.relay import Relay
 
 # Machines are slow at times; the examples are the same in every run.
 settings.register_profile("batchai", deadline=None, derandomize=True, database=None)

@@ -8,10 +8,11 @@ import signal
 from types import SimpleNamespace
 from typing import Any
 
-from mlflow_batchai import detached, runs
 from mlflow_batchai.errors import ShareError
+from mlflow_batchai.follower import detached
 from mlflow_batchai.sweep import sweeps
 from mlflow_batchai.sweep.sweeps import Sweep, SweepPlan
+from mlflow_batchai.tracking import runs
 
 PLAN = SweepPlan(
     name="toy",

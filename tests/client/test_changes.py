@@ -9,7 +9,7 @@ import pytest
 from mlflow_batchai.plan import changes
 from mlflow_batchai.plan.changes import since_commit
 from mlflow_batchai.plan.secrecy import without_secrets
-from mlflow_batchai.shares.objects import scan
+from mlflow_batchai.storage.objects import scan
 
 NOBODY = ("-c", "user.name=n", "-c", "user.email=n@example.com")
 SECRET = "hunter2-hunter2"

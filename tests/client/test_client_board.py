@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from mlflow_batchai.agent import protocol
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.board import FAST_SECONDS, IDLE_SECONDS, Board
 from mlflow_batchai.job.events import EventReader
-from mlflow_batchai.node import protocol
 
 
 class Counting:

@@ -16,13 +16,13 @@ from job_folder import FOLDER
 from plans import toy_plan
 from requests import HTTPError
 
-from mlflow_batchai import artifacts, collect, runs
+from mlflow_batchai.agent import protocol
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.sent import SentFiles
-from mlflow_batchai.node import protocol
-from mlflow_batchai.sending import Outputs
-from mlflow_batchai.shares import Entry, credentials, open_share
-from mlflow_batchai.shares.credentials import Credential
+from mlflow_batchai.storage import Entry, credentials, open_share
+from mlflow_batchai.storage.credentials import Credential
+from mlflow_batchai.tracking import artifacts, collect, runs
+from mlflow_batchai.tracking.sending import Outputs
 
 LOGS = f"{FOLDER}/stdouterr"
 OUTPUTS = f"{FOLDER}/outputs"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from job_folder import NO_TOTALS
 
+from mlflow_batchai.agent import totals
 from mlflow_batchai.job.completeness import MOST_TOLD, log_totals, missing, totals_of
-from mlflow_batchai.node import totals
 
 TOTALS = {
     "segments": 9,

@@ -7,7 +7,7 @@ import io
 import pytest
 from job_folder import line, report
 
-from mlflow_batchai.console import JobConsole
+from mlflow_batchai.client.console import JobConsole
 
 
 class Terminal(io.StringIO):

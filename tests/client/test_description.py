@@ -13,10 +13,10 @@ from job_folder import line
 from mlflow.exceptions import MlflowException
 from plans import bare_plan
 
-from mlflow_batchai.description import BEGIN, END, TAG, Description, Facts, block, code, commands, markdown, merged
 from mlflow_batchai.job.keras_lines import Pace
 from mlflow_batchai.job.states import JobState
-from mlflow_batchai.runs import LONGEST_TAG
+from mlflow_batchai.tracking.description import BEGIN, END, TAG, Description, Facts, block, code, commands, markdown, merged
+from mlflow_batchai.tracking.runs import LONGEST_TAG
 
 PLAN = bare_plan(name="digits-3f2a1c", cluster="gpus", experiment="it's mine", node_count=2, ranks=4, retries_left=2)
 RUNNING = JobState("running")

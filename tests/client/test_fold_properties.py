@@ -14,15 +14,15 @@ from job_folder import JobFolder, line, report
 from plans import BARE
 from relay_world import history
 
+from mlflow_batchai.agent import outcome, protocol, records
+from mlflow_batchai.agent.outcome import Failure
+from mlflow_batchai.agent.plan import MetricRule, plain
+from mlflow_batchai.agent.protocol import JobPaths, TornFileError
 from mlflow_batchai.errors import JobNotFoundError
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.memory import usable
 from mlflow_batchai.job.metrics import MetricFold
 from mlflow_batchai.job.states import fold
-from mlflow_batchai.node import outcome, protocol, records
-from mlflow_batchai.node.outcome import Failure
-from mlflow_batchai.node.plan import MetricRule, plain
-from mlflow_batchai.node.protocol import JobPaths, TornFileError
 
 few = settings(max_examples=30, suppress_health_check=list(HealthCheck), deadline=None, derandomize=True, database=None)
 many = settings(few, max_examples=70)

@@ -7,8 +7,8 @@ import json
 import pytest
 from relay_world import Crash
 
-from mlflow_batchai import relay as relay_module
 from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.tracking import relay as relay_module
 
 CHANGES = {
     "commit": "c" * 40,

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlflow_batchai.agent import protocol
 from mlflow_batchai.errors import JobNotFoundError
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.states import JobState, Snapshot, failed_verdict, fold
-from mlflow_batchai.node import protocol
 
 ANNOUNCE = {"host": "h"}
 GOOD = {"failure": None, "stopped": None}

@@ -10,10 +10,10 @@ import threading
 
 import pytest
 
+from mlflow_batchai.agent import processes, protocol
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job import lease as lease_module
 from mlflow_batchai.job.lease import BOARD_PACE, PACE, Hold, Lease, LeaseLostError
-from mlflow_batchai.node import processes, protocol
 
 GRACE_SECONDS = PACE[1]
 
@@ -71,7 +71,7 @@ def test_one_of_many_processes(folder):
     made = folder()
     code = (
         "import sys; from mlflow_batchai.job.jobs import Job; from mlflow_batchai.job.lease import Lease;"
-        "from mlflow_batchai.shares import open_share;"
+        "from mlflow_batchai.storage import open_share;"
         "asked = iter([False, True]);"
         "print(Lease(Job(open_share(sys.argv[1]), sys.argv[2])).acquire(lambda: next(asked)), flush=True); sys.stdin.read()"
     )
@@ -87,7 +87,7 @@ def test_a_holder_that_is_certainly_gone_is_not_waited_for(folder):
     made = folder()
     code = (
         "import sys; from mlflow_batchai.job.jobs import Job; from mlflow_batchai.job.lease import Lease;"
-        "from mlflow_batchai.shares import open_share;"
+        "from mlflow_batchai.storage import open_share;"
         "Lease(Job(open_share(sys.argv[1]), sys.argv[2])).acquire()"
     )
     subprocess.run([sys.executable, "-c", code, made.share.url, made.paths.folder], check=True, timeout=30)

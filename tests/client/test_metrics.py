@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from job_folder import line, report
 
+from mlflow_batchai.agent.plan import MetricRule
 from mlflow_batchai.job.metrics import MetricFold, Point, metric_key, numeric, whole
-from mlflow_batchai.node.plan import MetricRule
 
 BAR = "\x1b[1m{done}/2\x1b[0m \x1b[32m━━━━━━━━\x1b[0m\x1b[37m━━\x1b[0m \x1b[1m0s\x1b[0m 27ms/step - {values}"
 

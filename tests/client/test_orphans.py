@@ -14,10 +14,12 @@ from types import SimpleNamespace
 import pytest
 from job_folder import FOLDER, JobFolder
 
-from mlflow_batchai import detached, lookup, orphans, retries, runner, runs
+from mlflow_batchai.agent import processes
+from mlflow_batchai.client import lookup, orphans, runner
+from mlflow_batchai.follower import detached, retries
 from mlflow_batchai.job import lease, vigil
-from mlflow_batchai.node import processes
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.tracking import runs
 
 ME = processes.identity()
 FAR = {"machine": "another pid:[1]", "pid": 7, "started": 1, "host": "far"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from plans import bare_plan
 
+from mlflow_batchai.agent.plan import OutputDirectory, Volume
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.job.places import locate, mount_points, output_places
-from mlflow_batchai.node.plan import OutputDirectory, Volume
 
 VOLUMES = [
     Volume("cluster", "share", "link", "file:///control"),

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.plan import Artifacts, CodeFile, Condition, LogPlace, Volume, plain, read_plan
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.batchai import parse_batchai
 from mlflow_batchai.documents.cluster import ClusterDocument
@@ -23,11 +25,9 @@ from mlflow_batchai.errors import (
     ProjectError,
 )
 from mlflow_batchai.job import places
-from mlflow_batchai.node import protocol
-from mlflow_batchai.node.plan import Artifacts, CodeFile, Condition, LogPlace, Volume, plain, read_plan
 from mlflow_batchai.plan import projects
 from mlflow_batchai.plan.volumes import check_volumes
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
 
 SHARE = {"azureFileUrl": "https://acc.file.core.windows.net/data", "relativeMountPath": "afs"}
 
@@ -321,7 +321,7 @@ def test_values_that_are_refused(desk, kind, text, error, words):
 def test_an_unreadable_input_is_a_sentence(desk, monkeypatch):
     desk.command, desk.parameters = "python train.py {a}", "{a: path}"
     (desk.cwd / "x").write_text("", encoding="utf-8")
-    monkeypatch.setattr("mlflow_batchai.shares.objects.hash_file", lambda path: os.open(path / "nope", 0))
+    monkeypatch.setattr("mlflow_batchai.storage.objects.hash_file", lambda path: os.open(path / "nope", 0))
     with pytest.raises(ProjectError, match="can't be read: Not a directory"):
         desk.prepare(given={"a": "x"})
 

@@ -11,12 +11,13 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from relay_world import EXPECTED, Crash, fill, history
 
-from mlflow_batchai import follower, keeper, lastthings
 from mlflow_batchai.errors import ShareError
+from mlflow_batchai.follower import follower, keeper
 from mlflow_batchai.job.lease import Hold, Lease, LeaseLostError
-from mlflow_batchai.relay import Relay
-from mlflow_batchai.sending import Outputs
-from mlflow_batchai.trouble import GivenUpError
+from mlflow_batchai.tracking import lastthings
+from mlflow_batchai.tracking.relay import Relay
+from mlflow_batchai.tracking.sending import Outputs
+from mlflow_batchai.tracking.trouble import GivenUpError
 
 TENSOR = {"name": "x", "shape": [-1, 4], "dtype": "float32"}
 META = {

@@ -9,16 +9,16 @@ from idle_engine import Engine
 from plans import bare_plan
 from relay_world import Crash, Time
 
-from mlflow_batchai import detached, keeper, retries
-from mlflow_batchai.detached import Submitted
+from mlflow_batchai.agent import protocol, terms
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, JobError, ShareError
+from mlflow_batchai.follower import detached, keeper, retries
+from mlflow_batchai.follower.detached import Submitted
+from mlflow_batchai.follower.retries import Leaving, NotHereError, Retries, fence_seconds, pause_before
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Hold, Lease, LeaseLostError
-from mlflow_batchai.node import protocol, terms
-from mlflow_batchai.retries import Leaving, NotHereError, Retries, fence_seconds, pause_before
-from mlflow_batchai.runs import Tracking
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.tracking.runs import Tracking
 
 
 class Nodes(Engine):
@@ -300,7 +300,7 @@ def test_whoever_dies_it_is_begun_once(scene, monkeypatch, step, made_it):
 
             patch.setattr(DirectoryShare, verb, dies)
         # A process that is killed undoes nothing.
-        patch.setattr("mlflow_batchai.starting._end_agents", lambda cluster, handle: None)
+        patch.setattr("mlflow_batchai.follower.starting._end_agents", lambda cluster, handle: None)
         with pytest.raises(Crash):
             scene.bring()
     scene.engine.before = scene.engine.after = None

@@ -11,15 +11,17 @@ from urllib.parse import parse_qs
 import pytest
 from idle_engine import Engine
 
-from mlflow_batchai import attempts, detached, runner, runs
-from mlflow_batchai.detached import Submitted
+from mlflow_batchai.agent import protocol, terms
+from mlflow_batchai.client import attempts, runner
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.errors import ClusterError, JobError, JobFailedError
+from mlflow_batchai.follower import detached
+from mlflow_batchai.follower.detached import Submitted
+from mlflow_batchai.follower.regained import told
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Hold, Lease
-from mlflow_batchai.node import protocol, terms
-from mlflow_batchai.regained import told
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.tracking import runs
 
 KEY = base64.b64encode(bytes(64)).decode()
 FILES = {
@@ -49,7 +51,7 @@ def scene(folder, store_template, tmp_path, monkeypatch):
     """A job that has failed, and its run."""
     for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT", "AZURE_BATCHAI_STORAGE_ACCOUNT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("mlflow_batchai.shares.credentials._remembered", {})
+    monkeypatch.setattr("mlflow_batchai.storage.credentials._remembered", {})
     monkeypatch.setenv("BATCHAI_HOME", str(tmp_path / "home"))
     shutil.copy(store_template, tmp_path / "m.db")
     tracking = runs.absolute("sqlite:///m.db", tmp_path)
@@ -255,7 +257,7 @@ def test_a_job_that_has_ended_is_not_put_back(scene):
 
 def test_requeued(scene, monkeypatch):
     """The follower that lives goes on with the next attempt: no other is started."""
-    monkeypatch.setattr("mlflow_batchai.attempts.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("mlflow_batchai.client.attempts.LOOK_SECONDS", 0.01)
     made, found = scene.made, scene.found()
     lease = Lease(made.job)
     lease.acquire()
@@ -275,7 +277,7 @@ def test_requeued(scene, monkeypatch):
 
 def test_a_job_on_fewer_nodes_is_put_back_for_as_many(scene, monkeypatch):
     """Those that it has not are away, perhaps, and it would fail if it wanted them."""
-    monkeypatch.setattr("mlflow_batchai.attempts.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("mlflow_batchai.client.attempts.LOOK_SECONDS", 0.01)
     made = scene.made
     scene.plan(nodeCount=3, ranks=3, processCount=3)
     made.verdict("queued", next=2, retry=True, retriesLeft=1)

@@ -8,13 +8,13 @@ import pytest
 from job_folder import line, report
 from relay_world import Crash, Gone, Time, history
 
-from mlflow_batchai.console import JobConsole
+from mlflow_batchai.agent import protocol, records
+from mlflow_batchai.client.console import JobConsole
 from mlflow_batchai.errors import JobChangedError
+from mlflow_batchai.follower.watch import Watch
 from mlflow_batchai.job import memory
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.lease import Hold, Lease
-from mlflow_batchai.node import protocol, records
-from mlflow_batchai.watch import Watch
 
 BEAT = {"k": "beat", "t": 1}
 
@@ -261,7 +261,7 @@ def test_logs_cost_a_part_of_the_time(relayed, monkeypatch):
     _, _, relay = relayed
     moving = relay()
     now = [1000.0]
-    monkeypatch.setattr("mlflow_batchai.relay.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("mlflow_batchai.tracking.relay.time.monotonic", lambda: now[0])
     sent = []
 
     def send():

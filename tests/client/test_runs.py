@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from mlflow.exceptions import MlflowException
 
-from mlflow_batchai import index, runs, submitting, terminal
+from mlflow_batchai import terminal
+from mlflow_batchai.client import submitting
 from mlflow_batchai.errors import JobNotFoundError, UsageError
+from mlflow_batchai.tracking import index, runs
 
 HERE = Path("/here")
 

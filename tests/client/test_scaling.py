@@ -13,22 +13,22 @@ import pytest
 from plans import toy_plan
 from waiting import wait_for
 
-from mlflow_batchai import resizing, runner
+from mlflow_batchai.agent import processes, protocol
+from mlflow_batchai.client import resizing, runner
+from mlflow_batchai.client.console import JobConsole
+from mlflow_batchai.client.signals import Signals
 from mlflow_batchai.cluster import clusters, records, scaling
 from mlflow_batchai.cluster import states as cluster_states
 from mlflow_batchai.cluster.clusters import Cluster
-from mlflow_batchai.console import JobConsole
-from mlflow_batchai.detached import Submitted
 from mlflow_batchai.documents.cluster import Engine
 from mlflow_batchai.engines.base import Handle, StartRequest
 from mlflow_batchai.engines.census import Census, NodeReport, NodeState, Place, Ticket
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, UsageError
+from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
-from mlflow_batchai.node import processes, protocol
-from mlflow_batchai.runs import Tracking
-from mlflow_batchai.signals import Signals
+from mlflow_batchai.tracking.runs import Tracking
 
 HOLD = 'until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
 

@@ -6,7 +6,7 @@ import pytest
 
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.plan.secrecy import refuse_spoken, without_secrets
-from mlflow_batchai.shares.objects import scan
+from mlflow_batchai.storage.objects import scan
 
 SECRET = "hunter2hunter2"
 

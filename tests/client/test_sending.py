@@ -20,15 +20,16 @@ from plans import toy_plan
 from relay_world import Crash
 from requests import HTTPError
 
-from mlflow_batchai import console, sending
-from mlflow_batchai.artifacts import FETCHED_AT_ONCE, at_once
+from mlflow_batchai.agent import protocol, safeopen
+from mlflow_batchai.client import console
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.sent import SentFiles, Stamp
-from mlflow_batchai.node import protocol, safeopen
-from mlflow_batchai.sending import Outputs
-from mlflow_batchai.shares import Entry, credentials, open_share
-from mlflow_batchai.shares.credentials import Credential
+from mlflow_batchai.storage import Entry, credentials, open_share
+from mlflow_batchai.storage.credentials import Credential
+from mlflow_batchai.tracking import sending
+from mlflow_batchai.tracking.artifacts import FETCHED_AT_ONCE, at_once
+from mlflow_batchai.tracking.sending import Outputs
 
 OUTPUTS = f"{FOLDER}/outputs/m"
 CHECKPOINT = {"epochs_done": 1, "batches": 0, "sha256": "", "settings": None, "state": {}}
@@ -337,11 +338,11 @@ def test_as_many_files_at_once_as_have_room():
 
 SENDS = """
 import json, pathlib, sys
-from mlflow_batchai.sending import Outputs
+from mlflow_batchai.tracking.sending import Outputs
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.sent import SentFiles
-from mlflow_batchai.shares import credentials, endpoints, open_share
-from mlflow_batchai.shares.credentials import Credential
+from mlflow_batchai.storage import credentials, endpoints, open_share
+from mlflow_batchai.storage.credentials import Credential
 
 class Client:
     sent = 0

@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
+from mlflow_batchai.client.signals import Signals
 from mlflow_batchai.errors import JobDetachedError
-from mlflow_batchai.signals import Signals
 
 
 def test_ctrl_c_during_the_submit_waits_for_it_and_then_cancels(capfd):

@@ -11,15 +11,15 @@ from types import SimpleNamespace
 import pytest
 from plans import bare_plan
 
+from mlflow_batchai.agent.plan import LogPlace, Volume
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.documents.job import parse_job
 from mlflow_batchai.documents.reading import read
 from mlflow_batchai.errors import BatchAIError, ClusterError, DocumentError, NotSupportedError
-from mlflow_batchai.node.plan import LogPlace, Volume
 from mlflow_batchai.plan import standalone
 from mlflow_batchai.plan.volumes import check_volumes
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
 
 SHARE = {"azureFileUrl": "https://acc.file.core.windows.net/data", "relativeMountPath": "external"}
 EXTERNAL = "$AZ_BATCHAI_JOB_MOUNT_ROOT/external"

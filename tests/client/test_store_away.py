@@ -24,11 +24,12 @@ from requests import ConnectionError as Unreached
 from requests import HTTPError
 from waiting import wait_for
 
-from mlflow_batchai import detached, follower, lastthings, runs, stores
 from mlflow_batchai.errors import ShareError, TrackingError
+from mlflow_batchai.follower import detached, follower
 from mlflow_batchai.job import lease as lease_module
 from mlflow_batchai.job.lease import Hold, Lease
-from mlflow_batchai.trouble import GivenUpError
+from mlflow_batchai.tracking import lastthings, runs, stores
+from mlflow_batchai.tracking.trouble import GivenUpError
 
 
 class Always(Sequence):

@@ -11,9 +11,9 @@ import pytest
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job import streams
 from mlflow_batchai.job.streams import RestartedError, Tail, follow, so_far
-from mlflow_batchai.shares import credentials, open_share
-from mlflow_batchai.shares.credentials import Credential
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage import credentials, open_share
+from mlflow_batchai.storage.credentials import Credential
+from mlflow_batchai.storage.directory import DirectoryShare
 
 PAUSE = 0.01
 

@@ -14,20 +14,22 @@ import pytest
 from idle_engine import Engine
 from plans import bare_plan
 
-from mlflow_batchai import creating, detached, lookup, runner, runs
-from mlflow_batchai.detached import Submitted
+from mlflow_batchai.agent.plan import Volume
+from mlflow_batchai.client import creating, lookup, runner
+from mlflow_batchai.client.lookup import NoFolderError
+from mlflow_batchai.client.signals import Signals
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.errors import ClusterError, JobDetachedError, JobError, JobFailedError, ProjectError, ShareError, UsageError
+from mlflow_batchai.follower import detached
+from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.states import JobState
-from mlflow_batchai.lookup import NoFolderError
-from mlflow_batchai.node.plan import Volume
 from mlflow_batchai.plan.prepared import Prepared
-from mlflow_batchai.shares import endpoints
-from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.shares.objects import scan, upload
-from mlflow_batchai.signals import Signals
+from mlflow_batchai.storage import endpoints
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.storage.objects import scan, upload
+from mlflow_batchai.tracking import runs
 
 
 @pytest.fixture

@@ -15,13 +15,14 @@ import pytest
 from job_folder import JobFolder
 
 import mlflow_batchai
-from mlflow_batchai import outputs, runs, streaming, submitted
-from mlflow_batchai.detached import Submitted
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.client import streaming, submitted
+from mlflow_batchai.client.submitted import SubmittedJob
 from mlflow_batchai.errors import JobError, NotFoundError, StillRunningError
+from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.lease import Lease
-from mlflow_batchai.node import protocol
-from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.submitted import SubmittedJob
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.tracking import outputs, runs
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[Submitted]:
     """Jobs that somebody has seen to being relayed; no process is started."""
     found: list[Submitted] = []
     monkeypatch.setattr(submitted, "keep_follower", found.append)
-    monkeypatch.setattr("mlflow_batchai.runner.keep_follower", found.append)
+    monkeypatch.setattr("mlflow_batchai.client.runner.keep_follower", found.append)
     return found
 
 

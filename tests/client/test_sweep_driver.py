@@ -16,14 +16,16 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from plans import bare_plan
 from sweep_world import Toys, add_job, begin, end_job
 
-from mlflow_batchai import attempts, detached, lookup, runs
-from mlflow_batchai.console import JobConsole
+from mlflow_batchai.agent import processes
+from mlflow_batchai.client import attempts, lookup
+from mlflow_batchai.client.console import JobConsole
+from mlflow_batchai.client.signals import Signals
 from mlflow_batchai.errors import JobDetachedError, JobError, NotFoundError, ParameterError, TrackingError
-from mlflow_batchai.node import processes
-from mlflow_batchai.signals import Signals
+from mlflow_batchai.follower import detached
 from mlflow_batchai.sweep import driver, leader_lock, sweeps
 from mlflow_batchai.sweep.driver import Driver
 from mlflow_batchai.sweep.leader_lock import LeaderLock
+from mlflow_batchai.tracking import runs
 
 FAR = json.dumps({"machine": "far", "pid": 7, "started": 1, "host": "far.example"})
 

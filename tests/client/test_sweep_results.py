@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from sweep_world import plan
 
-from mlflow_batchai import runs
 from mlflow_batchai.cli.sweep import table
 from mlflow_batchai.documents.batchai import parse_batchai
 from mlflow_batchai.sweep.results import comparison, judge
+from mlflow_batchai.tracking import runs
 
 
 def job(

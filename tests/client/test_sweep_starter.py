@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from sweep_world import plan
 
-from mlflow_batchai import runs
 from mlflow_batchai.errors import ParameterError
-from mlflow_batchai.shares import objects
+from mlflow_batchai.storage import objects
 from mlflow_batchai.sweep.starter import JobStarter, UnstartableError, code_hash
 from mlflow_batchai.sweep.sweeps import Sweep
+from mlflow_batchai.tracking import runs
 
 MLPROJECT = """
 name: toy

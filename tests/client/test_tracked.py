@@ -13,13 +13,13 @@ from job_folder import FOLDER, report
 from plans import toy_plan
 from relay_world import Crash
 
+from mlflow_batchai.agent.protocol import JobPaths, encode
 from mlflow_batchai.job import memory
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.node.protocol import JobPaths, encode
-from mlflow_batchai.shares import credentials, open_share, spelling
-from mlflow_batchai.shares.credentials import Credential
-from mlflow_batchai.tracked import files, words
-from mlflow_batchai.tracked.models import last_ready
+from mlflow_batchai.storage import credentials, open_share, spelling
+from mlflow_batchai.storage.credentials import Credential
+from mlflow_batchai.tracking.tracked import files, words
+from mlflow_batchai.tracking.tracked.models import last_ready
 
 MODEL = "m-" + "5" * 32
 

@@ -8,10 +8,10 @@ import time
 import pytest
 from mlflow.exceptions import MlflowException
 
-from mlflow_batchai import trouble
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.lease import LeaseLostError
-from mlflow_batchai.trouble import Complaints, Endurance, GivenUpError, spoken
+from mlflow_batchai.tracking import trouble
+from mlflow_batchai.tracking.trouble import Complaints, Endurance, GivenUpError, spoken
 
 
 @pytest.fixture

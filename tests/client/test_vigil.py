@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai import detached, follower
-from mlflow_batchai.detached import Submitted
+from mlflow_batchai.agent import processes
 from mlflow_batchai.errors import ShareError
+from mlflow_batchai.follower import detached, follower
+from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job import lease
 from mlflow_batchai.job.lease import PACE, Hold, Lease
 from mlflow_batchai.job.vigil import Vigil
-from mlflow_batchai.node import processes
 
 _, GRACE_SECONDS, LOOK_SECONDS = PACE
 FAR = {"machine": "another pid:[1]", "pid": 7, "started": 1, "host": "far"}

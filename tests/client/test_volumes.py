@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 import pytest
 from plans import BARE
 
+from mlflow_batchai.agent.plan import LogPlace, plain
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.cluster import ClusterDocument, parse_cluster
 from mlflow_batchai.documents.job import JobProperties
@@ -18,13 +19,12 @@ from mlflow_batchai.documents.model import parse as parse_model
 from mlflow_batchai.engines.base import StartRequest
 from mlflow_batchai.errors import DocumentError, NotSupportedError
 from mlflow_batchai.job.places import place_logs
-from mlflow_batchai.node.plan import LogPlace, plain
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.volumes import check_volumes, choose_volumes
-from mlflow_batchai.shares import credentials, endpoints
-from mlflow_batchai.shares.credentials import Credential
-from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.shares.location import parse
+from mlflow_batchai.storage import credentials, endpoints
+from mlflow_batchai.storage.credentials import Credential
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.storage.location import parse
 
 KEY = base64.b64encode(b"k" * 64).decode()
 DATA = "https://acc.file.core.windows.net/data"

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from mlflow_batchai import watch as watch_module
+from mlflow_batchai.agent.ending import LAST_DRAIN_SECONDS
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError, ShareError
-from mlflow_batchai.node.ending import LAST_DRAIN_SECONDS
-from mlflow_batchai.watch import (
+from mlflow_batchai.follower import watch as watch_module
+from mlflow_batchai.follower.watch import (
     BOARD_PATIENCE_SECONDS,
     CANCEL_PATIENCE_SECONDS,
     DRAIN_PATIENCE_SECONDS,

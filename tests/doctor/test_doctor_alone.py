@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from mlflow_batchai.doctor.alone import _equipment
-from mlflow_batchai.doctor.patients import Case, Patient
+from mlflow_batchai.admin.doctor.alone import _equipment
+from mlflow_batchai.admin.doctor.patients import Case, Patient
+from mlflow_batchai.agent import gpus
 from mlflow_batchai.engines.machines import Node
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.node import gpus
 
 
 class Machine:

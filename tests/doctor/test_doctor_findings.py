@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlflow_batchai.doctor import State, findings
+from mlflow_batchai.admin.doctor import State, findings
 
 OK, WARNING, FAILED = State.OK, State.WARNING, State.FAILED
 WORKS = {"path": "/opt/py", "version": "3.11.2", "horovod": "0.28.1", "works": [], "missing": [], "broken": []}

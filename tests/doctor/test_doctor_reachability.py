@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mlflow_batchai.doctor import State
-from mlflow_batchai.doctor.reachability import judge
+from mlflow_batchai.admin.doctor import State
+from mlflow_batchai.admin.doctor.reachability import judge
 
 OK, FAILED = State.OK, State.FAILED
 

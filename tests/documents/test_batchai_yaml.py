@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from whole_documents import BATCHAI
 
+from mlflow_batchai.agent import plan
 from mlflow_batchai.documents.batchai import BatchaiFile, MetricRule, ModelSettings, merge, parse_batchai
 from mlflow_batchai.documents.job import HorovodSettings
 from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.job.metrics import MetricFold
-from mlflow_batchai.node import plan
 
 
 def test_a_whole_file() -> None:

@@ -16,10 +16,11 @@ from azure_server import AzureServer
 from command_line import Cli
 from ssh_world import HereClient, until
 
-from mlflow_batchai import attempts, lookup, runner, runs
+from mlflow_batchai.client import attempts, lookup, runner
+from mlflow_batchai.client.console import JobConsole
+from mlflow_batchai.client.signals import Signals
 from mlflow_batchai.cluster import clusters
-from mlflow_batchai.console import JobConsole
-from mlflow_batchai.signals import Signals
+from mlflow_batchai.tracking import runs
 
 # Each step is one line of its checkpoint; what lies in its output folder says when to wait, fail or go on.
 TOY = """

@@ -55,7 +55,7 @@ def account(azure: AzureServer, world: Any, monkeypatch: pytest.MonkeyPatch) -> 
     for name, value in (("ACCOUNT", azure.account), ("KEY", azure.key)):
         world.environment[f"AZURE_BATCHAI_STORAGE_{name}"] = value
         monkeypatch.setenv(f"AZURE_BATCHAI_STORAGE_{name}", value)
-    monkeypatch.setattr("mlflow_batchai.shares.credentials._remembered", {})
+    monkeypatch.setattr("mlflow_batchai.storage.credentials._remembered", {})
     share = azure.share("batchai")
     azure.reset()
     yield azure

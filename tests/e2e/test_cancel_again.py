@@ -9,8 +9,9 @@ import psutil
 import pytest
 from command_line import Cli
 
-from mlflow_batchai import lookup, runs
 from mlflow_batchai.backend import BatchAISubmittedRun
+from mlflow_batchai.client import lookup
+from mlflow_batchai.tracking import runs
 
 SLEEPER = '{"properties": {"nodeCount": 1, "stdOutErrPathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "customToolkitSettings": '
 SLEEPER += '{"commandLine": "echo up; exec sleep 300"}}}'

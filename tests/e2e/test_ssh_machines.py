@@ -15,7 +15,7 @@ import pytest
 from netns import Machines, Setup, unavailable
 from ssh_world import HereClient, config, describe, ended, on_machines, running, until
 
-from mlflow_batchai import follower, retries, starting
+from mlflow_batchai.follower import follower, retries, starting
 from mlflow_batchai.plan import planning
 
 pytestmark = [

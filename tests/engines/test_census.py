@@ -8,11 +8,11 @@ import pytest
 from sshd import SshNodes
 from test_engine_conformance import site, wait  # noqa: F401 (a fixture)
 
+from mlflow_batchai.agent import gpus
 from mlflow_batchai.engines.asking import Known, census
 from mlflow_batchai.engines.census import Gpus, NodeState, Place, work_out
 from mlflow_batchai.engines.machines import Node
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.node import gpus
 
 
 def answer(index: int, closed: bool = False, **agents: str) -> dict[str, Any]:

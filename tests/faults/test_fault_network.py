@@ -12,7 +12,7 @@ from node_world import QUICK, Cluster
 from plans import toy_plan
 from waiting import wait_for
 
-from mlflow_batchai.node import tickets
+from mlflow_batchai.agent import tickets
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
 
@@ -21,7 +21,7 @@ HASTY = f"""{QUICK}
 noticed.BEAT_SECONDS = 1.0
 noticed.HASTE_SECONDS = 1.0
 ending.LAST_DRAIN_SECONDS = 1.0
-from mlflow_batchai.node import sharetrouble
+from mlflow_batchai.agent import sharetrouble
 sharetrouble.AWAY_SECONDS = 6.0
 """
 # Stands for an allreduce that would wait for ever.

@@ -12,7 +12,7 @@ from endless import DONE, STEPS
 
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Hold, Lease
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
 
 
 class Scene:

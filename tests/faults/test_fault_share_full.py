@@ -16,8 +16,8 @@ from loop_disk import fail, fill, loop_disk
 from node_world import Cluster, Job
 from waiting import wait_for
 
+from mlflow_batchai.agent import host, totals
 from mlflow_batchai.job.completeness import missing
-from mlflow_batchai.node import host, totals
 
 QUICK = "mounted.BEAT_SECONDS = 0.5"
 # A rank that writes a line now and then, and saves when it is asked to end (on its own disk: the share takes nothing).

@@ -17,7 +17,7 @@ from store_world import Gate, cut, hang, hang_up, status
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Hold, Lease
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
 
 OUTPUTS = """
     output = pathlib.Path(os.environ["AZ_BATCHAI_OUTPUT_M"])

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.node import protocol
-from mlflow_batchai.node.protocol import JobPaths, object_path
-from mlflow_batchai.shares import Share, credentials, open_share
-from mlflow_batchai.shares.credentials import Credential
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.protocol import JobPaths, object_path
+from mlflow_batchai.storage import Share, credentials, open_share
+from mlflow_batchai.storage.credentials import Credential
+from mlflow_batchai.storage.directory import DirectoryShare
 
 DAY = 86400.0
 

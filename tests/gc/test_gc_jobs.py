@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from mlflow_batchai.admin.gc import jobs
+from mlflow_batchai.admin.gc.items import Item
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.protocol import JobPaths
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
-from mlflow_batchai.gc import jobs
-from mlflow_batchai.gc.items import Item
 from mlflow_batchai.job import folders
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.node import protocol
-from mlflow_batchai.node.protocol import JobPaths
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
 
 DAY = 86400.0
 

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from aged_files import DAY, HASH, put
 
+from mlflow_batchai.admin.gc import Item, Search, find, machines
+from mlflow_batchai.agent import kept
 from mlflow_batchai.errors import ClusterNotFoundError
-from mlflow_batchai.gc import Item, Search, find, machines
-from mlflow_batchai.node import kept
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from mlflow_batchai.admin.gc import staged
+from mlflow_batchai.admin.gc.items import Item
+from mlflow_batchai.agent.protocol import OBJECTS, TREES, object_path
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.gc import staged
-from mlflow_batchai.gc.items import Item
 from mlflow_batchai.job import folders
-from mlflow_batchai.node.protocol import OBJECTS, TREES, object_path
-from mlflow_batchai.shares import sweeps
+from mlflow_batchai.storage import sweeps
 
 DAY = 86400.0
 

@@ -17,8 +17,9 @@ import pytest
 from click.testing import CliRunner
 from waiting import wait_for
 
-from mlflow_batchai import errors, signals
+from mlflow_batchai import errors
 from mlflow_batchai.cli import horovod as command
+from mlflow_batchai.client import signals
 from mlflow_batchai.horovod_wheel import HorovodBuildError, build, cached, source, trial
 from mlflow_batchai.horovod_wheel.interpreter import probe
 from mlflow_batchai.horovod_wheel.source import PATCHES

@@ -8,7 +8,7 @@ import yaml
 from mlflow.tracking import MlflowClient
 
 from mlflow_batchai.errors import ModelError
-from mlflow_batchai.models.folder import check_folder, log_folder
+from mlflow_batchai.tracking.models.folder import check_folder, log_folder
 
 SIGNATURE = {"inputs": json.dumps([{"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 4]}}])}
 MLMODEL = {

@@ -13,11 +13,11 @@ from mlflow.entities import LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from mlflow_batchai.agent.describe import describe
 from mlflow_batchai.errors import ModelError
-from mlflow_batchai.models.directory import HDF5_MAGIC, build_directory
-from mlflow_batchai.models.facts import ModelFacts
-from mlflow_batchai.models.logged import log_model
-from mlflow_batchai.node.describe import describe
+from mlflow_batchai.tracking.models.directory import HDF5_MAGIC, build_directory
+from mlflow_batchai.tracking.models.facts import ModelFacts
+from mlflow_batchai.tracking.models.logged import log_model
 
 # MLflow's own use of SQLAlchemy 2.1.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
@@ -78,8 +78,8 @@ LOG = """
 import sys
 from pathlib import Path
 from mlflow.tracking import MlflowClient
-from mlflow_batchai.models.facts import ModelFacts
-from mlflow_batchai.models.logged import log_model
+from mlflow_batchai.tracking.models.facts import ModelFacts
+from mlflow_batchai.tracking.models.logged import log_model
 tracking, experiment, run, file, record = sys.argv[1:]
 log_model(MlflowClient(tracking), experiment_id=experiment, run_id=run, file=Path(file),
           facts=ModelFacts.from_record(__import__("json").loads(record)), register="clean")

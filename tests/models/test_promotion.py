@@ -8,7 +8,7 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST
 from mlflow.tracking import MlflowClient
 
 from mlflow_batchai.errors import ModelError
-from mlflow_batchai.models.promotion import Condition, promote
+from mlflow_batchai.tracking.models.promotion import Condition, promote
 
 MORE, LESS = Condition("accuracy", "max"), Condition("loss", "min")
 

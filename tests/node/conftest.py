@@ -11,9 +11,9 @@ from azure_server import AzureServer
 from node_world import QUICK, Cluster, PlanMaker
 from plans import toy_plan
 
+from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.plan import read_plan
 from mlflow_batchai.engines import archive
-from mlflow_batchai.node.layout import NodeLayout
-from mlflow_batchai.node.plan import read_plan
 
 
 @pytest.fixture

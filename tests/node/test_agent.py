@@ -19,7 +19,7 @@ from closed_file import read_closed
 from node_world import SAVES, Cluster, Job, PlanMaker, python38
 from waiting import wait_for
 
-from mlflow_batchai.node import ending, mountfiles, processes, protocol, sharefiles, tickets
+from mlflow_batchai.agent import ending, mountfiles, processes, protocol, sharefiles, tickets
 
 # Runs until ``release``.
 HOLD = 'echo go; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
@@ -513,7 +513,7 @@ def ask_for_a_plan(agent_pyz: Path, tmp_path: Path, seconds: float, patch: str =
     argv = [f"--share={tmp_path}", "--folder=x", "--attempt=1", "--node=0", f"--root={tmp_path}/r", "--ticket={}"]
     lines = [
         f"import sys; sys.path.insert(0, {str(agent_pyz)!r})",
-        "from mlflow_batchai.node import agent",
+        "from mlflow_batchai.agent import agent",
         f"agent.PLAN_SECONDS = {seconds}",
         textwrap.dedent(patch),
         "sys.exit(agent.main(sys.argv[1:]))",
@@ -547,7 +547,7 @@ def test_an_agent_that_can_t_read_its_plan_says_so(agent_pyz: Path, tmp_path: Pa
     """As the system would say it, for root may read everything."""
     plan = tmp_path / "x" / "batchai" / "plan.json"
     patch = """
-        from mlflow_batchai.node import mountfiles
+        from mlflow_batchai.agent import mountfiles
         def denied(root, path, most):
             raise PermissionError(13, "Permission denied", path)
         mountfiles.read_whole = denied

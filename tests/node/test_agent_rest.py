@@ -18,11 +18,11 @@ from azure_server import AzureServer, Request
 from node_world import QUICK, Cluster, Job, PlanMaker
 from waiting import wait_for
 
+from mlflow_batchai.agent import protocol
 from mlflow_batchai.engines import archive
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job as ReadJob
-from mlflow_batchai.node import protocol
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
 
 HOLD = 'echo go; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.1; done'
 
@@ -238,7 +238,7 @@ def test_a_growing_log_is_sent_once(rest_cluster: Cluster, azure: AzureServer) -
 # A minute of ours in an eighth of its time.
 SCALE = 8.0
 SCALED = f"""
-from mlflow_batchai.node.control.board import Pace
+from mlflow_batchai.agent.control.board import Pace
 for phase, paces in board.PACES.items():
     board.PACES[phase] = tuple(Pace(pace.news / {SCALE}, pace.idle / {SCALE}) for pace in paces)
 noticed.BEAT_SECONDS /= {SCALE}

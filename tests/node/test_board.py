@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mlflow_batchai.node.control.base import ENDING, GATHERING, QUEUED, RUNNING, STARTING
-from mlflow_batchai.node.control.board import PACES, Board
+from mlflow_batchai.agent.control.base import ENDING, GATHERING, QUEUED, RUNNING, STARTING
+from mlflow_batchai.agent.control.board import PACES, Board
 
 TICK = 0.25
 

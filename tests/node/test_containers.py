@@ -15,12 +15,12 @@ from mount_world import Node, needs_root
 from node_world import Cluster, Job
 from waiting import wait_for
 
-from mlflow_batchai.node import containers, plan, processes
-from mlflow_batchai.node.containers import arguments, engines
-from mlflow_batchai.node.containers.arguments import Mount
-from mlflow_batchai.node.containers.container import Container
-from mlflow_batchai.node.containers.engines import Engine
-from mlflow_batchai.node.environment import for_engines, in_container
+from mlflow_batchai.agent import containers, plan, processes
+from mlflow_batchai.agent.containers import arguments, engines
+from mlflow_batchai.agent.containers.arguments import Mount
+from mlflow_batchai.agent.containers.container import Container
+from mlflow_batchai.agent.containers.engines import Engine
+from mlflow_batchai.agent.environment import for_engines, in_container
 
 DOCKER, PODMAN = Engine("/usr/bin/docker", "docker"), Engine("/usr/bin/podman", "podman")
 PLAN = plan.Container("team/toy:1")

@@ -19,7 +19,7 @@ from node_world import SAVES, Cluster, Job, python38
 from podman_engine import IMAGE, Podman
 from waiting import wait_for
 
-from mlflow_batchai.node import processes, register
+from mlflow_batchai.agent import processes, register
 
 SECRET = "s3cret-of-the-job"
 PASSWORD = "p4ssword-of-the-registry"
@@ -235,7 +235,7 @@ def test_end(cluster: Cluster, podman: Podman, how: str) -> None:
     agents = [[root, ""]]
     if how == "its agent lives":
         wait_for(lambda: register.read(root, job.ticket["number"]), 10)
-    code = f"import json; from mlflow_batchai.node import host; print(json.dumps(host.end({job.mark!r}, {agents!r}, 10.0)))"
+    code = f"import json; from mlflow_batchai.agent import host; print(json.dumps(host.end({job.mark!r}, {agents!r}, 10.0)))"
     environment = {**os.environ, **podman.environment}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"left": []}

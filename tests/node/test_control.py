@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from azure_server import AzureServer, self_signed
 
-from mlflow_batchai.node import examine, place, protocol, sharetrouble
-from mlflow_batchai.node.control import base, open_control, proxies, rest, wire
-from mlflow_batchai.node.control.base import Attempt, ControlError, ControlShare, Entry
-from mlflow_batchai.node.control.noticed import NoticedFiles
-from mlflow_batchai.node.protocol import JobPaths
+from mlflow_batchai.agent import examine, place, protocol, sharetrouble
+from mlflow_batchai.agent.control import base, open_control, proxies, rest, wire
+from mlflow_batchai.agent.control.base import Attempt, ControlError, ControlShare, Entry
+from mlflow_batchai.agent.control.noticed import NoticedFiles
+from mlflow_batchai.agent.protocol import JobPaths
 
 PATHS = JobPaths("job folder/é 100%#&+")
 

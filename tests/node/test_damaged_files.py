@@ -7,7 +7,7 @@ from node_world import Cluster
 
 # The agent of one node writes one file as a server would leave it that crashed; everybody looks at such files for a moment only.
 PATCH = """
-from mlflow_batchai.node import records
+from mlflow_batchai.agent import records
 records.SETTLE_SECONDS, sharefiles.QUIET_SECONDS, shipper.AGAIN_SECONDS = 0.3, 0.5, 1.0
 mounted.BEAT_SECONDS, peers.DAMAGED_SECONDS = 0.2, 1.0
 damaged, real = [], mountfiles.write_closed

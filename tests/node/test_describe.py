@@ -9,8 +9,8 @@ from pathlib import Path
 import h5py
 import pytest
 
-from mlflow_batchai.node import describe as module
-from mlflow_batchai.node.describe import DescribeError, describe
+from mlflow_batchai.agent import describe as module
+from mlflow_batchai.agent.describe import DescribeError, describe
 
 F32 = {"module": "keras", "class_name": "DTypePolicy", "config": {"name": "float32"}, "registered_name": None}
 

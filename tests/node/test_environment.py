@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.node.environment import TRACKING_URI, allowed, job_environment, thread_variables
-from mlflow_batchai.node.layout import NodeLayout
+from mlflow_batchai.agent.environment import TRACKING_URI, allowed, job_environment, thread_variables
+from mlflow_batchai.agent.layout import NodeLayout
 
 NODE = {
     "PATH": "/usr/bin:/bin",

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.node import examine, mountfiles
-from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.shares.identity import identify
+from mlflow_batchai.agent import examine, mountfiles
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.storage.identity import identify
 
 
 @pytest.fixture

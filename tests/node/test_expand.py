@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlflow_batchai.node.layout import expand, undefined
+from mlflow_batchai.agent.layout import expand, undefined
 
 KNOWN = {"AZ_BATCHAI_MOUNT_ROOT": "/mnt/a b", "AZ_BATCHAI_OUTPUT_MODEL": "/out/$HOME", "A": "", "_x1": "y"}
 

@@ -11,10 +11,10 @@ from booking import take
 from node_world import Cluster
 from waiting import wait_for
 
-from mlflow_batchai.node import tickets
-from mlflow_batchai.node.census import census
-from mlflow_batchai.node.gate import gate, is_closed
-from mlflow_batchai.node.turn import take_node
+from mlflow_batchai.agent import tickets
+from mlflow_batchai.agent.census import census
+from mlflow_batchai.agent.gate import gate, is_closed
+from mlflow_batchai.agent.turn import take_node
 
 HOLD = 'echo go; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_batchai.node import gpus
-from mlflow_batchai.node.gpus import Gpus
-from mlflow_batchai.node.staging import SetupError
+from mlflow_batchai.agent import gpus
+from mlflow_batchai.agent.gpus import Gpus
+from mlflow_batchai.agent.staging import SetupError
 
 UUIDS = [f"GPU-{digit * 8}-1111-2222-3333-444444444444" for digit in "abcd"]
 LISTING = "".join(f"GPU {index}: NVIDIA A100-SXM4-40GB (UUID: {uuid})\n" for index, uuid in enumerate(UUIDS))

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai.node import host, place, processes, tickets
+from mlflow_batchai.agent import host, place, processes, tickets
 
 SECRET = "hush-hush-hush"
 SIGNS = """
-from mlflow_batchai.node import register
+from mlflow_batchai.agent import register
 import sys, time
 register.sign(sys.argv[1], 1)
 print("ready", flush=True)
@@ -233,9 +233,7 @@ def test_served_line_by_line(agent_pyz: Path, root: Path) -> None:
 
 def test_served_until_nobody_asks(agent_pyz: Path) -> None:
     """A client that has lost its power doesn't say so."""
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from mlflow_batchai.node import host; host.IDLE_SECONDS = 1; host.serve()"
-    )
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from mlflow_batchai.agent import host; host.IDLE_SECONDS = 1; host.serve()"
     argv = [sys.executable, "-I", "-S", "-c", code, str(agent_pyz)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         assert process.wait(20) == -signal.SIGALRM

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from mlflow_batchai.node.layout import NodeLayout, archive_path, log_name
-from mlflow_batchai.node.plan import Volume
+from mlflow_batchai.agent.layout import NodeLayout, archive_path, log_name
+from mlflow_batchai.agent.plan import Volume
 
 
 def test_folders_lie_under_the_node(make_layout: Callable[..., NodeLayout], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aged_files import DAY, HASH, put
 
-from mlflow_batchai.node import host, kept
+from mlflow_batchai.agent import host, kept
 
 
 def made(folder: Path, days: float) -> Path:
@@ -95,7 +95,7 @@ class Agent:
     def __init__(self, folder: Path, stamp: str = "stamp") -> None:
         code = f"""
 import sys, time
-from mlflow_batchai.node import kept
+from mlflow_batchai.agent import kept
 def wait():
     print("waits", flush=True)
     time.sleep(0.05)
@@ -178,5 +178,5 @@ def test_an_archive_that_runs_stays(tmp_path: Path) -> None:
 
 def test_the_log_of_an_agent_that_lives_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = put(tmp_path / "logs" / "abc-1.log", 31)
-    monkeypatch.setattr("mlflow_batchai.node.register.living", lambda root: [{"log": str(log)}])
+    monkeypatch.setattr("mlflow_batchai.agent.register.living", lambda root: [{"log": str(log)}])
     assert found(tmp_path) == {}

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from mount_world import needs_root
 
-from mlflow_batchai.node import host, staging, tickets
-from mlflow_batchai.node.layout import NodeLayout, archive_path
-from mlflow_batchai.node.mounts import azure, table, undo
-from mlflow_batchai.node.mounts.mount import Mask
+from mlflow_batchai.agent import host, staging, tickets
+from mlflow_batchai.agent.layout import NodeLayout, archive_path
+from mlflow_batchai.agent.mounts import azure, table, undo
+from mlflow_batchai.agent.mounts.mount import Mask
 
 MOUNTINFO = (
     r"42 27 0:39 / /tmp/a\040b rw,nosuid - fuse.rclone file\040share\040dev/data rw,user_id=0" + "\n"
@@ -182,12 +182,12 @@ def test_a_table_that_can_not_be_read_is_not_an_empty_one() -> None:
 
 
 def test_an_agent_imports_what_its_volumes_need() -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import mlflow_batchai.node.agent, mlflow_batchai.node.host; print(*sys.modules)"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import mlflow_batchai.agent.agent, mlflow_batchai.agent.host; print(*sys.modules)"
     argv = [sys.executable, "-I", "-S", "-c", code, archive_path()]
     imported = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
-    assert "mlflow_batchai.node.mounts.link" in imported
+    assert "mlflow_batchai.agent.mounts.link" in imported
     for name in ("mounts.rclone", "mounts.cifs", "mounts.rc", "containers.container", "control.rest"):
-        assert f"mlflow_batchai.node.{name}" not in imported
+        assert f"mlflow_batchai.agent.{name}" not in imported
 
 
 @pytest.mark.parametrize(("name", "levels"), [("a", 1200), ("é" * 120, 30)])

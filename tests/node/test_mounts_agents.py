@@ -15,8 +15,8 @@ from mount_world import blob_volume, files_volume, needs_fuse, needs_root
 from node_world import Cluster, Job, python38
 from waiting import wait_for
 
-from mlflow_batchai.node import host, processes
-from mlflow_batchai.node.mounts import table
+from mlflow_batchai.agent import host, processes
+from mlflow_batchai.agent.mounts import table
 
 pytestmark = [needs_fuse, needs_root]
 

@@ -23,16 +23,16 @@ from mount_world import Node, blob_volume, needs_root
 from smb_server import USER, needs_smbd, smb_share
 from waiting import wait_for
 
-from mlflow_batchai.node import processes, runtime
-from mlflow_batchai.node.mounts import mount, table
-from mlflow_batchai.node.mounts import trouble as trouble_module
-from mlflow_batchai.node.mounts.blobfuse2 import BlobfuseMount
-from mlflow_batchai.node.mounts.cifs import CifsMount, write_credentials
-from mlflow_batchai.node.mounts.command import ShellMount
-from mlflow_batchai.node.mounts.nfs import NfsMount
-from mlflow_batchai.node.mounts.trouble import trouble
-from mlflow_batchai.node.plan import Volume, read
-from mlflow_batchai.node.tasks import Task
+from mlflow_batchai.agent import processes, runtime
+from mlflow_batchai.agent.mounts import mount, table
+from mlflow_batchai.agent.mounts import trouble as trouble_module
+from mlflow_batchai.agent.mounts.blobfuse2 import BlobfuseMount
+from mlflow_batchai.agent.mounts.cifs import CifsMount, write_credentials
+from mlflow_batchai.agent.mounts.command import ShellMount
+from mlflow_batchai.agent.mounts.nfs import NfsMount
+from mlflow_batchai.agent.mounts.trouble import trouble
+from mlflow_batchai.agent.plan import Volume, read
+from mlflow_batchai.agent.tasks import Task
 
 KEY = base64.b64encode(secrets.token_bytes(64)).decode()
 

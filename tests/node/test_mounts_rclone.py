@@ -23,11 +23,11 @@ from azure_server import AzureServer
 from mount_world import Node, blob_volume, files_volume, needs_fuse
 from waiting import wait_for
 
-from mlflow_batchai.node import processes, protocol
-from mlflow_batchai.node.mounts import mounts, probe, rc, rclone, table, tools, undo
-from mlflow_batchai.node.mounts.trouble import trouble
-from mlflow_batchai.node.outcome import Failure
-from mlflow_batchai.node.plan import Tool, Volume, read
+from mlflow_batchai.agent import processes, protocol
+from mlflow_batchai.agent.mounts import mounts, probe, rc, rclone, table, tools, undo
+from mlflow_batchai.agent.mounts.trouble import trouble
+from mlflow_batchai.agent.outcome import Failure
+from mlflow_batchai.agent.plan import Tool, Volume, read
 
 pytestmark = needs_fuse
 

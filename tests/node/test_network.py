@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from islands import Island, unavailable
 
-from mlflow_batchai.node import network
+from mlflow_batchai.agent import network
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ def see(island: Island) -> Callable[..., list[dict[str, object]]]:
         code = [
             "import sys, json",
             f"sys.path.insert(0, {str(ROOT)!r})",
-            "from mlflow_batchai.node import network",
+            "from mlflow_batchai.agent import network",
             f"try: found = network.interfaces({only!r})",
             "except network.InterfaceError as error: found = str(error)",
             "print(json.dumps(found))",
@@ -95,7 +95,7 @@ def test_interfaces(island: Island, see: Callable[..., list[dict[str, object]]])
 
 @apart
 def test_machines_differ(island: Island) -> None:
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from mlflow_batchai.node import network; print(network.machine())"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from mlflow_batchai.agent import network; print(network.machine())"
     there = island.run(sys.executable, "-I", "-S", "-c", code).strip()
     assert there != network.machine()
     assert there.split()[0] == network.machine().split()[0]

@@ -76,9 +76,9 @@ def imported(python: str, archive_file: Path, code: str) -> list[str]:
 
 def test_the_agent_imports_the_standard_library_and_its_room(agent_pyz: Path) -> None:
     before = set(imported(sys.executable, agent_pyz, ""))
-    found = set(imported(sys.executable, agent_pyz, "import mlflow_batchai.node.agent")) - before
+    found = set(imported(sys.executable, agent_pyz, "import mlflow_batchai.agent.agent")) - before
     foreign = {name for name in found if name.split(".")[0] not in sys.stdlib_module_names}
-    assert {name for name in foreign if not name.startswith("mlflow_batchai.node")} == {"mlflow_batchai"}
+    assert {name for name in foreign if not name.startswith("mlflow_batchai.agent")} == {"mlflow_batchai"}
     # Each costs memory on every node for as long as the job runs.
     assert not found & {"asyncio", "http.client", "ssl", "urllib.request", "logging", "multiprocessing", "email", "pathlib"}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mlflow_batchai.node import protocol
-from mlflow_batchai.node.outcome import Failure, Stop, first_cause, verdict
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.outcome import Failure, Stop, first_cause, verdict
 
 GONE = "[1,1]<stderr>: horovod.common.exceptions.HorovodInternalError: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]"
 

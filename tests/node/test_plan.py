@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from plans import bare_plan
 
-from mlflow_batchai.node.plan import (
+from mlflow_batchai.agent.plan import (
     Artifacts,
     CodeFile,
     Condition,
@@ -28,7 +28,7 @@ from mlflow_batchai.node.plan import (
     Volume,
     read_plan,
 )
-from mlflow_batchai.node.protocol import PROTOCOL_VERSION, decode_one, encode
+from mlflow_batchai.agent.protocol import PROTOCOL_VERSION, decode_one, encode
 
 CONTROL = Volume("cluster", "share", "link", "file:///share", "control share", source="/share")
 SMALL = bare_plan(volumes=(CONTROL,))

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai.node import processes
-from mlflow_batchai.node.protocol import MARK_VARIABLE, NODE_VARIABLE
+from mlflow_batchai.agent import processes
+from mlflow_batchai.agent.protocol import MARK_VARIABLE, NODE_VARIABLE
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_marked_tells_nodes_apart(run: Callable[..., subprocess.Popen[str]], mar
 
 
 def test_we_ourselves_are_never_found(mark: str) -> None:
-    code = "import sys; from mlflow_batchai.node.processes import marked; print(marked(sys.argv[1]))"
+    code = "import sys; from mlflow_batchai.agent.processes import marked; print(marked(sys.argv[1]))"
     environment = {**os.environ, MARK_VARIABLE: mark}
     done = subprocess.run([sys.executable, "-c", code, mark], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
@@ -98,7 +98,7 @@ def test_is_alive_knows_a_reused_pid() -> None:
 
 
 def test_the_boot_is_the_same_for_all() -> None:
-    code = "from mlflow_batchai.node.processes import boot_id; print(boot_id())"
+    code = "from mlflow_batchai.agent.processes import boot_id; print(boot_id())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == processes.boot_id() != ""
     assert processes.identity()["machine"].startswith(processes.boot_id() + " pid:[")
@@ -118,7 +118,7 @@ def test_names_with_brackets_don_t_confuse_us(tmp_path: Path) -> None:
 
 SUBREAPER = """
 import os, subprocess, sys, time
-from mlflow_batchai.node import processes
+from mlflow_batchai.agent import processes
 assert processes.become_subreaper()
 subprocess.Popen(["bash", "-c", "(setsid env -i sleep 600 &) ; exit 3"])
 time.sleep(0.3)
@@ -139,7 +139,7 @@ def test_orphans_come_back_to_the_subreaper() -> None:
 
 def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
-        "import subprocess, sys; from mlflow_batchai.node.processes import as_child\n"
+        "import subprocess, sys; from mlflow_batchai.agent.processes import as_child\n"
         "child = subprocess.Popen(['sleep', '600'], preexec_fn=as_child(0o077), start_new_session=True)\n"
         "print(child.pid, flush=True); child.wait()"
     )

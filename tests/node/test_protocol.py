@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_batchai.node import protocol
-from mlflow_batchai.node.protocol import JobPaths, TornFileError, decode, decode_one, encode
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.protocol import JobPaths, TornFileError, decode, decode_one, encode
 
 NASTY = [
     {"k": "log", "x": "a\nb\r\n\x00\u2028\u2029\x85 für 🚂 \\ \" ' \ufffe"},

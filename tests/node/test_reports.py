@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.node import reports
-from mlflow_batchai.node.reports import ReportReader
+from mlflow_batchai.agent import reports
+from mlflow_batchai.agent.reports import ReportReader
 
 
 def read(reader: ReportReader) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from node_world import Cluster
 from test_agent import HOLD, assert_clean, release
 from waiting import wait_for
 
-from mlflow_batchai.node import protocol
+from mlflow_batchai.agent import protocol
 
 STAYS = "trap '' TERM; echo started; while true; do sleep 0.1; done"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_batchai.node import mountfiles, safeopen
-from mlflow_batchai.node.safeopen import OddFileError, OddFolderError
+from mlflow_batchai.agent import mountfiles, safeopen
+from mlflow_batchai.agent.safeopen import OddFileError, OddFolderError
 
 
 def make_socket(path: Path) -> None:

@@ -88,7 +88,7 @@ def test_one_that_is_ended_is_not_marked(cluster: Cluster) -> None:
 # While the setup task runs, a quarter of an hour goes by for the job's clock.
 SLOW = """
 import time, types
-from mlflow_batchai.node import setup
+from mlflow_batchai.agent import setup
 gone, run = [0.0], setup.SetupTaskRun.run
 phases.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + gone[0])
 def slow(self):
@@ -104,7 +104,7 @@ def test_its_time_is_not_the_jobs(cluster: Cluster) -> None:
 
 
 def test_it_has_a_limit_of_its_own(cluster: Cluster) -> None:
-    job = submit(cluster, "sleep 60", patch="from mlflow_batchai.node import setup; setup.SECONDS = 0.3")
+    job = submit(cluster, "sleep 60", patch="from mlflow_batchai.agent import setup; setup.SECONDS = 0.3")
     verdict = job.wait()
     assert verdict["errors"][0]["code"] == "SetupTaskFailed", job.said()
     assert verdict["reason"] == "the cluster's setup task on node-0 (node-0) took longer than 0 s"

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai.node import mountfiles, protocol, resend, sharefiles, shipper
-from mlflow_batchai.node.control import base, mounted
-from mlflow_batchai.node.control.mounted import MountedShare
-from mlflow_batchai.node.inbox import Inbox
-from mlflow_batchai.node.layout import NodeLayout
-from mlflow_batchai.node.runtime import Runtime
-from mlflow_batchai.node.sharefiles import Follower, Rounds
-from mlflow_batchai.node.shipper import Shipper
+from mlflow_batchai.agent import mountfiles, protocol, resend, sharefiles, shipper
+from mlflow_batchai.agent.control import base, mounted
+from mlflow_batchai.agent.control.mounted import MountedShare
+from mlflow_batchai.agent.inbox import Inbox
+from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.runtime import Runtime
+from mlflow_batchai.agent.sharefiles import Follower, Rounds
+from mlflow_batchai.agent.shipper import Shipper
 
 
 def on_share(layout: NodeLayout, path: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from plans import bare_plan
 
-from mlflow_batchai.node import protocol, terms
+from mlflow_batchai.agent import protocol, terms
 
 PLAN = bare_plan(framework="horovod", terminate_seconds=5.0, node_count=4, process_count=8, ranks=8, retries=2)
 

@@ -15,7 +15,7 @@ import pytest
 from booking import take
 from waiting import wait_for
 
-from mlflow_batchai.node import processes, tickets
+from mlflow_batchai.agent import processes, tickets
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def start(code: str, *arguments: str) -> subprocess.Popen[str]:
-        prelude = "import os, subprocess, sys, time\nfrom mlflow_batchai.node import tickets\n"
+        prelude = "import os, subprocess, sys, time\nfrom mlflow_batchai.agent import tickets\n"
         process = subprocess.Popen([sys.executable, "-c", prelude + code, *arguments], stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout and process.stdout.readline() == "ready\n"
@@ -147,7 +147,7 @@ def test_a_ticket_is_never_seen_free_before_it_is_held(roots: list[str]) -> None
     root = roots[0]
     moment = time.time()
     code = (
-        "from mlflow_batchai.node import tickets; import sys, time\n"
+        "from mlflow_batchai.agent import tickets; import sys, time\n"
         "kept = [tickets.claim(sys.argv[1], number, time.time()) for number in range(300)]\n"
         "sys.stdin.read()\n"
     )

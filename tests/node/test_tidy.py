@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_batchai.node.tidy import tidy
+from mlflow_batchai.agent.tidy import tidy
 
 NOW = 1_700_000_000.0
 DAY = 86400.0

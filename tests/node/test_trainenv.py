@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.node import kept, trainenv, wheels
-from mlflow_batchai.node.layout import NodeLayout
-from mlflow_batchai.node.outcome import Failure, Stop
-from mlflow_batchai.node.plan import PythonEnvironment
+from mlflow_batchai.agent import kept, trainenv, wheels
+from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.outcome import Failure, Stop
+from mlflow_batchai.agent.plan import PythonEnvironment
 
 
 class Builder:

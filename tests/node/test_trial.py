@@ -17,7 +17,7 @@ TRY = """
 import json, sys
 import keras, numpy as np, tensorflow as tf
 from keras import layers
-from mlflow_batchai.node import trial
+from mlflow_batchai.agent import trial
 keras.utils.set_random_seed(1)
 
 class Scale(layers.Layer):
@@ -127,7 +127,7 @@ def test_a_model_that_diverged_is_told_of(tried: dict[str, Any]) -> None:
 
 
 def test_a_python_without_the_framework_cant_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlflow_batchai.node import trial
+    from mlflow_batchai.agent import trial
 
     (tmp_path / "saved_model.pb").touch()
     monkeypatch.setitem(sys.modules, "tensorflow", None)

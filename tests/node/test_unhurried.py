@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai.node import protocol, shipper
-from mlflow_batchai.node.control import mounted
-from mlflow_batchai.node.layout import NodeLayout
-from mlflow_batchai.node.shipper import Shipper
-from mlflow_batchai.node.unhurried import MOST, MOST_AT_ONCE, Unhurried
+from mlflow_batchai.agent import protocol, shipper
+from mlflow_batchai.agent.control import mounted
+from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.shipper import Shipper
+from mlflow_batchai.agent.unhurried import MOST, MOST_AT_ONCE, Unhurried
 
 
 def test_they_wait_for_a_while() -> None:

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from node_world import Cluster, Job
 
+from mlflow_batchai.agent import wheels
+from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.plan import PythonEnvironment
 from mlflow_batchai.horovod_wheel import HorovodBuildError
 from mlflow_batchai.horovod_wheel.interpreter import probe
 from mlflow_batchai.horovod_wheel.settings import cache_key
-from mlflow_batchai.node import wheels
-from mlflow_batchai.node.layout import NodeLayout
-from mlflow_batchai.node.plan import PythonEnvironment
 from mlflow_batchai.plan.wheels import choose_wheels
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
 
 OTHER_KEY = "cp311-linux_x86_64-tensorflow-1.15.0-0123abcd"
 BROKEN = "raise ImportError('undefined symbol: _ZN10tensorflow8OpKernel')\n"

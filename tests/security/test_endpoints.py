@@ -16,20 +16,20 @@ from typing import Any, ClassVar
 import pytest
 from mount_world import Node, blob_volume, files_volume
 
-from mlflow_batchai import accounts, regained
+from mlflow_batchai.agent.control import open_control
+from mlflow_batchai.agent.control.base import ControlError
+from mlflow_batchai.agent.plan import Volume
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.documents.job import JobProperties
 from mlflow_batchai.documents.model import parse as parse_model
 from mlflow_batchai.errors import BatchAIError, ShareError
-from mlflow_batchai.node.control import open_control
-from mlflow_batchai.node.control.base import ControlError
-from mlflow_batchai.node.plan import Volume
+from mlflow_batchai.follower import regained
 from mlflow_batchai.plan.volumes import check_volumes, choose_volumes
-from mlflow_batchai.shares import azure_client, credentials, endpoints, open_share
-from mlflow_batchai.shares.azure_files import AzureFilesShare
-from mlflow_batchai.shares.credentials import Credential
-from mlflow_batchai.shares.links import download_url
-from mlflow_batchai.shares.location import AzureLocation, account_of, parse
+from mlflow_batchai.storage import accounts, azure_client, credentials, endpoints, open_share
+from mlflow_batchai.storage.azure_files import AzureFilesShare
+from mlflow_batchai.storage.credentials import Credential
+from mlflow_batchai.storage.links import download_url
+from mlflow_batchai.storage.location import AzureLocation, account_of, parse
 
 KEY = base64.b64encode(b"k" * 64).decode()
 SAS = "sv=1&ss=f&srt=sco&sp=rwdlc&se=2999-01-01T00:00:00Z&sig=hush"

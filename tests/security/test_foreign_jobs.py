@@ -13,10 +13,11 @@ import pytest
 from command_line import Cli
 from plans import toy_plan
 
-from mlflow_batchai import detached, keys, runs
-from mlflow_batchai.job import signing
-from mlflow_batchai.node import protocol
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.follower import detached
+from mlflow_batchai.job import keys, signing
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.tracking import runs
 
 FOLDER = "workspaces/default/experiments/Default/jobs/bait/0123456789"
 PRIVATE = "the private key of the victim"
@@ -125,7 +126,7 @@ def test_no_command_opens_the_share_of_a_foreign_run(
 ) -> None:
     run_id = attacker.job()
     opened: list[str] = []
-    monkeypatch.setattr("mlflow_batchai.lookup.open_share", opened.append)
+    monkeypatch.setattr("mlflow_batchai.client.lookup.open_share", opened.append)
     said = cli("job", verb, run_id, *(["-y"] if verb in ("terminate", "delete") else []))
     assert said.code == 1 and "is not signed with this user's key" in said.err and f"--trust {run_id}" in said.err
     assert (opened, followers) == ([], [])

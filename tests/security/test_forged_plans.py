@@ -19,7 +19,7 @@ import pytest
 from command_line import Cli
 from plans import toy_plan
 
-from mlflow_batchai.node import mountfiles, processes, protocol, terms
+from mlflow_batchai.agent import mountfiles, processes, protocol, terms
 
 # Changes a record of the job folder as somebody without the key can, then has the client read all of it anew.
 FORGE = """
@@ -242,7 +242,7 @@ def test_an_agent_runs_no_other_plan_than_its_submitters(tmp_path: Path, record:
     key = "plan" if record == "plan" else "attempt"
     digests |= {key: protocol.digest({**plan, "command": "true"}) if told != "none" else None}
     options = ["--attempt=2", "--node=0", "--ticket={}", f"--share={tmp_path}", f"--root={tmp_path}/r"]
-    code = "import sys; from mlflow_batchai.node import agent; sys.exit(agent.main(sys.argv[1:]))"
+    code = "import sys; from mlflow_batchai.agent import agent; sys.exit(agent.main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", code, *options, f"--folder={plan['folder']}"],
         input=json.dumps(digests),
@@ -318,9 +318,10 @@ def test_no_variation_of_a_signed_plan_is_obeyed(asleep: Any) -> None:
     code = f"""
 import json, sys
 from pathlib import Path
-from mlflow_batchai import lookup, runs
+from mlflow_batchai.client import lookup
+from mlflow_batchai.tracking import runs
 from mlflow_batchai.errors import JobError
-from mlflow_batchai.node import protocol
+from mlflow_batchai.agent import protocol
 path = Path({str(path)!r})
 for name, record in json.load(sys.stdin).items():
     path.write_bytes(protocol.encode([record]))

@@ -18,12 +18,12 @@ from other_user import CLIENT, NODE, STRANGER, as_user, needs_root, public_folde
 from plans import toy_plan
 from waiting import wait_for
 
+from mlflow_batchai.agent import processes, protocol
 from mlflow_batchai.documents.batchai import parse_batchai
 from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.engines import archive
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.node import processes, protocol
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 SYSTEM_PYTHON = "/usr/bin/python3"

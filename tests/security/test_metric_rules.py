@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from plans import bare_plan
 
-from mlflow_batchai.node.plan import MetricRule
+from mlflow_batchai.agent.plan import MetricRule
 
 SLOW = r"^(?:\s*\w+\s*)+=(\d+)$"
 LETTERS = "a" * 40
@@ -158,17 +158,17 @@ def _fold(text: str) -> None:
 
 
 def _described(text: str) -> None:
-    from mlflow_batchai.description import Facts, markdown
     from mlflow_batchai.job.states import JobState
+    from mlflow_batchai.tracking.description import Facts, markdown
 
     plan = bare_plan(name="toy", cluster="local")
     markdown(Facts(plan, 1, JobState("failed", 1, (), text), [text], notes=[text], script_note=text[:20_000]))
 
 
 def _error(text: str) -> None:
-    from mlflow_batchai import trouble
-    from mlflow_batchai.node import customs
-    from mlflow_batchai.node.mounts import azure
+    from mlflow_batchai.agent import customs
+    from mlflow_batchai.agent.mounts import azure
+    from mlflow_batchai.tracking import trouble
 
     trouble.sentence(ValueError(text))
     azure.explain(text, "share", "host", "sig")
@@ -177,10 +177,11 @@ def _error(text: str) -> None:
 
 def _read(name: str) -> Callable[[str], object]:
     def read(text: str) -> object:
-        from mlflow_batchai import streaming, terminal
+        from mlflow_batchai import terminal
+        from mlflow_batchai.client import streaming
         from mlflow_batchai.job import metrics
-        from mlflow_batchai.models import facts
-        from mlflow_batchai.tracked import tags
+        from mlflow_batchai.tracking.models import facts
+        from mlflow_batchai.tracking.tracked import tags
 
         readers: dict[str, Callable[[str], object]] = {
             "safe": terminal.safe,

@@ -23,15 +23,15 @@ from node_world import Cluster
 from plans import toy_plan
 from relay_world import Time
 
+from mlflow_batchai.admin.gc import jobs
+from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.engines import archive
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
-from mlflow_batchai.gc import jobs
 from mlflow_batchai.job import folders
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.lease import Hold, Lease
 from mlflow_batchai.job.sent import SentFiles, Stamp
-from mlflow_batchai.node import protocol, records
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
 
 BEAT = {"k": "beat", "t": 1}
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from other_user import STRANGER, needs_root, public_folder
 
-from mlflow_batchai.node import permissions
+from mlflow_batchai.agent import permissions
 
 OURS = ("outputs", "model")
 

@@ -216,8 +216,8 @@ EVIL = [
 
 @pytest.mark.parametrize("text", EVIL)
 def test_markdown_of_a_job_is_text(text: str) -> None:
-    from mlflow_batchai.description import Facts, markdown
     from mlflow_batchai.job.states import JobState
+    from mlflow_batchai.tracking.description import Facts, markdown
 
     plan = bare_plan(name=text, cluster=text, workspace=text, experiment=text, node_count=2, ranks=2)
     state = JobState("failed", 1, ({"code": text},), text)
@@ -241,8 +241,8 @@ def test_markdown_of_a_sweep_is_text(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["`" * (1 << 16), "`\n" * (1 << 16), "\n" * (1 << 16), "x" * (1 << 20), "a " * (1 << 18)])
 def test_no_text_of_a_job_keeps_its_page_from_being_written(text: str) -> None:
-    from mlflow_batchai.description import Facts, markdown, merged
     from mlflow_batchai.job.states import JobState
+    from mlflow_batchai.tracking.description import Facts, markdown, merged
 
     plan = bare_plan(name="toy", cluster="local", node_count=2)
     facts = Facts(plan, 1, JobState("failed", 1, ({"code": text},), text), [text] * 9, text, None, 1, "", [text] * 20, text)
@@ -281,7 +281,7 @@ TAGS = [
 
 @pytest.mark.parametrize(("key", "value"), TAGS)
 def test_tags_that_are_refused(key: str, value: str | None) -> None:
-    from mlflow_batchai.tracked.tags import may_be_set
+    from mlflow_batchai.tracking.tracked.tags import may_be_set
 
     assert not may_be_set(key, value)
 
@@ -295,7 +295,7 @@ def test_tags_that_are_refused(key: str, value: str | None) -> None:
     ],
 )  # fmt: skip
 def test_tags_that_scripts_set(key: str, value: str | None) -> None:
-    from mlflow_batchai.tracked.tags import may_be_set
+    from mlflow_batchai.tracking.tracked.tags import may_be_set
 
     assert may_be_set(key, value)
 
@@ -312,7 +312,7 @@ def test_tags_that_scripts_set(key: str, value: str | None) -> None:
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
 def test_sources_of_datasets(source: str, kept: bool) -> None:
-    from mlflow_batchai.tracked.tags import is_source
+    from mlflow_batchai.tracking.tracked.tags import is_source
 
     assert is_source(source) is kept
 

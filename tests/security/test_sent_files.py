@@ -15,10 +15,10 @@ from job_folder import FOLDER, JobFolder
 from mlflow.tracking import MlflowClient
 from mlflow_server import MlflowServer
 
-from mlflow_batchai import collect, outputs, runs
-from mlflow_batchai.artifacts import Folder
 from mlflow_batchai.errors import ModelError
-from mlflow_batchai.tracked.files import NotThereError, local
+from mlflow_batchai.tracking import collect, outputs, runs
+from mlflow_batchai.tracking.artifacts import Folder
+from mlflow_batchai.tracking.tracked.files import NotThereError, local
 
 SECRET = "the private key of who submitted"
 LOGS, OUTPUTS, ARTIFACTS = f"{FOLDER}/stdouterr", f"{FOLDER}/outputs/m", f"{FOLDER}/artifacts/run"

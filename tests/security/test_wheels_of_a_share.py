@@ -18,10 +18,10 @@ from node_world import Cluster
 from other_user import STRANGER, needs_root
 from plans import toy_plan
 
+from mlflow_batchai.agent.plan import PythonEnvironment, plain
 from mlflow_batchai.engines import archive
-from mlflow_batchai.node.plan import PythonEnvironment, plain
-from mlflow_batchai.shares import open_share
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage import open_share
+from mlflow_batchai.storage.directory import DirectoryShare
 
 NAME = "horovod-0.28.1-py3-none-any.whl"
 ENVIRONMENT = PythonEnvironment("virtualenv", "abc", dependencies=("horovod==0.28.1",))
@@ -189,7 +189,7 @@ def test_of_an_azure_share_those_that_were_built_here_are_named(
     azure: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow_batchai.plan.wheels import choose_wheels
-    from mlflow_batchai.shares import credentials
+    from mlflow_batchai.storage import credentials
 
     monkeypatch.setenv("BATCHAI_HOROVOD_CACHE", str(tmp_path / "cache"))
     made = make_wheel(tmp_path / "cache" / "key" / NAME, "ours")
@@ -245,7 +245,7 @@ def test_a_node_installs_what_was_vouched_for(cluster: Cluster) -> None:
 
 
 def test_what_a_node_publishes_is_writable_for_nobody_else(share: Path) -> None:
-    from mlflow_batchai.node import wheels
+    from mlflow_batchai.agent import wheels
 
     wheels.publish(str(share), "key", str(make_wheel(share.parent / NAME, "built")), lambda text: None)
     (published,) = (share / "wheels").rglob("*.whl")
@@ -256,7 +256,7 @@ def test_what_a_node_publishes_is_writable_for_nobody_else(share: Path) -> None:
 
 @needs_root
 def test_a_stranger_s_wheel_is_in_no_plan(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlflow_batchai import submitting
+    from mlflow_batchai.client import submitting
 
     good = make_wheel(world.home / "share" / "wheels" / "mine" / NAME, "mine")
     a_stranger_s(make_wheel(world.home / "share" / "wheels" / NAME, "theirs"))

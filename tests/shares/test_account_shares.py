@@ -7,13 +7,12 @@ import sys
 
 import pytest
 
-from mlflow_batchai import accounts
 from mlflow_batchai.errors import ShareError, ShareMissingError, StorageNotFoundError, UsageError
-from mlflow_batchai.shares import credentials
-from mlflow_batchai.shares.account import DirectoryShares
-from mlflow_batchai.shares.azure_account import AzureShares
-from mlflow_batchai.shares.credentials import Credential
-from mlflow_batchai.shares.directory import DirectoryShare
+from mlflow_batchai.storage import accounts, credentials
+from mlflow_batchai.storage.account import DirectoryShares
+from mlflow_batchai.storage.azure_account import AzureShares
+from mlflow_batchai.storage.credentials import Credential
+from mlflow_batchai.storage.directory import DirectoryShare
 
 
 @pytest.fixture(params=["directory", "azure"])
@@ -108,10 +107,10 @@ def test_what_no_account_is_called(home, name):
 
 def test_without_microsofts_sdk(home, monkeypatch):
     credentials.remember("mine", Credential("A" * 86 + "=="))
-    for name in [name for name in sys.modules if name.startswith("mlflow_batchai.shares.azure_a")]:
+    for name in [name for name in sys.modules if name.startswith("mlflow_batchai.storage.azure_a")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "azure.storage.fileshare", None)
-    monkeypatch.delitem(sys.modules, "mlflow_batchai.shares.azure_client", raising=False)
+    monkeypatch.delitem(sys.modules, "mlflow_batchai.storage.azure_client", raising=False)
     with pytest.raises(ShareError, match=r"pip install 'mlflow-batchai\[azure\]'"):
         accounts.open_account("mine")
 

@@ -17,10 +17,10 @@ from types import SimpleNamespace
 import pytest
 
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
-from mlflow_batchai.shares import azure_client, azure_errors, azure_sdk, credentials, endpoints, open_share
-from mlflow_batchai.shares.azure_files import AzureFilesShare
-from mlflow_batchai.shares.credentials import Credential
-from mlflow_batchai.shares.location import parse
+from mlflow_batchai.storage import azure_client, azure_errors, azure_sdk, credentials, endpoints, open_share
+from mlflow_batchai.storage.azure_files import AzureFilesShare
+from mlflow_batchai.storage.credentials import Credential
+from mlflow_batchai.storage.location import parse
 
 KINDS = ("503", "429", "cut")
 
@@ -392,9 +392,9 @@ def test_no_login(azure, monkeypatch):
 def test_without_the_sdk_there_is_a_hint_and_nothing_else_needs_it():
     code = (
         "import sys\n"
-        "from mlflow_batchai.shares import open_share\n"
-        "from mlflow_batchai.shares.objects import upload\n"
-        "import mlflow_batchai.collect\n"
+        "from mlflow_batchai.storage import open_share\n"
+        "from mlflow_batchai.storage.objects import upload\n"
+        "import mlflow_batchai.tracking.collect\n"
         "assert not [name for name in sys.modules if name.split('.')[0] in ('azure', 'msal', 'requests')]\n"
         "sys.modules['azure.storage.fileshare'] = None\n"
         "try: open_share('https://acct.file.core.windows.net/data')\n"

@@ -15,11 +15,20 @@ import pytest
 from azure.storage.fileshare import ShareClient
 
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.shares import credentials, open_share
-from mlflow_batchai.shares.credentials import Credential, connection, exported, file_endpoint, find, for_nodes, is_key, remember
-from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.shares.links import download_url
-from mlflow_batchai.shares.location import parse
+from mlflow_batchai.storage import credentials, open_share
+from mlflow_batchai.storage.credentials import (
+    Credential,
+    connection,
+    exported,
+    file_endpoint,
+    find,
+    for_nodes,
+    is_key,
+    remember,
+)
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.storage.links import download_url
+from mlflow_batchai.storage.location import parse
 
 KEY, OTHER = (base64.b64encode(text * 32).decode() for text in (b"ab", b"cd"))
 SAS = "sv=2026-10-06&se=2999-01-01T00%3A00%3A00Z&sr=s&sp=rcwdl&sig=abc%3D"
@@ -73,7 +82,7 @@ def test_what_was_remembered_goes_to_processes_that_we_start_and_on_from_there(m
     remember("two", Credential(sas="?" + SAS))
     monkeypatch.setenv(credentials.VARIABLE, exported()[credentials.VARIABLE])
     code = (
-        "from mlflow_batchai.shares.credentials import *;"
+        "from mlflow_batchai.storage.credentials import *;"
         "print(find('one').key, find('two').sas, list(exported()) == ['BATCHAI_STORAGE_CREDENTIALS'], find('one'))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

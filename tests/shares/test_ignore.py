@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from mlflow_batchai.shares.objects import scan
+from mlflow_batchai.storage.objects import scan
 
 FILES = [
     f"{folder}{name}"

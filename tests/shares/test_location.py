@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.shares.location import AzureLocation, is_azure, parse
+from mlflow_batchai.storage.location import AzureLocation, is_azure, parse
 
 AZURE = "https://acct.file.core.windows.net"
 

@@ -8,14 +8,14 @@ import uuid
 
 import pytest
 
+from mlflow_batchai.agent.plan import CodeFile
+from mlflow_batchai.agent.protocol import OBJECTS, object_path
 from mlflow_batchai.errors import ProjectError, ShareError
-from mlflow_batchai.node.plan import CodeFile
-from mlflow_batchai.node.protocol import OBJECTS, object_path
-from mlflow_batchai.shares import credentials, objects, open_share
-from mlflow_batchai.shares.credentials import Credential
-from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.shares.objects import scan, scan_input, upload
-from mlflow_batchai.shares.sweeps import settle
+from mlflow_batchai.storage import credentials, objects, open_share
+from mlflow_batchai.storage.credentials import Credential
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.storage.objects import scan, scan_input, upload
+from mlflow_batchai.storage.sweeps import settle
 
 
 @pytest.fixture(params=["directory", "azure"])
@@ -188,7 +188,7 @@ def test_a_tenth_of_the_requests_fails(azure, azure_share, tmp_path):
 
 def test_a_failure_ends_the_sending_with_its_sentence(azure, azure_share, tmp_path, monkeypatch):
     files = scan(many(tmp_path / "many", 200))
-    monkeypatch.setattr("mlflow_batchai.shares.azure_client.LONGEST_SECONDS", 0.2)
+    monkeypatch.setattr("mlflow_batchai.storage.azure_client.LONGEST_SECONDS", 0.2)
     azure.fail(1, ("503",), methods=("PUT",), path="/objects/7", retry_after=0)
     try:
         with pytest.raises(ShareError, match="too busy"):

@@ -1,4 +1,4 @@
-"""The promises of Share (shares/base.py), held against every implementation: a new one adds a fixture."""
+"""The promises of Share (storage/base.py), held against every implementation: a new one adds a fixture."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from mlflow_batchai.agent.protocol import OBJECTS, identity_path
 from mlflow_batchai.errors import NotSupportedError, ShareError, ShareNotFoundError
-from mlflow_batchai.node.protocol import OBJECTS, identity_path
-from mlflow_batchai.shares import job_file, open_share
-from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.shares.identity import identify
-from mlflow_batchai.shares.objects import scan_input, upload
+from mlflow_batchai.storage import job_file, open_share
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.storage.identity import identify
+from mlflow_batchai.storage.objects import scan_input, upload
 
 NASTY = ["plain", "two words", "quo'te\"s", "line\nbreak", "hé 世界", "a%20b#c?d", "-dash", "\\back", "$HOME;*", ".hidden"]
 
@@ -150,7 +150,7 @@ def test_3_one_thread_of_many_gets_a_claim(share, name):
 
 def test_3_one_process_of_many_gets_a_claim(share):
     code = (
-        "import sys; from mlflow_batchai.shares import open_share; share = open_share(sys.argv[1]); sys.stdin.read(1);"
+        "import sys; from mlflow_batchai.storage import open_share; share = open_share(sys.argv[1]); sys.stdin.read(1);"
         "print(*[int(share.claim(f'c/{n}')) for n in range(50)])"
     )
     argv = [sys.executable, "-c", code, share.url]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlflow_batchai.shares.spelling import on_mount, on_share
+from mlflow_batchai.storage.spelling import on_mount, on_share
 
 SPELLED = {
     "a:b.h5": "a\uff1ab.h5",

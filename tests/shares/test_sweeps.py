@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_batchai.node.protocol import TREES, object_path
-from mlflow_batchai.shares import Share, credentials, open_share, sweeps
-from mlflow_batchai.shares.credentials import Credential
-from mlflow_batchai.shares.directory import DirectoryShare
-from mlflow_batchai.shares.objects import StagedFile, scan, upload
-from mlflow_batchai.shares.sweeps import SWEEPS, Sweep, settle, sweeping
+from mlflow_batchai.agent.protocol import TREES, object_path
+from mlflow_batchai.storage import Share, credentials, open_share, sweeps
+from mlflow_batchai.storage.credentials import Credential
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.storage.objects import StagedFile, scan, upload
+from mlflow_batchai.storage.sweeps import SWEEPS, Sweep, settle, sweeping
 
 
 @pytest.fixture(params=["directory", "azure"])

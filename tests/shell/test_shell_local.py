@@ -8,7 +8,7 @@ import sys
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai import shell
+from mlflow_batchai.engines import shell
 from mlflow_batchai.errors import ClusterError
 
 
@@ -47,7 +47,9 @@ def test_a_spawned_command_that_is_not_there(tmp_path):
         shell.spawn(["no-such-command"], {}, tmp_path / "log")
 
 
-@pytest.mark.parametrize("module", ["mlflow_batchai.shell", "mlflow_batchai.shell.ssh", "mlflow_batchai.shell.targets"])
+@pytest.mark.parametrize(
+    "module", ["mlflow_batchai.engines.shell", "mlflow_batchai.engines.shell.ssh", "mlflow_batchai.engines.shell.targets"]
+)
 def test_importing_brings_no_paramiko(module):
     code = f"import {module}, sys; sys.exit(bool({{'paramiko', 'cryptography'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -20,10 +20,10 @@ import pytest
 from sshd import SshNode, SshNodes, make_key, ssh_nodes
 from waiting import wait_for
 
+from mlflow_batchai.engines.shell import links
+from mlflow_batchai.engines.shell.ssh import Connection, ConnectionLostError, HostKeyError, LoginError, open_all
+from mlflow_batchai.engines.shell.targets import resolve
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.shell import links
-from mlflow_batchai.shell.ssh import Connection, ConnectionLostError, HostKeyError, LoginError, open_all
-from mlflow_batchai.shell.targets import resolve
 
 SECRET = "tr0ub4dor&3"
 
@@ -776,7 +776,7 @@ def test_a_full_disk(nodes, reach):
 
 def test_paramiko_says_nothing_by_itself(listener):
     code = (
-        "from mlflow_batchai.shell import ssh, targets\n"
+        "from mlflow_batchai.engines.shell import ssh, targets\n"
         f"try: ssh.Connection(targets.resolve('127.0.0.1', port={listener.getsockname()[1]}, timeout=0.5)).open()\n"
         "except ssh.ClusterError as error: print(error)"
     )

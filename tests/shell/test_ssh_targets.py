@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from mlflow_batchai.engines.shell.known_hosts import entries, fingerprint
+from mlflow_batchai.engines.shell.targets import resolve
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.shell.known_hosts import entries, fingerprint
-from mlflow_batchai.shell.targets import resolve
 
 ME = getpass.getuser()
 

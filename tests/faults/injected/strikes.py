@@ -165,10 +165,10 @@ def _client_patches(struck, path):
         struck.wrap(client, "log_batch", lambda *args, **kwargs: "log_batch" if kwargs.get("metrics") else "log_tags")
 
     return {
-        "mlflow_batchai.shares.directory": share,
+        "mlflow_batchai.storage.directory": share,
         "mlflow.tracking.client": tracking,
-        "mlflow_batchai.node.host": lambda module: struck.wrap(module, "answer", lambda verb, arguments: "ask " + verb),
-        "mlflow_batchai.shell": lambda module: struck.wrap(module, "spawn", lambda *args, **kwargs: "spawn"),
+        "mlflow_batchai.agent.host": lambda module: struck.wrap(module, "answer", lambda verb, arguments: "ask " + verb),
+        "mlflow_batchai.engines.shell": lambda module: struck.wrap(module, "spawn", lambda *args, **kwargs: "spawn"),
         "mlflow_batchai.engines.archive": lambda module: _change_archive(module, path),
     }
 
@@ -219,8 +219,8 @@ def _change_archive(module, path):
 
 
 def _in_agent(struck):
-    from mlflow_batchai.node import mountfiles, protocol, register, tickets
-    from mlflow_batchai.node.control import mounted
+    from mlflow_batchai.agent import mountfiles, protocol, register, tickets
+    from mlflow_batchai.agent.control import mounted
 
     def written(root, path, *more):
         name = os.path.basename(path)

@@ -1,0 +1,1 @@
+"""What keeps clusters in order: doctor and gc."""

@@ -1,0 +1,44 @@
+"""``python agent.pyz VERB ...``: the one file that a node is sent."""
+
+import json
+import sys
+from typing import List
+
+
+def main(arguments: List[str]) -> int:
+    """Run a verb; 2 for an unknown one."""
+    verb, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if verb == "agent":
+        from mlflow_batchai.agent import agent
+
+        return agent.main(rest)
+    if verb == "serve":
+        from mlflow_batchai.agent import host
+
+        return host.serve()
+    if verb == "sweep":
+        from mlflow_batchai.agent import processes
+
+        return processes.main(rest)
+    if verb == "rendezvous":
+        from mlflow_batchai.agent import rendezvous
+
+        return rendezvous.main(rest)
+    if verb == "try-model":
+        from mlflow_batchai.agent import trial
+
+        return trial.main(rest)
+    if verb == "packages":
+        from mlflow_batchai.agent import inventory
+
+        return inventory.main(rest)
+    if verb == "horovod-build":
+        from mlflow_batchai.horovod_wheel import verb as horovod_build
+
+        return horovod_build.main(rest)
+    sys.stderr.write("agent.pyz: unknown verb %s\n" % json.dumps(verb))
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

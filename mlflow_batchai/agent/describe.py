@@ -1,0 +1,170 @@
+"""What a saved Keras model is, read from its file, without importing TensorFlow or Keras.
+
+Done on a node by the interpreter that trained (``trial``), so that the submitting
+machine, which may have another TensorFlow or none, can make an MLflow model of the file. Standard library,
+and h5py for ``.h5`` files only.
+"""
+
+import json
+import os
+import platform
+import re
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from mlflow_batchai.agent import tensors
+
+Saved = Tuple[str, Dict[str, Any], Optional[str], Optional[str]]
+
+TENSORFLOW_PACKAGES = (
+    "tensorflow",
+    "tensorflow-cpu",
+    "tensorflow-gpu",
+    "tensorflow-intel",
+    "tensorflow-macos",
+    "tensorflow-rocm",
+    "intel-tensorflow",
+    "tf-nightly",
+)
+
+
+class DescribeError(Exception):
+    """The file holds no whole Keras model; ``str(error)`` is one sentence for a person."""
+
+
+def describe(path: str) -> Dict[str, Any]:
+    """Describe the model in one ``.h5`` or ``.keras`` file, of Keras 2, tf_keras or Keras 3.
+
+    Returns:
+        ``keras`` (the version that wrote the file), ``backend``, ``tensorflow`` (or None), ``python``,
+        ``numpy``, ``requirements`` (pins of this interpreter's packages), ``format`` (``h5`` or ``keras``),
+        and, where the configuration tells them, ``inputs`` and ``outputs``: lists of ``{"name", "shape",
+        "dtype"}`` with -1 for a dimension that is not fixed.
+
+    Raises:
+        DescribeError: the file is missing, is no Keras model, or holds weights alone.
+    """
+    file_format, config, keras_version, backend = _read(path)
+    packages = _packages()
+    keras = keras_version or packages.get("keras")
+    if keras is None:
+        raise DescribeError(f"{path} does not say which Keras wrote it, and this Python has no keras")
+    backend = backend or _backend_here(_tensorflow(packages) is not None, "torch" in packages)
+    record: Dict[str, Any] = {"keras": keras, "format": file_format, **environment(backend, keras)}
+    ends = {"inputs": tensors.inputs(config), "outputs": tensors.outputs(config)}
+    record.update({key: found for key, found in ends.items() if found})
+    return record
+
+
+def environment(backend: str, keras: Optional[str] = None) -> Dict[str, Any]:
+    """What of ``describe``'s record tells of this interpreter, for a model of a backend.
+
+    Args:
+        keras: the version of Keras that wrote it; None: it is no Keras file, and Keras is pinned if it is here.
+    """
+    packages = _packages()
+    tensorflow = _tensorflow(packages)
+    return {
+        "backend": backend,
+        "tensorflow": packages[tensorflow] if tensorflow else None,
+        "python": platform.python_version(),
+        "numpy": packages.get("numpy"),
+        "requirements": _requirements(keras or packages.get("keras", ""), backend, tensorflow, packages),
+    }
+
+
+def configuration(path: str) -> Dict[str, Any]:
+    """The model's configuration as Keras has saved it; empty if it can't be read."""
+    try:
+        return _read(path)[1]
+    except DescribeError:
+        return {}
+
+
+def keras_module(keras: str, requirements: Sequence[str]) -> str:
+    """The module whose ``models.load_model`` reads a file: keras, tf_keras or tensorflow.keras.
+
+    Args:
+        keras: the version that wrote it.
+        requirements: pins of the interpreter that trained.
+    """
+    names = {re.split(r"[\[<>=!~]", line)[0].lower().replace("_", "-"): line for line in requirements}
+    if "tf-keras" in names:
+        return "tf_keras"
+    pinned = re.search(r"==(\d+)", names.get("keras", ""))
+    major = int(pinned.group(1) if pinned else keras.split(".")[0])
+    return "keras" if major >= 3 else "tensorflow.keras"
+
+
+def _read(path: str) -> Saved:
+    """(format, configuration, version of the writing Keras, backend), by the file's content, not its name."""
+    if not Path(path).is_file():
+        raise DescribeError(f"there is no model file {path}")
+    try:
+        if zipfile.is_zipfile(path):
+            return _read_keras(path)
+        return _read_h5(path)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DescribeError(f"{path} is not a whole Keras model: {error}") from error
+
+
+def _read_keras(path: str) -> Saved:
+    with zipfile.ZipFile(path) as archive:
+        config = json.loads(archive.read("config.json").decode())
+        version = json.loads(archive.read("metadata.json").decode()).get("keras_version")
+    return "keras", config, version, None
+
+
+def _read_h5(path: str) -> Saved:
+    try:
+        import h5py
+    except ImportError:
+        raise DescribeError(f"{path} can't be read: {sys.executable} has no h5py") from None
+    with h5py.File(path, "r") as file:
+        texts = {
+            key: value.decode() if isinstance(value, bytes) else str(value)
+            for key, value in file.attrs.items()
+            if key in ("model_config", "keras_version", "backend")
+        }
+    if "model_config" not in texts:
+        raise DescribeError(f"{path} holds weights without a model: save it with model.save(path)")
+    return "h5", json.loads(texts["model_config"]), texts.get("keras_version"), texts.get("backend")
+
+
+def _tensorflow(packages: Mapping[str, str]) -> Optional[str]:
+    return next((name for name in TENSORFLOW_PACKAGES if name in packages), None)
+
+
+def _packages() -> Dict[str, str]:
+    """Versions of the packages a Keras model needs, of this interpreter."""
+    found = {}
+    for name in (*TENSORFLOW_PACKAGES, "keras", "tf_keras", "torch", "jax", "numpy", "h5py", "mlflow"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _requirements(keras: str, backend: str, tensorflow: Optional[str], packages: Dict[str, str]) -> List[str]:
+    """Pins for loading the model elsewhere. Where tf_keras is installed, it wrote the Keras 2 files."""
+    names = [tensorflow] if tensorflow else []
+    names += ["tf_keras"] if keras.startswith("2.") and "tf_keras" in packages else ["keras"]
+    names += [backend] if backend in ("torch", "jax") else []
+    return [f"{name}=={packages[name]}" for name in [*names, "numpy", "h5py", "mlflow"] if name in packages]
+
+
+def _backend_here(has_tensorflow: bool, has_torch: bool) -> str:
+    """The backend Keras would choose here: its own order, variable, then keras.json, then TensorFlow."""
+    chosen = os.environ.get("KERAS_BACKEND")
+    if chosen:
+        return chosen
+    try:
+        home = Path(os.environ["KERAS_HOME"]) if "KERAS_HOME" in os.environ else Path.home() / ".keras"
+        chosen = str(json.loads((home / "keras.json").read_text()).get("backend") or "")
+    except (OSError, ValueError, AttributeError, RuntimeError):
+        chosen = ""
+    return chosen or ("torch" if has_torch and not has_tensorflow else "tensorflow")

@@ -1,0 +1,177 @@
+"""The environment of a rank: one pure function, the same on every engine.
+
+The submitter's environment does not leak, nor does the node's: a short allow-list of it, then what the document says.
+"""
+
+import os
+import re
+from typing import Dict, Mapping, Optional, Sequence
+
+from mlflow_batchai.agent.layout import NodeLayout, expand
+from mlflow_batchai.agent.plan import Plan
+from mlflow_batchai.agent.protocol import MARK_VARIABLE, NODE_VARIABLE
+
+ALLOWED_NAMES = frozenset(
+    [
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "LD_LIBRARY_PATH",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "all_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "ALL_PROXY",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+    ]
+)
+ALLOWED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_")
+
+# MLflow in a rank finds no server: nodes have no route to one, and no credentials. What it says becomes records of the job
+# (``training/store.py``).
+TRACKING_URI = "batchai://job"
+
+
+def allowed(environment: Mapping[str, str]) -> Dict[str, str]:
+    """The part of a node's own environment that processes of a job may see."""
+    return {name: value for name, value in environment.items() if name in ALLOWED_NAMES or name.startswith(ALLOWED_PREFIXES)}
+
+
+BUILD_NAMES = frozenset(["BATCHAI_HOROVOD_CACHE", "XDG_CACHE_HOME", "REQUESTS_CA_BUNDLE"])
+BUILD_PREFIXES = ("PIP_", "UV_")
+
+
+def for_builds(environment: Mapping[str, str]) -> Dict[str, str]:
+    """What building a training environment may see besides: where packages come from and where they are cached."""
+    return {name: value for name, value in environment.items() if name in BUILD_NAMES or name.startswith(BUILD_PREFIXES)}
+
+
+ENGINE_NAMES = frozenset(
+    [
+        "DOCKER_HOST",
+        "DOCKER_CONTEXT",
+        "DOCKER_CONFIG",
+        "DOCKER_CERT_PATH",
+        "DOCKER_TLS",
+        "DOCKER_TLS_VERIFY",
+        "DOCKER_API_VERSION",
+        "CONTAINER_HOST",
+        "CONTAINER_SSHKEY",
+        "CONTAINERS_CONF",
+        "CONTAINERS_CONF_OVERRIDE",
+        "CONTAINERS_STORAGE_CONF",
+        "CONTAINERS_REGISTRIES_CONF",
+        "REGISTRY_AUTH_FILE",
+        "XDG_RUNTIME_DIR",
+        "DBUS_SESSION_BUS_ADDRESS",
+    ]
+)
+
+
+def for_engines(environment: Mapping[str, str]) -> Dict[str, str]:
+    """What a container engine's client may see besides: where its daemon is, and its configuration. No secret is among it."""
+    return {name: value for name, value in environment.items() if name in ENGINE_NAMES}
+
+
+def for_agents(environment: Mapping[str, str]) -> Dict[str, str]:
+    """What an agent is started with: ranks see ``allowed`` of it."""
+    return dict(allowed(environment), **for_builds(environment), **for_engines(environment))
+
+
+_WAY_OUT = re.compile(r"NCCL_\w+|(?i:(https?|no|all)_proxy)")
+
+
+def in_container(environment: Mapping[str, str], image: Mapping[str, str]) -> Dict[str, str]:
+    """What processes in a container see of the node's environment: the way out, and what its network needs.
+
+    All else describes what lies on the node (PATH, libraries, locales): there the image's own counts.
+
+    Args:
+        image: the environment that the container gives every process.
+    """
+    return {**{name: value for name, value in environment.items() if _WAY_OUT.fullmatch(name)}, **image}
+
+
+def thread_variables(threads: int) -> Dict[str, str]:
+    """CPU threads of one rank, in the words of the libraries that ask."""
+    count = str(max(1, threads))
+    return {
+        "OMP_NUM_THREADS": count,
+        "MKL_NUM_THREADS": count,
+        "OPENBLAS_NUM_THREADS": count,
+        "TF_NUM_INTRAOP_THREADS": count,
+        "TF_NUM_INTEROP_THREADS": count,
+    }
+
+
+def job_environment(
+    layout: NodeLayout,
+    node_environment: Mapping[str, str],
+    addresses: Sequence[str],
+    gpus: int,
+    secrets: Mapping[str, str],
+    python: str,
+    extra: Optional[Mapping[str, str]] = None,
+    image: Optional[Mapping[str, str]] = None,
+) -> Dict[str, str]:
+    """Environment of job preparation and, with ``extra``, of a rank.
+
+    Later ones win: the allow-list (in a container the image's own), the service's variables, parameters, constants of
+    MLproject's ``docker_env``, the document's variables (expanded in order, each
+    may refer to earlier ones), secrets, then ``extra`` for names that the document left alone and the job's mark.
+
+    Args:
+        python: the training interpreter; its folder comes first on PATH.
+        image: in a container, the environment that it gives every process; its PATH is as it should be.
+        extra: what the launcher adds. Names that end in ``!`` are never overridden by the document (a rank's number).
+    """
+    plan: Plan = layout.plan
+    environment = allowed(node_environment) if image is None else in_container(node_environment, image)
+    folder = os.path.dirname(python)
+    if folder and image is None:
+        environment["PATH"] = os.pathsep.join([folder, layout.bin, environment.get("PATH", os.defpath)])
+    service = layout.service_variables(addresses, gpus)
+    environment.update(service)
+    environment.update(plan.parameters)
+    for staged in plan.inputs:
+        environment[staged.variable] = layout.input_path(staged)
+    if layout.prepared:
+        environment["BATCHAI_PREPARATION_DIR"] = layout.prepared
+    environment["MLFLOW_TRACKING_URI"] = TRACKING_URI
+    environment["MLFLOW_RUN_ID"] = plan.run_id
+    environment["MLFLOW_EXPERIMENT_ID"] = plan.experiment_id
+    environment["BATCHAI_SPOOL"] = layout.spool
+    environment["BATCHAI_ATTEMPT"] = str(layout.paths.attempt)
+    environment["PYTHONUNBUFFERED"] = "1"
+    environment["GIT_PYTHON_REFRESH"] = "quiet"
+    for name, value in (extra or {}).items():
+        if not name.endswith("!"):
+            environment[name] = value
+    own_path = (extra or {}).get("PYTHONPATH", "")
+    if image is not None:
+        environment.update({name: value for name, value in image.items() if name == "PYTHONPATH"})
+        if plan.container:
+            environment.update(plan.container.environment)
+    for entry in plan.environment_variables:
+        environment[entry.name] = expand(entry.value, environment)
+    environment.update(secrets)
+    theirs = environment.get("PYTHONPATH", "")
+    if own_path and theirs != own_path:
+        # An empty entry would mean the working directory.
+        environment["PYTHONPATH"] = own_path + (os.pathsep + theirs if theirs else "")
+    for name, value in (extra or {}).items():
+        if name.endswith("!"):
+            environment[name[:-1]] = value
+    environment[MARK_VARIABLE] = layout.mark
+    environment[NODE_VARIABLE] = str(layout.node)
+    return environment

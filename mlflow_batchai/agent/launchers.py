@@ -1,0 +1,134 @@
+"""What a framework block starts: which ranks run where, and the variables that tell each who it is.
+
+``horovod`` starts processCount ranks over the nodes; ``custom`` (customToolkit, and a project without a block) starts its
+command once, on node 0, as Batch AI did.
+"""
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from mlflow_batchai.agent.layout import node_id
+from mlflow_batchai.agent.plan import Plan
+
+
+class Slot(NamedTuple):
+    """One rank's place: numbers as Horovod counts them."""
+
+    rank: int
+    size: int
+    node: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+def spread(process_count: int, gpus: Sequence[int]) -> List[int]:
+    """Ranks per node, as even as can be; the first nodes take one more (8 on 2 nodes = 4 and 4, as in Batch AI).
+
+    Args:
+        gpus: GPUs of each node. A node has as many slots as GPUs; where no node has any, ranks share the cores and there is no
+            limit. More ranks than slots fill every slot once, then again: GPUs are shared evenly.
+    """
+    slots = list(gpus) if any(gpus) else [process_count] * len(gpus)
+    rounds, rest = divmod(process_count, sum(slots))
+    filled = [0] * len(slots)
+    for _ in range(rest):
+        filled[min((node for node in range(len(slots)) if filled[node] < slots[node]), key=filled.__getitem__)] += 1
+    return [rounds * slot + more for slot, more in zip(slots, filled)]
+
+
+def assign(sizes: Sequence[int]) -> List[Slot]:
+    """Every rank's slot, in rank order, node by node, from the number of ranks on each node."""
+    slots: List[Slot] = []
+    for node, local_size in enumerate(sizes):
+        for local_rank in range(local_size):
+            cross = [other for other, size in enumerate(sizes) if size > local_rank]
+            slots.append(Slot(len(slots), sum(sizes), node, local_rank, local_size, cross.index(node), len(cross)))
+    return slots
+
+
+def slots_of(plan: Plan, gpus: Sequence[int]) -> List[Slot]:
+    """The ranks that a plan starts on nodes with so many GPUs each."""
+    if plan.is_horovod:
+        return assign(spread(plan.process_count, gpus))
+    return [Slot(0, 1, 0, 0, 1, 0, 1)]
+
+
+def slots_per_node(plan: Plan, gpus: Sequence[int]) -> List[int]:
+    """What the hostfile says of each node: its ranks; for a command that starts ranks itself its GPUs."""
+    return spread(plan.process_count, gpus) if plan.is_horovod else list(gpus)
+
+
+def refusal(plan: Plan, gpus: Sequence[int], hosts: Sequence[str]) -> Optional[str]:
+    """Why these nodes can't run the plan, as a sentence, or None: more Horovod ranks than GPUs, and no leave to share them.
+
+    Args:
+        hosts: the nodes' hostnames.
+    """
+    total = sum(gpus)
+    if plan.framework != "horovod" or plan.oversubscribe or not total or plan.process_count <= total:
+        return None
+    counts = ", ".join("%s: %d" % (node_id(node), count) for node, count in enumerate(gpus))
+    sentence = (
+        "processCount is %d and the nodes have %d GPU%s (%s): lower processCount, or set oversubscribe: true in the cluster"
+        " document" % (plan.process_count, total, "" if total == 1 else "s", counts)
+    )
+    idle = without_gpus(plan, gpus, hosts)
+    return "%s; %s" % (sentence, idle) if idle else sentence
+
+
+def without_gpus(plan: Plan, gpus: Sequence[int], hosts: Sequence[str]) -> Optional[str]:
+    """A sentence on nodes that get no Horovod rank since they have no GPU and others have, or None: likely a broken driver."""
+    names = ["%s (%s)" % (node_id(node), hosts[node]) for node, count in enumerate(gpus) if not count]
+    if plan.framework != "horovod" or not names or not any(gpus):
+        return None
+    return (
+        "%s: no GPU, and so no rank, where other nodes have GPUs; mend the driver there (nvidia-smi -L), or train on CPUs with"
+        " gpusPerNode: 0 in the cluster document" % ", ".join(names)
+    )
+
+
+def idle_gpus(plan: Plan, gpus: Sequence[int]) -> Optional[str]:
+    """A sentence on GPUs that no Horovod rank uses, or None."""
+    ranks, total = plan.process_count, sum(gpus)
+    if plan.framework != "horovod" or ranks >= total:
+        return None
+    return "%d rank(s) use %d of %d GPUs: set horovodSettings.processCount to %d to use all" % (ranks, ranks, total, total)
+
+
+def needs_rendezvous(plan: Plan) -> bool:
+    """Whether node 0 has to start Horovod's rendezvous server first."""
+    return plan.is_horovod
+
+
+def rank_variables(plan: Plan, slot: Slot, rendezvous: Optional[Mapping[str, Any]], interface: Optional[str]) -> Dict[str, str]:
+    """Variables of one rank; names that end in ``!`` may not be overridden by the document.
+
+    The HOROVOD_* ones are those that horovodrun's gloo launcher sets (horovod 0.28.1, ``runner/gloo_run.py``).
+    """
+    found = {"BATCHAI_RANK!": str(slot.rank), "BATCHAI_SIZE!": str(slot.size)}
+    if plan.framework != "horovod" or rendezvous is None:
+        return found
+    identity = {
+        "HOROVOD_HOSTNAME": node_id(slot.node),
+        "HOROVOD_RANK": slot.rank,
+        "HOROVOD_SIZE": slot.size,
+        "HOROVOD_LOCAL_RANK": slot.local_rank,
+        "HOROVOD_LOCAL_SIZE": slot.local_size,
+        "HOROVOD_CROSS_RANK": slot.cross_rank,
+        "HOROVOD_CROSS_SIZE": slot.cross_size,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous["address"],
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous["port"],
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
+    found.update({name + "!": str(value) for name, value in identity.items()})
+    found["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "60"
+    if interface:
+        found["HOROVOD_GLOO_IFACE"] = interface
+    return found
+
+
+def hostfile(addresses: Sequence[str], sizes: Sequence[int]) -> str:
+    """An OpenMPI hostfile (Batch AI's own format was never published)."""
+    return "".join("%s slots=%d\n" % (address, max(1, size)) for address, size in zip(addresses, sizes))

@@ -1,0 +1,178 @@
+"""What lies on a node's own disk that nothing uses: found, and removed when a person asks for it (`batchai gc`).
+
+``tidy`` removes by itself what every job leaves. Environments and kept preparations, which cost time to make, stay until then.
+"""
+
+import functools
+import os
+import re
+import stat
+import time
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+from mlflow_batchai.agent import kept, processes, register
+from mlflow_batchai.agent.layout import archive_path
+
+Answer = Dict[str, Any]
+
+_KEPT = re.compile(r"^[0-9a-f]{4,64}$")
+_LOG = re.compile(r"^[^.].*\.log$")
+_TOOL = re.compile(r"^rclone-[0-9a-f]+")
+_ARCHIVE = re.compile(r"^agent-[0-9a-f]+\..*(pyz|new)$")
+
+
+class Leftover(NamedTuple):
+    """One thing that could go.
+
+    Attributes:
+        kind: ``environment``, ``preparation``, ``log``, ``tool`` or ``agent``.
+        used: when it was last used, seconds since the epoch by this node's clock.
+        reason: a few words on why.
+        remove: removes it, unless it is in use by now; whether it is gone.
+    """
+
+    kind: str
+    path: str
+    used: float
+    reason: str
+    remove: Callable[[], bool]
+
+
+def leftovers(
+    root: str,
+    seconds: float,
+    environments: Optional[str] = None,
+    agents: Optional[str] = None,
+    archive: Optional[str] = None,
+    remove: Optional[Sequence[str]] = None,
+) -> Answer:
+    """What wasn't used for so many seconds and isn't in use now; with ``remove``, those of them are removed.
+
+    Args:
+        root: the node's own folder.
+        environments: where it keeps built environments; None: below its root.
+        agents: where agents' archives are kept; None: where the one that answers lies.
+        archive: the one that the next agent runs; None: the one that answers.
+        remove: paths; what is not found anew, or in use by now, stays.
+
+    Returns:
+        ``items``: of each the ``kind``, ``path``, ``bytes`` that would come free, ``age`` (seconds; clocks of nodes differ) and
+        ``reason``; ``gone``: those of the paths where nothing is any more.
+    """
+    root, now = os.path.expanduser(root), time.time()
+    own = archive or archive_path()
+    found = [
+        *_kept(os.path.expanduser(environments) if environments else os.path.join(root, "envs"), "environment", now - seconds),
+        *_kept(os.path.join(root, "prepared"), "preparation", now - seconds),
+        *_logs(root, now - seconds),
+        *_files(os.path.join(root, "tools"), "tool", _TOOL, now - seconds, lambda path: False),
+        *_archives(agents or os.path.dirname(own), own, now - seconds),
+    ]
+    if remove is not None:
+        wanted = set(remove)
+        gone = [each.path for each in found if each.path in wanted and each.remove()]
+        return {"items": [], "gone": [*gone, *(path for path in remove if path not in gone and not os.path.lexists(path))]}
+    items = [
+        {"kind": each.kind, "path": each.path, "bytes": size(each.path), "age": now - each.used, "reason": each.reason}
+        for each in found
+    ]
+    return {"items": items, "gone": []}
+
+
+def size(path: str) -> int:
+    """Bytes that removing a file or a folder sets free: what has another name elsewhere stays."""
+    total = 0
+    for entry in _walk(path):
+        if not stat.S_ISDIR(entry.st_mode) and entry.st_nlink == 1:
+            total += entry.st_size
+    return total
+
+
+def _walk(path: str) -> Iterator[os.stat_result]:
+    try:
+        yield os.lstat(path)
+    except OSError:
+        return
+    for parent, folders, names in os.walk(path):
+        for name in [*folders, *names]:
+            try:
+                yield os.lstat(os.path.join(parent, name))
+            except OSError:
+                continue
+
+
+def _kept(place: str, kind: str, before: float) -> Iterator[Leftover]:
+    """Folders of ``kept.once``: made and unused since, or never finished."""
+    for name in _names(place, _KEPT):
+        folder = os.path.join(place, name)
+        used = _last_use(folder)
+        try:
+            if used is None or used >= before or kept.is_in_use(folder):
+                continue
+        except OSError:
+            continue  # another user's: he removes it
+        reason = "not used since" if os.path.exists(os.path.join(folder, kept.MARKER)) else "never finished"
+        yield Leftover(
+            kind, folder, used, reason, functools.partial(kept.remove, folder, functools.partial(_is_old, folder, before))
+        )
+
+
+def _is_old(folder: str, before: float) -> bool:
+    used = _last_use(folder)
+    return used is not None and used < before
+
+
+def _last_use(folder: str) -> Optional[float]:
+    """The time of its marker, which those who use it keep young; of one that was never finished, its own."""
+    for path in (os.path.join(folder, kept.MARKER), folder):
+        try:
+            return os.lstat(path).st_mtime
+        except OSError:
+            continue
+    return None
+
+
+def _logs(root: str, before: float) -> Iterator[Leftover]:
+    living = {agent["log"] for agent in register.living(root)}
+    yield from _files(os.path.join(root, "logs"), "log", _LOG, before, lambda path: path in living)
+
+
+def _archives(folder: str, own: str, before: float) -> Iterator[Leftover]:
+    """Archives of other versions: an agent reads its own as long as it lives."""
+    if not os.path.isfile(own) and not os.path.isdir(folder):
+        return
+    running = processes.arguments()
+    yield from _files(folder, "agent", _ARCHIVE, before, lambda path: path == own or path in running)
+
+
+def _files(folder: str, kind: str, names: "re.Pattern[str]", before: float, keep: Callable[[str], bool]) -> Iterator[Leftover]:
+    for name in _names(folder, names):
+        path = os.path.join(folder, name)
+        try:
+            status = os.lstat(path)
+        except OSError:
+            continue
+        # Who uses an archive or a tool says so by either time; disks that are mounted with noatime tell only one.
+        used = max(status.st_atime, status.st_mtime) if kind == "agent" else status.st_mtime
+        if stat.S_ISREG(status.st_mode) and used < before and not keep(path):
+            yield Leftover(kind, path, used, "not used since", functools.partial(_unlink, path))
+
+
+def _unlink(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _names(folder: str, pattern: "re.Pattern[str]") -> List[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if pattern.search(name))
+    except OSError:
+        return []
+
+
+VERBS: Dict[str, Callable[..., Answer]] = {"leftovers": leftovers}

@@ -1,0 +1,172 @@
+"""After the ranks' good end: node 0 chooses the job's model, has it loaded and tried, and tells its client what came of it."""
+
+import contextlib
+import json
+import os
+import time
+from typing import Any, Dict, List, Mapping, Optional
+
+from mlflow_batchai.agent import models, protocol
+from mlflow_batchai.agent.layout import NodeLayout, archive_path
+from mlflow_batchai.agent.outcome import Stop
+from mlflow_batchai.agent.peers import Peers
+from mlflow_batchai.agent.runtime import Runtime
+from mlflow_batchai.agent.shipper import Shipper
+from mlflow_batchai.agent.tasks import Task
+
+# For what can be told of a model without loading it.
+DESCRIBE_SECONDS = 20.0
+LOG = "model-check.txt"
+MOST_LOG_BYTES = 1 << 20
+# The check is done on the CPU: GPUs may belong to others by then, and one that fails says nothing of the model.
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+
+
+class ModelCheck:
+    """The check of one job's model, on node 0, in the job's container where there is one.
+
+    Args:
+        python: the training interpreter; empty: there is none.
+        environment: of the job's helpers.
+    """
+
+    def __init__(
+        self,
+        layout: NodeLayout,
+        shipper: Shipper,
+        runtime: Runtime,
+        peers: Peers,
+        python: str,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.layout = layout
+        self.shipper = shipper
+        self.runtime = runtime
+        self.peers = peers
+        self.python = python
+        self.environment = environment
+        self._log = bytearray()
+
+    def run(self) -> Optional[Stop]:
+        """Choose and check the model that the plan asks for, if it does.
+
+        Returns:
+            What has ended the check before its time: somebody wants the job's end.
+        """
+        wanted = self.layout.plan.model
+        if not wanted:
+            return None
+        chosen = models.choose(self._known(wanted.path), wanted.path)
+        if chosen is None:
+            return None  # the client says so
+        body = {key: value for key, value in chosen.items() if key != "check"}
+        body.update(ts=protocol.now_ms(), chosen=True)
+        path, reported = str(chosen["path"]), chosen.get("meta") or {}
+        if path.endswith(models.TORCH_ENDINGS):
+            body["meta"] = {"format": models.TORCH}
+            self._tell(body)
+            return None
+        limit = wanted.check_seconds
+        if limit:
+            self.shipper.record("phase", urgent=True, phase="checking the model", node=self.layout.node)
+        task = Task("model check", None, self._hear)
+        self._said: List[bytes] = []
+        begun = time.monotonic()
+        stop, late = None, False
+        if self.python:
+            stop, late = self._await(task, self._argv(path, reported, bool(limit)), reported, limit or DESCRIBE_SECONDS)
+        found = self._answer()
+        if stop is None:
+            said = found.get("meta")
+            body["meta"] = {**reported, **(said if isinstance(said, dict) else {})}
+            if reported.get("backend"):
+                body["meta"]["backend"] = reported["backend"]
+            if "error" in reported and isinstance(said, dict) and "error" not in said:
+                del body["meta"]["error"]
+            if limit:
+                body["check"] = found.get("check") or self._silent(task, late, limit, time.monotonic() - begun)
+            self._tell(body)
+        if limit:
+            self._write_log(path, body.get("check"))
+        return stop
+
+    def _known(self, path: Optional[str]) -> List[Dict[str, Any]]:
+        """What ranks reported, and what lies in the output directories."""
+        reported = self.runtime.reported_models
+        folders = [path for name, path in sorted(self.layout.directories().items()) if name.startswith("AZ_BATCHAI_OUTPUT_")]
+        known = {os.path.realpath(str(body.get("path"))) for body in reported}
+        found = [] if reported and not path else models.found_in(folders, path)
+        return reported + [
+            {"type": "model", "path": name, "found": True} for name in found if os.path.realpath(name) not in known
+        ]
+
+    def _argv(self, path: str, reported: Mapping[str, Any], load: bool) -> List[str]:
+        argv = [self.python, archive_path(), "try-model"]
+        if load:
+            argv.append("--load")
+        if reported.get("example") is not None:
+            file = os.path.join(self.layout.temp, "model-example.json")
+            with open(file, "w", encoding="utf-8") as stream:
+                json.dump(reported["example"], stream)
+            argv += ["--example", file]
+        return [*argv, path]
+
+    def _await(self, task: Task, argv: List[str], reported: Mapping[str, Any], limit: float) -> Any:
+        """(what has ended it before its time, whether it took too long)"""
+        own = dict(NO_GPUS, MLFLOW_TRACKING_URI="")
+        if isinstance(reported.get("backend"), str):
+            own["KERAS_BACKEND"] = reported["backend"]
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **self.environment, **own}
+        self.runtime.start(task, argv, environment, cwd=self.layout.temp)
+        until = time.monotonic() + limit
+        stop: Optional[Stop] = None
+        while task.status is None and time.monotonic() < until:
+            self.runtime.pump(0.05)
+            wish = self.peers.wish(False)
+            if wish and wish.kind == protocol.CANCEL:
+                stop = wish
+                break
+            if self.shipper.inbox.verdict is not None or self.shipper.trouble or not self.shipper.is_alive():
+                break  # nobody would hear of it
+        late = task.status is None
+        self.runtime.end_everything(kill_first=late)
+        self.runtime.drain([task], 0.5)
+        return stop, late
+
+    def _hear(self, task: Task, stream: str, lines: bytes) -> None:
+        if stream == "out":
+            self._said.append(lines)
+        elif len(self._log) < MOST_LOG_BYTES:
+            self._log += lines
+
+    def _answer(self) -> Dict[str, Any]:
+        try:
+            found = json.loads(b"".join(self._said).decode("utf-8", "replace"))
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _silent(self, task: Task, late: bool, limit: float, seconds: float) -> Dict[str, Any]:
+        """A check of which nothing came."""
+        if not self.python:
+            return models.check(models.UNCHECKED, "there is no Python in the job's container", seconds)
+        if late:
+            why = "it could not be loaded and tried in %d s (model.checkTimeout)" % limit
+        else:
+            why = "the check %s" % self.runtime.how(task)
+            if task.tail:
+                why = "%s: %s" % (why, task.tail[-1].strip())
+        return models.check(models.FAILED, why, seconds)
+
+    def _tell(self, body: Mapping[str, Any]) -> None:
+        self.shipper.record("report", body=body)
+
+    def _write_log(self, path: str, check: Optional[Mapping[str, Any]]) -> None:
+        """What the check printed, in a file of its own beside the ranks' logs."""
+        result = "%s: %s" % (check["outcome"], check["why"] or "loaded and tried") if check else "ended before its time"
+        self.shipper.note("model check of %s: %s" % (path, result))
+        with contextlib.suppress(OSError):  # the last line stands in the execution log
+            file = self.layout.control.log_file("%s/%s" % (self.layout.paths.stdouterr, LOG))
+            file.append(b"%s\n%s%s\n" % (path.encode(), bytes(self._log), result.encode("utf-8", "backslashreplace")))
+            file.flush(last=True)
+            file.close()

@@ -1,0 +1,267 @@
+"""All volumes of a job on one node: mounted at once, drained before the node says that it is done, undone in every case."""
+
+import importlib
+import os
+import time
+from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Protocol, Set
+
+from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.mounts import tools, undo
+from mlflow_batchai.agent.mounts.link import LinkMount
+from mlflow_batchai.agent.mounts.mount import Mount, Place
+from mlflow_batchai.agent.outcome import Failure
+from mlflow_batchai.agent.plan import Volume
+from mlflow_batchai.agent.runtime import Runtime
+from mlflow_batchai.agent.shipper import Shipper
+
+if TYPE_CHECKING:
+    from mlflow_batchai.agent.mounts.rclone import Pending, RcloneMount
+
+DRAIN_SECONDS = 120.0
+# An empty queue says all only when it stays empty: a file that was just closed comes to it a moment later.
+SETTLE_SECONDS = 0.3
+SAY_SECONDS = 5.0
+NAMED_FILES = 5
+# After so many attempts bytes that move are no sign of progress any more.
+HOPEFUL_TRIES = 8
+
+# How a volume is mounted -> its class, in the module of that name: an agent imports those of its job's volumes.
+_KINDS = {
+    "nfs": "NfsMount",
+    "command": "ShellMount",
+    "cifs": "CifsMount",
+    "bind": "BindMount",
+    "blobfuse2": "BlobfuseMount",
+    "rclone": "RcloneMount",
+}
+
+
+class Fetcher(Protocol):
+    """What is used of the control share."""
+
+    def fetch(self, path: str, target: str) -> str:
+        """Copy a file of the share to the node's disk; its SHA-256 in hexadecimal."""
+
+
+class Mounts:
+    """The volumes of the plan on this node.
+
+    Args:
+        credentials: index of a volume, as text -> ``{"key": account key}`` or ``{"sas": text}``, with the ``endpoint`` that
+            it is for.
+        check: called while waiting; raises what is to end the wait.
+        control: where a tool comes from that the client has sent.
+    """
+
+    def __init__(
+        self,
+        layout: NodeLayout,
+        shipper: Shipper,
+        runtime: Runtime,
+        credentials: Mapping[str, Mapping[str, str]],
+        check: Callable[[], None],
+        control: Fetcher,
+    ) -> None:
+        self._layout = layout
+        self._shipper = shipper
+        self._runtime = runtime
+        self._credentials = credentials
+        self._check = check
+        self._control = control
+        self._rclone: Optional[str] = None
+        self._mounts: List[Mount] = []
+        self._rclones: List[RcloneMount] = []
+        self._there: Set[int] = set()
+
+    def mount_all(self) -> None:
+        """Mount every volume, all at once; returns when all are there. What was mounted stays for ``unmount_all`` if one fails.
+
+        Raises:
+            Failure: a volume can't be mounted.
+        """
+        place = Place(self._layout, self._runtime, self._shipper)
+        self._mounts = [self._make(place, index, volume) for index, volume in enumerate(self._layout.plan.volumes)]
+        self._check_writable()
+        begun, before = time.monotonic(), self._runtime.family()
+        started = {}
+        for mount in self._mounts:
+            mount.start()
+            # Only now: a tool may have had to be fetched first.
+            started[mount.index] = time.monotonic()
+            if isinstance(mount, LinkMount):
+                self._there.add(mount.index)
+        waiting = list(self._mounts)
+        while waiting:
+            waiting = [mount for mount in waiting if not mount.poll()]
+            self._there = set(started) - {mount.index for mount in waiting}
+            late = [mount for mount in waiting if time.monotonic() - started[mount.index] > mount.seconds]
+            if late:
+                raise late[0].late()
+            if waiting:
+                self._runtime.pump(0.05)
+                self._check()
+        # What mounting has left running, a file system's own process, lives as long as its mount.
+        self._runtime.spare(self._runtime.family() - before)
+        real = [mount for mount in self._mounts if not isinstance(mount, LinkMount)]
+        for mount in real:
+            mount.note("mounted at %s" % mount.target)
+        if real:
+            self._shipper.note("%d volume(s) mounted in %.1f s" % (len(real), time.monotonic() - begun))
+
+    def _make(self, place: Place, index: int, volume: Volume) -> Mount:
+        credentials = self._credentials.get(str(index), {})
+        if credentials and credentials.get("endpoint") != volume.endpoint:
+            why = "what opens it is for %s, and the plan has %s by now" % (credentials.get("endpoint"), volume.endpoint)
+            raise Mount(place, index, volume, credentials).failure(why)
+        how = volume.how or volume.kind
+        if how == "link":
+            return LinkMount(place, index, volume, credentials)
+        kind: Any = getattr(importlib.import_module("mlflow_batchai.agent.mounts." + how), _KINDS[how])
+        if how != "rclone":
+            made: Mount = kind(place, index, volume, credentials)
+            return made
+        rclone: RcloneMount = kind(place, index, volume, credentials, self._find_rclone)
+        self._rclones.append(rclone)
+        return rclone
+
+    def has(self, index: int) -> bool:
+        """Whether a volume is mounted, and has taken what was written to it.
+
+        What is written to the path of one that isn't mounted would stay on the node; one that doesn't answer would hold us up.
+        """
+        return index in self._there
+
+    def _find_rclone(self) -> str:
+        if self._rclone is None:
+            plan = self._layout.plan
+            self._rclone = tools.installed_rclone(plan.python)
+            sent = tools.machine_of(plan.tools)
+            if self._rclone is None and sent:
+                self._rclone = tools.sent_rclone(self._layout.root, sent, self._control.fetch)
+            if self._rclone is None:
+                raise tools.ToolError(tools.NO_RCLONE)
+            self._shipper.note("mounting with %s" % self._rclone)
+        return self._rclone
+
+    def _check_writable(self) -> None:
+        """A volume that results go to must let itself be written; seen now, not after hours of training."""
+        prefix = self._layout.plan.log_copy_prefix
+        for mount in self._rclones:
+            if not mount.lacks("cwd"):
+                continue
+            users = [name for name, path in self._layout.directories().items() if _is_below(path, mount.target)]
+            users = [name for name in users if not name.startswith("AZ_BATCHAI_INPUT_")]
+            if prefix and prefix.volume == mount.index:
+                users.append("stdOutErrPathPrefix")
+            if users:
+                raise mount.failure(
+                    "its SAS does not permit to create, write and delete, and %s lies there; make one that does" % users[0]
+                )
+
+    def drain(self, seconds: float = DRAIN_SECONDS, most: Optional[float] = None) -> None:
+        """Wait until all that was written is on the shares.
+
+        Args:
+            seconds: for how long nothing may move.
+            most: for how long at most, whatever happens meanwhile. None: as long as something moves, unless the attempt ends.
+
+        Raises:
+            Failure: something could not be uploaded; its files are named.
+        """
+        waiting = {mount: _Progress() for mount in self._rclones}
+        begun, said = time.monotonic(), False
+        while waiting:
+            if not said and time.monotonic() - begun > SAY_SECONDS:
+                said = True
+                for mount, progress in waiting.items():
+                    what = "%d file(s)" % len(progress.names) if progress.names else "what was written"
+                    mount.note("waiting until it holds %s" % what)
+            for mount, progress in list(waiting.items()):
+                try:
+                    pending = mount.pending()
+                except Exception as error:  # too slow, or just dying: asked again
+                    pending = None
+                    progress.trouble = str(error)
+                if progress.settled(pending):
+                    del waiting[mount]
+                    continue
+                why = mount.stuck(pending) if pending else ""
+                if most is not None and time.monotonic() - begun > most:
+                    why = why or "%d s were not enough" % most
+                if why or progress.silent > seconds:
+                    raise self._undrained(mount, progress, why or "nothing has moved for %d s" % seconds)
+            if waiting:
+                self._runtime.pump(0.1)
+                if most is None:
+                    self._check()
+
+    def _undrained(self, mount: "RcloneMount", progress: "_Progress", why: str) -> Failure:
+        self._there.discard(mount.index)
+        names = progress.names
+        shown = ", ".join(names[:NAMED_FILES]) + (
+            " and %d more" % (len(names) - NAMED_FILES) if len(names) > NAMED_FILES else ""
+        )
+        failure = mount.failure(why, mount.tail())
+        sentence = "%s on %s: %s could not be written to it: %s" % (
+            mount.title,
+            self._layout.node_id,
+            "%d file(s) (%s)" % (len(names), shown)
+            if names
+            else "what rclone holds (%s)" % (progress.trouble or "it does not say what"),
+            why,
+        )
+        return Failure(failure.code, mount.mask(sentence), self._layout.node, exit_code=failure.exit_code, tail=failure.tail)
+
+    def unmount_all(self) -> List[str]:
+        """Undo all mounts, the last one first, however far each had come.
+
+        Returns:
+            A sentence for each that would not go.
+        """
+        left = []
+        for mount in reversed(self._mounts):
+            try:
+                why = mount.undo()
+            except Exception as error:
+                why = "%s: %s" % (type(error).__name__, error)
+            if why:
+                left.append("%s could not be unmounted: %s" % (mount.title, mount.mask(why)))
+        self._mounts, self._rclones, self._there = [], [], set()
+        self._runtime.end_spared()
+        return left + ["still mounted: %s" % trouble for trouble in undo.sweep(self._layout.root, ours=True)]
+
+
+class _Progress:
+    """How the draining of one mount goes."""
+
+    def __init__(self) -> None:
+        self.names: List[str] = []
+        self.trouble = ""
+        self._moved = -1
+        self._last = time.monotonic()
+        self._empty_since: Optional[float] = None
+
+    @property
+    def silent(self) -> float:
+        """Seconds since something moved."""
+        return time.monotonic() - self._last
+
+    def settled(self, pending: "Optional[Pending]") -> bool:
+        """Take in how it stands; whether nothing is left, and was not a moment ago."""
+        now = time.monotonic()
+        if pending is None:
+            self._empty_since = None
+            return False
+        moved = pending.moved != self._moved and pending.tries < HOPEFUL_TRIES
+        if moved or set(pending.names) != set(self.names):
+            self._last = now
+        self._moved, self.names = pending.moved, pending.names
+        if pending.names:
+            self._empty_since = None
+            return False
+        self._empty_since = self._empty_since or now
+        return now - self._empty_since >= SETTLE_SECONDS
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + os.sep)

@@ -1,0 +1,40 @@
+"""Whether a node has what a job wants of it besides a Python: asked before anything exists."""
+
+import os
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from mlflow_batchai.agent import containers
+from mlflow_batchai.agent.mounts import tools
+from mlflow_batchai.agent.mounts.trouble import trouble
+from mlflow_batchai.agent.plan import Container, Tool, Volume, read
+
+Answer = Dict[str, Any]
+
+
+def needs(volumes: Sequence[Any], container: Any, python: str) -> Answer:
+    """What this node lacks for a job.
+
+    Args:
+        volumes: those of the plan that have to be mounted, as plain data.
+        container: the same of the plan's, or None.
+        python: the training interpreter, as the plan names it: rclone may be installed beside it.
+
+    Returns:
+        ``trouble``: a sentence, None: nothing is missing; ``lacking``: tools that a client can send; ``machine``: the kind of
+        machine that they have to run on (``uname -m``).
+    """
+    mounts = [read(Volume, volume) for volume in volumes]
+    machine = os.uname().machine
+    # A tool that is missing may be sent: the client knows whether it has one.
+    sent = {"rclone": Tool(machine, "", 0)}
+    wrong: Optional[str] = containers.trouble(read(Container, container)) if container else None
+    for volume in mounts:
+        wrong = wrong or trouble(volume, python, sent)
+    lacking: List[str] = []
+    by_rclone = any(volume.by_rclone for volume in mounts)
+    if by_rclone and not wrong and tools.installed_rclone(python) is None:
+        lacking.append("rclone")
+    return {"trouble": wrong, "lacking": lacking, "machine": machine}
+
+
+VERBS: Dict[str, Callable[..., Answer]] = {"needs": needs}

@@ -1,0 +1,152 @@
+"""How an attempt ends: a node's failure with its cause, a stop from outside, and the verdict that follows from them."""
+
+from typing import Any, Dict, List, Optional, Sequence
+
+from mlflow_batchai.agent import protocol, records
+from mlflow_batchai.agent.layout import node_id
+
+# What a rank prints when another rank went away: its own end is a consequence, not the cause.
+_CONSEQUENCES = (
+    "HorovodInternalError",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "gloo::IoException",
+    "Gloo all-reduce failed",
+)
+SHORT_LINE = 20
+
+
+class Stop(Exception):
+    """The attempt ends here for a reason that isn't this node's failure.
+
+    Attributes:
+        kind: ``cancel`` or ``requeue`` (someone asked), ``verdict`` (it has been given), ``node0`` (node 0 said so), ``peer``
+            (a peer failed or is gone).
+        queued: whether the node wasn't taken yet.
+        by: who asked.
+    """
+
+    def __init__(self, kind: str, why: str, queued: bool = False, by: Optional[str] = None) -> None:
+        super().__init__(why)
+        self.kind = kind
+        self.queued = queued
+        self.by = by
+
+    @property
+    def asked(self) -> bool:
+        """Whether someone asked for it: then what fails meanwhile is no cause."""
+        return self.kind in (protocol.CANCEL, protocol.REQUEUE)
+
+
+class Failure(Exception):
+    """This node's part has failed; the message is one sentence.
+
+    Attributes:
+        code: an error code of ``protocol``.
+        exit_code: the failed command's, where there is one.
+        tail: last lines that the failed process wrote.
+        time: milliseconds since the epoch.
+        details: names and values that Batch AI's error for this code has besides.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        node: int,
+        rank: Optional[int] = None,
+        exit_code: Optional[int] = None,
+        tail: Sequence[str] = (),
+        signalled: bool = False,
+        time: Optional[int] = None,
+        details: Sequence[Sequence[str]] = (),
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.node = node
+        self.rank = rank
+        self.exit_code = exit_code
+        self.tail = list(tail)
+        self.signalled = signalled
+        self.time = protocol.now_ms() if time is None else time
+        self.details = [list(detail) for detail in details]
+
+    def as_record(self) -> Dict[str, Any]:
+        """Fields of a ``failed`` record."""
+        return {
+            "code": self.code,
+            "message": str(self),
+            "node": self.node,
+            "rank": self.rank,
+            "exitCode": self.exit_code,
+            "tail": self.tail,
+            "signalled": self.signalled,
+            "time": self.time,
+            "details": self.details,
+        }
+
+    @classmethod
+    def from_record(cls, record: Dict[str, Any]) -> "Failure":
+        """The failure that a peer told of; what is missing, or isn't what it should be, is left out: that it failed counts."""
+
+        def get(key: str, kind: Any) -> Any:
+            value = record.get(key)
+            return value if isinstance(value, kind) and not isinstance(value, bool) else None
+
+        code, node, details = record.get("code"), get("node", int) or 0, get("details", list) or []
+        return cls(
+            code if isinstance(code, str) and code in protocol.MESSAGES else protocol.JOB_FAILED,
+            get("message", str) or "%s failed" % node_id(node),
+            node,
+            get("rank", int),
+            get("exitCode", int),
+            [str(line) for line in get("tail", list) or []],
+            record.get("signalled") is True,
+            get("time", int),
+            [pair for pair in details if records.list_of(records.is_text)(pair) and len(pair) == 2],
+        )
+
+    def as_error(self) -> Dict[str, Any]:
+        """Batch AI's error: code, message, details of names and values."""
+        rank = [] if self.rank is None else [("rank", str(self.rank))]
+        details = [(name, value) for name, value in self.details]
+        return protocol.error_record(self.code, [("node", str(self.node)), *rank, *details, ("message", str(self))])
+
+    def reason(self, lines: int = 20) -> str:
+        """The sentence, and the last lines of what failed."""
+        # What the sentence has said already isn't said twice.
+        tail = "\n".join(line for line in self.tail[-lines:] if len(line) < SHORT_LINE or line.strip() not in str(self))
+        return "%s\n%s" % (self, tail) if tail else str(self)
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether this rank only noticed that another had gone."""
+        return any(mark in line for line in self.tail for mark in _CONSEQUENCES)
+
+
+def first_cause(failures: List[Failure]) -> Optional[Failure]:
+    """The failure that brought the others about.
+
+    A rank that was killed or that failed by itself comes before one whose last lines say that a peer went away; then the
+    earlier one (clocks of nodes differ, so this is the weakest sign).
+    """
+    if not failures:
+        return None
+    return min(failures, key=lambda failure: (failure.is_consequence and not failure.signalled, failure.time))
+
+
+def verdict(cause: Optional[Failure], stop: Optional[Stop], node: int = 0, attempt: int = 1) -> protocol.Record:
+    """What node 0 says of an attempt, or the node that stands in for it: a wish to end it comes before failures, which it may
+    have caused."""
+    by = protocol.agent_writer(node)
+    if stop and stop.kind == protocol.REQUEUE:
+        return protocol.requeued_record(str(stop), by, attempt)
+    if stop and stop.kind == protocol.CANCEL:
+        code = protocol.JOB_TERMINATED if stop.queued else protocol.JOB_TERMINATE
+        reason = "terminated%s%s" % (" by %s" % stop.by if stop.by else "", ": %s" % stop if str(stop) else "")
+        return protocol.verdict_record(protocol.FAILED, by, None, [protocol.error_record(code)], reason, terminated=True)
+    if cause:
+        return protocol.verdict_record(protocol.FAILED, by, cause.exit_code, [cause.as_error()], cause.reason())
+    if stop:
+        return protocol.verdict_record(protocol.FAILED, by, reason=str(stop))
+    return protocol.verdict_record(protocol.SUCCEEDED, by, exit_code=0)

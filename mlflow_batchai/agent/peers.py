@@ -1,0 +1,247 @@
+"""What others say of an attempt, as one node hears it: who is there, who is ready, who failed, stopped or fell silent."""
+
+import contextlib
+import time
+from typing import Any, Callable, Dict, List, Optional, Set
+
+from mlflow_batchai.agent import protocol, records, tickets
+from mlflow_batchai.agent.layout import NodeLayout, node_id
+from mlflow_batchai.agent.network import Interface
+from mlflow_batchai.agent.outcome import Failure, Stop
+from mlflow_batchai.agent.shipper import Shipper
+
+# An agent comes within this many seconds of its ticket, so of ours, or never; it speaks from its first moment.
+COMING_SECONDS = tickets.ARRIVAL_SECONDS + tickets.MARGIN_SECONDS
+# Who is not let in on the share for so long (its SAS has expired, the account has new keys) never will be; until then it may be
+# a network rule that someone is just correcting. Less than ``sharetrouble.AWAY_SECONDS``, which count from when the share was
+# used last: why we are not let in is the better reason.
+REFUSED_SECONDS = 870.0
+# For how long a file that we wait for may be there and not be closed. Who writes one takes a moment.
+DAMAGED_SECONDS = 30.0
+_EXIT: records.Shape = dict(records.EXIT, segments=records.is_count)
+# A record is read within seconds of its time; what differs by more is a clock that is wrong.
+SKEW_MS = 15000
+# For a peer that has ended its ranks to say so.
+LAST_WORDS_SECONDS = 10.0
+
+
+class Peers:
+    """The attempt's other agents, and the people who watch it: node 0 hears all other nodes, they hear node 0.
+
+    Attributes:
+        announces: node -> announce.json, as far as they are there; our own is put in by who wrote it.
+        network: the interface of every node, by index, once they have been chosen (``meeting``).
+        reached: node -> its finding of each of node 0's interfaces (node 0 only, ``meeting``).
+        exits: node -> exit.json of those that have ended (node 0 only).
+        done: whether node 0's own ranks have ended well.
+        leaderless: whether node 0's agent never came, so that someone else has to give the verdict.
+    """
+
+    def __init__(self, layout: NodeLayout, shipper: Shipper) -> None:
+        self.layout = layout
+        self.shipper = shipper
+        self.inbox = shipper.inbox
+        self.announces: Dict[int, Dict[str, Any]] = {}
+        self.network: List[Interface] = []
+        self.reached: Dict[int, List[Dict[str, Any]]] = {}
+        self.exits: Dict[int, Dict[str, Any]] = {}
+        self.done = False
+        self.leaderless = False
+        self._node_count = layout.plan.node_count
+        self._ready: Dict[int, bool] = {}
+        self._failures: List[Failure] = []
+        self._given_up: Set[int] = set()
+        self._skews: Dict[int, int] = {}
+        # Peers that end their part though we don't end ours, with their words.
+        self._left: Dict[int, str] = {}
+
+    def all_announced(self) -> bool:
+        """Whether every node is taken; looks for those that were not."""
+        for node in range(self._node_count):
+            if node not in self.announces:
+                found = self.awaited("announce-%d" % node, self.layout.paths.announce(node))
+                if found and records.has(found, records.ANNOUNCE):
+                    self.announces[node] = found
+                    self.inbox.saw(node)
+        return len(self.announces) == self._node_count
+
+    def awaited(self, notice: str, path: str) -> Optional[Dict[str, Any]]:
+        """A file that another agent writes; None while it isn't there.
+
+        Raises:
+            Failure: it is, and has been damaged: nobody will write it again.
+        """
+        found = self.layout.attempt.read(notice, path)
+        if found is None and (self.layout.control.torn.seconds(path) or 0.0) > DAMAGED_SECONDS:
+            sentence = "%s: %s is damaged: the share has lost a part of it; submit the job again"
+            said = sentence % (self.layout.node_id, self.layout.control.where(path))
+            raise Failure(protocol.NODE_SETUP_FAILED, said, node=self.layout.node)
+        return found
+
+    def addresses(self) -> List[str]:
+        """Where the nodes reach each other, by index."""
+        return [interface["address"] for interface in self.network]
+
+    def all_ready(self) -> bool:
+        """Node 0: whether every other node is set up."""
+        return len(self._ready) == self._node_count - 1
+
+    def check(self, starting: bool = False) -> None:
+        """Raise if what others say ends the attempt here.
+
+        Args:
+            starting: whether some node isn't taken yet, so the job is queued.
+
+        Raises:
+            Stop: it has its verdict, its end was asked for, or a peer failed, stopped, fell silent, or (node 0) never came.
+            Failure: node 0 never came, or the share can't be used any more.
+            Exception: what ended the share thread: we can't hear anyone any more.
+        """
+        if self.shipper.broken is not None:
+            raise self.shipper.broken
+        refused = self.layout.control.refused(REFUSED_SECONDS)
+        if refused:
+            raise Failure(protocol.NODE_LOST, "%s: %s" % (self.layout.node_id, refused), node=self.layout.node)
+        trouble = self.shipper.trouble
+        if trouble:
+            raise Failure(protocol.SHARE_FAILED, "%s: %s" % (self.layout.node_id, trouble), node=self.layout.node)
+        if self.inbox.verdict is not None:
+            raise Stop("verdict", "the attempt has its verdict already")
+        wish = self.wish(starting)
+        if wish:
+            raise wish
+        self._listen()
+        for node, why in self._left.items():
+            raise Stop("peer", "%s ended its part: %s" % (node_id(node), why))
+
+    def wish(self, starting: bool) -> Optional[Stop]:
+        """What people want of the attempt: its end, with that of the job or only for now.
+
+        Args:
+            starting: until every node is taken the job is queued, even if ours is taken already.
+        """
+        request = protocol.wish(self.inbox.requests(), self.layout.paths.attempt)
+        if request is None:
+            return None
+        kind = protocol.CANCEL if request["kind"] == protocol.CANCEL else protocol.REQUEUE
+        return Stop(kind, request.get("why", ""), queued=starting, by=request.get("who"))
+
+    def _listen(self) -> None:
+        """Take in what peers have sent; raise if one failed, stopped, fell silent, or never came."""
+        for node, record in self.inbox.received():
+            # The least of them has been on its way for the shortest time.
+            if records.is_number(record.get("t")):
+                skew = int(protocol.now_ms() - record["t"])
+                self._skews[node] = min(skew, self._skews.get(node, skew))
+            if record["k"] == "ready":
+                self._ready[node] = True
+            elif record["k"] == "reached":
+                self.reached[node] = record["findings"]
+            elif record["k"] == "done":
+                self.done = True
+            elif record["k"] == "failed" and self.layout.node == 0:
+                self._failures.append(Failure.from_record(record))
+            elif record["k"] == "stop" and self.layout.node != 0:
+                raise Stop("node0", str(record.get("why") or ""))
+            elif record["k"] == "stop":
+                self._left[node] = str(record.get("why") or "")
+        if self._failures:
+            raise Stop("peer", str(self._failures[0]))
+        for node in range(1, self._node_count) if self.layout.node == 0 else [0]:
+            silent = self.inbox.silent_seconds(node)
+            came = self.inbox.has_spoken(node) or node in self.announces
+            if silent <= self.layout.plan.loss_seconds + (0.0 if came else COMING_SECONDS):
+                continue
+            if self.layout.node == 0 and (self._exit_of(node) or self._exit_without_notice(node)):
+                if self.exits[node]["failure"]:  # and its words on that were lost
+                    raise Stop("peer", str(Failure.from_record(self.exits[node]["failure"])))
+                if self.exits[node].get("stopped"):
+                    self._left[node] = str(self.exits[node]["stopped"])
+                continue  # it is done
+            self._give_up(node, came, silent)
+
+    def _give_up(self, node: int, came: bool, silent: float) -> None:
+        """Raise for a peer that is not there."""
+        if came:
+            sentence = "%s has not been heard of for %d s" % (node_id(node), silent)
+            failure = Failure(protocol.NODE_LOST, sentence, node=node)
+        else:
+            sentence = "the agent of %s never came (its submitter may have died while it was starting them): submit again"
+            failure = Failure(protocol.NODE_SETUP_FAILED, sentence % node_id(node), node=node)
+        if self.layout.node != 0:
+            if came:
+                raise Stop("node0", str(failure))
+            self.leaderless = True
+            raise failure
+        self._given_up.add(node)
+        self._failures.append(failure)
+        raise Stop("peer", str(failure))
+
+    # Node 0, at the end.
+
+    def failures(self) -> List[Failure]:
+        """Failures that peers told of, with those that have come since."""
+        with contextlib.suppress(Stop):
+            self._listen()
+        told = [record["failure"] for record in self.exits.values() if record.get("failure")]
+        found = self._failures + [Failure.from_record(failure) for failure in told]
+        return [self._by_our_clock(failure) for failure in found]
+
+    def _by_our_clock(self, failure: Failure) -> Failure:
+        """The same at the time that our clock gives it, should its node's clock be wrong."""
+        skew = self._skews.get(failure.node, 0)
+        if abs(skew) < SKEW_MS:
+            return failure
+        return Failure.from_record(dict(failure.as_record(), time=failure.time + skew))
+
+    def early_leavers(self) -> List[Failure]:
+        """Peers that ended their ranks although nothing had failed and node 0 had not stopped: they had lost sight of it."""
+        return [
+            Failure(protocol.NODE_LOST, "%s ended its part: %s" % (node_id(node), record["stopped"]), node=node)
+            for node, record in sorted(self.exits.items())
+            if record.get("stopped")
+        ]
+
+    def await_exits(self, pump: Callable[[], object]) -> None:
+        """After a stop: give the peers time to hear of it, to end what they have, and to say how it ended.
+
+        Args:
+            pump: what is done meanwhile, again and again; it takes a moment.
+        """
+        plan = self.layout.plan
+        until = time.monotonic() + plan.loss_seconds + plan.terminate_seconds + LAST_WORDS_SECONDS
+        while not self.all_ended() and self.inbox.verdict is None and time.monotonic() < until:
+            if self.shipper.trouble:
+                return  # we don't hear each other any more
+            self.failures()
+            pump()
+
+    def all_ended(self) -> bool:
+        """Whether each peer that still lives has written its exit, and all that it sent before was read."""
+        for node in range(1, self._node_count):
+            if node in self._given_up:
+                continue
+            record = self._exit_of(node)
+            if record is None:
+                return False
+            self.inbox.expect(node, record["segments"])
+            if self.inbox.heard(node) < record["segments"]:
+                return False
+        return True
+
+    def _exit_without_notice(self, node: int) -> bool:
+        """Whether a peer that fell silent had written its exit.json, and was killed before it could say so on the board."""
+        with contextlib.suppress(OSError):
+            record = self.layout.control.read_closed(self.layout.paths.exit(node))
+            if record and records.has(record, _EXIT):
+                self.exits[node] = record
+        return node in self.exits
+
+    def _exit_of(self, node: int) -> Optional[Dict[str, Any]]:
+        """A peer's exit.json once it is there; a share that can't be read just now has none."""
+        if node not in self.exits:
+            with contextlib.suppress(OSError):
+                record = self.layout.attempt.read("exit-%d" % node, self.layout.paths.exit(node))
+                if record and records.has(record, _EXIT):
+                    self.exits[node] = record
+        return self.exits.get(node)

@@ -1,0 +1,142 @@
+"""The node itself, as a client that wants to send it a job has to know it: its own folder, who it is, and the share."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import uuid
+from typing import Any, Callable, Dict, Optional
+
+from mlflow_batchai.agent import boot, processes, register
+from mlflow_batchai.agent.control import open_control
+from mlflow_batchai.agent.control.base import ControlError
+from mlflow_batchai.agent.mounts import table
+
+Answer = Dict[str, Any]
+
+# Someone waits for the answer.
+SHARE_SECONDS = 8.0
+
+OTHER_KEEPER = "it has jobs of a cluster document whose first host is another, and two queues would block each other"
+
+
+def own_folder(root: str) -> str:
+    """The node's own folder as an absolute path, made if it isn't there; nobody else can write it.
+
+    Raises:
+        FolderError: it belongs to someone else, or lies where others could move it away, or can't be made.
+    """
+    return boot.own_folder(os.path.abspath(os.path.expanduser(root)))
+
+
+def hello(root: str, share: str, identity: str, python: str, sas: Optional[str] = None) -> Answer:
+    """What a client wants to know before it sends a job.
+
+    Args:
+        root: the node's own folder; made if it isn't there.
+        share: the control share: its path on this node, or its address.
+        identity: the share's identity, as the client read it.
+        python: the cluster's training interpreter, as its document names it.
+        sas: for an address.
+
+    Returns:
+        What ``place`` tells; ``share``: of ``share_trouble``; ``python``: whether there is such a program.
+    """
+    there = shutil.which(os.path.expanduser(python)) is not None
+    return dict(place(root), share=share_trouble(share, identity, sas), python=there)
+
+
+def place(root: str) -> Answer:
+    """The part of ``hello`` that is the node's own, for a node whose share may hang.
+
+    Returns:
+        ``root`` (absolute), ``id`` (whatever the node is called: who it is), ``place`` (equal for two roots that are one
+        folder), ``filesystem``, ``free`` (bytes), ``keeper`` (the id of the node whose ticket book was used here last, or
+        None), ``busy`` (whether a job has the node or waits for it).
+    """
+    root = own_folder(root)
+    status = os.stat(root)
+    return {
+        "root": root,
+        "id": _identity(root),
+        "place": "%s %d %d" % (processes.boot_id(), status.st_dev, status.st_ino),
+        "filesystem": filesystem(root),
+        "free": shutil.disk_usage(root).free,
+        "keeper": _read(os.path.join(root, "keeper")),
+        "busy": bool(register.living(root)),
+    }
+
+
+class KeeperError(Exception):
+    """The node's jobs are in another ticket book; the message is a sentence without the node's name."""
+
+
+def set_keeper(root: str, keeper: str) -> None:
+    """Write whose ticket book the jobs of this node are in.
+
+    Raises:
+        KeeperError: a job that is in another one has the node, or waits for it: the two would wait for each other.
+    """
+    path = os.path.join(root, "keeper")
+    with open(path + ".lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = _read(path)
+        if known == keeper:
+            return
+        if known and register.living(root):
+            raise KeeperError(OTHER_KEEPER)
+        with open(path + ".new", "w", encoding="ascii") as file:
+            file.write(keeper)
+        os.replace(path + ".new", path)
+
+
+def identity(root: str) -> Optional[str]:
+    """The node's id, or None if it has none yet."""
+    return _read(os.path.join(os.path.expanduser(root), "id"))
+
+
+def _identity(root: str) -> str:
+    """The node's id, made once; of two clients that ask at once both get the same."""
+    path = os.path.join(root, "id")
+    known = _read(path)
+    if known:
+        return known
+    mine = "%s.%s" % (path, uuid.uuid4().hex)
+    with open(mine, "w", encoding="ascii") as file:
+        file.write(uuid.uuid4().hex)
+    with contextlib.suppress(FileExistsError):
+        os.link(mine, path)
+    os.unlink(mine)
+    return _read(path) or ""
+
+
+def _read(path: str) -> Optional[str]:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip() or None
+    except OSError:
+        return None
+
+
+def share_trouble(share: str, identity: str, sas: Optional[str] = None) -> Optional[str]:
+    """Why a path on this node, or an address, can't be used as the control share; None: it can.
+
+    Returns:
+        ``missing``, ``another``, ``read-only``, or ``unreachable: `` and a sentence.
+    """
+    try:
+        with contextlib.closing(open_control(share, sas, SHARE_SECONDS)) as control:
+            return control.trouble(identity)
+    except ControlError as error:
+        return "unreachable: %s" % error
+
+
+def filesystem(path: str) -> str:
+    """The type of the file system that a path lies on (``ext4``, ``nfs4``, ...), empty where it can't be told."""
+    real = os.path.realpath(path)
+    around = [mount for mount in table.mounts() if real == mount.point or real.startswith(mount.point.rstrip("/") + "/")]
+    # Of several at one point the last one is seen.
+    return max(reversed(around), key=lambda mount: len(mount.point)).kind if around else ""
+
+
+VERBS: Dict[str, Callable[..., Answer]] = {"hello": hello, "place": place}

@@ -1,0 +1,312 @@
+"""The processes of a job on one node: finding them, ending them, and being their last parent.
+
+Linux only. A process belongs to a job if its environment carries the job's mark, or if it descends from the agent: the agent
+makes itself a child subreaper, so a process that called setsid, or whose parent died, comes back to it.
+"""
+
+import os
+import signal
+import socket
+import time
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
+
+try:
+    import ctypes
+except ImportError:  # a Python that was built without libffi: what it is for fails as where the kernel can't
+    ctypes = None  # type: ignore[assignment]
+
+from mlflow_batchai.agent.protocol import MARK_VARIABLE, NODE_VARIABLE, is_marked
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+# An exec takes less than a millisecond from its new memory to the environment in it, but may be interrupted there: on a busy
+# machine for tens of milliseconds, where a group of processes has used up its share of the processors for longer.
+EXEC_PAUSES = (0.001, 0.003, 0.009, 0.027, 0.08, 0.25, 0.5, 1.0)
+# Nobody waits longer than this many of them for one that was started without any environment.
+BARE_PAUSES = 4
+
+
+def _prctl(option: int, value: int) -> bool:
+    try:
+        return bool(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0)
+    except (AttributeError, OSError):
+        return False
+
+
+def become_subreaper() -> bool:
+    """Make orphans among our descendants our children, so that none can slip away; False where the kernel can't."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def as_child(umask: int) -> Callable[[], None]:
+    """A ``preexec_fn`` that sets the child's umask, and has it killed when the agent dies; the library is loaded before the
+    fork."""
+    try:
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+    except (AttributeError, OSError):
+        prctl = None
+
+    def prepare() -> None:
+        os.umask(umask)
+        if prctl:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    return prepare
+
+
+def start_time(pid: int) -> Optional[int]:
+    """Start time of a process in clock ticks since boot, None when it has ended: with the pid it is unique."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if _has_ended(pid, fields[0]) else int(fields[19])
+
+
+def _has_ended(pid: int, state: bytes) -> bool:
+    """Whether nothing of a process in this state runs any more.
+
+    A main thread is a zombie as soon as it has ended itself. Others may outlive it: of a killed process those in which the
+    driver still frees its GPU, which the next job couldn't use yet.
+    """
+    if state not in (b"Z", b"X"):
+        return False
+    try:
+        return len(os.listdir("/proc/%d/task" % pid)) < 2
+    except OSError:
+        return True
+
+
+def boot_id() -> str:
+    """This boot of this machine, empty where that can't be told; containers on it share it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def identity() -> Dict[str, Any]:
+    """This very process, so that another one on this machine can tell for certain that it is gone; ``host`` is for people."""
+    machine = boot_id()
+    try:
+        # A container shares the boot id and has pids of its own.
+        machine = machine and machine + " " + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        machine = ""
+    return {"machine": machine, "pid": os.getpid(), "started": start_time(os.getpid()), "host": socket.gethostname()}
+
+
+def is_certainly_gone(other: Mapping[str, Any]) -> bool:
+    """Whether the process of an ``identity`` is gone; False whenever that can't be seen from here."""
+    return _is_here(other) and not is_alive(other["pid"], other["started"])
+
+
+def is_certainly_alive(other: Mapping[str, Any]) -> bool:
+    """Whether the process of an ``identity`` lives; False whenever that can't be seen from here."""
+    return _is_here(other) and is_alive(other["pid"], other["started"])
+
+
+def _is_here(other: Mapping[str, Any]) -> bool:
+    machine = identity()["machine"]
+    return bool(machine) and other.get("machine") == machine
+
+
+def is_alive(pid: int, started: int) -> bool:
+    """Whether this very process still runs (a reused pid has another start time)."""
+    return start_time(pid) == started
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped (SIGSTOP) and has not gone on."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False
+
+
+def pids() -> List[int]:
+    """All processes."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def marked(mark: str, node: Optional[int] = None, variable: str = MARK_VARIABLE) -> Set[int]:
+    """Pids whose environment carries the job's mark (``is_marked``; and the node's index, where one machine stands for several
+    nodes)."""
+    place = None if node is None else ("%s=%d" % (NODE_VARIABLE, node)).encode()
+    beginning = ("%s=" % variable).encode()
+    found = set()
+    read = {pid: _environment(pid) for pid in pids()}
+    for number, pause in enumerate(EXEC_PAUSES):
+        # One that is just starting another program has no environment for a moment, and would be missed.
+        hollow = [pid for pid, text in read.items() if text == b"" and _has_program(pid)]
+        if number >= BARE_PAUSES:
+            hollow = [pid for pid in hollow if not _is_bare(pid)]
+        if not hollow:
+            break
+        time.sleep(pause)
+        read.update((pid, _environment(pid)) for pid in hollow)
+    for pid, text in read.items():
+        variables = (text or b"").split(b"\0")
+        marks = [os.fsdecode(one[len(beginning) :]) for one in variables if one.startswith(beginning)]
+        ours = any(is_marked(one, mark) for one in marks) and (place is None or place in variables)
+        if ours and start_time(pid) is not None:
+            found.add(pid)
+    found.discard(os.getpid())
+    return found
+
+
+def _environment(pid: int) -> Optional[bytes]:
+    """A process's environment as it was started with; None: it is gone, or another user's."""
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _has_program(pid: int) -> bool:
+    """Whether it is neither a zombie nor one of the kernel's own."""
+    try:
+        return bool(os.readlink("/proc/%d/exe" % pid))
+    except OSError:
+        return False
+
+
+def _is_bare(pid: int) -> bool:
+    """Whether it was started without any environment: its room for one has a place in memory, and no length (proc(5))."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return fields[47] == fields[48] != b"0"
+
+
+def arguments() -> Set[str]:
+    """Every word of every process's command line."""
+    return {word for words in _command_lines().values() for word in words}
+
+
+def that_run(words: Sequence[str]) -> Set[int]:
+    """Pids of processes whose command line ends with these words; none where there is no ``/proc``."""
+    return {pid for pid, line in _command_lines().items() if line[-len(words) :] == list(words)}
+
+
+def command_line(pid: int) -> List[str]:
+    """The words of a process's command line; none of one that has gone."""
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+    except OSError:
+        return []
+
+
+def _command_lines() -> Dict[int, List[str]]:
+    return {pid: command_line(pid) for pid in pids()} if os.path.isdir("/proc") else {}
+
+
+def lock_holders(path: str) -> Set[int]:
+    """Pids that hold a flock on this file, inherited ones too (Linux shows it in ``/proc/PID/fdinfo``)."""
+    real = os.path.realpath(path)
+    found = set()
+    for pid in pids():
+        try:
+            for name in os.listdir("/proc/%d/fd" % pid):
+                if os.readlink("/proc/%d/fd/%s" % (pid, name)) != real:
+                    continue
+                with open("/proc/%d/fdinfo/%s" % (pid, name)) as file:
+                    if "FLOCK" in file.read():
+                        found.add(pid)
+        except OSError:  # gone, or another user's
+            continue
+    found.discard(os.getpid())
+    return found
+
+
+def descendants(ancestor: int) -> Set[int]:
+    """All live processes below this one."""
+    children: Dict[int, List[int]] = {}
+    for pid in pids():
+        try:
+            with open("/proc/%d/stat" % pid, "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if not _has_ended(pid, fields[0]):
+            children.setdefault(int(fields[1]), []).append(pid)
+    found: Set[int] = set()
+    todo = [ancestor]
+    while todo:
+        for pid in children.get(todo.pop(), []):
+            if pid not in found:
+                found.add(pid)
+                todo.append(pid)
+    return found
+
+
+def parent(pid: int) -> Optional[int]:
+    """The parent of a process, None when it is gone."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def reap() -> Dict[int, int]:
+    """Collect all ended children that nobody else waits for: {pid: wait status}."""
+    ended: Dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status
+
+
+def send(pids: Set[int], number: int) -> None:
+    """Send a signal to each; those already gone are fine."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def sweep(
+    find: Callable[[], Set[int]],
+    grace: float,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    give_up: float = 30.0,
+) -> Set[int]:
+    """End all that ``find`` finds: SIGTERM, after ``grace`` seconds SIGKILL, until nothing is left.
+
+    Returns:
+        What is still there after ``grace + give_up`` seconds (a process in uninterruptible sleep), usually nothing.
+    """
+    begun = clock()
+    terminated: Set[int] = set()
+    while True:
+        left = find()
+        if not left or clock() - begun > grace + give_up:
+            return left
+        if clock() - begun < grace:
+            send(left - terminated, signal.SIGTERM)
+            terminated |= left
+        else:
+            send(left, signal.SIGKILL)
+        sleep(0.05)
+
+
+def main(arguments: List[str]) -> int:
+    """``sweep MARK [NODE]``: end all that carries the mark; prints what would not go, exit code 1 if anything is left."""
+    node = int(arguments[1]) if len(arguments) > 1 else None
+    left = sweep(lambda: marked(arguments[0], node), grace=3.0)
+    print(" ".join(str(pid) for pid in sorted(left)))
+    return 1 if left else 0

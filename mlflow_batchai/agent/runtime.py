@@ -1,0 +1,282 @@
+"""The agent's processes on this node: starting them, reading their output and reports, ending them."""
+
+import os
+import select
+import signal
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Set
+
+from mlflow_batchai.agent import memory, processes, records
+from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.reports import ReportReader
+from mlflow_batchai.agent.shipper import Shipper
+from mlflow_batchai.agent.tasks import FULL_READ, Task
+
+if TYPE_CHECKING:
+    from mlflow_batchai.agent.containers.container import Container
+
+PUMP_SECONDS = 0.2
+# For reports that wait on the node's disk when its ranks have ended: as long as for the rest of what it has to send.
+LAST_REPORTS_SECONDS = 60.0
+LEAST_PUMP_SECONDS = 0.02
+# Of what a job leaves when it ends well: nobody waits for it.
+STRAGGLER_SECONDS = 1.0
+# What has ended in a container is passed on by the engine's client, which then ends itself.
+CLIENT_SECONDS = 2.0
+# For a file system's own process to send the rest when it is no longer mounted, before it is asked to end; and then again.
+SPARED_SECONDS = 5.0
+
+# In a helper's environment: in a container, where the process we started is not the helper, it is told from others by that.
+HELPER_VARIABLE = "BATCHAI_HELPER"
+
+
+class Runtime:
+    """All tasks of this agent, pumped from its one main thread.
+
+    Attributes:
+        container: the job's, once it runs: tasks are started in it.
+        reported_models: what ranks said of saved models, the last of each path.
+        registry: ``username`` and ``password`` for its image, or None.
+    """
+
+    def __init__(self, layout: NodeLayout, shipper: Shipper, secrets: Mapping[str, str]) -> None:
+        self.layout = layout
+        self.shipper = shipper
+        self.secrets = dict(secrets)
+        self.node_lock: Optional[int] = None
+        self.container: Optional[Container] = None
+        self.registry: Optional[Mapping[str, str]] = None
+        self.tasks: Dict[int, Task] = {}
+        self.ranks: List[Task] = []
+        self.helpers: List[Task] = []
+        # Pids with the time of their start: they may live for days, and numbers come again.
+        self._spared: Dict[int, Optional[int]] = {}
+        self._started: List[Task] = []
+        self._memory: Dict[Task, memory.Counters] = {}
+        self._last_pump = 0.0
+        self._pipe_was_full = False
+        self.reports = ReportReader(layout.spool)
+        self.reported_models: List[Dict[str, Any]] = []
+
+    def start(
+        self,
+        task: Task,
+        argv: List[str],
+        environment: Mapping[str, str],
+        cwd: Optional[str] = None,
+        stdin: bool = False,
+        helper: bool = False,
+        inside: bool = True,
+        umask: Optional[int] = None,
+    ) -> Task:
+        """Start a task; ranks and preparation hold the lock of the node open.
+
+        Args:
+            stdin: whether it has a pipe as standard input, closed when the agent goes.
+            helper: whether it goes on when ranks are ended, until ``stop_helpers``.
+            inside: whether it runs in the job's container, where there is one.
+            umask: default: the plan's.
+        """
+        keep = [] if self.node_lock is None else [self.node_lock]
+        cwd = cwd or self.layout.code
+        if self.container and inside:
+            environment = dict(environment, **({HELPER_VARIABLE: "1"} if helper else {}))
+            argv, environment = self.container.argv_for(argv, environment, cwd, stdin)
+        task.start(argv, cwd, environment, keep, stdin, self.layout.umask if umask is None else umask)
+        self._memory[task] = self._counters()
+        self.tasks[task.pid] = task
+        self._started.append(task)
+        (self.helpers if helper else self.ranks if task.rank is not None else []).append(task)
+        return task
+
+    def pump(self, timeout: float = PUMP_SECONDS) -> List[Task]:
+        """Read what has come, ship reports, collect ended tasks.
+
+        Returns:
+            Tasks that have ended since the last call.
+        """
+        by_descriptor = {descriptor: task for task in self._started for descriptor in task.descriptors}
+        pause = self._last_pump + LEAST_PUMP_SECONDS - time.monotonic()
+        if pause > 0 and not self._pipe_was_full:
+            # A rank that writes all the time must not wake us for every line; its pipe holds the rest.
+            time.sleep(min(pause, timeout))
+        if self.shipper.busy:
+            time.sleep(min(timeout, LEAST_PUMP_SECONDS))
+        elif by_descriptor:
+            poller = select.poll()
+            for descriptor in by_descriptor:
+                poller.register(descriptor, select.POLLIN)
+            ready = poller.poll(max(0.0, timeout - max(0.0, pause)) * 1000)
+            most = max((by_descriptor[descriptor].read(descriptor) for descriptor, _ in ready), default=0)
+            self._pipe_was_full = most >= FULL_READ
+        else:
+            time.sleep(timeout)
+        self._last_pump = time.monotonic()
+        self._take_reports()
+        self._started = [task for task in self._started if task.status is None or task.descriptors]
+        ended = []
+        for pid, status in processes.reap().items():
+            ended_task = self.tasks.pop(pid, None)
+            if ended_task is not None:  # others are orphans that came to us as their subreaper
+                ended_task.reaped(status)
+                ended.append(ended_task)
+        return ended
+
+    def _take_reports(self) -> bool:
+        """Whether there may be more. While the share stalls they stay on this node's disk."""
+        if self.shipper.crowded:
+            return True
+        found = self.reports.read()
+        for report in found:
+            body = report.body
+            if body.get("type") == "model" and isinstance(body.get("meta"), dict):
+                self.reported_models = [one for one in self.reported_models if one["path"] != body.get("path")]
+                self.reported_models.append({**body, "path": str(body.get("path"))})
+                # The example is large, and one of them is needed: it goes with the model that is chosen.
+                body = dict(body, meta={key: value for key, value in body["meta"].items() if key != "example"})
+            self.shipper.report(body, report.size, report.rank)
+        unread, self.reports.unread = self.reports.unread, 0
+        if unread:
+            self.shipper.record(records.SKIPPED, lines=unread, files=0)
+        return bool(self.reports.moved or unread)
+
+    def how(self, task: Task) -> str:
+        """How an ended task ended, for a sentence; with the want of memory that it was killed for, if the kernel says so."""
+        why = None
+        if task.exit_code == 128 + signal.SIGKILL:
+            why = memory.ran_out(self._memory[task], self._counters(), memory.machine_bytes())
+        return "%s: %s" % (task.verdict, why) if why else task.verdict
+
+    def _counters(self) -> memory.Counters:
+        return memory.counters(self.container.first if self.container else os.getpid())
+
+    def run_to_end(self, task: Task, check: Any = None) -> None:
+        """Pump until a started task has ended and its output is read."""
+        while task.status is None:
+            self.pump()
+            if check:
+                check()
+        self.drain([task])
+
+    def drain(self, tasks: List[Task], seconds: float = 2.0) -> None:
+        """Read what ended tasks have left in their pipes."""
+        until = time.monotonic() + seconds
+        while any(task.descriptors for task in tasks) and time.monotonic() < until:
+            self.pump(0.02)
+        for task in tasks:
+            task.flush()
+
+    def _ours(self) -> Set[int]:
+        helpers = {task.pid for task in self.helpers if task.status is None} | self._alive_spared()
+        for pid in list(helpers):
+            helpers |= processes.descendants(pid)
+        if self.container:
+            helpers |= self.container.machinery()
+        return self.family() - helpers
+
+    def family(self) -> Set[int]:
+        """All processes of the job on this node but this one."""
+        return processes.marked(self.layout.mark, self.layout.node) | processes.descendants(os.getpid())
+
+    def spare(self, pids: Set[int]) -> None:
+        """Processes of mounts, tasks or not: ``end_everything`` and ``stop_helpers`` leave them to ``end_spared``."""
+        self._spared.update((pid, processes.start_time(pid)) for pid in pids)
+
+    def end_spared(self) -> None:
+        """End the mounts' own processes. Once nothing of theirs is mounted they go by themselves, some only when they have
+        sent what they still held: they are left that time."""
+        until = time.monotonic() + SPARED_SECONDS
+        while self._left_spared() and time.monotonic() < until:
+            self._pump_for(0.05)
+        if self._left_spared():
+            processes.sweep(self._left_spared, grace=SPARED_SECONDS, sleep=self._pump_for, give_up=5.0)
+        self._spared = {}
+
+    def _alive_spared(self) -> Set[int]:
+        return {pid for pid, started in self._spared.items() if started is not None and processes.is_alive(pid, started)}
+
+    def _left_spared(self) -> Set[int]:
+        return self._alive_spared() & self.family()
+
+    def end_everything(self, kill_first: bool) -> Set[int]:
+        """End every process of the job on this node, helpers excepted, and read the rest of their output.
+
+        All of them are asked by SIGTERM at once, and have ``terminateSeconds`` of the plan to save what they have.
+
+        Args:
+            kill_first: False after a normal end, when only stragglers can be left.
+
+        Returns:
+            Pids that would not go.
+        """
+        left: Set[int] = set()
+        grace: float = self.layout.plan.terminate_seconds if kill_first else STRAGGLER_SECONDS
+        if self.container:
+            begun = time.monotonic()
+            left = self._end_inside(self.container, grace)
+            # Outside of it are only the clients, which follow.
+            grace = max(min(grace, STRAGGLER_SECONDS), grace - (time.monotonic() - begun))
+        if self.node_lock is not None or self.tasks:
+            left |= processes.sweep(self._ours, grace, sleep=self._pump_for)
+        self.drain(self.ranks)
+        # A rank may have reported between the last look at the spool and its end.
+        until = time.monotonic() + LAST_REPORTS_SECONDS
+        while self._take_reports() and time.monotonic() < until:
+            if self.shipper.crowded:
+                if self.shipper.trouble or not self.shipper.is_alive():
+                    break  # nobody takes them any more
+                time.sleep(LEAST_PUMP_SECONDS)
+        return left
+
+    def _end_inside(self, container: "Container", grace: float) -> Set[int]:
+        """End what runs in the container, helpers excepted; the clients that stand for it follow, each with its exit code."""
+        from mlflow_batchai.agent.containers import shells  # few jobs have one
+
+        begun = time.monotonic()
+        held = shells.waiting(container.members())
+        shells.hold(held)
+        processes.sweep(lambda: container.members() - held, grace, sleep=self._pump_for)
+        shells.release(held)
+        rest = max(STRAGGLER_SECONDS, grace - (time.monotonic() - begun))
+        left = processes.sweep(container.members, rest, sleep=self._pump_for)
+        until = time.monotonic() + CLIENT_SECONDS
+        while any(task not in self.helpers for task in self.tasks.values()) and time.monotonic() < until:
+            self.pump(0.02)
+        return left
+
+    def remove_container(self) -> None:
+        """End and remove the job's container, with the helpers in it; nothing can be started in it any more."""
+        container, self.container = self.container, None
+        if container:
+            trouble = container.remove()
+            if trouble:
+                self.shipper.note(trouble)
+
+    def _pump_for(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        self.pump(seconds)
+        rest = until - time.monotonic()
+        if rest > 0.005:
+            time.sleep(rest)
+
+    def stop_helpers(self) -> None:
+        """End the rendezvous server and the like."""
+        helpers = [task for task in self.helpers if task.pid not in self._spared]
+        for task in helpers:
+            if task.status is None:
+                processes.send({task.pid}, signal.SIGKILL)
+        until = time.monotonic() + 2.0
+        while any(task.status is None for task in helpers) and time.monotonic() < until:
+            self.pump(0.02)
+
+    def rank_results(self) -> List[Dict[str, Any]]:
+        """How each rank of this node ended."""
+        return [
+            {
+                "rank": task.rank,
+                "exitCode": task.exit_code,
+                "signal": task.signal,
+                "seconds": round((task.ended or time.monotonic()) - task.started, 3),
+            }
+            for task in self.ranks
+        ]

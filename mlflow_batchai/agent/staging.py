@@ -1,0 +1,249 @@
+"""Making a node ready for a job: folders, the code, staged inputs, and taking all of it away again."""
+
+import errno
+import json
+import os
+import shlex
+import socket
+from typing import List, Mapping, Optional, Tuple
+
+from mlflow_batchai.agent import permissions
+from mlflow_batchai.agent.control.base import ControlShare
+from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.mounts import table, undo
+from mlflow_batchai.agent.plan import CodeFile
+from mlflow_batchai.agent.protocol import OBJECTS, TREES, now_ms, object_path
+
+# What ranks import before a script's first line: the weight check for scripts that use stock Horovod with Keras 3.
+SITECUSTOMIZE = "sitecustomize.py"
+
+
+class SetupError(Exception):
+    """The node can't be made ready; the message is one sentence."""
+
+
+def disk_trouble(layout: NodeLayout, error: OSError) -> str:
+    """A sentence on what a disk of this node refused."""
+    node = "%s (%s)" % (layout.node_id, socket.gethostname())
+    path = error.filename or layout.root
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "%s: no space is left for %s; free some there, or name another folder (root in its document)" % (node, path)
+    return "%s can't use %s: %s" % (node, path, error.strerror or error)
+
+
+def prepare_folders(layout: NodeLayout) -> None:
+    """Fresh folders of this job on the node's own disk; what earlier jobs left is unmounted and wiped, as Batch AI did."""
+    undo.sweep(layout.root, ours=True)
+    jobs = os.path.dirname(layout.job)
+    if os.path.isdir(jobs):
+        for name in os.listdir(jobs):
+            remove_job_folder(os.path.join(jobs, name))
+    for folder in (layout.job_mounts, layout.temp, layout.inputs, layout.spool, layout.site):
+        os.makedirs(folder, exist_ok=True)
+
+
+def remove_job_folder(folder: str) -> None:
+    """Remove a job's folder. Nothing that is linked or mounted there is touched: a mount that will not go stays."""
+    for mounted in table.below(folder):
+        undo.unmount(mounted.point)
+    undo.remove_tree(folder)
+
+
+def fetch_code(layout: NodeLayout) -> None:
+    """Copy the project's files from the share's objects to the node, each checked against its hash.
+
+    Raises:
+        SetupError: an object is missing or not what its name says.
+    """
+    os.makedirs(layout.code, exist_ok=True)
+    files: List[Tuple[CodeFile, str]] = []
+    for entry in layout.plan.code:
+        target = os.path.join(layout.code, *entry.path.split("/"))
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if entry.link is not None:
+            os.symlink(entry.link, target)
+            continue
+        files.append((entry, target))
+    if layout.control.at_once == 1:
+        for entry, target in files:
+            _fetch(layout.control, entry, target, layout.umask)
+        return
+    # Only here: most agents start no thread for it.
+    from concurrent import futures
+
+    # Of many small files most of the time is the way to the share and back.
+    with futures.ThreadPoolExecutor(layout.control.at_once) as pool:
+        for _ in pool.map(lambda file: _fetch(layout.control, file[0], file[1], layout.umask), files):
+            pass
+
+
+def _fetch(control: ControlShare, entry: CodeFile, target: str, umask: int) -> None:
+    source, name = object_path(entry.sha256), entry.path
+    try:
+        found = control.fetch(source, target)
+    except FileNotFoundError:
+        sentence = "'%s' of the project is missing on the share (%s): %ssubmit again"
+        raise SetupError(sentence % (name, OBJECTS, _forget("delete", control))) from None
+    if found != entry.sha256:
+        raise SetupError(
+            "'%s' of the project is damaged on the share (%s): delete the object and %ssubmit again"
+            % (name, control.where(source), _forget("", control))
+        )
+    os.chmod(target, entry.mode & ~umask)
+
+
+def _forget(verb: str, control: ControlShare) -> str:
+    """What has the next submit look for each object: where that costs requests, it believes what says that all are there."""
+    if control.at_once == 1:
+        return ""
+    return "%s the folder %s there, and " % (verb, TREES) if verb else "the folder %s there, and " % TREES
+
+
+def link_inputs(layout: NodeLayout) -> None:
+    """Put staged parameters under ``$AZ_BATCHAI_JOB_TEMP/inputs/<parameter>/``, as links into the share: no second copy.
+
+    Their size is checked, not their hash: every node would have to read all of them before it may begin.
+
+    Raises:
+        SetupError: an object is missing or not as long as what was sent.
+    """
+    for staged in layout.plan.inputs:
+        for entry in staged.files:
+            target = os.path.join(layout.inputs, staged.variable, *entry.path.split("/"))
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            source = layout.on_mount(object_path(entry.sha256))
+            name = "'%s' of parameter '%s'" % (entry.path, staged.parameter)
+            try:
+                size = os.stat(source).st_size
+            except FileNotFoundError:
+                sentence = "%s is missing on the share (%s): %ssubmit again"
+                raise SetupError(sentence % (name, OBJECTS, _forget("delete", layout.control))) from None
+            if size != entry.size:
+                raise SetupError(
+                    "%s is damaged on the share (%s has %d bytes instead of %d): delete the object and %ssubmit again"
+                    % (name, source, size, entry.size, _forget("", layout.control))
+                )
+            os.symlink(source, target)
+
+
+def make_directories(layout: NodeLayout) -> None:
+    """Create the output directories and the log folder (idempotent; every node does it).
+
+    Raises:
+        OSError: it can't be done, or the control share isn't mounted any more: they would lie below its mount point.
+    """
+    for path in (*layout.directories().values(), layout.shared_temp):
+        if path.startswith((layout.cluster_mounts, layout.job_mounts)):
+            root = layout.volume_root(path)
+            if root == layout.mounted_share and not os.path.isdir(layout.on_mount(layout.paths.folder)):
+                raise layout.control.gone(layout.paths.folder)
+            bits = permissions.bits_of(root or "")
+            permissions.patiently(lambda path=path, bits=bits: permissions.make_folders(path, bits))  # type: ignore[misc]
+
+
+def open_up(layout: NodeLayout) -> List[str]:
+    """Have whoever may use a share's root use what ranks have left in the job's folders there; why that failed, if it did."""
+    written = [path for name, path in sorted(layout.directories().items()) if not name.startswith("AZ_BATCHAI_INPUT_")]
+    troubles = []
+    for path in dict.fromkeys([*written, layout.shared_temp, layout.artifacts]):
+        root = layout.volume_root(path)
+        if root:
+            try:
+                permissions.open_up_tree(root, os.path.relpath(path, root).split(os.sep))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                troubles.append("what ranks have left in %s can't be opened up to other users: %s" % (path, error.strerror))
+    return troubles
+
+
+def write_site(layout: NodeLayout, text: str) -> None:
+    """Write the ``sitecustomize`` that ranks start with."""
+    with open(os.path.join(layout.site, SITECUSTOMIZE), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def write_run(layout: NodeLayout, facts: str, distribution: Mapping[str, str]) -> None:
+    """Tell MLflow in the ranks of the job's run, and of the plugins that it finds it by (``training/store.py``).
+
+    Args:
+        facts: the name of the file that tells it.
+        distribution: path below the ranks' first folder on PYTHONPATH -> content.
+    """
+    plan = layout.plan
+    told = {
+        "runId": plan.run_id,
+        "runName": plan.run_name,
+        "experimentId": plan.experiment_id,
+        "experiment": plan.experiment,
+        "params": plan.run_parameters,
+        "allRanks": plan.all_ranks,
+        "started": now_ms(),
+        "artifacts": layout.artifacts,
+        "bits": permissions.bits_of(layout.mounted_share),
+    }
+    with open(os.path.join(layout.spool, facts), "w", encoding="utf-8") as file:
+        json.dump(told, file)
+    for name, text in distribution.items():
+        path = os.path.join(layout.site, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def write_python(layout: NodeLayout, python: str) -> None:
+    """A program ``python`` for jobs whose interpreter has no such name beside it, as Debian's python3 has none.
+
+    A script and no link: an interpreter finds its environment by the path that it was started with.
+    """
+    if os.path.exists(os.path.join(os.path.dirname(python), "python")):
+        return
+    os.makedirs(layout.bin, exist_ok=True)
+    path = os.path.join(layout.bin, "python")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write('#!/bin/sh\nexec %s "$@"\n' % shlex.quote(python))
+    os.chmod(path, 0o700)
+
+
+def locate(layout: NodeLayout, path: str) -> Optional[Tuple[int, str]]:
+    """(index of the volume, path in it) of a file on the node, or None if it lies on no volume of the plan."""
+    for candidate in (os.path.abspath(path), os.path.realpath(path)):
+        for index, volume in enumerate(layout.plan.volumes):
+            roots = [layout.mount_path(volume)]
+            if volume.kind == "link" or volume.how == "bind":
+                roots.append(os.path.realpath(volume.source))
+            for root in roots:
+                if candidate.startswith(root + os.sep):
+                    return index, os.path.relpath(candidate, root).replace(os.sep, "/")
+    return None
+
+
+def copy_logs(layout: NodeLayout) -> None:
+    """Where stdOutErrPathPrefix lies on another volume than the job folder: copy the logs there at the end."""
+    prefix = layout.plan.log_copy_prefix
+    if prefix is None or prefix.volume is None:
+        return
+    volume = layout.mount_path(layout.plan.volumes[prefix.volume])
+    target = os.path.join(volume, *prefix.path.split("/"), layout.plan.segment, *layout.paths.log_folder.split("/"))
+    errors: List[OSError] = []
+    root = layout.volume_root(target)
+    permissions.make_folders(target, permissions.bits_of(root or ""))
+    _copy_tree(layout.control, layout.paths.stdouterr, target, errors)
+    if root:
+        permissions.open_up_tree(root, os.path.relpath(target, root).split(os.sep))
+    if errors:
+        raise errors[0]
+
+
+def _copy_tree(control: ControlShare, path: str, target: str, errors: List[OSError]) -> None:
+    """Copy a folder of the control share, as far as it can be done."""
+    os.makedirs(target, exist_ok=True)
+    for entry in control.entries(path):
+        source, copy = "%s/%s" % (path, entry.name), os.path.join(target, entry.name)
+        try:
+            if entry.is_directory:
+                _copy_tree(control, source, copy, errors)
+            else:
+                control.fetch(source, copy)
+        except OSError as error:
+            errors.append(error)

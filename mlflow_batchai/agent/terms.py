@@ -1,0 +1,92 @@
+"""What one attempt of a job has of its own, and whether the job goes on by itself after it: pure functions of its records.
+
+The plan is the same for all attempts. What differs stands in ``attempt.json`` of each attempt after the first, written once by
+who begins it: how many nodes and ranks it has, how many retries are left, who began it and why.
+"""
+
+import dataclasses
+from typing import Any, Mapping, Optional
+
+from mlflow_batchai.agent import protocol, records
+from mlflow_batchai.agent.plan import Plan
+from mlflow_batchai.agent.protocol import Record
+
+# Who begins an attempt: the follower after a failure, who wanted room, a person.
+RETRY = "retry"
+REQUEUE = "requeue"
+MANUAL = "manual"
+
+# An attempt that lost a node which could be taken away at any time costs no retry, up to so many attempts.
+MOST_ATTEMPTS = 100
+# Ends that would be no other the next time, or that somebody wanted.
+_FINAL = frozenset((protocol.JOB_TIMEOUT, protocol.JOB_TERMINATE, protocol.JOB_TERMINATED))
+COUNTS = {"nodeCount": "node_count", "processCount": "process_count", "ranks": "ranks"}
+
+
+def record(left: int, by: str, why: str, counts: Optional[Mapping[str, int]] = None) -> Record:
+    """The content of ``attempt.json``.
+
+    Args:
+        left: how often the job starts again by itself if this attempt fails.
+        by: ``RETRY``, ``REQUEUE`` or ``MANUAL``.
+        why: a sentence for people.
+        counts: what ``on_nodes`` gave, for an attempt that doesn't have all nodes.
+    """
+    return dict(counts or {}, retriesLeft=left, by=by, why=why, time=protocol.now_ms())
+
+
+def is_record(value: object) -> bool:
+    """Whether it is what an attempt has of its own."""
+    if not isinstance(value, dict) or not records.has(value, {"retriesLeft": records.is_count}):
+        return False
+    return all(records.is_node_count(value[key]) for key in COUNTS if key in value)
+
+
+def plan_of(plan: Plan, attempt: int, own: Optional[Mapping[str, Any]]) -> Plan:
+    """The plan as it holds for one attempt.
+
+    Args:
+        plan: the job's.
+        attempt: its number, from 1.
+        own: its ``attempt.json``; None: it has none, as the first.
+    """
+    own = own or {}
+    counts = {name: own[key] for key, name in COUNTS.items() if key in own}
+    return dataclasses.replace(plan, attempt=attempt, retries_left=own.get("retriesLeft", plan.retries), **counts)
+
+
+def on_nodes(plan: Plan, nodes: int) -> Mapping[str, int]:
+    """Nodes, processes and ranks of an attempt on so many of the job's nodes: as many ranks a node as the plan has."""
+    processes = max(nodes, plan.process_count * nodes // plan.node_count) if plan.is_horovod else 1
+    return {"nodeCount": nodes, "processCount": processes, "ranks": processes}
+
+
+def counts_on(plan: Plan, nodes: int) -> Optional[Mapping[str, int]]:
+    """What an attempt on so many nodes has of its own (``record``); None: it has all of them."""
+    return None if nodes == plan.node_count else on_nodes(plan, nodes)
+
+
+def goes_on(verdict: Record, plan: Plan, attempt: int) -> Record:
+    """A verdict, or if the attempt has failed and the job starts again by itself, what is said of the attempt only.
+
+    That is in the queue again, as after a requeue, with what failed kept: ``retry`` is true, ``retriesLeft`` what the next
+    attempt has.
+
+    Args:
+        verdict: as ``protocol.verdict_record`` makes it.
+        plan: the attempt's (``plan_of``).
+    """
+    codes = {error["code"] for error in verdict["errors"]}
+    if verdict["executionState"] != protocol.FAILED or verdict["terminated"] or codes & _FINAL:
+        return verdict
+    left = plan.retries_left
+    # Batch AI put a job whose low-priority node was taken away back into the queue.
+    preempted = plan.low_priority and protocol.NODE_LOST in codes and attempt < MOST_ATTEMPTS
+    if not preempted and left <= 0:
+        return verdict
+    return again(verdict, attempt, left - (not preempted))
+
+
+def again(verdict: Record, attempt: int, left: int) -> Record:
+    """A failed verdict as one after which the job starts again by itself, with so many retries left."""
+    return dict(verdict, executionState=protocol.QUEUED, retry=True, retriesLeft=left, next=attempt + 1)

@@ -1,0 +1,289 @@
+"""From a project's address to a job on its way: what ``mlflow run``, a notebook and a sweep have in common.
+
+In steps, so that all of them but the last can be taken for many jobs before anything exists: ``read`` the project and its
+documents, ``prepare`` one job of it, ``check`` that nodes can run it, ``submit`` it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlflow_batchai import terminal
+from mlflow_batchai.client import creating, runner
+from mlflow_batchai.cluster import clusters
+from mlflow_batchai.config import default
+from mlflow_batchai.documents.batchai import BatchaiFile, merge, parse_batchai, read_batchai
+from mlflow_batchai.documents.mlproject import EntryPoint, MLProject, bind, find_entry_point, load_project
+from mlflow_batchai.documents.reading import read as read_document
+from mlflow_batchai.errors import DocumentError, ProjectError
+from mlflow_batchai.follower.detached import Submitted
+from mlflow_batchai.plan import projects
+from mlflow_batchai.plan.prepared import Prepared
+from mlflow_batchai.plan.volumes import check_volumes
+from mlflow_batchai.tracking import experiments, runs
+
+if TYPE_CHECKING:
+    from mlflow.entities import Experiment
+
+DEFAULT_EXPERIMENT = "0"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A project with the documents that say how it is to run.
+
+    Attributes:
+        uri: as the user wrote it.
+        config: batchai.yaml with the user's own settings over it.
+        name: what the configuration is called in messages.
+        documents: files that it was read from.
+    """
+
+    uri: str
+    project: MLProject
+    entry: EntryPoint
+    config: BatchaiFile
+    name: str
+    documents: list[Path]
+    cluster: clusters.Cluster
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A job that was checked, and nothing of it exists yet."""
+
+    source: Source
+    prepared: Prepared
+
+    @property
+    def sentence(self) -> str:
+        """What is about to start, and where."""
+        plan, cluster = self.prepared.plan, self.source.cluster
+        container = plan.container
+        python = "python_env.yaml" if plan.environment else container.image if container else cluster.python
+        return (
+            f"job {self.prepared.name}: {plan.node_count} node(s) of cluster {cluster.name}, {plan.ranks} rank(s), "
+            f"training with {python}"
+        )
+
+
+def read(
+    uri: str,
+    entry_point: str,
+    parameters: Mapping[str, Any],
+    version: str | None,
+    settings: Mapping[str, Any],
+    say: Say,
+    settings_name: str = "--backend-config",
+) -> Source:
+    """Get the project and read what it says.
+
+    Args:
+        uri: a folder, a git repository or an archive, ``#folder`` behind it for a folder inside.
+        parameters: for MLflow, which refuses a remote project that lacks one.
+        version: git commit or branch, or None.
+        settings: over the keys of batchai.yaml; ``config`` names a file that is over it as well.
+        say: told every warning.
+        settings_name: what ``settings`` are called in messages.
+
+    Raises:
+        BatchAIError: it can't be had, or is wrong.
+    """
+    project = load_project(_fetch(uri, version, entry_point, parameters))
+    entry = find_entry_point(project, entry_point)
+    config, name, documents, warnings = _configuration(project, settings, settings_name)
+    cluster, more = clusters.load(config.cluster or default("cluster"))
+    for warning in [*warnings, *more]:
+        say(warning)
+    return Source(uri, project, entry, config, name, documents, cluster)
+
+
+def prepare(
+    source: Source,
+    parameters: Mapping[str, Any],
+    env_manager: str | None,
+    say: Say,
+    cwd: Path | None = None,
+    like: Ready | None = None,
+) -> Ready:
+    """Work out one job of a project; no node is asked.
+
+    Args:
+        env_manager: MLflow's ``--env-manager``.
+        say: told every warning.
+        cwd: where relative paths start from; default: the current folder.
+        like: another job of the same source, whose code is taken as it was then.
+
+    Raises:
+        BatchAIError: what would keep it from running and can be seen from here.
+    """
+    values = bind(source.entry, parameters, source.project.source)
+    prepared = projects.prepare(
+        source.project,
+        source.entry,
+        values,
+        source.config,
+        source.cluster,
+        cwd or Path.cwd(),
+        env_manager,
+        source.name,
+        source.documents,
+        like.prepared if like else None,
+    )
+    for warning in prepared.warnings:
+        say(warning)
+    return Ready(source, prepared)
+
+
+def check(ready: Ready, say: Say) -> Ready:
+    """Ask the cluster's nodes whether they can run the job; the same job, with what they lack and are sent.
+
+    Args:
+        say: told every warning.
+
+    Raises:
+        BatchAIError: they can't.
+    """
+    cluster, prepared = ready.source.cluster, ready.prepared
+    check_volumes(prepared.plan.volumes, cluster)
+    for warning in cluster.engine.check(prepared.plan.node_count, prepared.needs):
+        say(warning)
+    return replace(ready, prepared=prepared.with_tools(cluster.engine.lacking))
+
+
+def choose_experiment(tracking: runs.Tracking, source: Source, experiment_id: str | None = None) -> Experiment:
+    """The experiment: the one that was named, else batchai.yaml's, else config.yaml's, else MLflow's default.
+
+    One that isn't there yet is made.
+
+    Args:
+        experiment_id: the one that was named.
+    """
+    mlflow = runs.client(tracking)
+    chosen = source.config.experiment or default("experiment")
+    if experiment_id is None and chosen:
+        return experiment_named(tracking, chosen)
+    return mlflow.get_experiment(experiment_id or DEFAULT_EXPERIMENT)
+
+
+def experiment_named(tracking: runs.Tracking, name: str) -> Experiment:
+    """The experiment of that name; one that isn't there yet is made."""
+    from mlflow.exceptions import MlflowException
+
+    mlflow = runs.client(tracking)
+    if found := mlflow.get_experiment_by_name(name):
+        return found
+    try:
+        return mlflow.get_experiment(mlflow.create_experiment(name))
+    except MlflowException as error:
+        # Somebody else may have made it since.
+        if error.error_code == "RESOURCE_ALREADY_EXISTS" and (found := mlflow.get_experiment_by_name(name)):
+            return found
+        raise
+
+
+def parent_tags(tracking: runs.Tracking, run_id: str | None) -> dict[str, str]:
+    """What makes a job's run a child of the run that is active in this thread, if there is one in the same store.
+
+    Args:
+        run_id: the run that is to be the job's: it is no child of itself.
+    """
+    import mlflow
+
+    parent = mlflow.active_run()
+    if parent is None or parent.info.run_id == run_id:
+        return {}
+    same = runs.absolute(mlflow.get_tracking_uri(), Path.cwd()).uri == tracking.uri
+    return {"mlflow.parentRunId": parent.info.run_id} if same else {}
+
+
+def submit(
+    ready: Ready,
+    tracking: runs.Tracking,
+    experiment: Experiment,
+    run_name: str | None = None,
+    run_id: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Submitted:
+    """Start the job and its follower.
+
+    Args:
+        run_id: a run that is there, to be used for it.
+        tags: besides those that every run of a job has.
+        progress: told (bytes sent, bytes to send) while files go up.
+
+    Raises:
+        BatchAIError: it could not be submitted; nothing of it is left running.
+    """
+    source = ready.source
+    own = runs.source_tags(_shown(source.uri), source.entry.name, source.project.directory, runner.user())
+    request = creating.RunRequest(
+        tracking,
+        experiment.experiment_id,
+        experiment.name,
+        source.config.workspace or default("workspace") or experiments.workspace_of(experiment),
+        {**(tags or {}), **own},
+        run_name,
+        run_id,
+    )
+    return creating.submit(ready.prepared, source.cluster, request, progress)
+
+
+def _shown(uri: str) -> str:
+    return str(Path(uri).absolute()) if Path(uri).exists() else terminal.shown(uri)
+
+
+def _fetch(project_uri: str, version: str | None, entry_point: str, params: Mapping[str, Any]) -> Path:
+    """The project's folder here: as it is for a local one, a clone or an unpacked archive otherwise."""
+    uri, _, subdirectory = project_uri.partition("#")
+    local = Path(uri.removeprefix("file://")).expanduser()
+    if version is None and local.is_dir():
+        directory = local / subdirectory
+        if not directory.is_dir():
+            raise ProjectError(f"there is no folder '{subdirectory}' in {local}")
+        return directory.absolute()
+    if "://" not in uri and not uri.endswith((".git", ".zip")) and not uri.startswith("git@") and not local.exists():
+        raise ProjectError(f"there is no project at {local.absolute()}")
+    from mlflow.exceptions import ExecutionException
+    from mlflow.projects.utils import fetch_and_validate_project
+
+    try:
+        return Path(fetch_and_validate_project(project_uri, version, entry_point, dict(params)))
+    except ExecutionException as error:
+        raise ProjectError(str(error)) from error
+    except Exception as error:  # git and zip raise what they like
+        raise ProjectError(
+            f"the project {terminal.shown(project_uri)} can't be fetched: {' '.join(str(error).split())}"
+        ) from error
+
+
+def _configuration(
+    project: MLProject, settings: Mapping[str, Any], settings_name: str
+) -> tuple[BatchaiFile, str, list[Path], list[str]]:
+    """batchai.yaml (or the MLproject's block) with the user's settings over it; its name, its files, warnings."""
+    path = project.directory / "batchai.yaml"
+    base: Mapping[str, Any] = {}
+    source, files = project.source, [Path(project.source)]
+    if path.is_file() and project.batchai is not None:
+        raise DocumentError(f"{project.source} has a batchai block and there is a batchai.yaml beside it; keep one")
+    if path.is_file():
+        # An empty file says as much as none.
+        base = read_batchai(path) if path.read_bytes().strip() else {}
+        source, files = str(path), [path]
+    elif project.batchai is not None:
+        base, source = project.batchai, f"{project.source} (batchai)"
+    override = dict(settings)
+    named = override.pop("config", None)
+    if named is not None:
+        file = Path(str(named)).expanduser()
+        override = merge(read_document(file), override)
+        files.append(file)
+    if override:
+        source = f"{source} with {settings_name}"
+    config, warnings = parse_batchai(merge(base, override), source)
+    return config, source, files, warnings

@@ -1,0 +1,206 @@
+"""The keeper: sees to it that each attempt of a job ends, and goes on with the next one. It needs the share and the nodes, and
+nothing of MLflow.
+
+It runs in a thread of the follower, beside the relay: a tracking server that is away or slow keeps no node from being given up
+or freed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from mlflow_batchai.cluster import clusters
+from mlflow_batchai.engines.absent import AbsentEngine
+from mlflow_batchai.engines.base import Engine
+from mlflow_batchai.errors import BatchAIError, ClusterError, JobChangedError, ShareError
+from mlflow_batchai.follower.retries import LOOK_SECONDS, Leaving, NotHereError, Retries
+from mlflow_batchai.follower.watch import Watch
+from mlflow_batchai.job.jobs import Job, pause_after
+from mlflow_batchai.job.lease import LeaseLostError
+from mlflow_batchai.job.states import JobState
+from mlflow_batchai.tracking.trouble import LONGEST_WAIT_SECONDS, Complaints
+
+LEAVE_SECONDS = 10.0
+
+Result = TypeVar("Result")
+
+
+class Keeper:
+    """Keeps one job going, attempt after attempt.
+
+    Args:
+        job: the job at the attempt to begin with.
+        heard: how many of node 0's segments were seen before.
+        kept: what agents were told and the environment doesn't have (``Retries``).
+        check: raises LeaseLostError unless we hold the job's lease.
+
+    Attributes:
+        job: the job at the attempt that is kept now.
+        notes: attempt -> sentences on what went wrong when its nodes were freed.
+        waits: what its attempt waits for before it is started, in a sentence; empty: for nothing.
+        end: the state that the job ended in, once its last attempt is over.
+        ended: when that was seen (``time.monotonic``).
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        heard: int = 0,
+        kept: Mapping[str, Any] | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.job = job
+        self.notes: dict[int, list[str]] = {}
+        self.waits = ""
+        self.end: JobState | None = None
+        self.ended: float | None = None
+        self._complaints = Complaints()
+        self._heard = heard
+        self._changed = threading.Condition()
+        self._awake = threading.Event()
+        self._leaving = False
+        self._over: dict[int, JobState] = {}
+        self._broken: BaseException | None = None
+        self._retries = Retries(kept or {}, check, self._rest, self._wait_for)
+        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+
+    @contextlib.contextmanager
+    def keeping(self) -> Iterator[None]:
+        """It works for the time of the block."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._leaving = True
+            self._awake.set()
+            # A node that takes long to answer is not waited for: the process ends, and this thread with it.
+            self._thread.join(LEAVE_SECONDS)
+
+    def over(self, attempt: int, seconds: float) -> JobState | None:
+        """The state that an attempt ended in, once its nodes are free; waits for that so long, then None.
+
+        Raises:
+            Exception: what ended the keeper before that.
+        """
+        return self._over[attempt] if self._await(lambda: attempt in self._over, seconds) else None
+
+    def has_ended(self, seconds: float) -> bool:
+        """Whether the job's last attempt is over; waits for that so long, and raises as ``over`` does."""
+        return self._await(lambda: self.end is not None, seconds)
+
+    def _await(self, there: Callable[[], bool], seconds: float) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: there() or self._broken is not None, seconds)
+            if not there() and self._broken is not None:
+                raise self._broken
+            return there()
+
+    def look(self) -> None:
+        """Someone has seen that the attempt is over: look at once."""
+        self._awake.set()
+
+    def _run(self) -> None:
+        try:
+            self._keep()
+        except BaseException as error:  # whoever waits for us must hear of it
+            with self._changed:
+                self._broken = error
+                self._changed.notify_all()
+
+    def _keep(self) -> None:
+        state: JobState | None = None
+        while state is None or state.next_attempt is not None:
+            # Anew for each attempt: its cluster may have been described otherwise since.
+            with contextlib.closing(_engine(self.job)) as engine:
+                state = self._keep_attempt(engine)
+            if state is None:
+                return
+            if state.next_attempt is not None:
+                self.job, self._heard = self.job.at(state.next_attempt), 0
+
+    def _keep_attempt(self, engine: Engine) -> JobState | None:
+        """See an attempt started, over, and its nodes free; its state then, None when told to leave."""
+        try:
+            self._until(functools.partial(self._bring, engine), LOOK_SECONDS)
+        except Leaving:
+            return None
+        watch = Watch(self.job, engine, self._heard)
+        state = self._until(functools.partial(self._watch, watch), watch.seconds)
+        if state is None:
+            return None
+        notes = _freed(watch)
+        with self._changed:
+            self.notes[self.job.attempt] = notes
+            if state.next_attempt is None:
+                self.end, self.ended = state, time.monotonic()
+            self._over[self.job.attempt] = state
+            self._changed.notify_all()
+        return state
+
+    def _bring(self, engine: Engine) -> bool:
+        """See to it that the attempt is started."""
+        self._retries.bring(self.job, engine)
+        return True
+
+    def _rest(self, seconds: float) -> None:
+        if not self._leaving:
+            self._awake.wait(seconds)
+            self._awake.clear()
+        if self._leaving:
+            raise Leaving
+
+    def _wait_for(self, what: str) -> None:
+        if what and what != self.waits:
+            self._complaints.say(what)
+        self.waits = what
+
+    def _watch(self, watch: Watch) -> JobState | None:
+        """Look at an attempt; its state once it is over."""
+        watch.check_or_complain()
+        state = self.job.state(ending=False)
+        return state if state.ended or state.next_attempt else None
+
+    def _until(self, look: Callable[[], Result | None], seconds: float) -> Result | None:
+        """Look every so many seconds until something comes of it; None when told to leave."""
+        trouble = 0.0
+        while not self._leaving:
+            begun = time.monotonic()
+            try:
+                if (found := look()) is not None:
+                    return found
+                trouble = 0.0
+                self._complaints.over()
+                pause = pause_after(time.monotonic() - begun, seconds)
+            except (Leaving, LeaseLostError, NotHereError, JobChangedError):
+                raise
+            except Exception as error:  # a share that is away: nobody else will come and watch
+                trouble = min(trouble * 2 or 1.0, LONGEST_WAIT_SECONDS)
+                self._complaints.tell(error, trouble)
+                pause = trouble
+            self._awake.wait(pause)
+            self._awake.clear()
+        return None
+
+
+def _engine(job: Job) -> Engine:
+    """What the job runs on; a machine that doesn't know its cluster can relay it all the same."""
+    try:
+        return clusters.load(job.plan.cluster)[0].engine
+    except BatchAIError as error:
+        print(f"{error}; the job is relayed, and its nodes can't be asked", file=sys.stderr, flush=True)
+        return AbsentEngine(str(error))
+
+
+def _freed(watch: Watch) -> list[str]:
+    """See that the nodes of an attempt are free; sentences on what went wrong."""
+    try:
+        watch.clean_up()
+    except (ClusterError, ShareError) as error:
+        return [str(error)]
+    return []

@@ -1,9 +1,0 @@
-"""What ended jobs have left, on control shares, nodes and this machine: found, shown, and freed when a person wants it.
-
-Nothing is freed that a job may still need: of what can't be known to be over, the reason is said, and it stays.
-"""
-
-from mlflow_batchai.gc.finding import Search, find
-from mlflow_batchai.gc.items import Item
-
-__all__ = ["Item", "Search", "find"]

@@ -1,6 +1,0 @@
-"""The container that a job's processes on a node run in, by docker or podman."""
-
-from mlflow_batchai.node.containers.engines import Engine, engine, trouble
-from mlflow_batchai.node.containers.leftovers import has_one, sweep
-
-__all__ = ["Engine", "engine", "has_one", "sweep", "trouble"]

@@ -1,6 +1,0 @@
-"""File shares: one interface of eight methods, and functions over it."""
-
-from mlflow_batchai.shares.base import Entry, Share, job_file
-from mlflow_batchai.shares.opening import open_share
-
-__all__ = ["Entry", "Share", "job_file", "open_share"]

@@ -1,5 +1,0 @@
-"""Run commands: on this machine (``local``), or on nodes over SSH (``targets``, ``ssh``)."""
-
-from mlflow_batchai.shell.local import Result, run, spawn
-
-__all__ = ["Result", "run", "spawn"]

@@ -1,0 +1,103 @@
+"""What every share can do, as promises that the conformance suite (``tests/shares``) holds each implementation to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, Protocol
+
+from mlflow_batchai.agent.protocol import LONGEST_SEGMENT, longest
+
+
+class Entry(NamedTuple):
+    """One name in a directory of a share.
+
+    Attributes:
+        name: without its path.
+        size: bytes; 0 for a directory.
+        is_directory: whether it is one.
+        modified: when it was last written, in seconds since the epoch; None where the service doesn't say.
+    """
+
+    name: str
+    size: int
+    is_directory: bool
+    modified: float | None = None
+
+
+class Share(Protocol):
+    """A file share as the submitting machine sees it; paths are relative to its root, with ``/``.
+
+    Promises:
+        1. ``read`` of a file that ``write`` or a closed ``open_write`` has made returns all of it; a reader never sees half.
+        2. ``write`` replaces a file whole; parents are made.
+        3. ``claim`` succeeds for exactly one of any number of callers, on any machines.
+        4. ``list`` and ``read`` see what this process wrote, at once.
+        5. ``delete`` of what isn't there is no error; a directory goes with all that is in it.
+        6. Other failures of the share are ShareError, with the share's address and the path in it.
+        7. ``read_many`` finds what was there when it was called, and costs little where next to nothing is: a name is asked for
+           once, and a mount, which may remember that a name was missing, has to look anew once a folder.
+        8. ``download`` gives a file whole, of one time, or fails; then the next call goes on where it was, if that saves time.
+        9. All of it may be called by many threads at once.
+        10. ``list`` tells when a file was last written, by the clock of what keeps it, and costs nothing more for that.
+        11. No path leads out of it: a link is an entry like any other, and is never followed.
+        12. Of a file that is longer than is asked for no more is read.
+        13. What ``keeping`` returns is the same share; that folder is not made anew on another share that lies at its path by
+            then, or in an empty mount point: that is a ShareError.
+    """
+
+    @property
+    def at_once(self) -> int:
+        """How many calls at once pay: 1 where each takes no longer than the data needs."""
+
+    @property
+    def url(self) -> str:
+        """The address that ``open_share`` takes; it holds no secret."""
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes of a file from ``start``; ShareNotFoundError if it isn't there."""
+
+    def read_many(self, paths: Iterable[str], most: int = LONGEST_SEGMENT) -> Iterator[tuple[str, bytes]]:
+        """(path, content) of those files that are there, in the order given; at most ``at_once`` are read ahead.
+
+        Args:
+            most: bytes of each. The content of one that is longer, and of what is no file, is empty: as damaged ones may be.
+        """
+
+    def download(self, path: str, target: Path, progress: Callable[[int], None] | None = None) -> None:
+        """Copy a file to one of this machine, whose folder is made.
+
+        Args:
+            progress: called with the number of bytes that came since its last call.
+
+        Raises:
+            ShareNotFoundError: it isn't there.
+        """
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a whole file, atomically."""
+
+    def claim(self, path: str) -> bool:
+        """Create a directory; False if it was there. Parents are made."""
+
+    def list(self, path: str) -> list[Entry]:
+        """What lies directly in a directory, by name; empty if there is no such directory."""
+
+    def delete(self, path: str) -> None:
+        """Remove a file or a directory."""
+
+    def keeping(self, folder: str) -> Share:
+        """The share for who works in a folder that is there."""
+
+    def open_write(self, path: str, size: int | None = None) -> AbstractContextManager[BinaryIO]:
+        """A stream to a new file, which appears under its name when the block ends without an error.
+
+        Args:
+            size: how many bytes will be written, if that is known: it may save requests, and needn't be true.
+        """
+
+
+def job_file(share: Share, path: str) -> bytes | None:
+    """A file of a job folder; None if it isn't there, and empty if it is longer than such a file may be, or none."""
+    return next((data for _, data in share.read_many([path], longest(path))), None)

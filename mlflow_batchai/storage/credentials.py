@@ -1,0 +1,262 @@
+"""What opens a storage account: from documents, the environment or config.yaml, or (if none does) who the user is to Azure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import json
+import os
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+from mlflow_batchai.config import settings
+from mlflow_batchai.errors import ShareError
+from mlflow_batchai.storage import endpoints
+from mlflow_batchai.storage.location import AzureLocation, parse
+
+# How a process passes on what it read in documents to one that it starts: never in an argument.
+VARIABLE = "BATCHAI_STORAGE_CREDENTIALS"
+CONNECTION_VARIABLE = "AZURE_STORAGE_CONNECTION_STRING"
+_IN_CONFIG = "config.yaml: shares"
+KEY_BYTES = 64
+NODE_PERMISSIONS = "rcwdl"
+PERMISSION_NAMES = {"r": "read", "c": "create", "w": "write", "d": "delete", "l": "list"}
+
+
+@dataclass(frozen=True)
+class Credential:
+    """What opens a storage account. With neither, it is opened by ``azure-identity`` (a login, a managed identity).
+
+    Attributes:
+        key: the account's key, base64 text.
+        sas: a shared access signature, without a "?" before it.
+    """
+
+    key: str | None = field(default=None, repr=False)
+    sas: str | None = field(default=None, repr=False)
+
+    @property
+    def kind(self) -> str:
+        """How a sentence calls it."""
+        return "account key" if self.key else "SAS" if self.sas else "login"
+
+
+class Connection(NamedTuple):
+    """What a connection string says.
+
+    Attributes:
+        account: its name, in small letters.
+        credential: what opens it.
+        endpoint: its file service, without a slash at its end; None: the public cloud's.
+    """
+
+    account: str
+    credential: Credential
+    endpoint: str | None
+
+
+_remembered: dict[str, Credential] = {}
+
+
+def remember(account: str, credential: Credential) -> None:
+    """Use this for an account from now on, in this process and those that get ``exported``.
+
+    Raises:
+        ShareError: the key is no key, or the SAS no SAS.
+    """
+    _remembered[account.lower()] = _checked(account, credential)
+
+
+def find(account: str) -> Credential:
+    """What opens an account. The first that names it: what was remembered, what our parent process exported,
+    AZURE_BATCHAI_STORAGE_ACCOUNT with _KEY, then as the `az` command has it AZURE_STORAGE_CONNECTION_STRING, and
+    AZURE_STORAGE_ACCOUNT with _KEY or _SAS_TOKEN, then ``shares`` of config.yaml. An empty one if none does.
+
+    Raises:
+        ShareError: what was found is no key or no SAS; the sentence says where it stands.
+        DocumentError: config.yaml is wrong.
+    """
+    account = account.lower()
+    if account in _remembered:
+        return _remembered[account]
+    for source, found in (
+        (VARIABLE, _exported_to_us(account)),
+        ("AZURE_BATCHAI_STORAGE_KEY", _pair(account, "AZURE_BATCHAI_STORAGE")),
+        (CONNECTION_VARIABLE, _of_connection(account)),
+        ("AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN", _pair(account, "AZURE_STORAGE")),
+    ):
+        if found:
+            return _checked(account, found, f" ({source})")
+    configured = _configured(account)
+    return _checked(account, configured.credential, f" ({_IN_CONFIG})") if configured else Credential()
+
+
+def at(endpoint: str, account: str, service: str = "file") -> Credential:
+    """What opens an account at the address of its service: credentials go nowhere but to Azure and to where the user says.
+
+    Args:
+        service: ``file`` or ``blob``.
+
+    Raises:
+        ShareError: the account is not known to be there; or as ``find``.
+        DocumentError: config.yaml is wrong.
+    """
+    configured = (file_endpoint(account),) if service == "file" else ()
+    if not (endpoints.is_cloud(endpoint, account, service) or endpoints.is_named(endpoint, account, service, configured)):
+        host = urlsplit(endpoint).netloc.rpartition("@")[2]
+        where = f"{service}Endpoint of the cluster's document"
+        if service == "file":
+            where += f", or of {account} under shares: in config.yaml"
+        raise ShareError(
+            f"the storage account '{account}' is not known to be at {host}, so its key, SAS or login is not used there;"
+            f" correct the address, or, if it is true, name it as the {where}"
+        )
+    return find(account)
+
+
+def file_endpoint(account: str) -> str | None:
+    """Where an account's file service is, as AZURE_STORAGE_CONNECTION_STRING or config.yaml says; None: neither does.
+
+    Raises:
+        DocumentError: config.yaml is wrong.
+    """
+    account = account.lower()
+    named = connection(os.environ.get(CONNECTION_VARIABLE, ""))
+    if named and named.account == account and named.endpoint:
+        return named.endpoint
+    configured = _configured(account)
+    return configured.endpoint if configured else None
+
+
+def is_key(text: str) -> bool:
+    """Whether a text could be an account's key: base64 of 64 bytes. What stands in documents in its place is none."""
+    try:
+        return len(base64.b64decode(text.strip(), validate=True)) == KEY_BYTES
+    except ValueError:
+        return False
+
+
+def connection(text: str) -> Connection | None:
+    """A connection string taken apart; None if it names no storage account."""
+    parts = (part.partition("=") for part in text.split(";"))
+    fields = {name.strip().lower(): value.strip() for name, _, value in parts}
+    endpoint = fields.get("fileendpoint", "").rstrip("/") or None
+    account = fields.get("accountname", "").lower()
+    if not account and endpoint:
+        # One with a SAS may name its account by the endpoint only.
+        with contextlib.suppress(ShareError):
+            account = parse(f"{endpoint}/share").account
+    if not account:
+        return None
+    if not endpoint and (suffix := fields.get("endpointsuffix")):
+        endpoint = f"https://{account}.file.{suffix}"
+    return Connection(account, Credential(fields.get("accountkey"), fields.get("sharedaccesssignature")), endpoint)
+
+
+def exported() -> dict[str, str]:
+    """Environment variables for a process that is to have what was remembered here; empty if nothing was."""
+    known = {account: (found.key, found.sas) for account, found in (_inherited() | _remembered).items()}
+    return {VARIABLE: json.dumps(known)} if known else {}
+
+
+def for_nodes(location: AzureLocation, seconds: float) -> dict[str, str]:
+    """What agents open the share with, as ``{"sas": text}``.
+
+    From a key, a new SAS of this share for as long as the job may take; from a login a user delegation SAS, which lasts a week
+    at most; a SAS of the user's is passed on.
+
+    Args:
+        seconds: for how long.
+
+    Raises:
+        ShareError: the account is not known to be there, the user's SAS has expired or lacks a permission, or no SAS can be
+            made.
+    """
+    found = at(location.endpoint, location.account)
+    if found.sas:
+        check_sas(found.sas, location)
+        return {"sas": found.sas}
+    from mlflow_batchai.storage.azure_sas import share_sas
+
+    return {"sas": share_sas(location, found.key, seconds)}
+
+
+def check_sas(sas: str, location: AzureLocation) -> None:
+    """Raise ShareError if a SAS says itself that it has expired, or that it can't do what a job needs."""
+    fields = {name: values[0] for name, values in parse_qs(sas).items()}
+    where = f"the SAS of storage account '{location.account}'"
+    if (end := expiry(sas)) is not None and end <= datetime.now(timezone.utc):
+        raise ShareError(f"{where} expired at {fields['se']}; make a new one")
+    # A SAS with a stored policy (si) has its permissions and its times there.
+    missing = [PERMISSION_NAMES[letter] for letter in NODE_PERMISSIONS if letter not in fields.get("sp", NODE_PERMISSIONS)]
+    if missing:
+        raise ShareError(f"{where} does not permit to {', '.join(missing)} on {location.root}; make one that does")
+    if "f" not in fields.get("ss", "f") or "o" not in fields.get("srt", "o"):
+        raise ShareError(f"{where} is not for files (it needs ss=f and srt=sco); make one that is")
+
+
+def expiry(sas: str) -> datetime | None:
+    """When a SAS ends by what it says itself; None if it doesn't."""
+    text = parse_qs(sas).get("se", [""])[0]
+    try:
+        end = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return end if end.tzinfo else end.replace(tzinfo=timezone.utc)
+
+
+def _checked(account: str, found: Credential, source: str = "") -> Credential:
+    """The same, tidied."""
+    key = (found.key or "").strip() or None
+    sas = (found.sas or "").strip().lstrip("?") or None
+    if key:
+        try:
+            base64.b64decode(key, validate=True)
+        except (binascii.Error, ValueError):
+            raise ShareError(f"the key of storage account '{account}'{source} is not base64 text; copy it again") from None
+    if sas and "sig" not in parse_qs(sas):
+        raise ShareError(f"the SAS of storage account '{account}'{source} has no signature (sig=); copy all of it")
+    return Credential(key, None if key else sas)
+
+
+def _inherited() -> dict[str, Credential]:
+    try:
+        return {account: Credential(*pair) for account, pair in json.loads(os.environ.get(VARIABLE) or "{}").items()}
+    except (ValueError, TypeError, AttributeError):
+        raise ShareError(f"the environment variable {VARIABLE} can't be read; it is set by mlflow-batchai itself") from None
+
+
+def _exported_to_us(account: str) -> Credential | None:
+    return _inherited().get(account)
+
+
+def _pair(account: str, prefix: str) -> Credential | None:
+    if os.environ.get(f"{prefix}_ACCOUNT", "").lower() != account:
+        return None
+    key, sas = os.environ.get(f"{prefix}_KEY"), os.environ.get(f"{prefix}_SAS_TOKEN")
+    return Credential(key, sas) if key or sas else None
+
+
+def _of_connection(account: str) -> Credential | None:
+    named = connection(os.environ.get(CONNECTION_VARIABLE, ""))
+    found = named.credential if named and named.account == account else Credential()
+    return found if found.key or found.sas else None
+
+
+def _configured(account: str) -> Connection | None:
+    """What ``shares`` of config.yaml says of an account."""
+    file = settings()
+    entry = {name.lower(): entry for name, entry in file.shares.items()}.get(account) if file else None
+    if entry is None:
+        return None
+    endpoint = entry.file_endpoint.replace("ACCOUNT", account).rstrip("/") if entry.file_endpoint else None
+    if entry.connection_string:
+        named = connection(entry.connection_string.get_secret_value())
+        if named is None or named.account != account:
+            raise ShareError(f"the connectionString of storage account '{account}' ({_IN_CONFIG}) is not one of it")
+        return named._replace(endpoint=endpoint or named.endpoint)
+    key, sas = (secret.get_secret_value() if secret else None for secret in (entry.account_key, entry.sas_token))
+    return Connection(account, Credential(key, sas), endpoint)

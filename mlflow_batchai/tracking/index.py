@@ -1,0 +1,188 @@
+"""The index of jobs: runs found by the tags that their submitter and their relay write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from mlflow_batchai.errors import BatchAIError, JobNotFoundError, TrackingError
+from mlflow_batchai.job import keys
+from mlflow_batchai.terminal import shown
+from mlflow_batchai.tracking import experiments as stored
+from mlflow_batchai.tracking.runs import TAG_CLUSTER, TAG_JOB, TAG_MAC, TAG_STATE, TAG_WORKSPACE, Tracking, client, is_signed
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.store.entities import PagedList
+    from mlflow.tracking import MlflowClient
+
+PAGE, MOST = 1000, 10_000
+# So many jobs of one name are looked at for one of this user's.
+SAME_NAME = 50
+TERMINATED = "terminated"
+NOT_ENDED = " AND ".join(f"attributes.status != '{status}'" for status in ("FINISHED", "FAILED", "KILLED"))
+LONGEST_WHY = 300
+
+
+def find(mlflow: MlflowClient, name: str, workspace: str | None = None, experiment_id: str | None = None) -> Run:
+    """The run of a job, by its name or the run's id; the newest of this user's if several jobs have had the name, else of all.
+
+    Args:
+        workspace: the one that it must stand under; None: any.
+        experiment_id: likewise.
+
+    Raises:
+        JobNotFoundError: there is none; the message names some that exist.
+    """
+    from mlflow.exceptions import MlflowException
+
+    if len(name) == 32:
+        try:
+            run = mlflow.get_run(name)
+            there = run.info.lifecycle_stage == "active" and experiment_id in (None, run.info.experiment_id)
+            if TAG_JOB in run.data.tags and there and workspace in (None, run.data.tags.get(TAG_WORKSPACE)):
+                return run
+        except MlflowException:
+            pass
+    experiments = None if experiment_id is None else [experiment_id]
+    if found := jobs(mlflow, SAME_NAME, experiments=experiments, name=name, workspace=workspace):
+        # Anybody may make a run of that name.
+        return next(filter(is_signed, found), found[0])
+    known = [run.data.tags[TAG_JOB] for run in jobs(mlflow, 10, experiments=experiments, workspace=workspace)]
+    if known:
+        hint = f"the newest are: {', '.join(dict.fromkeys(known))}"
+    elif workspace or experiment_id:
+        hint = "that workspace or experiment has none" if jobs(mlflow, 1) else "this tracking store has none"
+    else:
+        hint = "this tracking store has no jobs (is MLFLOW_TRACKING_URI set?)"
+    # Both may come from a user's defaults, which he forgets.
+    where = f" in workspace '{workspace}'" if workspace else ""
+    if experiment_id is not None:
+        where += f" in experiment '{mlflow.get_experiment(experiment_id).name}'"
+    raise JobNotFoundError(f"there is no job '{name}'{where}; {hint}")
+
+
+def jobs(
+    mlflow: MlflowClient,
+    limit: int = PAGE,
+    token: str | None = None,
+    experiments: Collection[str] | None = None,
+    name: str | None = None,
+    workspace: str | None = None,
+    cluster: str | None = None,
+    state: str | None = None,
+) -> PagedList[Run]:
+    """Runs of jobs, newest first: a page of them, whose ``token`` asks for the next one.
+
+    Args:
+        experiments: ids; None: all.
+        state: an execution state, or ``terminated``: those that a person has ended.
+    """
+    if experiments is None:
+        experiments = [entry.experiment_id for entry in stored.every(mlflow)]
+    wanted = {TAG_JOB: name, TAG_WORKSPACE: workspace, TAG_CLUSTER: cluster, TAG_STATE: state}
+    conditions = []
+    if state == TERMINATED:
+        conditions.append("attributes.status = 'KILLED'")
+        del wanted[TAG_STATE]
+    for tag, value in wanted.items():
+        if value is not None and "'" in value:
+            return _page([], None)  # MLflow's language has no quotes for it, and no job has it
+        if value is not None:
+            conditions.append(f"tags.`{tag}` = '{value}'")
+    # Only jobs have these tags; one more condition would be one more join.
+    if not any(condition.startswith("tags") for condition in conditions):
+        conditions.append(f"tags.`{TAG_JOB}` LIKE '%'")
+    if not experiments:
+        return _page([], None)
+    order = ["attributes.start_time DESC"]
+    return mlflow.search_runs(list(experiments), " AND ".join(conditions), max_results=limit, order_by=order, page_token=token)
+
+
+def is_first(mlflow: MlflowClient, run: Run) -> bool:
+    """Whether a new job is the first of its name in its experiment and workspace. Of several that are submitted at once one is:
+    each makes its run, and looks then.
+    """
+    tags = run.data.tags
+    found = jobs(mlflow, experiments=[run.info.experiment_id], name=tags[TAG_JOB], workspace=tags[TAG_WORKSPACE])
+    first = min(found, key=lambda other: (other.info.start_time, other.info.run_id), default=run)
+    return str(first.info.run_id) == str(run.info.run_id)
+
+
+def running(mlflow: MlflowClient, experiments: Sequence[str]) -> list[Run]:
+    """Runs of jobs that have not ended, of these experiments (by id)."""
+    return list(mlflow.search_runs(list(experiments), f"tags.`{TAG_JOB}` LIKE '%' AND {NOT_ENDED}", max_results=PAGE))
+
+
+def deleted_too(mlflow: MlflowClient, experiment: str, wanted: str) -> list[Run]:
+    """All runs of an experiment (by id) that a filter finds, with those that were deleted."""
+    from mlflow.entities import ViewType
+
+    found: list[Run] = []
+    token: str | None = None
+    while True:
+        page = mlflow.search_runs([experiment], wanted, ViewType.ALL, max_results=PAGE, page_token=token)
+        found += page
+        if not (token := page.token):
+            return found
+
+
+def unended(tracking: Tracking) -> list[Run]:
+    """Runs of this user's jobs that have not ended, of all experiments, the newest first; ``MOST`` of them.
+
+    Whose a job is its signature says: the tag ``mlflow.user`` is written by anybody.
+
+    Raises:
+        TrackingError: the store can't be asked.
+    """
+    found: list[Run] = []
+    try:
+        mlflow = client(tracking)
+        experiments = [entry.experiment_id for entry in stored.every(mlflow)]
+        for fingerprint in keys.fingerprints() if experiments else ():
+            wanted = f"tags.`{TAG_MAC}` LIKE '{fingerprint}:%' AND tags.`{TAG_JOB}` LIKE '%' AND {NOT_ENDED}"
+            token = None
+            while len(found) < MOST:
+                page = mlflow.search_runs(
+                    experiments, wanted, max_results=PAGE, order_by=["attributes.start_time DESC"], page_token=token
+                )
+                found += [run for run in page if is_signed(run)]
+                if not (token := page.token):
+                    break
+    except BatchAIError:
+        raise
+    except Exception as error:  # MLflow raises whatever its store raises
+        raise TrackingError(f"the tracking store {tracking.uri} can't be asked: {_why(error)}") from error
+    return found
+
+
+def _why(error: BaseException) -> str:
+    """What went wrong first, in one line: MLflow's own message repeats what each layer says of the one below."""
+    first = error
+    while (below := first.__cause__ or first.__context__) is not None:
+        first = below
+    text = first.strerror if isinstance(first, OSError) and first.strerror else str(first) or str(error) or type(error).__name__
+    return shown(" ".join(text.split()))[:LONGEST_WHY]
+
+
+def deleted(mlflow: MlflowClient) -> set[str]:
+    """Ids of jobs' runs that were deleted, and can be restored until ``mlflow gc`` removes them."""
+    from mlflow.entities import ViewType
+
+    experiments = [entry.experiment_id for entry in stored.every(mlflow, view_type=ViewType.ALL)]
+    found: set[str] = set()
+    token = None
+    while experiments:
+        page = mlflow.search_runs(
+            experiments, f"tags.`{TAG_JOB}` LIKE '%'", ViewType.DELETED_ONLY, max_results=PAGE, page_token=token
+        )
+        found.update(run.info.run_id for run in page)
+        if not (token := page.token):
+            break
+    return found
+
+
+def _page(found: list[Run], token: str | None) -> PagedList[Run]:
+    from mlflow.store.entities import PagedList
+
+    return PagedList(found, token)

@@ -1,0 +1,96 @@
+"""What exactly runs, as artifacts of the run under ``job``: document, plan, code, changes since its commit, packages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from mlflow_batchai.agent import protocol, records
+from mlflow_batchai.agent.plan import plain
+from mlflow_batchai.agent.protocol import Record
+from mlflow_batchai.job.jobs import Job
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+ARTIFACT = "job"
+MOST_NAMES_TOLD = 20
+_GIT = ("commit", "differs", "changed", "deleted", "untracked", "withheld", "note")
+_CHANGES: records.Shape = {"diff": records.or_none(records.is_text), "withheld": records.list_of(records.is_text)}
+
+
+class JobFiles:
+    """The files of a job that say what it is, on their way to its run. Sent again they are the same.
+
+    Args:
+        environment: packages that were told and not sent yet by the relay before.
+    """
+
+    def __init__(self, client: MlflowClient, job: Job, environment: str | None = None) -> None:
+        self._client = client
+        self._job = job
+        self._environment = environment
+        self._sent = False
+        self._notes: list[str] = []
+
+    def take(self, record: Record) -> None:
+        """Take an ``environment`` event."""
+        lines = [f"# Python {record['python']}", *record["packages"]]
+        self._environment = "".join(line + "\n" for line in lines)
+
+    def remember(self) -> str | None:
+        """The packages that are still to be sent."""
+        return self._environment
+
+    def send(self) -> list[str]:
+        """Send what is there and was not sent; sentences on what stays out of it.
+
+        Raises:
+            ShareError: it can't be read.
+        """
+        files: dict[str, str] = {}
+        if not self._sent:
+            files = self._files()
+        if self._environment is not None:
+            files["environment.txt"] = self._environment
+        if files:
+            with TemporaryDirectory(prefix="batchai-") as scratch:
+                for name, text in files.items():
+                    Path(scratch, name).write_bytes(text.encode("utf-8", "surrogateescape"))
+                self._client.log_artifacts(self._job.plan.run_id, scratch, ARTIFACT)
+        self._sent, self._environment = True, None
+        return list(self._notes)
+
+    def _files(self) -> dict[str, str]:
+        files = {"plan.json": _readable(self._job.plan.record())}
+        if document := self._job.document():
+            files["document.json"] = _readable(document)
+        if code := self._job.plan.code:
+            changes = self._job.changes()
+            files["code.json"] = _readable(
+                {
+                    "sha256": hashlib.sha256(protocol.encode(plain(code))).hexdigest(),
+                    "files": len(code),
+                    "git": {key: changes.get(key) for key in _GIT} if changes else None,
+                }
+            )
+            if records.has(changes, _CHANGES):
+                if changes["diff"]:
+                    files["changes.diff"] = changes["diff"]
+                self._notes = [f"{ARTIFACT}/changes.diff lacks {_listed(changes['withheld'])}"] if changes["withheld"] else []
+        return files
+
+
+def _readable(record: Record) -> str:
+    # What is no UTF-8 (in the name of a file) stays an escape, which JSON has for it.
+    text = json.dumps(record, indent=2, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode() + "\n"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES_TOLD} more" if len(names) > MOST_NAMES_TOLD else ""
+    those = "it holds a secret" if len(names) == 1 else "they hold a secret"
+    return f"{', '.join(names[:MOST_NAMES_TOLD])}{more}: {those}, or did when committed"

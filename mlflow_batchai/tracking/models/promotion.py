@@ -1,0 +1,159 @@
+"""An alias of a registered model moves to a new version: always, or only if that is better than the version that has it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlflow_batchai.agent.plan import Condition
+from mlflow_batchai.tracking.models.logged import as_model_error
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.tracking import MlflowClient
+
+# How often an alias is looked at again that another job has moved meanwhile.
+LOOKS = 5
+# What a version's tag says until it is known whether the alias points to it.
+LOOKING = "being decided"
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """Whether an alias points to the new version now, and why: words that stay true when another version has it."""
+
+    alias: str
+    version: str
+    done: bool
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.alias} {'points' if self.done else 'does not point'} to version {self.version}: {self.why}"
+
+
+def promote(client: MlflowClient, name: str, version: str, alias: str, condition: Condition | None) -> Promotion:
+    """Have an alias point to a version; a tag of the version (``tag_of``) says what came of it.
+
+    A registry has no way to move an alias only if nobody else has moved it. So a job says that it looks before it looks at the
+    alias's holder, and what it has moved it looks at again, together with the others that have looked meanwhile: of jobs
+    that end at once the last to move the alias finds all others, and the best one has it (without a condition the newest).
+    A second call for the same version changes nothing.
+
+    Raises:
+        ModelError: the registry failed.
+    """
+    with as_model_error(f"the alias {alias} of {name}", f"could not be moved to version {version}"):
+        decided = {other for other, told in _candidates(client, name, alias).items() if told != LOOKING}
+        client.set_model_version_tag(name, version, tag_of(alias), LOOKING)
+        made = Promotion(alias, version, *_moved(client, name, version, alias, condition, decided))
+        client.set_model_version_tag(name, version, tag_of(alias), str(made))
+        return made
+
+
+def tag_of(alias: str) -> str:
+    """The tag of a model version that says whether an alias points to it, and why."""
+    return f"batchai.promotion.{alias}"
+
+
+def _moved(
+    client: MlflowClient, name: str, version: str, alias: str, condition: Condition | None, decided: set[str]
+) -> tuple[bool, str]:
+    """(whether the alias points to the version, why); ``decided`` were the versions whose jobs looked before this one's."""
+    contender, why = version, "it had it"
+    for _ in range(LOOKS):
+        holder = _holder(client, name, alias)
+        if holder is None or str(holder.version) != contender:
+            better, told = _compared(client, name, contender, holder, condition)
+            if not better:
+                return False, told if contender == version else _compared(client, name, version, holder, condition)[1]
+            if _set(client, name, alias, contender, holder):
+                why = told
+            continue
+        # What another job set between a look and a move of ours is not to be seen in the registry any more.
+        best = holder
+        for rival in _candidates(client, name, alias).keys() - decided:
+            if _compared(client, name, rival, best, condition)[0]:
+                best = client.get_model_version(name, rival)
+        if best is holder:
+            return (True, why) if contender == version else (False, _compared(client, name, version, holder, condition)[1])
+        contender = str(best.version)
+    return False, "other jobs move it all the time"
+
+
+def _set(client: MlflowClient, name: str, alias: str, version: str, holder: ModelVersion | None) -> bool:
+    """Point an alias to a version; False if another job has made it since it was looked for: a database adds it once."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.set_registered_model_alias(name, alias, version)
+    except MlflowException:
+        if holder is not None or _holder(client, name, alias) is None:
+            raise
+        return False
+    return True
+
+
+def _candidates(client: MlflowClient, name: str, alias: str) -> dict[str, str]:
+    """What the tag says of each version that was to have the alias."""
+    found: dict[str, str] = {}
+    token = None
+    while True:
+        page = client.search_model_versions(_named(name), page_token=token)
+        found.update({str(one.version): one.tags[tag_of(alias)] for one in page if tag_of(alias) in one.tags})
+        token = page.token
+        if not token:
+            return found
+
+
+def _holder(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_model_version_by_alias(name, alias)
+    except MlflowException as error:
+        # A database says the first of an alias that isn't there, other stores the second.
+        if error.error_code in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"):
+            return None
+        raise
+
+
+def _compared(
+    client: MlflowClient, name: str, version: str, holder: ModelVersion | None, condition: Condition | None
+) -> tuple[bool, str]:
+    """(whether a version is to have an alias, why)"""
+    if condition is None:
+        if holder is None:
+            return True, "nothing had it"
+        newer = int(version) > int(holder.version)
+        return newer, f"version {holder.version} had it" if newer else f"version {holder.version}, which has it, is newer"
+    metric = condition.metric
+    own = _metric(client, str(client.get_model_version(name, version).run_id), metric)
+    if own is None or math.isnan(own):
+        return False, f"its run has no {metric}" if own is None else f"the {metric} of its run is NaN"
+    if holder is None:
+        return True, f"nothing had it ({metric} {own:g})"
+    held = _metric(client, str(holder.run_id), metric)
+    if held is None:
+        return False, f"the run of version {holder.version}, which has it, has no {metric} to compare with"
+    # A version whose metric is NaN is worse than any other.
+    better = math.isnan(held) or (own < held if condition.mode == "min" else own > held)
+    return better, f"{metric} {own:g} {'beats' if better else 'does not beat'} {held:g} of version {holder.version}"
+
+
+def _metric(client: MlflowClient, run_id: str, metric: str) -> float | None:
+    """The last value that a run has of a metric; None if it has none, or is gone."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_run(run_id).data.metrics.get(metric)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+
+
+def _named(name: str) -> str:
+    """A registry's filter for the versions of a model, whatever quotes are in its name."""
+    quote = '"' if "'" in name else "'"
+    return f"name = {quote}{name}{quote}"

@@ -1,0 +1,327 @@
+"""The MLflow side of a job: its run, the tags that are the index of jobs, and addresses that hold on any folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from mlflow_batchai import terminal
+from mlflow_batchai.agent.plan import Plan
+from mlflow_batchai.agent.protocol import QUEUED, digest
+from mlflow_batchai.engines import shell
+from mlflow_batchai.errors import ClusterError, UsageError
+from mlflow_batchai.job import keys
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+TAG_JOB = "batchai.job"
+TAG_CLUSTER = "batchai.cluster"
+TAG_WORKSPACE = "batchai.workspace"
+TAG_SHARE = "batchai.share"
+TAG_FOLDER = "batchai.folder"
+# What the submitter signs of a run: where its job lies. Anybody with the tracking server's address may write tags.
+TAG_MAC = "batchai.mac"
+TAG_STATE = "batchai.executionState"
+TAG_RESOURCE_GROUP = "batchai.resourceGroup"
+TAG_CLUSTER_ID = "batchai.clusterId"
+TAG_TOOL = "batchai.tool"
+TAG_ENGINE = "batchai.engine"
+TAG_NODES = "batchai.nodes"
+TAG_RANKS = "batchai.ranks"
+TAG_ATTEMPT = "batchai.attempt"
+TAG_STARTED = "batchai.startTime"
+TAG_EXIT_CODE = "batchai.exitCode"
+TAG_ERROR_CODE = "batchai.errorCode"
+TAG_REASON = "batchai.reason"
+TAG_NOTES = "batchai.notes"
+# Whether all that ranks have reported and printed is in the run, by their own count; "false": its notes say what is missing.
+TAG_COMPLETE = "batchai.complete"
+# A person's wish to end the job, set in MLflow's own UI, say.
+TAG_CANCEL = "batchai.cancel"
+TAGS_OF_AN_END = (TAG_STARTED, TAG_EXIT_CODE, TAG_ERROR_CODE, TAG_REASON, TAG_NOTES, TAG_COMPLETE)
+BATCH = 100
+LONGEST_TAG = 5000
+
+
+def tag_text(text: str) -> str:
+    """Text that every store takes as a tag of ours."""
+    return plain(text)[:LONGEST_TAG]
+
+
+def plain(text: str) -> str:
+    """Text that every store takes: ranks write what they like, PostgreSQL knows no NUL, and nobody half a letter."""
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def time_text(milliseconds: int) -> str:
+    """A time as a tag has it: ISO 8601, UTC, so that ``LIKE '2026-11-29%'`` finds a day."""
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def started(tags: Mapping[str, str]) -> int | None:
+    """When the last node was taken, in milliseconds since 1970, as a job's run has it; None before that.
+
+    People may write tags: what is no time counts as none.
+    """
+    try:
+        return round(datetime.fromisoformat(tags.get(TAG_STARTED, "")).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """Where runs are kept.
+
+    Attributes:
+        uri: absolute, without user and password: fit for showing, tags and messages.
+        environment: what a process needs to reach it, in MLflow's own variables; it may hold a password.
+    """
+
+    uri: str
+    environment: Mapping[str, str] = field(repr=False)
+
+    @property
+    def address(self) -> str:
+        """What MLflow is to be told; a database's address holds its password."""
+        return self.environment["MLFLOW_TRACKING_URI"]
+
+
+_SQLITE = re.compile(r"(?P<scheme>sqlite(?:\+\w+)?:///)(?P<path>[^:].*)")
+
+
+def absolute(uri: str, cwd: Path) -> Tracking:
+    """A tracking address that means the same from any folder.
+
+    A server's user and password go into MLflow's variables for them, since MLflow's messages quote the address.
+    """
+    environment: dict[str, str] = {}
+    sqlite = _SQLITE.fullmatch(uri)
+    if sqlite:
+        uri = sqlite["scheme"] + str(cwd / sqlite["path"])
+    elif uri.startswith("file:") and not uri.startswith("file:/"):
+        uri = (cwd / unquote(uri.removeprefix("file:"))).as_uri()
+    elif ":" not in uri and uri not in ("databricks", "databricks-uc", "uc"):
+        uri = str(cwd / uri)
+    elif uri.startswith(("http://", "https://")):
+        parts = urlsplit(uri)
+        if parts.username:
+            environment["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username)
+        if parts.password:
+            environment["MLFLOW_TRACKING_PASSWORD"] = unquote(parts.password)
+        uri = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return Tracking(terminal.shown(uri), {**environment, "MLFLOW_TRACKING_URI": uri})
+
+
+def client(tracking: Tracking) -> MlflowClient:
+    """A client of that store."""
+    # MLflow reads a server's user and password nowhere else.
+    os.environ.update({name: value for name, value in tracking.environment.items() if name != "MLFLOW_TRACKING_URI"})
+    path = _check_database(tracking.uri)
+    from mlflow.tracking import MlflowClient
+
+    with contextlib.nullcontext() if path is None else _locked(path.parent):
+        return MlflowClient(tracking_uri=tracking.address)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes of this machine waiting. MLflow makes the tables of a new database without a lock: of several
+    processes that do so at once all but one fail. Where a folder can't be locked (it may be on NFS) nobody waits.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            opened = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, opened)
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+
+
+def _check_database(uri: str) -> Path | None:
+    """MLflow tries for minutes to make a database where none can be made; say so at once.
+
+    Returns:
+        The file of a sqlite store.
+
+    Raises:
+        UsageError: its folder isn't there or can't be written.
+    """
+    if not uri.startswith("sqlite:///"):
+        return None
+    path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
+    try:
+        # An empty file is an empty database to sqlite.
+        path.open("ab").close()
+    except OSError as error:
+        raise UsageError(
+            f"MLflow's store {path} can't be made or written ({error.strerror}); set MLFLOW_TRACKING_URI to another"
+        ) from error
+    return path
+
+
+def create(
+    mlflow: MlflowClient,
+    experiment_id: str,
+    tags: Mapping[str, str],
+    parameters: Mapping[str, str],
+    run_name: str | None,
+    run_id: str | None,
+) -> Run:
+    """Make the run (or take the one that was named), SCHEDULED, with the true values of the parameters.
+
+    Raises:
+        UsageError: the named run doesn't exist or isn't active, or has another value for a parameter.
+    """
+    from mlflow.entities import Param, RunTag
+    from mlflow.exceptions import MlflowException
+
+    parameters = {name: plain(value) for name, value in parameters.items()}
+    if run_id:
+        try:
+            run = mlflow.get_run(run_id)
+        except MlflowException as error:
+            raise UsageError(f"--run-id {run_id}: {error.message}") from error
+        if run.info.lifecycle_stage != "active":
+            raise UsageError(f"--run-id {run_id}: the run is deleted")
+        clash = [name for name, value in parameters.items() if run.data.params.get(name, value) != value]
+        if clash:
+            raise UsageError(
+                f"--run-id {run_id}: the run has another value for parameter '{clash[0]}', and values can't be changed"
+            )
+    else:
+        run = mlflow.create_run(experiment_id, tags=dict(tags), run_name=run_name)
+        # At once: a run without it is nobody's, should its submitter die now.
+        mlflow.set_tag(run.info.run_id, TAG_MAC, signature(run.info.run_id, tags))
+    try:
+        values = [Param(name, value) for name, value in parameters.items()]
+        for start in range(0, len(values), BATCH):
+            mlflow.log_batch(run.info.run_id, params=values[start : start + BATCH])
+        if run_id:
+            # What an earlier job has left in the run is not this one's.
+            forget(mlflow, run_id, [name for name in run.data.tags if name.startswith("batchai.") and name not in tags])
+            signed = {**tags, TAG_MAC: signature(run_id, tags)}
+            mlflow.log_batch(run.info.run_id, tags=[RunTag(name, value) for name, value in signed.items()])
+        mlflow.update_run(run.info.run_id, status="SCHEDULED", name=run_name if run_id and run_name else None)
+    except MlflowException as error:
+        if not run_id:
+            fail(mlflow, run.info.run_id, f"MLflow: {error.message}")
+        raise
+    return run
+
+
+def fail(mlflow: MlflowClient, run_id: str, reason: str, status: str = "FAILED") -> None:
+    """End the run of a job that could not be submitted."""
+    mlflow.set_tag(run_id, "batchai.reason", reason[:LONGEST_TAG])
+    mlflow.set_tag(run_id, TAG_STATE, "failed")
+    mlflow.set_terminated(run_id, status)
+
+
+def log_metrics(mlflow: MlflowClient, run_id: str, values: Mapping[str, float], at: int) -> None:
+    """Give a run one value of each metric, of step 0.
+
+    Args:
+        at: milliseconds since 1970.
+    """
+    from mlflow.entities import Metric
+
+    mlflow.log_batch(run_id, [Metric(name, value, at, 0) for name, value in values.items()])
+
+
+def begin_attempt(mlflow: MlflowClient, run_id: str, attempt: int) -> None:
+    """Bring the run of a job that goes on with another attempt back to SCHEDULED, without what the one before has left.
+
+    Its end time can't be taken away; the next end overwrites it.
+    """
+    from mlflow.entities import RunTag
+
+    forget(mlflow, run_id, TAGS_OF_AN_END)
+    tags = {TAG_ATTEMPT: str(attempt), TAG_STATE: QUEUED}
+    mlflow.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+    mlflow.update_run(run_id, status="SCHEDULED")
+
+
+def sizes(plan: Plan) -> dict[str, str]:
+    """Tags that say how many nodes and ranks an attempt has, of its plan."""
+    counts = {TAG_NODES: plan.node_count, TAG_RANKS: plan.ranks}
+    return {tag: str(count) for tag, count in counts.items() if count is not None}
+
+
+_SIGNED = (TAG_JOB, TAG_CLUSTER, TAG_SHARE, TAG_FOLDER)
+
+
+def signature(run_id: str, tags: Mapping[str, str]) -> str:
+    """The value of ``TAG_MAC``: this user's signature of a run's id and of where its job lies."""
+    return keys.mac(*_signed(run_id, tags))
+
+
+def is_signed(run: Run) -> bool:
+    """Whether this user has submitted the job of a run, and its tags still say where."""
+    return keys.is_mac(run.data.tags.get(TAG_MAC), *_signed(run.info.run_id, run.data.tags))
+
+
+def _signed(run_id: str, tags: Mapping[str, str]) -> tuple[str, str]:
+    return f"run {run_id}", digest({tag: tags.get(tag) for tag in _SIGNED})
+
+
+def lacks_end(tracking: Tracking, run_id: str, folder: str) -> bool:
+    """Whether the job in a folder has a run that is neither ended nor deleted, and no other job's by now."""
+    run = client(tracking).get_run(run_id)
+    is_open = run.info.status in ("SCHEDULED", "RUNNING") and run.info.lifecycle_stage == "active"
+    return is_open and run.data.tags.get(TAG_FOLDER) == folder
+
+
+def forget(mlflow: MlflowClient, run_id: str, tags: Collection[str]) -> None:
+    """Remove tags from a run; those that it hasn't are fine."""
+    there = mlflow.get_run(run_id).data.tags
+    for name in tags:
+        if name in there:
+            mlflow.delete_tag(run_id, name)
+
+
+def source_tags(uri: str, entry_point: str, directory: Path, user: str) -> dict[str, str]:
+    """MLflow's own tags of a project run (``mlflow.utils.mlflow_tags``), as its local backend sets them."""
+    tags = {
+        "mlflow.user": user,
+        "mlflow.source.name": uri,
+        "mlflow.source.type": "PROJECT",
+        "mlflow.project.entryPoint": entry_point,
+        "mlflow.project.backend": "batchai",
+    }
+    commit = _git_commit(directory)
+    if commit:
+        tags["mlflow.source.git.commit"] = commit
+    return tags
+
+
+def document_tags(path: Path, user: str) -> dict[str, str]:
+    """MLflow's own tags of a job whose document names its program."""
+    tags = {"mlflow.user": user, "mlflow.source.name": str(path), "mlflow.source.type": "JOB"}
+    commit = _git_commit(path.parent)
+    if commit:
+        tags["mlflow.source.git.commit"] = commit
+    return tags
+
+
+def _git_commit(directory: Path) -> str | None:
+    try:
+        result = shell.run(["git", "-C", str(directory), "rev-parse", "HEAD"], timeout=10)
+    except ClusterError:  # no git here
+        return None
+    return result.out.strip() if result.code == 0 else None
+
+
+def page(uri: str, experiment_id: str, run_id: str) -> str | None:
+    """The run's page in MLflow's UI, where the store is a server."""
+    if not uri.startswith(("http://", "https://")):
+        return None
+    return f"{terminal.shown(uri).rstrip('/')}/#/experiments/{quote(experiment_id)}/runs/{quote(run_id)}"

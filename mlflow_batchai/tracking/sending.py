@@ -1,0 +1,145 @@
+"""What ranks have left in output directories goes into the run's artifacts: what is wanted of it, and each file once."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from mlflow_batchai.errors import ShareError
+from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.places import output_places
+from mlflow_batchai.job.selection import Selected, select
+from mlflow_batchai.job.sent import SentFiles, Stamp
+from mlflow_batchai.tracking.artifacts import Folder
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+# What has fewer bytes and takes less time isn't worth a word.
+LARGE, SHORT_SECONDS = 64 << 20, 5.0
+# How often the next relay is told what it needn't send.
+SAVE_SECONDS = 10.0
+
+
+class Outputs:
+    """What ranks have left in the job's output directories, on its way to the run's artifacts: ``outputs/<id>/...``.
+
+    Args:
+        sent: what is there already.
+        clock: seconds.
+
+    Attributes:
+        checkpoints: a sentence on those that stay on the share, since nobody asked for them; empty: none do.
+        excluded: the same of files that a pattern of batchai.yaml leaves out.
+    """
+
+    def __init__(self, client: MlflowClient, job: Job, sent: SentFiles, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._job = job
+        self._sent = sent
+        self._clock = clock
+        # What shares that can't be read have said.
+        self._away: list[str] = []
+        self.checkpoints = ""
+        self.excluded = ""
+
+    def send(self, tell: Callable[[str], None] = lambda text: None) -> list[str]:
+        """Send what isn't there; if that fails, call it again, and it goes on where it was.
+
+        Args:
+            tell: told how far it has come, after each file, if there is much to send.
+
+        Returns:
+            Sentences on what was left out against our will.
+
+        Raises:
+            ShareError: not all shares could be read; what lies on others was sent.
+        """
+        self._away = []
+        folders, waiting = [], []
+        checkpoints = excluded = 0
+        for folder, selected in self._selected():
+            checkpoints += selected.checkpoints
+            excluded += selected.excluded
+            folders.append(folder)
+            new = {name: stamp for name, stamp in selected.wanted.items() if not self._is_there(folder, name, stamp)}
+            waiting.append((folder, new))
+        if checkpoints:
+            self.checkpoints = (
+                f"{_counted(checkpoints, 'checkpoint')} on the share (artifacts.checkpoints: true sends {_them(checkpoints)})"
+            )
+        if excluded:
+            self.excluded = f"{_counted(excluded, 'file')} on the share (artifacts.exclude)"
+        with self._saving():
+            self._send_all(waiting, tell)
+        if self._away:
+            raise ShareError("; ".join(dict.fromkeys(self._away)))
+        return [note for folder in folders for note in folder.notes]
+
+    def _selected(self) -> Iterator[tuple[Folder, Selected]]:
+        """Each output directory with its files; one that lies in another one has its own."""
+        places = {(place["share"], place["path"]): place for place in reversed(output_places(self._job.plan))}
+        settings = self._job.plan.artifacts
+        for (address, path), place in reversed(places.items()):
+            inner = tuple(
+                other.removeprefix(f"{path}/" if path else "") + "/"
+                for share, other in places
+                if share == address and other != path and other.startswith(f"{path}/" if path else "")
+            )
+            try:
+                where = self._job.place(address, path)
+                folder = Folder(self._client, self._job, *where, f"outputs/{place['id']}", place["rclone"])
+                files = {name: stamp for name, stamp in folder.look().items() if not name.startswith(inner)}
+                selected = select(files, folder.read, settings.checkpoints, settings.exclude)
+            except ShareError as error:
+                self._away.append(str(error))
+            else:
+                yield folder, selected
+
+    def _is_there(self, folder: Folder, name: str, stamp: Stamp) -> bool:
+        return self._sent.has(f"{folder.artifact}/{name}", stamp)
+
+    def _send_all(self, waiting: Sequence[tuple[Folder, Mapping[str, Stamp]]], tell: Callable[[str], None]) -> None:
+        count = sum(len(files) for _, files in waiting)
+        total = sum(stamp.size for _, files in waiting for stamp in files.values())
+        number = size = 0
+        begun = saved = self._clock()
+        for folder, files in waiting:
+            sending = folder.send(files)
+            while True:
+                if number < count and (total >= LARGE or self._clock() - begun >= SHORT_SECONDS):
+                    tell(f"outputs: file {number + 1} of {count}, {size / 1e6:.0f} of {total / 1e6:.0f} MB")
+                try:
+                    name = next(sending, None)
+                except ShareError as error:
+                    self._away.append(str(error))
+                    break
+                if name is None:
+                    break
+                self._sent.add(f"{folder.artifact}/{name}", files[name])
+                number += 1
+                size += files[name].size
+                if self._clock() - saved >= SAVE_SECONDS:
+                    self._sent.save()
+                    saved = self._clock()
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """However it ends, what was sent is known to the next relay, if the share takes that."""
+        try:
+            yield
+        except Exception:
+            with contextlib.suppress(ShareError):
+                self._sent.save()
+            raise
+        self._sent.save()
+
+
+def _counted(number: int, what: str) -> str:
+    return f"1 {what} stays" if number == 1 else f"{number} {what}s stay"
+
+
+def _them(number: int) -> str:
+    return "it" if number == 1 else "them"

@@ -1,0 +1,169 @@
+"""How MLflow's store behaves when it is away: for how long a call may wait for it, and what an error says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+from mlflow_batchai import terminal
+from mlflow_batchai.errors import TrackingError
+from mlflow_batchai.tracking import runs
+from mlflow_batchai.tracking.runs import Tracking
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+# MLflow's variable: how often a failed call is made again.
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+# MLflow's own are made for who has nothing else to do: 8 tries of 120 s with growing pauses are 18 minutes for one call, and a
+# server's Retry-After may say an hour. One try: what must not be done twice (a model's version) is looked for before the next.
+# Its time stays: a server that passes a big file on answers when it has done so.
+_BOUNDS = {RETRIES: "0", "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false"}
+# For who waits at a prompt: MLflow would try a server that is down for minutes, in silence.
+RETRIES_AT_A_PROMPT = "2"
+_PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+# What a server, or a proxy before it, says of one file, not of all that come from us.
+_OF_A_FILE = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.METHOD_NOT_ALLOWED,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.REQUEST_URI_TOO_LONG,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+)
+# What the system said, in the words of three libraries around it.
+_REASON = re.compile(r"\[Errno -?\d+\] ([^'\")\]]+)|(certificate verify failed[^'\"()]*)")
+
+
+def bound_calls() -> None:
+    """Have each call of MLflow come back within minutes, for who tries again by himself; what the user has set stays.
+
+    Its libraries say nothing of the tries in between: errors say it.
+    """
+    for name, value in _BOUNDS.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+
+
+@contextlib.contextmanager
+def tried_shortly() -> Iterator[None]:
+    """Have a server that is down be told of within seconds in here; what the user has set stays.
+
+    The variable is gone afterwards: processes that are started later wait as long as they mean to.
+    """
+    if RETRIES in os.environ:
+        yield
+        return
+    os.environ[RETRIES] = RETRIES_AT_A_PROMPT
+    try:
+        yield
+    finally:
+        os.environ.pop(RETRIES, None)
+
+
+class _LateClient:
+    def __init__(self, tracking: Tracking) -> None:
+        self._tracking = tracking
+        self._made: MlflowClient | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        self._made = self._made or runs.client(self._tracking)
+        return getattr(self._made, name)
+
+
+def client_when_used(tracking: Tracking) -> MlflowClient:
+    """A client that is made at its first use, again and again while that fails: to make one of a database opens it."""
+    return cast("MlflowClient", _LateClient(tracking))
+
+
+def reaches(tracking: Tracking, run_id: str) -> bool:
+    """Whether the store, asked from here, says something of a run."""
+    try:
+        runs.client(tracking).get_run(run_id)
+    except Exception:  # MLflow raises whatever its store raises
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def as_tracking_error() -> Iterator[None]:
+    """What MLflow raises inside becomes a TrackingError with its sentence."""
+    try:
+        yield
+    except Exception as error:
+        from mlflow.exceptions import MlflowException
+
+        if not isinstance(error, MlflowException):
+            raise
+        raise TrackingError(away(error) or f"MLflow: {terminal.shown(error.message)}") from error
+
+
+def away(error: BaseException) -> str | None:
+    """The sentence for a server that a call has not reached; None: it is something else that went wrong.
+
+    MLflow repeats what all libraries below it say of that, one in the other.
+    """
+    from mlflow.exceptions import MlflowException
+    from requests import ConnectionError as Unreached
+    from requests import Timeout
+
+    below: BaseException | None = error if isinstance(error, MlflowException) else None
+    while below is not None and not isinstance(below, (Unreached, Timeout)):
+        below = below.__cause__ or below.__context__
+    if below is None or below.request is None:
+        return None
+    address = urlsplit(str(below.request.url))
+    found = _REASON.search(str(below))
+    why = (found[1] or found[2]).strip() if found else "no answer in time" if isinstance(below, Timeout) else "no answer"
+    place = f"{address.scheme}://{address.netloc.rpartition('@')[2]}"
+    return f"the tracking server {place} can't be reached ({why}); MLFLOW_TRACKING_URI says which one is asked"
+
+
+def is_answer(error: BaseException) -> bool:
+    """Whether an error is a store's answer, or the want of one; who made the call doesn't matter then."""
+    from mlflow.exceptions import MlflowException
+    from requests import RequestException
+
+    return isinstance(error, (MlflowException, RequestException, ConnectionError, TimeoutError))
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same call may be answered later: nobody was there, or the server had a fault or too much to do."""
+    from mlflow.exceptions import MlflowException
+    from requests import HTTPError
+
+    if isinstance(error, HTTPError):
+        status = HTTPStatus.OK if error.response is None else error.response.status_code
+    elif isinstance(error, MlflowException):
+        status = error.get_http_status_code()
+    else:
+        return is_answer(error)
+    return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _PASSING
+
+
+def refuses_a_file(error: BaseException) -> bool:
+    """Whether a store never takes this artifact, for its name or its size: then it must not hold up those behind it."""
+    from mlflow.exceptions import MlflowException
+    from requests import HTTPError
+
+    if isinstance(error, MlflowException):
+        return bool(error.error_code == "INVALID_PARAMETER_VALUE")
+    if isinstance(error, HTTPError):
+        return error.response is not None and error.response.status_code in _OF_A_FILE
+    # A name of bytes that are no UTF-8 can't be part of an address.
+    return isinstance(error, UnicodeError)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether MLflow has understood a call and won't do it, now or later."""
+    from mlflow.exceptions import MlflowException
+
+    return isinstance(error, MlflowException) and not may_pass(error)

@@ -1,0 +1,178 @@
+"""What keeps a follower from going on: told in its log, tried again at growing intervals, given up after a deadline."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
+
+from mlflow_batchai.errors import BatchAIError, JobChangedError, JobError, ShareError
+from mlflow_batchai.job.lease import LeaseLostError
+from mlflow_batchai.terminal import printable
+from mlflow_batchai.tracking.stores import is_answer
+
+Result = TypeVar("Result")
+
+# The exit code of a follower that has given up: sysexits' EX_TEMPFAIL.
+GAVE_UP = 75
+
+FIRST_WAIT_SECONDS, LEAST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 0.5, 60.0
+# A sentence that was told comes again after so long, so that a log of days still says what is going on.
+REMIND_SECONDS = 3600.0
+LONGEST_SENTENCE = 500
+_VARYING = re.compile(r"0x[0-9a-f]+|\d+")
+
+
+class GivenUpError(JobError):
+    """A tracking server or a share was away for longer than the job's relayDeadline, or the run of a job that has ended is
+    deleted; who attaches to the job goes on."""
+
+
+class Complaints:
+    """What goes wrong again and again, in a log that grows slowly: a sentence that is new, and the same one once an hour.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told: dict[str, float] = {}
+        self._since: float | None = None
+
+    def tell(self, error: BaseException, wait: float) -> None:
+        """What went wrong, and when it is tried again."""
+        now = self._clock()
+        self._since = now if self._since is None else self._since
+        kind = _VARYING.sub("#", f"{type(error)} {error}")[:LONGEST_SENTENCE]
+        if now - self._told.get(kind, -REMIND_SECONDS) < REMIND_SECONDS:
+            return
+        self._told[kind] = now
+        self.say(f"{_text(error)}\ntrying again in {wait:.0f} s, later every {LONGEST_WAIT_SECONDS:.0f} s at most")
+
+    def over(self) -> None:
+        """It works; if it didn't the last time, that is told."""
+        if self._since is not None:
+            self.say(f"it works again, after {spoken(self._clock() - self._since)}")
+        self._told.clear()
+        self._since = None
+
+    def say(self, text: str) -> None:
+        """Anything else, with the time."""
+        print(f"{time.strftime('%F %T')} {text}", file=sys.stderr, flush=True)
+
+
+class Endurance:
+    """Does what must be done at last, however long a tracking server or a share is away; gives up after a deadline.
+
+    A share's time begins when it was there last. A tracking server's begins when the job has ended, not before: as long as the
+    job goes on, its nodes have to be watched anyway.
+
+    Args:
+        seconds: the deadline.
+        complaints: where failures are told.
+        ended: when the job was seen to have ended (``time.monotonic``); None: it goes on, as far as we know.
+        troubled: called after each failure with what failed and for how many seconds it has; what it raises ends the trying.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        complaints: Complaints,
+        ended: Callable[[], float | None] = lambda: None,
+        troubled: Callable[[BaseException, float], None] = lambda error, since: None,
+    ) -> None:
+        self._seconds = seconds
+        self._complaints = complaints
+        self._ended = ended
+        self._troubled = troubled
+
+    def do(
+        self,
+        act: Callable[[], Result],
+        sleep: Callable[[float], Any] | None = None,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> Result | None:
+        """What comes of something, once it works; None once there is enough of trying.
+
+        Args:
+            sleep: waits so many seconds, or less.
+            enough: whether it needs no more trying after a failure.
+
+        Raises:
+            GivenUpError: it has failed for longer than the deadline.
+            LeaseLostError: another relay has taken over.
+            JobChangedError: what it would obey was changed on the share.
+        """
+
+        def tried() -> Result | None:
+            result = act()
+            self._complaints.over()
+            return result
+
+        return Retrying(
+            retry=retry_if_exception(_is_trouble),
+            wait=wait_random_exponential(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, min=LEAST_WAIT_SECONDS),
+            stop=lambda state: enough() or self._late(state) > self._seconds,
+            before_sleep=self._failed,
+            sleep=sleep or time.sleep,
+            retry_error_callback=lambda state: None if enough() else self._give_up(state),
+        )(tried)
+
+    def _failed(self, state: RetryCallState) -> None:
+        error = _error(state)
+        self._complaints.tell(error, state.upcoming_sleep)
+        self._troubled(error, time.monotonic() - state.start_time)
+
+    def _late(self, state: RetryCallState) -> float:
+        """The seconds that count."""
+        now = time.monotonic()
+        if isinstance(_error(state), ShareError):
+            return now - state.start_time
+        ended = self._ended()
+        return 0.0 if ended is None else now - max(ended, state.start_time)
+
+    def _give_up(self, state: RetryCallState) -> None:
+        error = _error(state)
+        what = "its share" if isinstance(error, ShareError) else "the tracking server"
+        raise GivenUpError(f"{what} could not be used for {spoken(self._late(state))} (at last: {sentence(error)})") from error
+
+
+def _is_trouble(error: BaseException) -> bool:
+    """Whether it is worth trying again: anything may be, from a store that raises whatever it likes."""
+    return isinstance(error, Exception) and not isinstance(error, (LeaseLostError, GivenUpError, JobChangedError))
+
+
+def _error(state: RetryCallState) -> BaseException:
+    error = state.outcome.exception() if state.outcome else None
+    assert error is not None
+    return error
+
+
+def sentence(error: BaseException) -> str:
+    """An error on one line of bearable length: servers answer with whole pages."""
+    text = str(error) if isinstance(error, BatchAIError) else f"{type(error).__name__}: {error}"
+    text = printable(" ".join(text.split()))
+    return text if len(text) <= LONGEST_SENTENCE else text[:LONGEST_SENTENCE] + " ..."
+
+
+def _text(error: BaseException) -> str:
+    """For the log: where an error comes from that is neither ours nor a store's."""
+    if isinstance(error, BatchAIError) or is_answer(error):
+        return sentence(error)
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def spoken(seconds: float) -> str:
+    """``24 h``, ``1:30 h``, ``5 min``, ``7 s``."""
+    minutes = round(seconds / 60)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60} h" if minutes % 60 == 0 else f"{minutes // 60}:{minutes % 60:02} h"
