@@ -238,8 +238,8 @@ def _sitecustomize() -> str:
 def _plugins() -> Tuple[str, Dict[str, str]]:
     """The file that tells MLflow in a rank of the run; the distribution that it finds its plugins by."""
     from mlflow_batchai import __version__
-    from mlflow_batchai.training import store
+    from mlflow_batchai.training import constants, store
 
     folder = store.DISTRIBUTION.format(version=__version__)
     metadata = store.METADATA.format(version=__version__)
-    return store.FACTS, {folder + "/METADATA": metadata, folder + "/entry_points.txt": store.ENTRY_POINTS}
+    return constants.FACTS, {folder + "/METADATA": metadata, folder + "/entry_points.txt": store.ENTRY_POINTS}

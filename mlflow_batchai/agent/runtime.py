@@ -6,7 +6,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Set
 
-from mlflow_batchai.agent import memory, processes, records
+from mlflow_batchai.agent import memory, processes, records, shells
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.reports import ReportReader
 from mlflow_batchai.agent.shipper import Shipper
@@ -230,8 +230,6 @@ class Runtime:
 
     def _end_inside(self, container: "Container", grace: float) -> Set[int]:
         """End what runs in the container, helpers excepted; the clients that stand for it follow, each with its exit code."""
-        from mlflow_batchai.agent.containers import shells  # few jobs have one
-
         begun = time.monotonic()
         held = shells.waiting(container.members())
         shells.hold(held)

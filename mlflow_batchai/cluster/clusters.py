@@ -19,6 +19,7 @@ from mlflow_batchai.storage import Share, accounts, credentials, endpoints, open
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.storage.identity import identify
 from mlflow_batchai.storage.location import AzureLocation, is_azure, parse
+from mlflow_batchai.storage.opening import for_nodes
 
 if TYPE_CHECKING:
     from mlflow_batchai.engines.ssh_hosts import SshNode
@@ -225,7 +226,7 @@ def share_secret(location: AzureLocation | None, seconds: float = CHECK_SECONDS)
     Raises:
         ShareError: there are no credentials that could.
     """
-    return credentials.for_nodes(location, seconds)["sas"] if location else None
+    return for_nodes(location, seconds)["sas"] if location else None
 
 
 def _shared_folder(document: ClusterDocument, path: Path) -> DirectoryShare:

@@ -15,6 +15,7 @@ from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.storage import credentials
 from mlflow_batchai.storage.location import AzureLocation
+from mlflow_batchai.storage.opening import for_nodes
 
 SECRET_PREFIX = "BATCHAI_SECRET_"
 REGISTRY = {"username": "BATCHAI_REGISTRY_USERNAME", "password": "BATCHAI_REGISTRY_PASSWORD"}
@@ -156,7 +157,7 @@ def _opens_anew(volume: Volume, seconds: float) -> dict[str, str]:
         found = credentials.at(volume.endpoint, account, service)
         if volume.kind == "azureFiles" and volume.how != "cifs":
             location = AzureLocation(volume.endpoint, account, volume.container, volume.folder)
-            return credentials.for_nodes(location, seconds)
+            return for_nodes(location, seconds)
     except ShareError as error:
         raise ShareError(f"{where}: {error}") from error
     if found.key:

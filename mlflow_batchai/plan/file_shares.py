@@ -12,6 +12,7 @@ from mlflow_batchai.errors import DocumentError, ShareError
 from mlflow_batchai.plan.placeholders import ACCOUNT_VARIABLE, KEY_VARIABLE, filled, has_key, remember
 from mlflow_batchai.storage import accounts, credentials
 from mlflow_batchai.storage.location import AzureLocation, parse
+from mlflow_batchai.storage.opening import for_nodes
 
 
 class FileShares:
@@ -96,7 +97,7 @@ class FileShares:
         try:
             if how == "cifs":
                 return volume, {"key": self._key(location, at)}
-            opens = credentials.for_nodes(location, self._seconds)
+            opens = for_nodes(location, self._seconds)
         except ShareError as error:
             raise DocumentError(f"{at} ({volume.name}): {error}") from error
         if credentials.find(location.account).sas:

@@ -162,28 +162,6 @@ def exported() -> dict[str, str]:
     return {VARIABLE: json.dumps(known)} if known else {}
 
 
-def for_nodes(location: AzureLocation, seconds: float) -> dict[str, str]:
-    """What agents open the share with, as ``{"sas": text}``.
-
-    From a key, a new SAS of this share for as long as the job may take; from a login a user delegation SAS, which lasts a week
-    at most; a SAS of the user's is passed on.
-
-    Args:
-        seconds: for how long.
-
-    Raises:
-        ShareError: the account is not known to be there, the user's SAS has expired or lacks a permission, or no SAS can be
-            made.
-    """
-    found = at(location.endpoint, location.account)
-    if found.sas:
-        check_sas(found.sas, location)
-        return {"sas": found.sas}
-    from mlflow_batchai.storage.azure_sas import share_sas
-
-    return {"sas": share_sas(location, found.key, seconds)}
-
-
 def check_sas(sas: str, location: AzureLocation) -> None:
     """Raise ShareError if a SAS says itself that it has expired, or that it can't do what a job needs."""
     fields = {name: values[0] for name, values in parse_qs(sas).items()}

@@ -88,8 +88,8 @@ class JobStarter:
         if code_hash(ready) != plan.code:
             raise UnstartableError(
                 f"the project {terminal.shown(plan.uri)} has changed since sweep {plan.name} was started, and jobs of other"
-                " code can't be compared with those that ran: bring it back as it was and attach again, or end the sweep (batchai"
-                f" sweep terminate {plan.name}) and start another"
+                " code can't be compared with those that ran: bring it back as it was and attach again, or end the sweep"
+                f" (batchai sweep terminate {plan.name}) and start another"
             )
         return ready
 

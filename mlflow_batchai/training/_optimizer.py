@@ -7,7 +7,7 @@ import functools
 import types
 from typing import Any, Callable, Iterator
 
-from mlflow_batchai.training import _gradients, _hvd, guard
+from mlflow_batchai.training import _gradients, _hvd
 
 _MARK = "_batchai_horovod"
 
@@ -101,7 +101,6 @@ def _patch_make_train_function() -> None:
 
     make_train_function.batchai = True  # type: ignore[attr-defined]
     keras.Model.make_train_function = make_train_function
-    guard.patch_fit(keras)
 
 
 def concerns(model: Any) -> bool:

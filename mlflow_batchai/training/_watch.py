@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from mlflow_batchai.training import _hvd, _optimizer, _tensors, guard
+from mlflow_batchai.training import _hvd, _optimizer, _tensors, constants
 
 _STOCK = (
     "With Keras 3 use mlflow_batchai.training.horovod in place of horovod.keras or horovod.tensorflow.keras, whose "
@@ -122,9 +122,9 @@ def check_weights(hvd: Any, model: Any, ours: bool, when: str) -> None:
     """Compare the weights of all ranks; raise RanksDivergedError on all of them if they differ.
 
     With our optimizer all weights are compared, else the trainable ones (whose statistics nobody averages). Ranks on
-    unlike processors may differ by rounding: up to ``guard.tolerance()`` is mended from rank 0 with a notice.
+    unlike processors may differ by rounding: up to ``constants.tolerance()`` is mended from rank 0 with a notice.
     """
-    allowed = guard.tolerance()
+    allowed = constants.tolerance()
     if allowed is None:
         return
     variables = list(model.weights if ours else model.trainable_weights)

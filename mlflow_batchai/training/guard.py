@@ -16,7 +16,6 @@ Environment:
 from __future__ import annotations
 
 import importlib.machinery
-import os
 import sys
 
 TYPE_CHECKING = False  # every Python process of a job runs this at its start: typing and inspect would cost 15 ms
@@ -50,27 +49,6 @@ def _run_the_one_we_hide():
 
 _run_the_one_we_hide()
 '''
-
-DEFAULT_TOLERANCE = 1e-5
-
-
-def tolerance() -> float | None:
-    """Return the difference of weights that is allowed, None if the check is switched off.
-
-    Raises ValueError if BATCHAI_WEIGHT_CHECK is neither a number nor off.
-    """
-    text = os.environ.get("BATCHAI_WEIGHT_CHECK", "").strip().lower()
-    if text in ("", "1", "on", "true"):
-        return DEFAULT_TOLERANCE
-    if text in ("0", "off", "false", "no"):
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(
-            f"BATCHAI_WEIGHT_CHECK={text} is neither 0 nor a number: set it to 0 to switch the check off, "
-            "or to the difference allowed, such as 1e-3."
-        ) from None
 
 
 def install() -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, Sequence
 
-from mlflow_batchai.training import _hvd
+from mlflow_batchai.training import _hvd, guard
 
 _FROM_BINDING = [
     "Average",
@@ -209,7 +209,9 @@ def DistributedOptimizer(
     if op not in (hvd.Average, hvd.Sum):
         raise ValueError(f"DistributedOptimizer takes op=hvd.Average or op=hvd.Sum, not {op!r}.")
     settings = optimizer_module.Settings(op, compression or hvd.Compression.none, sparse_as_dense)
-    return optimizer_module.distribute(optimizer, settings)
+    distributed = optimizer_module.distribute(optimizer, settings)
+    guard.patch_fit(keras)
+    return distributed
 
 
 def load_model(filepath: Any, custom_optimizers: Any = None, custom_objects: Any = None, compression: Any = None) -> Any:

@@ -7,11 +7,6 @@ when an address of the scheme is used.
 
 from typing import Any, NoReturn
 
-# Where a rank's MLflow finds its job: the value of MLFLOW_TRACKING_URI.
-TRACKING_URI = "batchai://job"
-# What the agent tells of the run, in the folder that BATCHAI_SPOOL names.
-FACTS = "run.json"
-
 # Ranks have this package from their PYTHONPATH, where nothing is installed: MLflow finds plugins by distributions, so one
 # travels. It has the package's name, so that of two there the travelling one counts, as its modules do.
 DISTRIBUTION = "mlflow_batchai-{version}.dist-info"

@@ -30,6 +30,7 @@ from mlflow_batchai.storage.azure_files import AzureFilesShare
 from mlflow_batchai.storage.credentials import Credential
 from mlflow_batchai.storage.links import download_url
 from mlflow_batchai.storage.location import AzureLocation, account_of, parse
+from mlflow_batchai.storage.opening import for_nodes
 
 KEY = base64.b64encode(b"k" * 64).decode()
 SAS = "sv=1&ss=f&srt=sco&sp=rwdlc&se=2999-01-01T00:00:00Z&sig=hush"
@@ -159,7 +160,7 @@ def refused(attacker: Attacker, *ways: Any) -> None:
 @pytest.mark.parametrize("host", HOSTS)
 def test_no_key_is_used_at_an_address_that_nobody_has_named(host: str, attacker: Attacker) -> None:
     url = address(host, attacker)
-    refused(attacker, lambda: open_share(url).list(""), lambda: credentials.for_nodes(parse(url), 600))
+    refused(attacker, lambda: open_share(url).list(""), lambda: for_nodes(parse(url), 600))
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -200,7 +201,7 @@ def test_whatever_opens_the_account(
     refused(
         attacker,
         lambda: AzureFilesShare(location).read("x"),
-        lambda: credentials.for_nodes(location, 600),
+        lambda: for_nodes(location, 600),
         lambda: download_url(AzureFilesShare(location), "x", 5),
         lambda: regained._opens_anew(volume, 600),
         lambda: regained._opens_anew(replace(volume, how="cifs"), 600),

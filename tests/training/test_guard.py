@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_batchai.training import guard
+from mlflow_batchai.training import constants, guard
 
 JOBS, ROOT = Path(__file__).parent / "jobs", Path(__file__).parents[2]
 
@@ -97,10 +97,10 @@ def test_a_guard_that_cannot_load_breaks_nothing(site):
 )
 def test_the_switch(monkeypatch, text, value):
     monkeypatch.setenv("BATCHAI_WEIGHT_CHECK", text)
-    assert guard.tolerance() == value
+    assert constants.tolerance() == value
 
 
 def test_a_bad_switch_is_named(monkeypatch):
     monkeypatch.setenv("BATCHAI_WEIGHT_CHECK", "yes please")
     with pytest.raises(ValueError, match="BATCHAI_WEIGHT_CHECK=yes please is neither 0 nor a number"):
-        guard.tolerance()
+        constants.tolerance()

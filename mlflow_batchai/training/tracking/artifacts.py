@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repo import verify_artifact_path
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
-from mlflow_batchai.training.store import TRACKING_URI
+from mlflow_batchai.training.constants import TRACKING_URI
 from mlflow_batchai.training.tracking import job
 from mlflow_batchai.training.tracking.refusals import RefusedError
 

@@ -7,7 +7,7 @@ import os
 from typing import Any, Mapping, NamedTuple
 
 from mlflow_batchai.training import report
-from mlflow_batchai.training.store import FACTS, TRACKING_URI
+from mlflow_batchai.training.constants import FACTS, TRACKING_URI
 
 
 class JobRun(NamedTuple):

@@ -26,7 +26,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME, MLFL
 from mlflow.utils.search_utils import SearchUtils
 
 from mlflow_batchai.training import report
-from mlflow_batchai.training.store import TRACKING_URI
+from mlflow_batchai.training.constants import TRACKING_URI
 from mlflow_batchai.training.tracking import job
 from mlflow_batchai.training.tracking.models import ScriptModels
 from mlflow_batchai.training.tracking.refusals import RefusedError, Refusing
