@@ -1,4 +1,4 @@
-"""The rooms keep to their imports: the contracts of ``.importlinter``, and what a bare import costs."""
+"""Packages keep to their imports: the contracts of ``.importlinter``, and what a bare import costs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def test_the_contracts_hold():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_room_has_its_layer():
+def test_the_top_level_is_the_architecture():
+    """Each package and module at the top has its layer, or travels to nodes; and each has its row in the documentation."""
     config = configparser.ConfigParser()
     config.read(ROOT / ".importlinter", encoding="utf-8")
     layers = config["importlinter:contract:layers"]["layers"].replace("|", " ").split()
     travellers = config["importlinter:contract:travellers"]["source_modules"].split()
     named = {name.removeprefix("mlflow_batchai.") for name in layers + travellers}
-    rooms = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()} - {"__init__"}
-    # Rooms whose parts stand in different layers: each part has its own.
-    divided = {name.partition(".")[0] for name in named if "." in name}
-    parts = {f"{room}.{path.stem}" for room in divided for path in (PACKAGE / room).glob("*.py") if path.stem != "__init__"}
-    assert named == (rooms - divided) | parts
+    found = {path for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert {path.stem for path in found} - {"__init__"} == named
+    table = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert [path.name for path in found if f"`{path.name}{'' if path.suffix else '/'}`" not in table] == ["__init__.py"]
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
-# The rooms that need nothing but a Python: the agent, what scripts import, the wheel builder.
-ROOMS = ("node", "training", "horovod_wheel")
+# Packages that need nothing but a Python.
+PACKAGES = ("agent", "training", "horovod_wheel")
 _MAIN = "import sys\nfrom mlflow_batchai.agent.__main__ import main\n\nsys.exit(main(sys.argv[1:]))\n"
 
 
 def boot() -> str:
     """What runs first on a node over SSH (``agent/boot.py``), as one line of Python: csh ends a quoted word at a line's end."""
-    text = files("mlflow_batchai").joinpath("node").joinpath("boot.py").read_bytes()
+    text = files("mlflow_batchai").joinpath("agent").joinpath("boot.py").read_bytes()
     return f"import base64; exec(base64.b64decode('{base64.b64encode(text).decode()}').decode())"
 
 
@@ -35,8 +35,8 @@ def build() -> bytes:
     """
     package = files("mlflow_batchai")
     contents = {"__main__.py": _MAIN.encode(), "mlflow_batchai/__init__.py": package.joinpath("__init__.py").read_bytes()}
-    for room in ROOMS:
-        contents.update(_sources(package.joinpath(room), f"mlflow_batchai/{room}"))
+    for part in PACKAGES:
+        contents.update(_sources(package.joinpath(part), f"mlflow_batchai/{part}"))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(contents):

@@ -1,4 +1,4 @@
-"""What every share can do, as promises that the conformance suite (``tests/shares``) holds each implementation to."""
+"""What every share can do, as promises that the conformance suite (``tests/storage``) holds each implementation to."""
 
 from __future__ import annotations
 

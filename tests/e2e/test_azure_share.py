@@ -151,7 +151,7 @@ def test_an_unchanged_project_sends_nothing(world: Any, ssh_servers: SshNodes, a
 
 
 def test_an_idle_job_asks_for_little(world: Any, ssh_servers: SshNodes, account: AzureServer, here: HereClient) -> None:
-    """Four nodes, their follower and a person who watches, when nothing happens; ten nodes are counted in tests/node."""
+    """Four nodes, their follower and a person who watches, when nothing happens; ten nodes are counted in tests/agent."""
     on_azure(account, world, ssh_servers)
     sleeps = "import time; print('up', flush=True); time.sleep(600)"
     process = world.start(world.command(world.project(sleeps, batchai=config(4))))

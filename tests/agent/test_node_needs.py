@@ -14,7 +14,7 @@ import mlflow_batchai
 from mlflow_batchai.engines import archive
 
 PACKAGE = Path(mlflow_batchai.__file__).parent
-FILES = [PACKAGE / "__init__.py", *sorted(file for room in archive.ROOMS for file in (PACKAGE / room).rglob("*.py"))]
+FILES = [PACKAGE / "__init__.py", *sorted(file for part in archive.PACKAGES for file in (PACKAGE / part).rglob("*.py"))]
 # Of the standard library and built-ins, newer than 3.8.
 TOO_NEW = {
     "removeprefix",
