@@ -201,7 +201,7 @@ def test_source_tags_outside_of_git(tmp_path):
 def test_several_who_make_a_new_store_at_once_wait_for_each_other(tmp_path):
     """MLflow's own creation of tables fails for all but one."""
     code = (
-        "import sys; from pathlib import Path; from mlflow_batchai import runs;"
+        "import sys; from pathlib import Path; from mlflow_batchai.tracking import runs;"
         " print(len(runs.client(runs.absolute(sys.argv[1], Path('/'))).search_experiments()))"
     )
     argv = [sys.executable, "-c", code, f"sqlite:///{tmp_path}/mlflow.db"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import toy_plan
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.protocol import JobPaths, object_path
@@ -46,22 +47,16 @@ class ControlShare:
         folder = f"{prefix}/{segment}" if prefix else segment
         paths = JobPaths(folder)
         self.write(paths.spec, {})
-        self.write(
-            paths.plan,
-            {
-                "protocol": protocol.PROTOCOL_VERSION,
-                "name": name,
-                "job": f"{name}0123",
-                "runId": f"run-{name}",
-                "nodeCount": 1,
-                "segment": segment,
-                "board": False,
-                "volumes": [{"kind": "link", "scope": "cluster", "path": "share", "share": self.share.url}],
-                "outputDirectories": [],
-                "code": [{"path": f"{sha256}.py", "sha256": sha256, "mode": 0o644} for sha256 in code],
-                **plan,
-            },
-        )
+        own = {
+            "name": name,
+            "job": f"{name}0123",
+            "runId": f"run-{name}",
+            "segment": segment,
+            "folder": folder,
+            "volumes": [{"kind": "link", "scope": "cluster", "path": "share", "share": self.share.url}],
+            "code": [{"path": f"{sha256}.py", "sha256": sha256, "mode": 0o644} for sha256 in code],
+        }
+        self.write(paths.plan, toy_plan(Path("/unused"), **{**own, **plan}))
         self.share.write(f"{folder}/stdouterr/stdout.txt", b"x" * 1000)
         if handle:
             self.write(paths.submitted, {"engine": "local", "host": "h", "ticket": 1, "nodes": []})

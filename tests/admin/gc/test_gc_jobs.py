@@ -225,7 +225,7 @@ def test_what_cant_be_understood_stays(control: Any) -> None:
     odd = control.job("odd", ended=31, volumes=None)
     assert look(control) == {}
     assert any(f"{newer} stays: a newer mlflow-batchai made it" in text for text in control.said)
-    assert any(f"{odd} stays: it can't be understood" in text for text in control.said)
+    assert any(f"{odd} stays: the plan of job odd was changed" in text for text in control.said)
 
 
 def test_what_cant_be_read_stays(on_directory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
