@@ -24,20 +24,23 @@ DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG
     *sorted((ROOT / "examples").glob("*/*.md")),
 ]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+# One page a task, in the order in which their examples are looked at here.
+PAGES = ("commands", "project", "failures", "clusters", "azure_share", "containers")
+GUIDES = "\n".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in PAGES)
 
 
-def blocks(language: str, text: str = README) -> list[str]:
+def blocks(language: str, text: str = f"{README}\n{GUIDES}") -> list[str]:
     """The text of every code block of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.S | re.M)
 
 
 def commands() -> list[str]:
-    """Every command line of the README's shell blocks, without comments."""
+    """Every command line of the shell blocks of README and guides, without comments."""
     lines = [line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
     return [line for line in lines if line]
 
 
-# Each command of the README, and where it is run: here, or by what CI does itself.
+# Each command of README and guides, and where it is run: here, or by what CI does itself.
 RUN_BY_CI = {"make demo": "make demo", "make test": "make check"}
 # The same words against machines of their own, or with another port: tests/examples, tests/cli/test_doctor.py.
 RUN_ELSEWHERE = {
@@ -78,7 +81,9 @@ def test_commands_run(command: str, world: Any) -> None:
 
 
 def test_documents_parse() -> None:
-    settings, batchai, faults, cluster, over_ssh, on_azure = blocks("yaml")
+    small, settings, batchai, faults, cluster, over_ssh, on_azure = blocks("yaml")
+    document, warnings = parse_batchai(load_text(small, "README"), "README")
+    assert warnings == [] and document.properties.node_count == 2
     known, warnings = parse(SettingsFile, load_text(settings, "README"), "README")
     assert warnings == [] and known.defaults.workspace == "vision" and list(known.shares) == ["mystorage"]
     document, warnings = parse_batchai(load_text(batchai, "README"), "README")
@@ -93,7 +98,7 @@ def test_documents_parse() -> None:
     assert warnings == [] and (found.mount, found.containers) == ("bind", "run")
     named = {key for text in (cluster, over_ssh, on_azure) for key in load_text(text, "README")}
     batch_ais = {key for key, name in keys_of(ClusterDocument).items() if name in BATCH_AIS}
-    assert set(keys_of(ClusterDocument)) - batch_ais == named, "our keys of a cluster document stand in the README"
+    assert set(keys_of(ClusterDocument)) - batch_ais == named, "our keys of a cluster document stand in the guides"
 
 
 BATCH_AIS = (
@@ -107,15 +112,15 @@ BATCH_AIS = (
 )
 
 
-# Keys of batchai.yaml that the README's example leaves to docs/reference.md.
+# Keys of batchai.yaml that the example of docs/project.md leaves to docs/reference.md.
 REFERENCE_ONLY = ("retries", "minNodes", "terminateGrace", "relayDeadline", "ranks", "systemMetrics", "artifacts", "umask")
 
 
 def test_every_setting_is_named() -> None:
-    example = load_text(blocks("yaml")[1], "README")
+    example = load_text(blocks("yaml")[2], "project.md")
     keys = {field.alias or name for name, field in BatchaiFile.model_fields.items()} - {"name", "workspace", *REFERENCE_ONLY}
     assert keys == set(example)
-    assert "`retries`" in README
+    assert "`retries`" in GUIDES
     reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     for name in REFERENCE_ONLY:
         assert f"`{name}`" in reference
@@ -136,7 +141,7 @@ def test_every_setting_is_named() -> None:
         "BATCHAI_WEIGHT_CHECK",
         "MLFLOW_TRACKING_URI",
     ):
-        assert name in README
+        assert name in README + GUIDES
 
 
 def test_every_error_code_is_named() -> None:
@@ -177,7 +182,7 @@ def test_python_example(world: Any) -> None:
 @pytest.mark.training
 @pytest.mark.timeout(400)
 def test_script_example(world: Any) -> None:
-    """The README's script, with a network and data in front of it."""
+    """The script of docs/project.md, with a network and data in front of it."""
     example = next(block for block in blocks("python") if "DistributedOptimizer" in block)
     before = textwrap.dedent(
         """
@@ -199,6 +204,10 @@ def test_script_example(world: Any) -> None:
     result = world.run(world.project(before + example, batchai=batchai), timeout=300)
     assert result.returncode == 0, result.stderr
     assert "loss" in world.last.data.metrics and "batchai.model" in world.last.data.tags, world.last.data.tags
+
+
+def test_the_readme_is_a_page() -> None:
+    assert len(README.encode()) <= 9 << 10
 
 
 def test_make_help() -> None:
