@@ -22,6 +22,7 @@ A message is one sentence (or a sentence and the last lines of a log): what was 
     ├── ModelError               a saved model can't become an MLflow model
     └── JobError                 something about one job
         ├── JobNotFoundError     no job of that name or run id (a NotFoundError, too)
+        ├── JobUnreadableError   its plan is damaged, or of another version of this package
         ├── JobChangedError      what directs its clients was changed on the share; they obey nothing of it
         ├── JobNotTrustedError   it was submitted with another key than this user's
         ├── JobFailedError       the job has ended and did not succeed
@@ -120,6 +121,10 @@ class JobError(BatchAIError):
 
 class JobNotFoundError(JobError, NotFoundError):
     """No job of that name or run id."""
+
+
+class JobUnreadableError(JobError):
+    """The job is there, and its plan is damaged or of another version of this package."""
 
 
 class JobChangedError(JobError):

@@ -258,7 +258,7 @@ class Cluster:
                 f"--node={node}",
                 f"--root={root}",
                 f"--ticket={json.dumps(own)}",
-                *([f"--part={node}/{nodes}"] if parts else []),
+                *([f"--part={node}/{nodes}/{nodes}"] if parts else []),
                 *([f"--name={called}"] if called else []),
             ]
             log = root / f"agent-{plan['job']}.log"

@@ -42,7 +42,7 @@ class Agent:
         root: the node's own folder.
         ticket: what ``tickets.take`` returned, for this node.
         given: what is never written anywhere (see ``main``).
-        part: (i, n): this node is the i-th of n on its machine, from 0.
+        part: (i, n, m): this node is the i-th of n on its machine, from 0, and of m among which its GPUs are divided.
         name: what the cluster calls this node; empty: its id in the job.
     """
 
@@ -55,7 +55,7 @@ class Agent:
         root: str,
         ticket: Mapping[str, Any],
         given: Mapping[str, Any],
-        part: Tuple[int, int] = (0, 1),
+        part: Tuple[int, int, int] = (0, 1, 1),
         name: str = "",
     ) -> None:
         plan = _plan(open_control(share, given.get("share")), protocol.JobPaths(folder, attempt), given)
@@ -172,21 +172,22 @@ def _awaited(control: ControlShare, path: str, what: str, digest: Optional[str])
         time.sleep(0.2)
 
 
-def _part(text: str) -> Tuple[int, int]:
-    index, parts = map(int, text.split("/"))
-    if not 0 <= index < parts:
+def _part(text: str) -> Tuple[int, int, int]:
+    index, parts, divided = map(int, text.split("/"))
+    if not 0 <= index < parts or divided < 1:
         raise ValueError("no such part")
-    return index, parts
+    return index, parts, divided
 
 
 def main(arguments: List[str]) -> int:
     """``agent --share S --folder F --attempt A --node K --root R --ticket JSON``, and one JSON object on standard input.
 
-    ``--share`` is a directory or an address. ``--part I/N`` says that this node is part I (from 0) of the N that its machine is
-    cut into; ``--name TEXT`` is what the cluster calls it. The object: ``variables`` (name -> value, for the ranks), ``setup``
-    (the same for the setup task), ``share`` (the SAS for an address, or null), ``volumes`` (index -> ``{"key": ...}`` or
-    ``{"sas": ...}``), ``registry`` (``username`` and ``password``, or null), ``plan`` and ``attempt`` (the digests of the two
-    records that it obeys, the second null for the first attempt).
+    ``--share`` is a directory or an address. ``--part I/N/M`` says that this node is part I (from 0) of the N that its machine
+    is cut into, and of the M among which its GPUs are divided; ``--name TEXT`` is what the cluster calls it.
+
+    The object: ``variables`` (name -> value, for the ranks), ``setup`` (the same for the setup task), ``share`` (the SAS for an
+    address, or null), ``volumes`` (index -> ``{"key": ...}`` or ``{"sas": ...}``), ``registry`` (``username`` and ``password``,
+    or null), ``plan`` and ``attempt`` (the digests of the two records that it obeys, the second null for the first attempt).
     """
     parser = argparse.ArgumentParser(prog="agent")
     parser.add_argument("--share", required=True)
@@ -195,7 +196,7 @@ def main(arguments: List[str]) -> int:
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--root", required=True)
     parser.add_argument("--ticket", required=True)
-    parser.add_argument("--part", type=_part, default=(0, 1))
+    parser.add_argument("--part", type=_part, default=(0, 1, 1))
     parser.add_argument("--name", default="")
     options = parser.parse_args(arguments)
     os.umask(permissions.PRIVATE)

@@ -101,7 +101,7 @@ def accelerators(part: str, wanted: Optional[int]) -> Answer:
     """The GPUs that a job would find on this node.
 
     Args:
-        part: ``0/1`` is the whole machine.
+        part: ``I/N/M``, as an agent is told it; ``0/1/1`` is the whole machine.
         wanted: ``gpusPerNode`` of the cluster document.
 
     Returns:
@@ -115,7 +115,7 @@ def accelerators(part: str, wanted: Optional[int]) -> Answer:
         said.append(gpus.ask(argv, environment))
         return said[-1]
 
-    index, parts = part.split("/")
+    index, _, parts = part.split("/")
     try:
         found = gpus.of_node(allowed(os.environ), (int(index), int(parts)), wanted, "this node", run)
     except SetupError as error:

@@ -142,7 +142,8 @@ def of_node(environment: Mapping[str, str], part: Part, wanted: int | None, node
     """The GPUs of one node: nodes of one machine have different ones, by index.
 
     Args:
-        part: (i, n): the node is the i-th of n on its machine.
+        part: (i, n): the node is the i-th of the n that divide the machine's GPUs; one beyond them (the cluster was resized
+            since) has none, unless ``wanted`` says how many.
         wanted: ``gpusPerNode`` of the cluster document: the node has the i-th so many GPUs; a machine without nvidia-smi is
             taken to have them. None: it has the i-th n-th of what the machine has, and none where there are fewer GPUs than
             nodes: a job over all nodes could not train on them. 0: it trains on CPUs.
@@ -156,7 +157,8 @@ def of_node(environment: Mapping[str, str], part: Part, wanted: int | None, node
         return Gpus([], "gpusPerNode is 0", hidden=True)
     if wanted and nvidia_smi(environment) is None:
         chosen = _chosen(environment)
-        found = Gpus([str(number) for number in range(wanted * parts)] if chosen is None else chosen, "gpusPerNode")
+        numbers = [str(number) for number in range(wanted * max(parts, index + 1))]
+        found = Gpus(numbers if chosen is None else chosen, "gpusPerNode")
     else:
         found = visible(environment, run)
     count = len(found.ids)
@@ -169,6 +171,8 @@ def of_node(environment: Mapping[str, str], part: Part, wanted: int | None, node
                 " mend its driver, or lower gpusPerNode in the cluster document"
             )
         return found._replace(ids=ids)
+    if count and index >= parts:
+        return Gpus([], f"the machine's GPUs are divided among its first {parts} node(s)", hidden=True)
     if 0 < count < parts:
         few = f"{count} GPU(s) for the {parts} nodes of this machine, so none is used"
         few += f"; set nodes: {count} in the cluster document to use them"

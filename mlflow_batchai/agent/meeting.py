@@ -21,8 +21,9 @@ from mlflow_batchai.agent.peers import Peers
 from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.agent.shipper import Shipper
 
-# How long a node waits for node 0's other addresses once one has answered: one that never answers must not hold up a job.
-OTHERS_SECONDS = 1.0
+# How long a node waits for node 0's other addresses once one has answered: one that never answers must not hold
+# up a job, and a packet that was lost is sent again after a second.
+OTHERS_SECONDS = 4.0
 NO_INTERFACE = (
     "has no IPv4 network interface that other nodes could reach, and Horovod needs IPv4: give it an IPv4 address in the nodes'"
     " network, or name an interface that has one (networkInterface in the cluster document)"

@@ -5,7 +5,7 @@ import sys
 import time
 from typing import Any, Dict, Mapping, Optional, Set, Tuple
 
-from mlflow_batchai.agent import containers, gpus, launchers, protocol, ranks, staging
+from mlflow_batchai.agent import containers, launchers, protocol, ranks, staging
 from mlflow_batchai.agent.control.base import ENDING, GATHERING, RUNNING, STARTING
 from mlflow_batchai.agent.gpu_allocation import GpuAllocation
 from mlflow_batchai.agent.inventory import Inventory
@@ -27,7 +27,7 @@ class Phases:
     """Runs the steps in order; ``run`` returns when all ranks of this node have ended well.
 
     Args:
-        part: (i, n): this node is the i-th of n on its machine, and has that part of its cores and GPUs.
+        part: (i, n, m): this node is the i-th of n on its machine, which share its cores, and of m, which share its GPUs.
         credentials: what the agent was told on its standard input (see ``agent.main``).
         name: what the cluster calls this node; empty: its id in the job.
 
@@ -42,7 +42,7 @@ class Phases:
         shipper: Shipper,
         runtime: Runtime,
         peers: Peers,
-        part: gpus.Part = (0, 1),
+        part: Tuple[int, int, int] = (0, 1, 1),
         credentials: Optional[Mapping[str, Any]] = None,
         name: str = "",
     ) -> None:
@@ -54,7 +54,7 @@ class Phases:
         self.meeting = Meeting(layout, shipper, peers)
         self.part = part
         self.name = name or layout.node_id
-        self.gpus = GpuAllocation(layout, shipper, peers, part, self._wait_a_little)
+        self.gpus = GpuAllocation(layout, shipper, peers, (part[0], part[2]), self._wait_a_little)
         self.sampler = Sampler(layout, shipper, self._in_container)
         self.preparation = Preparation(layout, shipper, runtime, self._check, self._environment)
         self.inventory = Inventory(shipper, runtime)

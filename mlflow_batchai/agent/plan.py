@@ -7,6 +7,7 @@ In the file a field has its name in camel case, parts lack fields that have thei
 import collections.abc
 import dataclasses
 import functools
+import re
 import typing
 from dataclasses import dataclass, field
 from typing import Any, List, Mapping, Optional, Tuple, Type, TypeVar, Union
@@ -17,8 +18,11 @@ from mlflow_batchai.agent.protocol import PROTOCOL_VERSION, Record
 Part = TypeVar("Part")
 
 MOST_RANKS = 1_000_000
+_UMASK = re.compile(r"[0-7]{1,4}")
 HOROVOD, CUSTOM = "horovod", "custom"
 
+# How volumes are mounted: by one of these, or as their kind says.
+MOUNTED_BY = ("link", "rclone", "cifs", "bind", "blobfuse2", "nfs", "command")
 # Kinds of volumes that know no owners: Azure's have those that their mount gives to all files.
 AZURE_KINDS = ("azureFiles", "azureBlob")
 
@@ -362,6 +366,14 @@ def read_plan(record: object) -> Plan:
         copied = plan.log_copy_prefix
         if copied and not 0 <= (copied.volume or 0) < len(plan.volumes):
             raise PlanError("logCopyPrefix.volume is %d" % (copied.volume or 0))
+        if not _UMASK.fullmatch(plan.umask):
+            raise PlanError("umask is '%s'" % plan.umask)
+        logs = plan.setup_task.logs if plan.setup_task else None
+        if logs and not 0 <= (logs.volume or 0) < len(plan.volumes):
+            raise PlanError("setupTask.logs.volume is %d" % (logs.volume or 0))
+        for index, volume in enumerate(plan.volumes):
+            if (volume.how or volume.kind) not in MOUNTED_BY:
+                raise PlanError("volumes[%d].how is '%s'" % (index, volume.how or volume.kind))
     except PlanError as error:
         version = record.get("protocol") if isinstance(record, dict) else None
         if version in (None, PROTOCOL_VERSION):
@@ -432,7 +444,7 @@ def plain(value: Any) -> Any:
         part: Any = type(value)
         pairs = [(key, getattr(value, name), default) for name, key, _, default in _fields(part)]
         return {key: plain(own) for key, own, default in pairs if default is dataclasses.MISSING or own != default}
-    if isinstance(value, tuple):
+    if isinstance(value, (list, tuple)):
         return [plain(one) for one in value]
     if isinstance(value, collections.abc.Mapping):
         return {name: plain(one) for name, one in value.items()}

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 Record = Dict[str, Any]
 
 # 2: a request says which attempt it is for, and may put the job back in the queue instead of ending it.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 SEGMENTS_PER_FOLDER = 1000
 # The most bytes that a file of the job folder may have (``longest``): what is longer counts as damaged, and is not read. A line
 # is one record of a segment. A plan names each file of the project in about 150 bytes.

@@ -103,7 +103,7 @@ def run(
     )
     console = JobConsole(1)
     starter = JobStarter(notice, console.transfer)
-    ready = starter.check(plan)
+    ready = starter.first = starter.check(plan)
     plan = _completed(plan, ready)
     store = tracking()
     if experiment_name:
@@ -181,10 +181,15 @@ def terminate(name: str, yes: bool, take_over: bool, no_wait: bool) -> Drawn | N
     """End a sweep: its jobs are ended, no more are started, and its run is KILLED when this returns."""
     store = tracking()
     parent = sweeps.find(store, name)
-    sweep = sweeps.of_run(parent, store)
     if parent.info.status != "RUNNING":
-        notice(f"sweep {sweep.plan.name} has ended already ({parent.info.status})")
+        notice(f"sweep {parent.data.tags[sweeps.TAG_NAME]} has ended already ({parent.info.status})")
         return None
+    if sweeps.TAG_SWEEP not in parent.data.tags:
+        # The process that began it died before it kept the plan, so it has no jobs.
+        ask(f"Terminate sweep {parent.data.tags[sweeps.TAG_NAME]}, which was never started?", yes)
+        runs.client(store).set_terminated(parent.info.run_id, "KILLED")
+        return None
+    sweep = sweeps.of_run(parent, store)
     ask(f"Terminate sweep {sweep.plan.name} and all of its jobs?", yes)
     runs.client(store).set_tag(sweep.run_id, runs.TAG_CANCEL, "true")
     if no_wait:

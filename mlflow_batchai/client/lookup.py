@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mlflow_batchai.agent.protocol import QUEUED
 from mlflow_batchai.cluster import clusters
-from mlflow_batchai.errors import BatchAIError, JobChangedError, JobError, JobNotFoundError, ShareError
+from mlflow_batchai.errors import BatchAIError, JobChangedError, JobError, JobNotFoundError, JobUnreadableError, ShareError
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job import trust
 from mlflow_batchai.job.jobs import Job, changed_sentence
@@ -117,7 +117,7 @@ def _job_of(run: Run) -> Job:
             except JobNotFoundError:
                 there.append(share)
                 raise
-        except JobChangedError:
+        except (JobChangedError, JobUnreadableError):
             raise
         except BatchAIError as error:
             troubles.append(str(error))

@@ -183,7 +183,7 @@ def _local(name: str, document: ClusterDocument, path: Path, record: ClusterReco
         name,
         document,
         share,
-        LocalHosts(home(), name, max((record and record.nodes) or 0, document.nodes), on_nodes),
+        LocalHosts(home(), name, max((record and record.nodes) or 0, document.nodes), on_nodes, document.nodes),
         on_nodes,
         document.mount,
         (DirectoryShare(home()), accounts.FOLDER, str(home() / accounts.FOLDER)),

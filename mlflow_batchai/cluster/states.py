@@ -122,12 +122,13 @@ def _gpus(cluster: Cluster, census: Census | None) -> dict[str, int] | None:
     Its machines may have more GPUs than the cluster, and others may use them.
     """
     written = cluster.document.gpus_per_node
-    nodes = cluster.engine.node_limit
+    divided = not written and cluster.document.engine is Engine.LOCAL
+    nodes = cluster.document.nodes if divided else cluster.engine.node_limit
     if census is None or census.gpus is None:
         return {"perNode": written, "total": written * nodes, "inUse": 0, "free": written * nodes} if written else None
     there, in_use = census.gpus
-    # One machine that has fewer than nodes gives them none (``node.gpus.of_node``).
-    if written == 0 or (not written and cluster.document.engine is Engine.LOCAL and there < nodes):
+    # One machine that has fewer than nodes gives them none (``agent.gpus.of_node``).
+    if written == 0 or (divided and there < nodes):
         return None
     total = min(written * nodes, there) if written else there
     per_node = written or total // nodes

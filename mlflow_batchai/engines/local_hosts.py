@@ -29,16 +29,18 @@ class LocalHosts(Hosts):
         home: the client's folder (``$BATCHAI_HOME``).
         cluster: the cluster's name.
         nodes: how many.
+        divided: among how many nodes the machine's GPUs are divided: resizing must not move those of running jobs.
         share: the control share's directory, or its address.
     """
 
     kind = "local"
     poll_seconds = 1.0
 
-    def __init__(self, home: Path, cluster: str, nodes: int, share: str) -> None:
+    def __init__(self, home: Path, cluster: str, nodes: int, share: str, divided: int | None = None) -> None:
         self._folder = folder = _folder(home, cluster)
         machine = LocalMachine(home / "agents")
-        made = [Node(str(index), machine, str(folder / str(index)), f"{index}/{nodes}", str(index)) for index in range(nodes)]
+        parts = f"{nodes}/{divided or nodes}"
+        made = [Node(str(index), machine, str(folder / str(index)), f"{index}/{parts}", str(index)) for index in range(nodes)]
         super().__init__(made, str(folder / "book"), share)
         self._here = machine
 

@@ -69,14 +69,14 @@ class Node(NamedTuple):
     Attributes:
         name: for people.
         root: its own folder, on its own disk.
-        part: which part of its machine it is: ``0/1`` is all of it.
+        part: ``I/N/M``: the I-th of the N nodes that its machine is cut into, and of the M among which the GPUs are divided.
         id: who it is, whatever it is called: in the ticket book.
     """
 
     name: str
     machine: Machine
     root: str
-    part: str = "0/1"
+    part: str = "0/1/1"
     id: str = ""
 
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from mlflow_batchai.agent import protocol, records, terms
 from mlflow_batchai.agent.plan import Plan, PlanError, read_plan
 from mlflow_batchai.agent.protocol import JobPaths, Record
-from mlflow_batchai.errors import JobChangedError, JobNotFoundError, JobNotTrustedError, ShareError
+from mlflow_batchai.errors import JobChangedError, JobNotFoundError, JobNotTrustedError, JobUnreadableError, ShareError
 from mlflow_batchai.job import signing, trust
 from mlflow_batchai.job.board import Board
 from mlflow_batchai.job.signing import Signature
@@ -47,12 +47,13 @@ class Job:
         origin: the plan, if it was read or written by us already.
 
     Attributes:
-        plan: as it holds for this attempt (``node.terms``), once what that has of its own was seen.
+        plan: as it holds for this attempt (``agent.terms``), once what that has of its own was seen.
         signature: what the plan's says: ``OWN``, or ``OTHER`` for a job of another key.
         board: what says what is new, where asking for every file by name would cost too many requests; else None.
 
     Raises:
-        JobNotFoundError: there is no plan in that folder, or none that can be one.
+        JobNotFoundError: there is no plan in that folder.
+        JobUnreadableError: the plan is damaged, or of a version that can't be read here.
         JobChangedError: the plan has this user's signature, and was changed since.
     """
 
@@ -186,8 +187,9 @@ class Job:
             if "attempts" in there and "removing" not in there and record.get("protocol") in (None, protocol.PROTOCOL_VERSION):
                 raise self._changed("plan") from None
             place = f"at {self.folder} on {self.share.url}"
-            what = f"there is no job {place}" if found is None else f"the plan {place} can't be read: {error}"
-            raise JobNotFoundError(what) from None
+            if found is None:
+                raise JobNotFoundError(f"there is no job {place}") from None
+            raise JobUnreadableError(f"the plan {place} can't be read: {error}") from None
 
     def _directing(self, path: str, what: str) -> Record | None:
         """A record that clients obey: of a job of this user's only what he has signed."""

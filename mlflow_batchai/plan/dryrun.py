@@ -122,7 +122,7 @@ def _gpus(plan: Plan, cluster: Cluster, node: int) -> Gpus:
     wanted = plan.gpus_per_node
     if cluster.document.engine is Engine.LOCAL:
         try:
-            return of_node(os.environ, (node, cluster.engine.node_limit), wanted, node_id(node))
+            return of_node(os.environ, (node, cluster.document.nodes), wanted, node_id(node))
         except SetupError:
             pass
     return Gpus([str(number) for number in range(wanted or 0)], "gpusPerNode", hidden=wanted == 0)

@@ -14,7 +14,7 @@ from mlflow_batchai.storage.objects import StagedFile
 
 def needs_of(plan: Plan) -> Needs | None:
     """What a plan wants of its nodes that not every node has, or None."""
-    volumes = [volume for volume in plan.volumes if volume.kind != "link"]
+    volumes = tuple(volume for volume in plan.volumes if volume.kind != "link")
     if not volumes and not plan.container:
         return None
     return Needs(volumes, plan.container, plan.python)

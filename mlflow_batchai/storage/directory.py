@@ -25,7 +25,7 @@ Made = TypeVar("Made")
 class DirectoryShare:
     """See ``Share`` for the promises. What it makes is as open to others as its root: nodes may be another user on it.
 
-    No link below its root is followed by anything that it does (``node.safeopen``): others may put one there.
+    No link below its root is followed by anything that it does (``agent.safeopen``): others may put one there.
 
     Args:
         root: an absolute path; made with the first thing that is put there, if it isn't there.

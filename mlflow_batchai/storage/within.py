@@ -1,7 +1,7 @@
 """Files of a job on a directory share, found and opened without ever leaving the job's own folder, whatever links lie there.
 
 Links inside of that folder work. They say where to look: what is opened is the path that comes out of it, in which no link is
-followed any more (``node.safeopen``), and what is sent is what was opened.
+followed any more (``agent.safeopen``), and what is sent is what was opened.
 """
 
 from __future__ import annotations

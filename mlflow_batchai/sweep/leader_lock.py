@@ -68,7 +68,7 @@ class LeaderLock:
 
     def release(self) -> None:
         """Let any process lead, at once."""
-        if self._file is not None:
+        if self.held:
             # While the store is away only processes of this machine can go on.
             with contextlib.suppress(Exception):
                 self._mlflow.delete_tag(self._run_id, TAG_LEADER)
@@ -86,6 +86,7 @@ class LeaderLock:
         except BlockingIOError:
             self._unlock_file()
         except OSError as error:
+            self._unlock_file()
             raise JobError(f"{path} can't be written: {error.strerror}") from error
         return self._file is not None
 

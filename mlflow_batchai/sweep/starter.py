@@ -28,12 +28,15 @@ class JobStarter:
     Args:
         say: told each warning.
         progress: told (bytes sent, bytes to send) while files are sent.
+
+    Attributes:
+        first: the job whose code all have, once it was checked.
     """
 
     def __init__(self, say: Callable[[str], None], progress: Callable[[int, int], None] | None = None) -> None:
         self._say = say
         self._progress = progress
-        self._first: submitting.Ready | None = None
+        self.first: submitting.Ready | None = None
 
     def check(self, plan: SweepPlan) -> submitting.Ready:
         """Read the project, prepare all of its jobs, and ask the nodes about the first: all jobs need the same of them.
@@ -53,8 +56,7 @@ class JobStarter:
                 raise ParameterError(f"{error} ({which})") from error
             first = first or ready
         assert first is not None
-        self._first = submitting.check(first, self._say)
-        return self._first
+        return submitting.check(first, self._say)
 
     def submit(self, sweep: Sweep, number: int) -> Submitted:
         """Start a job.
@@ -63,7 +65,8 @@ class JobStarter:
             UnstartableError: the project is not here or has changed, or another user began the sweep.
             BatchAIError: the job could not be started.
         """
-        first, plan, name = self._first or self._resume(sweep), sweep.plan, sweep.plan.job_name(number)
+        first = self.first = self.first or self._resume(sweep)
+        plan, name = sweep.plan, sweep.plan.job_name(number)
         # Prepared again: credentials of storage are made for the time that a job may take.
         parameters = plan.combinations[number - 1]
         ready = submitting.prepare(first.source, parameters, plan.env_manager, self._say, Path(plan.cwd), first)

@@ -94,14 +94,13 @@ class Sweep:
 def begin(plan: SweepPlan, tracking: Tracking, experiment_id: str, tags: Mapping[str, str]) -> Sweep:
     """Make the parent run, RUNNING, with its plan."""
     mlflow = runs.client(tracking)
-    run_id = str(mlflow.create_run(experiment_id, tags={**tags, TAG_NAME: plan.name}, run_name=plan.name).info.run_id)
+    own = {TAG_NAME: plan.name, TAG_JOBS: str(len(plan.combinations))}
+    run_id = str(mlflow.create_run(experiment_id, tags={**tags, **own}, run_name=plan.name).info.run_id)
     text = json.dumps(asdict(plan), indent=1)
     try:
         mlflow.log_text(run_id, text, PLAN)
         mlflow.set_tag(run_id, runs.TAG_MAC, keys.mac(*_signed(run_id, text)))
         mlflow.set_tag(run_id, TAG_SWEEP, run_id)
-        # Last: only a run with this tag is taken for a sweep's.
-        mlflow.set_tag(run_id, TAG_JOBS, str(len(plan.combinations)))
     except BaseException:
         # The first error is raised, even if the store fails again.
         with contextlib.suppress(Exception):
@@ -121,13 +120,21 @@ def of_run(run: Run, tracking: Tracking) -> Sweep:
         JobError: its plan can't be read.
     """
     run_id = str(run.info.run_id)
+    if TAG_SWEEP not in run.data.tags:
+        raise JobError(
+            f"sweep {run.data.tags[TAG_NAME]} has no plan: the process that began it died; end its run with: batchai sweep"
+            f" terminate {run_id}"
+        )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(runs.client(tracking).download_artifacts(run_id, PLAN, folder))
-        text = path.read_text(encoding="utf-8")
-    try:
-        plan = SweepPlan(**json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise JobError(f"the artifact {PLAN} of run {run_id} is no plan of a sweep, or of another version: {error}") from error
+        try:
+            text = path.read_text(encoding="utf-8")
+            plan = SweepPlan(**json.loads(text))
+            if not all(isinstance(given, dict) for given in plan.combinations) or not isinstance(plan.parallel, int):
+                raise TypeError("combinations and parallel have values of another kind")
+        except (ValueError, TypeError) as error:
+            why = f"the artifact {PLAN} of run {run_id} is no plan of a sweep, or of another version: {error}"
+            raise JobError(why) from error
     is_own = keys.is_mac(run.data.tags.get(runs.TAG_MAC), *_signed(run_id, text))
     return Sweep(plan, run_id, str(run.info.experiment_id), tracking, is_own)
 

@@ -131,6 +131,9 @@ def test_parts_of_a_machine(machine: Machine, count: int, parts: int, expected: 
     found = [gpus.of_node(machine.environment, (index, parts), None, "node-0") for index in range(parts)]
     assert [part.ids for part in found] == expected
     assert bool(found[0].trouble) == (0 < count < parts)
+    # One that the cluster was given since: running jobs keep theirs.
+    later = gpus.of_node(machine.environment, (parts, parts), None, "node-0")
+    assert (later.ids, later.hidden) == ([], bool(count))
     # A part that has none must not take what is another's.
     assert [part.hidden for part in found] == [bool(count) and not ids for ids in expected]
 

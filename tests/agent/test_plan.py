@@ -95,6 +95,9 @@ def test_keys_that_are_not_known_and_null_for_a_default() -> None:
         ({"tools": {"rclone": {"machine": 1, "sha256": "", "size": 0}}}, "tools.rclone.machine has a value of another kind"),
         ({"parameters": []}, "parameters is no object"),
         ({"logCopyPrefix": {"volume": 1, "path": ""}}, "logCopyPrefix.volume is 1"),
+        ({"setupTask": {"id": "1", "command": "x", "logs": {"volume": 9, "path": ""}}}, "setupTask.logs.volume is 9"),
+        ({"umask": "x"}, "umask is 'x'"),
+        ({"volumes": [{"scope": "job", "path": "x", "kind": "azureFiles"}]}, "volumes[0].how is 'azureFiles'"),
     ],
 )
 def test_what_is_no_plan(changes: dict[str, Any], words: str) -> None:

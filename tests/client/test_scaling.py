@@ -244,9 +244,9 @@ def test_a_larger_cluster_than_its_document(site: Site) -> None:
     job = site.submit("a", "true", nodes=3)
     wait_for(lambda: job.state().execution_state == "succeeded")
     assert [command.argv[-2] for command in site.cluster.engine.render(StartRequest("j", "j/1", "f", 1, 3, {}))] == [
-        "--part=0/3",
-        "--part=1/3",
-        "--part=2/3",
+        "--part=0/3/2",
+        "--part=1/3/2",
+        "--part=2/3/2",
     ]
     # Its agents may still be there for a moment.
     site.resize(2)

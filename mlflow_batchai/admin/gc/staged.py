@@ -14,7 +14,7 @@ from mlflow_batchai.storage.base import Entry
 from mlflow_batchai.storage.objects import each
 from mlflow_batchai.storage.sweeps import sweeping
 
-# A submit that sends for hours has no plan yet. What is younger stays, though ``shares.sweeps`` would have it sent again.
+# A submit that sends for hours has no plan yet. What is younger stays, though ``storage.sweeps`` would have it sent again.
 YOUNG_SECONDS = 86400.0
 
 

@@ -51,7 +51,7 @@ class ModelFacts:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], check: str | None = None) -> ModelFacts:
-        """Facts from the record that ``training.report``, ``node.describe`` or ``node.trial`` made.
+        """Facts from the record that ``training.report``, ``agent.describe`` or ``agent.trial`` made.
 
         A job wrote the record, so every value is checked before it gets into a file that pip reads.
 
