@@ -83,6 +83,16 @@ def test_an_unknown_sweep(shared_cli: Cli, verb: str) -> None:
     assert (said.code, said.out) == (3, "") and "there is no sweep 'nope'; there are none in" in said.err
 
 
+def test_a_sweep_whose_process_died_at_its_start_can_be_ended(cli: Cli) -> None:
+    """It has a run, and neither plan nor jobs."""
+    tags = {sweeps.TAG_NAME: "half", sweeps.TAG_JOBS: "2"}
+    run_id = cli.world.client.create_run("0", tags=tags).info.run_id
+    said = cli("sweep", "attach", "half")
+    assert said.code == 1 and f"batchai sweep terminate {run_id}" in said.err
+    assert cli("sweep", "terminate", "half", "-y").code == 0
+    assert cli.world.last.info.status == "KILLED"
+
+
 def test_ctrl_c_while_a_sweep_that_nobody_stays_for_is_begun_ends_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     real = sweeps.begin
 

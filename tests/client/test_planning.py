@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.plan import Artifacts, CodeFile, Condition, LogPlace, Volume, plain, read_plan
+from mlflow_batchai.agent.needs import needs
+from mlflow_batchai.agent.plan import Artifacts, CodeFile, Condition, LogPlace, Volume, plain, read, read_plan
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.batchai import parse_batchai
 from mlflow_batchai.documents.cluster import ClusterDocument
@@ -26,6 +27,7 @@ from mlflow_batchai.errors import (
 )
 from mlflow_batchai.job import places
 from mlflow_batchai.plan import projects
+from mlflow_batchai.plan.prepared import needs_of
 from mlflow_batchai.plan.volumes import check_volumes
 from mlflow_batchai.storage.directory import DirectoryShare
 
@@ -357,6 +359,15 @@ def test_file_shares_are_directories_here_and_logs_may_lie_there(desk):
     assert prepared.plan.folder_prefix == ""
     assert prepared.plan.log_copy_prefix == LogPlace(1, "logs")
     assert prepared.warnings == [f"on cluster 'c' the file share acc/data is the directory {folder}"]
+
+
+def test_what_nodes_are_asked_for_is_plain_data(desk):
+    """Over SSH it goes as JSON, and a node reads it back."""
+    volume = {"mountCommand": "mount -t tmpfs none", "relativeMountPath": "ram"}
+    plan = desk.prepare(properties(mountVolumes={"unmanagedFileSystems": [volume]})).plan
+    asked = json.loads(json.dumps(plain(needs_of(plan)._asdict())))
+    assert [read(Volume, given).command for given in asked["volumes"]] == ["mount -t tmpfs none"]
+    assert needs(**asked) == {"trouble": None, "lacking": [], "machine": os.uname().machine}
 
 
 def test_a_prefix_on_the_control_share_holds_the_job_folder(desk):

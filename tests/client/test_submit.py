@@ -14,12 +14,22 @@ import pytest
 from idle_engine import Engine
 from plans import bare_plan
 
+from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.plan import Volume
 from mlflow_batchai.client import creating, lookup, runner
 from mlflow_batchai.client.lookup import NoFolderError
 from mlflow_batchai.client.signals import Signals
 from mlflow_batchai.documents.cluster import ClusterDocument
-from mlflow_batchai.errors import ClusterError, JobDetachedError, JobError, JobFailedError, ProjectError, ShareError, UsageError
+from mlflow_batchai.errors import (
+    ClusterError,
+    JobDetachedError,
+    JobError,
+    JobFailedError,
+    JobUnreadableError,
+    ProjectError,
+    ShareError,
+    UsageError,
+)
 from mlflow_batchai.follower import detached
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.jobs import Job
@@ -193,6 +203,15 @@ def test_a_job_without_its_folder_is_told_so(scene):
     shutil.rmtree(scene.root / "share" / submitted.job.folder)
     with pytest.raises(JobError, match="job toy-012345 has no job folder: its submitter died, or its folder was deleted"):
         lookup.find("toy-012345", runs.absolute("sqlite:///m.db", scene.root))
+
+
+def test_a_job_of_another_version_is_told_so(scene):
+    """It may have agents: nobody takes it for a job that never began."""
+    submitted = scene.submit()
+    path = submitted.job.paths.plan
+    scene.cluster.share.write(path, protocol.encode([{"protocol": 99, "job": "0123456789"}]))
+    with pytest.raises(JobUnreadableError, match="can't be read: it is of protocol 99, and this version reads"):
+        lookup.find("toy-012345", submitted.tracking)
 
 
 def lost(scene):
