@@ -114,3 +114,44 @@ def test_a_plan_of_another_protocol() -> None:
     for record in (None, [], {}, {"nodeCount": 1}):
         with pytest.raises(PlanError, match=r"^the plan is no object|^protocol is missing"):
             read_plan(record)
+
+
+# As the version before wrote it, but for keys that it shares with any: null where nothing was given, and no default left out.
+BEFORE: dict[str, Any] = {
+    "protocol": 2,
+    "job": "357e527471",
+    "framework": "custom",
+    "nodeCount": 1,
+    "processCount": 1,
+    "ranks": 1,
+    "command": "python train.py",
+    "setupTask": None,
+    "preparation": None,
+    "preparationCache": None,
+    "outputDirectories": [{"id": "M", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": None}],
+    "volumes": [{"scope": "cluster", "path": "share", "kind": "link", "share": "file:///s", "source": "/s", "where": "c"}],
+    "container": {"image": "x", "server": None, "shmSize": None, "credentials": False, "volumes": [], "environment": {}},
+    "logCopyPrefix": None,
+    "maxWallClockSeconds": 604800.0,
+    "minNodes": 1,
+    "environment": None,
+    "metrics": [{"name": "loss", "regex": "loss (\\S+)", "step": None}],
+    "systemMetrics": 10.0,
+    "artifacts": {"checkpoints": False, "exclude": []},
+    "model": {
+        "path": None,
+        "register": "net",
+        "name": "model",
+        "alias": ["champion"],
+        "promoteIf": None,
+        "checkSeconds": 300.0,
+    },
+    "code": [{"path": "train.py", "sha256": "3d", "mode": 420}],
+}
+
+
+def test_a_plan_of_the_version_before() -> None:
+    plan = read_plan(BEFORE)
+    assert (plan.protocol, plan.preparation, plan.least_nodes, plan.setup_task) == (2, "", 1, None)
+    assert (plan.container, plan.code) == (Container("x"), (CodeFile("train.py", "3d", 0o644),))
+    assert plan.model == Model(None, "net", "model", ("champion",), None, 300.0)
