@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from mlflow_batchai.agent.plan import Container
 from mlflow_batchai.documents.batchai import parse_batchai
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.documents.mlproject import MLProject, load_project
 from mlflow_batchai.errors import BatchAIError, DocumentError, NotSupportedError, ProjectError
 from mlflow_batchai.plan.images import choose_container, copied_variables
 
-BARE = {"server": None, "shmSize": None, "credentials": False, "volumes": [], "environment": {}}
 RUN, IGNORE = ClusterDocument(), ClusterDocument(containers="ignore")
 
 
@@ -52,7 +52,7 @@ def test_a_job_without_a_container(project: Any) -> None:
 )
 def test_images_of_registries(project: Any, registry: dict[str, Any], image: str, server: str | None) -> None:
     found, login, notices = choose_container(project(), properties(registry), RUN, "job.json")
-    assert found == {**BARE, "image": image, "server": server}
+    assert found == Container(image, server)
     assert (login, notices) == (None, [])
 
 
@@ -60,14 +60,14 @@ def test_credentials_are_not_in_the_plan(project: Any) -> None:
     credentials = {"username": "ada", "password": "p4ssword"}
     given = properties({"image": "reg.io/a", "serverUrl": "https://reg.io", "credentials": credentials}, shmSize="16gb")
     found, login, _ = choose_container(project(), given, RUN, "job.json")
-    assert found == {**BARE, "image": "reg.io/a", "server": "reg.io", "shmSize": "16gb", "credentials": True}
+    assert found == Container("reg.io/a", "reg.io", "16gb", credentials=True)
     assert login == credentials
 
 
 def test_docker_env(project: Any) -> None:
     made = project("{image: team/a, volumes: ['/data:/data:ro'], environment: [[CONSTANT, 1], COPIED]}")
     found, login, notices = choose_container(made, properties(), RUN, "job.json")
-    assert found == {**BARE, "image": "team/a", "volumes": ["/data:/data:ro"], "environment": {"CONSTANT": "1"}}
+    assert found == Container("team/a", volumes=("/data:/data:ro",), environment={"CONSTANT": "1"})
     assert (login, notices) == (None, [])
     assert copied_variables(made, RUN, {"COPIED": "s3cret", "OTHER": "x"}) == {"COPIED": "s3cret"}
     with pytest.raises(ProjectError, match=r"docker_env.environment copies COPIED from here, and it is not set; set it"):
