@@ -298,7 +298,7 @@ class JobPaths:
         return "%s/%s-%08d.jsonl" % (self.event_folder(sequence), writer, sequence)
 
     def notice(self, name: str) -> str:
-        """What says on the board that something else lies there: see ``docs/architecture.md``, "The board"."""
+        """What says on the board that something else lies there: see ``docs/internals.md``, "The board"."""
         return "%s/%s" % (self.board, name)
 
     def request(self, identity: str) -> str:

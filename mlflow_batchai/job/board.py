@@ -1,6 +1,6 @@
 """The board of an attempt: one folder whose listing says all that is new, where every look costs a request.
 
-Who writes a file of the job folder puts a notice on the board after it (``docs/architecture.md``, "The board"). Readers look at
+Who writes a file of the job folder puts a notice on the board after it (``docs/internals.md``, "The board"). Readers look at
 a pace that follows what they see: once a second while there is news, every few seconds while there is none.
 """
 

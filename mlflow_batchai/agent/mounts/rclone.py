@@ -1,7 +1,7 @@
 """A file share or a blob container over HTTPS: rclone's FUSE mount, as a helper process that dies with the agent.
 
 Why these flags: appending and renaming have to work for user code, a file that was closed has to be on the share soon, and one
-that another node closed has to be seen soon (measured; docs/architecture.md).
+that another node closed has to be seen soon (measured; docs/azure_files.md).
 """
 
 import contextlib
