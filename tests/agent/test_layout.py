@@ -55,4 +55,4 @@ def test_mount_points(make_layout: Callable[..., NodeLayout]) -> None:
 
 
 def test_ranks_import_our_helpers_from_where_we_are() -> None:
-    assert Path(archive_path(), "mlflow_batchai", "node", "layout.py").exists()
+    assert Path(archive_path(), "mlflow_batchai", "agent", "layout.py").exists()

@@ -43,7 +43,7 @@ class Scene:
             runId=run_id,
             segment=FOLDER,
             folder=FOLDER,
-            volumes=[{"scope": "cluster", "path": "share", "kind": "azureFiles", "share": self.share.url}],
+            volumes=[{"scope": "cluster", "path": "share", "kind": "azureFiles", "how": "bind", "share": self.share.url}],
             outputDirectories=[
                 {"id": "A", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": ""},
                 {"id": "B", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": "deep"},

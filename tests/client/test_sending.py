@@ -375,7 +375,7 @@ def test_memory_does_not_grow_with_outputs(azure, monkeypatch, tmp_path):
         runId="r",
         segment=FOLDER,
         folder=FOLDER,
-        volumes=[{"scope": "cluster", "path": "share", "kind": "azureFiles", "share": share.url}],
+        volumes=[{"scope": "cluster", "path": "share", "kind": "azureFiles", "how": "bind", "share": share.url}],
         outputDirectories=[{"id": "M", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": "m"}],
     )
     share.write(protocol.JobPaths(FOLDER).plan, protocol.encode([plan]))
