@@ -55,17 +55,11 @@ def on_share(job: Path) -> OnShare:
     for attempt in sorted((job / "batchai" / "attempts").iterdir(), key=lambda path: int(path.name)):
         segments = sorted(attempt.glob("events/*/agent-*.jsonl"), key=lambda path: path.name)
         for segment in segments:
-            # Of half a file that a dead agent has left each whole line counts.
-            records = closed(segment)
-            for record in whole_lines(segment) if records is None else records:
+            # Half a file that a dead agent has left is no file: the run says that its agent's totals are not known.
+            for record in closed(segment) or ():
                 if record["k"] == "report" and record["body"]["type"] == "metric":
                     _take(found, record["body"])
     return found
-
-
-def whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file that was cut."""
-    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def _take(found: OnShare, body: dict[str, Any]) -> None:
