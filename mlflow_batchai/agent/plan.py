@@ -127,6 +127,11 @@ class Volume:
         return "volume '%s'%s" % (self.path, " (%s)" % self.name if self.name else "")
 
     @property
+    def mounted_by(self) -> str:
+        """What mounts it, one of ``MOUNTED_BY``."""
+        return self.how or self.kind
+
+    @property
     def by_rclone(self) -> bool:
         """Whether rclone mounts it: then the share has names in rclone's spelling, and writes go there in the background."""
         return self.how == "rclone"
@@ -363,17 +368,15 @@ def read_plan(record: object) -> Plan:
                 raise PlanError("%s is %d" % (key, count))
         if not plan.volumes:
             raise PlanError("volumes is empty")
-        copied = plan.log_copy_prefix
-        if copied and not 0 <= (copied.volume or 0) < len(plan.volumes):
-            raise PlanError("logCopyPrefix.volume is %d" % (copied.volume or 0))
         if not _UMASK.fullmatch(plan.umask):
             raise PlanError("umask is '%s'" % plan.umask)
-        logs = plan.setup_task.logs if plan.setup_task else None
-        if logs and not 0 <= (logs.volume or 0) < len(plan.volumes):
-            raise PlanError("setupTask.logs.volume is %d" % (logs.volume or 0))
+        places = {"logCopyPrefix": plan.log_copy_prefix, "setupTask.logs": plan.setup_task and plan.setup_task.logs}
+        for key, place in places.items():
+            if place and not 0 <= (place.volume or 0) < len(plan.volumes):
+                raise PlanError("%s.volume is %d" % (key, place.volume or 0))
         for index, volume in enumerate(plan.volumes):
-            if (volume.how or volume.kind) not in MOUNTED_BY:
-                raise PlanError("volumes[%d].how is '%s'" % (index, volume.how or volume.kind))
+            if volume.mounted_by not in MOUNTED_BY:
+                raise PlanError("volumes[%d].how is '%s'" % (index, volume.mounted_by))
     except PlanError as error:
         version = record.get("protocol") if isinstance(record, dict) else None
         if version in (None, PROTOCOL_VERSION):

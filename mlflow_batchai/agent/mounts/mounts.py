@@ -113,7 +113,7 @@ class Mounts:
         if credentials and credentials.get("endpoint") != volume.endpoint:
             why = "what opens it is for %s, and the plan has %s by now" % (credentials.get("endpoint"), volume.endpoint)
             raise Mount(place, index, volume, credentials).failure(why)
-        how = volume.how or volume.kind
+        how = volume.mounted_by
         if how == "link":
             return LinkMount(place, index, volume, credentials)
         kind: Any = getattr(importlib.import_module("mlflow_batchai.agent.mounts." + how), _KINDS[how])

@@ -19,7 +19,7 @@ def trouble(volume: Volume, python: Optional[str] = None, sent: Optional[Mapping
         python: the cluster's training interpreter: an rclone may lie beside it.
         sent: the plan's ``tools``: what nodes are given by the client.
     """
-    how = volume.how or volume.kind
+    how = volume.mounted_by
     if how == "rclone":
         return tools.fuse_trouble() or _rclone_trouble(python, sent or {})
     if how == "cifs":
