@@ -1,13 +1,16 @@
-"""Packages keep to their imports: the contracts of ``.importlinter``, and what a bare import costs."""
+"""Packages keep to their imports and to the engine seam: ``.importlinter``, what a bare import costs, and who knows which engine."""
 
 from __future__ import annotations
 
+import ast
 import configparser
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from mlflow_batchai.documents.cluster import Engine
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mlflow_batchai"
@@ -31,6 +34,50 @@ def test_the_top_level_is_the_architecture():
     assert {path.stem for path in found} - {"__init__"} == named
     table = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert [path.name for path in found if f"`{path.name}{'' if path.suffix else '/'}`" not in table] == ["__init__.py"]
+
+
+def asks_which_engine(tree: ast.Module) -> list[int]:
+    """Lines that compare the name or the kind of an engine, ask its class, or import the names of all."""
+    names = {engine.value for engine in Engine}
+    classes, found = set(), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("mlflow_batchai."):
+            imported = {alias.asname or alias.name for alias in node.names}
+            if node.module == "mlflow_batchai.documents.cluster" and "Engine" in {alias.name for alias in node.names}:
+                found.append(node.lineno)
+            if node.module.startswith("mlflow_batchai.engines.") and node.module != "mlflow_batchai.engines.base":
+                classes |= {name for name in imported if not name.endswith("Error")}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            constants = {inner.value for side in sides for inner in ast.walk(side) if isinstance(inner, ast.Constant)}
+            text = ast.unparse(node)
+            if "engine" in text and (constants & names or "engine.kind" in text):
+                found.append(node.lineno)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+            asked = {inner.id for inner in ast.walk(node.args[1]) if isinstance(inner, ast.Name)}
+            found += [node.lineno] if classes & asked else []
+    return found
+
+
+def test_only_engines_know_which_engine_it_is():
+    """What another one can do is asked of it: adding it changes ``engines/``, ``documents/``, and nothing else."""
+    asking = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        package = path.relative_to(PACKAGE).parts[0]
+        # Engines of containers are other ones.
+        if package not in ("engines", "documents", "agent") and (
+            lines := asks_which_engine(ast.parse(path.read_text(encoding="utf-8")))
+        ):
+            asking[str(path.relative_to(PACKAGE))] = lines
+    assert asking == {}
+    for text in (
+        'if cluster.engine.kind == "local": pass',
+        'here = cluster.document.engine.value == "local"',
+        "from mlflow_batchai.documents.cluster import Engine as EngineName",
+        "from mlflow_batchai.engines.hosts import Hosts\nisinstance(engine, Hosts)",
+    ):
+        assert asks_which_engine(ast.parse(text)), text
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def _shown(cluster: Cluster) -> dict[str, Any]:
 
     try:
         with asking(cluster.name):
-            census = cluster.engine.census()
+            census = cluster.scalable.census()
         return states.show(cluster, census)
     finally:
         cluster.engine.close()

@@ -12,6 +12,7 @@ import click
 from mlflow_batchai.cli.cluster import COLUMNS
 from mlflow_batchai.cli.mount_options import MountOptions, mount_options
 from mlflow_batchai.cli.options import Scope, command, named, new_name, notice
+from mlflow_batchai.engines import registry
 from mlflow_batchai.errors import NotSupportedError, UsageError
 
 Document = dict[str, Any]
@@ -134,7 +135,7 @@ def _overlay(data: Document, options: Mapping[str, Any]) -> str:
     ):
         if value is not None:
             _set(data, key, value)
-    return str(_get(data, "engine") or "local").lower()
+    return str(_get(data, "engine") or registry.DEFAULT).lower()
 
 
 def _absolute(path: str) -> str:
@@ -238,7 +239,7 @@ def _mount(data: Document, mounts: MountOptions, auto_storage: bool, engine: str
             " config.yaml"
         )
     if auto_storage:
-        if engine != "local":
+        if engine not in registry.ENGINES or not registry.ENGINES[engine].on_this_machine:
             raise NotSupportedError(
                 f"--use-auto-storage made a storage account in Azure, which is not done with engine: {engine}; name one of your"
                 " own: --storage-account-name"
@@ -262,7 +263,8 @@ def _filled(value: Any, placeholder: str, text: str) -> Any:
 
 
 def _tell_unused(options: Mapping[str, Any], engine: str) -> None:
-    given = [shown for key, shown in UNUSED.items() if options[key] and not (key == "user_name" and engine == "ssh")]
+    has_login = engine in registry.ENGINES and "user_account_settings" in registry.ENGINES[engine].uses
+    given = [shown for key, shown in UNUSED.items() if options[key] and not (key == "user_name" and has_login)]
     if given:
         kept = "; a password is not kept: set BATCHAI_SSH_PASSWORD" if options["password"] else ""
         notice(f"{', '.join(given)} play no part with engine: {engine}{kept}")

@@ -32,7 +32,7 @@ def list_nodes(scope: Scope, name: str) -> Any:
     cluster = find_cluster(scope, name)
     try:
         with asking(name):
-            census = cluster.engine.census()
+            census = cluster.scalable.census()
         jobs = {job.ticket.number: job.name for job in scaling.queue(cluster, census)}
         return [states.show_node(node, jobs) for node in census.nodes]
     finally:

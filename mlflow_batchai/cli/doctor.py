@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from mlflow_batchai.admin.doctor import CHECKS, Check, Complete, State, examine, names
+from mlflow_batchai.admin.doctor import CHECKS, Check, State, examine
 from mlflow_batchai.cli import output as printing
 from mlflow_batchai.cli.options import OUTPUTS, default_output
 from mlflow_batchai.cluster import clusters
@@ -37,37 +37,29 @@ def doctor(cluster: str | None, output: str | None, query: str | None) -> int:
     found, warnings = clusters.load(cluster or default("cluster"))
     for warning in warnings:
         printing.echo(f"batchai: {warning}", err=True)
-    nodes = names(found)
+    checks = _examined(found)
+    nodes = list(dict.fromkeys(check.node for check in checks))
     if output == "table" and not search:
-        checks = _examined(found, len(nodes), _show)
+        for node in nodes:
+            _show(node, [check for check in checks if check.node == node])
         click.echo(_summary(nodes, checks))
     else:
-        checks = _examined(found, len(nodes))
-        checks.sort(key=lambda check: (nodes.index(check.node), CHECKS.index(check.name)))
         printing.emit(_data(found.name, nodes, checks), output, search)
     return 1 if any(check.state is State.FAILED for check in checks) else 0
 
 
-def _examined(
-    cluster: clusters.Cluster, count: int, show: Callable[[str, Sequence[Check]], None] = lambda node, checks: None
-) -> list[Check]:
-    """All checks; on a terminal a line tells how many there are so far.
+def _examined(cluster: clusters.Cluster) -> list[Check]:
+    """All checks; on a terminal a line tells how many there are so far."""
+    told: list[Check] = []
 
-    Args:
-        show: given each node with its checks, as soon as it has them all.
-    """
-    terminal = sys.stderr.isatty()
-    checks: list[Check] = []
-    for said in examine(cluster):
-        if isinstance(said, Complete):
-            if terminal:
-                click.echo("\r\x1b[K", nl=False, err=True)
-            of_node = [check for check in checks if check.node == said.node]
-            show(said.node, sorted(of_node, key=lambda check: CHECKS.index(check.name)))
-            continue
-        checks.append(said)
-        if terminal:
-            click.echo(f"\r{cluster.name}: {len(checks)} checks on {count} nodes", nl=False, err=True)
+    def tell(check: Check) -> None:
+        told.append(check)
+        if sys.stderr.isatty():
+            click.echo(f"\r{cluster.name}: {len(told)} checks", nl=False, err=True)
+
+    checks = examine(cluster, tell)
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[K", nl=False, err=True)
     # Not if it was interrupted: a connection is closed when its question has been answered.
     cluster.engine.close()
     return checks

@@ -132,7 +132,8 @@ def _submitted(
         notice(warning)
     check_volumes(prepared.plan.volumes, cluster)
     standalone.check_script(prepared, document.properties, str(file))
-    for warning in cluster.engine.check(prepared.plan.node_count, prepared.needs):
+    checked = cluster.engine.check(prepared.plan.node_count, prepared.needs)
+    for warning in checked.warnings:
         notice(warning)
     request = creating.RunRequest(
         store,
@@ -144,7 +145,7 @@ def _submitted(
         resource_group=scope.resource_group,
         unique=True,
     )
-    return jobview.view(creating.submit(prepared.with_tools(cluster.engine.lacking), cluster, request))
+    return jobview.view(creating.submit(prepared.with_tools(checked.missing), cluster, request))
 
 
 def _experiment(scope: Scope, mlflow: MlflowClient) -> Experiment:

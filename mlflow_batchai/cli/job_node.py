@@ -36,7 +36,7 @@ def list_nodes(scope: Scope, job: str) -> Any:
     try:
         cluster = clusters.load(found.job.plan.cluster)[0]
         try:
-            places = {report.place.name: report.place for report in cluster.engine.census().nodes} if nodes else {}
+            places = {report.place.name: report.place for report in cluster.scalable.census().nodes} if nodes else {}
         finally:
             cluster.engine.close()
     except BatchAIError as error:

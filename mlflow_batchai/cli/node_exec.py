@@ -36,7 +36,7 @@ def execute(cluster: Cluster, node: str, line: str | None, forwards: Sequence[st
     for forward in forwards:
         if not _FORWARD.fullmatch(forward):
             raise UsageError(f"-L '{forward}' must be PORT:HOST:PORT")
-    if cluster.engine.kind == "local" and forwards:
+    if found.machine.address is None and forwards:
         notice("-L plays no part: the node is this machine, and its ports are this machine's")
         forwards = ()
     if line is None and not forwards:
@@ -56,8 +56,9 @@ def execute(cluster: Cluster, node: str, line: str | None, forwards: Sequence[st
 
 def find(cluster: Cluster, node: str) -> Node:
     """A node by its name."""
-    for found in cluster.engine.nodes:
+    nodes = cluster.node_access.nodes
+    for found in nodes:
         if found.name == node:
             return found
-    names = ", ".join(other.name for other in cluster.engine.nodes)
+    names = ", ".join(other.name for other in nodes)
     raise NotFoundError(f"cluster '{cluster.name}' has no node '{node}'; its nodes are: {names}")

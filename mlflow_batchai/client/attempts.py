@@ -58,8 +58,8 @@ def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) ->
     secrets = told(job, cluster, _seconds(job))
     with contextlib.closing(cluster.engine):
         following = job.at(job.attempt + 1).plan  # which has all nodes, whatever the attempt before had
-        _check_nodes(job, cluster, following.least_nodes)
-        counts = terms.counts_on(following, retries.fitting_nodes(following, cluster))
+        usable = _check_nodes(job, cluster, following.least_nodes)
+        counts = terms.counts_on(following, retries.fitting_nodes(following, cluster, usable))
     # Whoever relays the attempt before this one must have ended its run first.
     if not Lease(job).finished():
         say(f"the last results of attempt {job.attempt} of job {job.name} are on their way to MLflow; waiting for that")
@@ -157,11 +157,13 @@ def _await_verdict(job: Job) -> JobState:
         time.sleep(pause_after(time.monotonic() - begun, LOOK_SECONDS))
 
 
-def _check_nodes(job: Job, cluster: Cluster, count: int) -> None:
-    cluster.engine.check(count, needs_of(job.plan))
-    lacking = sorted(set(cluster.engine.lacking) - set(job.plan.tools))
-    if lacking:
-        raise JobError(f"nodes of cluster '{cluster.name}' have no {lacking[0]} now: install it there, or submit the job again")
+def _check_nodes(job: Job, cluster: Cluster, count: int) -> int:
+    """How many nodes can be used; an error if those are fewer than that many, or lack a tool that the job doesn't send."""
+    checked = cluster.engine.check(count, needs_of(job.plan))
+    missing = sorted(set(checked.missing) - set(job.plan.tools))
+    if missing:
+        raise JobError(f"nodes of cluster '{cluster.name}' have no {missing[0]} now: install it there, or submit the job again")
+    return checked.usable
 
 
 def _seconds(job: Job) -> float:

@@ -12,7 +12,7 @@ from mlflow_batchai.client import attempts, lookup, runner
 from mlflow_batchai.cluster import clusters, records, scaling
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.config import home
-from mlflow_batchai.documents.cluster import Engine, ScaleSettings
+from mlflow_batchai.documents.cluster import ScaleSettings
 from mlflow_batchai.engines.census import Census, NodeState, Ticket
 from mlflow_batchai.engines.local_hosts import remove_nodes
 from mlflow_batchai.errors import (
@@ -66,7 +66,7 @@ def _resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Ca
         # Said at once: what follows may take minutes.
         say(str(error))
         told, now = False, clusters.load(cluster.name)[0]
-    census = now.engine.census()
+    census = now.scalable.census()
     ending = set()
     for ticket, fate in fates(census, option):
         if not _goes_on(now, ticket):
@@ -81,7 +81,7 @@ def _resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Ca
         else:
             say(f"job {name} waits: {scaling.too_few(now, len(ticket.nodes), census)}")
     _await_end(now, ending, say)
-    if now.document.engine is Engine.SSH and scaling.closed(census):
+    if not now.on_this_machine and scaling.closed(census):
         say(f"the machines of cluster '{now.name}' keep running, and cost what they cost; they only take no jobs")
     if not told:
         raise ClusterError(
@@ -178,7 +178,7 @@ def _have_relayed(job: Job, tracking: Callable[[], Tracking], say: Say) -> None:
 def _await_end(cluster: Cluster, marks: set[str], say: Say) -> None:
     """Wait until no node has these jobs any more."""
     begun, said = time.monotonic(), False
-    while marks and (there := [ticket for ticket in cluster.engine.census().tickets if ticket.mark in marks]):
+    while marks and (there := [ticket for ticket in cluster.scalable.census().tickets if ticket.mark in marks]):
         names = ", ".join(scaling.name_of(cluster.share, ticket) for ticket in there)
         if time.monotonic() > begun + END_SECONDS:
             say(f"still ending: {names}")
@@ -220,16 +220,16 @@ def delete(name: str, tracking: Callable[[], Tracking], say: Say) -> None:
             _end_jobs(cluster, tracking, say)
             # Its hosts may belong to other documents as well.
             with contextlib.suppress(ClusterError):
-                cluster.engine.admit(cluster.engine.node_limit)
+                cluster.scalable.admit(cluster.engine.node_limit)
             records.delete(name)
-            if cluster.document.engine is Engine.LOCAL:
+            if cluster.on_this_machine:
                 remove_nodes(home(), name)
         finally:
             cluster.engine.close()
 
 
 def _end_jobs(cluster: Cluster, tracking: Callable[[], Tracking], say: Say) -> None:
-    census = cluster.engine.census()
+    census = cluster.scalable.census()
     if census.trouble:
         say(f"{census.trouble}; jobs that may run there were not ended")
     tickets = [ticket for ticket in census.tickets if scaling.sent_to(cluster, ticket)]
@@ -238,7 +238,7 @@ def _end_jobs(cluster: Cluster, tracking: Callable[[], Tracking], say: Say) -> N
         marks |= _terminate(cluster, ticket, f"cluster {cluster.name} was deleted", tracking, say)
     _await_end(cluster, marks, say)
     # What agents of this machine still use must not be taken from under them.
-    if cluster.document.engine is Engine.LOCAL and (left := cluster.engine.census().tickets):
+    if cluster.on_this_machine and (left := cluster.scalable.census().tickets):
         names = ", ".join(scaling.name_of(cluster.share, ticket) for ticket in left)
         raise ClusterError(f"cluster '{cluster.name}' still has jobs: {names}; delete it again when they have ended")
     jobs = [Job(cluster.share, ticket.folder) for ticket in tickets if ticket.mark in marks]

@@ -150,9 +150,10 @@ def check(ready: Ready, say: Say) -> Ready:
     """
     cluster, prepared = ready.source.cluster, ready.prepared
     check_volumes(prepared.plan.volumes, cluster)
-    for warning in cluster.engine.check(prepared.plan.node_count, prepared.needs):
+    checked = cluster.engine.check(prepared.plan.node_count, prepared.needs)
+    for warning in checked.warnings:
         say(warning)
-    return replace(ready, prepared=prepared.with_tools(cluster.engine.lacking))
+    return replace(ready, prepared=prepared.with_tools(checked.missing))
 
 
 def choose_experiment(tracking: runs.Tracking, source: Source, experiment_id: str | None = None) -> Experiment:

@@ -6,23 +6,19 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlflow_batchai.cluster import records, setup
 from mlflow_batchai.config import home
 from mlflow_batchai.documents.cluster import ClusterDocument, ClusterRecord, ManualScale, ScaleSettings, load_cluster
-from mlflow_batchai.documents.cluster import Engine as EngineName
 from mlflow_batchai.documents.model import key_of
-from mlflow_batchai.engines.base import Scalable
+from mlflow_batchai.engines import registry
+from mlflow_batchai.engines.base import Engine, NodeAccess, Scalable
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, DocumentError, NotSupportedError, ShareError
 from mlflow_batchai.storage import Share, accounts, credentials, endpoints, open_share
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.storage.identity import identify
 from mlflow_batchai.storage.location import AzureLocation, is_azure, parse
 from mlflow_batchai.storage.opening import for_nodes
-
-if TYPE_CHECKING:
-    from mlflow_batchai.engines.ssh_hosts import SshNode
 
 DEFAULT_CLUSTER = "local"
 # What nodes are given to look at the share before a job.
@@ -51,7 +47,7 @@ class Cluster:
     name: str
     document: ClusterDocument
     share: Share
-    engine: Scalable
+    engine: Engine
     share_on_nodes: str
     mount: str | None
     file_shares: tuple[DirectoryShare, str, str] | None
@@ -71,6 +67,27 @@ class Cluster:
         option = written.manual.node_deallocation_option if written and written.manual else "requeue"
         target = self.engine.node_limit
         return ScaleSettings(manual=ManualScale(target_node_count=target, node_deallocation_option=option))
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether its nodes are this machine: see ``engines.registry.EngineKind``."""
+        return _kind(self.document, self.name).on_this_machine
+
+    @property
+    def scalable(self) -> Scalable:
+        """Its engine, to count its nodes and to say which take jobs; NotSupportedError if it can't."""
+        if not isinstance(self.engine, Scalable):
+            raise NotSupportedError(
+                f"cluster '{self.name}': engine {self.document.engine.value} doesn't know what its nodes do"
+            )
+        return self.engine
+
+    @property
+    def node_access(self) -> NodeAccess:
+        """Its engine, to ask its nodes one by one; NotSupportedError if it can't."""
+        if not isinstance(self.engine, NodeAccess):
+            raise NotSupportedError(f"cluster '{self.name}': engine {self.document.engine.value} has no nodes to look into")
+        return self.engine
 
     @property
     def open_nodes(self) -> int:
@@ -117,20 +134,45 @@ def make(name: str, document: ClusterDocument, path: Path, record: ClusterRecord
         BatchAIError: it can't be used: see ``load``.
     """
     warnings = []
-    if document.engine not in (EngineName.LOCAL, EngineName.SSH):
-        raise NotSupportedError(f"{path}: engine {document.engine.value} is not supported yet; use engine: local or ssh")
+    kind = _kind(document, str(path))
     if unsupported := sorted(document.node_setup.model_fields_set - {"mount_volumes", "setup_task"}):
         key = key_of(type(document.node_setup), unsupported[0])
         raise NotSupportedError(f"{path}: nodeSetup.{key} is not supported yet; remove it")
     setup.check(document.node_setup, str(path))
     for endpoint in filter(None, (document.file_endpoint, document.blob_endpoint)):
         endpoints.name(endpoint)
-    build, used = (_ssh, ("user_account_settings",)) if document.engine is EngineName.SSH else (_local, ())
-    unused = [key_of(ClusterDocument, field) for field in _UNUSED if field in document.model_fields_set and field not in used]
+    unused = [
+        key_of(ClusterDocument, field) for field in _UNUSED if field in document.model_fields_set and field not in kind.uses
+    ]
     if unused and not (record and record.creation_time):
         # Who creates a cluster by command is told then, once.
         warnings.append(f"{path}: {', '.join(unused)} plays no part with engine: {document.engine.value}")
-    return build(name, document, path, record), warnings
+    here = kind.on_this_machine
+    python = _python(name, document) if here else document.python or "python3"
+    location = _azure(document, path)
+    share, on_nodes, stand_ins = _control_share(document, path, here, location)
+    nodes = max((record and record.nodes) or 0, document.nodes)
+    site = registry.Site(
+        name, document, home(), nodes, on_nodes, python, lambda: identify(share), lambda: share_secret(location)
+    )
+    made = Cluster(
+        name,
+        document,
+        share,
+        kind.build(site),
+        on_nodes,
+        document.mount or (None if here else "rclone"),
+        stand_ins,
+        python,
+        str(home() / "envs") if here else None,
+        location,
+        record,
+    )
+    return made, warnings
+
+
+def _kind(document: ClusterDocument, where: str) -> registry.EngineKind:
+    return registry.find(document.engine.value, where)
 
 
 _UNUSED = ("vm_size", "virtual_machine_configuration", "user_account_settings", "subnet")
@@ -156,68 +198,36 @@ def _azure(document: ClusterDocument, path: Path) -> AzureLocation | None:
     return location
 
 
-def _no_stand_in(document: ClusterDocument, path: Path) -> None:
-    if document.mount == "folder":
-        raise DocumentError(
-            f"{path}: mount is folder, and an Azure share has no folder that could stand for another; use rclone, cifs or bind"
-        )
-
-
-def _local(name: str, document: ClusterDocument, path: Path, record: ClusterRecord | None) -> Cluster:
-    from mlflow_batchai.engines.local_hosts import LocalHosts
-
+def _python(name: str, document: ClusterDocument) -> str:
+    """The training interpreter of this machine."""
     python = str(Path(document.python).expanduser()) if document.python else sys.executable
     if not os.access(python, os.X_OK):
         raise ClusterError(f"cluster '{name}': python: {python} is not a program")
-    location = _azure(document, path)
-    share: Share
+    return python
+
+
+def _control_share(
+    document: ClusterDocument, path: Path, here: bool, location: AzureLocation | None
+) -> tuple[Share, str, tuple[DirectoryShare, str, str] | None]:
+    """The control share, its path or address on the nodes, and where the folders lie that stand for Azure file shares.
+
+    Args:
+        here: whether the nodes are this machine, which makes the folder.
+    """
+    here_stand_ins = (DirectoryShare(home()), accounts.FOLDER, str(home() / accounts.FOLDER)) if here else None
     if location:
-        _no_stand_in(document, path)
-        share, on_nodes = open_share(location.url), location.url
-    else:
-        folder = Path(document.share).expanduser() if document.share else home() / "share"
-        if not folder.is_absolute():
-            folder = home() / folder
-        share, on_nodes = DirectoryShare(folder), str(folder)
-    return Cluster(
-        name,
-        document,
-        share,
-        LocalHosts(home(), name, max((record and record.nodes) or 0, document.nodes), on_nodes, document.nodes),
-        on_nodes,
-        document.mount,
-        (DirectoryShare(home()), accounts.FOLDER, str(home() / accounts.FOLDER)),
-        python,
-        str(home() / "envs"),
-        location,
-        record,
-    )
-
-
-def _ssh(name: str, document: ClusterDocument, path: Path, record: ClusterRecord | None) -> Cluster:
-    from mlflow_batchai.engines.ssh_hosts import SshHosts
-
-    python = document.python or "python3"
-    share: Share
-    location = _azure(document, path)
-    if location:
-        _no_stand_in(document, path)
-        share, on_nodes, stand_ins = open_share(location.url), location.url, None
-    else:
-        folder = _shared_folder(document, path)
-        share, on_nodes = folder, document.share_on_nodes or str(folder.root)
-        stand_ins = (folder, accounts.FOLDER, f"{on_nodes}/{accounts.FOLDER}")
-    engine = SshHosts(
-        _ssh_nodes(document),
-        on_nodes,
-        document.agent_python,
-        python,
-        lambda: identify(share),
-        lambda: share_secret(location),
-    )
-    return Cluster(
-        name, document, share, engine, on_nodes, document.mount or "rclone", stand_ins, python, None, location, record
-    )
+        if document.mount == "folder":
+            raise DocumentError(
+                f"{path}: mount is folder, and an Azure share has no folder that could stand for another; use rclone, cifs or"
+                " bind"
+            )
+        return open_share(location.url), location.url, here_stand_ins
+    if here:
+        folder = home() / Path(document.share or "share").expanduser()
+        return DirectoryShare(folder), str(folder), here_stand_ins
+    share = _shared_folder(document, path)
+    on_nodes = document.share_on_nodes or str(share.root)
+    return share, on_nodes, (share, accounts.FOLDER, f"{on_nodes}/{accounts.FOLDER}")
 
 
 def share_secret(location: AzureLocation | None, seconds: float = CHECK_SECONDS) -> str | None:
@@ -238,24 +248,3 @@ def _shared_folder(document: ClusterDocument, path: Path) -> DirectoryShare:
         return DirectoryShare.existing(folder)
     except ShareError as error:
         raise ClusterError(f"{path}: share: {error}") from error
-
-
-def _ssh_nodes(document: ClusterDocument) -> list[SshNode]:
-    from mlflow_batchai.engines.shell.targets import resolve
-    from mlflow_batchai.engines.ssh_hosts import SshNode
-
-    account = document.user_account_settings
-    password = account.admin_user_password if account else None
-    nodes = []
-    for entry in document.hosts:
-        target = resolve(
-            entry.host,
-            user=entry.user or document.user or (account.admin_user_name if account else None),
-            port=entry.port or document.port,
-            key_file=entry.key_file or document.key_file,
-            known_hosts=document.known_hosts,
-            jump=document.jump_host,
-            password=password.get_secret_value() if password else None,
-        )
-        nodes.append(SshNode(entry.host, target, entry.root or document.root or f"/var/tmp/batchai-{target.user}"))
-    return nodes

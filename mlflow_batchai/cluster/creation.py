@@ -32,9 +32,9 @@ def create(name: str, data: Mapping[str, Any], source: str, record: ClusterRecor
     document, warnings = parse_cluster(data, source)
     for warning in warnings:
         say(warning)
-    if trouble := gpus.missing(document, document.nodes):
-        raise ClusterError(f"{source}: {trouble}: lower nodes or gpusPerNode")
     cluster, _ = clusters.make(name, document, Path(source), record)
+    if trouble := gpus.missing(cluster, document.nodes):
+        raise ClusterError(f"{source}: {trouble}: lower nodes or gpusPerNode")
     settings = _settings(cluster)
     records.add_document(name, dict(data))
     try:

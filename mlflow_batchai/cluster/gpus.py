@@ -6,17 +6,17 @@ import os
 
 from mlflow_batchai.agent import gpus
 from mlflow_batchai.agent.environment import for_agents
-from mlflow_batchai.documents.cluster import ClusterDocument, Engine
+from mlflow_batchai.cluster.clusters import Cluster
 
 
-def missing(document: ClusterDocument, nodes: int) -> str:
-    """Why so many nodes of a local cluster can't have ``gpusPerNode`` GPUs each at once, or nothing.
+def missing(cluster: Cluster, nodes: int) -> str:
+    """Why so many nodes of this machine can't have ``gpusPerNode`` GPUs each at once, or nothing.
 
     A driver that gives no answer is left for the nodes to tell.
     """
-    wanted = document.gpus_per_node
+    wanted = cluster.document.gpus_per_node
     environment = for_agents(os.environ)
-    if document.engine is not Engine.LOCAL or not wanted or gpus.nvidia_smi(environment) is None:
+    if not cluster.on_this_machine or not wanted or gpus.nvidia_smi(environment) is None:
         return ""
     found = gpus.visible(environment)
     if not found.ids or len(found.ids) >= wanted * nodes:

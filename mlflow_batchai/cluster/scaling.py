@@ -14,7 +14,6 @@ from mlflow_batchai.cluster import clusters, records
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.cluster.workspaces import timestamp
 from mlflow_batchai.documents.cluster import MOST_NODES, AutoScale, ClusterRecord, ManualScale, ScaleSettings
-from mlflow_batchai.documents.cluster import Engine as EngineName
 from mlflow_batchai.engines.census import Census, NodeState, Ticket
 from mlflow_batchai.engines.shell.together import in_background
 from mlflow_batchai.errors import ClusterError, UsageError
@@ -53,7 +52,7 @@ def queue(cluster: Cluster, census: Census | None = None) -> list[Queued]:
     Raises:
         BatchAIError: the nodes can't be asked, or the share can't be read.
     """
-    census = census or cluster.engine.census()
+    census = census or cluster.scalable.census()
     return [
         Queued(
             name_of(cluster.share, ticket), ticket.folder, ticket, tuple(census.nodes[node].place.name for node in ticket.nodes)
@@ -75,7 +74,7 @@ def name_of(share: Share, ticket: Ticket) -> str:
 
 def sent_to(cluster: Cluster, ticket: Ticket) -> bool:
     """Whether a job was sent to a cluster by its name: machines over SSH may belong to other documents as well."""
-    if cluster.document.engine is EngineName.LOCAL or not ticket.folder:
+    if cluster.on_this_machine or not ticket.folder:
         return True
     plan = folders.find_plan(cluster.share, ticket.folder)
     return plan is not None and plan.cluster == cluster.name
@@ -101,7 +100,7 @@ def waits(job: Job) -> Waits:
     """
     cluster, _ = clusters.load(job.plan.cluster)
     try:
-        census = cluster.engine.census()
+        census = cluster.scalable.census()
         ours = _ticket(job, census)
         if ours is None:
             return Waits((), WAITING)
@@ -160,7 +159,7 @@ def too_few(cluster: Cluster, node_count: int, census: Census | None = None) -> 
 
 def larger(cluster: Cluster, node_count: int) -> str:
     """How a cluster that has too few nodes gets more, behind a sentence that says so."""
-    if cluster.document.engine is EngineName.LOCAL:
+    if cluster.on_this_machine:
         return f"; it gets more by: batchai cluster resize -n {cluster.name} -t {node_count}"
     return "; name more hosts in its document"
 
@@ -201,7 +200,7 @@ def automatic(cluster: Cluster, minimum: int, maximum: int) -> ScaleSettings:
 def _check_size(cluster: Cluster, count: int) -> None:
     if count > MOST_NODES:
         raise UsageError(f"a cluster has at most {MOST_NODES} nodes")
-    if cluster.document.engine is not EngineName.LOCAL and count > cluster.engine.node_limit:
+    if not cluster.on_this_machine and count > cluster.engine.node_limit:
         raise ClusterError(
             f"cluster '{cluster.name}' has {cluster.engine.node_limit} hosts; name more in its document"
             f" ({records.document_path(cluster.name)}) to have {count} nodes"
@@ -232,7 +231,7 @@ def apply(cluster: Cluster, settings: ScaleSettings) -> Cluster:
     now, _ = clusters.load(cluster.name)
     with contextlib.ExitStack() as undo:
         undo.callback(now.engine.close)
-        now.engine.admit(wanted)
+        now.scalable.admit(wanted)
         undo.pop_all()
     return now
 

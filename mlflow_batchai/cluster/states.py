@@ -8,7 +8,7 @@ from mlflow_batchai.cluster import setup
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.cluster.records import document_path
 from mlflow_batchai.cluster.workspaces import arm_id
-from mlflow_batchai.documents.cluster import AutoScale, ClusterRecord, Engine
+from mlflow_batchai.documents.cluster import AutoScale, ClusterRecord
 from mlflow_batchai.documents.model import as_shown
 from mlflow_batchai.engines.census import Census, NodeReport, NodeState
 
@@ -122,7 +122,7 @@ def _gpus(cluster: Cluster, census: Census | None) -> dict[str, int] | None:
     Its machines may have more GPUs than the cluster, and others may use them.
     """
     written = cluster.document.gpus_per_node
-    divided = not written and cluster.document.engine is Engine.LOCAL
+    divided = not written and cluster.on_this_machine
     nodes = cluster.document.nodes if divided else cluster.engine.node_limit
     if census is None or census.gpus is None:
         return {"perNode": written, "total": written * nodes, "inUse": 0, "free": written * nodes} if written else None

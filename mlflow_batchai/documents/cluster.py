@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from mlflow_batchai.documents.common import EnvironmentVariable, MountVolumes, ResourceId, Secret, SecretReference, check_names
 from mlflow_batchai.documents.fields import AnyCase, Count, Endpoint, NonEmpty, SecretText, Whole, distinct, matching, wrong
-from mlflow_batchai.documents.model import SpecModel, key_of, keys_of, parse
+from mlflow_batchai.documents.model import SpecModel, keys_of, parse
 from mlflow_batchai.documents.reading import kind, read
 from mlflow_batchai.errors import DocumentError
 
@@ -157,10 +157,25 @@ def _nodes(earlier: dict[str, Any]) -> int:
     return len(earlier.get("hosts") or ()) or DEFAULT_NODES
 
 
-SSH_ONLY = ("hosts", "user", "port", "key_file", "known_hosts", "jump_host", "root", "agent_python", "share_on_nodes")
+class SshKeys(SpecModel):
+    """What a cluster document has with ``engine: ssh`` only."""
+
+    hosts: Annotated[tuple[HostEntry, ...], Field(max_length=MOST_NODES), distinct("host", lambda entry: entry.host)] = ()
+    user: NonEmpty | None = None
+    port: Port | None = None
+    key_file: NonEmpty | None = None
+    known_hosts: NonEmpty | None = None
+    jump_host: NonEmpty | None = None
+    root: NodeFolder | None = None
+    agent_python: NonEmpty = "python3"
+    share_on_nodes: Annotated[str, matching(r"/[^\0]*", "be an absolute path")] | None = None
 
 
-class ClusterDocument(SpecModel):
+# The keys that only one engine has.
+KEYS_OF: Mapping[Engine, type[SpecModel]] = {Engine.SSH: SshKeys}
+
+
+class ClusterDocument(SshKeys):
     """A named set of nodes. Nothing is required: an empty document is a local cluster of two nodes.
 
     Batch AI's keys may stand under ``properties`` or beside our own; both read the same
@@ -189,15 +204,6 @@ class ClusterDocument(SpecModel):
     subnet: ResourceId | None = None
 
     engine: Annotated[Engine, AnyCase] = Engine.LOCAL
-    hosts: Annotated[tuple[HostEntry, ...], Field(max_length=MOST_NODES), distinct("host", lambda entry: entry.host)] = ()
-    user: NonEmpty | None = None
-    port: Port | None = None
-    key_file: NonEmpty | None = None
-    known_hosts: NonEmpty | None = None
-    jump_host: NonEmpty | None = None
-    root: NodeFolder | None = None
-    agent_python: NonEmpty = "python3"
-    share_on_nodes: Annotated[str, matching(r"/[^\0]*", "be an absolute path")] | None = None
     nodes: Nodes = Field(default_factory=_nodes)
     python: NonEmpty | None = None
     share: NonEmpty | None = None
@@ -215,15 +221,19 @@ class ClusterDocument(SpecModel):
 
     @model_validator(mode="after")
     def _fits_its_engine(self) -> ClusterDocument:
-        given = [key_of(type(self), name) for name in SSH_ONLY if name in self.model_fields_set]
         if self.mounted_at and self.mount != "bind":
             raise wrong("has mountedAt, which needs mount: bind")
         if self.credentials and not (self.share or "").startswith(("https://", "http://")):
             raise wrong("has credentials, which belong to an Azure share (share: https://ACCOUNT.file.core.windows.net/SHARE)")
-        if self.engine is not Engine.SSH:
-            if given:
-                raise wrong(f"has {given[0]}, which needs engine: ssh")
-            return self
+        for engine, keys in KEYS_OF.items():
+            given = [key for key, name in keys_of(keys).items() if name in self.model_fields_set]
+            if given and engine is not self.engine:
+                raise wrong(f"has {given[0]}, which needs engine: {engine.value}")
+        if self.engine is Engine.SSH:
+            self._check_ssh()
+        return self
+
+    def _check_ssh(self) -> None:
         if not self.hosts:
             raise wrong("has engine: ssh and no hosts; name the nodes: hosts: [10.0.0.4, 10.0.0.5]")
         if not self.share:
@@ -234,7 +244,6 @@ class ClusterDocument(SpecModel):
             raise wrong("has shareOnNodes, which an Azure share has no use for; drop it")
         if "nodes" in self.model_fields_set and self.nodes != len(self.hosts):
             raise wrong(f"says nodes: {self.nodes} and names {len(self.hosts)} hosts; drop nodes")
-        return self
 
     @classmethod
     def local(cls, nodes: int = DEFAULT_NODES) -> ClusterDocument:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import ClassVar, NoReturn
 
-from mlflow_batchai.engines.base import Handle, Needs, NodeCommand, Poll, PollState, StartRequest
+from mlflow_batchai.engines.base import CheckResult, Handle, Needs, NodeCommand, Poll, PollState, StartRequest
 from mlflow_batchai.errors import ClusterError
 
 
@@ -19,13 +18,11 @@ class AbsentEngine:
 
     poll_seconds: ClassVar[float] = 5.0
     node_limit = 0
-    usable = 0
-    lacking: ClassVar[Mapping[str, Collection[str]]] = MappingProxyType({})
 
     def __init__(self, why: str) -> None:
         self._why = why
 
-    def check(self, node_count: int, needs: Needs | None = None) -> Sequence[str]:
+    def check(self, node_count: int, needs: Needs | None = None) -> CheckResult:
         self._refuse()
 
     def render(self, request: StartRequest) -> Sequence[NodeCommand]:

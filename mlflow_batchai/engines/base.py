@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from mlflow_batchai.agent.plan import Container, Volume
 
 if TYPE_CHECKING:
     from mlflow_batchai.agent.protocol import Record
     from mlflow_batchai.engines.census import Census
-    from mlflow_batchai.engines.machines import Node
+    from mlflow_batchai.engines.machines import Answer, Node
 
 Handle = Mapping[str, Any]
 
@@ -64,6 +65,21 @@ class Needs(NamedTuple):
     volumes: Sequence[Volume]
     container: Container | None
     python: str
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What a check has found.
+
+    Attributes:
+        usable: nodes that a job could be sent to.
+        missing: tools that nodes lack and that can be sent to them -> the kinds of machine that those are.
+        warnings: sentences on what is wrong and doesn't matter to the job.
+    """
+
+    usable: int
+    missing: Mapping[str, Collection[str]] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
 
 class StartRequest(NamedTuple):
@@ -123,16 +139,8 @@ class Engine(Protocol):
     def node_limit(self) -> int:
         """Nodes of the cluster."""
 
-    @property
-    def usable(self) -> int:
-        """Nodes that a job could be sent to, as the last check found."""
-
-    @property
-    def lacking(self) -> Mapping[str, Collection[str]]:
-        """Tools that nodes lacked at the last check and that can be sent to them -> the kinds of machine that those are."""
-
-    def check(self, node_count: int, needs: Needs | None = None) -> Sequence[str]:
-        """Whether a job of that many nodes could start: sentences on what is wrong and doesn't matter to it.
+    def check(self, node_count: int, needs: Needs | None = None) -> CheckResult:
+        """Whether a job of that many nodes could start.
 
         Raises:
             ClusterError: it could not, and why.
@@ -164,25 +172,33 @@ class Engine(Protocol):
         """Let go of connections; what is asked next opens them again."""
 
 
-class Scalable(Engine, Protocol):
-    """An engine whose nodes can be counted, and kept from taking jobs.
+@runtime_checkable
+class Scalable(Protocol):
+    """What an engine can do besides whose nodes can be counted, and kept from taking jobs.
 
     Promises:
         1. ``census`` says of each node what it does just now; one that can't be asked is unusable, and holds up nothing.
         2. After ``admit`` a job that had not taken a node before takes only one of the first ``count``; what runs goes on.
-
-    Attributes:
-        kind: the engine's name in cluster documents.
     """
-
-    kind: ClassVar[str]
-
-    @property
-    def nodes(self) -> Sequence[Node]:
-        """All of them, for who asks them himself."""
 
     def census(self) -> Census:
         """What the nodes do, and the queue; ClusterError if its book is there and can't be read."""
 
     def admit(self, count: int) -> None:
         """Have the first ``count`` nodes take jobs, and the others none; ClusterError if some could not be told."""
+
+
+@runtime_checkable
+class NodeAccess(Protocol):
+    """What an engine can do besides whose nodes can be asked one by one: for commands on them, ``doctor`` and ``gc``."""
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """All of them, in the order of the cluster's document."""
+
+    def folder_troubles(self, places: Sequence[Answer | None]) -> Sequence[str]:
+        """Why no job can be sent to nodes for their own folders: a sentence for each node, empty where it can.
+
+        Args:
+            places: what the verb ``place`` says of each node; None of one that can't be asked.
+        """

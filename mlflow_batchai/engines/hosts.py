@@ -19,7 +19,7 @@ from mlflow_batchai.agent.plan import plain
 from mlflow_batchai.agent.tickets import ARRIVAL_SECONDS
 from mlflow_batchai.engines import asking
 from mlflow_batchai.engines.asking import Known
-from mlflow_batchai.engines.base import Handle, Needs, NodeCommand, Poll, PollState, StartRequest
+from mlflow_batchai.engines.base import CheckResult, Handle, Needs, NodeCommand, Poll, PollState, StartRequest
 from mlflow_batchai.engines.census import Census, Place
 from mlflow_batchai.engines.machines import Answer, Node
 from mlflow_batchai.engines.shell.together import at_once, in_background
@@ -54,13 +54,14 @@ class Hosts:
         self._asked: dict[tuple[Any, str], Future[Outcome]] = {}
         self._said: dict[str, Outcome] = {}
         self._needs: Needs | None = None
-        self.lacking: dict[str, set[str]] = {}
-        self.usable = 0
+        self._missing: dict[str, set[str]] = {}
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """All of them, for who asks them itself."""
         return self._nodes
+
+    def folder_troubles(self, places: Sequence[Answer | None]) -> Sequence[str]:
+        return [""] * len(places)
 
     def census(self) -> Census:
         return asking.census(self._nodes, self._known(), self._book, self._each)
@@ -76,18 +77,18 @@ class Hosts:
     def node_limit(self) -> int:
         return len(self._nodes)
 
-    def check(self, node_count: int, needs: Needs | None = None) -> Sequence[str]:
-        self._needs, self.lacking = needs, {}
-        self.usable = len(self._usable(node_count))
-        return []
+    def check(self, node_count: int, needs: Needs | None = None) -> CheckResult:
+        self._needs, self._missing = needs, {}
+        usable = self._usable(node_count)
+        return CheckResult(len(usable), dict(self._missing))
 
     def _lack(self, node: Node) -> str:
-        """What a node lacks for the job's needs, as a sentence, or nothing; tools that can be sent are noted for the client."""
+        """What a node lacks for the job's needs, as a sentence, or nothing; tools that can be sent are noted."""
         if self._needs is None:
             return ""
         said = node.machine.ask("needs", **plain(self._needs._asdict()))
         for tool in said["lacking"]:
-            self.lacking.setdefault(tool, set()).add(said["machine"])
+            self._missing.setdefault(tool, set()).add(said["machine"])
         return f"{node.machine.title}: {said['trouble']}" if said["trouble"] else ""
 
     def _usable(self, node_count: int) -> Sequence[Node]:

@@ -10,7 +10,12 @@ from mlflow_batchai.agent.staging import remove_job_folder
 from mlflow_batchai.engines.base import Handle, Poll
 from mlflow_batchai.engines.hosts import Hosts
 from mlflow_batchai.engines.machines import LocalMachine, Node
+from mlflow_batchai.engines.registry import Site
 from mlflow_batchai.errors import ClusterError
+
+
+def build(site: Site) -> LocalHosts:
+    return LocalHosts(site.home, site.cluster, site.nodes, site.share, site.document.nodes)
 
 
 def _folder(home: Path, cluster: str) -> Path:

@@ -6,7 +6,8 @@ import json
 import shlex
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -43,6 +44,10 @@ class Machine(Protocol):
         """How messages call it: ``node gpu1``."""
 
     @property
+    def address(self) -> str | None:
+        """Where it is reached; None: it is this machine."""
+
+    @property
     def command(self) -> list[str] | None:
         """What runs the agent there; None: whatever answers us."""
 
@@ -52,6 +57,9 @@ class Machine(Protocol):
 
     def shown(self, arguments: list[str]) -> tuple[str, ...]:
         """What would be run there, for people."""
+
+    def connect(self) -> Mapping[str, str]:
+        """Connect and log in, if that isn't done: what ``doctor`` shows of it, by the name of its check; or ClusterError."""
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
         """Ask a verb of ``agent/host.py``; ClusterError, with the machine in it, if it can't be done or asked."""
@@ -88,6 +96,7 @@ class LocalMachine:
     """
 
     title = "this machine"
+    address = None
     # -I: the submitter's PYTHON* variables and user site don't leak in; -S: a tenth of the start.
     _start = (sys.executable, "-I", "-S")
 
@@ -109,6 +118,9 @@ class LocalMachine:
 
     def shown(self, arguments: list[str]) -> tuple[str, ...]:
         return (*self._start, self.archive, *arguments)
+
+    def connect(self) -> Mapping[str, str]:
+        return {"reachable": self.title}
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
         try:
@@ -143,7 +155,7 @@ class SshMachine:
         from mlflow_batchai.engines.shell.ssh import Connection
 
         self.title = f"node {name}"
-        self.address = target.address
+        self.address: str | None = target.address
         self.connection = Connection(target)
         self._root = root
         # Commands start in the login's home; quoted as it is, ~ would stay a ~.
@@ -151,9 +163,10 @@ class SshMachine:
         self._stream: Stream | None = None
         self._lock = threading.Lock()
 
-    def connect(self) -> str:
-        """Connect and log in, if that isn't done; which of its host keys we know from where, for people."""
-        return self.connection.host_key()
+    def connect(self) -> Mapping[str, str]:
+        started = time.monotonic()
+        key = self.connection.host_key()
+        return {"reachable": f"{self.address} in {(time.monotonic() - started) * 1000:.0f} ms", "host key": key}
 
     @property
     def archive(self) -> str:

@@ -9,13 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mlflow_batchai.agent.place import OTHER_KEEPER
+from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.engines.asking import Known
-from mlflow_batchai.engines.base import Handle, Needs
+from mlflow_batchai.engines.base import CheckResult, Handle, Needs
 from mlflow_batchai.engines.census import Place
 from mlflow_batchai.engines.hosts import Hosts
 from mlflow_batchai.engines.machines import Answer, Node, SshMachine
+from mlflow_batchai.engines.registry import Site
 from mlflow_batchai.engines.shell.ssh import open_all
-from mlflow_batchai.engines.shell.targets import Target
+from mlflow_batchai.engines.shell.targets import Target, resolve
 from mlflow_batchai.errors import ClusterError, ShareError
 
 LEAST_FREE_BYTES = 64 << 20
@@ -37,6 +39,29 @@ class SshNode(NamedTuple):
     name: str
     target: Target
     root: str
+
+
+def build(site: Site) -> SshHosts:
+    nodes = _nodes(site.document)
+    return SshHosts(nodes, site.share, site.document.agent_python, site.python, site.identity, site.secret)
+
+
+def _nodes(document: ClusterDocument) -> list[SshNode]:
+    account = document.user_account_settings
+    password = account.admin_user_password if account else None
+    nodes = []
+    for entry in document.hosts:
+        target = resolve(
+            entry.host,
+            user=entry.user or document.user or (account.admin_user_name if account else None),
+            port=entry.port or document.port,
+            key_file=entry.key_file or document.key_file,
+            known_hosts=document.known_hosts,
+            jump=document.jump_host,
+            password=password.get_secret_value() if password else None,
+        )
+        nodes.append(SshNode(entry.host, target, entry.root or document.root or f"/var/tmp/batchai-{target.user}"))
+    return nodes
 
 
 class SshHosts(Hosts):
@@ -76,12 +101,13 @@ class SshHosts(Hosts):
     def _called(self, handle: Handle, index: int) -> str:
         return f"node-{index} ({handle['nodes'][index]['name']})"
 
-    def check(self, node_count: int, needs: Needs | None = None) -> Sequence[str]:
+    def check(self, node_count: int, needs: Needs | None = None) -> CheckResult:
         if needs != self._needs:
-            self._needs, self._checked, self.lacking = needs, None, {}
-        self.usable = len(self._usable(node_count))
+            self._needs, self._checked, self._missing = needs, None, {}
+        usable = self._usable(node_count)
         assert self._checked
-        return [f"{problem}; going on without it" for problem in self._checked[1]]
+        warnings = tuple(f"{problem}; going on without it" for problem in self._checked[1])
+        return CheckResult(len(usable), dict(self._missing), warnings)
 
     def _usable(self, node_count: int) -> Sequence[Node]:
         super()._usable(node_count)
@@ -146,47 +172,52 @@ class SshHosts(Hosts):
                 answers[node.name] = error
         calls = [functools.partial(self._hello, node, identity, secret) for node in up]
         answers.update(zip((node.name for node in up), self._each(calls), strict=True))
-        found: list[tuple[Node, ClusterError | str]] = []
-        first = answers[self._nodes[0].name]
-        places: dict[str, str] = {}
-        ids: dict[str, str] = {}
-        for node in self._nodes:
-            said = answers[node.name]
-            if isinstance(said, ClusterError):
-                found.append((node, said))
-                continue
-            problem = self._problem(node, said, places, first)
-            if not problem:
-                problem = copy_sentence(node.machine.title, ids.setdefault(said["id"], node.name), node.name, said["root"])
-            found.append((node._replace(id=said["id"]), problem))
-        return found
+        answered = [answers[node.name] for node in self._nodes]
+        folders = self.folder_troubles([None if isinstance(said, ClusterError) else said for said in answered])
+        return [
+            (node, said)
+            if isinstance(said, ClusterError)
+            else (node._replace(id=said["id"]), trouble or self._trouble(node, said))
+            for node, said, trouble in zip(self._nodes, answered, folders, strict=True)
+        ]
 
     def _hello(self, node: Node, identity: str, secret: str | None) -> Answer:
         share = self._share
         said = node.machine.ask("hello", root=node.root, share=share, identity=identity, python=self._trainer, sas=secret)
         return {**said, "lack": self._lack(node)}
 
-    def _problem(self, node: Node, said: Answer, places: dict[str, str], first: Answer | ClusterError) -> str:
-        """Why a node that answers can't be used, or nothing."""
+    def folder_troubles(self, places: Sequence[Answer | None]) -> Sequence[str]:
+        found = []
+        names: dict[str, str] = {}
+        ids: dict[str, str] = {}
+        for node, said in zip(self._nodes, places, strict=True):
+            if said is None:
+                found.append("")
+                continue
+            title = node.machine.title
+            found.append(
+                twin_sentence(title, names.setdefault(said["place"], node.name), node.name, said["root"])
+                or root_sentence(title, said)
+                or (places[0] and keeper_sentence(title, said, places[0]))
+                or copy_sentence(title, ids.setdefault(said["id"], node.name), node.name, said["root"])
+                or ""
+            )
+        return found
+
+    def _trouble(self, node: Node, said: Answer) -> str:
+        """Why a node that answers, and whose own folder is fine, can't be used, or nothing."""
         title = node.machine.title
-        if trouble := root_sentence(title, said):
+        if trouble := share_sentence(title, self._share, said["share"]) or str(said["lack"]):
             return trouble
-        twin = places.setdefault(said["place"], node.name)
-        if twin != node.name:
-            return twin_sentence(title, twin, said["root"])
-        if trouble := share_sentence(title, self._share, said["share"]):
-            return trouble
-        if isinstance(first, dict) and (trouble := keeper_sentence(title, said, first)):
-            return trouble
-        if said["lack"]:
-            return str(said["lack"])
         if not said["python"] and not (self._needs and self._needs.container):
             return f"{title}: there is no program {self._trainer} there; correct python in the cluster document"
         return ""
 
 
-def twin_sentence(title: str, twin: str, root: str) -> str:
-    """A node that is another one under a second name."""
+def twin_sentence(title: str, twin: str, name: str, root: str) -> str:
+    """A node that is another one under a second name; nothing if it is none."""
+    if twin == name:
+        return ""
     return f"{title} is node {twin} again: the same machine and folder {root}; name it once, or name a root on its own disk"
 
 

@@ -296,12 +296,12 @@ def _nodes(job: Job, cluster: Cluster) -> int:
     Raises:
         ClusterError: too few can be used.
     """
-    cluster.engine.check(job.plan.least_nodes, needs_of(job.plan))
-    if lacking := sorted(set(cluster.engine.lacking) - set(job.plan.tools)):
-        raise ClusterError(f"nodes of cluster '{cluster.name}' have no {lacking[0]} now; install it there")
-    return fitting_nodes(job.plan, cluster)
+    checked = cluster.engine.check(job.plan.least_nodes, needs_of(job.plan))
+    if missing := sorted(set(checked.missing) - set(job.plan.tools)):
+        raise ClusterError(f"nodes of cluster '{cluster.name}' have no {missing[0]} now; install it there")
+    return fitting_nodes(job.plan, cluster, checked.usable)
 
 
-def fitting_nodes(plan: Plan, cluster: Cluster) -> int:
-    """How many nodes the next attempt has of a cluster whose engine has just been checked for ``Plan.least_nodes``."""
-    return max(plan.least_nodes, min(plan.node_count, cluster.engine.usable, cluster.open_nodes))
+def fitting_nodes(plan: Plan, cluster: Cluster, usable: int) -> int:
+    """How many nodes the next attempt has of a cluster of which so many, ``Plan.least_nodes`` at least, can be used."""
+    return max(plan.least_nodes, min(plan.node_count, usable, cluster.open_nodes))

@@ -19,7 +19,6 @@ from mlflow_batchai.agent.network import LOOPBACK
 from mlflow_batchai.agent.plan import Plan, Volume, plain
 from mlflow_batchai.agent.staging import SetupError
 from mlflow_batchai.cluster.clusters import Cluster
-from mlflow_batchai.documents.cluster import Engine
 from mlflow_batchai.engines.base import NodeCommand, StartRequest
 from mlflow_batchai.job.places import segment as place_of
 from mlflow_batchai.plan.prepared import Prepared
@@ -73,7 +72,7 @@ def _mount(volume: Volume) -> dict[str, Any]:
 
 
 def _ranks(plan: Plan, prepared: Prepared, cluster: Cluster, commands: Sequence[NodeCommand]) -> list[dict[str, Any]]:
-    here = cluster.document.engine is Engine.LOCAL
+    here = cluster.on_this_machine
     # Nodes of one machine meet on loopback.
     loopback = here and not plan.network_interface
     counted = [_gpus(plan, cluster, command.node) for command in commands]
@@ -120,7 +119,7 @@ def _python(named: str, here: bool) -> str:
 def _gpus(plan: Plan, cluster: Cluster, node: int) -> Gpus:
     """A node's GPUs: what this machine has of them, else as many as the cluster document says."""
     wanted = plan.gpus_per_node
-    if cluster.document.engine is Engine.LOCAL:
+    if cluster.on_this_machine:
         try:
             return of_node(os.environ, (node, cluster.document.nodes), wanted, node_id(node))
         except SetupError:

@@ -57,13 +57,13 @@ class Prepared:
         """What it wants of its nodes that not every node has, or None."""
         return needs_of(self.plan)
 
-    def with_tools(self, lacking: Mapping[str, Collection[str]]) -> Prepared:
+    def with_tools(self, missing: Mapping[str, Collection[str]]) -> Prepared:
         """The same job, sending its nodes what they lack (tool -> kinds of machine).
 
         Raises:
             ClusterError: it isn't here to be sent.
         """
-        if "rclone" not in lacking:
+        if "rclone" not in missing:
             return self
-        tool = tools.rclone(lacking["rclone"])
+        tool = tools.rclone(missing["rclone"])
         return replace(self, plan=replace(self.plan, tools={"rclone": tool.entry()}), tools=[tool.file])

@@ -18,7 +18,7 @@ from command_line import Cli
 from netns import SHARE, Machines, Setup, unavailable
 from waiting import wait_for
 
-from mlflow_batchai.admin.doctor import CHECKS, mutual, rounds
+from mlflow_batchai.admin.doctor import CHECKS, examination
 from mlflow_batchai.agent import processes
 from mlflow_batchai.cli import main as front_door
 from mlflow_batchai.storage.directory import DirectoryShare
@@ -191,28 +191,6 @@ def test_a_node_that_is_off_and_one_that_is_unknown(ssh):
         assert list(found[address]) == REMOTE and found[address]["visible"][1].endswith("and 1 other node")
 
 
-def test_a_node_is_shown_when_nothing_more_will_come(ssh, monkeypatch):
-    """One that is lost is shown before the others have been asked everything."""
-    ssh.document(**{**ssh.base, "hosts": ssh.base["hosts"][:3]})
-    seen = []
-    real = rounds._of_all
-
-    def of_all(*arguments):
-        seen.append(ssh.capsys.readouterr().out)
-        yield from real(*arguments)
-
-    monkeypatch.setattr(rounds, "_of_all", of_all)
-    ssh.servers[1].stop()
-    try:
-        code, out, _ = ssh.run("c")
-    finally:
-        ssh.servers[1].start()
-    assert code == 1
-    head, line = seen[0].splitlines()
-    assert head == "127.0.0.12" and "reachable" in line and "refused the connection" in line
-    assert [line for line in out.splitlines() if not line.startswith("  ")][:2] == ["127.0.0.11", "127.0.0.13"]
-
-
 @pytest.mark.parametrize(
     ("script", "ignored", "state", "text"),
     [
@@ -300,7 +278,7 @@ def test_what_a_killed_doctor_left(client):
     others = {f"{time.time() - 80000:.0f}-cd", "of-someone"}
     for name in {*others, old.name}:
         (folder / name).mkdir()
-    rounds._tidy(DirectoryShare(client.share))
+    examination._tidy(DirectoryShare(client.share))
     assert {path.name for path in folder.iterdir()} == others
 
 
@@ -429,7 +407,7 @@ def test_what_a_machine_lacks(client, machines, islands):
 
 
 def test_a_copy_of_the_share_is_not_the_share(client, machines, islands, monkeypatch):
-    monkeypatch.setattr(mutual, "VISIBLE_SECONDS", 0.5)
+    monkeypatch.setattr(examination, "VISIBLE_SECONDS", 0.5)
     good, copy = islands(0, 3)
     copied = machines[3].setup.share / ".batchai"
     identify(DirectoryShare(machines.share_here))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_batchai.engines.base import Poll, PollState
+from mlflow_batchai.engines.base import CheckResult, Poll, PollState
 
 
 class Engine:
@@ -12,14 +12,14 @@ class Engine:
     poll_seconds = 1.0
 
     def __init__(self):
-        self.started, self.cancelled, self.lacking = [], [], {}
+        self.started, self.cancelled, self.missing = [], [], {}
         self.closed = 0
         self.error = self.trouble = None
 
     def check(self, count, needs=None):
         if self.trouble:
             raise self.trouble
-        return []
+        return CheckResult(self.usable, self.missing)
 
     def submit(self, request):
         if self.error:

@@ -20,7 +20,6 @@ from mlflow_batchai.client.signals import Signals
 from mlflow_batchai.cluster import clusters, records, scaling
 from mlflow_batchai.cluster import states as cluster_states
 from mlflow_batchai.cluster.clusters import Cluster
-from mlflow_batchai.documents.cluster import Engine
 from mlflow_batchai.engines.base import Handle, StartRequest
 from mlflow_batchai.engines.census import Census, NodeReport, NodeState, Place, Ticket
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, UsageError
@@ -84,7 +83,7 @@ class Site:
 
     def shown(self) -> tuple[str, str]:
         """Allocation state, and the nodes' states by their counts: ``idle running preparing leaving``."""
-        shown = cluster_states.show(self.cluster, self.cluster.engine.census())
+        shown = cluster_states.show(self.cluster, self.cluster.scalable.census())
         counts = shown["nodeStateCounts"]
         assert shown["currentNodeCount"] == sum(counts.values())
         return shown["allocationState"], " ".join(
@@ -308,11 +307,11 @@ def test_nodes_are_not_removed_under_a_job(site: Site) -> None:
 
 def test_jobs_of_other_documents_with_the_same_machines_stay(site: Site) -> None:
     job, said = site.submit("a", "true"), site.said.append
-    ssh: Any = SimpleNamespace(name="c", document=SimpleNamespace(engine=Engine.SSH), share=job.share)
-    (ticket,) = site.cluster.engine.census().tickets
+    ssh: Any = SimpleNamespace(name="c", on_this_machine=False, share=job.share)
+    (ticket,) = site.cluster.scalable.census().tickets
     assert scaling.sent_to(ssh, ticket) and scaling.sent_to(ssh, ticket._replace(folder=""))
     assert not scaling.sent_to(ssh, ticket._replace(folder="jobs/on/another/share"))
-    ssh.name, ssh.engine = "d", SimpleNamespace(census=lambda: Census([], [ticket], None, "node gpu1 is away"))
+    ssh.name, ssh.scalable = "d", SimpleNamespace(census=lambda: Census([], [ticket], None, "node gpu1 is away"))
     assert not scaling.sent_to(ssh, ticket)
     resizing._end_jobs(ssh, no_store, said)
     assert site.said == ["node gpu1 is away; jobs that may run there were not ended"]

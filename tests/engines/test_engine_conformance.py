@@ -16,7 +16,7 @@ from plans import toy_plan
 from sshd import SshNodes, ssh_nodes  # noqa: F401 (a fixture)
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.engines.base import Poll, PollState, StartRequest
+from mlflow_batchai.engines.base import CheckResult, Needs, NodeAccess, Poll, PollState, Scalable, StartRequest
 from mlflow_batchai.engines.local_hosts import LocalHosts
 from mlflow_batchai.engines.shell.targets import resolve
 from mlflow_batchai.engines.ssh_hosts import SshHosts, SshNode
@@ -165,6 +165,20 @@ def test_1_secrets_reach_the_ranks_and_nothing_else(site):
     assert "0" in (folder / "stdouterr" / "stdout.txt").read_text(encoding="utf-8").split()  # no CANARY
     for path in site.root.rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+
+
+def test_a_check_says_how_many_nodes_can_be_used(site):
+    assert site.engine.check(1) == site.engine.check(2, Needs((), None, sys.executable)) == CheckResult(2)
+    with pytest.raises(ClusterError, match="wants 3 nodes and the cluster has 2"):
+        site.engine.check(3)
+
+
+def test_what_an_engine_can_do_besides_is_asked_of_it(site):
+    if isinstance(site.engine, Scalable):
+        assert len(site.engine.census().nodes) == site.engine.node_limit
+    if isinstance(site.engine, NodeAccess):
+        places = [node.machine.ask("place", root=node.root) for node in site.engine.nodes]
+        assert list(site.engine.folder_troubles(places)) == ["", ""]
 
 
 def test_1_render_shows_what_would_run_and_starts_nothing(site):

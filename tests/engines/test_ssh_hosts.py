@@ -18,7 +18,7 @@ from sshd import SshNodes
 from test_engine_conformance import SshSite, wait
 
 from mlflow_batchai.engines import archive
-from mlflow_batchai.engines.base import PollState
+from mlflow_batchai.engines.base import CheckResult, PollState
 from mlflow_batchai.errors import ClusterError
 
 
@@ -99,7 +99,7 @@ def test_nodes_that_cant_be_used_are_left_out(site: SshSite, ssh_servers: SshNod
     site.node_root(3).write_text("in the way")
     ssh_servers[1].stop()
     try:
-        warnings = engine.check(2)
+        warnings = engine.check(2).warnings
         assert len(warnings) == 2 and all(text.endswith("; going on without it") for text in warnings)
         assert "127.0.0.12" in warnings[0] and "refused the connection" in warnings[0]
         assert "127.0.0.14" in warnings[1] and "node-roots/3 is not a folder" in warnings[1]
@@ -113,7 +113,7 @@ def test_nodes_that_cant_be_used_are_left_out(site: SshSite, ssh_servers: SshNod
     finally:
         ssh_servers[1].start()
     # Asked again, it looks again.
-    assert len(engine.check(3)) == 1
+    assert len(engine.check(3).warnings) == 1
 
 
 def test_without_the_keeper_of_the_book_there_is_no_job(site: SshSite, ssh_servers: SshNodes) -> None:
@@ -126,7 +126,7 @@ def test_without_the_keeper_of_the_book_there_is_no_job(site: SshSite, ssh_serve
             engine.check(2)
     finally:
         ssh_servers[0].start()
-    assert engine.check(2) == []
+    assert engine.check(2) == CheckResult(3)
 
 
 def test_a_folder_that_someone_else_made_is_not_run_from(site: SshSite) -> None:
@@ -157,7 +157,7 @@ def test_a_login_that_prints_without_ending_its_line(site: SshSite, ssh_servers:
     before = file.read_text(encoding="utf-8")
     file.write_text(before + "echo Welcome; printf '\\033]0;gpu1\\007'\n", encoding="utf-8")
     try:
-        assert site.engine.check(2) == []
+        assert site.engine.check(2) == CheckResult(2)
     finally:
         file.write_text(before, encoding="utf-8")
 
@@ -186,7 +186,7 @@ def test_another_first_host_while_jobs_are_there_is_refused(site: SshSite) -> No
         backwards.check(2)
     site.engine.cancel(handle)
     wait(lambda: site.engine.poll(handle).gone == (0, 1))
-    assert backwards.check(2) == []
+    assert backwards.check(2) == CheckResult(2)
 
 
 def test_the_first_nodes_folder_that_was_removed_while_a_job_runs(site: SshSite) -> None:
@@ -231,7 +231,7 @@ def test_a_node_whose_disk_was_copied(site: SshSite) -> None:
     with pytest.raises(ClusterError, match=r"node 127\.0\.0\.12 has the id of node 127\.0\.0\.11: .*; remove .*/1/id there"):
         site.engine.check(2)
     (site.node_root(1) / "id").unlink()
-    assert site.engine.check(2) == []
+    assert site.engine.check(2) == CheckResult(2)
 
 
 def test_a_machine_that_took_anothers_name(site: SshSite) -> None:
@@ -250,7 +250,7 @@ def test_a_machine_that_took_anothers_name(site: SshSite) -> None:
 
 def test_a_first_host_that_changes_between_check_and_submit(site: SshSite) -> None:
     backwards = site.another_process(backwards=True)
-    assert backwards.check(2) == []
+    assert backwards.check(2) == CheckResult(2)
     handle = site.engine.submit(site.job("sleep 60", nodes=2))
     with pytest.raises(ClusterError, match="it has jobs of a cluster document whose first host is another"):
         backwards.submit(site.job("true", nodes=2))

@@ -171,8 +171,8 @@ def test_gc_judges_others(made: JobFolder, tmp_path: Path, kind: str) -> None:
     put(kind, made.share.root / ".batchai" / "prefixes" / "0")
     said: list[str] = []
     found = folders.find(made.share)
-    remains = jobs.find(made.share, found, time.time(), 0.0, (), said.append)
-    assert found == [other, FOLDER] and remains.items == []
+    going = jobs.find(made.share, found, time.time(), 0.0, (), said.append)
+    assert found == [other, FOLDER] and going == {}
     assert len(said) == 1 and f"{other} stays" in said[0]
     with pytest.raises(ShareError, match="can't be read"):
         jobs.named_hashes(made.share, found)

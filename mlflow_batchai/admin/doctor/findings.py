@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mlflow_batchai.agent.meeting import NO_INTERFACE
 from mlflow_batchai.engines.ssh_hosts import LEAST_FREE_BYTES, share_sentence
 from mlflow_batchai.storage.location import is_azure
 
@@ -65,12 +66,6 @@ class Check(NamedTuple):
     name: str
     state: State
     text: str
-
-
-class Complete(NamedTuple):
-    """No further checks of a node will come."""
-
-    node: str
 
 
 def ok(text: str) -> Finding:
@@ -241,6 +236,43 @@ def space(root: str, free: int, share_free: int | None) -> Finding:
     if least < LEAST_FREE_BYTES:
         return failed(f"{text}: jobs need {size(LEAST_FREE_BYTES)} at the very least; free some space there")
     return warning(f"{text}: that is little for a job; free some space there") if least < LITTLE_FREE_BYTES else ok(text)
+
+
+def network(answers: Mapping[str, Answer], reached: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, Finding]:
+    """Which interface each node would use, or why none would do.
+
+    Args:
+        answers: node -> what ``examine.listen`` said.
+        reached: node -> other node -> for each of that one's interfaces, empty if it was reached, else why not.
+    """
+    one_machine = len({said["machine"] for said in answers.values()}) == 1
+    found = {}
+    for name, said in answers.items():
+        tries = [
+            (_shown(each), [f"{other} ({why})" for other in answers if other != name and (why := reached[other][name][index])])
+            for index, each in enumerate(said["interfaces"])
+        ]
+        best, missed = min(tries, key=lambda each: len(each[1]), default=("", []))
+        if said["trouble"]:
+            found[name] = failed(f"it {said['trouble']}: correct networkInterface in the cluster document")
+        elif len(answers) == 1:
+            found[name] = ok(f"no other node to reach{', ' if best else ''}{best}")
+        elif one_machine:
+            found[name] = ok("all nodes are on one machine: loopback")
+        elif not best:
+            found[name] = failed(f"it {NO_INTERFACE}")
+        elif missed:
+            found[name] = failed(
+                f"{best} is not reached by {named(missed)}: open TCP ports {said['ports']} on this node to the other nodes, or"
+                " name another interface (networkInterface in the cluster document)"
+            )
+        else:
+            found[name] = ok(f"{best}, reached by all other nodes")
+    return found
+
+
+def _shown(interface: Answer) -> str:
+    return f"{interface['name']} ({interface['address']})"
 
 
 def size(amount: int) -> str:

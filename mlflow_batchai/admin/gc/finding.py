@@ -47,7 +47,6 @@ def find(search: Search, say: Say) -> list[Item]:
     """
     wanted = [search.cluster] if search.cluster else clusters.names()
     known: list[Cluster] = []
-    skipped = False
     for name in wanted:
         try:
             known.append(clusters.load(name)[0])
@@ -55,38 +54,31 @@ def find(search: Search, say: Say) -> list[Item]:
             if search.cluster:
                 raise
             say(f"cluster {name} is left alone: {error}")
-            skipped = True
     items: list[Item] = []
-    living: frozenset[str] | None = None if skipped else frozenset()
     # Two documents may name one share.
     for share in {cluster.share.url: cluster.share for cluster in known}.values():
         try:
-            found, alive = _of_share(share, search, say)
+            items += _of_share(share, search, say)
         except BatchAIError as error:
             say(f"{share.url} is left alone: {error}")
-            living = None
-        else:
-            items += found
-            living = living | alive if living is not None else None
-    local = None if search.cluster is None else {cluster.name for cluster in known if cluster.document.engine.value == "local"}
+    local = None if search.cluster is None else {cluster.name for cluster in known if cluster.on_this_machine}
     if local is None or local:
         items += machines.of_local_nodes(local, search.seconds)
     for cluster in known:
-        items += machines.of_ssh_nodes(cluster, search.seconds, say)
+        items += machines.of_other_machines(cluster, search.seconds, say)
     if search.cluster is None:
-        items += machines.of_this_machine(living, search.before)
+        items += machines.of_this_machine(search.before)
     # Two clusters may have one machine.
     once = {item.path: item for item in items}.values()
     return sorted(once, key=lambda item: (KINDS.index(item.kind), item.modified or 0.0))
 
 
-def _of_share(share: Share, search: Search, say: Say) -> tuple[list[Item], frozenset[str]]:
-    """(what can go, short ids of jobs that may live)."""
+def _of_share(share: Share, search: Search, say: Say) -> list[Item]:
     found = folders.find(share)
-    remains = jobs.find(share, found, search.now, search.seconds, search.deleted, say)
+    going = jobs.find(share, found, search.now, search.seconds, search.deleted, say)
     before = search.now - max(search.seconds, staged.YOUNG_SECONDS)
     try:
-        return [*remains.items, *staged.find(share, found, remains.going, before)], remains.living
+        return [*going.values(), *staged.find(share, found, going, before)]
     except BatchAIError as error:
         say(f"{share.url}: staged files stay: {error}")
-        return list(remains.items), remains.living
+        return list(going.values())

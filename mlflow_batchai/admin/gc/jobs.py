@@ -6,9 +6,8 @@ import contextlib
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlflow_batchai.admin.gc.items import Item, Say
 from mlflow_batchai.agent.protocol import PROTOCOL_VERSION, JobPaths
@@ -30,46 +29,21 @@ TRIES = 5
 _FOLDER = re.compile(r"(?:(?P<prefix>.+)/)?(?P<segment>workspaces/[^/]+/experiments/[^/]+/jobs/(?P<job>[^/]+)/[^/]+)")
 
 
-@dataclass(frozen=True)
-class Remains:
-    """The job folders of one share, judged.
+class _Goes(NamedTuple):
+    """A folder that can go: since when its job is over, which other folders belong to it, and the attempt that it was at."""
 
-    Attributes:
-        items: those that can go.
-        going: their folders.
-        living: short ids of jobs that have not ended, or whose results are on their way.
-    """
-
-    items: Sequence[Item]
-    going: frozenset[str]
-    living: frozenset[str]
-
-
-@dataclass(frozen=True)
-class _Fate:
-    """What becomes of a folder.
-
-    Attributes:
-        reason: why it can go; empty: it stays.
-        since: when its job ended, seconds since the epoch.
-        also: other folders of the share that belong to the job.
-        attempt: the job's current one; None where there is no plan.
-        lives: whether its job may still need something.
-        trouble: a sentence on why nobody can say.
-        theirs: whether another user submitted it.
-    """
-
-    reason: str = ""
-    since: float | None = None
+    reason: str
+    since: float | None
     also: tuple[str, ...] = ()
     attempt: int | None = None
-    lives: bool = False
-    trouble: str = ""
-    theirs: bool = False
 
 
-def find(share: Share, found: Sequence[str], now: float, seconds: float, deleted: Collection[str], say: Say) -> Remains:
-    """Judge job folders.
+# Why a folder stays, where nobody has to be told each time.
+_NO_MATTER, _THEIRS = "", "another user submitted it"
+
+
+def find(share: Share, found: Sequence[str], now: float, seconds: float, deleted: Collection[str], say: Say) -> dict[str, Item]:
+    """The job folders that can go: folder -> item.
 
     Those can go whose job ended more than ``seconds`` ago, with its results in MLflow, or whose run was deleted; and what a
     submit that died half-way has left, after a week at least.
@@ -79,47 +53,44 @@ def find(share: Share, found: Sequence[str], now: float, seconds: float, deleted
         deleted: ids of runs that were deleted in MLflow.
         say: told of what can't be judged.
     """
-    fates = dict(zip(found, each(share, lambda folder: _fate(share, folder, now, seconds, deleted), found), strict=True))
-    for folder, fate in fates.items():
-        if fate.trouble:
-            say(f"{share.url}: {folder} stays: {fate.trouble}")
-    if theirs := sum(fate.theirs for fate in fates.values()):
+    judged = dict(zip(found, each(share, lambda folder: _judge(share, folder, now, seconds, deleted), found), strict=True))
+    going = {folder: one for folder, one in judged.items() if isinstance(one, _Goes)}
+    for folder, why in judged.items():
+        if isinstance(why, str) and why not in (_NO_MATTER, _THEIRS):
+            say(f"{share.url}: {folder} stays: {why}")
+    if theirs := list(judged.values()).count(_THEIRS):
         say(f"{share.url}: {theirs} job folder{' of another user stays' if theirs == 1 else 's of other users stay'}")
-    going = {folder: fate for folder, fate in fates.items() if fate.reason}
-    sizes = _sizes(share, [path for folder, fate in going.items() for path in (folder, *fate.also)])
-    items = [
-        Item(
+    sizes = _sizes(share, [path for folder, one in going.items() for path in (folder, *one.also)])
+    return {
+        folder: Item(
             "job",
             f"{share.url}/{folder}",
-            sum(sizes[path] for path in (folder, *fate.also)),
-            fate.since,
-            "; also ".join((fate.reason, *fate.also)),
-            partial(_remove, share, folder, fate.also, fate.attempt),
+            sum(sizes[path] for path in (folder, *one.also)),
+            one.since,
+            "; also ".join((one.reason, *one.also)),
+            partial(_remove, share, folder, one.also, one.attempt),
         )
-        for folder, fate in going.items()
-    ]
-    living = frozenset(folder.rpartition("/")[2] for folder, fate in fates.items() if fate.lives or fate.trouble or fate.theirs)
-    return Remains(items, frozenset(going), living)
+        for folder, one in going.items()
+    }
 
 
-def _fate(share: Share, folder: str, now: float, seconds: float, deleted: Collection[str]) -> _Fate:
+def _judge(share: Share, folder: str, now: float, seconds: float, deleted: Collection[str]) -> _Goes | str:
     try:
         there = {entry.name: entry for entry in share.list(f"{folder}/batchai")}
         if not there:
-            return _Fate()  # outputs of a job whose own folder lies elsewhere
+            return _NO_MATTER  # outputs of a job whose own folder lies elsewhere
         if _is_theirs(share, folder):
-            return _Fate(theirs=True)
+            return _THEIRS
         if REMOVING in there:
             also = tuple(elsewhere(Job(share, folder))) if "plan.json" in there else ()
-            return _Fate("its removal was interrupted", _newest(there.values()), also)
+            return _Goes("its removal was interrupted", _newest(there.values()), also)
         if "plan.json" not in there:
             return _half_done(there, now, seconds)
-        job = Job(share, folder)
-        return replace(_judge(job, there, now, seconds, deleted), attempt=job.attempt)
+        return _judge_job(Job(share, folder), there, now, seconds, deleted)
     except BatchAIError as error:
-        return _Fate(trouble=str(error))
+        return str(error)
     except (KeyError, TypeError, ValueError) as error:
-        return _Fate(trouble=f"it can't be understood ({type(error).__name__}: {error})")
+        return f"it can't be understood ({type(error).__name__}: {error})"
 
 
 def _is_theirs(share: Share, folder: str) -> bool:
@@ -130,18 +101,20 @@ def _is_theirs(share: Share, folder: str) -> bool:
     return found is not None and found.st_uid != os.geteuid()
 
 
-def _judge(job: Job, there: dict[str, Entry], now: float, seconds: float, deleted: Collection[str]) -> _Fate:
+def _judge_job(job: Job, there: dict[str, Entry], now: float, seconds: float, deleted: Collection[str]) -> _Goes | str:
     if job.plan.protocol > PROTOCOL_VERSION:
-        return _Fate(trouble="a newer mlflow-batchai made it; update this one")
+        return "a newer mlflow-batchai made it; update this one"
     snapshot, state = job.snapshot(), job.state()
     if not state.ended:
         if snapshot.announces or job.handle() is not None:
-            return _Fate(lives=True)
-        fate = _half_done(there, now, seconds)
-        if fate.reason and job.attempt > 1:
-            # Whoever began it has died, and the attempt before has left results.
-            return _Fate(lives=True, trouble=f"its attempt {job.attempt} was never started: batchai job attach {job.name}")
-        return fate
+            return _NO_MATTER
+        left = _half_done(there, now, seconds)
+        if isinstance(left, str):
+            return left
+        if job.attempt == 1:
+            return left._replace(attempt=1)
+        # Whoever began it has died, and the attempt before has left results.
+        return f"its attempt {job.attempt} was never started: batchai job attach {job.name}"
     # A later attempt that could not be started comes after one that has left results.
     by_submitter = (snapshot.verdict or {}).get("by") == "submitter" and job.attempt == 1
     lease = Lease(job)
@@ -150,25 +123,21 @@ def _judge(job: Job, there: dict[str, Entry], now: float, seconds: float, delete
     if not by_submitter and not lease.finished():
         # Nobody can attach to one whose run is deleted; it goes as soon as nobody can be at it.
         if not is_deleted:
-            return _Fate(lives=True, trouble=f"its results are not in MLflow yet: batchai job attach {job.name}")
+            return f"its results are not in MLflow yet: batchai job attach {job.name}"
         if lease.glance().hold is not Hold.FREE and now - since <= seconds:
-            return _Fate(lives=True, trouble="its run was deleted, and a process may relay it still")
-    also = tuple(elsewhere(job))
-    if is_deleted:
-        return _Fate("its run was deleted", since, also)
-    if now - since <= seconds:
-        return _Fate()
-    if left_out := [] if by_submitter else lease.left_out():
-        what = f"not all of its results are in MLflow ({left_out[0]}); batchai job delete {job.name} gives them up"
-        return _Fate(trouble=what)
-    return _Fate("its submit failed" if by_submitter else "ended; results are in MLflow", since, also)
+            return "its run was deleted, and a process may relay it still"
+    reason = "its run was deleted" if is_deleted else "its submit failed" if by_submitter else "ended; results are in MLflow"
+    if not is_deleted and now - since <= seconds:
+        return _NO_MATTER
+    if not is_deleted and not by_submitter and (left_out := lease.left_out()):
+        return f"not all of its results are in MLflow ({left_out[0]}); batchai job delete {job.name} gives them up"
+    return _Goes(reason, since, tuple(elsewhere(job)), job.attempt)
 
 
-def _half_done(there: dict[str, Entry], now: float, seconds: float) -> _Fate:
+def _half_done(there: dict[str, Entry], now: float, seconds: float) -> _Goes | str:
     newest = _newest(there.values())
-    if newest is None or now - newest <= max(seconds, NEVER_STARTED_SECONDS):
-        return _Fate(lives=True)
-    return _Fate("was never started", newest)
+    is_old = newest is not None and now - newest > max(seconds, NEVER_STARTED_SECONDS)
+    return _Goes("was never started", newest) if is_old else _NO_MATTER
 
 
 def _newest(entries: Iterable[Entry]) -> float | None:

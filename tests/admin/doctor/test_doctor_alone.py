@@ -5,8 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from mlflow_batchai.admin.doctor.alone import _equipment
-from mlflow_batchai.admin.doctor.patients import Case, Patient
+from mlflow_batchai.admin.doctor.examination import JobCheck, NodeCheck, _machine
 from mlflow_batchai.agent import gpus
 from mlflow_batchai.engines.machines import Node
 from mlflow_batchai.errors import ClusterError
@@ -15,21 +14,26 @@ from mlflow_batchai.errors import ClusterError
 class Machine:
     """Notes for how long answers are waited for, and has none."""
 
-    title = "node a"
+    title, address = "node a", "gpu1:22"
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
+    def connect(self) -> Any:
+        return {}
+
     def ask(self, verb: str, timeout: float, **arguments: Any) -> Any:
         self.seconds[verb] = timeout
+        if verb == "facts":
+            return {"python": "3.11.2", "executable": "/usr/bin/python3"}
         raise ClusterError("node a: it says nothing")
 
 
 def test_a_driver_that_has_to_be_loaded_is_waited_for() -> None:
     machine: Any = Machine()
-    document = SimpleNamespace(gpus_per_node=None)
-    cluster: Any = SimpleNamespace(document=document, share_on_nodes="/share", location=None)
+    document = SimpleNamespace(gpus_per_node=None, containers="run")
+    cluster: Any = SimpleNamespace(document=document, share_on_nodes="/share", python="python3")
     said: list[Any] = []
-    _equipment(Case(cluster, "", "folder", None, []), Patient(0, Node("a", machine, "/node")), said.append)
+    _machine(JobCheck(cluster, "", "folder", None, []), [NodeCheck(0, Node("a", machine, "/node"), said.append)])
     assert machine.seconds["accelerators"] > gpus.LISTING_SECONDS > machine.seconds["place"]
-    assert said[0].name == "GPUs" and said[0].text == "it says nothing"
+    assert {check.name: check.text for check in said}["GPUs"] == "it says nothing"

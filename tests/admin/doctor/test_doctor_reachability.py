@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlflow_batchai.admin.doctor import State
-from mlflow_batchai.admin.doctor.reachability import judge
+from mlflow_batchai.admin.doctor.findings import network as judge
 
 OK, FAILED = State.OK, State.FAILED
 

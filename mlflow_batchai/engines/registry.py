@@ -1,0 +1,93 @@
+"""The engines that there are, by their names in cluster documents: each is a module, its keys in the document, a line here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlflow_batchai.errors import ClusterError, NotSupportedError
+
+if TYPE_CHECKING:
+    from mlflow_batchai.documents.cluster import ClusterDocument
+    from mlflow_batchai.engines.base import Engine
+
+
+@dataclass(frozen=True)
+class Site:
+    """What an engine is made of.
+
+    Attributes:
+        cluster: its name.
+        home: the client's folder (``$BATCHAI_HOME``).
+        nodes: how many nodes the cluster was made larger to, or has by its document.
+        share: the control share's path on the nodes, or its address.
+        python: the training interpreter of the nodes.
+        identity: reads the control share's identity; called when it is needed.
+        secret: makes what opens the control share for nodes; None where it is a path.
+    """
+
+    cluster: str
+    document: ClusterDocument
+    home: Path
+    nodes: int
+    share: str
+    python: str
+    identity: Callable[[], str]
+    secret: Callable[[], str | None]
+
+
+@dataclass(frozen=True)
+class EngineKind:
+    """One engine.
+
+    Attributes:
+        module: has ``build(site: Site) -> Engine``; it is imported when a cluster needs it.
+        on_this_machine: whether its nodes are this machine, cut into as many as a person wants: they belong to no other
+            cluster, and divide the machine's GPUs.
+        uses: fields of Batch AI's document that mean something to it, and nothing to most engines.
+        install: what provides the libraries that its module imports.
+    """
+
+    module: str
+    on_this_machine: bool = False
+    uses: tuple[str, ...] = ()
+    install: str = "pip install mlflow-batchai"
+
+    def build(self, site: Site) -> Engine:
+        """The engine of a cluster.
+
+        Raises:
+            ClusterError: a library is missing; the message has the command that installs it.
+        """
+        try:
+            module = importlib.import_module(self.module)
+        except ImportError as error:
+            raise ClusterError(
+                f"cluster '{site.cluster}': its engine can't be loaded ({error}); run: {self.install}"
+            ) from error
+        made: Engine = module.build(site)
+        return made
+
+
+ENGINES = {
+    "local": EngineKind("mlflow_batchai.engines.local_hosts", on_this_machine=True),
+    "ssh": EngineKind("mlflow_batchai.engines.ssh_hosts", uses=("user_account_settings",), install="pip install paramiko"),
+}
+DEFAULT = "local"
+
+
+def find(name: str, where: str) -> EngineKind:
+    """An engine by its name.
+
+    Args:
+        where: what messages call the document.
+
+    Raises:
+        NotSupportedError: it isn't built yet.
+    """
+    if name not in ENGINES:
+        raise NotSupportedError(f"{where}: engine {name} is not supported yet; use engine: {' or '.join(ENGINES)}")
+    return ENGINES[name]
