@@ -67,9 +67,9 @@ def gc(older_than: float, cluster: str | None, dry_run: bool, yes: bool) -> list
 
     What a job may still need stays. It can be interrupted, and run again.
     """
-    from mlflow_batchai.admin.gc import Search, find
+    from mlflow_batchai.admin.gc import Age, find
 
-    items = find(Search(older_than, cluster, _deleted_runs()), notice)
+    items = find(Age(older_than), notice, cluster, _deleted_runs())
     rows = [item.row() for item in items]
     total = f"{len(items)} thing{'' if len(items) == 1 else 's'}, {amount(sum(item.size for item in items))}"
     if not items:

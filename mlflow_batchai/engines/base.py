@@ -174,7 +174,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Scalable(Protocol):
-    """What an engine can do besides whose nodes can be counted, and kept from taking jobs.
+    """An engine whose nodes can be counted, and kept from taking jobs.
 
     Promises:
         1. ``census`` says of each node what it does just now; one that can't be asked is unusable, and holds up nothing.
@@ -190,7 +190,7 @@ class Scalable(Protocol):
 
 @runtime_checkable
 class NodeAccess(Protocol):
-    """What an engine can do besides whose nodes can be asked one by one: for commands on them, ``doctor`` and ``gc``."""
+    """An engine whose nodes can be asked one by one: for commands on them, ``doctor`` and ``gc``."""
 
     @property
     def nodes(self) -> Sequence[Node]:

@@ -36,7 +36,7 @@ Outcome = Answer | ClusterError
 
 
 class Hosts:
-    """N nodes, asked through their machines.
+    """N nodes, asked through their machines: an ``Engine`` that is ``Scalable`` and gives ``NodeAccess``.
 
     Args:
         nodes: the first one keeps the book.

@@ -23,7 +23,7 @@ from node_world import Cluster
 from plans import toy_plan
 from relay_world import Time
 
-from mlflow_batchai.admin.gc import jobs
+from mlflow_batchai.admin.gc import Age, jobs, staged
 from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.engines import archive
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
@@ -171,11 +171,11 @@ def test_gc_judges_others(made: JobFolder, tmp_path: Path, kind: str) -> None:
     put(kind, made.share.root / ".batchai" / "prefixes" / "0")
     said: list[str] = []
     found = folders.find(made.share)
-    going = jobs.find(made.share, found, time.time(), 0.0, (), said.append)
+    going = jobs.find(made.share, found, Age(0.0), (), said.append)
     assert found == [other, FOLDER] and going == {}
     assert len(said) == 1 and f"{other} stays" in said[0]
     with pytest.raises(ShareError, match="can't be read"):
-        jobs.named_hashes(made.share, found)
+        staged.named_hashes(made.share, found)
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "folder", "link to itself", "link to a private file", "socket"])

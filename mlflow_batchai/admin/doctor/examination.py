@@ -40,8 +40,6 @@ FOLDER = ".batchai/doctor"
 # This machine's file among those of the nodes.
 CLIENT = "client"
 
-Tell = Callable[[Check], None]
-
 
 class JobCheck(NamedTuple):
     """What is the same for all nodes, worked out once.
@@ -61,25 +59,26 @@ class JobCheck(NamedTuple):
 
 
 class NodeCheck:
-    """One node to check, and what it has answered so far.
+    """One node to check.
 
     Args:
-        tell: told each check of it.
+        tell: called after each check of it.
 
     Attributes:
         file: its name among the files on the share.
-        present: whether more can be asked of it.
+        answers: what it has said, by verb.
+        found: by check.
     """
 
-    def __init__(self, index: int, node: Node, tell: Tell) -> None:
+    def __init__(self, index: int, node: Node, tell: Callable[[], None]) -> None:
         machine = node.machine
         self.node = node
         self.file = f"node-{index}"
         self.is_remote = machine.address is not None
         self.name = node.name if self.is_remote else self.file
         self.title = machine.title
-        self.present = False
         self.answers: dict[str, Answer] = {}
+        self.found: dict[str, Finding] = {}
         self._tell = tell
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
@@ -87,34 +86,34 @@ class NodeCheck:
         said = self.answers[verb] = self.node.machine.ask(verb, timeout, **arguments)
         return said
 
-    def judge(self, make: Callable[[], Finding | Answer]) -> Finding | None:
-        """What a check has found; None of one that only asks, and is judged later."""
+    def check(self, name: str, make: Callable[[], Finding | Answer]) -> bool:
+        """Make a check, or only ask for what is judged later; whether the node answered."""
         try:
             found = make()
         except ClusterError as error:
-            found = failed(self.plain(error))
-        return found if isinstance(found, Finding) else None
-
-    def check(self, name: str, make: Callable[[], Finding | Answer]) -> None:
-        if finding := self.judge(make):
-            self.tell(name, finding)
+            self.tell(name, failed(self.plain(error)))
+            return False
+        if isinstance(found, Finding):
+            self.tell(name, found)
+        return True
 
     def tell(self, name: str, finding: Finding) -> None:
-        self._tell(Check(self.name, name, finding.state, finding.text))
+        self.found[name] = finding
+        self._tell()
 
     def plain(self, error: ClusterError | str) -> str:
         """A sentence of the engine without the node's name in front."""
         return str(error).removeprefix(f"{self.title}: ").removeprefix(f"{self.title} ({self.node.machine.address}): ")
 
 
-def examine(cluster: Cluster, tell: Tell = lambda check: None) -> list[Check]:
+def examine(cluster: Cluster, tell: Callable[[], None] = lambda: None) -> list[Check]:
     """Examine all nodes; every wait is bounded.
 
     A node that can't be reached, or whose agent can't be run, has no further checks. Nodes of this machine have no checks of
     what lies between machines (host key, network, clock).
 
     Args:
-        tell: told each check as it is made, by several threads, in no order.
+        tell: called after each check, by several threads.
 
     Returns:
         All checks, in the order of nodes and of ``CHECKS``.
@@ -123,13 +122,7 @@ def examine(cluster: Cluster, tell: Tell = lambda check: None) -> list[Check]:
         ShareError: this machine can't use the control share.
         NotSupportedError: the cluster's engine has no nodes to look into.
     """
-    checks: list[Check] = []
-
-    def note(check: Check) -> None:
-        checks.append(check)
-        tell(check)
-
-    nodes = [NodeCheck(index, node, note) for index, node in enumerate(cluster.node_access.nodes)]
+    nodes = [NodeCheck(index, node, tell) for index, node in enumerate(cluster.node_access.nodes)]
     folder = f"{FOLDER}/{time.time():.0f}-{uuid.uuid4().hex}"
     identity = identify(cluster.share)
     _tidy(cluster.share)
@@ -143,8 +136,7 @@ def examine(cluster: Cluster, tell: Tell = lambda check: None) -> list[Check]:
         # A share that fails now has failed in a check, too.
         with contextlib.suppress(ShareError):
             cluster.share.delete(folder)
-    order = [node.name for node in nodes]
-    return sorted(checks, key=lambda check: (order.index(check.node), CHECKS.index(check.name)))
+    return [Check(node.name, name, *node.found[name]) for node in nodes for name in CHECKS if name in node.found]
 
 
 def _tidy(share: Share) -> None:
@@ -160,8 +152,7 @@ def _examine(job: JobCheck, nodes: Sequence[NodeCheck]) -> None:
     machines: dict[int, list[NodeCheck]] = {}
     for node in nodes:
         machines.setdefault(id(node.node.machine), []).append(node)
-    at_once([partial(_machine, job, group) for group in machines.values()])
-    present = [node for node in nodes if node.present]
+    present = [node for group in at_once([partial(_machine, job, group) for group in machines.values()]) for node in group]
     _compare(job.cluster, nodes)
     writers = [node for node in present if node.answers.get("offer", {"trouble": "lost"})["trouble"] is None]
     at_once([partial(node.check, "visible", partial(_visible, job, node, writers)) for node in writers])
@@ -169,14 +160,11 @@ def _examine(job: JobCheck, nodes: Sequence[NodeCheck]) -> None:
         _network(present, job.cluster.document.network_interface)
 
 
-def _machine(job: JobCheck, nodes: Sequence[NodeCheck]) -> None:
-    """Check the nodes of one machine in turn, and what they have in common once."""
-    document = job.cluster.document
-    common: dict[str, Finding | None] = {}
-    for node in nodes:
-        node.present = _reach(node)
-        if not node.present:
-            continue
+def _machine(job: JobCheck, nodes: Sequence[NodeCheck]) -> list[NodeCheck]:
+    """Check the nodes of one machine in turn, and what they have in common once; those that can be asked more."""
+    document, python = job.cluster.document, job.cluster.python
+    present = [node for node in nodes if _reach(node)]
+    for node in present:
         if node.is_remote:
             node.check("clock", partial(_clock, node))
         wanted = {"part": node.node.part, "wanted": document.gpus_per_node}
@@ -185,13 +173,13 @@ def _machine(job: JobCheck, nodes: Sequence[NodeCheck]) -> None:
         if job.volumes:
             node.check("mounts", partial(_mounts, job, node))
         node.check("space", partial(node.ask, "place", root=node.node.root))
-        common = common or {
-            "training": node.judge(partial(_training, node, job.cluster.python)),
-            "containers": node.judge(partial(_containers, node, document.containers == "ignore")),
-        }
-        for name, finding in common.items():
-            if finding:
-                node.tell(name, finding)
+        if node is present[0]:
+            node.check("training", partial(_training, node, python))
+            node.check("containers", partial(_containers, node, document.containers == "ignore"))
+        else:
+            for name in ("training", "containers"):
+                node.tell(name, present[0].found[name])
+    return present
 
 
 def _reach(node: NodeCheck) -> bool:
@@ -202,25 +190,19 @@ def _reach(node: NodeCheck) -> bool:
     except ClusterError as error:
         node.tell("host key" if isinstance(error, HostKeyError) else "reachable", failed(node.plain(error)))
         return False
-    try:
-        said = node.ask("facts", 2 * ASK_SECONDS)
-    except ClusterError as error:
-        node.tell("python", failed(node.plain(error)))
-        return False
-    node.tell("python", ok(f"Python {said['python']} ({said['executable']}) runs the agent"))
-    return True
+    return node.check("python", partial(_python, node))
+
+
+def _python(node: NodeCheck) -> Finding:
+    said = node.ask("facts", 2 * ASK_SECONDS)
+    return ok(f"Python {said['python']} ({said['executable']}) runs the agent")
 
 
 def _clock(node: NodeCheck) -> Finding:
-    """By the quickest of three answers."""
-    found = []
-    for _ in range(3):
-        before = time.time()
-        said = node.ask("clock")["time"]
-        after = time.time()
-        found.append(((after - before) / 2, said - (before + after) / 2))
-    accuracy, offset = min(found)
-    return findings.clock(offset, accuracy)
+    before = time.time()
+    said = node.ask("clock")["time"]
+    after = time.time()
+    return findings.clock(said - (before + after) / 2, (after - before) / 2)
 
 
 def _share(job: JobCheck, node: NodeCheck) -> Finding:

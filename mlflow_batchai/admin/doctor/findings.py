@@ -47,20 +47,14 @@ class State(enum.Enum):
 
 
 class Finding(NamedTuple):
-    """A check's outcome; the text of one that isn't fine says what to do."""
+    """A check's outcome: one line, which says what to do if it isn't fine, and doesn't name the node that it means."""
 
     state: State
     text: str
 
 
 class Check(NamedTuple):
-    """A finding on a node.
-
-    Attributes:
-        node: its name, as the cluster document has it.
-        name: one of ``CHECKS``.
-        text: one line, without the node's name where it means this node.
-    """
+    """A finding on a node, by its name in the cluster document; ``name`` is one of ``CHECKS``."""
 
     node: str
     name: str
@@ -81,11 +75,7 @@ def failed(text: str) -> Finding:
 
 
 def training(said: Answer, python: str) -> Finding:
-    """Of ``examine.training``.
-
-    Args:
-        python: the interpreter, as the cluster document names it.
-    """
+    """Of ``examine.training``; ``python`` is the interpreter as the cluster document names it."""
     without = "(projects that are run with --env-manager virtualenv need only the agent's python)"
     if said["path"] is None:
         return failed(
@@ -131,25 +121,18 @@ def accelerators(said: Answer, counts: Sequence[int], trains: Answer | None = No
     if min(counts) != max(counts):
         mixed = f"nodes of this cluster have from {min(counts)} to {max(counts)}"
         return warning(f"{text}; {mixed}: mend those that miss some, or set gpusPerNode to what all have")
-    if said["count"] and (slow := [each[1] for each in (trains or {}).get("works", []) if _idle(*each)]):
-        return warning(
-            f"{text}; Horovod for PyTorch {slow[0]} was built without NCCL: build one on a node with GPUs (`batchai horovod"
-            " build --framework torch`) and install it there"
-        )
+    for framework, version, built in (trains or {}).get("works", []):
+        # We build TensorFlow's for CPUs only.
+        if said["count"] and framework == "torch" and "+cpu" not in version and "nccl" not in built:
+            return warning(
+                f"{text}; Horovod for PyTorch {version} was built without NCCL: build one on a node with GPUs (`batchai horovod"
+                " build --framework torch`) and install it there"
+            )
     return ok(text)
 
 
-def _idle(framework: str, version: str, built: Sequence[str]) -> bool:
-    """Whether this Horovod can't exchange what its framework has on GPUs. TensorFlow's is one that we build for CPUs only."""
-    return framework == "torch" and "+cpu" not in version and "nccl" not in built
-
-
 def containers(said: Answer, ignored: bool) -> Finding:
-    """Of ``examine.containers``: a node without an engine runs all jobs but those that name a container.
-
-    Args:
-        ignored: whether the cluster document has jobs run without their container.
-    """
+    """Of ``examine.containers``; whether the cluster document has jobs run without their container (``ignored``)."""
     if ignored:
         return ok("not needed: the cluster document says containers: ignore")
     if said["kind"]:
@@ -161,12 +144,7 @@ def containers(said: Answer, ignored: bool) -> Finding:
 
 
 def share(said: Answer, path: str, title: str) -> Finding:
-    """Of ``examine.offer``.
-
-    Args:
-        path: the control share's on the node.
-        title: how sentences call the node.
-    """
+    """Of ``examine.offer``; ``path`` is the control share's on the node, ``title`` what sentences call the node."""
     if said["trouble"] == "full":
         return failed(f"{path} is full, or this user's quota is used up: free some space there")
     if said["trouble"] == "failed":
@@ -201,11 +179,7 @@ def visible(missed: Mapping[str, str], unseen_here: str, others: int, seconds: f
 
 
 def mounts(said: Answer, names: Sequence[str]) -> Finding:
-    """Of the verb ``needs``.
-
-    Args:
-        names: the volumes that every job of the cluster mounts.
-    """
+    """Of the verb ``needs``; ``names`` are of the volumes that every job of the cluster mounts."""
     if said["trouble"]:
         return failed(said["trouble"])
     if said["lacking"]:
@@ -225,11 +199,7 @@ def clock(offset: float, accuracy: float) -> Finding:
 
 
 def space(root: str, free: int, share_free: int | None) -> Finding:
-    """Free space, in bytes.
-
-    Args:
-        share_free: of the control share, as the node sees it; None where that can't be told.
-    """
+    """Free bytes of the node's folder, and of the control share as the node sees it (None where that can't be told)."""
     places = [(free, root)] + ([(share_free, "the share")] if share_free is not None else [])
     text = ", ".join(f"{size(amount)} free for {where}" for amount, where in places)
     least = min(amount for amount, _ in places)

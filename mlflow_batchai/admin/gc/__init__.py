@@ -3,7 +3,7 @@
 Nothing is freed that a job may still need: of what can't be known to be over, the reason is said, and it stays.
 """
 
-from mlflow_batchai.admin.gc.finding import Search, find
-from mlflow_batchai.admin.gc.items import Item
+from mlflow_batchai.admin.gc.finding import find
+from mlflow_batchai.admin.gc.items import Age, Item
 
-__all__ = ["Item", "Search", "find"]
+__all__ = ["Age", "Item", "find"]

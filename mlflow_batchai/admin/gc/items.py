@@ -1,7 +1,8 @@
-"""One thing that can be freed."""
+"""One thing that can be freed, and the rule by which it is old enough."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -11,6 +12,18 @@ from typing import Any
 KINDS = ("job", "staged files", "environment", "preparation", "tool", "agent", "log", "wheel")
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Age:
+    """How long ago a job must have ended, or a thing have been used last, to be freed: ``seconds`` before ``now``."""
+
+    seconds: float
+    now: float = field(default_factory=time.time)
+
+    def is_past(self, when: float | None, least: float = 0.0) -> bool:
+        """Whether a time (seconds since the epoch) is longer ago than that, and than the least that a thing stays."""
+        return when is not None and self.now - when > max(self.seconds, least)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,11 @@ import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from mlflow_batchai.admin.gc.items import Item, Say
+from mlflow_batchai.admin.gc.items import Age, Item, Say
 from mlflow_batchai.agent.protocol import PROTOCOL_VERSION, JobPaths
-from mlflow_batchai.errors import BatchAIError, ShareError, ShareNotFoundError
-from mlflow_batchai.job import folders
+from mlflow_batchai.errors import BatchAIError, ShareNotFoundError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Hold, Lease
 from mlflow_batchai.job.places import output_places
@@ -42,18 +41,18 @@ class _Goes(NamedTuple):
 _NO_MATTER, _THEIRS = "", "another user submitted it"
 
 
-def find(share: Share, found: Sequence[str], now: float, seconds: float, deleted: Collection[str], say: Say) -> dict[str, Item]:
+def find(share: Share, found: Sequence[str], age: Age, deleted: Collection[str], say: Say) -> dict[str, Item]:
     """The job folders that can go: folder -> item.
 
-    Those can go whose job ended more than ``seconds`` ago, with its results in MLflow, or whose run was deleted; and what a
-    submit that died half-way has left, after a week at least.
+    Those can go whose job ended long enough ago, with its results in MLflow, or whose run was deleted; and what a submit that
+    died half-way has left, after a week at least.
 
     Args:
         found: job folders (``folders.find``).
         deleted: ids of runs that were deleted in MLflow.
         say: told of what can't be judged.
     """
-    judged = dict(zip(found, each(share, lambda folder: _judge(share, folder, now, seconds, deleted), found), strict=True))
+    judged = dict(zip(found, each(share, lambda folder: _judge(share, folder, age, deleted), found), strict=True))
     going = {folder: one for folder, one in judged.items() if isinstance(one, _Goes)}
     for folder, why in judged.items():
         if isinstance(why, str) and why not in (_NO_MATTER, _THEIRS):
@@ -74,7 +73,7 @@ def find(share: Share, found: Sequence[str], now: float, seconds: float, deleted
     }
 
 
-def _judge(share: Share, folder: str, now: float, seconds: float, deleted: Collection[str]) -> _Goes | str:
+def _judge(share: Share, folder: str, age: Age, deleted: Collection[str]) -> _Goes | str:
     try:
         there = {entry.name: entry for entry in share.list(f"{folder}/batchai")}
         if not there:
@@ -85,8 +84,8 @@ def _judge(share: Share, folder: str, now: float, seconds: float, deleted: Colle
             also = tuple(elsewhere(Job(share, folder))) if "plan.json" in there else ()
             return _Goes("its removal was interrupted", _newest(there.values()), also)
         if "plan.json" not in there:
-            return _half_done(there, now, seconds)
-        return _judge_job(Job(share, folder), there, now, seconds, deleted)
+            return _half_done(there, age)
+        return _judge_job(Job(share, folder), there, age, deleted)
     except BatchAIError as error:
         return str(error)
     except (KeyError, TypeError, ValueError) as error:
@@ -101,14 +100,14 @@ def _is_theirs(share: Share, folder: str) -> bool:
     return found is not None and found.st_uid != os.geteuid()
 
 
-def _judge_job(job: Job, there: dict[str, Entry], now: float, seconds: float, deleted: Collection[str]) -> _Goes | str:
+def _judge_job(job: Job, there: dict[str, Entry], age: Age, deleted: Collection[str]) -> _Goes | str:
     if job.plan.protocol > PROTOCOL_VERSION:
         return "a newer mlflow-batchai made it; update this one"
     snapshot, state = job.snapshot(), job.state()
     if not state.ended:
         if snapshot.announces or job.handle() is not None:
             return _NO_MATTER
-        left = _half_done(there, now, seconds)
+        left = _half_done(there, age)
         if isinstance(left, str):
             return left
         if job.attempt == 1:
@@ -124,20 +123,19 @@ def _judge_job(job: Job, there: dict[str, Entry], now: float, seconds: float, de
         # Nobody can attach to one whose run is deleted; it goes as soon as nobody can be at it.
         if not is_deleted:
             return f"its results are not in MLflow yet: batchai job attach {job.name}"
-        if lease.glance().hold is not Hold.FREE and now - since <= seconds:
+        if lease.glance().hold is not Hold.FREE and not age.is_past(since):
             return "its run was deleted, and a process may relay it still"
     reason = "its run was deleted" if is_deleted else "its submit failed" if by_submitter else "ended; results are in MLflow"
-    if not is_deleted and now - since <= seconds:
+    if not is_deleted and not age.is_past(since):
         return _NO_MATTER
     if not is_deleted and not by_submitter and (left_out := lease.left_out()):
         return f"not all of its results are in MLflow ({left_out[0]}); batchai job delete {job.name} gives them up"
     return _Goes(reason, since, tuple(elsewhere(job)), job.attempt)
 
 
-def _half_done(there: dict[str, Entry], now: float, seconds: float) -> _Goes | str:
+def _half_done(there: dict[str, Entry], age: Age) -> _Goes | str:
     newest = _newest(there.values())
-    is_old = newest is not None and now - newest > max(seconds, NEVER_STARTED_SECONDS)
-    return _Goes("was never started", newest) if is_old else _NO_MATTER
+    return _Goes("was never started", newest) if age.is_past(newest, NEVER_STARTED_SECONDS) else _NO_MATTER
 
 
 def _newest(entries: Iterable[Entry]) -> float | None:
@@ -195,31 +193,6 @@ def _removed(share: Share, folder: str, also: Sequence[str], attempt: int | None
         share.delete(path)
     share.delete(folder)
     return not share.list(folder)
-
-
-def named_hashes(share: Share, found: Sequence[str]) -> set[str]:
-    """SHA-256 of every staged file that a job names.
-
-    Raises:
-        ShareError: a plan can't be read, so that nobody knows.
-    """
-    hashes: set[str] = set()
-    for folder, plan in zip(found, each(share, partial(folders.plan_record, share), found), strict=True):
-        if plan is not None:
-            hashes.update(_hashes(plan))
-        elif any(entry.name == "plan.json" for entry in share.list(f"{folder}/batchai")):
-            raise ShareError(f"the plan of {folder} can't be read")
-    return hashes
-
-
-def _hashes(value: Any) -> Iterable[str]:
-    if isinstance(value, dict):
-        if isinstance(value.get("sha256"), str):
-            yield value["sha256"]
-        value = list(value.values())
-    if isinstance(value, list):
-        for inner in value:
-            yield from _hashes(inner)
 
 
 def _sizes(share: Share, tops: Sequence[str]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
-from mlflow_batchai.admin.gc.items import Item, Say
+from mlflow_batchai.admin.gc.items import Age, Item, Say
 from mlflow_batchai.agent.leftovers import size
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.config import home
@@ -29,7 +29,7 @@ ASK_SECONDS = 600.0
 OWN_SECONDS = 30 * 86400.0
 
 
-def of_local_nodes(names: Collection[str] | None, seconds: float) -> list[Item]:
+def of_local_nodes(names: Collection[str] | None, age: Age) -> list[Item]:
     """What the folders of this machine's nodes hold, and what all of them share: environments, agents' archives.
 
     Args:
@@ -38,7 +38,7 @@ def of_local_nodes(names: Collection[str] | None, seconds: float) -> list[Item]:
     machine = LocalMachine(home() / "agents")
     roots = sorted(path for path in (home() / "nodes").glob("*/*") if path.name != "book" and path.is_dir())
     common = {
-        "seconds": seconds,
+        "seconds": age.seconds,
         "environments": str(home() / "envs"),
         "agents": str(home() / "agents"),
         "archive": str(home() / "agents" / archive.name_of(archive.build())),
@@ -48,14 +48,14 @@ def of_local_nodes(names: Collection[str] | None, seconds: float) -> list[Item]:
     return [item for root in wanted for item in _of_node(machine, "", {"root": str(root), **common})]
 
 
-def of_other_machines(cluster: Cluster, seconds: float, say: Say) -> list[Item]:
+def of_other_machines(cluster: Cluster, age: Age, say: Say) -> list[Item]:
     """What the machines of a cluster hold, all asked at once; one that can't be asked is told of, and keeps what it has."""
     if not isinstance(cluster.engine, NodeAccess):
         return []
 
     def ask(node: Node) -> list[Item]:
         try:
-            return _of_node(node.machine, f"{node.name}:", {"root": node.root, "seconds": seconds})
+            return _of_node(node.machine, f"{node.name}:", {"root": node.root, "seconds": age.seconds})
         except ClusterError as error:
             say(f"cluster {cluster.name}: {error}; what it has stays")
             return []
@@ -82,24 +82,23 @@ def _of_node(machine: Machine, prefix: str, arguments: Answer) -> list[Item]:
     ]
 
 
-def of_this_machine(before: float) -> list[Item]:
-    """Followers' logs, and Horovod wheels that were built for interpreters that nobody used since (seconds since the epoch)."""
-    before = min(before, time.time() - OWN_SECONDS)
+def of_this_machine(age: Age) -> list[Item]:
+    """Followers' logs, and Horovod wheels that were built for interpreters that nobody used since."""
     cache = cache_root(None, os.environ)
-    logs = [_item("log", path, "not written since", before) for path in sorted((home() / "followers").glob("*.log"))]
-    wheels = [
-        _item("wheel", cache / lock.stem, "not used since", before, lock)
-        for lock in sorted(cache.glob("*.lock"))
-        if (cache / lock.stem).is_dir()
+    logs = [(path, None) for path in sorted((home() / "followers").glob("*.log"))]
+    wheels = [(cache / lock.stem, lock) for lock in sorted(cache.glob("*.lock")) if (cache / lock.stem).is_dir()]
+    return [
+        Item(
+            "wheel" if lock else "log",
+            str(path),
+            size(str(path)),
+            _used(path),
+            "not used since",
+            partial(_remove, path, age, lock),
+        )
+        for path, lock in (*logs, *wheels)
+        if age.is_past(_used(path), OWN_SECONDS)
     ]
-    return [item for item in (*logs, *wheels) if item]
-
-
-def _item(kind: str, path: Path, reason: str, before: float, lock: Path | None = None) -> Item | None:
-    used = _used(path)
-    if used is None or used >= before:
-        return None
-    return Item(kind, str(path), size(str(path)), used, reason, partial(_remove, path, before, lock))
 
 
 def _used(path: Path) -> float | None:
@@ -113,7 +112,7 @@ def _used(path: Path) -> float | None:
     return max(times, default=None)
 
 
-def _remove(path: Path, before: float, lock: Path | None) -> bool:
+def _remove(path: Path, age: Age, lock: Path | None) -> bool:
     """Remove what is still unused; builds of a wheel are kept waiting by the lock, and it stays if one is under way."""
     with contextlib.ExitStack() as stack:
         if lock:
@@ -123,7 +122,7 @@ def _remove(path: Path, before: float, lock: Path | None) -> bool:
             except BlockingIOError:
                 return False
         used = _used(path)
-        if used is not None and used >= before:
+        if used is not None and not age.is_past(used, OWN_SECONDS):
             return False
         try:
             if path.is_dir():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
+from typing import Any
 
-from mlflow_batchai.admin.gc.items import Item
-from mlflow_batchai.admin.gc.jobs import named_hashes
+from mlflow_batchai.admin.gc.items import Age, Item
 from mlflow_batchai.agent.protocol import OBJECTS, TREES
+from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job import folders
 from mlflow_batchai.storage import Share
 from mlflow_batchai.storage.base import Entry
@@ -18,44 +19,68 @@ from mlflow_batchai.storage.sweeps import sweeping
 YOUNG_SECONDS = 86400.0
 
 
-def find(share: Share, found: Sequence[str], going: Collection[str], before: float) -> list[Item]:
+def find(share: Share, found: Sequence[str], going: Collection[str], age: Age) -> list[Item]:
     """One item for all staged files that no job will name when some job folders have gone; none if there are no such files.
 
     Args:
         found: all job folders of the share.
         going: those that go first.
-        before: what was sent after that stays; seconds since the epoch.
 
     Raises:
         ShareError: a plan can't be read.
     """
-    unnamed = _unnamed(share, named_hashes(share, [folder for folder in found if folder not in going]), before)
+    unnamed = _unnamed(share, named_hashes(share, [folder for folder in found if folder not in going]), age)
     if not unnamed:
         return []
     newest = max(entry.modified or 0.0 for _, entry in unnamed)
     count = f"{len(unnamed)} file{'' if len(unnamed) == 1 else 's'} that no job names"
     size = sum(entry.size for _, entry in unnamed)
-    return [Item("staged files", f"{share.url}/{OBJECTS}", size, newest, count, partial(_remove, share, before))]
+    return [Item("staged files", f"{share.url}/{OBJECTS}", size, newest, count, partial(_remove, share, age))]
 
 
-def _unnamed(share: Share, named: Collection[str], before: float) -> list[tuple[str, Entry]]:
-    """(path, entry) of the staged files that aren't among the named ones and were sent before that time."""
+def _unnamed(share: Share, named: Collection[str], age: Age) -> list[tuple[str, Entry]]:
+    """(path, entry) of the staged files that aren't among the named ones and were sent long enough ago."""
     places = [f"{OBJECTS}/{entry.name}" for entry in share.list(OBJECTS) if entry.is_directory and len(entry.name) == 2]
     return [
         (f"{place}/{entry.name}", entry)
         for place, entries in zip(places, each(share, share.list, places), strict=True)
         for entry in entries
-        if entry.name not in named and entry.modified is not None and entry.modified < before
+        if entry.name not in named and age.is_past(entry.modified, YOUNG_SECONDS)
     ]
 
 
-def _remove(share: Share, before: float) -> bool:
+def named_hashes(share: Share, found: Sequence[str]) -> set[str]:
+    """SHA-256 of every staged file that a job names.
+
+    Raises:
+        ShareError: a plan can't be read, so that nobody knows.
+    """
+    hashes: set[str] = set()
+    for folder, plan in zip(found, each(share, partial(folders.plan_record, share), found), strict=True):
+        if plan is not None:
+            hashes.update(_hashes(plan))
+        elif any(entry.name == "plan.json" for entry in share.list(f"{folder}/batchai")):
+            raise ShareError(f"the plan of {folder} can't be read")
+    return hashes
+
+
+def _hashes(value: Any) -> Iterable[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("sha256"), str):
+            yield value["sha256"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            yield from _hashes(inner)
+
+
+def _remove(share: Share, age: Age) -> bool:
     """Remove what no job names by now, in as many sweeps as it takes."""
     while True:
         with sweeping(share) as sweep:
             # What says that a whole set lies there: true only as long as all of it does.
             share.delete(TREES)
-            unnamed = [path for path, _ in _unnamed(share, named_hashes(share, folders.find(share)), before)]
+            unnamed = [path for path, _ in _unnamed(share, named_hashes(share, folders.find(share)), age)]
             removed = sweep.remove(unnamed)
         if removed == len(unnamed):
             return True

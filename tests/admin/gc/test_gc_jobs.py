@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlflow_batchai.admin.gc import jobs
-from mlflow_batchai.admin.gc.items import Item
+from mlflow_batchai.admin.gc.items import Age, Item
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.protocol import JobPaths
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
@@ -24,7 +24,7 @@ DAY = 86400.0
 def look(control: Any, days: float = 30, deleted: Iterable[str] = ()) -> dict[str, Item]:
     """Folder -> item of those that can go."""
     control.said.clear()
-    found = jobs.find(control.share, folders.find(control.share), time.time(), days * DAY, set(deleted), control.said.append)
+    found = jobs.find(control.share, folders.find(control.share), Age(days * DAY), set(deleted), control.said.append)
     assert [item.path for item in found.values()] == [f"{control.share.url}/{folder}" for folder in found]
     return found
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from aged_files import DAY, HASH, put
 
-from mlflow_batchai.admin.gc import Item, Search, find, machines
+from mlflow_batchai.admin.gc import Age, Item, find, machines
 from mlflow_batchai.agent import kept
 from mlflow_batchai.errors import ClusterNotFoundError
 from mlflow_batchai.storage.directory import DirectoryShare
@@ -27,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def look(days: float = 30, cluster: str | None = None, said: list[str] | None = None) -> dict[str, Item]:
-    return {item.path: item for item in find(Search(days * DAY, cluster), (said if said is not None else []).append)}
+    return {item.path: item for item in find(Age(days * DAY), (said if said is not None else []).append, cluster)}
 
 
 def test_local_nodes(home: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_share_of_two_clusters_is_looked_at_once(home: Path, on_directory: Any
     for name in ("one", "two"):
         (home / "clusters" / f"{name}.yaml").write_text(yaml.safe_dump({"share": str(on_directory.root)}))
     folder = on_directory.job("old", ended=31, code=(sha256 := on_directory.staged("aa1", 31),))
-    found = find(Search(30 * DAY), print)
+    found = find(Age(30 * DAY), print)
     assert [item.kind for item in found] == ["job", "staged files"]
     assert all(item.remove() for item in found)
     assert not on_directory.there(folder)
@@ -147,4 +147,4 @@ def test_nothing_is_written_by_a_search(home: Path, on_directory: Any) -> None:
     before = {path: path.stat().st_mtime_ns for path in on_directory.root.rglob("*")}
     assert len(look()) == 2
     assert {path: path.stat().st_mtime_ns for path in on_directory.root.rglob("*")} == before
-    assert machines.of_this_machine(0) == []
+    assert machines.of_this_machine(Age(0)) == []
