@@ -115,11 +115,17 @@ class Agent:
                 f"the agent of {self.layout.node_id} failed: {type(error).__name__}: {error}",
                 node=self.node,
             )
-        if self.peers.termination and not (stop and stop.asked):
-            # Whoever ends us may have ended our ranks, or our peers, at the same moment.
+        if self.peers.termination and _may_follow(failure, stop):
             failure, stop = self.peers.termination, None
         ending = Ending(self.layout, self.shipper, self.runtime, self.peers, self.phases, self.reservation.report)
         return 1 if ending.run(failure, stop) or failure else 0
+
+
+def _may_follow(failure: Failure | None, stop: Stop | None) -> bool:
+    """Whether an attempt may have ended here because our ranks, or our peers, got a SIGTERM at the same moment as we."""
+    if failure:
+        return failure.code != protocol.SHARE_FAILED
+    return stop is not None and not stop.asked
 
 
 def _plan(control: ControlShare, paths: protocol.JobPaths, given: Mapping[str, Any]) -> Plan:

@@ -112,11 +112,9 @@ class Peers:
 
         Raises:
             Stop: it has its verdict, its end was asked for, or a peer failed, stopped, fell silent, or (node 0) never came.
-            Failure: we were told to end (SIGTERM), node 0 never came, or the share can't be used any more.
+            Failure: this agent was told to end (SIGTERM), node 0 never came, or the share can't be used any more.
             Exception: what ended the share thread: we can't hear anyone any more.
         """
-        if self.termination is not None:
-            raise self.termination
         if self.shipper.broken is not None:
             raise self.shipper.broken
         refused = self.layout.control.refused(REFUSED_SECONDS)
@@ -130,6 +128,8 @@ class Peers:
         wish = self.wish(starting)
         if wish:
             raise wish
+        if self.termination is not None:
+            raise self.termination
         self._listen()
         for node, why in self._left.items():
             raise Stop("peer", "%s ended its part: %s" % (node_id(node), why))

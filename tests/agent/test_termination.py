@@ -105,8 +105,22 @@ def test_ranks_that_do_not_go_leave_time_for_the_verdict(cluster: Cluster) -> No
     assert_ended(cluster, job, 0, 17)
 
 
+def test_when_all_has_ended_well(cluster: Cluster) -> None:
+    patch = """
+import os, signal
+run = ending.Ending.run
+def told(self, *arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return run(self, *arguments)
+ending.Ending.run = told
+"""
+    job = cluster.submit("echo done", nodes=2, patch=patch)
+    assert job.wait()["executionState"] == "succeeded", job.said()
+    assert sorted(job.log("stdout.txt").splitlines()) == ["[0] done", "[1] done"]
+
+
 def test_a_retry_follows(cluster: Cluster) -> None:
-    """As after a lost node: with ``retries``, and on nodes of low priority without costing one."""
+    """On nodes of low priority, as after a lost one: it costs no retry."""
     job = cluster.submit(LAST_WORD, lowPriority=True)
     up(job, 1)
     job.agents[0].send_signal(signal.SIGTERM)
