@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from azure_server import AzureServer
-from booking import take
+from booking import reserve
 from closed_file import read_closed
 
-from mlflow_batchai.agent import mountfiles, processes, protocol, tickets
+from mlflow_batchai.agent import mountfiles, processes, protocol
 from mlflow_batchai.agent.environment import allowed
 from mlflow_batchai.agent.plan import read_plan
+from mlflow_batchai.agent.reservation import locks
 
 PlanMaker = Callable[..., dict[str, Any]]
 
@@ -69,10 +70,10 @@ class Job:
         agents: their processes, by node.
     """
 
-    def __init__(self, share: Path, plan: dict[str, Any], ticket: dict[str, Any]) -> None:
+    def __init__(self, share: Path, plan: dict[str, Any], reservation: dict[str, Any]) -> None:
         self.share = share
         self.plan = read_plan(plan)
-        self.ticket = ticket
+        self.reservation = reservation
         self.paths = protocol.JobPaths(plan["folder"])
         self.agents: list[subprocess.Popen[bytes]] = []
         self.logs: list[Path] = []
@@ -129,6 +130,12 @@ class Job:
 
     def processes(self) -> set[int]:
         return processes.marked(self.mark)
+
+
+def _own(reservation: dict[str, Any], name: str) -> dict[str, Any]:
+    """What one node's agent is told of it."""
+    taken = time.time() - reservation["age"]
+    return {"number": reservation["number"], "taken": taken, "after": reservation["after"][name]}
 
 
 # What may be waited for: nobody in a test waits for the paces of days.
@@ -196,6 +203,7 @@ class Cluster:
         trainer: str | None = None,
         called: str = "",
         absent: Collection[int] = (),
+        granted: bool = False,
         **changes: Any,
     ) -> Job:
         """Start a job; one rank a node.
@@ -210,6 +218,7 @@ class Cluster:
             python_env: the plan's ``environment``.
             called: what the cluster calls the nodes.
             absent: nodes whose agents are never started: the submitter died.
+            granted: whether a scheduler has given the nodes to the job: nobody reserves them.
             trainer: the plan's ``python``; default: a stand-in with Horovod for several nodes, else none.
         """
         number = len(self._jobs) + 1
@@ -228,22 +237,25 @@ class Cluster:
         )
         paths = protocol.JobPaths(plan["folder"])
         mountfiles.write_closed(str(self.share), paths.plan, [plan])
-        ticket = take(str(self.book), [str(root) for root in self.roots], plan["job"], nodes)
-        job = Job(self.share, plan, ticket)
+        if granted:
+            reservation = {"nodes": [str(index) for index in range(nodes)]}
+        else:
+            reservation = reserve(str(self.book), [str(root) for root in self.roots], plan["job"], nodes)
+        job = Job(self.share, plan, reservation)
         self._jobs.append(job)
-        for node, name in enumerate(ticket["nodes"]):
+        for node, name in enumerate(reservation["nodes"]):
             if node in absent:
                 continue
             root = self.roots[int(name)]
             root.mkdir(parents=True, exist_ok=True)
-            own = {"number": ticket["number"], "taken": time.time() - ticket["age"], "after": ticket["after"][name]}
             argv = [python, "-I", "-S", str(self._agent)]
             if self.patch or patch:
                 lines = [
                     "import sys",
                     f"sys.path.insert(0, {str(self._agent)!r})",
                     "from mlflow_batchai.agent import agent, ending, inbox, mountfiles, peers, phases, protocol, runtime",
-                    "from mlflow_batchai.agent import sharefiles, shipper, staging, tickets",
+                    "from mlflow_batchai.agent import sharefiles, shipper, staging",
+                    "from mlflow_batchai.agent.reservation import agents",
                     "from mlflow_batchai.agent.control import board, mounted, noticed, rest, wire",
                     self.patch,
                     patch,
@@ -257,7 +269,7 @@ class Cluster:
                 "--attempt=1",
                 f"--node={node}",
                 f"--root={root}",
-                f"--ticket={json.dumps(own)}",
+                "--granted" if granted else f"--reservation={json.dumps(_own(reservation, name))}",
                 *([f"--part={node}/{nodes}/{nodes}"] if parts else []),
                 *([f"--name={called}"] if called else []),
             ]
@@ -291,4 +303,4 @@ class Cluster:
                 agent.wait()
             processes.sweep(job.processes, grace=0.0)
         for root in self.roots:
-            processes.sweep(lambda root=root: processes.lock_holders(tickets.lock_path(str(root))), grace=0.0)
+            processes.sweep(lambda root=root: processes.lock_holders(locks.lock_path(str(root))), grace=0.0)

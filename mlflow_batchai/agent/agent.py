@@ -1,18 +1,21 @@
-"""The agent: one per node and attempt; from waiting for its turn to the verdict.
+"""The agent: one per node and attempt; from waiting for its node to the verdict.
 
 It runs in its own session, is told its secrets on standard input, and talks to its peers only through the job folder. Node
 0's agent joins the logs and claims the verdict; every other agent follows node 0, and gives the verdict if that never came.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
-from typing import IO, Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Mapping
 
-from mlflow_batchai.agent import containers, permissions, processes, protocol, register, staging, terms, tickets
+from mlflow_batchai.agent import boot, containers, leftovers, permissions, processes, protocol, staging, terms
 from mlflow_batchai.agent.control import open_control
 from mlflow_batchai.agent.control.base import ControlError, ControlShare
 from mlflow_batchai.agent.ending import Ending, tell
@@ -21,9 +24,10 @@ from mlflow_batchai.agent.outcome import Failure, Stop
 from mlflow_batchai.agent.peers import Peers
 from mlflow_batchai.agent.phases import Phases
 from mlflow_batchai.agent.plan import Plan, PlanError, read_plan
+from mlflow_batchai.agent.reservation.agents import LateError, TwinError
+from mlflow_batchai.agent.reservation.reservations import GrantedReservation, QueueReservation, Reservation
 from mlflow_batchai.agent.runtime import Runtime
 from mlflow_batchai.agent.shipper import Shipper
-from mlflow_batchai.agent.turn import take_node
 
 # Room on the share for the verdict, and for what is relayed after it.
 RESERVE_BYTES = 256 << 10
@@ -40,7 +44,7 @@ class Agent:
         attempt: its number, from 1.
         node: index of this node in the job.
         root: the node's own folder.
-        ticket: what ``tickets.take`` returned, for this node.
+        reservation: how it gets its node.
         given: what is never written anywhere (see ``main``).
         part: (i, n, m): this node is the i-th of n on its machine, from 0, and of m among which its GPUs are divided.
         name: what the cluster calls this node; empty: its id in the job.
@@ -53,18 +57,15 @@ class Agent:
         attempt: int,
         node: int,
         root: str,
-        ticket: Mapping[str, Any],
+        reservation: Reservation,
         given: Mapping[str, Any],
-        part: Tuple[int, int, int] = (0, 1, 1),
+        part: tuple[int, int, int] = (0, 1, 1),
         name: str = "",
     ) -> None:
         plan = _plan(open_control(share, given.get("share")), protocol.JobPaths(folder, attempt), given)
         if plan.protocol != protocol.PROTOCOL_VERSION:
-            raise staging.SetupError(
-                "the plan is of protocol %s, this agent of %d" % (plan.protocol, protocol.PROTOCOL_VERSION)
-            )
-        self.root = root
-        self.ticket = ticket
+            raise staging.SetupError(f"the plan is of protocol {plan.protocol}, this agent of {protocol.PROTOCOL_VERSION}")
+        self.reservation = reservation
         self.layout = NodeLayout(root, plan, node, share, given.get("share"))
         self.node = node
         self.shipper = Shipper(self.layout, list(range(1, plan.node_count)) if node == 0 else [0])
@@ -72,35 +73,24 @@ class Agent:
         self.runtime.registry = given.get("registry")
         self.peers = Peers(self.layout, self.shipper)
         self.phases = Phases(self.layout, self.shipper, self.runtime, self.peers, part, given, name)
-        self._ticket_file: Optional[IO[str]] = None
 
     def run(self) -> int:
         """Take part in the attempt until its end; 0 unless this node could not do its part."""
         processes.become_subreaper()
-        failure: Optional[Failure] = None
-        stop: Optional[Stop] = None
-        late: Optional[Exception] = None
-        try:
-            # It stays open until this process ends. Before the shipper says the first word.
-            self._ticket_file = tickets.claim(self.root, self.ticket["number"], self.ticket["taken"])
-            register.sign(self.root, self.ticket["number"])
-        except tickets.TwinError as error:
-            sys.stderr.write("%s\n" % error)
-            return 1
-        except (OSError, tickets.LateError) as error:
-            late = error
+        signal.signal(signal.SIGTERM, lambda *_: self.peers.terminate())
+        failure: Failure | None = None
+        stop: Stop | None = None
         self.shipper.start()
         try:
-            if late is not None:
-                raise late
-            self.runtime.node_lock = take_node(
-                self.layout, self.ticket, self.shipper, lambda: self.peers.check(starting=True), self.local_state
+            self.runtime.held = self.reservation.acquire(
+                self.layout, self.shipper.note, lambda: self.peers.check(starting=True)
             )
             if self.node == 0:
                 with contextlib.suppress(OSError):  # what comes next meets it too
                     self.layout.control.reserve(self.layout.paths.reserve, RESERVE_BYTES)
-            # Of a job whose agent was killed, for the node is ours.
-            left = containers.sweep(self.root)
+            # Of jobs before, for the node is ours.
+            leftovers.tidy(self.layout.root, time.time())
+            left = containers.sweep(self.layout.root)
             if left:
                 self.shipper.note(left)
             self.phases.run()
@@ -110,8 +100,8 @@ class Agent:
             failure = reason
         except staging.SetupError as error:
             failure = Failure(protocol.NODE_SETUP_FAILED, str(error), node=self.node)
-        except (tickets.LateError, ControlError) as error:
-            failure = Failure(protocol.NODE_SETUP_FAILED, "%s: %s" % (self.layout.node_id, error), node=self.node)
+        except (LateError, boot.FolderError, ControlError) as error:
+            failure = Failure(protocol.NODE_SETUP_FAILED, f"{self.layout.node_id}: {error}", node=self.node)
         except OSError as error:
             # A disk that is full, an account that may not: nobody wants to see our code for that.
             if error is self.shipper.broken:
@@ -122,22 +112,20 @@ class Agent:
             tell(error, self.shipper)
             failure = Failure(
                 protocol.NODE_SETUP_FAILED,
-                "the agent of %s failed: %s: %s" % (self.layout.node_id, type(error).__name__, error),
+                f"the agent of {self.layout.node_id} failed: {type(error).__name__}: {error}",
                 node=self.node,
             )
-        ending = Ending(self.layout, self.shipper, self.runtime, self.peers, self.phases, self.local_state)
+        if self.peers.termination and _may_follow(failure, stop):
+            failure, stop = self.peers.termination, None
+        ending = Ending(self.layout, self.shipper, self.runtime, self.peers, self.phases, self.reservation.report)
         return 1 if ending.run(failure, stop) or failure else 0
 
-    def local_state(self, state: str, lost_share: Optional[Failure] = None) -> None:
-        """What the engine's poll can say of this node without the share.
 
-        Args:
-            lost_share: why it was given up: nobody will hear of it by the share.
-        """
-        said: Dict[str, Any] = {"state": state, "job": self.layout.plan.job}
-        if lost_share:
-            said["failure"] = lost_share.as_record()
-        tickets.set_state(self.root, self.ticket["number"], json.dumps(said))
+def _may_follow(failure: Failure | None, stop: Stop | None) -> bool:
+    """Whether an attempt may have ended here because our ranks, or our peers, got a SIGTERM at the same moment as we."""
+    if failure:
+        return failure.code != protocol.SHARE_FAILED
+    return stop is not None and not stop.asked
 
 
 def _plan(control: ControlShare, paths: protocol.JobPaths, given: Mapping[str, Any]) -> Plan:
@@ -148,42 +136,43 @@ def _plan(control: ControlShare, paths: protocol.JobPaths, given: Mapping[str, A
     try:
         return terms.plan_of(read_plan(plan), paths.attempt, own)
     except PlanError as error:
-        raise staging.SetupError("the plan can't be read: %s" % error) from None
+        raise staging.SetupError(f"the plan can't be read: {error}") from None
 
 
-def _awaited(control: ControlShare, path: str, what: str, digest: Optional[str]) -> Dict[str, Any]:
+def _awaited(control: ControlShare, path: str, what: str, digest: str | None) -> dict[str, Any]:
     """A file that was written before we were started, by who started us: it has that digest."""
     until = time.monotonic() + PLAN_SECONDS
     while True:
         try:
             found = control.read_closed(path)
         except ControlError as error:
-            raise staging.SetupError("the %s can't be read: %s" % (what, error)) from None
+            raise staging.SetupError(f"the {what} can't be read: {error}") from None
         except OSError as error:  # a denial: on the share we are another user than the submitter
-            sentence = "the %s at %s can't be read by the node's user (uid %d): %s"
-            raise staging.SetupError(sentence % (what, control.where(path), os.geteuid(), error.strerror or error)) from None
+            sentence = f"the {what} at {control.where(path)} can't be read by the node's user (uid {os.geteuid()})"
+            raise staging.SetupError(f"{sentence}: {error.strerror or error}") from None
         if found is not None and protocol.digest(found) == digest:
             return found
         if found is not None:
-            sentence = "the %s at %s is not what its submitter wrote; nothing of it was run"
-            raise staging.SetupError(sentence % (what, control.where(path)))
+            sentence = f"the {what} at {control.where(path)} is not what its submitter wrote; nothing of it was run"
+            raise staging.SetupError(sentence)
         if time.monotonic() > until:
-            raise staging.SetupError("there is no %s at %s" % (what, control.where(path)))
+            raise staging.SetupError(f"there is no {what} at {control.where(path)}")
         time.sleep(0.2)
 
 
-def _part(text: str) -> Tuple[int, int, int]:
+def _part(text: str) -> tuple[int, int, int]:
     index, parts, divided = map(int, text.split("/"))
     if not 0 <= index < parts or divided < 1:
         raise ValueError("no such part")
     return index, parts, divided
 
 
-def main(arguments: List[str]) -> int:
-    """``agent --share S --folder F --attempt A --node K --root R --ticket JSON``, and one JSON object on standard input.
+def main(arguments: list[str]) -> int:
+    """``agent --share S --folder F --attempt A --node K --root R --reservation JSON``, and one JSON object on standard input.
 
-    ``--share`` is a directory or an address. ``--part I/N/M`` says that this node is part I (from 0) of the N that its machine
-    is cut into, and of the M among which its GPUs are divided; ``--name TEXT`` is what the cluster calls it.
+    ``--share`` is a directory or an address. ``--granted`` instead of ``--reservation`` says that a scheduler has given the
+    node to this job, and nobody is to be waited for. ``--part I/N/M`` says that this node is part I (from 0) of the N that its
+    machine is cut into, and of the M among which its GPUs are divided; ``--name TEXT`` is what the cluster calls it.
 
     The object: ``variables`` (name -> value, for the ranks), ``setup`` (the same for the setup task), ``share`` (the SAS for an
     address, or null), ``volumes`` (index -> ``{"key": ...}`` or ``{"sas": ...}``), ``registry`` (``username`` and ``password``,
@@ -195,25 +184,30 @@ def main(arguments: List[str]) -> int:
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--root", required=True)
-    parser.add_argument("--ticket", required=True)
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--reservation", type=json.loads)
+    how.add_argument("--granted", action="store_true")
     parser.add_argument("--part", type=_part, default=(0, 1, 1))
     parser.add_argument("--name", default="")
     options = parser.parse_args(arguments)
     os.umask(permissions.PRIVATE)
     given = json.loads(sys.stdin.read() or "{}")
     try:
+        # Before the first word to others.
+        queued = options.reservation
+        reservation: Reservation = GrantedReservation() if queued is None else QueueReservation(options.root, queued)
         agent = Agent(
             options.share,
             options.folder,
             options.attempt,
             options.node,
             options.root,
-            json.loads(options.ticket),
+            reservation,
             given,
             options.part,
             options.name,
         )
         return agent.run()
-    except (staging.SetupError, ControlError) as error:
-        sys.stderr.write("%s\n" % error)
+    except (staging.SetupError, ControlError, TwinError) as error:
+        sys.stderr.write(f"{error}\n")
         return 1

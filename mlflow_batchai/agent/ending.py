@@ -4,6 +4,7 @@ Whatever goes wrong on the way, the last word is still written: each step is don
 """
 
 import contextlib
+import math
 import sys
 import time
 import traceback
@@ -25,13 +26,16 @@ LAST_DRAIN_SECONDS = 20.0
 CLAIM_SECONDS = sharefiles.PATIENCE_SECONDS + 10.0
 # Of a share that was given up: its engine tells the client.
 LOST_SHARE_SECONDS = 2.0
+# After a SIGTERM: seconds of ``peers.TERMINATION_SECONDS`` that have to be left when ranks have ended, when mounts have sent
+# what they held, when peers have said how they ended, and when records have left.
+RANKS_REST, DRAIN_REST, EXITS_REST, SHIP_REST = 15.0, 10.0, 6.0, 3.0
 
 
 class Ending:
     """How one agent ends its part; node 0's joins what all say of it to the verdict.
 
     Args:
-        poll_says: told (state, why the share was given up) for whoever asks the node itself.
+        report: told (state, why the share was given up) for whoever asks the node itself (``Reservation.report``).
     """
 
     def __init__(
@@ -41,7 +45,7 @@ class Ending:
         runtime: Runtime,
         peers: Peers,
         phases: Phases,
-        poll_says: Callable[[str, Optional[Failure]], None],
+        report: Callable[[str, Optional[Failure]], None],
     ) -> None:
         self._layout = layout
         self._node = layout.node
@@ -49,7 +53,7 @@ class Ending:
         self._runtime = runtime
         self._peers = peers
         self._phases = phases
-        self._poll_says = poll_says
+        self._report = report
         self._trouble = False
         self._lost_share: Optional[Failure] = None
 
@@ -75,11 +79,12 @@ class Ending:
         with self._going_on():
             self._phases.sampler.stop()
         with self._going_on():
-            left = self._runtime.end_everything(kill_first=bool(failure or stop))
+            most = self._peers.within(math.inf, RANKS_REST)
+            left = self._runtime.end_everything(kill_first=bool(failure or stop), most=most)
         if left:
             self._shipper.note("could not end pids %s" % sorted(left))
         with self._going_on():
-            if self._runtime.node_lock is not None and not self._lost_share:
+            if self._runtime.held is not None and not self._lost_share:
                 for trouble in staging.open_up(self._layout):
                     self._shipper.note(trouble)
         with self._going_on():
@@ -106,12 +111,12 @@ class Ending:
                 # Of several that come to this the first gives it; nobody may be left who could.
                 self._claim_verdict(self._going_on_after(outcome.verdict(failure, None, self._node)))
         with self._going_on():
-            if self._runtime.node_lock is not None:
+            if self._runtime.held is not None:
                 for trouble in self._phases.mounts.unmount_all():
                     sys.stderr.write("%s\n" % trouble)
                 staging.remove_job_folder(self._layout.job)
         with self._going_on():
-            self._poll_says("ended", self._lost_share)
+            self._report("ended", self._lost_share)
         return self._trouble
 
     def _give_up_share(self, failure: Failure) -> None:
@@ -120,7 +125,7 @@ class Ending:
         self._shipper.abandon()
         self._layout.attempt.hasty()
         sys.stderr.write("%s\n" % failure)
-        self._poll_says("held", failure)
+        self._report("held", failure)
 
     def _patiently(self, step: Callable[[], None]) -> None:
         if self._lost_share:
@@ -131,7 +136,7 @@ class Ending:
     def _drain(self) -> None:
         """What was written on mounts since the ranks' good end, or before a bad one, is worth a while, and not the verdict."""
         try:
-            self._phases.mounts.drain(LAST_DRAIN_SECONDS, most=3 * LAST_DRAIN_SECONDS)
+            self._phases.mounts.drain(LAST_DRAIN_SECONDS, most=self._peers.within(3 * LAST_DRAIN_SECONDS, DRAIN_REST))
         except Failure as failure:
             self._shipper.note(str(failure))
 
@@ -145,12 +150,13 @@ class Ending:
             tell(error, self._shipper)
 
     def _finish_shipping(self) -> None:
-        until = time.monotonic() + (LOST_SHARE_SECONDS if self._lost_share else DRAIN_SECONDS)
+        until = time.monotonic() + (LOST_SHARE_SECONDS if self._lost_share else self._peers.within(DRAIN_SECONDS, SHIP_REST))
         while not self._shipper.finish(min(1.0, max(0.1, until - time.monotonic()))):
             if not self._shipper.is_alive() or self._shipper.trouble:
                 break
             # A share that hangs would take no last word either: it is waited for, as while ranks run.
-            if time.monotonic() >= until and (self._lost_share or not self._shipper.hangs):
+            hurried = self._lost_share or self._peers.termination
+            if time.monotonic() >= until and (hurried or not self._shipper.hangs):
                 break
         if not self._shipper.finish(0.0):
             self._trouble = True
@@ -172,7 +178,7 @@ class Ending:
         with self._going_on():
             heard = not self._layout.control.refused(0.0) and not self._lost_share
             if heard and (failure or stop) and not (stop and (stop.queued or stop.kind == "verdict")):
-                self._peers.await_exits(lambda: self._runtime.pump(0.05))
+                self._peers.await_exits(lambda: self._runtime.pump(0.05), EXITS_REST)
             for node, record in sorted(self._peers.exits.items()):
                 if record.get("left"):
                     self._shipper.note("%s could not end pids %s" % (node_id(node), record["left"]))
@@ -196,7 +202,7 @@ class Ending:
         self._shipper.note("verdict: %s %s" % (verdict["executionState"], verdict["reason"] or ""))
         self._finish_shipping()
         with self._going_on():
-            if self._runtime.node_lock is not None and self._copy_logs():
+            if self._runtime.held is not None and self._copy_logs():
                 self._drain()
         exit_record.update(self._totals())
         verdict["segments"] = exit_record["segments"]

@@ -12,10 +12,11 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-from mlflow_batchai.agent import boot, containers, gate, permissions, place, processes, protocol, register, tickets
+from mlflow_batchai.agent import boot, containers, permissions, place, processes, protocol
 from mlflow_batchai.agent.environment import for_agents
 from mlflow_batchai.agent.layout import archive_path
 from mlflow_batchai.agent.mounts import undo
+from mlflow_batchai.agent.reservation import agents, queue
 
 Answer = Dict[str, Any]
 
@@ -29,60 +30,87 @@ class HostError(Exception):
 
 
 def ended(root: str, asked: Sequence[Sequence[Any]]) -> Answer:
-    """Which tickets have ended on this node, and whether it is ``closed`` to new ones.
+    """Which reservations have ended on this node, and whether it is ``drained``: takes no new ones.
 
     Args:
-        asked: [number, seconds since it was taken] each; seconds, since clocks of nodes differ.
+        asked: [number, seconds since it was made] each; seconds, since clocks of nodes differ.
     """
     root, now = os.path.expanduser(root), time.time()
-    found = [number for number, age in asked if tickets.state(root, number, now - age, now) == "ended"]
-    return {"ended": found, "closed": gate.is_closed(root)}
+    found = [number for number, age in asked if agents.state(root, number, now - age, now) == agents.ENDED]
+    return {"ended": found, "drained": agents.is_drained(root)}
 
 
 def listing(book: str) -> Answer:
-    """The tickets of the book (see ``tickets.listing``)."""
-    return {"tickets": tickets.listing(os.path.expanduser(book))}
+    """The reservations of the queue in this folder (see ``queue.listing``)."""
+    return {"reservations": queue.listing(os.path.expanduser(book))}
 
 
-def take(
+def reserve(
     book: str,
     nodes: Sequence[str],
     job: str,
     count: int,
     ended: Mapping[str, Sequence[int]],
-    closed: Sequence[str] = (),
+    drained: Sequence[str] = (),
     folder: str = "",
 ) -> Answer:
-    """See ``tickets.take``; ``folder`` is the job's."""
-    return tickets.take(os.path.expanduser(book), nodes, job, count, ended, closed=closed, job_folder=folder)
+    """See ``queue.reserve``; ``folder`` is the job's."""
+    return queue.reserve(os.path.expanduser(book), nodes, job, count, ended, drained=drained, job_folder=folder)
 
 
 def drop(book: str, number: int, job: str) -> Answer:
-    """See ``tickets.drop``."""
-    tickets.drop(os.path.expanduser(book), number, job)
+    """See ``queue.drop``."""
+    queue.drop(os.path.expanduser(book), number, job)
     return {}
+
+
+def drain(root: str, drained: bool) -> Answer:
+    """See ``agents.drain``; the node's folder is made if it isn't there."""
+    agents.drain(place.own_folder(root), drained)
+    return {}
+
+
+def census(roots: Sequence[str]) -> Answer:
+    """What some nodes of this machine do just now.
+
+    Returns:
+        ``nodes``, one a root: ``id`` (None: it has had no job yet), ``drained``, and ``agents``: number of the reservation, as
+        text, -> ``waiting``, ``held`` or ``ended``. ``gpus``: ``total`` and ``inUse`` of the machine, those that some process
+        computes on; None if it has none.
+    """
+    from mlflow_batchai.agent import gpus  # few clients ask this; the others don't wait for all that it imports
+
+    environment = for_agents(os.environ)
+    ids = gpus.visible(environment).ids
+    return {
+        "nodes": [
+            {"id": place.identity(root), "drained": agents.is_drained(root), "agents": agents.states(root)}
+            for root in map(os.path.expanduser, roots)
+        ],
+        "gpus": {"total": len(ids), "inUse": len(gpus.busy(ids, environment))} if ids else None,
+    }
 
 
 def start(
     root: str,
     command: Optional[Sequence[str]],
     arguments: Sequence[str],
-    ticket: Mapping[str, Any],
+    reservation: Mapping[str, Any],
     log: str,
     mark: str,
     secrets: Mapping[str, Any],
     keeper: str,
 ) -> Answer:
-    """Start the agent of a ticket: in a session of its own, its output to a file, its secrets on its standard input.
+    """Start the agent of a reservation: in a session of its own, its output to a file, its secrets on its standard input.
 
     Args:
         command: what runs the agent's archive; None: this interpreter and the archive that this is.
-        arguments: the agent's, without root and ticket.
-        ticket: ``number``, ``age`` (seconds since it was taken) and ``after``.
+        arguments: the agent's, without root and reservation.
+        reservation: ``number``, ``age`` (seconds since it was made) and ``after``.
         log: the agent's own log file, relative to the root.
         mark: the job's, by which the agent is known when it is to be ended.
         secrets: what the agent is told (see ``agent.main``).
-        keeper: the id of the node that keeps the ticket book; empty where there can be no other.
+        keeper: the id of the node that keeps the queue; empty where there can be no other.
 
     Returns:
         ``pid``, ``started``, ``boot`` (the boot that they belong to), ``root``, ``log``; of the agent that is there if it
@@ -91,18 +119,18 @@ def start(
     root = place.own_folder(root)
     if keeper:
         place.set_keeper(root, keeper)
-    number = ticket["number"]
-    given = {"number": number, "taken": time.time() - ticket["age"], "after": ticket["after"]}
-    with register.locked(root, number):
-        known = register.read(root, number)
-        if known and register.is_alive(known):
+    number = reservation["number"]
+    given = {"number": number, "taken": time.time() - reservation["age"], "after": reservation["after"]}
+    with agents.locked(root, number):
+        known = agents.read(root, number)
+        if known and agents.is_alive(known):
             return known
         path = os.path.join(root, log)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         # -I: the submitter's PYTHON* variables and user site don't leak in; -S: no site-packages, a tenth of the start.
         argv = list(command or [sys.executable, "-I", "-S", archive_path()])
-        argv += ["agent", *arguments, "--root=" + root, "--ticket=" + json.dumps(given)]
-        return register.write(root, number, _spawn(argv, path, mark, json.dumps(dict(secrets)).encode()), path)
+        argv += ["agent", *arguments, "--root=" + root, "--reservation=" + json.dumps(given)]
+        return agents.write(root, number, _spawn(argv, path, mark, json.dumps(dict(secrets)).encode()), path)
 
 
 def _spawn(argv: List[str], log: str, mark: str, stdin: bytes) -> int:
@@ -130,7 +158,7 @@ def _spawn(argv: List[str], log: str, mark: str, stdin: bytes) -> int:
 
 
 def poll(root: str, number: int, identity: str) -> Answer:
-    """How a ticket's agent stands.
+    """How a reservation's agent stands.
 
     Args:
         identity: the id of the node that is meant; empty where it can be no other.
@@ -141,12 +169,12 @@ def poll(root: str, number: int, identity: str) -> Answer:
         had to give up the share, as a ``failed`` record, or None; ``frozen``: whether it lives and is stopped (SIGSTOP).
     """
     root = os.path.expanduser(root)
-    known = register.read(root, number)
+    known = agents.read(root, number)
     if known is None or (identity and place.identity(root) != identity):
         return {"alive": None, "state": "", "last": "", "failure": None, "frozen": False}
-    said = tickets.told(root, number)
+    said = agents.told(root, number)
     failure = said.get("failure")
-    if register.is_alive(known):
+    if agents.is_alive(known):
         frozen = processes.is_stopped(known["pid"])
         return {"alive": True, "state": said.get("state", "waiting"), "last": "", "failure": failure, "frozen": frozen}
     return {"alive": False, "state": "ended", "last": _last_line(known["log"]), "failure": failure, "frozen": False}
@@ -184,8 +212,8 @@ def end(mark: str, nodes: Sequence[Sequence[str]], give_up: float) -> Answer:
     # Agents first: they would otherwise see their ranks die and tell a story of their own. Their descendants go with them,
     # since one that has thrown away its environment can't be found later.
     roots = {"--root=" + os.path.abspath(os.path.expanduser(root)) for root, _ in nodes}
-    agents = processes.marked(mark, variable=protocol.AGENT_VARIABLE)
-    alive = {pid for pid in agents if roots.intersection(processes.command_line(pid))}
+    marked = processes.marked(mark, variable=protocol.AGENT_VARIABLE)
+    alive = {pid for pid in marked if roots.intersection(processes.command_line(pid))}
     family = {pid: processes.start_time(pid) for agent in alive for pid in (agent, *processes.descendants(agent))}
     if any(containers.has_one(root, mark) for root, _ in nodes):
         # With the agents the containers go; their engine has to see that, and is one of the family.
@@ -205,7 +233,7 @@ def end(mark: str, nodes: Sequence[Sequence[str]], give_up: float) -> Answer:
 
 VERBS: Dict[str, Callable[..., Answer]] = {
     **place.VERBS,
-    **{function.__name__: function for function in (ended, listing, take, drop, start, poll, end, gate.gate)},
+    **{function.__name__: function for function in (ended, listing, reserve, drop, drain, census, start, poll, end)},
 }
 
 
@@ -213,9 +241,9 @@ def _verb(name: str) -> Callable[..., Answer]:
     if name in VERBS:
         return VERBS[name]
     # Few clients ask these; the others don't wait for all that this imports.
-    from mlflow_batchai.agent import census, examine, leftovers, needs
+    from mlflow_batchai.agent import examine, leftovers, needs
 
-    return {**examine.VERBS, **leftovers.VERBS, **needs.VERBS, "census": census.census}[name]
+    return {**examine.VERBS, **leftovers.VERBS, **needs.VERBS}[name]
 
 
 def answer(verb: str, arguments: Mapping[str, Any]) -> Answer:
@@ -228,7 +256,7 @@ def answer(verb: str, arguments: Mapping[str, Any]) -> Answer:
         return _verb(verb)(**arguments)
     except boot.FolderError as error:
         raise HostError("%s; mend that, or name another folder (root in the cluster document)" % error) from error
-    except (tickets.BookError, place.KeeperError) as error:
+    except (queue.QueueError, place.KeeperError) as error:
         raise HostError(str(error)) from error
     except OSError as error:
         what = ": %s" % error.filename if error.filename else ""

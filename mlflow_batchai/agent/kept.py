@@ -8,8 +8,8 @@ import time
 import uuid
 from typing import Callable, Iterator
 
-from mlflow_batchai.agent import tickets
 from mlflow_batchai.agent.mounts import undo
+from mlflow_batchai.agent.reservation import locks
 
 # Its first line is the stamp; the second tells one making from the next in the same place.
 MARKER = ".complete"
@@ -41,9 +41,9 @@ def once(
         yield False
         return
     with open(folder + MAKING, "w") as lock:
-        if not tickets.try_lock(lock.fileno()):
+        if not locks.try_lock(lock.fileno()):
             say("waiting for another job's agent that makes %s" % what)
-            while not tickets.try_lock(lock.fileno()):
+            while not locks.try_lock(lock.fileno()):
                 wait()
         if _is_made(marker, stamp):
             yield False
@@ -99,7 +99,7 @@ def _alone(folder: str, stack: contextlib.ExitStack) -> bool:
     """Keep all agents away from a folder until the stack is closed; False if one is there."""
     for name in (USING, MAKING):
         file = stack.enter_context(open(folder + name, "a"))  # noqa: SIM115 (closed by the stack)
-        if not tickets.try_lock(file.fileno()):
+        if not locks.try_lock(file.fileno()):
             return False
     return True
 

@@ -1,8 +1,10 @@
 """What lies on a node's own disk that nothing uses: found, and removed when a person asks for it (`batchai gc`).
 
-``tidy`` removes by itself what every job leaves. Environments and kept preparations, which cost time to make, stay until then.
+Agents remove by themselves what every job leaves (``tidy``). Environments and kept preparations, which cost time to make, stay
+until then.
 """
 
+import contextlib
 import functools
 import os
 import re
@@ -10,10 +12,16 @@ import stat
 import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
-from mlflow_batchai.agent import kept, processes, register
+from mlflow_batchai.agent import kept, processes
 from mlflow_batchai.agent.layout import archive_path
+from mlflow_batchai.agent.reservation.agents import living
 
 Answer = Dict[str, Any]
+
+DAY_SECONDS = 86400.0
+LOG_SECONDS = 30 * DAY_SECONDS
+# Each version of this package has an archive of its own; a client of that version sends it again, as it does a tool.
+SENT_SECONDS = 90 * DAY_SECONDS
 
 _KEPT = re.compile(r"^[0-9a-f]{4,64}$")
 _LOG = re.compile(r"^[^.].*\.log$")
@@ -65,7 +73,7 @@ def leftovers(
         *_kept(os.path.expanduser(environments) if environments else os.path.join(root, "envs"), "environment", now - seconds),
         *_kept(os.path.join(root, "prepared"), "preparation", now - seconds),
         *_logs(root, now - seconds),
-        *_files(os.path.join(root, "tools"), "tool", _TOOL, now - seconds, lambda path: False),
+        *_tools(root, now - seconds),
         *_archives(agents or os.path.dirname(own), own, now - seconds),
     ]
     if remove is not None:
@@ -77,6 +85,25 @@ def leftovers(
         for each in found
     ]
     return {"items": items, "gone": []}
+
+
+def tidy(root: str, now: float, archive: Optional[str] = None) -> None:
+    """Remove agents' logs after 30 days, archives and tools that clients have sent after 90 days without use.
+
+    Called by an agent that has the node; what can't be removed is left.
+
+    Args:
+        archive: the one that runs, which stays; default: ours.
+    """
+    found = [*_logs(root, now - LOG_SECONDS), *_tools(root, now - SENT_SECONDS)]
+    own = archive or archive_path()
+    if os.path.isfile(own):  # not run from source
+        with contextlib.suppress(OSError):
+            # Disks that are mounted with noatime don't tell otherwise that it is in use.
+            os.utime(own, (now, now))
+        found += _archives(os.path.dirname(own), own, now - SENT_SECONDS)
+    for each in found:
+        each.remove()
 
 
 def size(path: str) -> int:
@@ -133,16 +160,17 @@ def _last_use(folder: str) -> Optional[float]:
 
 
 def _logs(root: str, before: float) -> Iterator[Leftover]:
-    living = {agent["log"] for agent in register.living(root)}
-    yield from _files(os.path.join(root, "logs"), "log", _LOG, before, lambda path: path in living)
+    used = {agent["log"] for agent in living(root)}
+    yield from _files(os.path.join(root, "logs"), "log", _LOG, before, lambda path: path in used)
+
+
+def _tools(root: str, before: float) -> Iterator[Leftover]:
+    yield from _files(os.path.join(root, "tools"), "tool", _TOOL, before, lambda path: False)
 
 
 def _archives(folder: str, own: str, before: float) -> Iterator[Leftover]:
     """Archives of other versions: an agent reads its own as long as it lives."""
-    if not os.path.isfile(own) and not os.path.isdir(folder):
-        return
-    running = processes.arguments()
-    yield from _files(folder, "agent", _ARCHIVE, before, lambda path: path == own or path in running)
+    yield from _files(folder, "agent", _ARCHIVE, before, lambda path: path == own or path in processes.arguments())
 
 
 def _files(folder: str, kind: str, names: "re.Pattern[str]", before: float, keep: Callable[[str], bool]) -> Iterator[Leftover]:

@@ -128,6 +128,8 @@ class ModelCheck:
                 break
             if self.shipper.inbox.verdict is not None or self.shipper.trouble or not self.shipper.is_alive():
                 break  # nobody would hear of it
+            if self.peers.termination:
+                break
         late = task.status is None
         self.runtime.end_everything(kill_first=late)
         self.runtime.drain([task], 0.5)
@@ -150,7 +152,9 @@ class ModelCheck:
         """A check of which nothing came."""
         if not self.python:
             return models.check(models.UNCHECKED, "there is no Python in the job's container", seconds)
-        if late:
+        if self.peers.termination:
+            why = "the agent was told to end (SIGTERM) before it was tried"
+        elif late:
             why = "it could not be loaded and tried in %d s (model.checkTimeout)" % limit
         else:
             why = "the check %s" % self.runtime.how(task)

@@ -1,17 +1,19 @@
 """What others say of an attempt, as one node hears it: who is there, who is ready, who failed, stopped or fell silent."""
 
 import contextlib
+import math
 import time
 from typing import Any, Callable, Dict, List, Optional, Set
 
-from mlflow_batchai.agent import protocol, records, tickets
+from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.agent.layout import NodeLayout, node_id
 from mlflow_batchai.agent.network import Interface
 from mlflow_batchai.agent.outcome import Failure, Stop
+from mlflow_batchai.agent.reservation.agents import ARRIVAL_SECONDS, MARGIN_SECONDS
 from mlflow_batchai.agent.shipper import Shipper
 
-# An agent comes within this many seconds of its ticket, so of ours, or never; it speaks from its first moment.
-COMING_SECONDS = tickets.ARRIVAL_SECONDS + tickets.MARGIN_SECONDS
+# An agent comes within this many seconds of its reservation, so of ours, or never; it speaks from its first moment.
+COMING_SECONDS = ARRIVAL_SECONDS + MARGIN_SECONDS
 # Who is not let in on the share for so long (its SAS has expired, the account has new keys) never will be; until then it may be
 # a network rule that someone is just correcting. Less than ``sharetrouble.AWAY_SECONDS``, which count from when the share was
 # used last: why we are not let in is the better reason.
@@ -23,6 +25,8 @@ _EXIT: records.Shape = dict(records.EXIT, segments=records.is_count)
 SKEW_MS = 15000
 # For a peer that has ended its ranks to say so.
 LAST_WORDS_SECONDS = 10.0
+# From SIGTERM to our exit. What sends it (Slurm, systemd) often sends SIGKILL after 30 s.
+TERMINATION_SECONDS = 25.0
 
 
 class Peers:
@@ -35,6 +39,7 @@ class Peers:
         exits: node -> exit.json of those that have ended (node 0 only).
         done: whether node 0's own ranks have ended well.
         leaderless: whether node 0's agent never came, so that someone else has to give the verdict.
+        termination: the failure that this agent's end by SIGTERM is, once it was told to end.
     """
 
     def __init__(self, layout: NodeLayout, shipper: Shipper) -> None:
@@ -47,6 +52,8 @@ class Peers:
         self.exits: Dict[int, Dict[str, Any]] = {}
         self.done = False
         self.leaderless = False
+        self.termination: Optional[Failure] = None
+        self._end_until = math.inf
         self._node_count = layout.plan.node_count
         self._ready: Dict[int, bool] = {}
         self._failures: List[Failure] = []
@@ -86,6 +93,17 @@ class Peers:
         """Node 0: whether every other node is set up."""
         return len(self._ready) == self._node_count - 1
 
+    def terminate(self) -> None:
+        """Have this agent end its part (the handler of SIGTERM)."""
+        if self.termination is None:
+            sentence = "%s: the agent was told to end (SIGTERM)" % self.layout.node_id
+            self.termination = Failure(protocol.NODE_LOST, sentence, node=self.layout.node)
+            self._end_until = time.monotonic() + TERMINATION_SECONDS
+
+    def within(self, seconds: float, rest: float) -> float:
+        """Seconds that a step of the end may take: after a SIGTERM fewer, so that ``rest`` seconds are left for later ones."""
+        return max(0.0, min(seconds, self._end_until - rest - time.monotonic()))
+
     def check(self, starting: bool = False) -> None:
         """Raise if what others say ends the attempt here.
 
@@ -94,7 +112,7 @@ class Peers:
 
         Raises:
             Stop: it has its verdict, its end was asked for, or a peer failed, stopped, fell silent, or (node 0) never came.
-            Failure: node 0 never came, or the share can't be used any more.
+            Failure: this agent was told to end (SIGTERM), node 0 never came, or the share can't be used any more.
             Exception: what ended the share thread: we can't hear anyone any more.
         """
         if self.shipper.broken is not None:
@@ -110,6 +128,8 @@ class Peers:
         wish = self.wish(starting)
         if wish:
             raise wish
+        if self.termination is not None:
+            raise self.termination
         self._listen()
         for node, why in self._left.items():
             raise Stop("peer", "%s ended its part: %s" % (node_id(node), why))
@@ -202,15 +222,16 @@ class Peers:
             if record.get("stopped")
         ]
 
-    def await_exits(self, pump: Callable[[], object]) -> None:
+    def await_exits(self, pump: Callable[[], object], rest: float) -> None:
         """After a stop: give the peers time to hear of it, to end what they have, and to say how it ended.
 
         Args:
             pump: what is done meanwhile, again and again; it takes a moment.
+            rest: see ``within``.
         """
         plan = self.layout.plan
-        until = time.monotonic() + plan.loss_seconds + plan.terminate_seconds + LAST_WORDS_SECONDS
-        while not self.all_ended() and self.inbox.verdict is None and time.monotonic() < until:
+        begun, most = time.monotonic(), plan.loss_seconds + plan.terminate_seconds + LAST_WORDS_SECONDS
+        while not self.all_ended() and self.inbox.verdict is None and time.monotonic() - begun < self.within(most, rest):
             if self.shipper.trouble:
                 return  # we don't hear each other any more
             self.failures()

@@ -93,6 +93,7 @@ class Phases:
     def _announce(self) -> None:
         record = {
             "node": self.layout.node,
+            "name": self.name,
             **self.meeting.open(),
             "gpus": self.gpus.find(),
             "cores": max(1, len(os.sched_getaffinity(0)) // self.part[1]),

@@ -7,10 +7,11 @@ import shutil
 import uuid
 from typing import Any, Callable, Dict, Optional
 
-from mlflow_batchai.agent import boot, processes, register
+from mlflow_batchai.agent import boot, processes
 from mlflow_batchai.agent.control import open_control
 from mlflow_batchai.agent.control.base import ControlError
 from mlflow_batchai.agent.mounts import table
+from mlflow_batchai.agent.reservation import agents
 
 Answer = Dict[str, Any]
 
@@ -51,7 +52,7 @@ def place(root: str) -> Answer:
 
     Returns:
         ``root`` (absolute), ``id`` (whatever the node is called: who it is), ``place`` (equal for two roots that are one
-        folder), ``filesystem``, ``free`` (bytes), ``keeper`` (the id of the node whose ticket book was used here last, or
+        folder), ``filesystem``, ``free`` (bytes), ``keeper`` (the id of the node whose queue was used here last, or
         None), ``busy`` (whether a job has the node or waits for it).
     """
     root = own_folder(root)
@@ -63,16 +64,16 @@ def place(root: str) -> Answer:
         "filesystem": filesystem(root),
         "free": shutil.disk_usage(root).free,
         "keeper": _read(os.path.join(root, "keeper")),
-        "busy": bool(register.living(root)),
+        "busy": bool(agents.living(root)),
     }
 
 
 class KeeperError(Exception):
-    """The node's jobs are in another ticket book; the message is a sentence without the node's name."""
+    """The node's jobs are in another queue; the message is a sentence without the node's name."""
 
 
 def set_keeper(root: str, keeper: str) -> None:
-    """Write whose ticket book the jobs of this node are in.
+    """Write whose queue the jobs of this node are in.
 
     Raises:
         KeeperError: a job that is in another one has the node, or waits for it: the two would wait for each other.
@@ -83,7 +84,7 @@ def set_keeper(root: str, keeper: str) -> None:
         known = _read(path)
         if known == keeper:
             return
-        if known and register.living(root):
+        if known and agents.living(root):
             raise KeeperError(OTHER_KEEPER)
         with open(path + ".new", "w", encoding="ascii") as file:
             file.write(keeper)

@@ -1,10 +1,11 @@
 """The agent's processes on this node: starting them, reading their output and reports, ending them."""
 
+import math
 import os
 import select
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Set
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Set
 
 from mlflow_batchai.agent import memory, processes, records, shells
 from mlflow_batchai.agent.layout import NodeLayout
@@ -34,6 +35,7 @@ class Runtime:
     """All tasks of this agent, pumped from its one main thread.
 
     Attributes:
+        held: file descriptors that ranks have to inherit, once the node is ours (``Reservation.acquire``).
         container: the job's, once it runs: tasks are started in it.
         reported_models: what ranks said of saved models, the last of each path.
         registry: ``username`` and ``password`` for its image, or None.
@@ -43,7 +45,7 @@ class Runtime:
         self.layout = layout
         self.shipper = shipper
         self.secrets = dict(secrets)
-        self.node_lock: Optional[int] = None
+        self.held: Optional[Sequence[int]] = None
         self.container: Optional[Container] = None
         self.registry: Optional[Mapping[str, str]] = None
         self.tasks: Dict[int, Task] = {}
@@ -69,7 +71,7 @@ class Runtime:
         inside: bool = True,
         umask: Optional[int] = None,
     ) -> Task:
-        """Start a task; ranks and preparation hold the lock of the node open.
+        """Start a task; ranks and preparation hold the lock of the node open, where it has one.
 
         Args:
             stdin: whether it has a pipe as standard input, closed when the agent goes.
@@ -77,12 +79,11 @@ class Runtime:
             inside: whether it runs in the job's container, where there is one.
             umask: default: the plan's.
         """
-        keep = [] if self.node_lock is None else [self.node_lock]
         cwd = cwd or self.layout.code
         if self.container and inside:
             environment = dict(environment, **({HELPER_VARIABLE: "1"} if helper else {}))
             argv, environment = self.container.argv_for(argv, environment, cwd, stdin)
-        task.start(argv, cwd, environment, keep, stdin, self.layout.umask if umask is None else umask)
+        task.start(argv, cwd, environment, list(self.held or ()), stdin, self.layout.umask if umask is None else umask)
         self._memory[task] = self._counters()
         self.tasks[task.pid] = task
         self._started.append(task)
@@ -198,25 +199,26 @@ class Runtime:
     def _left_spared(self) -> Set[int]:
         return self._alive_spared() & self.family()
 
-    def end_everything(self, kill_first: bool) -> Set[int]:
+    def end_everything(self, kill_first: bool, most: float = math.inf) -> Set[int]:
         """End every process of the job on this node, helpers excepted, and read the rest of their output.
 
         All of them are asked by SIGTERM at once, and have ``terminateSeconds`` of the plan to save what they have.
 
         Args:
             kill_first: False after a normal end, when only stragglers can be left.
+            most: seconds that they have at most.
 
         Returns:
             Pids that would not go.
         """
         left: Set[int] = set()
-        grace: float = self.layout.plan.terminate_seconds if kill_first else STRAGGLER_SECONDS
+        grace = min(most, self.layout.plan.terminate_seconds if kill_first else STRAGGLER_SECONDS)
         if self.container:
             begun = time.monotonic()
             left = self._end_inside(self.container, grace)
             # Outside of it are only the clients, which follow.
             grace = max(min(grace, STRAGGLER_SECONDS), grace - (time.monotonic() - begun))
-        if self.node_lock is not None or self.tasks:
+        if self.held is not None or self.tasks:
             left |= processes.sweep(self._ours, grace, sleep=self._pump_for)
         self.drain(self.ranks)
         # A rank may have reported between the last look at the spool and its end.

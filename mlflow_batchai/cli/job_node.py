@@ -55,12 +55,11 @@ def _alive(found: Submitted) -> list[dict[str, Any]]:
     if runner.state(found).ended:
         return []
     snapshot = found.job.snapshot()
-    handle = found.job.handle() or {"nodes": []}
-    names = dict(enumerate(str(entry["name"]) for entry in handle["nodes"]))
     return [
         {
             "nodeId": node_id(node),
-            "name": names.get(node),
+            # Agents of earlier versions announced none.
+            "name": str(record.get("name", node_id(node))),
             "host": record["host"],
             "ipAddress": record["address"],
             "port": None,

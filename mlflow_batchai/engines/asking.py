@@ -47,7 +47,7 @@ def census(nodes: Sequence[Node], known: Sequence[Known], book: str, each: Each)
         roots = [nodes[index].root for index in group]
         calls.append(functools.partial(nodes[group[0]].machine.ask, "census", CENSUS_SECONDS, roots=roots))
     answers = list(each(calls))
-    listed = answers.pop(0) if known[0].lost is None else {"tickets": []}
+    listed = answers.pop(0) if known[0].lost is None else {"reservations": []}
     if isinstance(listed, ClusterError):
         raise listed
     said: list[Said] = [one.lost or ClusterError("") for one in known]
@@ -58,7 +58,9 @@ def census(nodes: Sequence[Node], known: Sequence[Known], book: str, each: Each)
             else:
                 told = answer["nodes"][position]
                 said[index] = {**told, "id": nodes[index].id or told["id"]}
-    found = work_out([one.place for one in known], said, [one.trouble for one in known], listed["tickets"], add_up(answers))
+    found = work_out(
+        [one.place for one in known], said, [one.trouble for one in known], listed["reservations"], add_up(answers)
+    )
     return found if known[0].lost is None else found._replace(trouble=str(known[0].lost))
 
 
@@ -69,7 +71,7 @@ def admit(nodes: Sequence[Node], count: int, each: Each) -> None:
         ClusterError: some could not be told, and why; the others have been.
     """
     calls = [
-        functools.partial(node.machine.ask, "gate", root=node.root, closed=index >= count) for index, node in enumerate(nodes)
+        functools.partial(node.machine.ask, "drain", root=node.root, drained=index >= count) for index, node in enumerate(nodes)
     ]
     troubles = [str(said) for said in each(calls) if isinstance(said, ClusterError)]
     if troubles:
@@ -83,7 +85,7 @@ def take(usable: Mapping[str, Node], keeper: Machine, book: str, request: StartR
         usable: id -> node, in the cluster's order.
         keeper: the machine that keeps the book.
     """
-    earlier = keeper.ask("listing", book=book)["tickets"]
+    earlier = keeper.ask("listing", book=book)["reservations"]
     calls = []
     for identity, node in usable.items():
         asked = [(ticket["number"], ticket["age"]) for ticket in earlier if identity in ticket["nodes"]]
@@ -93,14 +95,14 @@ def take(usable: Mapping[str, Node], keeper: Machine, book: str, request: StartR
         if isinstance(said, ClusterError):
             raise said
         ended[identity] = said["ended"]
-        closed += [identity] if said["closed"] else []
+        closed += [identity] if said["drained"] else []
     return keeper.ask(
-        "take",
+        "reserve",
         book=book,
         nodes=list(usable),
         job=request.mark,
         count=request.node_count,
         ended=ended,
-        closed=closed,
+        drained=closed,
         folder=request.folder,
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from mlflow_batchai.agent.tickets import ARRIVAL_SECONDS, MARGIN_SECONDS
+from mlflow_batchai.agent.reservation.agents import ARRIVAL_SECONDS, MARGIN_SECONDS
 from mlflow_batchai.errors import ClusterError
 
 Said = Mapping[str, Any] | ClusterError
@@ -93,7 +93,7 @@ def work_out(
     for its other nodes, or is just taking it, and *unusable* if it can't be asked or no job could be sent to it.
 
     Args:
-        said: of each node: what ``agent/census.py`` says of it, or why it could not be asked.
+        said: of each node: what ``host.census`` says of it, or why it could not be asked.
         troubles: why no job can be sent to it, or nothing.
         book: the ticket book's tickets.
     """
@@ -107,9 +107,9 @@ def work_out(
         held, waiting = (_numbers(answer, word) for word in ("held", "waiting"))
         if held:
             whole = by_number[held[0]].started if held[0] in by_number else True
-            state = NodeState.LEAVING if answer["closed"] else NodeState.RUNNING if whole else NodeState.PREPARING
+            state = NodeState.LEAVING if answer["drained"] else NodeState.RUNNING if whole else NodeState.PREPARING
             nodes.append(NodeReport(place, state, held[0]))
-        elif answer["closed"]:
+        elif answer["drained"]:
             nodes.append(NodeReport(place, NodeState.CLOSED))
         elif trouble:
             nodes.append(NodeReport(place, NodeState.UNUSABLE, None, trouble))

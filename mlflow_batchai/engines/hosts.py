@@ -1,7 +1,7 @@
 """The engine for machines without a scheduler: what is the same for this one, cut into nodes, and for others over SSH.
 
-Which job has which node stands in the ticket book (``agent/tickets.py``), on the disk of the cluster's first node; agents start
-at submit and wait for their turn. What is asked of nodes is the same for both, and stands in ``agent/host.py``.
+Which job has which node stands in its queue (``agent/reservation/queue.py``), on the disk of the cluster's first node; agents
+start at submit and wait for their node. What is asked of nodes is the same for both, and stands in ``agent/host.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.plan import plain
-from mlflow_batchai.agent.tickets import ARRIVAL_SECONDS
+from mlflow_batchai.agent.reservation.agents import ARRIVAL_SECONDS
 from mlflow_batchai.engines import asking
 from mlflow_batchai.engines.asking import Known
 from mlflow_batchai.engines.base import CheckResult, Handle, Needs, NodeCommand, Poll, PollState, StartRequest
@@ -128,7 +128,7 @@ class Hosts:
                 command=node.machine.command,
                 arguments=self._arguments(request, index, node),
                 # Rather too old than too young: an agent that believes itself in time would stand in others' way.
-                ticket={
+                reservation={
                     "number": ticket["number"],
                     "age": ticket["age"] + time.monotonic() - asked,
                     "after": ticket["after"][node.id],

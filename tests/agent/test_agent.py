@@ -19,7 +19,8 @@ from closed_file import read_closed
 from node_world import SAVES, Cluster, Job, PlanMaker, python38
 from waiting import wait_for
 
-from mlflow_batchai.agent import ending, mountfiles, processes, protocol, sharefiles, tickets
+from mlflow_batchai.agent import ending, mountfiles, processes, protocol, sharefiles
+from mlflow_batchai.agent.reservation import agents, locks
 
 # Runs until ``release``.
 HOLD = 'echo go; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
@@ -28,13 +29,12 @@ HOLD = 'echo go; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; 
 def assert_clean(cluster: Cluster, job: Job) -> None:
     """Nothing of the job runs or lies on the nodes any more, and the nodes are free."""
     assert job.processes() == set()
-    for index in job.ticket["nodes"]:
+    for index in job.reservation["nodes"]:
         root = str(cluster.roots[int(index)])
-        assert tickets.state(root, job.ticket["number"], 0, time.time()) == "ended"
-        assert processes.lock_holders(tickets.lock_path(root)) == set()
+        assert agents.state(root, job.reservation["number"], 0, time.time()) == "ended"
+        assert processes.lock_holders(locks.lock_path(root)) == set()
         assert os.listdir(os.path.join(root, "jobs")) == []
-        state = json.loads(Path(tickets.ticket_path(root, job.ticket["number"]) + ".state").read_text())
-        assert state == {"state": "ended", "job": job.plan.job}
+        assert agents.told(root, job.reservation["number"]) == {"state": "ended"}
 
 
 def release(job: Job) -> None:
@@ -191,7 +191,7 @@ def test_a_deleted_ticket_book_kills_nobody(cluster: Cluster) -> None:
     wait_for(lambda: first.log("stdout.txt"))
     shutil.rmtree(cluster.book)
     second = cluster.submit("echo go")
-    assert second.ticket["number"] > first.ticket["number"]
+    assert second.reservation["number"] > first.reservation["number"]
     time.sleep(0.5)
     assert second.log("stdout.txt") == ""
     release(first)
@@ -220,9 +220,9 @@ def test_a_lost_node_fails_the_job_and_the_next_job_sweeps_it(cluster: Cluster) 
     wait_for(lambda: job.log("stdout.txt").count("started") == 2)
     job.agents[1].kill()
     job.agents[1].wait()
-    root = str(cluster.roots[int(job.ticket["nodes"][1])])
-    assert tickets.state(root, job.ticket["number"], 0, time.time()) == "ended"
-    stray = processes.lock_holders(tickets.lock_path(root))
+    root = str(cluster.roots[int(job.reservation["nodes"][1])])
+    assert agents.state(root, job.reservation["number"], 0, time.time()) == "ended"
+    stray = processes.lock_holders(locks.lock_path(root))
     assert stray, "the stray process holds the node"
     # The next job takes the node from the stray process while the first is still ending on the other.
     after = cluster.submit("echo mine", nodes=2)
@@ -240,7 +240,7 @@ def test_a_daemon_that_closed_the_lock_is_swept_too(cluster: Cluster) -> None:
     wait_for(lambda: job.log("stdout.txt"))
     job.agents[0].kill()
     job.agents[0].wait()
-    wait_for(lambda: not processes.lock_holders(tickets.lock_path(str(cluster.roots[0]))))
+    wait_for(lambda: not processes.lock_holders(locks.lock_path(str(cluster.roots[0]))))
     assert len(job.processes()) == 1
     assert cluster.submit("true").wait()["executionState"] == "succeeded"
     assert job.processes() == set()
@@ -314,8 +314,8 @@ def test_an_agent_that_never_came_is_given_up(cluster: Cluster, absent: int) -> 
     )
     assert [error["code"] for error in verdict["errors"]] == ["NodeSetupFailed"]
     assert verdict["by"] == f"agent-{1 - absent}"
-    root = str(cluster.roots[int(job.ticket["nodes"][1 - absent])])
-    assert tickets.state(root, job.ticket["number"], 0, time.time()) == "ended"
+    root = str(cluster.roots[int(job.reservation["nodes"][1 - absent])])
+    assert agents.state(root, job.reservation["number"], 0, time.time()) == "ended"
     assert cluster.submit("true").wait()["executionState"] == "succeeded"
 
 
@@ -489,10 +489,10 @@ mounted.NamedFiles.send = late
 
 
 def test_an_agent_that_comes_too_late_gives_up(cluster: Cluster) -> None:
-    job = cluster.submit("echo never", patch="tickets.ARRIVAL_SECONDS = 0.0001")
+    job = cluster.submit("echo never", patch="agents.ARRIVAL_SECONDS = 0.0001")
     verdict = job.wait()
     assert verdict["errors"][0]["code"] == "NodeSetupFailed"
-    assert "ticket" in verdict["reason"]
+    assert "after the node was reserved; submit again" in verdict["reason"]
 
 
 def test_memory_of_a_running_agent(cluster: Cluster) -> None:
@@ -510,7 +510,7 @@ def test_memory_of_a_running_agent(cluster: Cluster) -> None:
 
 
 def ask_for_a_plan(agent_pyz: Path, tmp_path: Path, seconds: float, patch: str = "") -> subprocess.CompletedProcess[str]:
-    argv = [f"--share={tmp_path}", "--folder=x", "--attempt=1", "--node=0", f"--root={tmp_path}/r", "--ticket={}"]
+    argv = [f"--share={tmp_path}", "--folder=x", "--attempt=1", "--node=0", f"--root={tmp_path}/r", "--granted"]
     lines = [
         f"import sys; sys.path.insert(0, {str(agent_pyz)!r})",
         "from mlflow_batchai.agent import agent",

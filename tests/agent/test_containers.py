@@ -331,7 +331,7 @@ def test_what_a_job_prepared_is_kept_for_its_image(cluster: Cluster, docker: Fak
     changes = {"preparation": 'echo once; touch "$BATCHAI_PREPARATION_DIR/made"', "preparationCache": "0123456789abcdef"}
     for expected in ("once\n", ""):
         job = docker.submit(cluster, 'ls "$BATCHAI_PREPARATION_DIR"', **changes)
-        cluster.roots[1] = cluster.roots[0]  # the ticket book gives the next job the other node, which is the same one
+        cluster.roots[1] = cluster.roots[0]  # the queue gives the next job the other node, which is the same one
         assert job.wait(30)["executionState"] == "succeeded", job.said()
         assert job.log("stdout-job_prep.txt") == expected
         assert job.log("stdout.txt") == "made\n"

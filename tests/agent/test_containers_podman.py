@@ -19,7 +19,7 @@ from node_world import SAVES, Cluster, Job, python38
 from podman_engine import IMAGE, Podman
 from waiting import wait_for
 
-from mlflow_batchai.agent import processes, register
+from mlflow_batchai.agent import processes
 
 SECRET = "s3cret-of-the-job"
 PASSWORD = "p4ssword-of-the-registry"
@@ -234,7 +234,7 @@ def test_end(cluster: Cluster, podman: Podman, how: str) -> None:
     root = str(cluster.roots[0])
     agents = [[root, ""]]
     if how == "its agent lives":
-        wait_for(lambda: register.read(root, job.ticket["number"]), 10)
+        wait_for(lambda: agents.read(root, job.reservation["number"]), 10)
     code = f"import json; from mlflow_batchai.agent import host; print(json.dumps(host.end({job.mark!r}, {agents!r}, 10.0)))"
     environment = {**os.environ, **podman.environment}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -269,7 +269,7 @@ def test_the_next_job_removes_what_a_killed_agent_left(cluster: Cluster, podman:
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not job.processes(), 10, "ranks have outlived their agent")
     assert podman.containers() == [name]
-    cluster.roots.reverse()  # the ticket book gives the next job the other node, which is the same one
+    cluster.roots.reverse()  # the queue gives the next job the other node, which is the same one
     cluster.roots[0] = cluster.roots[1]
     assert submit(cluster, podman, "echo next").wait(60)["executionState"] == "succeeded"
 

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai.agent import host, place, processes, tickets
+from mlflow_batchai.agent import host, place, processes
+from mlflow_batchai.agent.reservation import agents
 
 SECRET = "hush-hush-hush"
 SIGNS = """
-from mlflow_batchai.agent import register
+from mlflow_batchai.agent.reservation import agents
 import sys, time
-register.sign(sys.argv[1], 1)
+agents.sign(sys.argv[1], 1)
 print("ready", flush=True)
 time.sleep(600)
 """
@@ -31,14 +32,14 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def start(root: Path, number: int = 1, **changes: Any) -> dict[str, Any]:
+def start(root: Path, number: int = 1) -> dict[str, Any]:
     """Starts a stand-in agent, which writes down what it was given and waits."""
     code = (
         "import json, os, sys, time; text = sys.stdin.read(); place = sys.argv[-2].split('=', 1)[1];"
         " open(place + '/given', 'w').write(json.dumps([sys.argv[1:], text, dict(os.environ)])); time.sleep(600)"
     )
-    ticket = {"number": number, "age": 12.5, "after": [3]}
-    asked = {"command": [sys.executable, "-I", "-S", "-c", code], "arguments": ["--x=1"], "ticket": ticket, **changes}
+    reservation = {"number": number, "age": 12.5, "after": [3]}
+    asked = {"command": [sys.executable, "-I", "-S", "-c", code], "arguments": ["--x=1"], "reservation": reservation}
     return host.answer(
         "start", {"root": str(root), "log": "logs/a.log", "mark": "x/1", "secrets": {"TOKEN": SECRET}, "keeper": "k", **asked}
     )
@@ -62,17 +63,17 @@ def test_start_and_poll(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert SECRET not in " ".join(argv)
         assert "CANARY" not in environment
         assert argv[:2] == ["agent", "--x=1"]
-        ticket = json.loads(argv[-1].removeprefix("--ticket="))
-        assert ticket["after"] == [3]
-        assert abs(time.time() - 12.5 - ticket["taken"]) < 5.0  # by this machine's clock
+        reservation = json.loads(argv[-1].removeprefix("--reservation="))
+        assert reservation["after"] == [3]
+        assert abs(time.time() - 12.5 - reservation["taken"]) < 5.0  # by this machine's clock
         assert poll(said) == {"alive": True, "state": "waiting", "last": "", "failure": None, "frozen": False}
-        tickets.set_state(str(root), 1, json.dumps({"state": "held"}))
+        agents.report(str(root), 1, {"state": "held"})
         assert poll(said)["state"] == "held"
         os.kill(said["pid"], signal.SIGSTOP)
         assert wait_for(lambda: poll(said)["frozen"])
         os.kill(said["pid"], signal.SIGCONT)
         assert wait_for(lambda: not poll(said)["frozen"])
-        tickets.set_state(str(root), 1, json.dumps({"state": "held", "failure": {"code": "ShareFailed"}}))
+        agents.report(str(root), 1, {"state": "held", "failure": {"code": "ShareFailed"}})
         assert poll(said)["failure"] == {"code": "ShareFailed"}
         assert start(root) == said  # asked again: the agent that is there
         assert os.getsid(said["pid"]) == said["pid"]
@@ -117,7 +118,7 @@ def test_who_the_agent_is_stands_on_the_node(root: Path) -> None:
             end(said)
 
 
-def test_whoever_claims_the_ticket_signs(root: Path) -> None:
+def test_whoever_claims_the_reservation_signs(root: Path) -> None:
     """An answer was lost before it was written who was started; a second one was, and only one of them is the agent."""
     twin = start(root)
     with open(root / "its.log", "w") as log:
@@ -188,9 +189,9 @@ def test_a_folder_that_others_can_write_is_closed(root: Path) -> None:
     assert root.stat().st_mode & 0o777 == 0o755
 
 
-def test_a_damaged_book_is_a_sentence(tmp_path: Path) -> None:
+def test_a_damaged_queue_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "book.json").write_text("{")
-    with pytest.raises(host.HostError, match=f"the ticket book {tmp_path}/book.json is damaged; remove it when no job"):
+    with pytest.raises(host.HostError, match=f"the queue {tmp_path}/book.json is damaged; remove it when no job"):
         host.answer("listing", {"book": str(tmp_path)})
 
 
@@ -218,14 +219,14 @@ def test_served_line_by_line(agent_pyz: Path, root: Path) -> None:
     book = str(root / "book")
     os.makedirs(book)
     Path(book, "book.json").write_text('{"next": 1, "tickets": []}')
-    assert ask("take", book=book, nodes=["a", "b"], job="j/1", count=1, ended={})["ok"]["nodes"] == ["a"]
-    assert ask("listing", book=book)["ok"]["tickets"][0]["number"] == 1
-    assert ask("ended", root=str(root), asked=[[1, 0.0], [2, 1000.0]]) == {"ok": {"ended": [2], "closed": False}}
+    assert ask("reserve", book=book, nodes=["a", "b"], job="j/1", count=1, ended={})["ok"]["nodes"] == ["a"]
+    assert ask("listing", book=book)["ok"]["reservations"][0]["number"] == 1
+    assert ask("ended", root=str(root), asked=[[1, 0.0], [2, 1000.0]]) == {"ok": {"ended": [2], "drained": False}}
     assert ask("listing", wrong=1)["error"].startswith("TypeError: ")
     assert ask("nonsense")["error"].startswith("KeyError: ")
     assert "File exists" in ask("drop", book=str(agent_pyz), number=1, job="j")["error"]
     assert ask("drop", book=book, number=1, job="j/1") == {"ok": {}}
-    assert ask("listing", book=book) == {"ok": {"tickets": []}}
+    assert ask("listing", book=book) == {"ok": {"reservations": []}}
     process.stdin.close()
     assert process.wait(10) == 0
     process.stdout.close()

@@ -178,5 +178,5 @@ def test_an_archive_that_runs_stays(tmp_path: Path) -> None:
 
 def test_the_log_of_an_agent_that_lives_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = put(tmp_path / "logs" / "abc-1.log", 31)
-    monkeypatch.setattr("mlflow_batchai.agent.register.living", lambda root: [{"log": str(log)}])
+    monkeypatch.setattr("mlflow_batchai.agent.leftovers.living", lambda root: [{"log": str(log)}])
     assert found(tmp_path) == {}

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from mount_world import needs_root
 
-from mlflow_batchai.agent import host, staging, tickets
+from mlflow_batchai.agent import host, staging
 from mlflow_batchai.agent.layout import NodeLayout, archive_path
 from mlflow_batchai.agent.mounts import azure, table, undo
 from mlflow_batchai.agent.mounts.mount import Mask
+from mlflow_batchai.agent.reservation import locks
 
 MOUNTINFO = (
     r"42 27 0:39 / /tmp/a\040b rw,nosuid - fuse.rclone file\040share\040dev/data rw,user_id=0" + "\n"
@@ -71,8 +72,8 @@ def test_sweep_undoes_what_is_ours(root: Path) -> None:
     tmpfs(root / "mounts" / "ours")
     tmpfs(root / "mounts" / "theirs")
     undo.note_mount(str(root), str(root / "mounts" / "ours"))
-    lock = tickets.open_agent_lock(str(root))
-    assert tickets.try_lock(lock)
+    lock = locks.open_agent_lock(str(root))
+    assert locks.try_lock(lock)
     try:
         assert undo.sweep(str(root)) == []
         assert len(table.below(str(root))) == 4, "a living agent has the node"

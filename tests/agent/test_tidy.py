@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_batchai.agent.tidy import tidy
+from mlflow_batchai.agent.leftovers import tidy
 
 NOW = 1_700_000_000.0
 DAY = 86400.0
@@ -27,13 +27,6 @@ def put(path: Path, days: float, read: float | None = None) -> Path:
         ("logs/abc-1.log", 31, False),
         ("logs/abc-2.log", 29, True),
         ("logs/notes.txt", 400, True),
-        ("tickets/7.agent", 31, False),
-        ("tickets/7.agent.lock", 31, False),
-        ("tickets/7.4711", 31, False),
-        ("tickets/7.agent", 29, True),
-        ("tickets/12.agent", 400, True),
-        ("tickets/12", 400, True),
-        ("tickets/odd", 400, True),
         ("envs/abc/.complete", 400, True),
         ("prepared/abc/.complete", 400, True),
         ("agents/agent-0123456789abcdef.pyz", 91, False),
@@ -47,7 +40,6 @@ def put(path: Path, days: float, read: float | None = None) -> Path:
     ],
 )
 def test_by_age(tmp_path: Path, name: str, days: float, stays: bool) -> None:
-    put(tmp_path / "tickets" / "12", 400)
     own = put(tmp_path / "agents" / "agent-aaaaaaaaaaaaaaaa.pyz", 400)
     file = put(tmp_path / name, days)
     tidy(str(tmp_path), NOW, str(own))

@@ -194,7 +194,7 @@ def test_output_so_far(cli: Cli) -> None:
 
 def test_nodes(cli: Cli) -> None:
     nodes = cli.json("job", "node", "list", "-j", "toy-1")
-    assert [node["nodeId"] for node in nodes] == ["node-0", "node-1"]
+    assert [(node["nodeId"], node["name"]) for node in nodes] == [("node-0", "0"), ("node-1", "1")]
     table = cli("job", "node", "list", "-j", "toy-1", "-o", "table").out.splitlines()
     assert [title.strip() for title in table[0].split("  ") if title.strip()] == ["ID", "IP", "SSH Port"]
     assert [line.split() for line in table[2:]] == [["node-0", "127.0.0.1"], ["node-1", "127.0.0.1"]]

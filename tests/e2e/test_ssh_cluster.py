@@ -163,7 +163,7 @@ def test_a_client_that_dies_with_its_tickets(world: Any, ssh_servers: SshNodes, 
     assert world.last.info.status == "SCHEDULED"
 
     # The agents' own minute would be too long for a test.
-    here.constants("tickets", ARRIVAL_SECONDS=8.0, MARGIN_SECONDS=1.0)
+    here.constants("reservation/agents", ARRIVAL_SECONDS=8.0, MARGIN_SECONDS=1.0)
     run = here.submit(world.project("print('mine')", name="next", batchai=config(2)))
     assert ended(world, run).info.status == "FINISHED"
     assert "waiting for 1 job(s) before us" in world.log("execution-node-0.log", run)

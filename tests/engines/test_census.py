@@ -16,7 +16,7 @@ from mlflow_batchai.errors import ClusterError
 
 
 def answer(index: int, closed: bool = False, **agents: str) -> dict[str, Any]:
-    return {"id": f"id{index}", "closed": closed, "agents": {name[1:]: state for name, state in agents.items()}}
+    return {"id": f"id{index}", "drained": closed, "agents": {name[1:]: state for name, state in agents.items()}}
 
 
 def entry(number: int, *nodes: int, age: float = 1000.0) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_a_machine_is_waited_for_as_long_as_its_driver_may_take() -> None:
     class Machine:
         def ask(self, verb: str, timeout: float = 30.0, **arguments: Any) -> Any:
             asked[verb] = timeout
-            return {"tickets": []} if verb == "listing" else {"nodes": [answer(0)], "gpus": None}
+            return {"reservations": []} if verb == "listing" else {"nodes": [answer(0)], "gpus": None}
 
     machine: Any = Machine()
     places = [Known(Place("a", "127.0.0.1", None))]

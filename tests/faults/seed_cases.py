@@ -31,7 +31,7 @@ ENDING: Sequence[Step] = (
     ("write finished", (BEFORE, HALF, AFTER), 1),
 )
 FIRST_AGENT: Sequence[Step] = (
-    ("ticket", (AFTER,), 1),
+    ("reservation", (AFTER,), 1),
     ("owner", (BEFORE, AFTER), 1),
     ("write announce.json", (BEFORE, HALF, AFTER), 1),
     ("write rendezvous.json", (BEFORE, HALF, AFTER), 1),
@@ -45,7 +45,7 @@ LAST_OF_FIRST_AGENT: Sequence[Step] = (
     ("write verdict.json", (BEFORE, HALF, AFTER), 1),
 )
 OTHER_AGENT: Sequence[Step] = (
-    ("ticket", (AFTER,), 1),
+    ("reservation", (AFTER,), 1),
     ("owner", (BEFORE, AFTER), 1),
     ("write announce.json", (BEFORE, HALF, AFTER), 1),
     ("write segment", (BEFORE, HALF, AFTER), 7),
@@ -62,14 +62,14 @@ SUBMITTING: Sequence[Step] = (
 # Those agents that came wait for the others, or nobody comes at all: minutes until that is certain.
 HALF_STARTED: Sequence[Step] = (
     ("write plan.json", (AFTER,), 1),
-    ("ask take", (AFTER,), 1),
+    ("ask reserve", (AFTER,), 1),
     ("ask start", (AFTER,), 1),
 )
 # Between the verdict of attempt 1 and the start of attempt 2, as the follower of then sees it.
 BETWEEN: Sequence[Step] = (
     ("claim begun", (BEFORE, AFTER), 1),
     ("write attempt.json", (BEFORE, HALF, AFTER), 1),
-    ("ask take", (BEFORE, AFTER), 1),
+    ("ask reserve", (BEFORE, AFTER), 1),
     ("ask start", (BEFORE, AFTER), 2),
     ("write submitted.json", (BEFORE, HALF, AFTER), 1),
 )

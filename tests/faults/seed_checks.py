@@ -151,7 +151,7 @@ def _wrong_job(world: SeedWorld, case: Case, client: Any, run: Any, job: Path, c
 def _wrong_verdict(case: Case, state: str, code: str | None, attempt: int) -> Iterator[str]:
     if case.retries and case.faults and (state, attempt > 1) != ("succeeded", True):
         yield f"attempt {attempt} has {state} ({code}), though it could be retried"
-    half = any(fault.step in ("write plan.json", "ask take", "ask start") for fault in case.faults)
+    half = any(fault.step in ("write plan.json", "ask reserve", "ask start") for fault in case.faults)
     if state == "succeeded":
         return
     if not (case.kills_agents or half):

@@ -12,7 +12,7 @@ from node_world import QUICK, Cluster
 from plans import toy_plan
 from waiting import wait_for
 
-from mlflow_batchai.agent import tickets
+from mlflow_batchai.agent.reservation import agents
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
 
@@ -46,7 +46,7 @@ def test_a_cable_is_cut(tmp_path: Path, agent_pyz: Path) -> None:
             assert verdict is not None and verdict["errors"][0]["code"] == "NodeLost", job.said()
             assert verdict["reason"].startswith("node-1 has not been heard of for ")
             job.agents[1].wait(60)
-            told = tickets.told(str(cluster.roots[int(job.ticket["nodes"][1])]), job.ticket["number"])
+            told = agents.told(str(cluster.roots[int(job.reservation["nodes"][1])]), job.reservation["number"])
             assert told["failure"]["code"] == "ShareFailed"
             assert told["failure"]["message"].startswith("node-1: the share could not be used for ")
             assert not job.processes()

@@ -18,16 +18,16 @@ HANGS = "trap 'echo ended; exit 0' TERM; echo up; while :; do sleep 0.05; done"
 
 
 def clock(seconds: float, node: int = 1) -> str:
-    """Let the clock of one node be wrong: for its agent, and for what its ticket says by that clock."""
+    """Let the clock of one node be wrong: for its agent, and for what its reservation says by that clock."""
     return f"""
 import json, time
 if "--node={node}" in sys.argv:
     right = time.time
     time.time = lambda: right() + {seconds}
-    tickets.claim.__defaults__ = (time.time,)
-    at = next(index for index, word in enumerate(sys.argv) if word.startswith("--ticket="))
-    own = json.loads(sys.argv[at][9:])
-    sys.argv[at] = "--ticket=" + json.dumps(dict(own, taken=own["taken"] + {seconds}))
+    agents.claim.__defaults__ = (time.time,)
+    at = next(index for index, word in enumerate(sys.argv) if word.startswith("--reservation="))
+    own = json.loads(sys.argv[at][14:])
+    sys.argv[at] = "--reservation=" + json.dumps(dict(own, taken=own["taken"] + {seconds}))
 """
 
 

@@ -40,8 +40,8 @@ def up(cluster: Cluster) -> Job:
 
 def told(cluster: Cluster, job: Job, node: int) -> dict[str, Any]:
     """What a node's agent has said on its own disk."""
-    root = str(cluster.roots[int(job.ticket["nodes"][node])])
-    found: dict[str, Any] = host.tickets.told(root, job.ticket["number"])
+    root = str(cluster.roots[int(job.reservation["nodes"][node])])
+    found: dict[str, Any] = host.agents.told(root, job.reservation["number"])
     return found
 
 
@@ -53,7 +53,7 @@ def assert_gone(cluster: Cluster, job: Job, words: str) -> None:
         assert failure["code"] == "ShareFailed"
         assert failure["message"].startswith(f"node-{node}: {words}"), failure
         assert words in job.logs[node].read_text(), "the engine's poll shows the end of it"
-        assert (cluster.roots[int(job.ticket["nodes"][node])] / "saved").read_text() == "saved\n"
+        assert (cluster.roots[int(job.reservation["nodes"][node])] / "saved").read_text() == "saved\n"
     assert not job.processes()
 
 

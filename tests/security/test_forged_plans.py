@@ -241,7 +241,7 @@ def test_an_agent_runs_no_other_plan_than_its_submitters(tmp_path: Path, record:
     digests = {"plan": protocol.digest(plan), "attempt": protocol.digest(own)}
     key = "plan" if record == "plan" else "attempt"
     digests |= {key: protocol.digest({**plan, "command": "true"}) if told != "none" else None}
-    options = ["--attempt=2", "--node=0", "--ticket={}", f"--share={tmp_path}", f"--root={tmp_path}/r"]
+    options = ["--attempt=2", "--node=0", "--granted", f"--share={tmp_path}", f"--root={tmp_path}/r"]
     code = "import sys; from mlflow_batchai.agent import agent; sys.exit(agent.main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", code, *options, f"--folder={plan['folder']}"],

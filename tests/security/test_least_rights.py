@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from booking import take
+from booking import reserve
 from command_line import Cli
 from other_user import CLIENT, NODE, STRANGER, as_user, needs_root, public_folder
 from plans import toy_plan
@@ -106,15 +106,15 @@ def start_agent(public: Path, plan: dict[str, Any], home: Path) -> subprocess.Po
     paths, root, book = protocol.JobPaths(plan["folder"]), public / "nodes" / "0", public / "book"
     share = DirectoryShare(public / "share")
     assert as_user(CLIENT, lambda: share.write(paths.plan, protocol.encode([plan]))) is None
-    ticket = take(str(book), [str(root)], plan["job"], 1)
-    own = {"number": ticket["number"], "taken": time.time() - ticket["age"], "after": ticket["after"]["0"]}
+    reservation = reserve(str(book), [str(root)], plan["job"], 1)
+    own = {"number": reservation["number"], "taken": time.time() - reservation["age"], "after": reservation["after"]["0"]}
     agent = archive.stored(public / "bin")
     agent.chmod(0o644)
     with (public / "agent.log").open("wb") as log:
         process = subprocess.Popen(
             [
                 *(SYSTEM_PYTHON, "-I", "-S", str(agent), "agent", f"--share={share.root}", f"--folder={plan['folder']}"),
-                *("--attempt=1", "--node=0", f"--root={root}", f"--ticket={json.dumps(own)}"),
+                *("--attempt=1", "--node=0", f"--root={root}", f"--reservation={json.dumps(own)}"),
             ],
             cwd="/",
             env={"PATH": os.environ["PATH"], "HOME": str(home)},

@@ -89,7 +89,7 @@ def sent_rclone(root: str, sent: Tool, fetch: Fetch) -> str:
     os.makedirs(folder, exist_ok=True)
     with _locked(path + ".lock"):
         if os.path.exists(path):
-            os.utime(path)  # so that it isn't tidied away (agent/tidy.py)
+            os.utime(path)  # so that it isn't tidied away (leftovers.tidy)
             return path
         new = path + ".new"
         with contextlib.suppress(FileNotFoundError):

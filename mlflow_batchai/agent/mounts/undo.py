@@ -9,8 +9,8 @@ import subprocess
 import time
 from typing import Iterator, List, NamedTuple, Sequence, Set
 
-from mlflow_batchai.agent import tickets
 from mlflow_batchai.agent.mounts import table
+from mlflow_batchai.agent.reservation import locks
 
 STEP_SECONDS = 10.0
 # While a rank that has just been killed still has a file open there.
@@ -139,9 +139,9 @@ def _unless_held(root: str, ours: bool) -> Iterator[bool]:
     if not os.path.isdir(root):
         yield False
         return
-    lock = tickets.open_agent_lock(root)
+    lock = locks.open_agent_lock(root)
     try:
-        yield tickets.try_lock(lock)
+        yield locks.try_lock(lock)
     finally:
         os.close(lock)
 

@@ -219,8 +219,9 @@ def _change_archive(module, path):
 
 
 def _in_agent(struck):
-    from mlflow_batchai.agent import mountfiles, protocol, register, tickets
+    from mlflow_batchai.agent import mountfiles, protocol
     from mlflow_batchai.agent.control import mounted
+    from mlflow_batchai.agent.reservation import agents, reservations
 
     def written(root, path, *more):
         name = os.path.basename(path)
@@ -235,6 +236,6 @@ def _in_agent(struck):
     struck.wrap(mountfiles, "write_closed", written, half)
     struck.wrap(mounted.MountedShare, "claim", lambda share, path: _claimed(path))
     struck.wrap(mounted.MountedLogFile, "flush", lambda *args, **kwargs: "write log")
-    struck.wrap(tickets, "claim", lambda *args, **kwargs: "ticket")
-    struck.wrap(tickets, "set_owner", lambda *args, **kwargs: "owner")
-    struck.wrap(register, "sign", lambda *args, **kwargs: "sign")
+    struck.wrap(agents, "claim", lambda *args, **kwargs: "reservation")
+    struck.wrap(reservations, "set_owner", lambda *args, **kwargs: "owner")
+    struck.wrap(agents, "sign", lambda *args, **kwargs: "sign")

@@ -1,20 +1,20 @@
-"""A closed node: what comes waits there and can be ended, what runs goes on; and what a node says of itself."""
+"""A drained node: what comes waits there and can be ended, what runs goes on; and what a node says of itself."""
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from booking import take
+from booking import reserve
 from node_world import Cluster
 from waiting import wait_for
 
-from mlflow_batchai.agent import tickets
-from mlflow_batchai.agent.census import census
-from mlflow_batchai.agent.gate import gate, is_closed
-from mlflow_batchai.agent.turn import take_node
+from mlflow_batchai.agent.host import census, drain
+from mlflow_batchai.agent.reservation import agents, locks, queue
+from mlflow_batchai.agent.reservation.reservations import QueueReservation
 
 HOLD = 'echo go; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
 
@@ -24,23 +24,22 @@ def said(cluster: Cluster) -> list[dict[str, Any]]:
     return found
 
 
-def test_an_agent_waits_until_its_node_is_opened(cluster: Cluster) -> None:
+def test_an_agent_waits_until_its_node_takes_jobs(cluster: Cluster) -> None:
     root = str(cluster.roots[0])
-    gate(root, True)
-    gate(root, True)
+    drain(root, True)
+    drain(root, True)
     job = cluster.submit("echo done")
     wait_for(lambda: "takes no jobs until its cluster grows" in job.log("execution.log"))
-    number = str(job.ticket["number"])
-    assert [(node["closed"], node["agents"]) for node in said(cluster)] == [(True, {number: "waiting"}), (False, {})]
-    assert tickets.said(root, int(number)) == "waiting"
-    gate(root, False)
-    gate(root, False)
+    number = str(job.reservation["number"])
+    assert [(node["drained"], node["agents"]) for node in said(cluster)] == [(True, {number: "waiting"}), (False, {})]
+    drain(root, False)
+    drain(root, False)
     assert job.wait()["executionState"] == "succeeded", job.said()
-    assert not is_closed(root)
+    assert not agents.is_drained(root)
 
 
-def test_one_that_waits_at_a_closed_node_can_be_ended(cluster: Cluster) -> None:
-    gate(str(cluster.roots[0]), True)
+def test_one_that_waits_at_a_drained_node_can_be_ended(cluster: Cluster) -> None:
+    drain(str(cluster.roots[0]), True)
     job = cluster.submit("echo never")
     wait_for(lambda: "takes no jobs" in job.log("execution.log"))
     job.cancel("ann", "")
@@ -48,34 +47,34 @@ def test_one_that_waits_at_a_closed_node_can_be_ended(cluster: Cluster) -> None:
     assert (verdict["terminated"], verdict["errors"][0]["code"]) == (True, "JobTerminated")
 
 
-def test_what_runs_on_a_node_that_is_closed_goes_on(cluster: Cluster) -> None:
+def test_what_runs_on_a_node_that_is_drained_goes_on(cluster: Cluster) -> None:
     job = cluster.submit(HOLD)
     wait_for(lambda: job.log("stdout.txt"))
-    gate(str(cluster.roots[0]), True)
+    drain(str(cluster.roots[0]), True)
     later = cluster.submit("echo later")
-    assert later.ticket["nodes"] == ["1"]
+    assert later.reservation["nodes"] == ["1"]
     assert later.wait()["executionState"] == "succeeded"
     (job.share / job.plan.folder / "shared" / "end").touch()
     assert job.wait()["executionState"] == "succeeded", job.said()
 
 
-def test_open_nodes_are_taken_first(tmp_path: Path) -> None:
+def test_drained_nodes_are_taken_last(tmp_path: Path) -> None:
     book, roots = str(tmp_path / "book"), [str(tmp_path / str(index)) for index in range(3)]
-    take(book, roots, "a", 1, now=100)
+    reserve(book, roots, "a", 1, now=100)
     names = ["0", "1", "2"]
-    first = tickets.take(book, names, "b", 1, {}, 100, closed=["1", "2"], job_folder="jobs/b")
+    first = queue.reserve(book, names, "b", 1, {}, 100, drained=["1", "2"], job_folder="jobs/b")
     assert (first["nodes"], first["folder"]) == (["0"], "jobs/b")
-    assert tickets.take(book, names, "c", 2, {}, 100, closed=["1", "2"])["nodes"] == ["0", "1"]
-    assert [ticket["folder"] for ticket in tickets.listing(book, 100)] == ["", "jobs/b", ""]
+    assert queue.reserve(book, names, "c", 2, {}, 100, drained=["1", "2"])["nodes"] == ["0", "1"]
+    assert [entry["folder"] for entry in queue.listing(book, 100)] == ["", "jobs/b", ""]
 
 
-def test_a_book_of_an_earlier_version(tmp_path: Path) -> None:
+def test_a_queue_of_an_earlier_version(tmp_path: Path) -> None:
     (tmp_path / "book.json").write_text('{"next": 2, "tickets": [{"number": 1, "job": "j/1", "nodes": ["0"], "taken": 100}]}')
-    assert tickets.listing(str(tmp_path), 101) == [{"number": 1, "job": "j/1", "folder": "", "nodes": ["0"], "age": 1}]
+    assert queue.listing(str(tmp_path), 101) == [{"number": 1, "job": "j/1", "folder": "", "nodes": ["0"], "age": 1}]
 
 
 def test_gpus_in_use(tmp_path: Path, monkeypatch: Any) -> None:
-    assert census([str(tmp_path / "none")]) == {"nodes": [{"id": None, "closed": False, "agents": {}}], "gpus": None}
+    assert census([str(tmp_path / "none")]) == {"nodes": [{"id": None, "drained": False, "agents": {}}], "gpus": None}
     tool = tmp_path / "nvidia-smi"
     tool.write_text(
         '#!/bin/sh\ncase $1 in\n-L) for i in 0 1 2; do echo "GPU $i: X (UUID: GPU-$i$i)"; done;;\n'
@@ -90,23 +89,25 @@ def test_gpus_in_use(tmp_path: Path, monkeypatch: Any) -> None:
     assert census([])["gpus"] == {"total": 2, "inUse": 1}
 
 
-def test_a_node_that_is_closed_while_it_is_taken(tmp_path: Path) -> None:
-    """Who closes it has seen an agent that waits, so it has to go on waiting, and holds up nobody meanwhile."""
+def test_a_node_that_is_drained_while_it_is_taken(tmp_path: Path) -> None:
+    """Who drains it has seen an agent that waits, so it has to go on waiting, and holds up nobody meanwhile."""
     root, told = str(tmp_path), []
-    (tmp_path / "tickets").mkdir()
 
-    def tell(state: str) -> None:
-        told.append(state)
-        if told == ["waiting", "held"]:
-            gate(root, True)
+    class Reservation(QueueReservation):
+        def report(self, state: str, failure: Any = None) -> None:
+            told.append(state)
+            if told == ["waiting", "held"]:
+                drain(root, True)
 
     def check() -> None:
         for path in (tmp_path / "lock", tmp_path / "agent.lock"):
             with path.open() as file:
-                assert tickets.try_lock(file.fileno())
-        gate(root, False)
+                assert locks.try_lock(file.fileno())
+        drain(root, False)
 
     layout: Any = SimpleNamespace(root=root, mark="j/1", node=0)
-    shipper: Any = SimpleNamespace(note=lambda text: None)
-    os.close(take_node(layout, {"after": [], "taken": 0.0}, shipper, check, tell))
+    reservation = Reservation(root, {"number": 1, "after": [], "taken": time.time()})
+    (lock,) = reservation.acquire(layout, lambda text: None, check)
+    os.close(lock)
+    reservation._file.close()
     assert told == ["waiting", "held", "waiting", "held"]

@@ -1,0 +1,179 @@
+"""How an agent gets its node: a place in the queue that it waits for, or a node that a scheduler has granted already."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from typing import Any, Callable, Mapping, Protocol, Sequence
+
+from mlflow_batchai.agent import boot, processes
+from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.outcome import Failure
+from mlflow_batchai.agent.reservation import agents, locks
+
+POLL_SECONDS = 0.2
+
+
+class Reservation(Protocol):
+    """One agent's right to a node.
+
+    Promises:
+        1. When ``acquire`` has returned the node is this agent's, and nothing of a job before runs there.
+        2. The node is given back when this process has ended, and all that hold what ``acquire`` returned, however they ended.
+    """
+
+    def acquire(self, layout: NodeLayout, note: Callable[[str], None], check: Callable[[], None]) -> Sequence[int]:
+        """Wait for the node.
+
+        Args:
+            note: told what is waited for.
+            check: called while waiting; raises what is to end it.
+
+        Returns:
+            File descriptors that ranks have to inherit: while one of them is open the node is not free.
+
+        Raises:
+            LateError: the reservation was given up.
+            FolderError: the node's folder can't be used.
+        """
+
+    def report(self, state: str, failure: Failure | None = None) -> None:
+        """Say for the engine's poll, which doesn't see the share, what the agent does.
+
+        Args:
+            state: ``waiting``, ``held`` or ``ended``.
+            failure: why the share was given up: nobody will hear of it by the share.
+        """
+
+
+class GrantedReservation:
+    """A node that a scheduler has given to this job: nobody is waited for, nothing is locked.
+
+    The scheduler starts and ends the job's processes. The node's folder has to be this job's alone.
+    """
+
+    def acquire(self, layout: NodeLayout, note: Callable[[str], None], check: Callable[[], None]) -> Sequence[int]:
+        check()
+        boot.own_folder(os.path.abspath(layout.root))
+        return []
+
+    def report(self, state: str, failure: Failure | None = None) -> None:
+        """Write it to the agent's output, which the scheduler keeps."""
+        sys.stdout.write(json.dumps(_said(state, failure)) + "\n")
+        sys.stdout.flush()
+
+
+class QueueReservation:
+    """A place in the queue, and the locks of the node.
+
+    Args:
+        root: the node's own folder.
+        place: ``number``, ``taken`` (when it was made, seconds since the epoch by this node's clock) and ``after``, the
+            earlier numbers on this node, as ``queue.reserve`` gave them.
+
+    Raises:
+        TwinError: another agent has it, or had it.
+    """
+
+    def __init__(self, root: str, place: Mapping[str, Any]) -> None:
+        self._root = root
+        self._number: int = place["number"]
+        self._taken: float = place["taken"]
+        self._after: Sequence[int] = place["after"]
+        self._trouble: Exception | None = None
+        try:
+            # It stays open until this process ends.
+            self._file = agents.claim(root, self._number, self._taken)
+            agents.sign(root, self._number)
+        except (OSError, agents.LateError) as error:
+            self._trouble = error  # the job is to hear of it
+
+    def report(self, state: str, failure: Failure | None = None) -> None:
+        agents.report(self._root, self._number, _said(state, failure))
+
+    def acquire(self, layout: NodeLayout, note: Callable[[str], None], check: Callable[[], None]) -> Sequence[int]:
+        if self._trouble is not None:
+            raise self._trouble
+        node_lock = locks.open_node_lock(self._root)
+        agent_lock = locks.open_agent_lock(self._root)  # ours until this process ends
+        self.report(agents.WAITING)
+        while True:
+            self._await_turn(note, check)
+            self._lock(node_lock, agent_lock, note, check)
+            # Told first, then looked: who drains nodes does it the other way round, so one of us sees the other.
+            self.report(agents.HELD)
+            if not agents.is_drained(self._root):
+                break
+            self.report(agents.WAITING)
+            for descriptor in (node_lock, agent_lock):
+                locks.unlock(descriptor)
+        for descriptor in (node_lock, agent_lock):
+            # Nobody ever writes them, and systemd removes from /var/tmp what looks unused: the next one would lock other files.
+            os.utime(descriptor)
+        set_owner(self._root, layout.mark, layout.node)
+        agents.forget_ended(self._root, time.time())
+        return [node_lock]
+
+    def _await_turn(self, note: Callable[[str], None], check: Callable[[], None]) -> None:
+        """Wait until nobody is before us and the node takes jobs."""
+        said = ""
+        while True:
+            self._after = agents.before(self._root, self._after, self._taken, time.time())
+            if self._after:
+                waits = f"waiting for {len(self._after)} job(s) before us on this node"
+            elif agents.is_drained(self._root):
+                waits = "waiting: this node takes no jobs until its cluster grows again"
+            else:
+                return
+            if waits != said:
+                note(waits)
+                said = waits
+            check()
+            time.sleep(POLL_SECONDS)
+
+    def _lock(self, node_lock: int, agent_lock: int, note: Callable[[str], None], check: Callable[[], None]) -> None:
+        """Take both locks, and end what the job before us left."""
+        while not locks.try_lock(agent_lock):
+            check()
+            time.sleep(POLL_SECONDS)
+        while not locks.try_lock(node_lock):
+            check()
+            # The agent before us is gone, its processes are not.
+            note("ending what the job before us left on this node")
+            left = processes.sweep(self._left_behind, grace=5.0)
+            if left:
+                note(f"still there: pids {sorted(left)}")
+            time.sleep(POLL_SECONDS)
+        # Those that have closed the lock's descriptor (daemons do) carry the mark still.
+        if processes.sweep(self._left_behind, grace=5.0):
+            note("processes of the job before us would not end")
+
+    def _left_behind(self) -> set[int]:
+        """Processes of the job that had this node before: those with its mark, and those that hold the node's lock."""
+        found = processes.lock_holders(locks.lock_path(self._root))
+        before = owner(self._root)
+        return found | processes.marked(*before) if before else found
+
+
+def owner(root: str) -> tuple[str, int] | None:
+    """(mark, index of the node in that job) of the job that last had the node."""
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(root, "owner"), encoding="utf-8") as file:
+        mark, _, node = file.read().strip().rpartition(" ")
+        if mark and node.isdigit():
+            return mark, int(node)
+    return None
+
+
+def set_owner(root: str, mark: str, node: int) -> None:
+    """Write which job has the node now."""
+    path = os.path.join(root, "owner")
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write(f"{mark} {node}\n")
+    os.replace(path + ".new", path)
+
+
+def _said(state: str, failure: Failure | None) -> dict[str, Any]:
+    return {"state": state, **({"failure": failure.as_record()} if failure else {})}

@@ -1,0 +1,138 @@
+"""SIGTERM to an agent: it ends its ranks, ships the rest, says why, and goes, with time left before a SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from node_world import SAVES, Cluster, Job
+from waiting import wait_for
+
+from mlflow_batchai.agent import protocol
+
+# A rank that says a last word when it is ended, and one that doesn't go.
+LAST_WORD = "trap 'echo the last word; exit 0' TERM; echo up; while true; do sleep 0.05; done"
+STAYS = "trap '' TERM; echo up; while true; do sleep 0.05; done"
+
+
+def up(job: Job, ranks: int) -> None:
+    wait_for(lambda: job.log("stdout.txt").count("up") == ranks)
+
+
+def assert_ended(cluster: Cluster, job: Job, node: int, seconds: float) -> None:
+    """The job fails because this node's agent was told to end, within so many seconds; its nodes have said all, and nothing is
+    left on them."""
+    begun = time.monotonic()
+    verdict = job.wait()
+    assert time.monotonic() - begun < seconds, job.said()
+    assert verdict["executionState"] == "failed", job.said()
+    assert verdict["reason"] == f"node-{node}: the agent was told to end (SIGTERM)"
+    assert [error["code"] for error in verdict["errors"]] == [protocol.NODE_LOST]
+    assert job.processes() == set()
+    for index, root in enumerate(job.reservation["nodes"]):
+        exit_record = job.exit(index)
+        assert exit_record and exit_record["left"] == []
+        assert verdict["totals"][str(index)]
+        assert not (cluster.roots[int(root)] / "jobs" / job.plan.job).exists()
+
+
+@pytest.mark.parametrize("granted", [False, True])
+@pytest.mark.parametrize("node", [0, 1])
+def test_in_the_middle_of_a_job(cluster: Cluster, node: int, granted: bool) -> None:
+    job = cluster.submit(LAST_WORD, nodes=2, granted=granted)
+    up(job, 2)
+    job.agents[node].send_signal(signal.SIGTERM)
+    assert_ended(cluster, job, node, 10)
+    assert sorted(job.log("stdout.txt").splitlines()) == [
+        *("[0] the last word", "[0] up"),
+        *("[1] the last word", "[1] up"),
+    ]
+    assert job.agents[node].returncode == 1
+    # Its node is free.
+    assert cluster.submit("true", nodes=2).wait()["executionState"] == "succeeded"
+
+
+def test_by_rest(rest_cluster: Cluster) -> None:
+    job = rest_cluster.submit(LAST_WORD)
+    up(job, 1)
+    job.agents[0].send_signal(signal.SIGTERM)
+    assert_ended(rest_cluster, job, 0, 15)
+    assert job.log("stdout.txt") == "up\nthe last word\n"
+
+
+def test_ranks_are_told_at_the_same_moment(cluster: Cluster) -> None:
+    """As Slurm and systemd do it: all processes of the job at once. The reason is still the agent's end."""
+    job = cluster.submit(LAST_WORD.replace("exit 0", "exit 143"), nodes=2)
+    up(job, 2)
+    for pid in [*(agent.pid for agent in job.agents), *job.processes()]:
+        os.kill(pid, signal.SIGTERM)
+    verdict = job.wait()
+    assert verdict["reason"] in [f"node-{node}: the agent was told to end (SIGTERM)" for node in (0, 1)], job.said()
+    assert job.processes() == set()
+
+
+def test_while_it_waits_for_its_node(cluster: Cluster) -> None:
+    first = cluster.submit(LAST_WORD)
+    up(first, 1)
+    cluster.submit("true").wait()  # on the other node
+    job = cluster.submit("echo never", nodes=2)
+    wait_for(lambda: "waiting for 1 job(s) before us" in job.log("execution-node-0.log"))
+    job.agents[0].send_signal(signal.SIGTERM)
+    assert_ended(cluster, job, 0, 10)
+    first.cancel("me", "")
+    first.wait()
+
+
+@pytest.mark.parametrize("signals", [1, 3])
+def test_ranks_that_take_their_time(cluster: Cluster, signals: int) -> None:
+    """They have ``terminateSeconds``, though no more than leaves time for the verdict; one more signal changes nothing."""
+    job = cluster.submit(SAVES, terminateSeconds=20)
+    wait_for(lambda: "started" in job.log("stdout.txt"))
+    for _ in range(signals):
+        job.agents[0].send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+    assert_ended(cluster, job, 0, 10)
+    assert "saved" in job.log("stdout.txt")
+
+
+def test_ranks_that_do_not_go_leave_time_for_the_verdict(cluster: Cluster) -> None:
+    job = cluster.submit(STAYS, terminateSeconds=600, patch="peers.TERMINATION_SECONDS = 17.0")
+    up(job, 1)
+    job.agents[0].send_signal(signal.SIGTERM)
+    assert_ended(cluster, job, 0, 17)
+
+
+def test_when_all_has_ended_well(cluster: Cluster) -> None:
+    patch = """
+import os, signal
+run = ending.Ending.run
+def told(self, *arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return run(self, *arguments)
+ending.Ending.run = told
+"""
+    job = cluster.submit("echo done", nodes=2, patch=patch)
+    assert job.wait()["executionState"] == "succeeded", job.said()
+    assert sorted(job.log("stdout.txt").splitlines()) == ["[0] done", "[1] done"]
+
+
+def test_a_retry_follows(cluster: Cluster) -> None:
+    """On nodes of low priority, as after a lost one: it costs no retry."""
+    job = cluster.submit(LAST_WORD, lowPriority=True)
+    up(job, 1)
+    job.agents[0].send_signal(signal.SIGTERM)
+    verdict = job.wait()
+    assert (verdict["executionState"], verdict.get("retry"), verdict.get("retriesLeft")) == ("queued", True, 0)
+
+
+def test_what_the_poll_says(cluster: Cluster) -> None:
+    """The agent's own log, whose last line the poll shows, has no traceback."""
+    job = cluster.submit(LAST_WORD)
+    up(job, 1)
+    job.agents[0].send_signal(signal.SIGTERM)
+    job.wait()
+    assert job.logs[0].read_text() == ""
+    assert json.loads((cluster.roots[0] / "tickets" / f"{job.reservation['number']}.state").read_text()) == {"state": "ended"}
