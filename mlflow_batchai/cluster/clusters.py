@@ -241,7 +241,7 @@ def _shared_folder(document: ClusterDocument, path: Path) -> DirectoryShare:
 
 
 def _ssh_nodes(document: ClusterDocument) -> list[SshNode]:
-    from mlflow_batchai.engines.shell.targets import resolve
+    from mlflow_batchai.engines.shell.target import resolve
     from mlflow_batchai.engines.ssh_hosts import SshNode
 
     account = document.user_account_settings

@@ -12,8 +12,7 @@ from mlflow_batchai.agent.gpus import LISTING_SECONDS
 from mlflow_batchai.agent.plan import plain
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.engines.machines import SshMachine
-from mlflow_batchai.engines.shell.errors import HostKeyError
-from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.errors import ClusterError, HostKeyError
 
 # A first import of TensorFlow from a slow disk takes a minute.
 TRAINING_SECONDS = 90.0

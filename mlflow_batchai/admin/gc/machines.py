@@ -18,7 +18,7 @@ from mlflow_batchai.config import home
 from mlflow_batchai.engines import archive
 from mlflow_batchai.engines.hosts import Hosts
 from mlflow_batchai.engines.machines import Answer, LocalMachine, Machine, Node, SshMachine
-from mlflow_batchai.engines.shell.together import at_once
+from mlflow_batchai.engines.parallel import at_once
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.horovod_wheel.settings import cache_root, wheel_pattern
 
