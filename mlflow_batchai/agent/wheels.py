@@ -1,7 +1,7 @@
 """Horovod in a training environment: a wheel that lies on the share if one works there, else one that is built and put there.
 
 Wheels lie under ``wheels/`` on the control share. A person may put some there; a node that has built one publishes it in a
-folder that carries its content key (``horovod_wheel.settings.cache_key``), for later jobs. Only those are installed that the
+folder that carries its content key (``horovod_wheel.environment.cache_key``), for later jobs. Only those are installed that the
 plan names, by their hash: whoever can write the share can put one there. A node with GPUs takes none without NCCL for a PyTorch
 that could use them: training would be right, and many times slower.
 """
@@ -148,9 +148,9 @@ def content(python: str, framework: str, variables: Mapping[str, str]) -> Tuple[
     """
     # Only here: few jobs need it, and every agent would pay for the import.
     from mlflow_batchai.horovod_wheel import HorovodBuildError
-    from mlflow_batchai.horovod_wheel.cards import choose
+    from mlflow_batchai.horovod_wheel.environment import cache_key, flags
+    from mlflow_batchai.horovod_wheel.gpus import choose
     from mlflow_batchai.horovod_wheel.interpreter import probe
-    from mlflow_batchai.horovod_wheel.settings import cache_key, flags
 
     try:
         interpreter = probe(python, framework)

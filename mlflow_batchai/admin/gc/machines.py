@@ -20,7 +20,7 @@ from mlflow_batchai.engines.hosts import Hosts
 from mlflow_batchai.engines.machines import Answer, LocalMachine, Machine, Node, SshMachine
 from mlflow_batchai.engines.parallel import at_once
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.horovod_wheel.settings import cache_root, wheel_pattern
+from mlflow_batchai.horovod_wheel.environment import cache_root, wheel_pattern
 
 # An environment has tens of thousands of files, which a slow disk counts, or removes, in minutes.
 ASK_SECONDS = 600.0

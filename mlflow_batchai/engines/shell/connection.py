@@ -258,8 +258,8 @@ class Stream:
 
         Raises:
             ConnectionLostError: the command has ended or the connection is gone; the last line of its standard error is told.
-            ClusterError: nothing came within ``timeout`` seconds; the stream is closed then, lest a late answer be taken for the
-                next one's.
+            ClusterError: nothing came within ``timeout`` seconds; the stream is closed then: the answer must not be
+                taken for that to another question.
         """
         with self._lock:
             try:
