@@ -3,8 +3,8 @@
 Standard library only and Python 3.9 syntax: this folder also travels to nodes inside a zip.
 """
 
-from .builder import build, cached
+from .builder import build
 from .interpreter import HorovodBuildError
 from .source import HOROVOD_VERSION
 
-__all__ = ["HOROVOD_VERSION", "HorovodBuildError", "build", "cached"]
+__all__ = ["HOROVOD_VERSION", "HorovodBuildError", "build"]

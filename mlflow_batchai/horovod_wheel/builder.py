@@ -52,28 +52,10 @@ print("\\n" + sys.argv[5] + json.dumps(said))
 """
 
 
-def cached(
-    python: str = sys.executable,
-    framework: str = "tensorflow",
-    cache: str | None = None,
-    gpu: bool | None = None,
-    architectures: Sequence[str] = (),
-) -> str | None:
-    """Path of the wheel an earlier build made for this interpreter, framework and GPUs, or None; takes 0.1 s.
-
-    Raises:
-        HorovodBuildError: ``python`` is no usable interpreter, or doesn't have the framework, or not for GPUs.
-    """
-    interpreter = probe(python, framework)
-    wheel = _used(_folder(interpreter, choose(interpreter, gpu, architectures, os.environ), cache))
-    return str(wheel) if wheel else None
-
-
 def build(
     python: str = sys.executable,
     framework: str = "tensorflow",
     out: str | None = None,
-    cache: str | None = None,
     progress: Callable[[str], None] = lambda text: None,
     gpu: bool | None = None,
     architectures: Sequence[str] = (),
@@ -81,17 +63,15 @@ def build(
 ) -> str:
     """Path of a Horovod wheel for ``python`` and its framework, built unless an earlier build made it.
 
-    A build takes minutes and as many cores as memory allows (2 GiB each), and installs nothing into that
-    interpreter. A wheel that can't be imported, or reduces wrongly on a GPU, is no result. Of two builds of the
-    same wheel at once the second waits and takes the first one's. A build that fails leaves its log in the cache,
-    and no wheel.
+    Wheels are kept in ``environment.cache_root``. A build takes minutes and as many cores as memory allows (2 GiB each),
+    and installs nothing into that interpreter. A wheel that can't be imported, or reduces wrongly on a GPU, is no
+    result. Of two builds of the same wheel at once the second waits and takes the first one's. A build that fails
+    leaves its log in the cache, and no wheel.
 
     Args:
         python: path or name of the interpreter the wheel is for.
         framework: "tensorflow" or "torch".
         out: folder that gets a copy, made if it isn't there; the result is then the copy's path.
-        cache: folder that keeps wheels; by default $BATCHAI_HOROVOD_CACHE, else mlflow-batchai/horovod below
-            $XDG_CACHE_HOME or ~/.cache.
         progress: called with a few words whenever there is news ("compiling 42 %").
         gpu: whether it is to be for GPUs, with NCCL (PyTorch only); None: where PyTorch is one for CUDA and this
             machine has a GPU.
@@ -103,7 +83,7 @@ def build(
     """
     interpreter = probe(python, framework)
     target = choose(interpreter, gpu, architectures, os.environ)
-    folder = _folder(interpreter, target, cache)
+    folder = cache_root(os.environ) / cache_key(interpreter, os.environ, target)
     wheel = _used(folder)
     if wheel is None:
         archive = Path(source).expanduser().absolute() if source else None
@@ -260,10 +240,6 @@ def _tried(wheel: Path, interpreter: Interpreter, environ: Mapping[str, str], ki
         f"The wheel that was built does not work in {interpreter.path}, which exits with {done.returncode} and says: "
         f"{(lines or ['nothing'])[-1][:300]} (the build's log is {log})."
     )
-
-
-def _folder(interpreter: Interpreter, target: Target | None, cache: str | None) -> Path:
-    return cache_root(cache, os.environ) / cache_key(interpreter, os.environ, target)
 
 
 def _wheel_in(folder: Path) -> Path | None:

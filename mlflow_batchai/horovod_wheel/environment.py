@@ -28,10 +28,10 @@ _STRIP = "-Wl,-s"  # 2 MB instead of 51 MB for the library
 _FEATURE = {"tensorflow": "TENSORFLOW", "torch": "PYTORCH"}  # Horovod's words in HOROVOD_WITH_...
 
 
-def cache_root(cache: str | None, environ: Mapping[str, str]) -> Path:
-    """Where wheels are kept: ``cache``, $BATCHAI_HOROVOD_CACHE, or below $XDG_CACHE_HOME or ~/.cache."""
-    if cache or environ.get("BATCHAI_HOROVOD_CACHE"):
-        return Path(cache or environ["BATCHAI_HOROVOD_CACHE"]).expanduser().absolute()
+def cache_root(environ: Mapping[str, str]) -> Path:
+    """Where wheels are kept: $BATCHAI_HOROVOD_CACHE, or mlflow-batchai/horovod below $XDG_CACHE_HOME or ~/.cache."""
+    if environ.get("BATCHAI_HOROVOD_CACHE"):
+        return Path(environ["BATCHAI_HOROVOD_CACHE"]).expanduser().absolute()
     base = Path(environ.get("XDG_CACHE_HOME", ""))
     # The XDG rule: a relative path there is to be ignored.
     root = base if base.is_absolute() else Path("~/.cache").expanduser()

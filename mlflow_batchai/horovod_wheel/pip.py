@@ -38,7 +38,7 @@ class Pip(NamedTuple):
         Raises:
             HorovodBuildError: pip failed; with the log's path and its last lines that speak of errors.
         """
-        with self.log.open("a", encoding="utf-8") as sink, subprocess.Popen(
+        process = subprocess.Popen(
             [*self.command, "--no-input", "--disable-pip-version-check", *arguments],
             env=self.environment,
             cwd="/",  # a module in the current folder must not shadow pip's
@@ -48,7 +48,8 @@ class Pip(NamedTuple):
             encoding="utf-8",
             errors="replace",
             start_new_session=True,
-        ) as process:
+        )
+        with process, self.log.open("a", encoding="utf-8") as sink:
             assert process.stdout
             try:
                 # ``write`` gives a number, which is true.

@@ -121,7 +121,7 @@ class _Cache:
     def __init__(self) -> None:
         self._files: dict[tuple[str, int], list[Path]] = {}
         self._hashes: set[str] = set()
-        for path in cache_root(None, os.environ).glob("*/*.whl"):
+        for path in cache_root(os.environ).glob("*/*.whl"):
             with contextlib.suppress(OSError):
                 status = path.lstat()
                 if stat.S_ISREG(status.st_mode) and is_ours(status):

@@ -20,7 +20,7 @@ from waiting import wait_for
 from mlflow_batchai import errors
 from mlflow_batchai.cli import horovod as command
 from mlflow_batchai.client import signals
-from mlflow_batchai.horovod_wheel import HorovodBuildError, build, builder, cached, source
+from mlflow_batchai.horovod_wheel import HorovodBuildError, build, builder, source
 from mlflow_batchai.horovod_wheel.interpreter import probe
 from mlflow_batchai.horovod_wheel.source import PATCHES
 
@@ -120,7 +120,7 @@ class World:
 
     def build(self, **options: object) -> str:
         options = {"progress": self.said.append, **options}
-        return build(str(self.python), cache=str(self.cache), **options)
+        return build(str(self.python), **options)
 
     def calls(self) -> list[str]:
         calls = self.home / "calls"
@@ -141,22 +141,21 @@ def world(tmp_path, monkeypatch):
     digest = source.hashlib.sha256((world.home / "horovod-0.28.1.tar.gz").read_bytes()).hexdigest()
     monkeypatch.setattr(source, "SDIST_SHA256", digest)
     monkeypatch.setenv("PATH", str(world.tools))
+    monkeypatch.setenv("BATCHAI_HOROVOD_CACHE", str(world.cache))
     for name in ("CXX", "HOROVOD_CMAKE"):
         monkeypatch.delenv(name, raising=False)
     return world
 
 
 def test_a_wheel_is_built_once_and_then_found(world):
-    assert cached(str(world.python), cache=str(world.cache)) is None
     path = world.build()
     assert Path(path).name == WHEEL
     assert Path(path).parent.name.startswith("cp311-linux_x86_64-tensorflow-2.21.0-")
     assert text_of(path) == "the wheel"
     assert "gloo_iface_ = global_context.gloo_iface_;" in (world.home / "built.cc").read_text()
     os.utime(path, (0, 0))
-    assert cached(str(world.python), cache=str(world.cache)) == path
-    assert Path(path).stat().st_mtime > 0  # it was used, for `batchai gc`
     assert world.build() == path
+    assert Path(path).stat().st_mtime > 0  # it was used, for `batchai gc`
     assert sum(" wheel -v " in call for call in world.calls()) == 1
     assert world.said == [
         "fetching build tools",
@@ -290,7 +289,7 @@ def test_an_interrupted_build_leaves_no_process_and_no_wheel(world):
 def test_a_command_that_is_ended_leaves_no_process_and_no_wheel(world, tmp_path, number):
     world.order(sleep=True)
     (tmp_path / "temporary").mkdir()
-    environment = {**os.environ, "BATCHAI_HOROVOD_CACHE": str(world.cache), "TMPDIR": str(tmp_path / "temporary")}
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
     code = f"from mlflow_batchai.horovod_wheel import source; source.SDIST_SHA256 = {source.SDIST_SHA256!r}\n"
     code += "from mlflow_batchai.cli.horovod import build; build()"
     process = subprocess.Popen([sys.executable, "-c", code, "--python", str(world.python)], env=environment)
@@ -412,11 +411,10 @@ def test_a_program_that_is_no_python_is_refused(tmp_path):
         build(framework="mxnet")
 
 
-def test_the_command_prints_the_path_only_and_progress_apart(world, monkeypatch):
-    monkeypatch.setenv("BATCHAI_HOROVOD_CACHE", str(world.cache))
+def test_the_command_prints_the_path_only_and_progress_apart(world):
     result = CliRunner().invoke(command.build, ["--python", str(world.python)], catch_exceptions=False)
     assert result.exit_code == 0
-    assert result.stdout == cached(str(world.python), cache=str(world.cache)) + "\n"
+    assert result.stdout == world.build() + "\n"
     assert result.stderr.splitlines() == [
         "Horovod: fetching build tools",
         "Horovod: fetching Horovod 0.28.1",

@@ -101,14 +101,13 @@ def test_memory_limits_the_compilers(cores, memory, jobs):
 
 
 @pytest.mark.parametrize(
-    "cache, environ, root",
+    "environ, root",
     [
-        ("/a", {"BATCHAI_HOROVOD_CACHE": "/b", "XDG_CACHE_HOME": "/c"}, "/a"),
-        (None, {"BATCHAI_HOROVOD_CACHE": "/b", "XDG_CACHE_HOME": "/c"}, "/b"),
-        (None, {"BATCHAI_HOROVOD_CACHE": "", "XDG_CACHE_HOME": "/c"}, "/c/mlflow-batchai/horovod"),
-        (None, {"XDG_CACHE_HOME": "not/absolute"}, "~/.cache/mlflow-batchai/horovod"),
-        (None, {}, "~/.cache/mlflow-batchai/horovod"),
+        ({"BATCHAI_HOROVOD_CACHE": "/b", "XDG_CACHE_HOME": "/c"}, "/b"),
+        ({"BATCHAI_HOROVOD_CACHE": "", "XDG_CACHE_HOME": "/c"}, "/c/mlflow-batchai/horovod"),
+        ({"XDG_CACHE_HOME": "not/absolute"}, "~/.cache/mlflow-batchai/horovod"),
+        ({}, "~/.cache/mlflow-batchai/horovod"),
     ],
 )
-def test_the_cache_lies_where_the_user_says(cache, environ, root):
-    assert cache_root(cache, environ) == Path(root).expanduser()
+def test_the_cache_lies_where_the_user_says(environ, root):
+    assert cache_root(environ) == Path(root).expanduser()

@@ -101,7 +101,7 @@ def of_this_machine(living: Collection[str] | None, before: float) -> list[Item]
         if (used := _used([path])) is not None and used < before
     ]
     before = min(before, time.time() - WHEEL_SECONDS)
-    cache = cache_root(None, os.environ)
+    cache = cache_root(os.environ)
     for folder in sorted(path for path in cache.glob("*") if path.is_dir() and (cache / f"{path.name}.lock").exists()):
         used = _used([*folder.glob(wheel_pattern()), folder])
         if used is not None and used < before:
