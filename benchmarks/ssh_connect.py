@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from sshd import SshNode, SshNodes, missing
 
-from mlflow_batchai.engines.shell.ssh import Connection, open_all
-from mlflow_batchai.engines.shell.targets import resolve
-from mlflow_batchai.engines.shell.together import AT_ONCE
+from mlflow_batchai.engines.parallel import AT_ONCE
+from mlflow_batchai.engines.shell.connection import Connection, open_all
+from mlflow_batchai.engines.shell.target import resolve
 
 
 def bare_client(nodes: SshNodes, node: SshNode) -> paramiko.SSHClient:

@@ -9,6 +9,9 @@ A message is one sentence (or a sentence and the last lines of a log): what was 
     │   └── ParameterError       a parameter is unknown, missing, or not of its declared type
     ├── NotSupportedError        understood, but not built yet or not possible on this cluster
     ├── ClusterError             too few nodes, engine can't be reached
+    │   ├── ConnectionLostError  a node's open connection, or a command on it, ended before it answered
+    │   ├── HostKeyError         a node's host key is unknown, has changed, or is revoked
+    │   └── LoginError           a node was reached and is the right one, but doesn't let us in
     ├── NotFoundError            there is nothing of that name; the message has the names that exist
     │   ├── ClusterNotFoundError     (a ClusterError, too)
     │   ├── WorkspaceNotFoundError
@@ -61,6 +64,18 @@ class NotSupportedError(BatchAIError):
 
 class ClusterError(BatchAIError):
     """Too few nodes, or an engine that can't be reached."""
+
+
+class ConnectionLostError(ClusterError):
+    """An open connection or a remote command has ended before it answered; what was sent may or may not have been done."""
+
+
+class HostKeyError(ClusterError):
+    """A node's host key is unknown, has changed, or is revoked."""
+
+
+class LoginError(ClusterError):
+    """A node was reached and is the right one, but doesn't let us in."""
 
 
 class NotFoundError(BatchAIError):

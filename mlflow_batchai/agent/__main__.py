@@ -33,9 +33,9 @@ def main(arguments: List[str]) -> int:
 
         return inventory.main(rest)
     if verb == "horovod-build":
-        from mlflow_batchai.horovod_wheel import verb as horovod_build
+        from mlflow_batchai.horovod_wheel import builder
 
-        return horovod_build.main(rest)
+        return builder.main(rest)
     sys.stderr.write("agent.pyz: unknown verb %s\n" % json.dumps(verb))
     return 2
 

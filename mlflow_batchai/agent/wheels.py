@@ -1,10 +1,12 @@
 """Horovod in a training environment: a wheel that lies on the share if one works there, else one that is built and put there.
 
 Wheels lie under ``wheels/`` on the control share. A person may put some there; a node that has built one publishes it in a
-folder that carries its content key (``horovod_wheel.settings.cache_key``), for later jobs. Only those are installed that the
+folder that carries its content key (``horovod_wheel.environment.cache_key``), for later jobs. Only those are installed that the
 plan names, by their hash: whoever can write the share can put one there. A node with GPUs takes none without NCCL for a PyTorch
 that could use them: training would be right, and many times slower.
 """
+
+from __future__ import annotations
 
 import errno
 import hashlib
@@ -14,7 +16,8 @@ import shutil
 import stat
 import sys
 import uuid
-from typing import Callable, List, Mapping, NamedTuple, Optional, Tuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from mlflow_batchai.agent import permissions, protocol
 from mlflow_batchai.agent.layout import NodeLayout, archive_path
@@ -48,13 +51,13 @@ class Steps(NamedTuple):
         variables: the environment that the commands see.
     """
 
-    attempt: Callable[[List[str], str], Task]
-    must: Callable[[List[str], str], Task]
+    attempt: Callable[[list[str], str], Task]
+    must: Callable[[list[str], str], Task]
     say: Callable[[str], None]
     variables: Mapping[str, str]
 
 
-def install(layout: NodeLayout, python: str, framework: str, requirements: List[str], steps: Steps) -> None:
+def install(layout: NodeLayout, python: str, framework: str, requirements: list[str], steps: Steps) -> None:
     """Install Horovod into an environment that has its framework.
 
     pip judges whether a wheel is for this interpreter and what the project asks for; importing it shows whether it is for this
@@ -72,24 +75,24 @@ def install(layout: NodeLayout, python: str, framework: str, requirements: List[
     install_wheel = [*pip, "install", "--progress-bar", "off"]
     wanted = ["horovod" + _version(line) for line in requirements if _version(line)]
     key, nccl = content(python, framework, steps.variables)
-    check = [python, "-c", _HAS_NCCL % framework if nccl else "import horovod.%s" % framework]
+    check = [python, "-c", _HAS_NCCL % framework if nccl else f"import horovod.{framework}"]
     named = layout.plan.wheels
     for number, path in enumerate(candidates(layout.mounted_share, key)):
         name = os.path.relpath(path, layout.mounted_share)
         wheel = os.path.join(layout.temp, "wheels", str(number), os.path.basename(path))
         if named.get(name) is None:
-            steps.say("passing over the Horovod wheel %s of the share: the job's plan does not name it" % name)
+            steps.say(f"passing over the Horovod wheel {name} of the share: the job's plan does not name it")
             continue
         if _copied(path, wheel) != named[name]:
-            steps.say("passing over the Horovod wheel %s of the share: it was changed since the job was submitted" % name)
+            steps.say(f"passing over the Horovod wheel {name} of the share: it was changed since the job was submitted")
             continue
-        steps.say("trying the Horovod wheel %s of the share" % name)
+        steps.say(f"trying the Horovod wheel {name} of the share")
         if steps.attempt([*install_wheel, wheel, *wanted], "installing Horovod").exit_code == 0:
             if steps.attempt(check, "importing Horovod").exit_code == 0:
-                steps.say("using the Horovod wheel %s of the share" % name)
+                steps.say(f"using the Horovod wheel {name} of the share")
                 return
             steps.must([*pip, "uninstall", "--yes", "horovod"], "removing a Horovod that does not work")
-        steps.say("the Horovod wheel %s of the share does not fit" % name)
+        steps.say(f"the Horovod wheel {name} of the share does not fit")
     check_version(requirements, layout)
     steps.say("building a Horovod wheel, which takes minutes unless this node has built it before")
     out = os.path.join(layout.temp, "wheel")
@@ -104,7 +107,7 @@ def install(layout: NodeLayout, python: str, framework: str, requirements: List[
             publish(layout.mounted_share, key, wheel, steps.say)
 
 
-def candidates(share: str, key: Optional[str]) -> List[str]:
+def candidates(share: str, key: str | None) -> list[str]:
     """Horovod wheels on the share: those of our content key first, then those of none; those of another key are for others."""
     found = []
     for folder, _, names in os.walk(os.path.join(share, WHEELS)):
@@ -115,7 +118,7 @@ def candidates(share: str, key: Optional[str]) -> List[str]:
     return [path for _, path in sorted(found)]
 
 
-def _copied(path: str, target: str) -> Optional[str]:
+def _copied(path: str, target: str) -> str | None:
     """Copy a wheel of the share to this node's disk; the copy's SHA-256, None if it can't be had."""
     digest, size = hashlib.sha256(), 0
     os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -141,16 +144,16 @@ def _copied(path: str, target: str) -> Optional[str]:
     return digest.hexdigest()
 
 
-def content(python: str, framework: str, variables: Mapping[str, str]) -> Tuple[Optional[str], bool]:
+def content(python: str, framework: str, variables: Mapping[str, str]) -> tuple[str | None, bool]:
     """(what a wheel for this interpreter and node is made of, in one name; whether it has to have NCCL).
 
     No name can be said of an interpreter without the framework. NCCL has to be where the node has GPUs and PyTorch is for them.
     """
     # Only here: few jobs need it, and every agent would pay for the import.
     from mlflow_batchai.horovod_wheel import HorovodBuildError
-    from mlflow_batchai.horovod_wheel.cards import choose
+    from mlflow_batchai.horovod_wheel.environment import cache_key, flags
+    from mlflow_batchai.horovod_wheel.gpus import choose
     from mlflow_batchai.horovod_wheel.interpreter import probe
-    from mlflow_batchai.horovod_wheel.settings import cache_key, flags
 
     try:
         interpreter = probe(python, framework)
@@ -169,7 +172,7 @@ def publish(share: str, key: str, wheel: str, say: Callable[[str], None]) -> Non
     bits = permissions.bits_of(share)
     folder = os.path.join(share, WHEELS, key)
     target = os.path.join(folder, os.path.basename(wheel))
-    part = os.path.join(folder, ".%s.part" % uuid.uuid4().hex)
+    part = os.path.join(folder, f".{uuid.uuid4().hex}.part")
     try:
         if os.path.exists(target):
             return
@@ -179,20 +182,20 @@ def publish(share: str, key: str, wheel: str, say: Callable[[str], None]) -> Non
             shutil.copyfileobj(source, file)
         os.rename(part, target)
     except OSError as error:
-        say("the Horovod wheel could not be put on the share for others: %s" % error)
+        say(f"the Horovod wheel could not be put on the share for others: {error}")
     else:
-        say("the Horovod wheel is on the share for others: %s" % os.path.relpath(target, share))
+        say(f"the Horovod wheel is on the share for others: {os.path.relpath(target, share)}")
 
 
-def check_version(requirements: List[str], layout: NodeLayout) -> None:
+def check_version(requirements: list[str], layout: NodeLayout) -> None:
     """Raise a Failure if the project asks for another Horovod than the one that can be built."""
     for line in requirements:
         version = _version(line)
         if version.startswith("==") and version[2:].strip() not in (HOROVOD_VERSION, "0.28.*", "0.*"):
             raise Failure(
                 protocol.ENVIRONMENT_FAILED,
-                "python_env.yaml asks for '%s'; only horovod==%s can be built for today's frameworks, and %s/ on the share"
-                " has no other that works" % (line, HOROVOD_VERSION, WHEELS),
+                f"python_env.yaml asks for '{line}'; only horovod=={HOROVOD_VERSION} can be built for today's frameworks, and"
+                f" {WHEELS}/ on the share has no other that works",
                 node=layout.node,
             )
 

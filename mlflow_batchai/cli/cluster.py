@@ -61,7 +61,7 @@ def list_clusters(scope: Scope) -> Any:
     A cluster that can't be used as its document stands is listed as failed, and `errors` says why.
     """
     from mlflow_batchai.cluster import clusters, workspaces
-    from mlflow_batchai.engines.shell.together import at_once
+    from mlflow_batchai.engines.parallel import at_once
 
     names = clusters.names()
     if scope.workspace_given:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.client import jobview, lookup, runner
-from mlflow_batchai.engines.shell import together
+from mlflow_batchai.engines import parallel
 from mlflow_batchai.errors import BatchAIError, JobChangedError
 from mlflow_batchai.follower import changed, detached, retries
 from mlflow_batchai.follower.detached import Submitted
@@ -122,7 +122,7 @@ def _opened(found: Sequence[Run], tracking: Tracking) -> list[Charge]:
     """Look at all jobs at once."""
     charges = [Charge(run.data.tags[runs.TAG_JOB], run.info.run_id) for run in found]
     calls = [functools.partial(_open, run, tracking) for run in found]
-    futures = together.begin(calls)
+    futures = parallel.begin(calls)
     wait_for_calls(futures, FIRST_LOOK_SECONDS)
     for charge, future in zip(charges, futures, strict=True):
         if not future.done():

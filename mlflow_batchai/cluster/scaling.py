@@ -15,7 +15,7 @@ from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.cluster.workspaces import timestamp
 from mlflow_batchai.documents.cluster import MOST_NODES, AutoScale, ClusterRecord, ManualScale, ScaleSettings
 from mlflow_batchai.engines.census import Census, NodeState, Ticket
-from mlflow_batchai.engines.shell.together import in_background
+from mlflow_batchai.engines.parallel import in_background
 from mlflow_batchai.errors import ClusterError, UsageError
 from mlflow_batchai.job import folders
 from mlflow_batchai.job.jobs import Job

@@ -22,7 +22,7 @@ from mlflow_batchai.engines.asking import Known
 from mlflow_batchai.engines.base import CheckResult, Handle, Needs, NodeCommand, Poll, PollState, StartRequest
 from mlflow_batchai.engines.census import Census, Place
 from mlflow_batchai.engines.machines import Answer, Node
-from mlflow_batchai.engines.shell.together import at_once, in_background
+from mlflow_batchai.engines.parallel import at_once, in_background
 from mlflow_batchai.errors import ClusterError
 
 CANCEL_SECONDS = 40.0

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mlflow_batchai.agent import host
 from mlflow_batchai.engines import archive
-from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.errors import ClusterError, ConnectionLostError
 
 if TYPE_CHECKING:
-    from mlflow_batchai.engines.shell.ssh import Stream
-    from mlflow_batchai.engines.shell.targets import Target
+    from mlflow_batchai.engines.shell.connection import Stream
+    from mlflow_batchai.engines.shell.target import Target
 
 Answer = dict[str, Any]
 
@@ -152,7 +152,7 @@ class SshMachine:
     command = None
 
     def __init__(self, name: str, target: Target, root: str, python: str) -> None:
-        from mlflow_batchai.engines.shell.ssh import Connection
+        from mlflow_batchai.engines.shell.connection import Connection
 
         self.title = f"node {name}"
         self.address: str | None = target.address
@@ -165,7 +165,7 @@ class SshMachine:
 
     def connect(self) -> Mapping[str, str]:
         started = time.monotonic()
-        key = self.connection.host_key()
+        key = self.connection.open()
         return {"reachable": f"{self.address} in {(time.monotonic() - started) * 1000:.0f} ms", "host key": key}
 
     @property
@@ -176,8 +176,6 @@ class SshMachine:
         return ("ssh", f"ssh://{self.address}", shlex.join([self._python, "-I", "-S", self.archive, *arguments]))
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
-        from mlflow_batchai.engines.shell.ssh import ConnectionLostError
-
         line = json.dumps({"verb": verb, "arguments": arguments}).encode()
         with self._lock:
             fresh = self._stream is None
@@ -199,11 +197,11 @@ class SshMachine:
         return found
 
     def shell(self, line: str | None, folder: str | None, root: str, forwards: Sequence[str], terminal: bool) -> ShellCommand:
-        from mlflow_batchai.engines.shell import openssh
+        from mlflow_batchai.engines.shell.target import ssh_command
 
         if line is not None and folder:
             line = f"cd {shlex.quote(folder)} && {line}"
-        return ShellCommand(openssh.command_line(self.connection.target, line, forwards, terminal), None)
+        return ShellCommand(ssh_command(self.connection.target, line, forwards, terminal), None)
 
     def _again(self, line: bytes, timeout: float) -> bytes:
         try:
@@ -243,8 +241,6 @@ class SshMachine:
 
     def _greeted(self, argv: list[str]) -> Stream | str:
         """The stream once it has said that it is there, else the last thing that it said instead."""
-        from mlflow_batchai.engines.shell.ssh import ConnectionLostError
-
         stream = self.connection.stream(argv)
         try:
             for _ in range(GREETING_LINES):

@@ -16,8 +16,8 @@ from mlflow_batchai.engines.census import Place
 from mlflow_batchai.engines.hosts import Hosts
 from mlflow_batchai.engines.machines import Answer, Node, SshMachine
 from mlflow_batchai.engines.registry import Site
-from mlflow_batchai.engines.shell.ssh import open_all
-from mlflow_batchai.engines.shell.targets import Target, resolve
+from mlflow_batchai.engines.shell.connection import open_all
+from mlflow_batchai.engines.shell.target import Target, resolve
 from mlflow_batchai.errors import ClusterError, ShareError
 
 LEAST_FREE_BYTES = 64 << 20
@@ -32,7 +32,7 @@ class SshNode(NamedTuple):
     """A node over SSH.
 
     Attributes:
-        target: where and how it is reached (``shell.targets``).
+        target: where and how it is reached (``shell.target``).
         root: its own folder on it; ``~/`` is the login's home.
     """
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +14,7 @@ from typing import Any
 
 from mlflow_batchai.agent import processes
 from mlflow_batchai.config import home
-from mlflow_batchai.engines import shell
-from mlflow_batchai.errors import JobError
+from mlflow_batchai.errors import ClusterError, JobError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Glance, Hold, Lease
 from mlflow_batchai.job.vigil import Vigil
@@ -82,7 +83,40 @@ def spawn(arguments: Sequence[str], tracking: Tracking, log: Path, **told: bytes
     argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), *arguments]
     # The store's address goes by MLflow's own variable: a database's holds a password, and `ps` shows everyone our arguments.
     environment = {**os.environ, **tracking.environment, **credentials.exported(), "BATCHAI_HOME": str(home())}
-    return shell.spawn(argv, environment, log, **told)
+    return detach(argv, environment, log, **told)
+
+
+def detach(argv: Sequence[str], environment: Mapping[str, str], log: Path, told: bytes = b"") -> int:
+    """Start a command that outlives us: its own session, its output to a file, nothing inherited; its process id.
+
+    Args:
+        told: what it reads on its standard input, up to the end; nobody else can.
+
+    Raises:
+        ClusterError: it can't be started.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        os.fchmod(file.fileno(), 0o600)
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                env=dict(environment),
+                cwd="/",
+                stdin=subprocess.PIPE if told else subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ClusterError(f"{argv[0]} can't be started: {error.strerror}") from error
+    if process.stdin:
+        # One that has ended already says why in its log.
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(told)
+    # Nobody waits for it here: it is meant to go on without us.
+    process.returncode = 0
+    return process.pid
 
 
 def follower_log(job: Job) -> Path:

@@ -1,10 +1,10 @@
 """Builds a Horovod wheel that works with today's TensorFlow or PyTorch.
 
-Standard library only and Python 3.8 syntax: this folder also travels to nodes inside a zip.
+Standard library only and Python 3.9 syntax: this folder also travels to nodes inside a zip.
 """
 
-from .builder import build, cached
-from .errors import HorovodBuildError
+from .builder import build
+from .interpreter import HorovodBuildError
 from .source import HOROVOD_VERSION
 
-__all__ = ["HOROVOD_VERSION", "HorovodBuildError", "build", "cached"]
+__all__ = ["HOROVOD_VERSION", "HorovodBuildError", "build"]

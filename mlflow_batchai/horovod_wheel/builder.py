@@ -1,68 +1,77 @@
-"""From an interpreter to a Horovod wheel for it: fetch, patch, compile, keep."""
+"""From an interpreter to a Horovod wheel for it: fetch, patch, compile, try, keep."""
 
+from __future__ import annotations
+
+import argparse
 import contextlib
 import fcntl
+import json
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Callable, Iterator, Optional, Sequence
+from typing import Any
 
-from . import cuda, trial
-from .cards import Target, cards, choose
-from .errors import HorovodBuildError
-from .interpreter import Interpreter, probe
-from .pip import Pip, missing_tools, pip_command, refuse_missing
-from .settings import build_environment, cache_key, cache_root, parallel_jobs, wheel_pattern
+from . import gpus
+from .environment import build_environment, cache_key, cache_root, parallel_jobs, wheel_pattern
+from .gpus import Target, choose
+from .interpreter import FRAMEWORKS, HorovodBuildError, Interpreter, check_programs, probe
+from .pip import Pip, missing_tools, pip_command
 from .source import HOROVOD_VERSION, PATCHES, SDIST_SHA256, apply_patches, unpack
-from .toolchain import check_toolchain
 
+# A first import of a framework from a slow disk, and a GPU's first use.
+_TRIAL_SECONDS = 600.0
+_MARK = "batchai-wheel "
+_OPERATIONS = {"gloo": "gloo", "mpi": "MPI", "nccl": "NCCL", "cuda": "CUDA", "rocm": "ROCm"}
 
-def _silent(text: str) -> None:
-    """The default progress: none."""
-
-
-def cached(
-    python: str = sys.executable,
-    framework: str = "tensorflow",
-    cache: Optional[str] = None,
-    gpu: Optional[bool] = None,
-    architectures: Sequence[str] = (),
-) -> Optional[str]:
-    """Path of the wheel an earlier build made for this interpreter, framework and GPUs, or None; takes 0.1 s.
-
-    Raises:
-        HorovodBuildError: ``python`` is no usable interpreter, or doesn't have the framework, or not for GPUs.
-    """
-    interpreter = probe(python, framework)
-    wheel = _used(_wheel_in(_folder(interpreter, choose(interpreter, gpu, architectures, os.environ), cache)))
-    return str(wheel) if wheel else None
+# A GPU that PyTorch itself can't use just now, taken by somebody else, says nothing of the wheel.
+_TRIAL = """
+import sys
+sys.path.insert(0, sys.argv[1])
+sys.path.append(sys.argv[6])
+import importlib, json
+hvd = importlib.import_module("horovod." + sys.argv[2])
+said = {"file": hvd.__file__, "built": [name for name in sys.argv[4].split(",") if getattr(hvd, name + "_built")()]}
+hvd.init()
+if sys.argv[3] == "gpu":
+    import torch
+    try:
+        mine = torch.arange(4.0, device="cuda")
+        said["gpu"] = torch.cuda.get_device_name()
+    except Exception as error:
+        said["idle"] = " ".join(str(error).split())[:200] or type(error).__name__
+    else:
+        said["right"] = hvd.allreduce(mine, op=hvd.Sum).tolist() == [0.0, 1.0, 2.0, 3.0]
+hvd.shutdown()
+print("\\n" + sys.argv[5] + json.dumps(said))
+"""
 
 
 def build(
     python: str = sys.executable,
     framework: str = "tensorflow",
-    out: Optional[str] = None,
-    cache: Optional[str] = None,
-    progress: Callable[[str], None] = _silent,
-    gpu: Optional[bool] = None,
+    out: str | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+    gpu: bool | None = None,
     architectures: Sequence[str] = (),
-    source: Optional[str] = None,
+    source: str | None = None,
 ) -> str:
     """Path of a Horovod wheel for ``python`` and its framework, built unless an earlier build made it.
 
-    A build takes minutes and as many cores as memory allows (2 GiB each), and installs nothing into that
-    interpreter. A wheel that can't be imported, or reduces wrongly on a GPU, is no result. Of two builds of the
-    same wheel at once the second waits and takes the first one's. A build that fails leaves its log in the cache,
-    and no wheel.
+    Wheels are kept in ``environment.cache_root``. A build takes minutes and as many cores as memory allows (2 GiB each),
+    and installs nothing into that interpreter. A wheel that can't be imported, or reduces wrongly on a GPU, is no
+    result. Of two builds of the same wheel at once the second waits and takes the first one's. A build that fails
+    leaves its log in the cache, and no wheel.
 
     Args:
         python: path or name of the interpreter the wheel is for.
         framework: "tensorflow" or "torch".
         out: folder that gets a copy, made if it isn't there; the result is then the copy's path.
-        cache: folder that keeps wheels; by default $BATCHAI_HOROVOD_CACHE, else mlflow-batchai/horovod below
-            $XDG_CACHE_HOME or ~/.cache.
         progress: called with a few words whenever there is news ("compiling 42 %").
         gpu: whether it is to be for GPUs, with NCCL (PyTorch only); None: where PyTorch is one for CUDA and this
             machine has a GPU.
@@ -74,13 +83,14 @@ def build(
     """
     interpreter = probe(python, framework)
     target = choose(interpreter, gpu, architectures, os.environ)
-    folder = _folder(interpreter, target, cache)
-    wheel = _used(_wheel_in(folder))
+    folder = cache_root(os.environ) / cache_key(interpreter, os.environ, target)
+    wheel = _used(folder)
     if wheel is None:
         archive = Path(source).expanduser().absolute() if source else None
         with _lock(folder.parent / (folder.name + ".lock"), progress):
             if target is None and gpu is None and interpreter.cuda:
-                progress(f"for CPUs only, for there is no GPU here ({cards(os.environ)[1]}); --cuda-arch names those elsewhere")
+                why = gpus.installed(os.environ)[1]
+                progress(f"for CPUs only, for there is no GPU here ({why}); --cuda-arch names those elsewhere")
             wheel = _wheel_in(folder) or _build_into(folder, interpreter, target, archive, progress)
     if out is None:
         return str(wheel)
@@ -89,29 +99,53 @@ def build(
         return str(_copy(wheel, there))
 
 
+def main(arguments: list[str]) -> int:
+    """``agent.pyz horovod-build --python PATH [--framework F] [--out DIR]``: print the wheel's path; on a node, where there is
+    no command line of ours.
+
+    A failure is one sentence and exit code 1. It is built for GPUs where PyTorch is one for CUDA and the node has some.
+    """
+    parser = argparse.ArgumentParser(prog="horovod-build")
+    parser.add_argument("--python", required=True)
+    parser.add_argument("--framework", choices=[*FRAMEWORKS], default="tensorflow")
+    parser.add_argument("--out")
+    options = parser.parse_args(arguments)
+    try:
+        print(build(**vars(options), progress=lambda text: print("Horovod:", text, file=sys.stderr, flush=True)))
+    except HorovodBuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
 def _build_into(
-    folder: Path, interpreter: Interpreter, target: Optional[Target], archive: Optional[Path], progress: Callable[[str], None]
+    folder: Path, interpreter: Interpreter, target: Target | None, archive: Path | None, progress: Callable[[str], None]
 ) -> Path:
-    check_toolchain(interpreter, os.environ)
-    parts = cuda.find(target, interpreter, os.environ) if target else None
+    check_programs(interpreter, os.environ)
+    parts = gpus.find(target, interpreter, os.environ) if target else None
     command = pip_command(interpreter)
     requirements = missing_tools(interpreter)
-    if archive:
-        refuse_missing(requirements, interpreter)
+    if archive and requirements:
+        install = shlex.join([interpreter.path, "-m", "pip", "install", *requirements])
+        raise HorovodBuildError(
+            f"Building from a source file fetches nothing, and {interpreter.path} lacks {', '.join(requirements)}: install "
+            f"what is missing first, from wheel files if there is no network (`{install}`)."
+        )
     log = folder.parent / (folder.name + ".log")
     with contextlib.ExitStack() as stack:
         stack.enter_context(_io_errors(f"The folder for builds {tempfile.gettempdir()} (set TMPDIR for another)"))
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="horovod-build-")))
-        jobs = parallel_jobs(_cores(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-        arranged = cuda.arrange(parts, work) if parts else None
-        environment = build_environment(interpreter, os.environ, str(work / "tools"), jobs, target, arranged)
+        tools = work / "tools"
+        jobs = parallel_jobs(len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        arranged = gpus.arrange(parts, work) if parts else None
+        environment = build_environment(interpreter, os.environ, str(tools), jobs, target, arranged)
         log.write_text(f"Horovod {HOROVOD_VERSION} for {interpreter}\n{target}, {parts}\n", encoding="utf-8")
         pip = Pip(command, environment, log, progress)
         if archive:
             environment["PIP_NO_INDEX"] = "1"
         if requirements:
             progress("fetching build tools")
-            pip.run("Fetching the build tools", "install", "--target", str(work / "tools"), *requirements)
+            pip.run("Fetching the build tools", "install", "--target", str(tools), *requirements)
         source = unpack(archive or _fetched(pip, work), work)
         apply_patches(source, PATCHES[interpreter.framework])
         pip.run(
@@ -124,7 +158,7 @@ def _build_into(
             raise HorovodBuildError(f"pip made no Horovod wheel and told of no error; its log is {log}.")
         progress("trying the wheel")
         nccl = environment.get("HOROVOD_GPU_OPERATIONS") == "NCCL" and target is not None
-        progress(trial.check(made, interpreter, os.environ, nccl, log, work / "tools"))
+        progress(try_wheel(made, interpreter, os.environ, nccl, log, tools))
         with _io_errors(f"The cache of Horovod wheels {folder.parent}"):
             kept = _copy(made, folder)
             log.unlink()
@@ -144,16 +178,77 @@ def _fetched(pip: Pip, work: Path) -> Path:
     return work / f"horovod-{HOROVOD_VERSION}.tar.gz"
 
 
-def _folder(interpreter: Interpreter, target: Optional[Target], cache: Optional[str]) -> Path:
-    return cache_root(cache, os.environ) / cache_key(interpreter, os.environ, target)
+def try_wheel(wheel: Path, interpreter: Interpreter, environ: Mapping[str, str], nccl: bool, log: Path, tools: Path) -> str:
+    """A few words on what the wheel can do, after it was imported and, with ``nccl``, has reduced a tensor on a GPU.
+
+    Args:
+        nccl: whether it was to be built for GPUs.
+        log: what the trial says is appended.
+        tools: folder with what Horovod needs and the interpreter lacks; pip installs that along with the wheel.
+
+    Raises:
+        HorovodBuildError: it can't be imported, reduces wrongly, or has no NCCL though it was to have it.
+    """
+    said = _tried(wheel, interpreter, environ, "gpu" if nccl else "cpu", log, tools)
+    if nccl and "nccl" not in said["built"]:
+        raise HorovodBuildError(
+            f"The wheel that was built has no NCCL, though it was to be for GPUs; the build's log is {log}."
+        )
+    built = "built with " + ", ".join(_OPERATIONS[name] for name in said["built"])
+    if not nccl:
+        return built
+    if "idle" in said:
+        return f"{built}; not tried on a GPU: {said['idle']}"
+    if not said["right"]:
+        raise HorovodBuildError(
+            f"The wheel that was built reduces a tensor on {said['gpu']} wrongly; the build's log is {log}."
+        )
+    return f"{built}; an allreduce on {said['gpu']} is right"
 
 
-def _wheel_in(folder: Path) -> Optional[Path]:
+def _tried(wheel: Path, interpreter: Interpreter, environ: Mapping[str, str], kind: str, log: Path, tools: Path) -> Any:
+    # Variables of a launcher above us would have it wait for ranks that aren't there.
+    clean = {name: value for name, value in environ.items() if not name.startswith(("HOROVOD_", "OMPI_", "PMI_"))}
+    with tempfile.TemporaryDirectory(prefix="horovod-trial-") as unpacked:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(unpacked)
+        arguments = [unpacked, interpreter.framework, kind, ",".join(_OPERATIONS), _MARK, str(tools)]
+        try:
+            done = subprocess.run(
+                [interpreter.path, "-c", _TRIAL, *arguments],
+                env=clean,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                errors="replace",
+                timeout=_TRIAL_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise HorovodBuildError(
+                f"The wheel that was built hangs: importing it and one allreduce took longer than {_TRIAL_SECONDS:.0f} s; the "
+                f"build's log is {log}."
+            ) from None
+    with log.open("a", encoding="utf-8") as sink:
+        sink.write(done.stdout)
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    for line in lines:
+        if line.startswith(_MARK):
+            return json.loads(line[len(_MARK) :])
+    raise HorovodBuildError(
+        f"The wheel that was built does not work in {interpreter.path}, which exits with {done.returncode} and says: "
+        f"{(lines or ['nothing'])[-1][:300]} (the build's log is {log})."
+    )
+
+
+def _wheel_in(folder: Path) -> Path | None:
     return next(iter(sorted(folder.glob(wheel_pattern()))), None)
 
 
-def _used(wheel: Optional[Path]) -> Optional[Path]:
-    """A wheel of the cache, marked as used now: `batchai gc` removes those that nobody uses."""
+def _used(folder: Path) -> Path | None:
+    """The wheel of a folder of the cache, marked as used now: `batchai gc` removes those that nobody uses."""
+    wheel = _wheel_in(folder)
     if wheel:
         with contextlib.suppress(OSError):
             os.utime(str(wheel))
@@ -192,9 +287,3 @@ def _io_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise HorovodBuildError(f"{what} can't be used: {error}.") from error
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -1,12 +1,24 @@
-"""What the interpreter that the wheel is for is, and has installed."""
+"""The interpreter that a wheel is for: what it is and has, and what a build for it needs of the machine."""
+
+from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
-from .errors import HorovodBuildError
+
+class HorovodBuildError(Exception):
+    """The wheel could not be built; ``str(error)`` is one sentence, at times with the last lines of a log.
+
+    This package may not import the client's own errors: it travels to nodes.
+    """
+
 
 FRAMEWORKS = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 
@@ -66,10 +78,10 @@ class Interpreter(NamedTuple):
     libc: str
     framework: str
     framework_version: str
-    tools: Dict[str, Optional[str]]
+    tools: dict[str, str | None]
     headers: bool
-    cuda: Optional[str] = None
-    nvidia: Tuple[str, ...] = ()
+    cuda: str | None = None
+    nvidia: tuple[str, ...] = ()
 
 
 def probe(python: str, framework: str) -> Interpreter:
@@ -80,7 +92,7 @@ def probe(python: str, framework: str) -> Interpreter:
     """
     if framework not in FRAMEWORKS:
         raise HorovodBuildError(
-            "{!r} is not a framework Horovod is built for here: use one of {}.".format(framework, ", ".join(sorted(FRAMEWORKS)))
+            f"{framework!r} is not a framework Horovod is built for here: use one of {', '.join(sorted(FRAMEWORKS))}."
         )
     found = shutil.which(str(Path(python).expanduser()) if python.startswith("~") else python)
     if found is None:
@@ -117,3 +129,44 @@ def probe(python: str, framework: str) -> Interpreter:
         cuda=report["cuda"] if framework == "torch" else None,
         nvidia=tuple(report["nvidia"]),
     )
+
+
+def search_path(python: str, environ: Mapping[str, str]) -> str:
+    """PATH of the build: the interpreter's folder first, so that a CMake that pip put there is found."""
+    return os.pathsep.join(filter(None, [str(Path(python).parent), environ.get("PATH", "")]))
+
+
+def check_programs(interpreter: Interpreter, environ: Mapping[str, str]) -> None:
+    """Look for a C++ compiler, CMake and make on PATH, and for Python's headers if PyTorch needs them.
+
+    Raises:
+        HorovodBuildError: names all that is missing, and the command that installs it.
+    """
+    path = search_path(interpreter.path, environ)
+    compilers = [shlex.split(environ["CXX"])[0]] if environ.get("CXX", "").strip() else ["c++", "g++", "clang++"]
+    cmake = shutil.which(environ.get("HOROVOD_CMAKE") or "cmake", path=path)
+    version = _cmake_version(cmake) if cmake else None
+    # Debian's package -> what is missing.
+    missing = {}
+    if not any(shutil.which(name, path=path) for name in compilers):
+        missing["g++"] = f"a C++ compiler ({' or '.join(compilers)})"
+    if version is None or version < (3, 13):
+        missing["cmake"] = "CMake 3.13 or newer" + (" (found {}.{})".format(*version) if version else "")
+    if not any(shutil.which(name, path=path) for name in ("make", "gmake")):
+        missing["make"] = "make"
+    if interpreter.framework == "torch" and not interpreter.headers:
+        missing["python3-dev"] = "Python.h"
+    if missing:
+        instead = f" (CMake also by `{interpreter.path} -m pip install cmake`)" if "cmake" in missing else ""
+        what = " and ".join(filter(None, [", ".join([*missing.values()][:-1]), [*missing.values()][-1]]))
+        raise HorovodBuildError(f"Building Horovod needs {what}: run `apt-get install {' '.join(missing)}`{instead}.")
+
+
+def _cmake_version(cmake: str) -> tuple[int, int] | None:
+    """Major and minor version of that CMake, or None if it doesn't run."""
+    try:
+        answer = subprocess.run([cmake, "--version"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    match = re.search(r"version (\d+)\.(\d+)", answer.stdout.decode(errors="replace"))
+    return (int(match[1]), int(match[2])) if match else None

@@ -1,26 +1,34 @@
-"""Runs the target interpreter's pip, with all it says in a log and the gist told as progress."""
+"""Runs the target interpreter's pip: all that it says goes to a log, the gist is told as progress."""
 
-import contextlib
+from __future__ import annotations
+
 import os
-import shlex
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, TextIO
+from typing import NamedTuple
 
-from .errors import HorovodBuildError
-from .interpreter import Interpreter
-from .progress import error_lines, progress_texts
+from .interpreter import HorovodBuildError, Interpreter
 
 _OLDEST_SETUPTOOLS = 68  # older ones don't work on Python 3.12
+
+_PERCENT = re.compile(r"\s*\[\s*(\d+)%\]")
+_ERROR = re.compile(r"\berror\b|\bfatal\b|undefined reference|no space left|cannot find|killed", re.IGNORECASE)
+_NOISE = re.compile(
+    r"-Werror|\berror\.(cc|h|py)\b|^\s*(copying|adding|creating) |\bfound$"
+    r"|subprocess-exited-with-error|This error originates|with status 'error'|^\s*ERROR: Failed (building|to build) ",
+    re.IGNORECASE,
+)
 
 
 class Pip(NamedTuple):
     """``command`` starts pip; ``environment`` is its whole environment; ``log`` is appended to."""
 
-    command: List[str]
-    environment: Dict[str, str]
+    command: list[str]
+    environment: dict[str, str]
     log: Path
     progress: Callable[[str], None]
 
@@ -30,22 +38,34 @@ class Pip(NamedTuple):
         Raises:
             HorovodBuildError: pip failed; with the log's path and its last lines that speak of errors.
         """
-        command = [*self.command, "--no-input", "--disable-pip-version-check", *arguments]
-        with self.log.open("a", encoding="utf-8") as sink, _process(command, self.environment) as process:
-            assert process.stdout is not None
-            for text in progress_texts(_copied(process.stdout, sink)):
-                self.progress(text)
-            code = process.wait()
-        if code:
+        process = subprocess.Popen(
+            [*self.command, "--no-input", "--disable-pip-version-check", *arguments],
+            env=self.environment,
+            cwd="/",  # a module in the current folder must not shadow pip's
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        with process, self.log.open("a", encoding="utf-8") as sink:
+            assert process.stdout
+            try:
+                # ``write`` gives a number, which is true.
+                for text in progress_texts(line for line in process.stdout if sink.write(line)):
+                    self.progress(text)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)  # compilers outlive pip otherwise
+                raise
+        if process.returncode:
             lines = error_lines(self.log.read_text(encoding="utf-8", errors="replace"))
             raise HorovodBuildError(
-                "{} failed; the whole log is {}, and this is what it says of errors:\n{}".format(
-                    what, self.log, "\n".join("  " + line for line in lines)
-                )
+                "\n  ".join([f"{what} failed; the whole log is {self.log}, and this is what it says of errors:", *lines])
             )
 
 
-def pip_command(interpreter: Interpreter) -> List[str]:
+def pip_command(interpreter: Interpreter) -> list[str]:
     """What runs pip for that interpreter: its own pip, or ours, if that can act for another (22.3).
 
     Raises:
@@ -54,8 +74,7 @@ def pip_command(interpreter: Interpreter) -> List[str]:
     if interpreter.tools["pip"]:
         return [interpreter.path, "-m", "pip"]
     ours = [sys.executable, "-m", "pip", "--python", interpreter.path]
-    answer = subprocess.run([*ours, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    if answer.returncode:
+    if subprocess.run([*ours, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
         raise HorovodBuildError(
             f"Building Horovod needs pip, which {interpreter.path} lacks: run "
             f"`{interpreter.path} -m ensurepip`, or for Debian's own Python `apt-get install python3-pip`."
@@ -63,55 +82,44 @@ def pip_command(interpreter: Interpreter) -> List[str]:
     return ours
 
 
-def missing_tools(interpreter: Interpreter) -> List[str]:
+def missing_tools(interpreter: Interpreter) -> list[str]:
     """Requirements (for pip) that Horovod's setup.py has and the interpreter lacks."""
-    names = ["setuptools", "wheel", "cloudpickle", "psutil", "PyYAML", "packaging"]
+    names = ["wheel", "cloudpickle", "psutil", "PyYAML", "packaging"]
     if interpreter.framework == "torch":
         names += ["cffi", "pycparser"]  # the second by way of the first
-    missing = []
-    for name in names:
-        version = interpreter.tools[name]
-        if name == "setuptools" and (version is None or int(version.split(".")[0]) < _OLDEST_SETUPTOOLS):
-            missing.append(f"setuptools>={_OLDEST_SETUPTOOLS}")
-        elif version is None:
-            missing.append(name)
+    missing = [name for name in names if interpreter.tools[name] is None]
+    setuptools = interpreter.tools["setuptools"]
+    if setuptools is None or int(setuptools.split(".")[0]) < _OLDEST_SETUPTOOLS:
+        missing.insert(0, f"setuptools>={_OLDEST_SETUPTOOLS}")
     return missing
 
 
-def refuse_missing(requirements: List[str], interpreter: Interpreter) -> None:
-    """Raise HorovodBuildError if there are any: a build from a file fetches nothing."""
-    if requirements:
-        raise HorovodBuildError(
-            "Building from a source file fetches nothing, and {} lacks {}: install what is missing first, from wheel files if "
-            "there is no network (`{} -m pip install {}`).".format(
-                interpreter.path, ", ".join(requirements), interpreter.path, " ".join(map(shlex.quote, requirements))
-            )
-        )
-
-
-@contextlib.contextmanager
-def _process(command: List[str], environment: Dict[str, str]) -> "Iterator[subprocess.Popen[str]]":
-    """A process group of its own, killed whole if we leave early: compilers outlive pip otherwise."""
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        cwd="/",  # a module in the current folder must not shadow pip's
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,
-    )
-    with process:
-        try:
-            yield process
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-
-
-def _copied(lines: Iterable[str], sink: TextIO) -> Iterator[str]:
+def progress_texts(lines: Iterable[str]) -> Iterator[str]:
+    """What a log of ``pip wheel -v`` says of progress: nothing twice, no percentage that falls (make -j mixes them)."""
+    highest, last = -1, ""
     for line in lines:
-        sink.write(line)
-        yield line
+        percent = _PERCENT.match(line)
+        if percent and int(percent[1]) > highest:
+            highest = int(percent[1])
+            text = f"compiling {highest} %"
+        elif "Running CMake in" in line:
+            text = "configuring"
+        elif line.strip().startswith("installing to build/bdist"):
+            text = "packing the wheel"
+        else:
+            continue
+        if text != last:
+            yield text
+        last = text
+
+
+def error_lines(log: str, count: int = 15) -> list[str]:
+    """The last ``count`` lines that speak of an error; if none does, the last ``count`` lines."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    wanted: set[int] = set()
+    for number, line in enumerate(lines):
+        if _ERROR.search(line) and not _NOISE.search(line):
+            # CMake says what is wrong in the lines after its own.
+            wanted.update(range(number, number + (3 if line.startswith("CMake Error") else 1)))
+    chosen = [line for number, line in enumerate(lines) if number in wanted] or lines
+    return [line[:300] for line in chosen[-count:]]

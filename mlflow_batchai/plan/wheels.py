@@ -18,7 +18,7 @@ from pathlib import Path
 from mlflow_batchai.agent import boot, trainenv
 from mlflow_batchai.agent.plan import PythonEnvironment
 from mlflow_batchai.agent.wheels import MOST_BYTES, WHEEL, WHEELS
-from mlflow_batchai.horovod_wheel.settings import cache_root
+from mlflow_batchai.horovod_wheel.environment import cache_root
 from mlflow_batchai.storage.base import Share
 from mlflow_batchai.storage.directory import DirectoryShare
 
@@ -121,7 +121,7 @@ class _Cache:
     def __init__(self) -> None:
         self._files: dict[tuple[str, int], list[Path]] = {}
         self._hashes: set[str] = set()
-        for path in cache_root(None, os.environ).glob("*/*.whl"):
+        for path in cache_root(os.environ).glob("*/*.whl"):
             with contextlib.suppress(OSError):
                 status = path.lstat()
                 if stat.S_ISREG(status.st_mode) and is_ours(status):

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -16,8 +17,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from mlflow_batchai import terminal
 from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.agent.protocol import QUEUED, digest
-from mlflow_batchai.engines import shell
-from mlflow_batchai.errors import ClusterError, UsageError
+from mlflow_batchai.errors import UsageError
 from mlflow_batchai.job import keys
 
 if TYPE_CHECKING:
@@ -313,11 +313,12 @@ def document_tags(path: Path, user: str) -> dict[str, str]:
 
 
 def _git_commit(directory: Path) -> str | None:
+    command = ["git", "-C", str(directory), "rev-parse", "HEAD"]
     try:
-        result = shell.run(["git", "-C", str(directory), "rev-parse", "HEAD"], timeout=10)
-    except ClusterError:  # no git here
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):  # no git here
         return None
-    return result.out.strip() if result.code == 0 else None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def page(uri: str, experiment_id: str, run_id: str) -> str | None:

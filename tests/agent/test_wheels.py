@@ -18,8 +18,8 @@ from mlflow_batchai.agent import wheels
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.plan import PythonEnvironment
 from mlflow_batchai.horovod_wheel import HorovodBuildError
+from mlflow_batchai.horovod_wheel.environment import cache_key
 from mlflow_batchai.horovod_wheel.interpreter import probe
-from mlflow_batchai.horovod_wheel.settings import cache_key
 from mlflow_batchai.plan.wheels import choose_wheels
 from mlflow_batchai.storage.directory import DirectoryShare
 

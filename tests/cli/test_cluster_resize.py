@@ -17,8 +17,7 @@ from command_line import Cli
 from sshd import SshNodes, free_port
 from waiting import wait_for
 
-from mlflow_batchai.engines.shell.openssh import command_line
-from mlflow_batchai.engines.shell.targets import Target
+from mlflow_batchai.engines.shell.target import Target, ssh_command
 
 HOLD = 'echo attempt $BATCHAI_JOB; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
 JOB = {
@@ -141,18 +140,18 @@ def test_a_port_is_forwarded(over_ssh: Cli, ssh_servers: SshNodes) -> None:
         for server in list(ssh_servers)[:2]
     )
     through = Target(**{**second.__dict__, "jump": Target(**{**first.__dict__, "jump": second})})
-    done = subprocess.run(command_line(through, 'echo "$HOME"'), capture_output=True, text=True, check=False)
+    done = subprocess.run(ssh_command(through, 'echo "$HOME"'), capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == (f"{ssh_servers[1].home}\n", "")
 
 
 def test_ssh_is_told_all_that_we_know() -> None:
     jump = Target("j", "j.example", 22, "me", (Path("/k/100%"),), known_hosts=(Path("/a b/known"),))
     target = Target("n", "10.0.0.4", 2222, "you", (), known_hosts=(), host_key_alias="n4", jump=jump, identities_only=True)
-    argv = command_line(target, "nvidia-smi", ["8080:localhost:80"], terminal=True)
+    argv = ssh_command(target, "nvidia-smi", ["8080:localhost:80"], terminal=True)
     assert argv[-3:] == ["--", "10.0.0.4", "nvidia-smi"] and argv[:7] == ["ssh", "-F", "/dev/null", "-p", "2222", "-l", "you"]
     assert {"StrictHostKeyChecking=yes", "UserKnownHostsFile=/dev/null", "HostKeyAlias=n4", "IdentitiesOnly=yes"} < set(argv)
     proxy = next(word for word in argv if word.startswith("ProxyCommand="))
     assert re.match(r"ProxyCommand=ssh -W '\[%h\]:%p' -F /dev/null -p 22 -l me -i '?/k/100%%%%'? ", proxy)
     assert "'UserKnownHostsFile=\"/a b/known\"'" in proxy and proxy.endswith(" -- j.example")
     assert {"-t", "-L", "8080:localhost:80", "ExitOnForwardFailure=yes"} < set(argv)
-    assert command_line(target, None, ["1:h:2"])[-3:] == ["-N", "--", "10.0.0.4"]
+    assert ssh_command(target, None, ["1:h:2"])[-3:] == ["-N", "--", "10.0.0.4"]

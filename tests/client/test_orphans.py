@@ -85,7 +85,7 @@ def jobs(cli, tmp_path, monkeypatch):
         made.started.append((argv[-3], environment))
         return next(made.pids)
 
-    monkeypatch.setattr(detached.shell, "spawn", spawn)
+    monkeypatch.setattr(detached, "detach", spawn)
     for module in (lease, vigil):
         monkeypatch.setattr(module, "PACE", (0.05, 0.6, 0.05))
     return made
@@ -256,7 +256,7 @@ def test_a_follower_that_cannot_be_started_holds_up_no_other(jobs, monkeypatch):
             raise OSError(28, "No space left on device")
         return 4242
 
-    monkeypatch.setattr(detached.shell, "spawn", spawn)
+    monkeypatch.setattr(detached, "detach", spawn)
     jobs.job("second")
     jobs.job("first")
     code, rows, _ = jobs.attach()

@@ -431,7 +431,7 @@ def test_a_job_that_waits_for_attach(following, monkeypatch, ahead):
 def test_who_watches_a_job_that_waits_for_attach(scene, monkeypatch, secrets):
     """They are told so, unless they have the secrets themselves."""
     told = []
-    monkeypatch.setattr(detached.shell, "spawn", lambda argv, environment, log, **how: told.append(how) or 1)
+    monkeypatch.setattr(detached, "detach", lambda argv, environment, log, **how: told.append(how) or 1)
     lease = Lease(scene.made.job)
     lease.acquire()
     lease.release("job toy-0123: waiting for attach (needs BATCHAI_SECRET_TOKEN)")

@@ -61,7 +61,7 @@ def scene(folder, store_template, tmp_path, monkeypatch):
     changes = {"protocol": protocol.PROTOCOL_VERSION, "runId": run.info.run_id, "container": None, "tools": {}, "python": "p"}
     made = folder(**changes, secretVariables=[], secretNames=[], maxWallClockSeconds=60.0)
     spawned = []
-    monkeypatch.setattr(detached.shell, "spawn", lambda argv, environment, log: spawned.append(argv) or 4711)
+    monkeypatch.setattr(detached, "detach", lambda argv, environment, log: spawned.append(argv) or 4711)
     monkeypatch.setattr(detached, "_child_alive", lambda pid: True)
     cluster = SimpleNamespace(name="local", engine=Engine(), open_nodes=9, share=DirectoryShare(made.share.root), location=None)
     world = SimpleNamespace(made=made, cluster=cluster, spawned=spawned, mlflow=mlflow)

@@ -66,7 +66,7 @@ def scene(store_template, tmp_path, monkeypatch):
     )
     request = creating.RunRequest(tracking, experiment, "My exp/1", "default", {"mlflow.user": "me"})
     spawned = []
-    monkeypatch.setattr(detached.shell, "spawn", lambda argv, environment, log: spawned.append((argv, environment)) or 4711)
+    monkeypatch.setattr(detached, "detach", lambda argv, environment, log: spawned.append((argv, environment)) or 4711)
     scene = SimpleNamespace(mlflow=mlflow, experiment=experiment, cluster=cluster, spawned=spawned, root=tmp_path)
     scene.submit = lambda **more: creating.submit(prepared, cluster, replace(request, **more))
     scene.code = code
@@ -156,7 +156,7 @@ def test_a_follower_that_cant_start_ends_the_agents(scene, monkeypatch):
     def spawn(*arguments):
         raise ClusterError("python can't be started")
 
-    monkeypatch.setattr(detached.shell, "spawn", spawn)
+    monkeypatch.setattr(detached, "detach", spawn)
     with pytest.raises(ClusterError):
         scene.submit()
     check_undone(scene, "python can't be started")

@@ -18,7 +18,7 @@ from sshd import SshNodes, ssh_nodes  # noqa: F401 (a fixture)
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.engines.base import CheckResult, Needs, NodeAccess, Poll, PollState, Scalable, StartRequest
 from mlflow_batchai.engines.local_hosts import LocalHosts
-from mlflow_batchai.engines.shell.targets import resolve
+from mlflow_batchai.engines.shell.target import resolve
 from mlflow_batchai.engines.ssh_hosts import SshHosts, SshNode
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.job.jobs import Job

@@ -207,7 +207,7 @@ def test_a_program_that_is_interrupted_waits_for_no_node(tmp_path: Path) -> None
 import signal, socket
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes begin with it ignored
 from mlflow_batchai.engines.ssh_hosts import SshHosts, SshNode
-from mlflow_batchai.engines.shell.targets import resolve
+from mlflow_batchai.engines.shell.target import resolve
 silent = socket.create_server(("127.0.0.1", 0))
 target = resolve("127.0.0.1", user="me", port=silent.getsockname()[1])
 engine = SshHosts([SshNode("a", target, {str(tmp_path)!r})], "/", "python3", "python3", lambda: "x")

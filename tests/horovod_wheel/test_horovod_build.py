@@ -20,7 +20,7 @@ from waiting import wait_for
 from mlflow_batchai import errors
 from mlflow_batchai.cli import horovod as command
 from mlflow_batchai.client import signals
-from mlflow_batchai.horovod_wheel import HorovodBuildError, build, cached, source, trial
+from mlflow_batchai.horovod_wheel import HorovodBuildError, build, builder, source
 from mlflow_batchai.horovod_wheel.interpreter import probe
 from mlflow_batchai.horovod_wheel.source import PATCHES
 
@@ -120,7 +120,7 @@ class World:
 
     def build(self, **options: object) -> str:
         options = {"progress": self.said.append, **options}
-        return build(str(self.python), cache=str(self.cache), **options)
+        return build(str(self.python), **options)
 
     def calls(self) -> list[str]:
         calls = self.home / "calls"
@@ -141,21 +141,21 @@ def world(tmp_path, monkeypatch):
     digest = source.hashlib.sha256((world.home / "horovod-0.28.1.tar.gz").read_bytes()).hexdigest()
     monkeypatch.setattr(source, "SDIST_SHA256", digest)
     monkeypatch.setenv("PATH", str(world.tools))
+    monkeypatch.setenv("BATCHAI_HOROVOD_CACHE", str(world.cache))
     for name in ("CXX", "HOROVOD_CMAKE"):
         monkeypatch.delenv(name, raising=False)
     return world
 
 
 def test_a_wheel_is_built_once_and_then_found(world):
-    assert cached(str(world.python), cache=str(world.cache)) is None
     path = world.build()
     assert Path(path).name == WHEEL
     assert Path(path).parent.name.startswith("cp311-linux_x86_64-tensorflow-2.21.0-")
     assert text_of(path) == "the wheel"
+    assert "gloo_iface_ = global_context.gloo_iface_;" in (world.home / "built.cc").read_text()
     os.utime(path, (0, 0))
-    assert cached(str(world.python), cache=str(world.cache)) == path
-    assert Path(path).stat().st_mtime > 0  # it was used, for `batchai gc`
     assert world.build() == path
+    assert Path(path).stat().st_mtime > 0  # it was used, for `batchai gc`
     assert sum(" wheel -v " in call for call in world.calls()) == 1
     assert world.said == [
         "fetching build tools",
@@ -190,15 +190,10 @@ def test_a_wheel_is_tried_with_what_the_interpreter_lacks(world, tmp_path):
         archive.writestr("horovod/__init__.py", "")
         archive.writestr("horovod/tensorflow.py", built + "import lacking\ndef init(): pass\ndef shutdown(): pass\n")
     interpreter = probe(str(world.python), "tensorflow")._replace(path=sys.executable)
-    said = trial.check(tmp_path / WHEEL, interpreter, os.environ, False, tmp_path / "log", tmp_path / "tools")
+    said = builder.try_wheel(tmp_path / WHEEL, interpreter, os.environ, False, tmp_path / "log", tmp_path / "tools")
     assert said == "built with gloo"
     with pytest.raises(HorovodBuildError, match="No module named 'lacking'"):
-        trial.check(tmp_path / WHEEL, interpreter, os.environ, False, tmp_path / "log", tmp_path / "none")
-
-
-def test_what_is_compiled_is_patched(world):
-    world.build()
-    assert "gloo_iface_ = global_context.gloo_iface_;" in (world.home / "built.cc").read_text()
+        builder.try_wheel(tmp_path / WHEEL, interpreter, os.environ, False, tmp_path / "log", tmp_path / "none")
 
 
 def test_out_gets_a_copy(world, tmp_path):
@@ -263,6 +258,9 @@ def test_a_wheel_is_tried_before_it_is_kept(world, monkeypatch, said, message):
 
 def test_from_a_file_nothing_is_fetched(world):
     archive = world.home / "horovod-0.28.1.tar.gz"
+    with pytest.raises(HorovodBuildError, match=r"lacks setuptools>=68, wheel, cloudpickle, PyYAML, packaging: install what"):
+        world.build(source=str(archive))
+    assert world.calls() == []
     with pytest.raises(HorovodBuildError, match="can't be read: No such file or directory"):
         world.answer["tools"] = dict.fromkeys(world.answer["tools"], "70")
         world.write_answer()
@@ -271,12 +269,6 @@ def test_from_a_file_nothing_is_fetched(world):
     assert ["install" in call or "download" in call for call in world.calls()] == [False]
     assert json.loads((world.home / "environment.json").read_text())["PIP_NO_INDEX"] == "1"
     assert "fetching" not in " ".join(world.said)
-
-
-def test_from_a_file_the_tools_have_to_be_there(world):
-    with pytest.raises(HorovodBuildError, match=r"lacks setuptools>=68, wheel, cloudpickle, PyYAML, packaging: install what"):
-        world.build(source=str(world.home / "horovod-0.28.1.tar.gz"))
-    assert world.calls() == []
 
 
 def test_an_interrupted_build_leaves_no_process_and_no_wheel(world):
@@ -297,7 +289,7 @@ def test_an_interrupted_build_leaves_no_process_and_no_wheel(world):
 def test_a_command_that_is_ended_leaves_no_process_and_no_wheel(world, tmp_path, number):
     world.order(sleep=True)
     (tmp_path / "temporary").mkdir()
-    environment = {**os.environ, "BATCHAI_HOROVOD_CACHE": str(world.cache), "TMPDIR": str(tmp_path / "temporary")}
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
     code = f"from mlflow_batchai.horovod_wheel import source; source.SDIST_SHA256 = {source.SDIST_SHA256!r}\n"
     code += "from mlflow_batchai.cli.horovod import build; build()"
     process = subprocess.Popen([sys.executable, "-c", code, "--python", str(world.python)], env=environment)
@@ -419,11 +411,10 @@ def test_a_program_that_is_no_python_is_refused(tmp_path):
         build(framework="mxnet")
 
 
-def test_the_command_prints_the_path_only_and_progress_apart(world, monkeypatch):
-    monkeypatch.setenv("BATCHAI_HOROVOD_CACHE", str(world.cache))
+def test_the_command_prints_the_path_only_and_progress_apart(world):
     result = CliRunner().invoke(command.build, ["--python", str(world.python)], catch_exceptions=False)
     assert result.exit_code == 0
-    assert result.stdout == cached(str(world.python), cache=str(world.cache)) + "\n"
+    assert result.stdout == world.build() + "\n"
     assert result.stderr.splitlines() == [
         "Horovod: fetching build tools",
         "Horovod: fetching Horovod 0.28.1",

@@ -96,7 +96,7 @@ def attacker(world: Any, tmp_path: Path) -> Attacker:
 def followers(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The followers that would have been started."""
     found: list[list[str]] = []
-    monkeypatch.setattr(detached.shell, "spawn", lambda argv, environment, log, **told: found.append(argv) or 4242)
+    monkeypatch.setattr(detached, "detach", lambda argv, environment, log, **told: found.append(argv) or 4242)
     return found
 
 

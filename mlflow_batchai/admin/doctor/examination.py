@@ -17,9 +17,8 @@ from mlflow_batchai.agent.plan import Volume, plain
 from mlflow_batchai.cluster.clusters import Cluster, share_secret
 from mlflow_batchai.documents.job import JobProperties
 from mlflow_batchai.engines.machines import Answer, Node
-from mlflow_batchai.engines.shell.errors import HostKeyError
-from mlflow_batchai.engines.shell.together import at_once
-from mlflow_batchai.errors import ClusterError, ShareError
+from mlflow_batchai.engines.parallel import at_once
+from mlflow_batchai.errors import ClusterError, HostKeyError, ShareError
 from mlflow_batchai.plan.volumes import choose_volumes
 from mlflow_batchai.storage import Share
 from mlflow_batchai.storage.identity import identify

@@ -18,9 +18,9 @@ from mlflow_batchai.config import home
 from mlflow_batchai.engines import archive
 from mlflow_batchai.engines.base import NodeAccess
 from mlflow_batchai.engines.machines import Answer, LocalMachine, Machine, Node
-from mlflow_batchai.engines.shell.together import at_once
+from mlflow_batchai.engines.parallel import at_once
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.horovod_wheel.settings import cache_root, wheel_pattern
+from mlflow_batchai.horovod_wheel.environment import cache_root, wheel_pattern
 
 # An environment has tens of thousands of files, which a slow disk counts, or removes, in minutes.
 ASK_SECONDS = 600.0
@@ -84,7 +84,7 @@ def _of_node(machine: Machine, prefix: str, arguments: Answer) -> list[Item]:
 
 def of_this_machine(age: Age) -> list[Item]:
     """Followers' logs, and Horovod wheels that were built for interpreters that nobody used since."""
-    cache = cache_root(None, os.environ)
+    cache = cache_root(os.environ)
     logs = [(path, None) for path in sorted((home() / "followers").glob("*.log"))]
     wheels = [(cache / lock.stem, lock) for lock in sorted(cache.glob("*.lock")) if (cache / lock.stem).is_dir()]
     return [

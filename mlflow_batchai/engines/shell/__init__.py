@@ -1,5 +1,1 @@
-"""Run commands: on this machine (``local``), or on nodes over SSH (``targets``, ``ssh``)."""
-
-from mlflow_batchai.engines.shell.local import Result, run, spawn
-
-__all__ = ["Result", "run", "spawn"]
+"""Commands on other machines over SSH: where a machine is (``target``), and a kept-open connection to it (``connection``)."""

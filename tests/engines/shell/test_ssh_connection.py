@@ -20,10 +20,9 @@ import pytest
 from sshd import SshNode, SshNodes, make_key, ssh_nodes
 from waiting import wait_for
 
-from mlflow_batchai.engines.shell import links
-from mlflow_batchai.engines.shell.ssh import Connection, ConnectionLostError, HostKeyError, LoginError, open_all
-from mlflow_batchai.engines.shell.targets import resolve
-from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.engines.shell.connection import Connection, open_all
+from mlflow_batchai.engines.shell.target import resolve
+from mlflow_batchai.errors import ClusterError, ConnectionLostError, HostKeyError, LoginError
 
 SECRET = "tr0ub4dor&3"
 
@@ -36,14 +35,13 @@ def nodes(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    """A user without keys, agent or config of his own; at the end no jump host is left open."""
+    """A user without keys, agent or config of his own."""
     folder = tmp_path / "home"
     (folder / ".ssh").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(folder))
     for name in ("SSH_AUTH_SOCK", "BATCHAI_SSH_PASSWORD", "BATCHAI_SSH_PASSPHRASE"):
         monkeypatch.delenv(name, raising=False)
-    yield folder
-    assert not links._SHARED
+    return folder
 
 
 @pytest.fixture
@@ -196,21 +194,10 @@ def test_much_on_standard_error_blocks_no_stream(nodes, reach):
             stream.ask(b"go", 5)
 
 
-def test_standard_error_is_read_after_a_late_answer_too(nodes, reach):
-    script = "echo 1; read line; head -c 5000000 /dev/zero >&2; echo 2"
-    with reach(nodes[0]).stream(["sh", "-c", script]) as stream:
-        assert stream.read_line(5) == b"1"
-        with pytest.raises(ClusterError, match=r"did not answer within 0.05 s"):
-            stream.read_line(0.05)
-        assert stream.ask(b"go", 20) == b"2"
-
-
 def test_an_answer_that_comes_late(nodes, reach):
     connection = reach(nodes[0])
     with connection.stream(["sh", "-c", "read line; sleep 1; echo late; read line"]) as stream:
         with pytest.raises(ClusterError, match=r"^node .*: sh did not answer within 0.1 s; check that the machine"):
-            stream.read_line(0.1)
-        with pytest.raises(ClusterError, match=r"did not answer within 0.1 s"):
             stream.ask(b"x", 0.1)
         # Else the late answer would be taken for the next one's.
         with pytest.raises(ConnectionLostError):
@@ -266,16 +253,6 @@ def test_commands_that_end_at_once_break_no_connection(nodes, reach):
         thread.join()
     assert problems == []
     assert "nonexistent channel" not in nodes[0].log.read_text()
-
-
-def test_the_connection_is_kept_awake_and_fast(nodes, reach):
-    connection = reach(nodes[0], jump=f"127.0.0.12:{nodes.port}")
-    connection.open()
-    plain = reach(nodes[2])
-    plain.open()
-    for link in (plain._link, *(shared.link.result() for shared in links._SHARED.values())):
-        assert link and link.transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        assert link.transport.packetizer._Packetizer__keepalive_interval == 15
 
 
 def test_a_dropped_connection_is_replaced_before_anything_is_sent(nodes, reach):
@@ -583,7 +560,8 @@ def test_one_known_type_of_key_is_enough(reach, special, tmp_path):
 def test_another_type_of_key_is_known(reach, special, nodes, tmp_path):
     node = special()
     known = tmp_path / "known"
-    known.write_text(f"[127.0.0.15]:{node.port} ssh-rsa AAAA\n")
+    other = Path(f"{make_key(tmp_path / 'other', kind='rsa')}.pub").read_text()
+    known.write_text(f"[127.0.0.15]:{node.port} {other}")
     assert f"is not known (another type of key of it stands in {known}, line 1)" in problem(
         reach(node, known_hosts=known), HostKeyError
     )
@@ -738,25 +716,19 @@ def test_no_more_sessions(reach, special):
             connection.run(["true"])
 
 
-def test_no_sftp(reach, special):
+def test_files_need_no_sftp(reach, special):
     node = special(options={"Subsystem": None})
-    with pytest.raises(
-        ClusterError, match=r"^node 127.0.0.15 .* takes no files; set Subsystem sftp internal-sftp in its sshd_config$"
-    ):
-        reach(node, known_hosts=node.known_hosts).put("file", b"x")
+    reach(node, known_hosts=node.known_hosts).put("file", b"x")
+    assert (node.home / "file").read_bytes() == b"x"
 
 
-def test_a_file_where_a_folder_should_be(nodes, reach):
+@pytest.mark.parametrize("path", ["plain/sub/file", "/proc/new/file"])
+def test_a_file_that_the_node_refuses(nodes, reach, path):
     (nodes[0].home / "plain").touch()
     with pytest.raises(
-        ClusterError, match=r"^node 127.0.0.11 .*: plain/sub/file can't be written: plain is a file; check that \w+ may"
+        ClusterError, match=rf"^node 127.0.0.11 .*: {path} can't be written: .*; check that \w+ may write there"
     ):
-        reach(nodes[0]).put("plain/sub/file", b"x")
-
-
-def test_a_file_that_the_node_refuses(nodes, reach):
-    with pytest.raises(ClusterError, match=r": /proc/new/file can't be written: .*; check that \w+ may write there$"):
-        reach(nodes[0]).put("/proc/new/file", b"x")
+        reach(nodes[0]).put(path, b"x")
 
 
 def test_a_full_disk(nodes, reach):
@@ -766,8 +738,7 @@ def test_a_full_disk(nodes, reach):
     if done.returncode:
         pytest.skip(f"can't mount a small disk: {done.stderr}")
     try:
-        pattern = r"^node 127.0.0.11 .*: small/file can't be written: the disk there is full \(1.0 MB free, 5.0 MB needed\); free some space$"
-        with pytest.raises(ClusterError, match=pattern):
+        with pytest.raises(ClusterError, match=r"small/file can't be written: .*No space left on device"):
             reach(nodes[0]).put("small/file", b"x" * 5_000_000)
         assert list(folder.iterdir()) == []
     finally:
@@ -776,9 +747,9 @@ def test_a_full_disk(nodes, reach):
 
 def test_paramiko_says_nothing_by_itself(listener):
     code = (
-        "from mlflow_batchai.engines.shell import ssh, targets\n"
-        f"try: ssh.Connection(targets.resolve('127.0.0.1', port={listener.getsockname()[1]}, timeout=0.5)).open()\n"
-        "except ssh.ClusterError as error: print(error)"
+        "from mlflow_batchai.engines.shell import connection, target\n"
+        f"try: connection.Connection(target.resolve('127.0.0.1', port={listener.getsockname()[1]}, timeout=0.5)).open()\n"
+        "except connection.ClusterError as error: print(error)"
     )
     done = subprocess.run([os.sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == "" and done.stdout.count("\n") == 1

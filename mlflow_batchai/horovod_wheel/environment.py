@@ -1,14 +1,16 @@
 """The environment of a build, and the name under which its result is cached: pure functions."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Dict, Mapping, Optional
 
-from .cards import Target
-from .interpreter import Interpreter
+from .gpus import Target
+from .interpreter import Interpreter, search_path
 from .source import HOROVOD_VERSION, PATCHES, SDIST_SHA256
 
 # Those that Horovod's build reads; others (HOROVOD_RANK, HOROVOD_TIMELINE, ...) are read when training.
@@ -19,37 +21,24 @@ _BUILD_VARIABLE = re.compile(
 _COMPILER_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "CUDACXX", "CUDAFLAGS", "LDFLAGS")
 
 # gcc 13 and newer no longer include these by way of others, and Horovod and its Gloo rely on that.
-_INCLUDES = " ".join(
-    "-include " + header
-    for header in (
-        "string",
-        "cstdint",
-        "optional",
-        "stdexcept",
-        "memory",
-        "functional",
-        "algorithm",
-        "limits",
-    )
-)
+_HEADERS = ("string", "cstdint", "optional", "stdexcept", "memory", "functional", "algorithm", "limits")
+_INCLUDES = " ".join("-include " + header for header in _HEADERS)
 _STRIP = "-Wl,-s"  # 2 MB instead of 51 MB for the library
 
 _FEATURE = {"tensorflow": "TENSORFLOW", "torch": "PYTORCH"}  # Horovod's words in HOROVOD_WITH_...
 
-_GIB = 1024**3
 
-
-def cache_root(cache: Optional[str], environ: Mapping[str, str]) -> Path:
-    """Where wheels are kept: ``cache``, $BATCHAI_HOROVOD_CACHE, or below $XDG_CACHE_HOME or ~/.cache."""
-    if cache or environ.get("BATCHAI_HOROVOD_CACHE"):
-        return Path(cache or environ["BATCHAI_HOROVOD_CACHE"]).expanduser().absolute()
+def cache_root(environ: Mapping[str, str]) -> Path:
+    """Where wheels are kept: $BATCHAI_HOROVOD_CACHE, or mlflow-batchai/horovod below $XDG_CACHE_HOME or ~/.cache."""
+    if environ.get("BATCHAI_HOROVOD_CACHE"):
+        return Path(environ["BATCHAI_HOROVOD_CACHE"]).expanduser().absolute()
     base = Path(environ.get("XDG_CACHE_HOME", ""))
     # The XDG rule: a relative path there is to be ignored.
     root = base if base.is_absolute() else Path("~/.cache").expanduser()
     return root / "mlflow-batchai" / "horovod"
 
 
-def cache_key(interpreter: Interpreter, environ: Mapping[str, str], target: Optional[Target] = None) -> str:
+def cache_key(interpreter: Interpreter, environ: Mapping[str, str], target: Target | None = None) -> str:
     """One folder name for everything that makes one wheel differ from another.
 
     That is the interpreter, the platform, the C library, the framework's version, Horovod's source with our
@@ -69,7 +58,7 @@ def cache_key(interpreter: Interpreter, environ: Mapping[str, str], target: Opti
     return f"{interpreter.tag}-{interpreter.framework}-{version}-{digest}"
 
 
-def flags(framework: str, environ: Mapping[str, str], target: Optional[Target] = None) -> Dict[str, str]:
+def flags(framework: str, environ: Mapping[str, str], target: Target | None = None) -> dict[str, str]:
     """The variables that decide what is built; ``target``: for which GPUs.
 
     The user's HOROVOD_* build variables win over ours (HOROVOD_WITH_MPI=1 over our HOROVOD_WITHOUT_MPI=1),
@@ -102,13 +91,13 @@ def build_environment(
     environ: Mapping[str, str],
     overlay: str,
     jobs: int,
-    target: Optional[Target] = None,
-    cuda: Optional[Mapping[str, str]] = None,
-) -> Dict[str, str]:
+    target: Target | None = None,
+    cuda: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """The whole environment of the build: the user's (so pip's configuration holds) and ours on top.
 
     ``overlay`` is the folder of build tools that goes before the interpreter's own packages; ``jobs`` is how
-    many compilers run at once; ``cuda`` are the variables of ``cuda.arrange`` for a build for GPUs.
+    many compilers run at once; ``cuda`` are the variables of ``gpus.arrange`` for a build for GPUs.
     """
     result = dict(environ)
     # A generator other than make prints no percentage, and a make above us would hand down its own flags.
@@ -132,14 +121,9 @@ def build_environment(
     return result
 
 
-def search_path(python: str, environ: Mapping[str, str]) -> str:
-    """PATH of the build: the interpreter's folder first, so that a CMake that pip put there is found."""
-    return os.pathsep.join(filter(None, [str(Path(python).parent), environ.get("PATH", "")]))
-
-
 def parallel_jobs(cores: int, memory: int) -> int:
     """How many compilers to run on so many cores and bytes of memory; one takes up to 2 GiB."""
-    return max(1, min(cores, memory // (2 * _GIB)))
+    return max(1, min(cores, memory // (2 << 30)))
 
 
 def wheel_pattern() -> str:

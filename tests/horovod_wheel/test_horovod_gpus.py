@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_batchai.horovod_wheel import HorovodBuildError, cuda
-from mlflow_batchai.horovod_wheel.cards import Target, cards, choose
+from mlflow_batchai.horovod_wheel import HorovodBuildError, gpus
+from mlflow_batchai.horovod_wheel.environment import build_environment, cache_key, flags
+from mlflow_batchai.horovod_wheel.gpus import Target, choose
 from mlflow_batchai.horovod_wheel.interpreter import Interpreter, probe
-from mlflow_batchai.horovod_wheel.settings import build_environment, cache_key, flags
 
 NVCC = """\
 #!/bin/sh
@@ -61,22 +61,22 @@ class Machine:
             script(root / name, "")
         return root
 
-    def nccl(self, prefix: Path, library: str = "lib/libnccl.so.2") -> cuda.Nccl:
+    def nccl(self, prefix: Path, library: str = "lib/libnccl.so.2") -> gpus.Nccl:
         for name in ("include/nccl.h", "include/nccl_device/core.h", "include/other.h", library):
             script(prefix / name, "")
-        return cuda.Nccl(str(prefix / "include"), str(prefix / library))
+        return gpus.Nccl(str(prefix / "include"), str(prefix / library))
 
     def choose(self, gpu: "bool | None" = None, *architectures: str) -> "Target | None":
         return choose(self.interpreter, gpu, architectures, self.environ)
 
-    def find(self, target: Target = TARGET) -> cuda.Parts:
-        return cuda.find(target, self.interpreter, self.environ)
+    def find(self, target: Target = TARGET) -> gpus.Parts:
+        return gpus.find(target, self.interpreter, self.environ)
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     made = Machine(tmp_path)
-    monkeypatch.setattr(cuda, "_SYSTEM", made.system)
+    monkeypatch.setattr(gpus, "_SYSTEM", made.system)
     return made
 
 
@@ -102,33 +102,26 @@ def test_without_cards_it_is_for_cpus_unless_gpus_are_asked_for(machine, said, c
     if said is not None:
         machine.cards(*said, code=code)
     assert machine.choose() is None
-    assert cards(machine.environ)[1].startswith(why)
+    assert gpus.installed(machine.environ)[1].startswith(why)
     with pytest.raises(HorovodBuildError, match=rf"no GPU here to build for \({why}.*--cuda-arch \(90 for an H100\)"):
         machine.choose(True)
     assert machine.choose(None, "9.0") == TARGET
 
 
-def test_a_pytorch_without_cuda_is_for_cpus(machine):
+@pytest.mark.parametrize(
+    "change, problem",
+    [
+        ({"cuda": None, "framework_version": "2.11.0+cpu"}, r"PyTorch 2\.11\.0\+cpu of .*/python is one without CUDA"),
+        ({"framework": "tensorflow", "cuda": None}, "TensorFlow is built here without GPUs: use --framework torch"),
+    ],
+)
+def test_what_can_not_use_gpus_is_for_cpus_unless_gpus_are_asked_for(machine, change, problem):
     machine.cards("9.0")
-    machine.interpreter = machine.interpreter._replace(cuda=None, framework_version="2.11.0+cpu")
-    assert machine.choose() is None
-    with pytest.raises(
-        HorovodBuildError, match=r"PyTorch 2\.11\.0\+cpu of /opt/venv/bin/python is one without CUDA: install one"
-    ):
-        machine.choose(True)
-
-
-def test_tensorflow_is_left_to_horovods_own_variables(machine):
-    machine.cards("9.0")
-    machine.interpreter = machine.interpreter._replace(framework="tensorflow", cuda=None)
-    assert machine.choose() is None
-    with pytest.raises(HorovodBuildError, match=r"TensorFlow is built here without GPUs: use --framework torch, or set"):
-        machine.choose(None, "90")
-
-
-def test_without_gpus_there_are_none_to_build_for(machine):
-    machine.cards("9.0")
-    assert machine.choose(False) is None
+    machine.interpreter = machine.interpreter._replace(**change)
+    assert machine.choose() is machine.choose(False) is None
+    for asked in ((True,), (None, "90")):
+        with pytest.raises(HorovodBuildError, match=problem):
+            machine.choose(*asked)
     with pytest.raises(HorovodBuildError, match=r"--cuda-arch names GPUs to build for, and --no-gpu"):
         machine.choose(False, "90")
 
@@ -142,13 +135,13 @@ def test_what_is_no_compute_capability_is_refused(machine, name):
 def test_toolkits_are_found_where_they_are_named_first(machine, tmp_path):
     system = machine.toolkit(machine.system / "local" / "cuda")
     machine.nccl(machine.system)
-    assert machine.find().toolkit == cuda.Toolkit(str(machine.system / "local" / "cuda"), "13.0", False)
+    assert machine.find().toolkit == gpus.Toolkit(str(machine.system / "local" / "cuda"), "13.0", False)
     # A script on PATH that starts the true one.
     script(machine.tools / "nvcc", f'#!/bin/sh\nexec "{machine.toolkit(tmp_path / "cuda-13.0")}" "$@"\n')
     assert machine.find().toolkit.root == str(tmp_path / "cuda-13.0")
     machine.toolkit(tmp_path / "named", "13.2")
     machine.environ["CUDA_HOME"] = str(tmp_path / "named")
-    assert machine.find().toolkit == cuda.Toolkit(str(tmp_path / "named"), "13.2", False)
+    assert machine.find().toolkit == gpus.Toolkit(str(tmp_path / "named"), "13.2", False)
     # One of another CUDA is passed over.
     machine.toolkit(tmp_path / "named", "12.9")
     (machine.tools / "nvcc").unlink()
@@ -197,8 +190,8 @@ def test_the_build_finds_both_by_names_without_numbers(machine, tmp_path):
     root = machine.pips_toolkit()
     nccl = machine.nccl(machine.nvidia / "nccl")
     parts = machine.find()
-    assert parts == cuda.Parts(cuda.Toolkit(str(root), "13.0", True), nccl)
-    variables = cuda.arrange(parts, tmp_path / "work")
+    assert parts == gpus.Parts(gpus.Toolkit(str(root), "13.0", True), nccl)
+    variables = gpus.arrange(parts, tmp_path / "work")
     home = Path(variables["HOROVOD_NCCL_HOME"])
     assert os.path.realpath(home / "lib" / "libnccl.so") == nccl.library
     assert sorted(path.name for path in (home / "include").iterdir()) == ["nccl.h", "nccl_device"]
@@ -217,7 +210,7 @@ def test_an_installed_toolkit_is_used_as_it_is(machine, tmp_path):
     machine.toolkit(tmp_path / "cuda")
     machine.environ["CUDA_HOME"] = str(tmp_path / "cuda")
     nccl = machine.nccl(machine.nvidia / "nccl")
-    variables = cuda.arrange(machine.find(), tmp_path / "work")
+    variables = gpus.arrange(machine.find(), tmp_path / "work")
     environment = build_environment(machine.interpreter, machine.environ, "/tools", 4, TARGET, variables)
     assert environment["PATH"] == f"{tmp_path}/cuda/bin:/opt/venv/bin:{machine.tools}"
     assert environment["HOROVOD_CUDA_HOME"] == environment["CUDA_HOME"] == str(tmp_path / "cuda")

@@ -4,14 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from mlflow_batchai.horovod_wheel.environment import build_environment, cache_key, cache_root, flags, parallel_jobs
 from mlflow_batchai.horovod_wheel.interpreter import Interpreter
-from mlflow_batchai.horovod_wheel.settings import (
-    build_environment,
-    cache_key,
-    cache_root,
-    flags,
-    parallel_jobs,
-)
 
 GIB = 1024**3
 INTERPRETER = Interpreter(
@@ -27,10 +21,8 @@ INTERPRETER = Interpreter(
 
 def test_the_key_names_interpreter_platform_framework_and_version():
     assert cache_key(INTERPRETER, {}).rpartition("-")[0] == "cp311-linux_x86_64-tensorflow-2.21.0"
-    assert len(cache_key(INTERPRETER, {}).rpartition("-")[2]) == 8
-
-
-def test_the_key_is_one_path_segment():
+    assert cache_key(INTERPRETER._replace(path="/elsewhere"), {}) == cache_key(INTERPRETER, {})
+    # One path segment, whatever a nightly build is called.
     nightly = INTERPRETER._replace(framework_version="2.13.0+cpu/../x")
     assert cache_key(nightly, {}).startswith("cp311-linux_x86_64-tensorflow-2.13.0+cpu_.._x-")
 
@@ -63,10 +55,6 @@ def test_other_variables_do_not(name):
     assert cache_key(INTERPRETER, {name: "1"}) == cache_key(INTERPRETER, {})
 
 
-def test_where_the_interpreter_lies_does_not_matter():
-    assert cache_key(INTERPRETER._replace(path="/elsewhere"), {}) == cache_key(INTERPRETER, {})
-
-
 @pytest.mark.parametrize("framework, on, off", [("tensorflow", "TENSORFLOW", "PYTORCH"), ("torch", "PYTORCH", "TENSORFLOW")])
 def test_only_the_framework_and_gloo_are_built(framework, on, off):
     horovod = {name: value for name, value in flags(framework, {}).items() if name.startswith("HOROVOD_")}
@@ -79,16 +67,10 @@ def test_only_the_framework_and_gloo_are_built(framework, on, off):
     }
 
 
-def test_the_users_choice_replaces_ours():
-    result = flags("tensorflow", {"HOROVOD_WITH_MPI": "1", "HOROVOD_WITHOUT_GLOO": "1"})
-    assert "HOROVOD_WITHOUT_MPI" not in result
-    assert "HOROVOD_WITH_GLOO" not in result
-
-
-def test_the_framework_asked_for_is_built_in_any_case():
-    result = flags("torch", {"HOROVOD_WITHOUT_PYTORCH": "1"})
+def test_the_users_choice_replaces_ours_but_for_the_framework():
+    result = flags("torch", {"HOROVOD_WITH_MPI": "1", "HOROVOD_WITHOUT_GLOO": "1", "HOROVOD_WITHOUT_PYTORCH": "1"})
+    assert not {"HOROVOD_WITHOUT_MPI", "HOROVOD_WITH_GLOO", "HOROVOD_WITHOUT_PYTORCH"} & result.keys()
     assert result["HOROVOD_WITH_PYTORCH"] == "1"
-    assert "HOROVOD_WITHOUT_PYTORCH" not in result
 
 
 def test_the_environment_keeps_the_users_and_adds_ours():
@@ -119,14 +101,13 @@ def test_memory_limits_the_compilers(cores, memory, jobs):
 
 
 @pytest.mark.parametrize(
-    "cache, environ, root",
+    "environ, root",
     [
-        ("/a", {"BATCHAI_HOROVOD_CACHE": "/b", "XDG_CACHE_HOME": "/c"}, "/a"),
-        (None, {"BATCHAI_HOROVOD_CACHE": "/b", "XDG_CACHE_HOME": "/c"}, "/b"),
-        (None, {"BATCHAI_HOROVOD_CACHE": "", "XDG_CACHE_HOME": "/c"}, "/c/mlflow-batchai/horovod"),
-        (None, {"XDG_CACHE_HOME": "not/absolute"}, "~/.cache/mlflow-batchai/horovod"),
-        (None, {}, "~/.cache/mlflow-batchai/horovod"),
+        ({"BATCHAI_HOROVOD_CACHE": "/b", "XDG_CACHE_HOME": "/c"}, "/b"),
+        ({"BATCHAI_HOROVOD_CACHE": "", "XDG_CACHE_HOME": "/c"}, "/c/mlflow-batchai/horovod"),
+        ({"XDG_CACHE_HOME": "not/absolute"}, "~/.cache/mlflow-batchai/horovod"),
+        ({}, "~/.cache/mlflow-batchai/horovod"),
     ],
 )
-def test_the_cache_lies_where_the_user_says(cache, environ, root):
-    assert cache_root(cache, environ) == Path(root).expanduser()
+def test_the_cache_lies_where_the_user_says(environ, root):
+    assert cache_root(environ) == Path(root).expanduser()
