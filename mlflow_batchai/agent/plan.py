@@ -22,7 +22,7 @@ _UMASK = re.compile(r"[0-7]{1,4}")
 HOROVOD, CUSTOM = "horovod", "custom"
 
 # How volumes are mounted: by one of these, or as their kind says.
-MOUNTED_BY = ("link", "rclone", "cifs", "bind", "blobfuse2", "nfs", "command")
+MOUNTED_BY = ("link", "rclone", "cifs", "bind", "nfs", "command")
 # Kinds of volumes that know no owners: Azure's have those that their mount gives to all files.
 AZURE_KINDS = ("azureFiles", "azureBlob")
 
@@ -96,7 +96,7 @@ class Volume:
         share: the address by which a client reads it; None: it can't.
         name: the volume in sentences.
         where: the document and key that ask for it.
-        how: of Azure's kinds, what mounts it: ``rclone``, ``cifs``, ``bind`` or ``blobfuse2``.
+        how: of Azure's kinds, what mounts it: ``rclone``, ``cifs`` or ``bind``.
         source: of ``link`` and ``bind`` the folder of the node, of ``nfs`` ``host:/folder``.
         endpoint, account, container, folder: where Azure has it.
         file_mode, directory_mode: octal text.
