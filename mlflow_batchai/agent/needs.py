@@ -26,7 +26,7 @@ def needs(volumes: Sequence[Any], container: Any, python: str) -> Answer:
     machine = os.uname().machine
     # A tool that is missing may be sent: the client knows whether it has one.
     sent = {"rclone": Tool(machine, "", 0)}
-    wrong: Optional[str] = containers.trouble(read(Container, container)) if container else None
+    wrong: Optional[str] = containers.missing(read(Container, container)) if container else None
     for volume in mounts:
         wrong = wrong or tools.missing(volume, python, sent)
     lacking: List[str] = []

@@ -42,9 +42,9 @@ def tmpfs(path: Path) -> None:
 
 def test_mountinfo_is_read() -> None:
     assert mountpoints.parse(MOUNTINFO) == [
-        ("/tmp/a b", "fuse.rclone", "file share dev/data"),
-        ("/tmp/tab\t\\back", "cifs", "//host/share"),
-        ("/tmp/é", "tmpfs", "none"),
+        ("/tmp/a b", "fuse.rclone", "file share dev/data", False),
+        ("/tmp/tab\t\\back", "cifs", "//host/share", True),
+        ("/tmp/é", "tmpfs", "none", False),
     ]
     assert "/" in {mounted.point for mounted in mountpoints.mounts()}
 

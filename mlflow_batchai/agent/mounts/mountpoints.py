@@ -33,11 +33,13 @@ class Mounted(NamedTuple):
         point: absolute path of the mount point, links resolved.
         kind: the file system's type (``fuse.rclone``, ``cifs``, ``ext4``).
         source: what is mounted, in the words of who mounted it.
+        shared: whether what is mounted below it reaches other mount namespaces.
     """
 
     point: str
     kind: str
     source: str
+    shared: bool
 
 
 def unescape(text: str) -> str:
@@ -52,7 +54,8 @@ def parse(text: str) -> list[Mounted]:
         before, _, after = line.partition(" - ")
         left, right = before.split(" "), after.split(" ")
         if len(left) > 4 and len(right) > 1:
-            found.append(Mounted(unescape(left[4]), right[0], unescape(right[1])))
+            shared = any(field.startswith(("shared:", "master:")) for field in left[6:])
+            found.append(Mounted(unescape(left[4]), right[0], unescape(right[1]), shared))
     return found
 
 
