@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 from urllib.parse import parse_qs
 
@@ -15,6 +16,7 @@ NO_SHARE = ("ShareNotFound", "ContainerNotFound", "ShareBeingDeleted", "Containe
 # The share has reached its quota, by any of the ways in which that is said.
 FULL = (
     "ShareSizeLimitReached",
+    "FileShareSizeLimitReached",
     "ShareUsageBytesReached",
     "InsufficientStorage",
     "AccountLimitReached",
@@ -121,8 +123,9 @@ def explain(said: str, what: str, host: str, sas: str, folder: str = "") -> str:
     for row in _ROWS:
         if not row.pattern.search(said) or (row.reason == "time" and not sas):
             continue
-        sentence = _ROWS_BY_REASON["no share"].sentence if row.reason == "no folder" and not folder else row.sentence
-        return sentence.format(
+        if row.reason == "no folder" and not folder:
+            return explain(NO_SHARE[0], what, host, sas)
+        return row.sentence.format(
             what=what,
             host=host,
             name=host.rpartition(":")[0],
@@ -133,15 +136,16 @@ def explain(said: str, what: str, host: str, sas: str, folder: str = "") -> str:
     return ""
 
 
-_ROWS_BY_REASON = {row.reason: row for row in _ROWS}
-
-
-def is_valid_at(sas: str, now: datetime) -> bool:
-    """Whether a moment lies in a SAS's own time; in doubt it does.
+def is_in_time(sas: str, date: str) -> bool:
+    """Whether a SAS is neither expired nor to come; in doubt it is in time.
 
     Args:
-        now: by the service's clock, which is the one that counts.
+        date: of the service's answer: its clock is the one that counts. Without it ours is asked.
     """
+    try:
+        now = parsedate_to_datetime(date).astimezone(timezone.utc)
+    except (TypeError, ValueError, IndexError):
+        now = datetime.now(timezone.utc)
     said = parse_qs(sas)
     start, end = (_moment(said.get(name, [""])[0]) for name in ("st", "se"))
     return (start is None or start <= now) and (end is None or now < end)
