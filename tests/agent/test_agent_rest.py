@@ -149,7 +149,9 @@ def test_a_sas_that_ends_before_the_job(rest_cluster: Cluster, azure: AzureServe
     job = rest_cluster.submit("sleep 4", nodes=2, patch=QUICK + hurry)
     for agent, log in zip(job.agents, job.logs, strict=True):
         assert agent.wait(30) == 1
-        assert re.search(r"the file share \S+ .*the SAS is not valid now \(it ends at", log.read_text().splitlines()[-1]), log.read_text()
+        assert re.search(r"the file share \S+ .*the SAS is not valid now \(it ends at", log.read_text().splitlines()[-1]), (
+            log.read_text()
+        )
     assert (job.verdict(), job.processes()) == (None, set())
 
 

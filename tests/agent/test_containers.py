@@ -310,16 +310,6 @@ def test_an_image_that_cannot_have_changed_is_not_pulled(cluster: Cluster, docke
     assert "pull" not in docker.verbs()
 
 
-def test_a_container_that_does_not_start(cluster: Cluster, docker: FakeDocker) -> None:
-    docker.set("broken")
-    verdict = docker.submit(cluster, "echo never").wait(30)
-    assert verdict["reason"].splitlines()[0] == (
-        "the container of image team/toy:1 on node-0: docker can't start it: docker: Error response from daemon: no shim; mend that,"
-        " or set containers: ignore in the cluster document to run the job without it"
-    )
-    assert {"name": "imageName", "value": "team/toy:1"} in verdict["errors"][0]["details"]
-
-
 def test_a_cancel_does_not_wait_for_the_image(cluster: Cluster, docker: FakeDocker) -> None:
     docker.set("slow")
     job = docker.submit(cluster, "echo never")

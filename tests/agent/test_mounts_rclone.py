@@ -24,7 +24,7 @@ from mount_world import Node, blob_volume, files_volume, needs_fuse
 from waiting import wait_for
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.mounts import mountpoints, mounts, rclone, tools
+from mlflow_batchai.agent.mounts import mountpoints, rclone, tools
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Tool, Volume, read
 
@@ -446,26 +446,6 @@ def test_nobody_elses_configuration_is_read(
     (node.targets[0] / "a").write_text("x")
     node.mounts.drain()
     assert (folder / "a").read_text() == "x"
-    assert mounts.DRAIN_SECONDS == 120
-
-
-def test_the_time_to_get_rclone_does_not_count(
-    azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    azure.share("data")
-    monkeypatch.setattr(rclone.RcloneMount, "seconds", 1.5)
-    node = make_node([files_volume(azure)], {"key": azure.key})
-    find = node.mounts._find_rclone
-
-    def slowly() -> str:
-        time.sleep(1.6)
-        return find()
-
-    monkeypatch.setattr(node.mounts, "_find_rclone", slowly)
-    node.mounts.mount_all()
-    assert node.mounts.has(0)
-    node.mounts.unmount_all()
-    assert not node.mounts.has(0)
 
 
 def test_a_server_that_hangs_hangs_nobody(azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
