@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from mlflow_batchai.agent.control.base import ControlShare
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.mounts import mountpoints, tools
 from mlflow_batchai.agent.mounts.commands import CommandMount
@@ -28,13 +29,6 @@ NAMED_FILES = 5
 HOPEFUL_TRIES = 8
 
 
-class Fetcher(Protocol):
-    """What is used of the control share."""
-
-    def fetch(self, path: str, target: str) -> str:
-        """Copy a file of the share to the node's disk; its SHA-256 in hexadecimal."""
-
-
 class Mounts:
     """The volumes of the plan on this node.
 
@@ -52,7 +46,7 @@ class Mounts:
         runtime: Runtime,
         credentials: Mapping[str, Mapping[str, str]],
         check: Callable[[], None],
-        control: Fetcher,
+        control: ControlShare,
     ) -> None:
         self._layout = layout
         self._shipper = shipper
