@@ -60,9 +60,9 @@ class JobFolder:
     def notice(self, name: str, count: int | None = None) -> None:
         """A notice on the board: a folder, or a file as long as its number."""
         if count is None:
-            self.share.claim(self.paths.notice(name))
+            self.share.claim(self.paths.marker(name))
         else:
-            self.share.write(self.paths.notice(name), bytes(count))
+            self.share.write(self.paths.marker(name), bytes(count))
 
     def announce(self, node: int) -> None:
         self.write(self.paths.announce(node), {"node": node, "host": "h", "address": "127.0.0.1"})

@@ -15,7 +15,7 @@ from plans import toy_plan
 
 from mlflow_batchai.agent.control.mounted import MountedShare
 from mlflow_batchai.agent.layout import NodeLayout
-from mlflow_batchai.agent.mounts import table
+from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.mounts.mounts import Mounts
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Plan, read
@@ -123,5 +123,5 @@ class Node:
         assert self.mounts.unmount_all() == []
         self.runtime.stop_helpers()
         self.runtime.drain(self.runtime.helpers)
-        assert table.below(str(self.root)) == []
+        assert mountpoints.below(str(self.root)) == []
         assert [task.name for task in self.runtime.helpers if task.status is None] == []

@@ -126,7 +126,7 @@ class Job:
     def notice(self, name: str) -> None:
         """Have agents that look at the board see what was written."""
         if self.plan.board:
-            (self.share / self.paths.notice(name)).mkdir(exist_ok=True)
+            (self.share / self.paths.marker(name)).mkdir(exist_ok=True)
 
     def processes(self) -> set[int]:
         return processes.marked(self.mark)
@@ -140,9 +140,9 @@ def _own(reservation: dict[str, Any], name: str) -> dict[str, Any]:
 
 # What may be waited for: nobody in a test waits for the paces of days.
 QUICK = """
-from mlflow_batchai.agent.control.board import Pace
-for phase in board.PACES:
-    board.PACES[phase] = (Pace(0.3, 1.0), Pace(0.3, 1.0))
+from mlflow_batchai.agent.control.index import Pace
+for phase in index.PACES:
+    index.PACES[phase] = (Pace(0.3, 1.0), Pace(0.3, 1.0))
 rest.LOG_SECONDS = 0.3
 """
 
@@ -256,7 +256,7 @@ class Cluster:
                     "from mlflow_batchai.agent import agent, ending, inbox, mountfiles, peers, phases, protocol, runtime",
                     "from mlflow_batchai.agent import sharefiles, shipper, staging",
                     "from mlflow_batchai.agent.reservation import agents",
-                    "from mlflow_batchai.agent.control import board, mounted, noticed, rest, wire",
+                    "from mlflow_batchai.agent.control import index, mounted, rest, wire",
                     self.patch,
                     patch,
                     "sys.exit(agent.main(sys.argv[2:]))",

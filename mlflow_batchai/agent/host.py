@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 from mlflow_batchai.agent import boot, containers, permissions, place, processes, protocol
 from mlflow_batchai.agent.environment import for_agents
 from mlflow_batchai.agent.layout import archive_path
-from mlflow_batchai.agent.mounts import undo
+from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.reservation import agents, queue
 
 Answer = Dict[str, Any]
@@ -227,7 +227,7 @@ def end(mark: str, nodes: Sequence[Sequence[str]], give_up: float) -> Answer:
     )
     left |= processes.sweep(lambda: processes.marked(mark), grace=3.0, give_up=give_up)
     for root, _ in nodes:
-        undo.sweep(os.path.expanduser(root))
+        mountpoints.sweep(os.path.expanduser(root))
     return {"left": sorted(left)}
 
 

@@ -70,7 +70,7 @@ class Inbox:
 
     def has_spoken(self, node: int) -> bool:
         """Whether a peer gave any sign of life."""
-        return self._followers[node].sequence > 0 or self._followers[node].beats > 0
+        return self._followers[node].sequence > 0 or self._followers[node].heartbeats > 0
 
     # Called by the share thread.
 
@@ -104,7 +104,7 @@ class Inbox:
     def _check_folder(self) -> None:
         """Raise ``ControlShare.gone`` if the job's folder isn't there; where that is a request, errors of others tell it."""
         layout = self._layout
-        if layout.plan.board or time.monotonic() - self._checked < layout.attempt.beat_seconds:
+        if layout.plan.board or time.monotonic() - self._checked < layout.attempt.heartbeat_seconds:
             return
         plan = layout.paths.plan
         if layout.control.read_closed(plan) is None and layout.control.torn.seconds(plan) is None:

@@ -8,7 +8,7 @@ import time
 import uuid
 from typing import Callable, Iterator
 
-from mlflow_batchai.agent.mounts import undo
+from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.reservation import locks
 
 # Its first line is the stamp; the second tells one making from the next in the same place.
@@ -91,7 +91,7 @@ def remove(folder: str, is_wanted: Callable[[], bool]) -> bool:
         # First: what is removed half-way is made anew.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, MARKER))
-        undo.remove_tree(folder)
+        mountpoints.remove_tree(folder)
         return not os.path.lexists(folder)
 
 

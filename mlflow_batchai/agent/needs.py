@@ -5,7 +5,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from mlflow_batchai.agent import containers
 from mlflow_batchai.agent.mounts import tools
-from mlflow_batchai.agent.mounts.trouble import trouble
 from mlflow_batchai.agent.plan import Container, Tool, Volume, read
 
 Answer = Dict[str, Any]
@@ -27,9 +26,9 @@ def needs(volumes: Sequence[Any], container: Any, python: str) -> Answer:
     machine = os.uname().machine
     # A tool that is missing may be sent: the client knows whether it has one.
     sent = {"rclone": Tool(machine, "", 0)}
-    wrong: Optional[str] = containers.trouble(read(Container, container)) if container else None
+    wrong: Optional[str] = containers.missing(read(Container, container)) if container else None
     for volume in mounts:
-        wrong = wrong or trouble(volume, python, sent)
+        wrong = wrong or tools.missing(volume, python, sent)
     lacking: List[str] = []
     by_rclone = any(volume.by_rclone for volume in mounts)
     if by_rclone and not wrong and tools.installed_rclone(python) is None:

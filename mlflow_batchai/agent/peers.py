@@ -72,13 +72,13 @@ class Peers:
                     self.inbox.saw(node)
         return len(self.announces) == self._node_count
 
-    def awaited(self, notice: str, path: str) -> Optional[Dict[str, Any]]:
+    def awaited(self, marker: str, path: str) -> Optional[Dict[str, Any]]:
         """A file that another agent writes; None while it isn't there.
 
         Raises:
             Failure: it is, and has been damaged: nobody will write it again.
         """
-        found = self.layout.attempt.read(notice, path)
+        found = self.layout.attempt.read(marker, path)
         if found is None and (self.layout.control.torn.seconds(path) or 0.0) > DAMAGED_SECONDS:
             sentence = "%s: %s is damaged: the share has lost a part of it; submit the job again"
             said = sentence % (self.layout.node_id, self.layout.control.where(path))
@@ -172,7 +172,7 @@ class Peers:
             came = self.inbox.has_spoken(node) or node in self.announces
             if silent <= self.layout.plan.loss_seconds + (0.0 if came else COMING_SECONDS):
                 continue
-            if self.layout.node == 0 and (self._exit_of(node) or self._exit_without_notice(node)):
+            if self.layout.node == 0 and (self._exit_of(node) or self._exit_without_marker(node)):
                 if self.exits[node]["failure"]:  # and its words on that were lost
                     raise Stop("peer", str(Failure.from_record(self.exits[node]["failure"])))
                 if self.exits[node].get("stopped"):
@@ -250,8 +250,8 @@ class Peers:
                 return False
         return True
 
-    def _exit_without_notice(self, node: int) -> bool:
-        """Whether a peer that fell silent had written its exit.json, and was killed before it could say so on the board."""
+    def _exit_without_marker(self, node: int) -> bool:
+        """Whether a peer that fell silent had written its exit.json, and was killed before it could say so in the index."""
         with contextlib.suppress(OSError):
             record = self.layout.control.read_closed(self.layout.paths.exit(node))
             if record and records.has(record, _EXIT):

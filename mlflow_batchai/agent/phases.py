@@ -147,7 +147,7 @@ class Phases:
             return
         engine = containers.engine()
         if engine is None:
-            sentence = "%s: %s" % (self.layout.node_id, containers.trouble(wanted))
+            sentence = "%s: %s" % (self.layout.node_id, containers.missing(wanted))
             image = [("imageName", wanted.image)]
             raise Failure(protocol.CONTAINER_FAILED, sentence, node=self.layout.node, details=image)
         from mlflow_batchai.agent.containers.container import Container  # few jobs have one

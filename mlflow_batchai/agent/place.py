@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Optional
 from mlflow_batchai.agent import boot, processes
 from mlflow_batchai.agent.control import open_control
 from mlflow_batchai.agent.control.base import ControlError
-from mlflow_batchai.agent.mounts import table
+from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.reservation import agents
 
 Answer = Dict[str, Any]
@@ -135,7 +135,7 @@ def share_trouble(share: str, identity: str, sas: Optional[str] = None) -> Optio
 def filesystem(path: str) -> str:
     """The type of the file system that a path lies on (``ext4``, ``nfs4``, ...), empty where it can't be told."""
     real = os.path.realpath(path)
-    around = [mount for mount in table.mounts() if real == mount.point or real.startswith(mount.point.rstrip("/") + "/")]
+    around = [mount for mount in mountpoints.mounts() if real == mount.point or real.startswith(mount.point.rstrip("/") + "/")]
     # Of several at one point the last one is seen.
     return max(reversed(around), key=lambda mount: len(mount.point)).kind if around else ""
 

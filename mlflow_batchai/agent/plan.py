@@ -22,7 +22,7 @@ _UMASK = re.compile(r"[0-7]{1,4}")
 HOROVOD, CUSTOM = "horovod", "custom"
 
 # How volumes are mounted: by one of these, or as their kind says.
-MOUNTED_BY = ("link", "rclone", "cifs", "bind", "blobfuse2", "nfs", "command")
+MOUNTED_BY = ("link", "rclone", "cifs", "bind", "nfs", "command")
 # Kinds of volumes that know no owners: Azure's have those that their mount gives to all files.
 AZURE_KINDS = ("azureFiles", "azureBlob")
 
@@ -96,7 +96,7 @@ class Volume:
         share: the address by which a client reads it; None: it can't.
         name: the volume in sentences.
         where: the document and key that ask for it.
-        how: of Azure's kinds, what mounts it: ``rclone``, ``cifs``, ``bind`` or ``blobfuse2``.
+        how: of Azure's kinds, what mounts it: ``rclone``, ``cifs`` or ``bind``.
         source: of ``link`` and ``bind`` the folder of the node, of ``nfs`` ``host:/folder``.
         endpoint, account, container, folder: where Azure has it.
         file_mode, directory_mode: octal text.
@@ -256,7 +256,7 @@ class Plan:
         folder_prefix: where job folders lie on the control share.
         log_copy_prefix: where else logs go at the end.
         preparation_cache: the name of what job preparation leaves for later jobs; None: it runs for each.
-        board: whether changes are announced on the board (``job/board.py``).
+        board: whether there is an index of what is new (``agent/control/index.py``).
         max_wall_clock_seconds: the time limit of an attempt; 0: none.
         terminate_seconds: between SIGTERM and SIGKILL.
         relay_seconds: how long a tracking server that is away is waited for once the job has ended.

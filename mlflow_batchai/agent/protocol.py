@@ -277,7 +277,7 @@ class JobPaths:
         self.events = self._in(base + "/events")
         self.network = self._in(base + "/network.json")
         self.rendezvous = self._in(base + "/rendezvous.json")
-        self.board = self._in(base + "/board")
+        self.index = self._in(base + "/board")
         self.reserve = self._in(base + "/reserve")
         self.verdict = self._in(base + "/verdict")
         self.verdict_file = self._in(base + "/verdict/verdict.json")
@@ -297,9 +297,9 @@ class JobPaths:
     def segment(self, writer: str, sequence: int) -> str:
         return "%s/%s-%08d.jsonl" % (self.event_folder(sequence), writer, sequence)
 
-    def notice(self, name: str) -> str:
-        """What says on the board that something else lies there: see ``docs/internals.md``, "The board"."""
-        return "%s/%s" % (self.board, name)
+    def marker(self, name: str) -> str:
+        """The file of the index which says that something else lies there: see ``docs/internals.md``, "The index"."""
+        return "%s/%s" % (self.index, name)
 
     def request(self, identity: str) -> str:
         return "%s/%s.json" % (self.requests, identity)

@@ -27,7 +27,7 @@ class Follower:
 
     Attributes:
         sequence: number of segments read.
-        beats: the last beat that was seen apart from segments.
+        heartbeats: the last heartbeat that was seen apart from segments.
         silent: for how many seconds we have looked and seen nothing new. Time in which the share let us see nothing at all
             says nothing of the writer, so a look adds ``Attempt.longest_silence`` at most.
         final: how many segments there are in all, once the writer has said so.
@@ -36,7 +36,7 @@ class Follower:
     def __init__(self, writer: str) -> None:
         self.writer = writer
         self.sequence = 0
-        self.beats = 0
+        self.heartbeats = 0
         self.silent = 0.0
         self.final = 0
         self._looked = time.monotonic()
@@ -68,12 +68,12 @@ class Follower:
             found.extend(events)
             self.sequence += 1
             self._heard = time.monotonic()
-        looked, beats = attempt.looked, attempt.beats(self.writer)
-        if self.sequence > before or beats > self.beats:
+        looked, heartbeats = attempt.looked, attempt.heartbeats(self.writer)
+        if self.sequence > before or heartbeats > self.heartbeats:
             self.silent = 0.0
         elif heeds:
             self.silent += min(max(0.0, looked - self._looked), attempt.longest_silence)
-        self._looked, self.beats = looked, beats
+        self._looked, self.heartbeats = looked, heartbeats
         return found
 
     def _next(self, attempt: Attempt) -> Optional[List[Record]]:

@@ -108,7 +108,7 @@ class Shipper(threading.Thread):
             self._mark_unsent(False)
 
     def sample(self, **fields: Any) -> None:
-        """Send what the node's meters say, with the next segment that there is, or in place of a beat."""
+        """Send what the node's meters say, with the next segment that there is, or in place of a heartbeat."""
         self._samples.add("system", **fields)
 
     @property
@@ -292,7 +292,7 @@ class Shipper(threading.Thread):
                 if self._outgoing:
                     self._outgoing += self._samples.take()
             if not self._outgoing and not self._taken_logs:
-                quiet = time.monotonic() - self._last_written > self._layout.attempt.beat_seconds
+                quiet = time.monotonic() - self._last_written > self._layout.attempt.heartbeat_seconds
                 if quiet or everything:
                     self._outgoing = self._samples.take(0.0 if everything else self._layout.attempt.linger_seconds)
                 if not self._outgoing and not (quiet and self._beat_alone()):
@@ -309,7 +309,7 @@ class Shipper(threading.Thread):
     def _beat_alone(self) -> bool:
         """Show that we live; whether that takes a segment, which is in ``_outgoing`` then: it must come again as it was."""
         self._beat += 1
-        if self._layout.attempt.beat(self._writer, self._beat):
+        if self._layout.attempt.heartbeat(self._writer, self._beat):
             self._last_written = time.monotonic()
             return False
         self._outgoing = [{"k": "beat", "n": self._beat, "t": protocol.now_ms()}]

@@ -10,7 +10,7 @@ from typing import List, Mapping, Optional, Tuple
 from mlflow_batchai.agent import permissions
 from mlflow_batchai.agent.control.base import ControlShare
 from mlflow_batchai.agent.layout import NodeLayout
-from mlflow_batchai.agent.mounts import table, undo
+from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.plan import CodeFile
 from mlflow_batchai.agent.protocol import OBJECTS, TREES, now_ms, object_path
 
@@ -33,7 +33,7 @@ def disk_trouble(layout: NodeLayout, error: OSError) -> str:
 
 def prepare_folders(layout: NodeLayout) -> None:
     """Fresh folders of this job on the node's own disk; what earlier jobs left is unmounted and wiped, as Batch AI did."""
-    undo.sweep(layout.root, ours=True)
+    mountpoints.sweep(layout.root, ours=True)
     jobs = os.path.dirname(layout.job)
     if os.path.isdir(jobs):
         for name in os.listdir(jobs):
@@ -44,9 +44,9 @@ def prepare_folders(layout: NodeLayout) -> None:
 
 def remove_job_folder(folder: str) -> None:
     """Remove a job's folder. Nothing that is linked or mounted there is touched: a mount that will not go stays."""
-    for mounted in table.below(folder):
-        undo.unmount(mounted.point)
-    undo.remove_tree(folder)
+    for mounted in mountpoints.below(folder):
+        mountpoints.unmount(mounted.point)
+    mountpoints.remove_tree(folder)
 
 
 def fetch_code(layout: NodeLayout) -> None:

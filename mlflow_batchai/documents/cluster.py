@@ -193,7 +193,8 @@ class ClusterDocument(SshKeys):
     for the names of Batch AI's file servers. With ``containers: ignore`` jobs run on the nodes themselves.
     """
 
-    meaningless: ClassVar[frozenset[str]] = frozenset({"location", "type", "name", "id", "tags"})
+    # blobMount of earlier documents: rclone mounts blob containers, whatever it says.
+    meaningless: ClassVar[frozenset[str]] = frozenset({"location", "type", "name", "id", "tags", "blobMount"})
 
     vm_size: str | None = None
     vm_priority: Annotated[Literal["dedicated", "lowpriority"], AnyCase] = "dedicated"
@@ -210,7 +211,6 @@ class ClusterDocument(SshKeys):
     credentials: ShareCredentials | None = None
     mount: Annotated[Literal["folder", "rclone", "cifs", "bind"], AnyCase] | None = None
     mounted_at: dict[NonEmpty, NodeFolder] = Field(default_factory=dict)
-    blob_mount: Annotated[Literal["rclone", "blobfuse2"], AnyCase] = "rclone"
     file_endpoint: Endpoint | None = None
     blob_endpoint: Endpoint | None = None
     file_servers: dict[NonEmpty, ServerFolder] = Field(default_factory=dict)

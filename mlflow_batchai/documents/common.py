@@ -83,7 +83,10 @@ class AzureFileShare(SpecModel):
 
 
 class AzureBlobFileSystem(SpecModel):
-    """A blob container, mounted by blobfuse; account and credentials may be absent as for file shares."""
+    """A blob container; account and credentials may be absent as for file shares.
+
+    ``mount_options`` were blobfuse's: rclone mounts it, and a line in the job's log says that they have no effect.
+    """
 
     account_name: NonEmpty | None = None
     container_name: NonEmpty

@@ -1,6 +1,6 @@
-"""The board of an attempt: one folder whose listing says all that is new, where every look costs a request.
+"""The index of an attempt (its folder is ``board``), whose listing says all that is new, where every look costs a request.
 
-Who writes a file of the job folder puts a notice on the board after it (``docs/internals.md``, "The board"). Readers look at
+Who writes a file of the job folder puts a marker there after it (``docs/internals.md``, "The index"). Readers look at
 a pace that follows what they see: once a second while there is news, every few seconds while there is none.
 """
 
@@ -45,7 +45,7 @@ class Board:
         """
         with self._looking:
             if now or self._clock() >= self._next:
-                seen = {entry.name: entry.size for entry in self._share.list(self._paths.board)}
+                seen = {entry.name: entry.size for entry in self._share.list(self._paths.index)}
                 # Beats say only that someone lives: no reason to hurry.
                 news = any(seen[name] != self._seen.get(name) for name in seen if not name.startswith("beats-"))
                 self._pace = FAST_SECONDS if news else min(self._pace * SLOWER, IDLE_SECONDS)
@@ -59,4 +59,4 @@ class Board:
 
     def put(self, name: str) -> None:
         """Put up a notice that something is there."""
-        self._share.claim(self._paths.notice(name))
+        self._share.claim(self._paths.marker(name))

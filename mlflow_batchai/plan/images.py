@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from mlflow_batchai.agent.containers.engines import registry
 from mlflow_batchai.agent.plan import Container
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.documents.job import ContainerSettings, JobProperties, RegistryCredentials
@@ -85,16 +86,16 @@ def _ignored(document: ClusterDocument) -> bool:
 
 
 def _of_settings(settings: ContainerSettings, where: str) -> tuple[Container, dict[str, str] | None]:
-    registry = settings.image_source_registry
+    source = settings.image_source_registry
     where = f"{where}.imageSourceRegistry"
-    server = _server(registry.server_url, f"{where}.serverUrl")
-    image = _checked(registry.image, f"{where}.image")
+    server = _server(source.server_url, f"{where}.serverUrl")
+    image = _checked(source.image, f"{where}.image")
     own = _host(image)
     if server and own != server:
         raise DocumentError(
             f"{where}.image is '{image}', but with serverUrl it must be fully qualified: write {server}/{_path(image)}"
         )
-    login = _login(registry.credentials, f"{where}.credentials")
+    login = _login(source.credentials, f"{where}.credentials")
     return Container(image, own, settings.shm_size, login is not None), login
 
 
@@ -114,9 +115,8 @@ def _checked(image: str, where: str, kind: type[DocumentError | ProjectError] = 
 
 def _host(image: str) -> str | None:
     """The registry that an image's name begins with, as Docker reads it, or None for Docker Hub."""
-    first, slash, _ = image.partition("/")
-    named = bool(slash) and ("." in first or ":" in first or first == "localhost")
-    return first if named and first not in _HUB else None
+    named = registry(image)
+    return named if named and named not in _HUB else None
 
 
 def _path(image: str) -> str:

@@ -142,7 +142,7 @@ class _Chooser:
             "",
             "azureBlob",
             name=f"blob container {account}/{entry.container_name}",
-            how=document.blob_mount,
+            how="rclone",
             endpoint=endpoint,
             account=account,
             container=entry.container_name,

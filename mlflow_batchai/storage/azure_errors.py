@@ -11,14 +11,12 @@ from datetime import datetime, timezone
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from mlflow_batchai.agent.azure_errors import FULL, NO_SHARE, NOT_FROM_HERE, NOT_PERMITTED
 from mlflow_batchai.errors import ShareError, ShareMissingError, ShareNotFoundError
 from mlflow_batchai.storage.credentials import Credential, expiry
 from mlflow_batchai.storage.location import AzureLocation
 
-NO_SHARE = ("ShareNotFound", "ShareBeingDeleted", "ShareDisabled")
 NO_PARENT = "ParentNotFound"
-# The share has reached its quota, by any of the ways in which that is said.
-FULL = ("ShareSizeLimitReached", "FileShareSizeLimitReached", "InsufficientStorage", "ShareFull", "QuotaExceeded")
 # A request that the service does not know in this form.
 NOT_KNOWN = ("UnsupportedHeader", "ContentLengthMustBeZero", "InvalidHeaderValue", "InvalidInput", "RequestBodyTooLarge")
 BUSY = ("ServerBusy", "OperationTimedOut", "InternalError", "TooManyRequests")
@@ -87,11 +85,11 @@ def _refusal(location: AzureLocation, credential: Credential, answer: Answer) ->
         return f"the storage account '{location.account}' is disabled; enable it, or use another one"
     if code == "KeyBasedAuthenticationNotPermitted":
         return f"the storage account '{location.account}' takes no keys; log in (az login) and give no key"
-    if code in ("AuthorizationPermissionMismatch", "InsufficientAccountPermissions", "AuthorizationResourceTypeMismatch"):
+    if code in NOT_PERMITTED:
         if credential.sas:
             return f"the SAS lacks the permission for this ({code}); make one that may read, create, write, delete and list"
         return f"the {kind} has no permission for this ({code}); it needs the role Storage File Data Privileged Contributor"
-    if code in ("AuthorizationFailure", "AuthorizationProtocolMismatch", "AuthorizationSourceIPMismatch"):
+    if code in NOT_FROM_HERE:
         hint = "; make a SAS that permits it" if credential.sas else ""
         return f"the account refuses this machine or this request ({code}): look at its network rules{hint}"
     return (

@@ -210,7 +210,7 @@ def test_jobs_are_served_in_order(cluster: Cluster) -> None:
 
 
 def test_a_lost_node_fails_the_job_and_the_next_job_sweeps_it(cluster: Cluster) -> None:
-    patch = "mounted.BEAT_SECONDS = 0.2"
+    patch = "mounted.HEARTBEAT_SECONDS = 0.2"
     job = cluster.submit(
         "(setsid bash -c 'trap \"\" HUP; while true; do sleep 0.05; done' &); echo started; sleep 600",
         nodes=2,
@@ -251,7 +251,7 @@ def test_a_peer_that_is_done_is_not_lost(any_cluster: Cluster) -> None:
     job = any_cluster.submit(
         "[ $BATCHAI_RANK = 0 ] && sleep 2.5; true",
         nodes=2,
-        patch="mounted.BEAT_SECONDS = 0.2",
+        patch="mounted.HEARTBEAT_SECONDS = 0.2",
         lossSeconds=1.0,
     )
     assert job.wait()["executionState"] == "succeeded", job.said()
@@ -301,7 +301,7 @@ def test_setup_errors_are_sentences(cluster: Cluster, tmp_path: Path) -> None:
 
 
 # Nobody is waited for for minutes.
-HASTY = "peers.COMING_SECONDS = 0.5; mounted.BEAT_SECONDS = 0.1; ending.CLAIM_SECONDS = 0.5"
+HASTY = "peers.COMING_SECONDS = 0.5; mounted.HEARTBEAT_SECONDS = 0.1; ending.CLAIM_SECONDS = 0.5"
 
 
 @pytest.mark.parametrize("absent", [0, 1])

@@ -19,7 +19,7 @@ from node_world import QUICK, Cluster, Job, PlanMaker
 from waiting import wait_for
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.control import board, noticed
+from mlflow_batchai.agent.control import index
 from mlflow_batchai.agent.control.base import RUNNING
 from mlflow_batchai.engines import archive
 from mlflow_batchai.job.events import EventReader
@@ -66,7 +66,7 @@ def test_a_tenth_of_the_requests_fails(rest_cluster: Cluster, azure: AzureServer
         record = job.exit(node)
         segments = list((job.share / job.paths.events).glob(f"*/agent-{node}-*.jsonl"))
         assert record and record["segments"] == len(segments)
-        assert (job.share / job.paths.notice(f"segments-agent-{node}")).stat().st_size == len(segments)
+        assert (job.share / job.paths.marker(f"segments-agent-{node}")).stat().st_size == len(segments)
 
 
 def test_an_old_service(rest_cluster: Cluster, azure: AzureServer) -> None:
@@ -104,7 +104,9 @@ def test_a_service_that_stops_answering_loses_nothing(rest_cluster: Cluster, azu
 
 
 def test_a_lost_node_is_noticed(rest_cluster: Cluster) -> None:
-    job = rest_cluster.submit("echo started; sleep 600", nodes=2, patch=QUICK + "noticed.BEAT_SECONDS = 1.0", lossSeconds=5.0)
+    job = rest_cluster.submit(
+        "echo started; sleep 600", nodes=2, patch=QUICK + "index.HEARTBEAT_SECONDS = 1.0", lossSeconds=5.0
+    )
     wait_for(lambda: job.log("stdout.txt").count("started") == 2)
     time.sleep(8)
     assert job.verdict() is None, "who only beats is not lost"
@@ -115,18 +117,18 @@ def test_a_lost_node_is_noticed(rest_cluster: Cluster) -> None:
     assert "node-1 has not been heard of for" in verdict["reason"]
 
 
-def test_an_agent_that_is_killed_before_its_last_notice(rest_cluster: Cluster) -> None:
+def test_an_agent_that_is_killed_before_its_last_marker(rest_cluster: Cluster) -> None:
     """It has said how it ended: its node is not lost."""
     killed = """
-_write = noticed.NoticedFiles.write
-def write(self, notice, path, records):
-    if notice == "exit-1":
+_write = index.IndexedFiles.write
+def write(self, marker, path, records):
+    if marker == "exit-1":
         import os
         self._share.write_closed(path, records)
         os.kill(os.getpid(), 9)
-    _write(self, notice, path, records)
-noticed.NoticedFiles.write = write
-noticed.BEAT_SECONDS = 0.5
+    _write(self, marker, path, records)
+index.IndexedFiles.write = write
+index.HEARTBEAT_SECONDS = 0.5
 """
     job = rest_cluster.submit("true", nodes=2, patch=QUICK + killed, lossSeconds=3.0)
     assert job.wait(40)["executionState"] == "succeeded", job.said()
@@ -135,7 +137,7 @@ noticed.BEAT_SECONDS = 0.5
 
 @pytest.mark.parametrize("absent", [0, 1])
 def test_an_agent_that_never_came_is_given_up(rest_cluster: Cluster, absent: int) -> None:
-    hasty = QUICK + "peers.COMING_SECONDS = 1.0\nnoticed.BEAT_SECONDS = 0.5\nagent.CLAIM_SECONDS = 0.5"
+    hasty = QUICK + "peers.COMING_SECONDS = 1.0\nindex.HEARTBEAT_SECONDS = 0.5\nagent.CLAIM_SECONDS = 0.5"
     job = rest_cluster.submit("echo never", nodes=2, patch=hasty, absent=[absent], lossSeconds=3.0)
     assert f"the agent of node-{absent} never came" in job.wait(40)["reason"]
 
@@ -147,14 +149,16 @@ def test_a_sas_that_ends_before_the_job(rest_cluster: Cluster, azure: AzureServe
     job = rest_cluster.submit("sleep 4", nodes=2, patch=QUICK + hurry)
     for agent, log in zip(job.agents, job.logs, strict=True):
         assert agent.wait(30) == 1
-        assert re.search(r"the SAS of the file share \S+ .*has expired \(at", log.read_text().splitlines()[-1]), log.read_text()
+        assert re.search(r"the file share \S+ .*the SAS is not valid now \(it ends at", log.read_text().splitlines()[-1]), (
+            log.read_text()
+        )
     assert (job.verdict(), job.processes()) == (None, set())
 
 
 def test_a_peer_that_only_beats_has_come(rest_cluster: Cluster) -> None:
     first = rest_cluster.submit(HOLD, patch=QUICK)
     wait_for(lambda: first.log("stdout.txt"))
-    hasty = QUICK + "peers.COMING_SECONDS = 0.5\nnoticed.BEAT_SECONDS = 0.5"
+    hasty = QUICK + "peers.COMING_SECONDS = 0.5\nindex.HEARTBEAT_SECONDS = 0.5"
     job = rest_cluster.submit("echo mine", nodes=2, patch=hasty, lossSeconds=3.0)
     time.sleep(6)
     assert job.verdict() is None
@@ -168,9 +172,9 @@ def test_a_peer_that_only_beats_has_come(rest_cluster: Cluster) -> None:
         ({"share": None}, "asks for a SAS, and there is none"),
         (
             {"share": "sv=2021-08-06&se=2020-01-01T00%3A00%3A00Z&sr=s&sp=rcwdl&sig=aGlkZGVu"},
-            "has expired (at 2020-01-01T00:00:00Z)",
+            "the SAS is not valid now (it ends at 2020-01-01T00:00:00Z)",
         ),
-        ({"share": "sv=2021-08-06&se=2099-01-01T00%3A00%3A00Z&sr=s&sp=rcwdl&sig=aGlkZGVu"}, "does not accept the SAS"),
+        ({"share": "sv=2021-08-06&se=2099-01-01T00%3A00%3A00Z&sr=s&sp=rcwdl&sig=aGlkZGVu"}, "refused the SAS"),
     ],
 )
 def test_an_agent_that_may_not_says_so(rest_cluster: Cluster, told: dict[str, str | None], sentence: str) -> None:
@@ -189,7 +193,7 @@ def test_a_sas_without_write_ends_the_agent_with_a_sentence(rest_cluster: Cluste
     )
     assert job.agents[0].wait(30) == 1
     said = job.logs[0].read_text()
-    assert "does not allow to write (it has sp=rl; rcwdl is needed)" in said
+    assert "the SAS does not allow it: it has to permit reading, listing" in said
     assert "sig=" not in said
 
 
@@ -240,10 +244,10 @@ def test_a_growing_log_is_sent_once(rest_cluster: Cluster, azure: AzureServer) -
 # A minute of ours in an eighth of its time.
 SCALE = 8.0
 SCALED = f"""
-from mlflow_batchai.agent.control.board import Pace
-for phase, paces in board.PACES.items():
-    board.PACES[phase] = tuple(Pace(pace.news / {SCALE}, pace.idle / {SCALE}) for pace in paces)
-noticed.BEAT_SECONDS /= {SCALE}
+from mlflow_batchai.agent.control.index import Pace
+for phase, paces in index.PACES.items():
+    index.PACES[phase] = tuple(Pace(pace.news / {SCALE}, pace.idle / {SCALE}) for pace in paces)
+index.HEARTBEAT_SECONDS /= {SCALE}
 shipper.TICK_SECONDS /= {SCALE}
 """
 
@@ -259,7 +263,7 @@ def test_ten_idle_agents_ask_little(ten: Cluster, azure: AzureServer) -> None:
     looks = sum(request.comp == "list" for request in requests)
     beats = sum("/beats-" in request.path for request in requests)
     print(f"ten idle agents: {len(requests) / seconds:.2f} requests a second: {looks} looks, {beats} beats")
-    (first, peer), beat = board.PACES[RUNNING], noticed.BEAT_SECONDS
+    (first, peer), beat = index.PACES[RUNNING], index.HEARTBEAT_SECONDS
     assert 1 / first.idle + 9 / peer.idle + 10 / beat <= 1.3
     # A window of 80 s can hold one request of an agent more than its pace brings on average.
     assert looks <= seconds / first.idle + 1 + 9 * (seconds / peer.idle + 1)
@@ -272,7 +276,7 @@ def test_latency_of_a_line(rest_cluster: Cluster) -> None:
     """From a rank's print to a reader of the board at a client's pace."""
     job = rest_cluster.submit(f"for i in $(seq 30); do echo at $(date +%s.%N); sleep 0.7; done; {HOLD}", nodes=2)
     share = DirectoryShare(job.share)
-    wait_for(lambda: (job.share / job.paths.board / "announce-0").exists(), 20)
+    wait_for(lambda: (job.share / job.paths.index / "announce-0").exists(), 20)
     reader = EventReader(ReadJob(share, job.plan.folder))
     seen: list[float] = []
     done = threading.Event()

@@ -16,11 +16,12 @@ from node_world import Cluster, Job
 from waiting import wait_for
 
 from mlflow_batchai.agent import containers, plan, processes
-from mlflow_batchai.agent.containers import arguments, engines
-from mlflow_batchai.agent.containers.arguments import Mount
-from mlflow_batchai.agent.containers.container import Container
+from mlflow_batchai.agent.containers import container as commands
+from mlflow_batchai.agent.containers import engines
+from mlflow_batchai.agent.containers.container import Container, Mount
 from mlflow_batchai.agent.containers.engines import Engine
 from mlflow_batchai.agent.environment import for_engines, in_container
+from mlflow_batchai.agent.mounts import mountpoints
 
 DOCKER, PODMAN = Engine("/usr/bin/docker", "docker"), Engine("/usr/bin/podman", "podman")
 PLAN = plan.Container("team/toy:1")
@@ -94,11 +95,11 @@ def docker(tmp_path: Path) -> FakeDocker:
     ],
 )
 def test_an_image_is_named_with_its_registry(image: str, whole: str) -> None:
-    assert arguments.qualified(image) == whole
+    assert commands.qualified(image) == whole
 
 
 def test_a_folder_inside_another_is_not_mounted_again() -> None:
-    assert arguments.outermost(["/a/b", "/a", "/ab", "/c/d/e", "/c/d", "/a"]) == ["/a", "/ab", "/c/d"]
+    assert commands.outermost(["/a/b", "/a", "/ab", "/c/d/e", "/c/d", "/a"]) == ["/a", "/ab", "/c/d"]
 
 
 def test_mounts_reach_the_container_where_the_node_shares_them() -> None:
@@ -107,7 +108,10 @@ def test_mounts_reach_the_container_where_the_node_shares_them() -> None:
         "30 27 0:25 / /data rw,relatime - xfs /dev/vdb rw\n"
         "31 30 0:26 / /data/with\\040space rw master:7 - xfs /dev/vdc rw\n"
     )
-    assert [arguments.propagation(path, table) for path in ("/srv/x", "/data/x", "/data/with space/x", "/database")] == [
+    assert [
+        commands.propagation(path, mountpoints.parse(table))
+        for path in ("/srv/x", "/data/x", "/data/with space/x", "/database")
+    ] == [
         "rslave",
         "rprivate",
         "rslave",
@@ -139,14 +143,14 @@ def test_the_command_that_starts_a_container() -> None:
         "--entrypoint=sh",
         "sha256:feed",
         "-c",
-        arguments.KEEPER,
+        commands.KEEPER,
         "/jobs/alive",
     ]
     for engine, gpus in ((DOCKER, '--gpus="device=GPU-a,MIG-b"'), (PODMAN, "--device=nvidia.com/gpu=GPU-a")):
-        made = arguments.create(engine, wanted, *rest, gpus=["GPU-a", "MIG-b"], pipe="/jobs/alive")
+        made = commands.create(engine, wanted, *rest, gpus=["GPU-a", "MIG-b"], pipe="/jobs/alive")
         expected = [engine.program, *(gpus if word == "GPUS" else word for word in common)]
         assert [word for word in made if word != "--device=nvidia.com/gpu=MIG-b"] == expected
-    without = arguments.create(DOCKER, replace(wanted, shm_size=None), *rest, gpus=[], pipe="/jobs/alive")
+    without = commands.create(DOCKER, replace(wanted, shm_size=None), *rest, gpus=[], pipe="/jobs/alive")
     assert not [word for word in without if word.startswith(("--shm", "--gpus", "--device"))]
 
 
@@ -161,8 +165,8 @@ def test_the_command_that_starts_a_container() -> None:
     ],
 )
 def test_gpus_that_a_container_is_given(engine: Engine, gpus: list[str], specifications: str, offered: list[str]) -> None:
-    assert arguments.offered(engine, gpus, specifications) == offered
-    made = arguments.create(engine, PLAN, "sha256:feed", "n", {}, [], {}, "0:0", gpus=offered, pipe="/jobs/alive")
+    assert commands.offered(engine, gpus, specifications) == offered
+    made = commands.create(engine, PLAN, "sha256:feed", "n", {}, [], {}, "0:0", gpus=offered, pipe="/jobs/alive")
     options = {
         DOCKER: "--gpus=" + ("all" if offered == ["all"] else "device=GPU-a"),
         PODMAN: f"--device=nvidia.com/gpu={[*offered, ''][0]}",
@@ -173,7 +177,7 @@ def test_gpus_that_a_container_is_given(engine: Engine, gpus: list[str], specifi
 def test_no_value_stands_in_the_arguments() -> None:
     client = {"PATH": "/usr/bin", "HOME": "/root", "https_proxy": "http://proxy"}
     variables = {"SECRET": "s3cret", "https_proxy": "http://proxy", "A": "a\nb"}
-    argv, environment = arguments.enter(DOCKER, "n", ["bash", "-c", "train"], variables, client, "/code", 0o077)
+    argv, environment = commands.enter(DOCKER, "n", ["bash", "-c", "train"], variables, client, "/code", 0o077)
     assert argv == [
         "/usr/bin/docker",
         "exec",
@@ -197,7 +201,7 @@ def test_what_the_client_would_heed_itself_goes_under_another_name() -> None:
     client = {"PATH": "/usr/bin", "HOME": "/root"}
     names = ("PATH", "LD_LIBRARY_PATH", "DOCKER_HOST", "TMPDIR", "GODEBUG", "MINE")
     variables = {name: f"/of/the/job's {name}" for name in names}
-    argv, environment = arguments.enter(DOCKER, "n", ["/usr/bin/env"], variables, client, "/", 0o022, stdin=True)
+    argv, environment = commands.enter(DOCKER, "n", ["/usr/bin/env"], variables, client, "/", 0o022, stdin=True)
     assert environment["PATH"] == "/usr/bin"
     assert not {"LD_LIBRARY_PATH", "DOCKER_HOST", "TMPDIR", "GODEBUG"} & set(environment)
     at = argv.index("n")
@@ -224,25 +228,24 @@ def test_engines_see_where_they_are_and_no_secret() -> None:
 def test_which_engine(tmp_path: Path, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
     """docker if it answers, else podman; a docker that is podman takes podman's options."""
     path = {"PATH": str(docker.folder) + ":/bin:/usr/bin"}
-    assert containers.engine(path) == Engine(str(docker.folder / "docker"), "docker")
+    assert engines.look(path).engine == Engine(str(docker.folder / "docker"), "docker")
     (docker.folder / "docker").write_text("#!/bin/bash\necho 'Client: Podman Engine'\n")
-    assert containers.engine(path) == Engine(str(docker.folder / "docker"), "podman")
+    assert engines.look(path).engine == Engine(str(docker.folder / "docker"), "podman")
     (docker.folder / "docker").write_text("#!/bin/bash\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
     podman = docker.folder / "podman"
     podman.write_text("#!/bin/bash\n")
     podman.chmod(0o755)
-    assert containers.engine(path) == Engine(str(podman), "podman")
+    assert engines.look(path).engine == Engine(str(podman), "podman")
     podman.write_text("#!/bin/bash\nexec sleep 60\n")
     monkeypatch.setenv("PATH", path["PATH"])
     monkeypatch.setattr(engines, "LOOK_SECONDS", 0.5)
     begun = time.monotonic()
-    assert containers.trouble(PLAN) == (
+    assert containers.missing(PLAN) == (
         "no container engine works (docker: Cannot connect to the Docker daemon; podman: podman info did not answer within 0 s),"
         " and the job runs in the image team/toy:1: install docker or podman there, or set containers: ignore in the cluster"
         " document to run such jobs without their container"
     )
     assert time.monotonic() - begun < 10
-    assert containers.trouble(None) is None
 
 
 def test_a_job_by_docker(cluster: Cluster, docker: FakeDocker) -> None:
@@ -305,16 +308,6 @@ def test_an_image_that_cannot_have_changed_is_not_pulled(cluster: Cluster, docke
     docker.set("image")
     assert docker.submit(cluster, "echo here", {"image": image}).wait(30)["executionState"] == "succeeded"
     assert "pull" not in docker.verbs()
-
-
-def test_a_container_that_does_not_start(cluster: Cluster, docker: FakeDocker) -> None:
-    docker.set("broken")
-    verdict = docker.submit(cluster, "echo never").wait(30)
-    assert verdict["reason"].splitlines()[0] == (
-        "the container of image team/toy:1 on node-0: docker can't start it: docker: Error response from daemon: no shim; mend that,"
-        " or set containers: ignore in the cluster document to run the job without it"
-    )
-    assert {"name": "imageName", "value": "team/toy:1"} in verdict["errors"][0]["details"]
 
 
 def test_a_cancel_does_not_wait_for_the_image(cluster: Cluster, docker: FakeDocker) -> None:

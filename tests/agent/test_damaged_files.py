@@ -9,7 +9,7 @@ from node_world import Cluster
 PATCH = """
 from mlflow_batchai.agent import records
 records.SETTLE_SECONDS, sharefiles.QUIET_SECONDS, shipper.AGAIN_SECONDS = 0.3, 0.5, 1.0
-mounted.BEAT_SECONDS, peers.DAMAGED_SECONDS = 0.2, 1.0
+mounted.HEARTBEAT_SECONDS, peers.DAMAGED_SECONDS = 0.2, 1.0
 damaged, real = [], mountfiles.write_closed
 def write(root, path, found, within):
     if damaged or {node!r} not in sys.argv or not any(record.get("k") == {what!r} for record in found) and not path.endswith({what!r}):

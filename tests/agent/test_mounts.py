@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from mount_world import needs_root
 
-from mlflow_batchai.agent import host, staging
+from mlflow_batchai.agent import azure_errors, host, staging
 from mlflow_batchai.agent.layout import NodeLayout, archive_path
-from mlflow_batchai.agent.mounts import azure, table, undo
+from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.mounts.mount import Mask
 from mlflow_batchai.agent.reservation import locks
 
@@ -32,8 +32,8 @@ def root(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "no de\\é"
     folder.mkdir()
     yield folder
-    for mounted in table.below(str(folder)):
-        undo.unmount(mounted.point)
+    for mounted in mountpoints.below(str(folder)):
+        mountpoints.unmount(mounted.point)
 
 
 def tmpfs(path: Path) -> None:
@@ -42,26 +42,26 @@ def tmpfs(path: Path) -> None:
 
 
 def test_mountinfo_is_read() -> None:
-    assert table.parse(MOUNTINFO) == [
-        ("/tmp/a b", "fuse.rclone", "file share dev/data"),
-        ("/tmp/tab\t\\back", "cifs", "//host/share"),
-        ("/tmp/é", "tmpfs", "none"),
+    assert mountpoints.parse(MOUNTINFO) == [
+        ("/tmp/a b", "fuse.rclone", "file share dev/data", False),
+        ("/tmp/tab\t\\back", "cifs", "//host/share", True),
+        ("/tmp/é", "tmpfs", "none", False),
     ]
-    assert "/" in {mounted.point for mounted in table.mounts()}
+    assert "/" in {mounted.point for mounted in mountpoints.mounts()}
 
 
 @needs_root
 def test_mounts_are_found_by_any_spelling_of_their_path(root: Path, tmp_path: Path) -> None:
     tmpfs(root / "a" / "b\n")
     (tmp_path / "link").symlink_to(root)
-    found = table.at(f"{tmp_path}/link/../link/a/b\n")
+    found = mountpoints.at(f"{tmp_path}/link/../link/a/b\n")
     assert found is not None
     assert found.kind == "tmpfs"
-    assert table.at(str(root / "a")) is None
-    assert [mounted.point for mounted in table.below(str(tmp_path / "link" / "a"))] == [found.point]
-    assert table.below(str(root / "a" / "b")) == []
-    assert undo.unmount(found.point) == ""
-    assert undo.unmount(found.point) == ""
+    assert mountpoints.at(str(root / "a")) is None
+    assert [mounted.point for mounted in mountpoints.below(str(tmp_path / "link" / "a"))] == [found.point]
+    assert mountpoints.below(str(root / "a" / "b")) == []
+    assert mountpoints.unmount(found.point) == ""
+    assert mountpoints.unmount(found.point) == ""
 
 
 @needs_root
@@ -71,24 +71,24 @@ def test_sweep_undoes_what_is_ours(root: Path) -> None:
     tmpfs(root / "jobs" / "j1" / "mounts" / "data" / "inner")
     tmpfs(root / "mounts" / "ours")
     tmpfs(root / "mounts" / "theirs")
-    undo.note_mount(str(root), str(root / "mounts" / "ours"))
+    mountpoints.note_mount(str(root), str(root / "mounts" / "ours"))
     lock = locks.open_agent_lock(str(root))
     assert locks.try_lock(lock)
     try:
-        assert undo.sweep(str(root)) == []
-        assert len(table.below(str(root))) == 4, "a living agent has the node"
+        assert mountpoints.sweep(str(root)) == []
+        assert len(mountpoints.below(str(root))) == 4, "a living agent has the node"
     finally:
         os.close(lock)
-    assert undo.sweep(str(root)) == []
-    assert [mounted.point for mounted in table.below(str(root))] == [str(root / "mounts" / "theirs")]
-    assert undo.sweep(str(root / "none")) == []
+    assert mountpoints.sweep(str(root)) == []
+    assert [mounted.point for mounted in mountpoints.below(str(root))] == [str(root / "mounts" / "theirs")]
+    assert mountpoints.sweep(str(root / "none")) == []
 
 
 @needs_root
 def test_the_end_of_a_job_unmounts(root: Path) -> None:
     tmpfs(root / "jobs" / "j1" / "mounts" / "data")
     assert host.end("j1/1", [[str(root), ""]], 5.0) == {"left": []}
-    assert table.below(str(root)) == []
+    assert mountpoints.below(str(root)) == []
 
 
 @needs_root
@@ -107,8 +107,8 @@ def test_a_job_folder_is_not_removed_through_a_mount(
     subprocess.run(["mount", "--bind", str(data), str(target)], check=True)
     # Bound from the same disk, and it will not go.
     with monkeypatch.context() as patch:
-        patch.setattr(undo, "_run", lambda argv: "busy")
-        patch.setattr(undo, "BUSY_SECONDS", 0.0)
+        patch.setattr(mountpoints, "_run", lambda argv: "busy")
+        patch.setattr(mountpoints, "BUSY_SECONDS", 0.0)
         staging.prepare_folders(make_layout(job="new"))
         assert (data / "file").read_text() == "precious"
         assert (target / "file").exists()
@@ -140,18 +140,9 @@ def test_secrets_are_masked() -> None:
     ],
 )
 def test_what_azure_says_is_explained(said: str, sentence: str) -> None:
-    explained = azure.explain(said, "share", "h:443", "")
+    explained = azure_errors.explain(said, "share", "h:443", "")
     assert explained.startswith(sentence)
     assert bool(explained) == bool(sentence)
-
-
-@needs_root
-def test_what_is_mounted_again_and_again_is_given_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tmpfs(root / "data")
-    with monkeypatch.context() as patch:
-        patch.setattr(undo, "_run", lambda argv: "")
-        patch.setattr(undo, "LAST_SECONDS", 0.2)
-        assert undo.unmount(str(root / "data")) == "it is mounted again each time"
 
 
 @needs_root
@@ -159,16 +150,9 @@ def test_a_damaged_line_does_not_hide_the_others(root: Path) -> None:
     """It was written to a disk that was full."""
     tmpfs(root / "mounts" / "ours")
     (root / "mounted").write_text('"mounts/ha\n')
-    undo.note_mount(str(root), str(root / "mounts" / "ours"))
-    assert undo.sweep(str(root), ours=True) == []
-    assert table.below(str(root)) == []
-
-
-def test_a_command_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(undo, "STEP_SECONDS", 0.2)
-    assert undo._run(["sleep", "60"]) == "sleep: no answer in 0 s"
-    assert undo._run(["sh", "-c", "echo busy; exit 3"]) == "busy"
-    assert undo._run(["/no/such"]) == "/no/such: No such file or directory"
+    mountpoints.note_mount(str(root), str(root / "mounts" / "ours"))
+    assert mountpoints.sweep(str(root), ours=True) == []
+    assert mountpoints.below(str(root)) == []
 
 
 def test_a_table_that_can_not_be_read_is_not_an_empty_one() -> None:
@@ -177,7 +161,7 @@ def test_a_table_that_can_not_be_read_is_not_an_empty_one() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
         with pytest.raises(OSError, match="Too many open files"):
-            table.mounts()
+            mountpoints.mounts()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -186,8 +170,8 @@ def test_an_agent_imports_what_its_volumes_need() -> None:
     code = "import sys; sys.path.insert(0, sys.argv[1]); import mlflow_batchai.agent.agent, mlflow_batchai.agent.host; print(*sys.modules)"
     argv = [sys.executable, "-I", "-S", "-c", code, archive_path()]
     imported = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
-    assert "mlflow_batchai.agent.mounts.link" in imported
-    for name in ("mounts.rclone", "mounts.cifs", "mounts.rc", "containers.container", "control.rest"):
+    assert "mlflow_batchai.agent.mounts.mount" in imported
+    for name in ("mounts.rclone", "containers.container", "control.rest"):
         assert f"mlflow_batchai.agent.{name}" not in imported
 
 
@@ -204,5 +188,5 @@ def test_a_folder_deeper_than_a_path_may_be_goes_too(
         os.chdir(name)
         Path("file").touch()
     os.chdir(tmp_path)
-    undo.remove_tree(str(top))
+    mountpoints.remove_tree(str(top))
     assert not top.exists()

@@ -16,7 +16,7 @@ from node_world import Cluster, Job, python38
 from waiting import wait_for
 
 from mlflow_batchai.agent import host, processes
-from mlflow_batchai.agent.mounts import table
+from mlflow_batchai.agent.mounts import mountpoints
 
 pytestmark = [needs_fuse, needs_root]
 
@@ -36,7 +36,7 @@ def submit(cluster: Cluster, command: str, volumes: list[dict[str, Any]], *crede
 
 
 def assert_nothing_left(cluster: Cluster, job: Job) -> None:
-    assert table.below(str(cluster.folder)) == []
+    assert mountpoints.below(str(cluster.folder)) == []
     assert job.processes() == set()
     for root in cluster.roots:
         assert not (root / "jobs").exists() or os.listdir(root / "jobs") == []
@@ -96,7 +96,7 @@ def test_a_mount_that_fails_ends_the_job_everywhere(cluster: Cluster, azure: Azu
     assert "volume 'none' (file share devaccount/none) can't be mounted on node-" in verdict["reason"]
     assert "there is no such share in the account; create it" in verdict["reason"]
     assert "ERROR CODE: ShareNotFound" in verdict["reason"]
-    assert table.below(str(cluster.folder)) == []
+    assert mountpoints.below(str(cluster.folder)) == []
 
 
 def test_results_that_do_not_fit_fail_the_job(cluster: Cluster, azure: AzureServer) -> None:
@@ -121,7 +121,7 @@ def test_a_killed_agent_leaves_nothing_mounted(cluster: Cluster, azure: AzureSer
     )
     wait_for(lambda: job.log("stdout.txt"), what=job.said)
     root = cluster.roots[0]
-    assert len(table.below(str(root))) == 2
+    assert len(mountpoints.below(str(root))) == 2
     rclones = [pid for pid in job.processes() if "rclone" in Path(f"/proc/{pid}/cmdline").read_text()]
     assert len(rclones) == 2
     for pid in processes.pids():
@@ -132,7 +132,7 @@ def test_a_killed_agent_leaves_nothing_mounted(cluster: Cluster, azure: AzureSer
     job.agents[0].send_signal(signal.SIGKILL)
     job.agents[0].wait()
     assert host.end(job.mark, [[str(root), ""]], 5.0) == {"left": []}
-    assert table.below(str(root)) == []
+    assert mountpoints.below(str(root)) == []
     assert [processes.start_time(pid) for pid in rclones] == [None, None]
 
 

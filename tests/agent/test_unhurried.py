@@ -37,7 +37,7 @@ def ship(make_layout: Callable[..., NodeLayout], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(mounted, "FLUSH_SECONDS", 0.05)
 
     def start(beat: float, linger: float) -> Shipper:
-        monkeypatch.setattr(mounted, "BEAT_SECONDS", beat)
+        monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", beat)
         layout = make_layout(0)
         layout.attempt.linger_seconds = linger
         made.append(Shipper(layout, []))

@@ -169,12 +169,12 @@ def test_the_other_kinds(choose):
             ],
             "unmanagedFileSystems": [{"mountCommand": "mount -t tmpfs none", "relativeMountPath": "ram"}],
         },
-        blobMount="blobfuse2",
+        blobMount="blobfuse2",  # of earlier documents
         fileServers={"nfs": "10.0.0.9:/data"},
         blobEndpoint="http://127.0.0.1:1/ACCOUNT/",
     )
     blob, nfs, ram = chosen.volumes[1:]
-    assert (blob.kind, blob.how, blob.endpoint) == ("azureBlob", "blobfuse2", "http://127.0.0.1:1/acc")
+    assert (blob.kind, blob.how, blob.endpoint) == ("azureBlob", "rclone", "http://127.0.0.1:1/acc")
     assert chosen.credentials == {"1": {"key": KEY, "endpoint": blob.endpoint}}
     assert (nfs.kind, nfs.source, nfs.share) == ("nfs", "10.0.0.9:/data/sub", None)
     assert (ram.kind, ram.command) == ("command", "mount -t tmpfs none")

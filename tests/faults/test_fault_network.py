@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(unavailable() is not None, reason=unavailable() 
 
 # A quarter of an hour, in which a share may be away, is too long for a test.
 HASTY = f"""{QUICK}
-noticed.BEAT_SECONDS = 1.0
-noticed.HASTE_SECONDS = 1.0
+index.HEARTBEAT_SECONDS = 1.0
+index.HASTE_SECONDS = 1.0
 ending.LAST_DRAIN_SECONDS = 1.0
 from mlflow_batchai.agent import sharetrouble
 sharetrouble.AWAY_SECONDS = 6.0

@@ -12,7 +12,7 @@ import pytest
 from node_world import Cluster
 from waiting import wait_for
 
-BEATS = "mounted.BEAT_SECONDS = 0.3; ending.CLAIM_SECONDS = 1.0"
+BEATS = "mounted.HEARTBEAT_SECONDS = 0.3; ending.CLAIM_SECONDS = 1.0"
 # Stands for an allreduce that would wait for ever: nothing in the rank notices that a peer is gone.
 HANGS = "trap 'echo ended; exit 0' TERM; echo up; while :; do sleep 0.05; done"
 

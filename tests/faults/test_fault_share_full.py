@@ -19,7 +19,7 @@ from waiting import wait_for
 from mlflow_batchai.agent import host, totals
 from mlflow_batchai.job.completeness import missing
 
-QUICK = "mounted.BEAT_SECONDS = 0.5"
+QUICK = "mounted.HEARTBEAT_SECONDS = 0.5"
 # A rank that writes a line now and then, and saves when it is asked to end (on its own disk: the share takes nothing).
 TALKS = (
     "trap 'echo saved > \"$AZ_BATCHAI_JOB_TEMP/../../../saved\"; exit 0' TERM; echo up; while :; do echo line; sleep 0.1; done"

@@ -33,7 +33,7 @@ for step in range({STEPS}):
     time.sleep(0.1)
 '
 """
-PATCH = "mounted.BEAT_SECONDS = 0.5"
+PATCH = "mounted.HEARTBEAT_SECONDS = 0.5"
 
 
 class Stalling(NamedTuple):

@@ -365,11 +365,11 @@ def test_agents_follow_no_answer_to_another_host(redirecting: str, attacker: Att
 # Nodes.
 
 
-@pytest.mark.parametrize("how", ["rclone", "cifs", "blobfuse2", "blobs"])
+@pytest.mark.parametrize("how", ["rclone", "cifs", "blobs"])
 @pytest.mark.parametrize("to", ["https://devaccount.file.attacker.example", "http://127.0.0.2:1/devaccount", ""])
 def test_a_node_uses_what_it_was_told_for_that_address_only(how: str, to: str, azure: Any, tmp_path: Path) -> None:
     """Whoever changes the plan on the share gets nothing: the credential came with the address that it is for."""
-    volume = blob_volume(azure) if how in ("blobfuse2", "blobs") else files_volume(azure)
+    volume = blob_volume(azure) if how == "blobs" else files_volume(azure)
     told = {"0": {"key": azure.key, "endpoint": volume["endpoint"]}}
     changed = {**volume, "how": how.replace("blobs", "rclone"), "endpoint": to}
     azure.reset()

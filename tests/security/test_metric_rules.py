@@ -166,12 +166,11 @@ def _described(text: str) -> None:
 
 
 def _error(text: str) -> None:
-    from mlflow_batchai.agent import customs
-    from mlflow_batchai.agent.mounts import azure
+    from mlflow_batchai.agent import azure_errors, customs
     from mlflow_batchai.tracking import trouble
 
     trouble.sentence(ValueError(text))
-    azure.explain(text, "share", "host", "sig")
+    azure_errors.explain(text, "share", "host", "sig")
     customs.why_not(ValueError(text), {})
 
 

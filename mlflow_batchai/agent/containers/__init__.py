@@ -1,6 +1,5 @@
 """The container that a job's processes on a node run in, by docker or podman."""
 
-from mlflow_batchai.agent.containers.engines import Engine, engine, trouble
-from mlflow_batchai.agent.containers.leftovers import has_one, sweep
+from mlflow_batchai.agent.containers.engines import Engine, engine, has_one, missing, sweep
 
-__all__ = ["Engine", "engine", "has_one", "sweep", "trouble"]
+__all__ = ["Engine", "engine", "has_one", "missing", "sweep"]

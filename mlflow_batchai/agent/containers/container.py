@@ -1,16 +1,25 @@
-"""One container for one job on one node: its image is pulled, it is started, commands enter it, and it goes with the agent."""
+"""One container for one job on one node: its image is pulled, it is started, commands enter it, and it goes with the agent.
+
+What the engine is told are pure functions; nothing secret stands among arguments.
+"""
+
+from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
+import re
 import shutil
 import time
-from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Set, Tuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from mlflow_batchai.agent import plan, processes, protocol
-from mlflow_batchai.agent.containers import arguments, images, leftovers
-from mlflow_batchai.agent.containers.engines import Engine, ask, own_environment
+from mlflow_batchai.agent.containers import engines
+from mlflow_batchai.agent.containers.engines import Engine, ask, csv_field, last_line, registry
 from mlflow_batchai.agent.layout import NodeLayout, archive_path
+from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.runtime import HELPER_VARIABLE, Runtime
 from mlflow_batchai.agent.shipper import Shipper
@@ -18,9 +27,135 @@ from mlflow_batchai.agent.tasks import Task
 
 # From an image that is there, on a node that is busy.
 START_SECONDS = 120
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+HUB = "docker.io"
+_DIGEST = re.compile(r"@[\w+.-]+:[0-9a-fA-F]+$")
 
 # Where the image has the programs that we start, a line each; an empty one: nowhere.
 _PROBE = 'for name in python3 python bash; do command -v "$name" || echo; done'
+# The container's first process. It lives as long as the agent holds a named pipe open for writing: when the agent is gone,
+# however that came, the kernel ends all that runs in the container with it. Its wait collects orphans meanwhile.
+KEEPER = 'while read -r _; do :; done <"$0" & wait $!'
+
+# Variables that the engine's client itself heeds: the job's values of these must not reach it.
+_CLIENTS_OWN = re.compile(
+    r"(LD_|DOCKER_|_?CONTAINER|XDG_|STORAGE_|REGISTRY_|BUILDAH_|PODMAN_|DBUS_|LISTEN_|GO|SSL_CERT_|SSH_)\w*"
+    r"|PATH|HOME|TMPDIR|USER|NOTIFY_SOCKET|(?i:(https?|no|all)_proxy)"
+)
+_CARRIER = "BATCHAI_SET_"
+
+
+class Mount(NamedTuple):
+    """A path of the node that the container sees under the same name."""
+
+    path: str
+    propagation: str = "rprivate"
+    read_only: bool = False
+
+
+def qualified(image: str) -> str:
+    """The name with its registry in it: docker means Docker Hub where there is none, podman asks its configuration."""
+    if registry(image):
+        return image
+    return f"{HUB}/{image}" if "/" in image else f"{HUB}/library/{image}"
+
+
+def outermost(paths: Collection[str]) -> list[str]:
+    """The paths without those that lie in another of them, which come along with it."""
+    return [path for path in sorted(set(paths)) if not any(path != other and _inside(path, other) for other in paths)]
+
+
+def _inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def propagation(path: str, mounted: Sequence[mountpoints.Mounted]) -> str:
+    """How mounts below a real path reach the container: ``rslave`` (as they come and go) where the node's own mount there is
+    shared, which engines insist on; else ``rprivate``, those that are there when it starts.
+    """
+    around = [mount for mount in reversed(mounted) if _inside(path, mount.point)]
+    return "rslave" if around and max(around, key=lambda mount: len(mount.point)).shared else "rprivate"
+
+
+def create(
+    engine: Engine,
+    container: plan.Container,
+    image: str,
+    name: str,
+    labels: Mapping[str, str],
+    mounts: Sequence[Mount],
+    environment: Mapping[str, str],
+    user: str,
+    gpus: Sequence[str],
+    pipe: str,
+) -> list[str]:
+    """The whole command that starts the container.
+
+    Args:
+        container: the plan's.
+        image: name or id of the image that is on the node.
+        environment: what all processes in it get besides the image's own; nothing secret.
+        user: ``uid:gid``.
+        gpus: those that it gets (see ``offered``).
+        pipe: the named pipe that the agent holds open.
+    """
+    argv = [engine.program, "run", "--detach", "--rm", f"--name={name}"]
+    argv += [f"--label={label}={value}" for label, value in labels.items()]
+    # The agent ends what runs in it; by then there is nobody left to be asked nicely.
+    argv += ["--network=host", "--stop-signal=SIGKILL", "--pids-limit=-1", "--security-opt=label=disable", f"--user={user}"]
+    if container.shm_size:
+        argv.append(f"--shm-size={container.shm_size}")
+    if gpus:
+        argv += engine.differs.gpus(gpus)
+    argv += [f"--env={variable}={value}" for variable, value in environment.items()]
+    for mount in mounts:
+        fields = ["type=bind", f"source={mount.path}", f"target={mount.path}", f"bind-propagation={mount.propagation}"]
+        argv.append("--mount=" + ",".join(csv_field(field) for field in [*fields, *(["readonly"] if mount.read_only else [])]))
+    argv += [f"--volume={volume}" for volume in container.volumes]
+    return [*argv, "--entrypoint=sh", image, "-c", KEEPER, pipe]
+
+
+def offered(engine: Engine, gpus: Sequence[str], specifications: str) -> Sequence[str]:
+    """What a container is given of the node's GPUs: by UUID just those, ``all`` where the engine can't tell them apart.
+
+    Indexes would be others inside. An engine without a daemon knows the names of the container device interface (CDI), and not
+    every tool that writes its specifications names UUIDs.
+
+    Args:
+        specifications: the texts of the machine's CDI specifications.
+    """
+    known = engine.differs.by_daemon or all(name in specifications for name in gpus)
+    return ["all"] if gpus and (not known or any(name.isdigit() for name in gpus)) else gpus
+
+
+def enter(
+    engine: Engine,
+    name: str,
+    argv: Sequence[str],
+    variables: Mapping[str, str],
+    client: Mapping[str, str],
+    cwd: str,
+    umask: int,
+    stdin: bool = False,
+) -> tuple[list[str], dict[str, str]]:
+    """A command in the container, as (argv, environment) of the engine's client.
+
+    Variables are named there and their values stand in the client's environment, for arguments are for all to see. One that
+    the client would heed itself goes under another name, and a shell in the container puts that right. It sets the umask, too.
+
+    Args:
+        variables: what the command gets besides the container's own environment.
+        client: the client's own environment.
+    """
+    theirs = {name for name in variables if name in client or _CLIENTS_OWN.fullmatch(name)}
+    carried = {name for name in theirs if client.get(name) != variables[name]}
+    under = {name: _CARRIER + name if name in carried else name for name in variables}
+    steps = [f'export {name}="${_CARRIER}{name}"; unset {_CARRIER}{name}' for name in sorted(carried)]
+    # The shell looks for the program before it leaves, with the PATH that the command will have.
+    command = ["/bin/sh", "-c", "; ".join([*steps, f"umask {umask:03o}", 'exec "$@"']), "sh", *argv]
+    options = [*(["--interactive"] if stdin else []), f"--workdir={cwd}", *(f"--env={name}" for name in under.values())]
+    environment = {**client, **{under[name]: value for name, value in variables.items()}}
+    return [engine.program, "exec", *options, name, *command], environment
 
 
 class Container:
@@ -41,6 +176,7 @@ class Container:
         python: the image's interpreter, empty if it has none.
         shell: ``bash``, or ``sh`` where the image has none.
         identity: the image's id.
+        first: pid, on the node, of what keeps it alive; 0 if that isn't known.
     """
 
     def __init__(
@@ -49,17 +185,18 @@ class Container:
         shipper: Shipper,
         runtime: Runtime,
         container: plan.Container,
-        credentials: Optional[Mapping[str, str]],
+        credentials: Mapping[str, str] | None,
         engine: Engine,
         gpus: Sequence[str],
         check: Callable[[], None],
     ) -> None:
         # Each attempt has its own: what another one has left on this machine may still be there, and be removed by its name.
-        self.name = "batchai-%s-%d" % (layout.mark.replace("/", "-"), layout.node)
-        self.base: Dict[str, str] = {}
+        self.name = f"batchai-{layout.mark.replace('/', '-')}-{layout.node}"
+        self.base: dict[str, str] = {}
         self.python = ""
         self.shell = "bash"
         self.identity = ""
+        self.first = 0
         self._layout = layout
         self._shipper = shipper
         self._runtime = runtime
@@ -68,11 +205,11 @@ class Container:
         self._engine = engine
         self._gpus = gpus
         self._check = check
-        self._client = own_environment(os.environ)
-        self._pipe: Optional[int] = None
-        self._namespace: Optional[str] = None
-        self._first = 0
-        self._began: Optional[int] = None
+        self._client = engines.own_environment(os.environ)
+        self._login = os.path.join(layout.job, "registry")
+        self._pipe: int | None = None
+        self._namespace: str | None = None
+        self._began: int | None = None
 
     # Its beginning.
 
@@ -82,82 +219,119 @@ class Container:
         Raises:
             Failure: the image can't be had, or the container can't be started; and whatever ``check`` raises.
         """
-        login = os.path.join(self._layout.job, "registry")
-        leftovers.remember(self._layout.root, self._engine, self.name, self._layout.mark, login)
+        engines.remember(self._layout.root, self._engine, self.name, self._layout.mark, self._login)
         try:
-            found = self._image(login)
-            self.identity = found["Id"]
-            config = found.get("Config") or {}
-            self.base = dict(entry.partition("=")[::2] for entry in config.get("Env") or ())
+            try:
+                image = self._image()
+            finally:
+                # Ranks see the job's folder; they are not to see the password.
+                shutil.rmtree(self._login, ignore_errors=True)
+            self.identity = image["Id"]
+            self.base = dict(entry.partition("=")[::2] for entry in (image.get("Config") or {}).get("Env") or ())
             user = self._user()
-            ours = {"PATH": arguments.container_path(self.base, self._layout.bin)}
+            ours = {"PATH": self.base.get("PATH", DEFAULT_PATH) + os.pathsep + self._layout.bin}
             if user != "0:0":
                 # An account that the image doesn't know has no home, and programs want one.
                 ours["HOME"] = self._layout.temp
             self.base.update(ours)
-            self._create(found["Id"], ours, user)
+            self._create(ours, user)
             self._look_around()
         except BaseException:
             self.remove()
             raise
 
-    def _image(self, login: str) -> Mapping[str, Any]:
-        puller = images.Puller(self._engine, self._client, self._container, self._run, self._say)
-        try:
-            return puller.image(login, self._credentials)
-        except images.ImageError as error:
-            self._fail(str(error), error.tail)
-        finally:
-            # Ranks see the job's folder; they are not to see the password.
-            shutil.rmtree(login, ignore_errors=True)
+    def _image(self) -> dict[str, Any]:
+        """What the engine says of the image (``Id``, ``Config``), pulling it first.
+
+        Its registry is asked each time, since a tag may stand for another image by now; but for a name that can't change (a
+        digest) or that no registry has (``localhost/...``) of which the node has the image. If a registry doesn't give it,
+        the node's own is used, with a note.
+        """
+        image = self._container.image
+        own = self._inspect(image)
+        if own and (_DIGEST.search(image) or image.startswith("localhost/")):
+            return own
+        pull = self._with_login(self._credentials) if self._credentials else [self._engine.program, "pull"]
+        self._shipper.record("phase", urgent=True, phase=f"pulling the image {image}", node=self._layout.node)
+        self._shipper.note(f"pulling the image {image}")
+        task = self._run([*pull, qualified(image)], lambda line: self._shipper.note(f"{self._engine.kind}: {line}"))
+        if task.exit_code == 0:
+            found = self._inspect(qualified(image))
+            if found:
+                return found
+            raise self._failure(f"{self._engine.kind} has pulled it and doesn't know it", task.tail)
+        why = last_line("\n".join(task.tail))
+        if own:
+            why = self._masked(why)
+            self._shipper.note(f"the image {image} can't be pulled ({why}); this node has one of that name, which is used")
+            return own
+        remedy = "correct its name, give its registry's credentials, or pull it on the nodes"
+        raise self._failure(f"it can't be pulled: {why}; {remedy}", task.tail)
+
+    def _with_login(self, credentials: Mapping[str, str]) -> list[str]:
+        """Log in to the registry, in a folder of our own; the command that pulls from it, without the image's name."""
+        os.mkdir(self._login, 0o700)
+        program, server, differs = self._engine.program, self._container.server or HUB, self._engine.differs
+        config = [differs.config.format(folder=self._login)]
+        before, after = ([*config, *self._daemon()], []) if differs.config_is_first else ([], config)
+        user = credentials["username"]
+        argv = [program, *before, "login", *after, f"--username={user}", "--password-stdin", server]
+        code, said = ask(argv, self._client, credentials["password"].encode())
+        if code != 0:
+            remedy = "correct containerSettings.imageSourceRegistry.credentials"
+            raise self._failure(f"{server} does not let {user} in: {last_line(said)}; {remedy}")
+        return [program, *before, "pull", *after]
+
+    def _daemon(self) -> list[str]:
+        """docker's option for its daemon: which one that is may stand in the configuration that we leave aside."""
+        if self._client.get("DOCKER_HOST"):
+            return []
+        code, said = self._ask("context", "inspect", "--format={{.Endpoints.docker.Host}}")
+        return [f"--host={said.strip()}"] if code == 0 and said.strip() else []
+
+    def _inspect(self, image: str) -> dict[str, Any] | None:
+        code, said = self._ask("image", "inspect", image)
+        found: list[dict[str, Any]] = json.loads(said) if code == 0 else []
+        return found[0] if found else None
 
     def _user(self) -> str:
-        if os.geteuid() == 0 or self._engine.kind == "podman":
+        if os.geteuid() == 0 or not self._engine.differs.by_daemon:
             return "0:0"
-        _, said = ask([self._engine.program, "info", "--format={{.SecurityOptions}}"], self._client)
-        return "0:0" if "rootless" in said else "%d:%d" % (os.geteuid(), os.getegid())
+        _, said = self._ask("info", "--format={{.SecurityOptions}}")
+        return "0:0" if "rootless" in said else f"{os.geteuid()}:{os.getegid()}"
 
-    def _create(self, image: str, environment: Mapping[str, str], user: str) -> None:
+    def _create(self, environment: Mapping[str, str], user: str) -> None:
         for volume in self._container.volumes:
             source = volume.partition(":")[0]
             if not os.path.exists(source):
-                self._fail("the volume '%s' of docker_env: there is no %s; create it on the nodes" % (volume, source))
+                raise self._failure(f"the volume '{volume}' of docker_env: there is no {source}; create it on the nodes")
         pipe = os.path.join(self._layout.job, "alive")
         os.mkfifo(pipe, 0o600)
         # For writing too: so it neither waits for a reader nor ends before we do.
         self._pipe = os.open(pipe, os.O_RDWR)
         labels = {protocol.MARK_VARIABLE: self._layout.mark, protocol.NODE_VARIABLE: str(self._layout.node)}
-        argv = arguments.create(
-            self._engine,
-            self._container,
-            image,
-            self.name,
-            labels,
-            self._mounts(),
-            environment,
-            user,
-            arguments.offered(self._engine, self._gpus, _device_specifications()),
-            pipe,
-        )
+        gpus = offered(self._engine, self._gpus, _device_specifications())
+        mounts = self._mounts()
+        argv = create(self._engine, self._container, self.identity, self.name, labels, mounts, environment, user, gpus, pipe)
         # Not to be broken off: its container could come when nobody looks for it any more.
         until = time.monotonic() + START_SECONDS
         task = self._run(argv, lambda line: None, lambda: self._in_time(until))
         if task.exit_code != 0:
+            why = task.tail[-1] if task.tail else f"it {task.verdict}"
             remedy = "mend that, or set containers: ignore in the cluster document to run the job without it"
-            self._fail("%s can't start it: %s; %s" % (self._engine.kind, _last(task), remedy), list(task.tail))
-        self._shipper.note("container %s: image %s (%s)" % (self.name, self._container.image, image))
+            raise self._failure(f"{self._engine.kind} can't start it: {why}; {remedy}", task.tail)
+        self._shipper.note(f"container {self.name}: image {self._container.image} ({self.identity})")
         self._find_first(pipe)
 
     def _find_first(self, pipe: str) -> None:
         """The container's first process as the node sees it; a daemon elsewhere would tell us a pid of another machine."""
-        code, said = ask([self._engine.program, "inspect", "--format={{.State.Pid}}", self.name], self._client)
+        code, said = self._ask("inspect", "--format={{.State.Pid}}", self.name)
         first = int(said) if code == 0 and said.strip().isdigit() else 0
         namespace = _namespace(first)
-        ours = os.fsencode(pipe) in _file(first, "cmdline").split(b"\0") and namespace != _namespace(os.getpid())
-        if ours:
-            self._first, self._namespace, self._began = first, namespace, processes.start_time(first)
+        if os.fsencode(pipe) in _file(first, "cmdline").split(b"\0") and namespace != _namespace(os.getpid()):
+            self.first, self._namespace, self._began = first, namespace, processes.start_time(first)
 
-    def _mounts(self) -> List[arguments.Mount]:
+    def _mounts(self) -> list[Mount]:
         layout = self._layout
         own = [layout.cluster_mounts, layout.job, *([os.path.dirname(layout.prepared)] if layout.prepared else [])]
         for path in own:
@@ -168,64 +342,67 @@ class Container:
             point = layout.mount_path(volume)
             if os.path.islink(point):
                 paths.append(os.path.normpath(os.path.join(os.path.dirname(point), os.readlink(point))))
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            mountinfo = file.read()
-        there = arguments.outermost([path for path in paths if os.path.isdir(path)])
-        found = [arguments.Mount(path, arguments.propagation(os.path.realpath(path), mountinfo)) for path in there]
-        return [*found, arguments.Mount(archive_path(), read_only=True)]
+        mounted = mountpoints.mounts()
+        there = outermost([path for path in paths if os.path.isdir(path)])
+        found = [Mount(path, propagation(os.path.realpath(path), mounted)) for path in there]
+        return [*found, Mount(archive_path(), read_only=True)]
 
     def _look_around(self) -> None:
         """What the image has of the programs that we start, and a ``python`` for those that have only a python3."""
-        code, said = ask([self._engine.program, "exec", self.name, "sh", "-c", _PROBE], self._client)
+        code, said = self._ask("exec", self.name, "sh", "-c", _PROBE)
         if code != 0:
-            self._fail("nothing can be run in it: %s" % (said.strip().splitlines() or ["no reason is given"])[-1])
+            raise self._failure(f"nothing can be run in it: {last_line(said)}")
         python3, python, bash = (said.splitlines() + [""] * 3)[:3]
         self.python = python3 or python
         self.shell = "bash" if bash else "sh"
         if not bash:
             self._shipper.note("the image has no bash; commands are run by sh")
         if not self.python and self._layout.plan.is_horovod:
-            self._fail("it has neither python3 nor python on its PATH, and Horovod's ranks need one")
+            raise self._failure("it has neither python3 nor python on its PATH, and Horovod's ranks need one")
         if self.python and not python:
             os.makedirs(self._layout.bin, exist_ok=True)
             path = os.path.join(self._layout.bin, "python")
             with open(path, "w", encoding="utf-8") as file:
-                file.write('#!/bin/sh\nexec %s "$@"\n' % python3)
+                file.write(f'#!/bin/sh\nexec {python3} "$@"\n')
             os.chmod(path, 0o700)
 
     def _in_time(self, until: float) -> None:
         if time.monotonic() > until:
-            self._fail("%s has not started it within %d s" % (self._engine.kind, START_SECONDS))
+            raise self._failure(f"{self._engine.kind} has not started it within {START_SECONDS} s")
 
-    def _run(self, argv: Sequence[str], output: Callable[[str], None], check: Optional[Callable[[], None]] = None) -> Task:
+    def _ask(self, *arguments: str) -> tuple[int | None, str]:
+        return ask([self._engine.program, *arguments], self._client)
+
+    def _run(self, argv: list[str], say: Callable[[str], None], check: Callable[[], None] | None = None) -> Task:
         """A command of the engine's client, to its end.
 
         Args:
-            output: takes each line that it says.
+            say: takes each line that it says, without the password.
             check: raises what is to end it; default: when the attempt is to end.
         """
 
         def heard(task: Task, stream: str, lines: bytes) -> None:
             for line in lines.decode("utf-8", "replace").splitlines():
-                output(line)
+                if line.strip():
+                    say(self._masked(line.strip()))
 
         task = Task(self._engine.kind, None, heard)
-        self._runtime.start(task, list(argv), self._client, cwd="/", inside=False)
+        self._runtime.start(task, argv, self._client, cwd="/", inside=False)
         self._runtime.run_to_end(task, check or self._check)
         return task
 
-    def _say(self, text: str, phase: bool) -> None:
-        if phase:
-            self._shipper.record("phase", urgent=True, phase=text, node=self._layout.node)
-        self._shipper.note(text)
+    def _masked(self, text: str) -> str:
+        """The text without the registry's password."""
+        password = self._credentials["password"] if self._credentials else ""
+        return text.replace(password, "***") if password else text
 
-    def _fail(self, why: str, tail: Sequence[str] = ()) -> NoReturn:
+    def _failure(self, why: str, tail: Collection[str] = ()) -> Failure:
         image = self._container.image
-        raise Failure(
+        return Failure(
             protocol.CONTAINER_FAILED,
-            "the container of image %s on %s: %s" % (image, self._layout.node_id, why),
+            f"the container of image {image} on {self._layout.node_id}: {self._masked(why)}",
             node=self._layout.node,
-            tail=[images.masked(line, self._credentials) for line in tail],
+            tail=[self._masked(line) for line in tail],
             details=[("imageName", image)],
         )
 
@@ -233,28 +410,23 @@ class Container:
 
     def argv_for(
         self, argv: Sequence[str], environment: Mapping[str, str], cwd: str, stdin: bool = False
-    ) -> Tuple[List[str], Dict[str, str]]:
+    ) -> tuple[list[str], dict[str, str]]:
         """(argv, environment) of the engine's client that runs a command in the container; no value stands in the argv."""
         variables = {name: value for name, value in environment.items() if self.base.get(name) != value}
         program = self.shell if argv[0] == "bash" else argv[0]
         umask = self._layout.umask
-        return arguments.enter(self._engine, self.name, [program, *argv[1:]], variables, self._client, cwd, umask, stdin)
+        return enter(self._engine, self.name, [program, *argv[1:]], variables, self._client, cwd, umask, stdin)
 
-    @property
-    def first(self) -> int:
-        """Pid, on the node, of what keeps it alive; 0 if that isn't known."""
-        return self._first
-
-    def members(self) -> Set[int]:
+    def members(self) -> set[int]:
         """Pids, on the node, of what runs in the container, but for helpers and for what keeps it alive."""
-        keeper = _file(self._first, "cmdline")
-        helper = ("%s=1" % HELPER_VARIABLE).encode()
-        found = {pid for pid in self._all() if pid != self._first and _file(pid, "cmdline") != keeper}
+        keeper = _file(self.first, "cmdline")
+        helper = f"{HELPER_VARIABLE}=1".encode()
+        found = {pid for pid in self._all() if pid != self.first and _file(pid, "cmdline") != keeper}
         return {pid for pid in found if helper not in _file(pid, "environ").split(b"\0")}
 
-    def machinery(self) -> Set[int]:
+    def machinery(self) -> set[int]:
         """Pids of all in the container and of what the engine runs around it, below us."""
-        found = set(self._all())
+        found = self._all()
         below = processes.descendants(os.getpid())
         for pid in list(found):
             parent = processes.parent(pid)
@@ -263,25 +435,25 @@ class Container:
                 parent = processes.parent(parent)
         return found
 
-    def _all(self) -> Set[int]:
+    def _all(self) -> set[int]:
         # With its first process all others have gone, and the kernel gives the namespace's number to the next container.
-        if self._namespace is None or processes.start_time(self._first) != self._began:
+        if self._namespace is None or processes.start_time(self.first) != self._began:
             return set()
         return {pid for pid in processes.pids() if _namespace(pid) == self._namespace and processes.start_time(pid) is not None}
 
     # Its end.
 
-    def remove(self) -> Optional[str]:
+    def remove(self) -> str | None:
         """End all that runs in it and remove it.
 
         Returns:
             Why it is still there, as a sentence, or None.
         """
-        trouble = leftovers.sweep(self._layout.root, self._layout.mark)
+        why = engines.sweep(self._layout.root, self._layout.mark)
         if self._pipe is not None:
             os.close(self._pipe)
             self._pipe = None
-        return trouble
+        return why
 
 
 def _device_specifications() -> str:
@@ -292,17 +464,13 @@ def _device_specifications() -> str:
     return "\n".join(found)
 
 
-def _last(task: Task) -> str:
-    return task.tail[-1] if task.tail else "it %s" % task.verdict
-
-
-def _namespace(pid: int) -> Optional[str]:
+def _namespace(pid: int) -> str | None:
     with contextlib.suppress(OSError):
-        return os.readlink("/proc/%d/ns/pid" % pid)
+        return os.readlink(f"/proc/{pid}/ns/pid")
     return None
 
 
 def _file(pid: int, name: str) -> bytes:
-    with contextlib.suppress(OSError), open("/proc/%d/%s" % (pid, name), "rb") as file:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
         return file.read()
     return b""

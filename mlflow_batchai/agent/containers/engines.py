@@ -1,19 +1,73 @@
-"""Which container engine this node has, and asking it things that have to be answered soon."""
+"""Container engines: which one a node has, how they differ, and removing the container that a job has left.
 
+The record of a container stands on the node's disk, so that the next agent can remove it if this one is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from mlflow_batchai.agent.environment import allowed, for_engines
 from mlflow_batchai.agent.plan import Container
+from mlflow_batchai.agent.protocol import is_marked
 
 LOOK_SECONDS = 15.0
 ASK_SECONDS = 60.0
+REMOVE_SECONDS = 20.0
+PAUSE_SECONDS = 0.2
 
-# A running daemon is what answers the first; the second reads podman's configuration and opens its storage.
-_PROBES = {"docker": ["version"], "podman": ["info"]}
+
+class Differences(NamedTuple):
+    """What the options that docker and podman share leave open.
+
+    Attributes:
+        probe: what a working engine answers: docker's daemon, podman's configuration and storage.
+        gpus: the options that give a container these GPUs, or ``all``.
+        config: the option by which a login of our own is kept in a folder.
+        config_is_first: whether that stands before the verb.
+        by_daemon: whether a daemon runs containers, maybe with more rights than ours, and GPUs are known to it by UUID.
+        remove: options of ``rm``.
+    """
+
+    probe: list[str]
+    gpus: Callable[[Sequence[str]], list[str]]
+    config: str
+    config_is_first: bool
+    by_daemon: bool
+    remove: tuple[str, ...] = ()
+
+
+def csv_field(text: str) -> str:
+    """A field as encoding/csv of Go reads it."""
+    return '"%s"' % text.replace('"', '""') if any(mark in text for mark in ',"\n') else text
+
+
+DIFFERENCES = {
+    "docker": Differences(
+        ["version"],
+        lambda names: ["--gpus=" + ("all" if list(names) == ["all"] else csv_field("device=" + ",".join(names)))],
+        "--config={folder}",
+        config_is_first=True,
+        by_daemon=True,
+    ),
+    "podman": Differences(
+        ["info"],
+        lambda names: [f"--device=nvidia.com/gpu={name}" for name in names],
+        "--authfile={folder}/auth.json",
+        config_is_first=False,
+        by_daemon=False,
+        # It waits seconds for the end of a container whose monitor is dead, unless it is told not to (from version 4).
+        remove=("--time=0",),
+    ),
+}
 
 
 class Engine(NamedTuple):
@@ -27,6 +81,11 @@ class Engine(NamedTuple):
     program: str
     kind: str
 
+    @property
+    def differs(self) -> Differences:
+        """Its row of the table."""
+        return DIFFERENCES[self.kind]
+
 
 class Found(NamedTuple):
     """What a node has.
@@ -37,87 +96,159 @@ class Found(NamedTuple):
         broken: whether one of those is installed.
     """
 
-    engine: Optional[Engine]
-    reasons: List[str]
+    engine: Engine | None
+    reasons: list[str]
     broken: bool
 
 
-def engine(environment: Optional[Mapping[str, str]] = None) -> Optional[Engine]:
-    """The engine of this node: docker if its daemon answers, else podman, else None.
+def look(environment: Mapping[str, str]) -> Found:
+    """The engine of this node (docker if its daemon answers, else podman), and why those that come before it don't work.
 
     Args:
-        environment: the node's; default: this process's.
+        environment: the node's.
     """
-    return look(os.environ if environment is None else environment).engine
+    reasons, broken = [], False
+    for name, differs in DIFFERENCES.items():
+        program = shutil.which(name, path=environment.get("PATH", os.defpath))
+        if program is None:
+            reasons.append(f"{name} is not on PATH")
+            continue
+        code, said = ask([program, *differs.probe], own_environment(environment), seconds=LOOK_SECONDS)
+        if code == 0:
+            return Found(Engine(program, "podman" if "podman" in said.lower() else name), reasons, broken)
+        broken = True
+        reasons.append(f"{name}: {last_line(said)}")
+    return Found(None, reasons, broken)
 
 
-def trouble(container: Optional[Container]) -> Optional[str]:
-    """Why this node can't run a plan's ``container`` (None: no container), as a sentence without the node's name, or None."""
-    if not container:
-        return None
+def engine() -> Engine | None:
+    """The engine of this node, or None."""
+    return look(os.environ).engine
+
+
+def missing(container: Container) -> str | None:
+    """Why this node can't run a plan's container, as a sentence without the node's name, or None."""
     found = look(os.environ)
     if found.engine:
         return None
     return (
-        "no container engine works (%s), and the job runs in the image %s: install docker or podman there, or set containers:"
-        " ignore in the cluster document to run such jobs without their container" % ("; ".join(found.reasons), container.image)
+        f"no container engine works ({'; '.join(found.reasons)}), and the job runs in the image {container.image}: install"
+        " docker or podman there, or set containers: ignore in the cluster document to run such jobs without their container"
     )
 
 
-def look(environment: Mapping[str, str]) -> Found:
-    """The engine of this node, and why those that come before it don't work."""
-    reasons, broken = [], False
-    for name, arguments in _PROBES.items():
-        program = shutil.which(name, path=environment.get("PATH", os.defpath))
-        if program is None:
-            reasons.append("%s is not on PATH" % name)
-            continue
-        code, said = ask([program, *arguments], own_environment(environment), seconds=LOOK_SECONDS)
-        if code == 0:
-            return Found(Engine(program, "podman" if "podman" in said.lower() else name), reasons, broken)
-        broken = True
-        reasons.append("%s: %s" % (name, last_line(said)))
-    return Found(None, reasons, broken)
-
-
-def own_environment(environment: Mapping[str, str]) -> Dict[str, str]:
+def own_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of the engine's client."""
     return dict(allowed(environment), **for_engines(environment))
 
 
 def ask(
-    argv: List[str], environment: Mapping[str, str], stdin: bytes = b"", seconds: float = ASK_SECONDS
-) -> Tuple[Optional[int], str]:
+    argv: list[str], environment: Mapping[str, str], stdin: bytes = b"", seconds: float = ASK_SECONDS
+) -> tuple[int | None, str]:
     """Run an engine's client to its end.
 
     Returns:
         Its exit code (None: it was killed after ``seconds``, or can't be started), and its output; unless it succeeded also
         what it said of errors.
     """
+    pipe = subprocess.PIPE
     try:
-        process = subprocess.Popen(
-            argv,
-            env=dict(environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        process = subprocess.Popen(argv, env=dict(environment), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
     except OSError as error:
-        return None, "%s can't be run: %s" % (argv[0], error.strerror)
+        return None, f"{argv[0]} can't be run: {error.strerror}"
     try:
         out, err = process.communicate(stdin, timeout=seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe:
-                pipe.close()
-        return None, "%s %s did not answer within %.0f s" % (os.path.basename(argv[0]), argv[1], seconds)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream:
+                stream.close()
+        return None, f"{os.path.basename(argv[0])} {argv[1]} did not answer within {seconds:.0f} s"
     return process.returncode, (out + (err if process.returncode else b"")).decode("utf-8", "replace")
+
+
+def registry(image: str) -> str:
+    """The registry that an image's name begins with, as Docker reads it; empty: it names none."""
+    first, slash, _ = image.partition("/")
+    return first if slash and ("." in first or ":" in first or first == "localhost") else ""
 
 
 def last_line(text: str) -> str:
     """The last line that says something, at most 300 characters of it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "it said nothing"
+
+
+# Which container a node has for a job.
+
+
+def remember(root: str, engine: Engine, name: str, mark: str, login: str) -> None:
+    """Write down a container that is about to be made.
+
+    Args:
+        mark: the job's.
+        login: the folder in which the registry's password is while the image is pulled.
+    """
+    # Where the daemon is, and its storage: who removes the container may have been started elsewhere.
+    environment = for_engines(os.environ)
+    record = {"engine": list(engine), "name": name, "mark": mark, "environment": environment, "login": login}
+    path = _path(root)
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        json.dump(record, file)
+    os.replace(path + ".new", path)
+
+
+def has_one(root: str, mark: str) -> bool:
+    """Whether the node may have a container of that job."""
+    record = _read(root)
+    return record is not None and is_marked(record["mark"], mark)
+
+
+def sweep(root: str, mark: str | None = None) -> str | None:
+    """Remove what a job has left of its container, and its registry's password; nothing to do is fine.
+
+    Args:
+        root: the node's own folder.
+        mark: only that job's; None: whichever it was (its agent is dead, and we have the node).
+
+    Returns:
+        Why it is still there, as a sentence, or None.
+    """
+    record = _read(root)
+    if record is None or (mark is not None and not is_marked(record["mark"], mark)):
+        return None
+    shutil.rmtree(record["login"], ignore_errors=True)
+    why = _remove(Engine(*record["engine"]), record["name"], {**own_environment(os.environ), **record["environment"]})
+    if why is None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_path(root))
+    return why
+
+
+def _remove(engine: Engine, name: str, environment: Mapping[str, str]) -> str | None:
+    """Remove a container, ending all that runs in it; one that isn't there is fine."""
+    said = ""
+    for options in (engine.differs.remove, engine.differs.remove, ()):
+        # It may be going by itself just now; then, or if nobody has seen its end, engines say first that they can't remove it.
+        argv = [engine.program, "rm", "--force", "--volumes", *options, name]
+        code, said = ask(argv, environment, seconds=REMOVE_SECONDS)
+        if code is None:
+            break
+        listing = [engine.program, "ps", "--all", "--quiet", f"--filter=name=^{name}$"]
+        code, left = ask(listing, environment, seconds=REMOVE_SECONDS)
+        if code == 0 and not left.strip():
+            return None
+        time.sleep(PAUSE_SECONDS)
+    return f"the container {name} could not be removed: {last_line(said)}"
+
+
+def _path(root: str) -> str:
+    return os.path.join(os.path.expanduser(root), "container.json")
+
+
+def _read(root: str) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError, ValueError), open(_path(root), encoding="utf-8") as file:
+        found: dict[str, Any] = json.load(file)
+        return found
+    return None

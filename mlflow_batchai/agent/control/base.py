@@ -5,7 +5,7 @@ import errno
 import os
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
-from mlflow_batchai.agent.protocol import JobPaths, Record
+from mlflow_batchai.agent.protocol import JobPaths, Record, TornFileError, decode
 from mlflow_batchai.agent.records import TornFiles
 
 MAX_PENDING_BYTES = 16 << 20
@@ -90,8 +90,20 @@ class ControlShare(abc.ABC):
         ``read-only``, or ``unreachable: `` and a sentence."""
 
     @abc.abstractmethod
+    def content(self, path: str) -> Optional[bytes]:
+        """A file's content, empty if it is no file or longer than may be; None if it isn't there."""
+
     def read_closed(self, path: str) -> Optional[Record]:
         """The record of a closed file; None while there is none (``torn``)."""
+        return self.torn.record(path, self.content(path))
+
+    def read_segment(self, path: str) -> Optional[List[Record]]:
+        """The records of a segment; None while it isn't there, or isn't closed."""
+        data = self.content(path)
+        try:
+            return None if data is None else decode(data)
+        except TornFileError:
+            return None
 
     @abc.abstractmethod
     def write_closed(self, path: str, records: Sequence[Record]) -> None:
@@ -146,21 +158,21 @@ class ControlShare(abc.ABC):
 
 
 class Attempt(abc.ABC):
-    """One attempt's files. A name that stands beside a path is its notice: what says on the board that the file is there.
+    """One attempt's files. A marker that stands beside a path is the name by which the index says that the file is there.
 
-    Where every look at the share costs a request, nothing is asked for before the board has named it, and only ``look`` looks
-    at the board; elsewhere files are asked for by name.
+    Where every look at the share costs a request, nothing is asked for before the index has named it, and only ``look`` looks
+    at the index; elsewhere files are asked for by name.
 
     Attributes:
-        beat_seconds: after so many seconds in which it had nothing to say an agent shows that it lives.
+        heartbeat_seconds: after so many seconds in which it had nothing to say an agent shows that it lives.
         flush_seconds: for how long records wait for more.
-        linger_seconds: for how long those that nobody waits for do, at least, before they leave alone in place of a beat.
+        linger_seconds: for how long those that nobody waits for do, at least, before they leave alone in place of a heartbeat.
         tells_sizes: whether the sizes of files cost next to nothing.
     """
 
     tells_sizes = False
 
-    beat_seconds: float
+    heartbeat_seconds: float
     flush_seconds: float
     linger_seconds: float
 
@@ -188,12 +200,12 @@ class Attempt(abc.ABC):
         """How far the attempt is here: ``QUEUED`` at first."""
 
     @abc.abstractmethod
-    def read(self, notice: str, path: str) -> Optional[Record]:
+    def read(self, marker: str, path: str) -> Optional[Record]:
         """The record of a closed file; None while it isn't there."""
 
     @abc.abstractmethod
-    def write(self, notice: str, path: str, records: Sequence[Record]) -> None:
-        """Write a closed file, then its notice."""
+    def write(self, marker: str, path: str, records: Sequence[Record]) -> None:
+        """Write a closed file, then its marker."""
 
     @abc.abstractmethod
     def requests(self) -> List[str]:
@@ -219,9 +231,9 @@ class Attempt(abc.ABC):
         raise NotImplementedError
 
     @abc.abstractmethod
-    def beat(self, writer: str, number: int) -> bool:
+    def heartbeat(self, writer: str, number: int) -> bool:
         """Show that a writer lives, by a number that rises; False where that takes a segment of its own."""
 
     @abc.abstractmethod
-    def beats(self, writer: str) -> int:
-        """The number that a writer gave last to ``beat``; 0 if none is known."""
+    def heartbeats(self, writer: str) -> int:
+        """The number that a writer gave last to ``heartbeat``; 0 if none is known."""

@@ -10,7 +10,7 @@ from mlflow_batchai.agent import mountfiles, permissions, protocol, safeopen
 from mlflow_batchai.agent.control.base import Attempt, ControlShare, Entry, LogFile, NotMountedError
 from mlflow_batchai.agent.protocol import JobPaths, Record, identity_path
 
-BEAT_SECONDS = 5.0
+HEARTBEAT_SECONDS = 5.0
 FLUSH_SECONDS = 0.5
 REQUEST_ENDING = ".json"
 
@@ -40,11 +40,7 @@ class MountedShare(ControlShare):
             return "another"
         return None if os.access(self.root, os.W_OK | os.X_OK) else "read-only"
 
-    def read_closed(self, path: str) -> Optional[Record]:
-        return self.torn.record(path, self.content(path))
-
     def content(self, path: str) -> Optional[bytes]:
-        """A file's content, empty if it is no file or longer than may be; None if it isn't there."""
         try:
             return mountfiles.read_whole(self.root, path, protocol.longest(path))
         except (FileNotFoundError, safeopen.OddFolderError):
@@ -191,7 +187,7 @@ class MountedLogFile(LogFile):
 
 
 class NamedFiles(Attempt):
-    """An attempt whose files are asked for by name: that costs nothing, and no board is needed."""
+    """An attempt whose files are asked for by name: that costs nothing, and no index is needed."""
 
     tells_sizes = True
 
@@ -199,8 +195,8 @@ class NamedFiles(Attempt):
         self._share = share
         self._paths = paths
         self.flush_seconds = FLUSH_SECONDS
-        self.beat_seconds = BEAT_SECONDS
-        # A beat is a segment too.
+        self.heartbeat_seconds = HEARTBEAT_SECONDS
+        # A heartbeat is a segment too.
         self.linger_seconds = 0.0
 
     @property
@@ -209,7 +205,7 @@ class NamedFiles(Attempt):
 
     @property
     def longest_silence(self) -> float:
-        return self.beat_seconds
+        return self.heartbeat_seconds
 
     def hasty(self) -> None:
         """How long the file system tries is its own affair."""
@@ -220,10 +216,10 @@ class NamedFiles(Attempt):
     def pace(self, phase: str) -> None:
         """There is one pace: that of the thread that asks."""
 
-    def read(self, notice: str, path: str) -> Optional[Record]:
+    def read(self, marker: str, path: str) -> Optional[Record]:
         return self._share.read_closed(path)
 
-    def write(self, notice: str, path: str, records: Sequence[Record]) -> None:
+    def write(self, marker: str, path: str, records: Sequence[Record]) -> None:
         self._share.write_closed(path, records)
 
     def requests(self) -> List[str]:
@@ -231,11 +227,7 @@ class NamedFiles(Attempt):
         return [name[: -len(REQUEST_ENDING)] for name in names if name.endswith(REQUEST_ENDING)]
 
     def segment(self, writer: str, sequence: int) -> Optional[List[Record]]:
-        data = self._share.content(self._paths.segment(writer, sequence))
-        try:
-            return None if data is None else protocol.decode(data)
-        except protocol.TornFileError:
-            return None
+        return self._share.read_segment(self._paths.segment(writer, sequence))
 
     def went_on(self, writer: str, sequence: int) -> bool:
         # A server may have lost many in a row.
@@ -255,8 +247,8 @@ class NamedFiles(Attempt):
                         found[int(number)] = size
         return found
 
-    def beat(self, writer: str, number: int) -> bool:
+    def heartbeat(self, writer: str, number: int) -> bool:
         return False
 
-    def beats(self, writer: str) -> int:
+    def heartbeats(self, writer: str) -> int:
         return 0

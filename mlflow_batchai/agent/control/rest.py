@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.control.base import ControlError, ControlShare, Entry, LogFile
-from mlflow_batchai.agent.control.noticed import NoticedFiles
+from mlflow_batchai.agent.control.index import IndexedFiles
 from mlflow_batchai.agent.control.wire import Answer, Wire
 from mlflow_batchai.agent.protocol import JobPaths, Record, identity_path
 
@@ -76,7 +76,6 @@ class RestShare(ControlShare):
         return answer.good
 
     def content(self, path: str) -> Optional[bytes]:
-        """A file's content, empty if it is longer than may be; None if it isn't there."""
         most = protocol.longest(path)
         answer = self.wire.ask("GET", path, "", {"x-ms-range": "bytes=0-%d" % most})
         if answer.status == 404:
@@ -85,9 +84,6 @@ class RestShare(ControlShare):
             return b""  # it is empty
         self._must("GET", path, answer)
         return answer.body if len(answer.body) <= most else b""
-
-    def read_closed(self, path: str) -> Optional[Record]:
-        return self.torn.record(path, self.content(path))
 
     def write_closed(self, path: str, records: Sequence[Record]) -> None:
         self.write(path, protocol.encode(records))
@@ -187,9 +183,9 @@ class RestShare(ControlShare):
     def log_file(self, path: str) -> "RestLogFile":
         return RestLogFile(self, path)
 
-    def attempt(self, paths: JobPaths, node: int, nodes: int) -> NoticedFiles:
+    def attempt(self, paths: JobPaths, node: int, nodes: int) -> IndexedFiles:
         self._job = paths.folder
-        return NoticedFiles(self, paths, node, nodes)
+        return IndexedFiles(self, paths, node, nodes)
 
     # Requests.
 

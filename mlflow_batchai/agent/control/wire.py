@@ -4,19 +4,23 @@ Written from Microsoft's description of the Azure Files REST API. What failed is
 429, 500, 502, 503, 504; everything that is sent here may arrive twice.
 """
 
+from __future__ import annotations
+
+import base64
 import errno
 import http.client
 import ipaddress
+import os
 import random
 import ssl
 import threading
 import time
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
-from urllib.parse import quote, unquote, urlsplit
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from mlflow_batchai.agent.control import proxies
+from mlflow_batchai.agent import azure_errors
 from mlflow_batchai.agent.control.base import ControlError
-from mlflow_batchai.agent.control.denials import denial
 
 VERSION = "2022-11-02"
 # A service that hangs: longer than any that is only slow takes for 4 MiB.
@@ -82,8 +86,8 @@ class Wire:
         ControlError: the address or the SAS is none.
     """
 
-    def __init__(self, address: str, sas: Optional[str], patience: float) -> None:
-        no_address = "'%s' is no address of a file share" % address.partition("?")[0].rpartition("@")[2]
+    def __init__(self, address: str, sas: str | None, patience: float) -> None:
+        no_address = f"'{address.partition('?')[0].rpartition('@')[2]}' is no address of a file share"
         try:
             parts = urlsplit(address)
             port = parts.port
@@ -93,23 +97,23 @@ class Wire:
         if not parts.hostname or not names or parts.query or parts.fragment or "@" in parts.netloc:
             raise ControlError(no_address)
         if parts.scheme.lower() == "http" and not _is_test_endpoint(parts.hostname):
-            raise ControlError("%s would be asked without encryption: write https" % address)
+            raise ControlError(f"{address} would be asked without encryption: write https")
         self.name = address.rstrip("/")
         # The text itself is not repeated: http.client would show it with the address.
         if sas is not None and (not sas.isascii() or any(letter <= " " or letter == "\x7f" for letter in sas)):
-            raise ControlError("the SAS of %s has characters that no SAS has" % self.name)
+            raise ControlError(f"the SAS of {self.name} has characters that no SAS has")
         self._secure = parts.scheme.lower() == "https"
         self._host, self._port = parts.hostname, port or (443 if self._secure else 80)
         self._names = names
         self._sas = (sas or "").lstrip("?")
-        self._context: Optional[ssl.SSLContext] = None
-        self._proxy = proxies.proxy_for(parts.scheme.lower(), self._host)
+        self._context: ssl.SSLContext | None = None
+        self._proxy = proxy_for(parts.scheme.lower(), self._host)
         self._patience = patience
         self._timeout = min(ANSWER_SECONDS, patience)
         self._local = threading.local()
         self._lock = threading.Lock()
-        self._idle: List[http.client.HTTPConnection] = []
-        self.denied: Optional[Denied] = None
+        self._idle: list[http.client.HTTPConnection] = []
+        self.denied: Denied | None = None
 
     def hasty(self, patience: float) -> None:
         """The calling thread asks again by itself: from now on it gives up after so many seconds."""
@@ -128,7 +132,7 @@ class Wire:
         method: str,
         path: str,
         query: str = "",
-        headers: Optional[Mapping[str, str]] = None,
+        headers: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> Answer:
         """Ask until there is an answer that says something.
@@ -161,7 +165,7 @@ class Wire:
                 status, answered, content, again = self._exchange(*asked)
                 tries += again
             except (OSError, http.client.HTTPException) as error:
-                why = "can't be reached: %s" % _words(error, self._timeout)
+                why = f"can't be reached: {_words(error, self._timeout)}"
                 number = error.errno if isinstance(error, OSError) else None
             else:
                 code = answered.get("x-ms-error-code", "")
@@ -177,18 +181,18 @@ class Wire:
                     if status in (401, 403):
                         self.denied = self.denied or Denied(time.monotonic(), str(refusal))
                     raise refusal
-                why, number = "takes no requests now (%d %s)" % (status, code or "without a reason"), errno.EBUSY
+                why, number = f"takes no requests now ({status} {code or 'without a reason'})", errno.EBUSY
                 wait = _seconds(answered.get("retry-after", ""))
             # Agents of one job must not come again all at the same moment.
             wait = max(wait, pause * random.uniform(0.7, 1.3))
             if time.monotonic() + wait > until:
-                raise ControlError("the file share %s %s" % (self.name, why), number)
+                raise ControlError(f"the file share {self.name} {why}", number)
             time.sleep(wait)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     def _exchange(
         self, method: str, target: str, body: bytes, headers: Mapping[str, str]
-    ) -> Tuple[int, Dict[str, str], bytes, int]:
+    ) -> tuple[int, dict[str, str], bytes, int]:
         """One request; (status, headers, content, whether it was sent twice, since the kept connection had been closed)."""
         connection = self._kept()
         again = 0
@@ -204,7 +208,7 @@ class Wire:
 
     def _on(
         self, connection: http.client.HTTPConnection, method: str, target: str, body: bytes, headers: Mapping[str, str]
-    ) -> Tuple[int, Dict[str, str], bytes]:
+    ) -> tuple[int, dict[str, str], bytes]:
         try:
             connection.request(method, target, body or None, dict(headers))
             response = connection.getresponse()
@@ -219,7 +223,7 @@ class Wire:
                 self._idle.append(connection)
         return response.status, {name.lower(): value for name, value in response.getheaders()}, content
 
-    def _kept(self) -> Optional[http.client.HTTPConnection]:
+    def _kept(self) -> http.client.HTTPConnection | None:
         with self._lock:
             return self._idle.pop() if self._idle else None
 
@@ -232,19 +236,49 @@ class Wire:
         else:
             connection = http.client.HTTPConnection(host, port, timeout=self._timeout)
         if self._proxy:
-            connection.set_tunnel(self._host, self._port, proxies.headers_for(self._proxy))
+            connection.set_tunnel(self._host, self._port, _proxy_headers(self._proxy))
         return connection
 
     def refusal(self, method: str, path: str, status: int, code: str, headers: Mapping[str, str]) -> ControlError:
-        """What an answer says that isn't the one that was asked for."""
-        what = "the file share %s" % self.name
+        """What an answer says that isn't the one that was asked for; the SAS isn't in it."""
+        what = f"the file share {self.name}"
         if code == "ShareNotFound":
-            return ControlError("there is no file share %s" % self.name, errno.ENOENT)
-        if code == "ShareSizeLimitReached" or status == 507:
-            return ControlError("%s is full: delete files there, or raise its quota" % what, errno.ENOSPC)
-        if status in (401, 403):
-            return ControlError(denial(self.name, self._sas, method, code or str(status), headers), errno.EACCES)
-        return ControlError("%s refuses %s of %s: %d %s" % (what, method, path or "its root", status, code), errno.EIO)
+            return ControlError(f"there is no file share {self.name}", errno.ENOENT)
+        if code in azure_errors.FULL or status == 507:
+            return ControlError(f"{what} is full: delete files there, or raise its quota", errno.ENOSPC)
+        if status not in (401, 403):
+            return ControlError(f"{what} refuses {method} of {path or 'its root'}: {status} {code}", errno.EIO)
+        if not self._sas:
+            return ControlError(f"{what} asks for a SAS, and there is none: submit with credentials for it", errno.EACCES)
+        said = code or azure_errors.NOT_AUTHENTICATED[0]
+        if not azure_errors.is_in_time(self._sas, headers.get("date", "")):
+            said = "not valid in the specified time frame"
+        why = azure_errors.explain(said, "share", f"{self._host}:{self._port}", self._sas)
+        why = why or "look at the account's network rules"
+        return ControlError(f"{what} does not let this node in ({code or status}): {why}", errno.EACCES)
+
+
+def proxy_for(scheme: str, host: str) -> SplitResult | None:
+    """The proxy that the node's variables name for a host, as other programs heed them."""
+    named = os.environ.get(scheme + "_proxy") or os.environ.get(scheme.upper() + "_PROXY") or ""
+    if scheme != "https" or not named:
+        return None
+    spared = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    for entry in (entry.strip().lstrip(".") for entry in spared.split(",")):
+        if entry and (entry == "*" or host == entry or host.endswith("." + entry)):
+            return None
+    try:
+        return urlsplit(named if "//" in named else "http://" + named)
+    except ValueError:
+        return None
+
+
+def _proxy_headers(proxy: SplitResult) -> dict[str, str]:
+    """What the proxy itself wants to know: who asks, if its address says so."""
+    if not proxy.username:
+        return {}
+    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"Proxy-Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
 
 
 def _is_test_endpoint(host: str) -> bool:
@@ -257,14 +291,14 @@ def _is_test_endpoint(host: str) -> bool:
 
 def _words(error: BaseException, timeout: float) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return "its certificate is not trusted here (%s)" % error.verify_message
+        return f"its certificate is not trusted here ({error.verify_message})"
     if "timed out" in str(error):
-        return "no answer within %d s" % timeout
+        return f"no answer within {timeout:.0f} s"
     if isinstance(error, http.client.RemoteDisconnected):
         return "the connection was closed without an answer"
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
-    return "the connection was cut (%s)" % type(error).__name__
+    return f"the connection was cut ({type(error).__name__})"
 
 
 def _seconds(text: str) -> float:

@@ -1,14 +1,17 @@
 """All volumes of a job on one node: mounted at once, drained before the node says that it is done, undone in every case."""
 
-import importlib
+from __future__ import annotations
+
 import os
 import time
-from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Protocol, Set
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+from mlflow_batchai.agent.control.base import ControlShare
 from mlflow_batchai.agent.layout import NodeLayout
-from mlflow_batchai.agent.mounts import tools, undo
-from mlflow_batchai.agent.mounts.link import LinkMount
-from mlflow_batchai.agent.mounts.mount import Mount, Place
+from mlflow_batchai.agent.mounts import mountpoints, tools
+from mlflow_batchai.agent.mounts.commands import CommandMount
+from mlflow_batchai.agent.mounts.mount import LinkMount, Mount, Place
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Volume
 from mlflow_batchai.agent.runtime import Runtime
@@ -24,23 +27,6 @@ SAY_SECONDS = 5.0
 NAMED_FILES = 5
 # After so many attempts bytes that move are no sign of progress any more.
 HOPEFUL_TRIES = 8
-
-# How a volume is mounted -> its class, in the module of that name: an agent imports those of its job's volumes.
-_KINDS = {
-    "nfs": "NfsMount",
-    "command": "ShellMount",
-    "cifs": "CifsMount",
-    "bind": "BindMount",
-    "blobfuse2": "BlobfuseMount",
-    "rclone": "RcloneMount",
-}
-
-
-class Fetcher(Protocol):
-    """What is used of the control share."""
-
-    def fetch(self, path: str, target: str) -> str:
-        """Copy a file of the share to the node's disk; its SHA-256 in hexadecimal."""
 
 
 class Mounts:
@@ -60,7 +46,7 @@ class Mounts:
         runtime: Runtime,
         credentials: Mapping[str, Mapping[str, str]],
         check: Callable[[], None],
-        control: Fetcher,
+        control: ControlShare,
     ) -> None:
         self._layout = layout
         self._shipper = shipper
@@ -68,10 +54,10 @@ class Mounts:
         self._credentials = credentials
         self._check = check
         self._control = control
-        self._rclone: Optional[str] = None
-        self._mounts: List[Mount] = []
-        self._rclones: List[RcloneMount] = []
-        self._there: Set[int] = set()
+        self._rclone: str | None = None
+        self._mounts: list[Mount] = []
+        self._rclones: list[RcloneMount] = []
+        self._there: set[int] = set()
 
     def mount_all(self) -> None:
         """Mount every volume, all at once; returns when all are there. What was mounted stays for ``unmount_all`` if one fails.
@@ -102,25 +88,25 @@ class Mounts:
                 self._check()
         # What mounting has left running, a file system's own process, lives as long as its mount.
         self._runtime.spare(self._runtime.family() - before)
-        real = [mount for mount in self._mounts if not isinstance(mount, LinkMount)]
+        real = [mount for mount in self._mounts if mount.volume.mounted_by != "link"]
         for mount in real:
-            mount.note("mounted at %s" % mount.target)
+            mount.note(f"mounted at {mount.target}")
         if real:
-            self._shipper.note("%d volume(s) mounted in %.1f s" % (len(real), time.monotonic() - begun))
+            self._shipper.note(f"{len(real)} volume(s) mounted in {time.monotonic() - begun:.1f} s")
 
     def _make(self, place: Place, index: int, volume: Volume) -> Mount:
         credentials = self._credentials.get(str(index), {})
         if credentials and credentials.get("endpoint") != volume.endpoint:
-            why = "what opens it is for %s, and the plan has %s by now" % (credentials.get("endpoint"), volume.endpoint)
+            why = f"what opens it is for {credentials.get('endpoint')}, and the plan has {volume.endpoint} by now"
             raise Mount(place, index, volume, credentials).failure(why)
         how = volume.mounted_by
-        if how == "link":
+        if how == "link" or (how == "bind" and os.geteuid() != 0):
             return LinkMount(place, index, volume, credentials)
-        kind: Any = getattr(importlib.import_module("mlflow_batchai.agent.mounts." + how), _KINDS[how])
         if how != "rclone":
-            made: Mount = kind(place, index, volume, credentials)
-            return made
-        rclone: RcloneMount = kind(place, index, volume, credentials, self._find_rclone)
+            return CommandMount(place, index, volume, credentials)
+        from mlflow_batchai.agent.mounts.rclone import RcloneMount  # HTTP, which few agents need
+
+        rclone = RcloneMount(place, index, volume, credentials, self._find_rclone)
         self._rclones.append(rclone)
         return rclone
 
@@ -135,12 +121,12 @@ class Mounts:
         if self._rclone is None:
             plan = self._layout.plan
             self._rclone = tools.installed_rclone(plan.python)
-            sent = tools.machine_of(plan.tools)
+            sent = tools.fitting_rclone(plan.tools)
             if self._rclone is None and sent:
                 self._rclone = tools.sent_rclone(self._layout.root, sent, self._control.fetch)
             if self._rclone is None:
                 raise tools.ToolError(tools.NO_RCLONE)
-            self._shipper.note("mounting with %s" % self._rclone)
+            self._shipper.note(f"mounting with {self._rclone}")
         return self._rclone
 
     def _check_writable(self) -> None:
@@ -155,10 +141,10 @@ class Mounts:
                 users.append("stdOutErrPathPrefix")
             if users:
                 raise mount.failure(
-                    "its SAS does not permit to create, write and delete, and %s lies there; make one that does" % users[0]
+                    f"its SAS does not permit to create, write and delete, and {users[0]} lies there; make one that does"
                 )
 
-    def drain(self, seconds: float = DRAIN_SECONDS, most: Optional[float] = None) -> None:
+    def drain(self, seconds: float = DRAIN_SECONDS, most: float | None = None) -> None:
         """Wait until all that was written is on the shares.
 
         Args:
@@ -174,8 +160,8 @@ class Mounts:
             if not said and time.monotonic() - begun > SAY_SECONDS:
                 said = True
                 for mount, progress in waiting.items():
-                    what = "%d file(s)" % len(progress.names) if progress.names else "what was written"
-                    mount.note("waiting until it holds %s" % what)
+                    what = f"{len(progress.names)} file(s)" if progress.names else "what was written"
+                    mount.note(f"waiting until it holds {what}")
             for mount, progress in list(waiting.items()):
                 try:
                     pending = mount.pending()
@@ -187,32 +173,27 @@ class Mounts:
                     continue
                 why = mount.stuck(pending) if pending else ""
                 if most is not None and time.monotonic() - begun > most:
-                    why = why or "%d s were not enough" % most
+                    why = why or f"{most:.0f} s were not enough"
                 if why or progress.silent > seconds:
-                    raise self._undrained(mount, progress, why or "nothing has moved for %d s" % seconds)
+                    raise self._undrained(mount, progress, why or f"nothing has moved for {seconds:.0f} s")
             if waiting:
                 self._runtime.pump(0.1)
                 if most is None:
                     self._check()
 
-    def _undrained(self, mount: "RcloneMount", progress: "_Progress", why: str) -> Failure:
+    def _undrained(self, mount: RcloneMount, progress: _Progress, why: str) -> Failure:
         self._there.discard(mount.index)
         names = progress.names
-        shown = ", ".join(names[:NAMED_FILES]) + (
-            " and %d more" % (len(names) - NAMED_FILES) if len(names) > NAMED_FILES else ""
-        )
+        if names:
+            more = f" and {len(names) - NAMED_FILES} more" if len(names) > NAMED_FILES else ""
+            what = f"{len(names)} file(s) ({', '.join(names[:NAMED_FILES])}{more})"
+        else:
+            what = f"what rclone holds ({progress.trouble or 'it does not say what'})"
         failure = mount.failure(why, mount.tail())
-        sentence = "%s on %s: %s could not be written to it: %s" % (
-            mount.title,
-            self._layout.node_id,
-            "%d file(s) (%s)" % (len(names), shown)
-            if names
-            else "what rclone holds (%s)" % (progress.trouble or "it does not say what"),
-            why,
-        )
+        sentence = f"{mount.volume.title} on {self._layout.node_id}: {what} could not be written to it: {why}"
         return Failure(failure.code, mount.mask(sentence), self._layout.node, exit_code=failure.exit_code, tail=failure.tail)
 
-    def unmount_all(self) -> List[str]:
+    def unmount_all(self) -> list[str]:
         """Undo all mounts, the last one first, however far each had come.
 
         Returns:
@@ -223,30 +204,30 @@ class Mounts:
             try:
                 why = mount.undo()
             except Exception as error:
-                why = "%s: %s" % (type(error).__name__, error)
+                why = f"{type(error).__name__}: {error}"
             if why:
-                left.append("%s could not be unmounted: %s" % (mount.title, mount.mask(why)))
+                left.append(f"{mount.volume.title} could not be unmounted: {mount.mask(why)}")
         self._mounts, self._rclones, self._there = [], [], set()
         self._runtime.end_spared()
-        return left + ["still mounted: %s" % trouble for trouble in undo.sweep(self._layout.root, ours=True)]
+        return left + [f"still mounted: {why}" for why in mountpoints.sweep(self._layout.root, ours=True)]
 
 
 class _Progress:
     """How the draining of one mount goes."""
 
     def __init__(self) -> None:
-        self.names: List[str] = []
+        self.names: list[str] = []
         self.trouble = ""
         self._moved = -1
         self._last = time.monotonic()
-        self._empty_since: Optional[float] = None
+        self._empty_since: float | None = None
 
     @property
     def silent(self) -> float:
         """Seconds since something moved."""
         return time.monotonic() - self._last
 
-    def settled(self, pending: "Optional[Pending]") -> bool:
+    def settled(self, pending: Pending | None) -> bool:
         """Take in how it stands; whether nothing is left, and was not a moment ago."""
         now = time.monotonic()
         if pending is None:

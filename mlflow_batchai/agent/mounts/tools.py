@@ -1,4 +1,6 @@
-"""Which rclone a node mounts with: its own, the training interpreter's, or one that the client has sent."""
+"""What a node mounts with: rclone (its own, the training interpreter's, or one that the client has sent), FUSE, mount(8)."""
+
+from __future__ import annotations
 
 import contextlib
 import fcntl
@@ -6,13 +8,11 @@ import os
 import re
 import shutil
 import subprocess
-from typing import Callable, Dict, Iterator, List, Mapping, Optional
+from collections.abc import Callable, Iterator, Mapping
 
-from mlflow_batchai.agent.plan import Tool
+from mlflow_batchai.agent.mounts import commands
+from mlflow_batchai.agent.plan import Tool, Volume
 from mlflow_batchai.agent.protocol import object_path
-
-# (path on the control share, where to write it on this node) -> its SHA-256
-Fetch = Callable[[str, str], str]
 
 # azurefiles came with 1.66, the upload queue's list (vfs/queue) with 1.68. Debian 12 has 1.60.
 LEAST_VERSION = (1, 68)
@@ -29,20 +29,80 @@ class ToolError(Exception):
     """There is no program to mount with; the message is one sentence."""
 
 
-def fuse_trouble() -> Optional[str]:
+def missing(volume: Volume, python: str | None = None, sent: Mapping[str, Tool] | None = None) -> str | None:
+    """Why a volume of the plan can't be mounted on this node, as far as that can be seen at once; None: it may well be.
+
+    Args:
+        python: the cluster's training interpreter: an rclone may lie beside it.
+        sent: the plan's ``tools``: what nodes are given by the client.
+    """
+    how = volume.mounted_by
+    if how == "rclone":
+        return without_fuse() or _without_rclone(python, sent or {})
+    if how in ("bind", "link") and not os.path.isdir(volume.source):
+        return f"{volume.source} is not a directory; mount the share at it, or correct the path"
+    kind = commands.KINDS.get(how)
+    if kind is None or not kind.system:
+        return None
+    helper = f"mount.{kind.system}"
+    if not (shutil.which(helper) or os.path.exists(f"/sbin/{helper}")):
+        return kind.sentence(commands.NO_HELPER, volume)
+    if not _kernel_knows(kind.system):
+        return kind.sentence(commands.NO_SYSTEM, volume)
+    return None if _may_mount() else kind.sentence(commands.NEEDS_ROOT, volume)
+
+
+def _kernel_knows(kind: str) -> bool:
+    """Whether the kernel mounts such file systems: now, or with a module that lies there to be loaded. If in doubt, it may."""
+    try:
+        with open("/proc/filesystems", encoding="ascii", errors="replace") as file:
+            known = any(line.split()[-1:] == [kind] for line in file)
+    except OSError:
+        return True
+    modules = os.path.join("/lib/modules", os.uname().release)
+    if known or not os.path.isdir(modules):
+        # No modules for it to load: what it knows now is all.
+        return known
+    for name in ("modules.dep", "modules.builtin"):
+        with contextlib.suppress(OSError), open(os.path.join(modules, name), encoding="ascii", errors="replace") as file:
+            if any(f"/{kind}.ko" in line for line in file):
+                return True
+    return False
+
+
+def _may_mount() -> bool:
+    """Whether we are root, or may run mount by sudo."""
+    if os.geteuid() == 0:
+        return True
+    try:
+        return subprocess.run(["sudo", "-n", "-l", "mount"], capture_output=True, timeout=5, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def without_fuse() -> str | None:
     """Why no FUSE file system can be mounted here; None: it can."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         return NO_FUSE
     return None if shutil.which("fusermount3") or shutil.which("fusermount") else NO_FUSERMOUNT
 
 
-def machine_of(tools: Mapping[str, Tool]) -> Optional[Tool]:
+def _without_rclone(python: str | None, sent: Mapping[str, Tool]) -> str | None:
+    if installed_rclone(python) or fitting_rclone(sent):
+        return None
+    other = sent.get("rclone")
+    if other:
+        return f"{NO_RCLONE} (the client's own is for {other.machine}, the node is {os.uname().machine})"
+    return NO_RCLONE
+
+
+def fitting_rclone(tools: Mapping[str, Tool]) -> Tool | None:
     """The rclone that was sent, if it runs on this machine."""
     sent = tools.get("rclone")
     return sent if sent and sent.machine == os.uname().machine else None
 
 
-def installed_rclone(python: Optional[str]) -> Optional[str]:
+def installed_rclone(python: str | None) -> str | None:
     """The first rclone that is new enough: on PATH, then beside the training interpreter.
 
     Args:
@@ -73,12 +133,12 @@ def is_new_enough(rclone: str) -> bool:
     return found is not None and (int(found.group(1)), int(found.group(2))) >= LEAST_VERSION
 
 
-def clean_environment() -> Dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """This process's environment without what would configure rclone."""
     return {name: value for name, value in os.environ.items() if not name.startswith("RCLONE_")}
 
 
-def sent_rclone(root: str, sent: Tool, fetch: Fetch) -> str:
+def sent_rclone(root: str, sent: Tool, fetch: Callable[[str, str], str]) -> str:
     """The rclone that the client put among the share's objects: fetched once a node, and checked.
 
     Raises:
@@ -100,8 +160,7 @@ def sent_rclone(root: str, sent: Tool, fetch: Fetch) -> str:
             raise ToolError("the rclone that was sent is missing on the control share; submit again") from None
         if sha256 != sent.sha256:
             raise ToolError(
-                "the rclone that was sent is damaged on the control share: delete %s and submit again"
-                % object_path(sent.sha256)
+                f"the rclone that was sent is damaged on the control share: delete {object_path(sent.sha256)} and submit again"
             )
         os.chmod(new, 0o755)
         os.replace(new, path)
@@ -115,7 +174,7 @@ def _locked(path: str) -> Iterator[None]:
         yield
 
 
-def allow_other() -> List[str]:
+def allow_other() -> list[str]:
     """The flag that lets other users see a FUSE mount, where it may be given."""
     if os.geteuid() == 0:
         return ["--allow-other"]

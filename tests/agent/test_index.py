@@ -1,11 +1,11 @@
-"""The pace at which an agent looks at the board: quick while there is news, rare while there is none; with a clock of its own."""
+"""The pace at which an agent looks at the index: quick while there is news, rare while there is none; with a clock of its own."""
 
 from __future__ import annotations
 
 import pytest
 
 from mlflow_batchai.agent.control.base import ENDING, GATHERING, QUEUED, RUNNING, STARTING
-from mlflow_batchai.agent.control.board import PACES, Board
+from mlflow_batchai.agent.control.index import PACES, Index
 
 TICK = 0.25
 
@@ -15,16 +15,16 @@ class Wall:
 
     def __init__(self, node: int, peers: int = 9) -> None:
         self.now = 1000.0
-        self.notices: dict[str, int] = {}
+        self.markers: dict[str, int] = {}
         self.looks: list[float] = []
         self.failing = False
-        self.board = Board(self.listing, node, lambda name: not name.startswith("beats-"), peers, lambda: self.now)
+        self.index = Index(self.listing, node, lambda name: not name.startswith("beats-"), peers, lambda: self.now)
 
     def listing(self) -> dict[str, int]:
         self.looks.append(self.now)
         if self.failing:
             raise OSError("not now")
-        return dict(self.notices)
+        return dict(self.markers)
 
     def run(self, seconds: float) -> list[float]:
         """How long it took from look to look, in so many seconds of ticks."""
@@ -32,7 +32,7 @@ class Wall:
         until = self.now + seconds
         while self.now < until:
             try:
-                self.board.look()
+                self.index.look()
             except OSError:
                 assert self.failing
             self.now += TICK
@@ -43,33 +43,33 @@ class Wall:
 @pytest.mark.parametrize("phase", [QUEUED, RUNNING])
 def test_an_idle_agent_looks_rarely(node: int, idle: float, phase: str) -> None:
     wall = Wall(node)
-    wall.board.pace(phase)
+    wall.index.pace(phase)
     waits = wall.run(200)
     assert waits == sorted(waits) and waits[0] <= PACES[phase][min(node, 1)].news * 1.5 + TICK
     assert set(waits[-3:]) == {idle}
-    # Beats are no news.
+    # Heartbeats are no news.
     for number in range(20):
-        wall.notices["beats-agent-1"] = number
+        wall.markers["beats-agent-1"] = number
         assert set(wall.run(idle * 2)) == {idle}
-    assert wall.board.count("beats-agent-1") == 19
+    assert wall.index.count("beats-agent-1") == 19
 
 
 @pytest.mark.parametrize(("peers", "idle"), [(1, 4.0), (3, 6.0), (9, 18.0), (99, 18.0)])
 def test_the_fewer_they_are_the_more_often_each_looks(peers: int, idle: float) -> None:
     wall = Wall(1, peers)
-    wall.board.pace(RUNNING)
+    wall.index.pace(RUNNING)
     assert set(wall.run(200)[-3:]) == {idle}
 
 
 def test_news_make_it_look_again_soon() -> None:
     wall = Wall(0)
-    wall.board.pace(RUNNING)
+    wall.index.pace(RUNNING)
     wall.run(60)
-    assert wall.board.interval == 4.0
-    wall.notices["segments-agent-1"] = 1
+    assert wall.index.interval == 4.0
+    wall.markers["segments-agent-1"] = 1
     assert wall.run(20)[:4] == [4.0, 1.0, 1.5, 2.25]
     for number in range(2, 12):
-        wall.notices["segments-agent-1"] = number
+        wall.markers["segments-agent-1"] = number
         waits = wall.run(1.0)
     assert waits == [1.0]
 
@@ -79,12 +79,12 @@ def test_news_make_it_look_again_soon() -> None:
 def test_it_is_never_slow_while_others_wait(node: int, phase: str) -> None:
     wall = Wall(node)
     wall.run(120)
-    wall.board.pace(phase)
+    wall.index.pace(phase)
     begun = wall.now
     waits = wall.run(60)
     assert wall.looks[1] - begun <= 0.5, "however long it was to wait before"
     assert max(waits[1:]) == 2.0
-    wall.board.pace(GATHERING)
+    wall.index.pace(GATHERING)
     assert max(wall.run(300)) == (4.0 if node == 0 else 8.0)
 
 
@@ -94,22 +94,22 @@ def test_ten_idle_agents_look_less_than_once_a_second() -> None:
 
 def test_a_look_that_failed_is_made_again_at_its_time() -> None:
     wall = Wall(0)
-    wall.board.pace(RUNNING)
-    wall.notices["exit-1"] = 0
+    wall.index.pace(RUNNING)
+    wall.markers["exit-1"] = 0
     wall.run(60)
-    looked = wall.board.looked
+    looked = wall.index.looked
     wall.failing = True
     assert set(wall.run(20)) == {4.0}
-    assert wall.board.has("exit-1") and wall.board.looked == looked
+    assert wall.index.has("exit-1") and wall.index.looked == looked
     wall.failing = False
     wall.run(5)
-    assert wall.board.looked > looked
+    assert wall.index.looked > looked
 
 
-def test_what_the_board_says() -> None:
+def test_what_the_index_says() -> None:
     wall = Wall(0)
-    assert not wall.board.has("verdict") and wall.board.count("segments-agent-1") == 0
-    wall.notices.update({"verdict": 0, "segments-agent-1": 7, "request-a": 0, "request-b-c": 0})
+    assert not wall.index.has("verdict") and wall.index.count("segments-agent-1") == 0
+    wall.markers.update({"verdict": 0, "segments-agent-1": 7, "request-a": 0, "request-b-c": 0})
     wall.run(2)
-    assert wall.board.has("verdict") and wall.board.count("segments-agent-1") == 7
-    assert wall.board.names("request-") == ["a", "b-c"]
+    assert wall.index.has("verdict") and wall.index.count("segments-agent-1") == 7
+    assert wall.index.names("request-") == ["a", "b-c"]

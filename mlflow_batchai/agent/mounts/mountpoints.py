@@ -1,0 +1,219 @@
+"""Mount points of this node: what is mounted, which mounts are ours, undoing them, and removing folders around them.
+
+An agent that was killed leaves its mounts behind: they would keep its node from ever being cleared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mlflow_batchai.agent.reservation import locks
+
+STEP_SECONDS = 10.0
+# While a rank that has just been killed still has a file open there.
+BUSY_SECONDS = 1.0
+LAST_SECONDS = 60.0
+KILL_SECONDS = 1.0
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+class Mounted(NamedTuple):
+    """One mount.
+
+    Attributes:
+        point: absolute path of the mount point, links resolved.
+        kind: the file system's type (``fuse.rclone``, ``cifs``, ``ext4``).
+        source: what is mounted, in the words of who mounted it.
+        shared: whether what is mounted below it reaches other mount namespaces.
+    """
+
+    point: str
+    kind: str
+    source: str
+    shared: bool
+
+
+def unescape(text: str) -> str:
+    """A path of mountinfo as it is: blanks, tabs, newlines and backslashes stand there as octal numbers (proc(5))."""
+    return _OCTAL.sub(lambda match: chr(int(match.group(1), 8)), text)
+
+
+def parse(text: str) -> list[Mounted]:
+    """The mounts that the text of a mountinfo file tells of, in the order in which they were made."""
+    found = []
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        left, right = before.split(" "), after.split(" ")
+        if len(left) > 4 and len(right) > 1:
+            shared = any(field.startswith(("shared:", "master:")) for field in left[6:])
+            found.append(Mounted(unescape(left[4]), right[0], unescape(right[1]), shared))
+    return found
+
+
+def mounts() -> list[Mounted]:
+    """All mounts that this process sees; none where the kernel has no such table.
+
+    Raises:
+        OSError: it can't be read just now (no descriptor is free). That nothing is mounted must not be believed then.
+    """
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            return parse(file.read())
+    except FileNotFoundError:
+        return []
+
+
+def real(path: str) -> str:
+    """A path as mountinfo would name it. Its last part is not looked at: it may be a mount whose server is gone."""
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(folder), name)
+
+
+def at(path: str) -> Mounted | None:
+    """What is mounted at a path (the last one, if several are stacked), or None."""
+    point = real(path)
+    return next((mount for mount in reversed(mounts()) if mount.point == point), None)
+
+
+def below(folder: str) -> list[Mounted]:
+    """The mounts at and below a folder, in the order in which they have to be undone."""
+    top = real(folder)
+    return [mount for mount in reversed(mounts()) if mount.point == top or mount.point.startswith(top.rstrip("/") + "/")]
+
+
+def unmount(path: str) -> str:
+    """Undo the mount at a path: politely, after ``BUSY_SECONDS`` lazily.
+
+    Returns:
+        Why it is still there, in the words of the last command; empty: it is gone.
+    """
+    begun = time.monotonic()
+    while True:
+        mounted = at(path)
+        if mounted is None:
+            return ""
+        if time.monotonic() - begun > LAST_SECONDS:
+            return "it is mounted again each time"
+        lazy = time.monotonic() - begun > BUSY_SECONDS
+        why = ""
+        for argv in _commands(mounted, lazy):
+            why = _run(argv)
+            if not why:
+                break
+        if why and lazy:
+            return why
+        if why:
+            time.sleep(0.1)
+
+
+def _commands(mounted: Mounted, lazy: bool) -> list[list[str]]:
+    found = []
+    if mounted.kind.split(".")[0] in ("fuse", "fuseblk"):
+        found += [[tool, "-uz" if lazy else "-u", "--", mounted.point] for tool in ("fusermount3", "fusermount")]
+    # -c: it doesn't look at the path, which would wait for a server that hangs.
+    plain = ["umount", "-c", *(["-l"] if lazy else []), "--", mounted.point]
+    found.append(plain if os.geteuid() == 0 else ["sudo", "-n", *plain])
+    return found
+
+
+def _run(argv: Sequence[str]) -> str:
+    """Empty if the command did it, else what it said."""
+    try:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    except OSError as error:
+        return f"{argv[0]}: {error.strerror}"
+    assert process.stdout
+    with process.stdout:
+        try:
+            output, _ = process.communicate(timeout=STEP_SECONDS)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(OSError):  # sudo's is root's
+                process.kill()
+            try:
+                process.wait(KILL_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.returncode = -signal.SIGKILL  # the kernel holds it: nobody waits for that
+            return f"{argv[0]}: no answer in {STEP_SECONDS:.0f} s"
+    said = output.decode("utf-8", "replace").strip().splitlines()
+    return "" if process.returncode == 0 else (said[-1] if said else f"{argv[0]}: exit code {process.returncode}")
+
+
+# Which mounts are ours. Below <root>/jobs all are: the folder is a job's own. In <root>/mounts somebody else may have put one.
+REGISTER = "mounted"
+
+
+def note_mount(root: str, target: str) -> None:
+    """Write down that a mount at this path is ours, before it is made."""
+    descriptor = os.open(os.path.join(root, REGISTER), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(json.dumps(os.path.relpath(target, root)) + "\n")
+
+
+def _noted(root: str) -> list[str]:
+    found = []
+    with contextlib.suppress(OSError), open(os.path.join(root, REGISTER), encoding="ascii", errors="replace") as file:
+        for line in dict.fromkeys(file):
+            with contextlib.suppress(ValueError):  # written to a disk that was full
+                found.append(os.path.join(root, json.loads(line)))
+    return found
+
+
+def sweep(root: str, ours: bool = False) -> list[str]:
+    """Undo all mounts that a job has left on a node: below its ``jobs`` folder, and those noted in its ``mounts`` folder.
+
+    Nothing is done while an agent lives that has the node; none can take it meanwhile.
+
+    Args:
+        root: the node's own folder.
+        ours: whether the caller is that agent.
+
+    Returns:
+        What is still mounted: path and reason each.
+    """
+    if ours:
+        return _undo_all(root)
+    if not os.path.isdir(root):
+        return []
+    lock = locks.open_agent_lock(root)
+    try:
+        return _undo_all(root) if locks.try_lock(lock) else []
+    finally:
+        os.close(lock)
+
+
+def _undo_all(root: str) -> list[str]:
+    left = []
+    for folder in [os.path.join(root, "jobs"), *_noted(root)]:
+        for mounted in below(folder):
+            why = unmount(mounted.point)
+            if why:
+                left.append(f"{mounted.point} ({why})")
+    if not left:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(root, REGISTER))
+    return left
+
+
+def remove_tree(folder: str) -> None:
+    """Remove a folder with all that is in it, except what is mounted there; what can't be removed stays."""
+    _remove(real(folder), [mounted.point for mounted in below(folder)])
+
+
+def _remove(path: str, points: Sequence[str]) -> None:
+    if not any(point == path or point.startswith(f"{path}/") for point in points):
+        # It goes deeper than a path may be long, and stops at what was mounted since we looked.
+        with contextlib.suppress(OSError):
+            subprocess.run(["rm", "-rf", "--one-file-system", "--", path], stderr=subprocess.DEVNULL, check=False)
+    elif path not in points:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(path):
+                _remove(os.path.join(path, name), points)
