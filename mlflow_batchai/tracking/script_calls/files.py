@@ -18,7 +18,7 @@ from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.storage import spelling
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.storage.within import as_file
-from mlflow_batchai.tracking import runs, stores, trouble
+from mlflow_batchai.tracking import runs, stores
 from mlflow_batchai.tracking.artifacts import LONGEST_NAME, bounds_of
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class RunFiles:
 
     def _refuse(self, path: str, error: Exception) -> None:
         if len(self._refused) < MOST_NAMES_TOLD:
-            self._refused.append(f"{' '.join(runs.plain(path).split())} ({trouble.sentence(error)})")
+            self._refused.append(f"{' '.join(runs.plain(path).split())} ({stores.sentence(error)})")
         else:
             self._left_out += 1
 

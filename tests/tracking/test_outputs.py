@@ -27,9 +27,9 @@ from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.sent import SentFiles, Stamp
 from mlflow_batchai.storage import Entry, credentials, open_share
 from mlflow_batchai.storage.credentials import Credential
-from mlflow_batchai.tracking import sending
+from mlflow_batchai.tracking import outputs as outputs_module
 from mlflow_batchai.tracking.artifacts import FETCHED_AT_ONCE, at_once
-from mlflow_batchai.tracking.sending import Outputs
+from mlflow_batchai.tracking.outputs import Outputs
 
 OUTPUTS = f"{FOLDER}/outputs/m"
 CHECKPOINT = {"epochs_done": 1, "batches": 0, "sha256": "", "settings": None, "state": {}}
@@ -273,7 +273,7 @@ def test_large_outputs_are_spoken_of(scene, monkeypatch):
     ending, told = relay(), []
     show = ending._description.show
     monkeypatch.setattr(ending._description, "show", lambda facts: (told.append(facts.sending), show(facts)))
-    monkeypatch.setattr(sending, "LARGE", 4_000_000)
+    monkeypatch.setattr(outputs_module, "LARGE", 4_000_000)
     described = []
     real = client._real.log_artifact
 
@@ -338,7 +338,7 @@ def test_as_many_files_at_once_as_have_room():
 
 SENDS = """
 import json, pathlib, sys
-from mlflow_batchai.tracking.sending import Outputs
+from mlflow_batchai.tracking.outputs import Outputs
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.sent import SentFiles
 from mlflow_batchai.storage import credentials, endpoints, open_share

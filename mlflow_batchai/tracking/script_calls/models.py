@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -12,16 +11,15 @@ from mlflow_batchai.agent import records
 from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.metrics import metric_key
-from mlflow_batchai.tracking import runs, stores, trouble
-from mlflow_batchai.tracking.tracked.files import NotThereError, local
-from mlflow_batchai.tracking.tracked.tags import ORIGIN, is_reserved
+from mlflow_batchai.tracking import runs, stores
+from mlflow_batchai.tracking.models.logged import TAG_SCRIPT, being_made, find_logged
+from mlflow_batchai.tracking.script_calls.files import NotThereError, local
+from mlflow_batchai.tracking.script_calls.tags import ORIGIN, is_reserved
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
     from mlflow.tracking import MlflowClient
 
-# Which of a job's scripts' models it is: JOB/ID, where the id is the one that the script had.
-TAG = "batchai.scriptModel"
 MOST_MODELS, MOST_FILES, MOST_LINKS = 100, 10_000, 10_000
 MOST_TAGS_TOLD = 5
 MLMODEL = "MLmodel"
@@ -110,7 +108,7 @@ class ScriptModels:
         from mlflow.exceptions import MlflowException
 
         try:
-            model = self._found(model_id) or self._create(model_id, told)
+            model = find_logged(self._client, self._run_id, TAG_SCRIPT, self._tag(model_id)) or self._create(model_id, told)
             if "step" in told:
                 self._put_out(model.model_id, int(told["step"]))
             if refused := [key for key in told["tags"] if is_reserved(key) and not key.startswith(ORIGIN)]:
@@ -121,42 +119,23 @@ class ScriptModels:
         except MlflowException as error:
             if stores.may_pass(error):
                 raise
-            return [f"model '{told['name']}' was refused: {trouble.sentence(error)}"]
+            return [f"model '{told['name']}' was refused: {stores.sentence(error)}"]
         return []
-
-    def _found(self, model_id: str) -> LoggedModel | None:
-        """The one that an earlier call has made; what it left unfinished is marked FAILED."""
-        wanted = f"tags.`{TAG}` = '{self._job.plan.job}/{model_id}'"
-        ready = None
-        for model in self._client.search_logged_models([self._experiment()], filter_string=wanted):
-            if str(model.status) == "READY":
-                ready = model
-            elif str(model.status) == "PENDING":
-                self._client.finalize_logged_model(model.model_id, "FAILED")
-        return ready
 
     def _create(self, model_id: str, told: Record) -> LoggedModel:
         run = self._client.get_run(self._run_id)
         # MLflow gives each model its user and source: those that a rank sees are a node's.
         origin = {key: value for key, value in run.data.tags.items() if key.startswith(ORIGIN)}
         tags = {key: value for key, value in _plain_pairs(told["tags"]).items() if not is_reserved(key)}
-        model = self._client.create_logged_model(
-            str(run.info.experiment_id),
-            name=runs.plain(told["name"]),
-            source_run_id=self._run_id,
-            tags={**tags, **origin, TAG: f"{self._job.plan.job}/{model_id}"},
-            params=_plain_pairs(told["params"]),
-            model_type=told.get("model_type") and runs.plain(told["model_type"]),
-        )
-        try:
+        tags |= {**origin, TAG_SCRIPT: self._tag(model_id)}
+        kind = told.get("model_type") and runs.plain(told["model_type"])
+        with being_made(self._client, run, runs.plain(told["name"]), tags, _plain_pairs(told["params"]), kind) as model:
             self._send(model_id, model.model_id, told["files"])
             self._link(model.model_id, told["links"])
-            return self._client.finalize_logged_model(model.model_id, "READY")
-        except Exception:
-            # The failure that brought us here is what a person has to see.
-            with suppress(Exception):
-                self._client.finalize_logged_model(model.model_id, "FAILED")
-            raise
+        return model
+
+    def _tag(self, model_id: str) -> str:
+        return f"{self._job.plan.job}/{model_id}"
 
     def _send(self, told_id: str, model_id: str, files: Mapping[str, int]) -> None:
         for path in sorted(files, key=lambda path: path == MLMODEL):
@@ -201,20 +180,7 @@ class ScriptModels:
         if not any(output.model_id == model_id for output in (outputs.model_outputs if outputs else ())):
             self._client.log_outputs(self._run_id, [LoggedModelOutput(model_id, step=step)])
 
-    def _experiment(self) -> str:
-        return str(self._client.get_run(self._run_id).info.experiment_id)
-
 
 def _plain_pairs(pairs: Mapping[str, str | None]) -> dict[str, str]:
     """Those that are there, as every store takes them."""
     return {runs.plain(key): runs.plain(value) for key, value in pairs.items() if value is not None}
-
-
-def last_ready(client: MlflowClient, run_id: str) -> LoggedModel | None:
-    """The last logged model that a script of a run's job has made, or None: what a job may register that reported no file."""
-    outputs = client.get_run(run_id).outputs
-    for output in reversed(outputs.model_outputs if outputs else []):
-        model = client.get_logged_model(output.model_id)
-        if TAG in model.tags and str(model.status) == "READY":
-            return model
-    return None
