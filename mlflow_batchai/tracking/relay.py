@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 BATCH = 1000
 # What is sent twice costs MLflow ten times as much.
 MOST_UNCERTAIN = 10 * BATCH
-MOST_NOTES, MOST_NAMES_TOLD = 100, 20
+MOST_NOTES, MOST_NAMES_SHOWN = 100, 20
 WAITED = ", which waited too long for their node's disk"
 # Keys in one record of what a rank had to drop.
 MOST_LOST = 10_000
@@ -242,12 +242,12 @@ class Relay:
         ]
         lost = [
             f"missing are {count} " + (f"values of '{printable(name)}'" if name else "params, tags and files") + WAITED
-            for name, count in sorted(self._lost.items())[:MOST_NAMES_TOLD]
+            for name, count in sorted(self._lost.items())[:MOST_NAMES_SHOWN]
         ]
         names = self._metrics.names.notices()
-        more = [f"{len(names) - MOST_NAMES_TOLD} more names of metrics were changed"] if len(names) > MOST_NAMES_TOLD else []
-        counted = [*(f"{count} {what}" for count, what in counts if count), *names[:MOST_NAMES_TOLD], *more]
-        return [*lost, *counted, *self._metrics.refused[:MOST_NAMES_TOLD], *self._calls.notes()]
+        more = [f"{len(names) - MOST_NAMES_SHOWN} more names of metrics were changed"] if len(names) > MOST_NAMES_SHOWN else []
+        counted = [*(f"{count} {what}" for count, what in counts if count), *names[:MOST_NAMES_SHOWN], *more]
+        return [*lost, *counted, *self._metrics.refused[:MOST_NAMES_SHOWN], *self._calls.notes()]
 
     # The run: its state and description.
 

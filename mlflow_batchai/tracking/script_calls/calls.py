@@ -16,11 +16,11 @@ from mlflow_batchai.tracking.script_calls.files import RunFiles
 from mlflow_batchai.tracking.script_calls.models import ScriptModels
 
 if TYPE_CHECKING:
-    from mlflow.entities import Param, RunTag
     from mlflow.tracking import MlflowClient
 
 # MLflow takes no more params, or tags, in one call.
 BATCH = 100
+REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 CROWD = 1_000
 MOST_NOTES = 20
 # So long files are sent at a time while the job runs: metrics wait for them.
@@ -130,13 +130,8 @@ class ScriptCalls:
         from mlflow.entities import Param, RunTag
 
         params = self._new_params() if self._params else []
-        tags = [(key, value) for key, value in self._tags.items() if value is not None]
-        for start in range(0, max(len(params), len(tags)), BATCH):
-            some: list[Param | RunTag] = [
-                *(Param(*one) for one in params[start : start + BATCH]),
-                *(RunTag(*one) for one in tags[start : start + BATCH]),
-            ]
-            stores.log_what_is_taken(some, self._log, self._refuse, self._gone, ("INVALID_PARAMETER_VALUE", "BAD_REQUEST"))
+        self._log("params", [Param(key, value) for key, value in params])
+        self._log("tags", [RunTag(key, value) for key, value in self._tags.items() if value is not None])
         if removed := [key for key, value in self._tags.items() if value is None]:
             runs.forget(self._client, self._run_id, removed)
         self._tags = {}
@@ -172,19 +167,15 @@ class ScriptCalls:
     def _differs(self, key: str, first: str, value: str) -> None:
         self._note(f"param '{_short(key)}' is '{_short(first)}': a script's '{_short(value)}' came later, and is not kept")
 
-    def _log(self, some: Sequence[Param | RunTag]) -> None:
-        from mlflow.entities import Param, RunTag
+    def _log(self, kind: str, entities: Sequence[Any]) -> None:
+        def log(some: Sequence[Any]) -> None:
+            self._client.log_batch(self._run_id, **{kind: some})  # type: ignore[arg-type]
 
-        self._client.log_batch(
-            self._run_id,
-            params=[one for one in some if isinstance(one, Param)],
-            tags=[one for one in some if isinstance(one, RunTag)],
-        )
+        def refused(one: Any, why: str) -> None:
+            self._note(f"{kind[:-1]} '{_short(str(one.key))}' was refused: {_short(why)}")
 
-    def _refuse(self, one: Param | RunTag, why: str) -> None:
-        from mlflow.entities import Param
-
-        self._note(f"{'param' if isinstance(one, Param) else 'tag'} '{_short(str(one.key))}' was refused: {_short(why)}")
+        for start in range(0, len(entities), BATCH):
+            stores.log_what_is_taken(entities[start : start + BATCH], log, refused, self._gone, REFUSALS)
 
     def _log_dataset(self, body: Record) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
