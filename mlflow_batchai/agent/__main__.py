@@ -25,7 +25,7 @@ def main(arguments: List[str]) -> int:
 
         return rendezvous.main(rest)
     if verb == "try-model":
-        from mlflow_batchai.agent import trial
+        from mlflow_batchai.agent.model_check import trial
 
         return trial.main(rest)
     if verb == "packages":

@@ -13,7 +13,7 @@ from mlflow_batchai.agent.launch import Launch
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.meeting import Meeting
 from mlflow_batchai.agent.meters.sampler import Sampler
-from mlflow_batchai.agent.modelcheck import ModelCheck
+from mlflow_batchai.agent.model_check.check import ModelCheck
 from mlflow_batchai.agent.mounts.mounts import Mounts
 from mlflow_batchai.agent.outcome import Failure, Stop
 from mlflow_batchai.agent.peers import Peers

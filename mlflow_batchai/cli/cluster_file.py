@@ -16,7 +16,7 @@ from mlflow_batchai.errors import ShareError
 if TYPE_CHECKING:
     from mlflow_batchai.cluster.clusters import Cluster
     from mlflow_batchai.storage.base import Entry
-    from mlflow_batchai.tracking.outputs import Directory
+    from mlflow_batchai.tracking.directories import Directory
 
 
 def _size(file: Mapping[str, Any]) -> object:
@@ -63,7 +63,7 @@ def _logs(cluster: Cluster) -> Directory | None:
     from mlflow_batchai.plan.setup import choose_setup
     from mlflow_batchai.plan.volumes import cluster_volumes
     from mlflow_batchai.storage import open_share
-    from mlflow_batchai.tracking.outputs import Directory
+    from mlflow_batchai.tracking.directories import Directory
 
     if cluster.document.node_setup.setup_task is None:
         return None

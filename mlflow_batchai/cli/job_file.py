@@ -15,7 +15,7 @@ from mlflow_batchai.errors import ShareError
 
 if TYPE_CHECKING:
     from mlflow_batchai.storage.base import Entry
-    from mlflow_batchai.tracking.outputs import Directory
+    from mlflow_batchai.tracking.directories import Directory
 
 
 def _size(file: Mapping[str, Any]) -> object:
@@ -46,9 +46,9 @@ _PATH = click.option("-p", "--path", metavar="PATH", default=".", show_default=T
 )
 def list_files(scope: Scope, job: str, identity: str, path: str, attempt: int | None, expiry: int) -> Any:
     """Logs, or what lies in an output directory."""
-    from mlflow_batchai.tracking import outputs
+    from mlflow_batchai.tracking import directories
 
-    place = outputs.directory(find_job(scope, job, attempt).job, identity)
+    place = directories.directory(find_job(scope, job, attempt).job, identity)
     return [_shown(place, file, entry, expiry) for file, entry in place.entries(path).items()]
 
 

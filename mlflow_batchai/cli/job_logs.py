@@ -19,18 +19,18 @@ from mlflow_batchai.errors import UsageError
 def logs(scope: Scope, name: str, follow: bool, rank: int | None, stderr: bool, attempt: int | None) -> None:
     """A job's output so far, of all ranks or of one. Ctrl-C leaves the job running."""
     from mlflow_batchai.job import streams
-    from mlflow_batchai.tracking import outputs
+    from mlflow_batchai.tracking import directories
 
     found = find_job(scope, name, attempt)
     job = found.job
     ranks = job.plan.ranks
     if rank is not None and rank >= ranks:
         raise UsageError(f"--rank {rank}: job {job.name} has {ranks} rank{'s' * (ranks > 1)}, numbered from 0")
-    file = outputs.log_name(job, rank, "stderr" if stderr else "stdout")
+    file = directories.log_name(job, rank, "stderr" if stderr else "stdout")
     if follow:
-        show_text(stream_file(found, outputs.LOGS, file, required=False), job.name)
+        show_text(stream_file(found, directories.LOGS, file, required=False), job.name)
         return
-    place = outputs.directory(job, outputs.LOGS)
+    place = directories.directory(job, directories.LOGS)
     state = job.state()
     ended = state.ended or state.next_attempt is not None
     tail = streams.Tail(place.share, place.inside(file))

@@ -10,7 +10,7 @@ from mlflow_batchai.errors import ClusterError, JobError, ShareError, UsageError
 from mlflow_batchai.follower import detached
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.streams import Tail, follow
-from mlflow_batchai.tracking import outputs
+from mlflow_batchai.tracking import directories
 
 # Seconds between two looks at a file: at a folder of this machine or a mount, and where each costs a request.
 LOOK_SECONDS, REQUEST_SECONDS = 0.2, 0.7
@@ -41,12 +41,12 @@ def stream_file(
         UsageError: it can't be a file.
     """
     name = path.rpartition("/")[2]
-    _check(outputs.directory(found.job, identity), path)
+    _check(directories.directory(found.job, identity), path)
     patience = runner.Patience(found.job, say)
     seen = False
     while True:
         job = found.job
-        place = outputs.directory(job, identity)
+        place = directories.directory(job, identity)
         tail = Tail(place.share, place.found(path))
         opened(jobview.address(place.share, place.inside(path)))
 
@@ -54,7 +54,7 @@ def stream_file(
             ended = runner.state(found, ending=False).ended
             if not ended:
                 _keep_follower(found, say)
-            return ended or (identity == outputs.LOGS and found.job.attempt != attempt)
+            return ended or (identity == directories.LOGS and found.job.attempt != attempt)
 
         def anew() -> None:
             (restarted or say)(f"{name} was cut or replaced; it begins anew")
@@ -63,7 +63,7 @@ def stream_file(
         yield from follow(tail, over, anew, pause, patience.trying)
         seen = seen or tail.found
         # An output directory is the same for all attempts; each has logs of its own.
-        if identity != outputs.LOGS or found.job.attempt == job.attempt:
+        if identity != directories.LOGS or found.job.attempt == job.attempt:
             break
         say(f"job {job.name} goes on with attempt {found.job.attempt}")
     if not seen and not required:
@@ -79,7 +79,7 @@ def _keep_follower(found: Submitted, say: Callable[[str], None]) -> None:
         say(f"nobody relays job {found.job.name}, so its end may stay unseen: {error}")
 
 
-def _check(place: outputs.Directory, path: str) -> None:
+def _check(place: directories.Directory, path: str) -> None:
     """Raise UsageError for what would be waited for in vain, or until patience with a share ends."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not parts or ".." in parts:

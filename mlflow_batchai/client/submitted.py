@@ -21,7 +21,7 @@ from mlflow_batchai.job import streams
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.states import JobState
-from mlflow_batchai.tracking import outputs, runs, stores
+from mlflow_batchai.tracking import directories, runs, stores
 
 RUNNING = "RUNNING"
 
@@ -153,11 +153,11 @@ class SubmittedJob:
             raise UsageError(f"there is no stream '{stream}'; it is stdout or stderr")
         if rank is not None and not 0 <= rank < job.plan.ranks:
             raise UsageError(f"job {job.name} has no rank {rank}; it has {job.plan.ranks}, numbered from 0")
-        name = outputs.log_name(job, rank, stream)
+        name = directories.log_name(job, rank, stream)
         if follow:
-            pieces = streaming.stream_file(submitted, outputs.LOGS, name, self._console().say, required=False)
+            pieces = streaming.stream_file(submitted, directories.LOGS, name, self._console().say, required=False)
         else:
-            place = outputs.directory(job, outputs.LOGS)
+            place = directories.directory(job, directories.LOGS)
             pieces = streams.so_far(streams.Tail(place.share, place.inside(name)), job.state().ended)
         return streaming.lines(pieces)
 
@@ -181,8 +181,8 @@ class SubmittedJob:
         """
         job = self._job()
         found: dict[str, int] = {}
-        for identity in [outputs.LOGS, *(entry.id for entry in job.plan.output_directories)]:
-            files = outputs.files(outputs.directory(job, identity))
+        for identity in [directories.LOGS, *(entry.id for entry in job.plan.output_directories)]:
+            files = directories.files(directories.directory(job, identity))
             found |= {f"{identity}/{name}": size for name, size in files.items()}
         return found
 
@@ -202,7 +202,7 @@ class SubmittedJob:
         """
         job = self._job()
         identity, _, below = path.strip("/").partition("/")
-        return outputs.download(outputs.directory(job, identity), job, below, Path(to))
+        return directories.download(directories.directory(job, identity), job, below, Path(to))
 
     def _job(self) -> Job:
         submitted = self._alone()

@@ -27,7 +27,7 @@ from mlflow_batchai.job.states import JobState, failed_verdict
 from mlflow_batchai.storage import open_share
 from mlflow_batchai.tracking import runs, stores
 from mlflow_batchai.tracking.relay import Relay
-from mlflow_batchai.tracking.trouble import GAVE_UP, Complaints, Endurance, GivenUpError, Result, sentence
+from mlflow_batchai.tracking.retrying import GAVE_UP, GivenUpError, LogThrottle, Result, RetryPolicy
 
 STEP_SECONDS = 0.5
 TAG_SECONDS = 5.0
@@ -53,22 +53,22 @@ def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = N
         GivenUpError: the store or the share was away for longer than the job's relayDeadline, or the job has ended and its run
             is deleted; the lease is let go.
     """
-    lease, complaints = Lease(job), Complaints()
+    lease, log = Lease(job), LogThrottle()
     seconds = job.plan.relay_seconds
     able = functools.partial(stores.reaches, tracking, job.plan.run_id)
     try:
-        if not Endurance(seconds, complaints).do(functools.partial(lease.acquire, able=able)):
+        if not RetryPolicy(seconds, log).do(functools.partial(lease.acquire, able=able)):
             if (found := lease.glance()).hold is not Hold.FINISHED:
-                complaints.say(f"{found.who} relays job {job.name}")
+                log.say(f"{found.who} relays job {job.name}")
             return None
     except GivenUpError as error:
         raise GivenUpError(_farewell(job, error, None)) from error
     with lease.beating():
-        follower = Follower(job.at(lease.attempt), tracking, lease, complaints, seconds, kept)
+        follower = Follower(job.at(lease.attempt), tracking, lease, log, seconds, kept)
         try:
             return follower.run()
         except LeaseLostError as error:
-            complaints.say(str(error))
+            log.say(str(error))
             return None
         except JobChangedError as error:
             with contextlib.suppress(BatchAIError):
@@ -81,7 +81,7 @@ def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = N
                 lease.save({}, finished=True)
             raise
         except NotHereError as error:
-            complaints.say(f"job {job.name}: {error}")
+            log.say(f"job {job.name}: {error}")
             lease.release(f"job {job.name}: {error}")
             return None
         except GivenUpError as error:
@@ -117,13 +117,13 @@ class Follower:
         job: Job,
         tracking: runs.Tracking,
         lease: Lease,
-        complaints: Complaints,
+        log: LogThrottle,
         seconds: float,
         kept: Mapping[str, Any] | None = None,
     ) -> None:
         self.job = job
         self._lease = lease
-        self._endurance = Endurance(seconds, complaints, lambda: self.keeper.ended, self._troubled)
+        self._retry = RetryPolicy(seconds, log, lambda: self.keeper.ended, self._troubled)
         # Not made yet: a database that is away is no reason to leave the nodes alone.
         self._mlflow = stores.client_when_used(tracking)
         self._relay = Relay(job, self._mlflow, lease)
@@ -236,7 +236,7 @@ class Follower:
             self._lease.trouble = ""
             return result
 
-        return self._endurance.do(tried, **how)
+        return self._retry.do(tried, **how)
 
     def _troubled(self, error: BaseException, seconds: float) -> None:
         if isinstance(error, ShareError):
@@ -244,7 +244,7 @@ class Follower:
                 # Our way to the share is gone (its SAS has expired, say), and someone who has one has done the rest.
                 raise LeaseLostError("another process has ended the run") from error
         elif seconds > TELL_TROUBLE_SECONDS:
-            self._lease.trouble = sentence(error)
+            self._lease.trouble = stores.sentence(error)
 
 
 def _told(pipe: TextIO) -> dict[str, Any]:
@@ -272,11 +272,11 @@ def main() -> int:
             follow(job, tracking, _told(sys.stdin))
         except (JobChangedError, JobNotTrustedError) as error:
             # Who started us had trusted the plan: it is another one by now.
-            Complaints().say(f"{error}; the job is ended")
+            LogThrottle().say(f"{error}; the job is ended")
             changed.end(tracking, run_id, str(error))
             return 1
     except GivenUpError as error:
-        Complaints().say(str(error))
+        LogThrottle().say(str(error))
         return GAVE_UP
     except BatchAIError as error:
         print(error, file=sys.stderr)

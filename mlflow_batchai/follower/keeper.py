@@ -24,7 +24,7 @@ from mlflow_batchai.follower.watch import Watch
 from mlflow_batchai.job.jobs import Job, pause_after
 from mlflow_batchai.job.lease import LeaseLostError
 from mlflow_batchai.job.states import JobState
-from mlflow_batchai.tracking.trouble import LONGEST_WAIT_SECONDS, Complaints
+from mlflow_batchai.tracking.retrying import LONGEST_WAIT_SECONDS, LogThrottle
 
 LEAVE_SECONDS = 10.0
 
@@ -60,7 +60,7 @@ class Keeper:
         self.waits = ""
         self.end: JobState | None = None
         self.ended: float | None = None
-        self._complaints = Complaints()
+        self._log = LogThrottle()
         self._heard = heard
         self._changed = threading.Condition()
         self._awake = threading.Event()
@@ -157,7 +157,7 @@ class Keeper:
 
     def _wait_for(self, what: str) -> None:
         if what and what != self.waits:
-            self._complaints.say(what)
+            self._log.say(what)
         self.waits = what
 
     def _watch(self, watch: Watch) -> JobState | None:
@@ -175,13 +175,13 @@ class Keeper:
                 if (found := look()) is not None:
                     return found
                 trouble = 0.0
-                self._complaints.over()
+                self._log.over()
                 pause = pause_after(time.monotonic() - begun, seconds)
             except (Leaving, LeaseLostError, NotHereError, JobChangedError):
                 raise
             except Exception as error:  # a share that is away: nobody else will come and watch
                 trouble = min(trouble * 2 or 1.0, LONGEST_WAIT_SECONDS)
-                self._complaints.tell(error, trouble)
+                self._log.error(error, trouble)
                 pause = trouble
             self._awake.wait(pause)
             self._awake.clear()

@@ -211,8 +211,10 @@ class MetricFold:
     def _of_epoch(self, found: EpochValues | None) -> list[Point]:
         if found is None:
             return []
-        numbers = ((metric_key(name), numeric(text)) for name, text in found.values.items())
-        points = [self._point(KERAS, key, number, found.time, found.epoch) for key, number in numbers if number is not None]
+        numbers = (
+            (self.names.key(name), number) for name, text in found.values.items() if (number := numeric(text)) is not None
+        )
+        points = [self._point(KERAS, key, number, found.time, found.epoch) for key, number in numbers]
         return [point for point in points if point]
 
     def _report(self, body: Mapping[str, Any]) -> list[Point]:

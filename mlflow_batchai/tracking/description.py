@@ -72,9 +72,9 @@ def markdown(facts: Facts, room: int = LONGEST_TAG) -> str:
     Args:
         room: how many characters it may have; what a failed rank has written is shortened for it, then notes are left out.
     """
-    head, facts_told = _head(facts), "\n".join(_told(facts))
+    head, about = _head(facts), "\n".join(_about(facts))
     tail = block("\n".join(map(_command, commands(facts.plan, facts.state))), "sh")
-    left = room - len(head) - len(facts_told) - len(tail) - 6
+    left = room - len(head) - len(about) - len(tail) - 6
     parts = [head]
     if reason := _bounded(facts.state.reason or facts.waits):
         # Before all else: the page shows the first lines, and the others when it is asked to. Of these the last says most.
@@ -84,7 +84,7 @@ def markdown(facts: Facts, room: int = LONGEST_TAG) -> str:
             left -= len(said)
         parts.append(block(_last(_folded(reason), min(left - 40, LONGEST_REASON))))
         left -= len(parts[-1]) + 2
-    parts.append(facts_told)
+    parts.append(about)
     notes = [f"- {code(_last(note, LONGEST_LINE))}" for note in facts.notes[:MOST_NOTES]]
     while notes and len("\n".join(notes)) + 2 > left:
         notes.pop()
@@ -109,7 +109,7 @@ def _head(facts: Facts) -> str:
     return ", ".join(said)
 
 
-def _told(facts: Facts) -> list[str]:
+def _about(facts: Facts) -> list[str]:
     plan = facts.plan
     nodes, ranks = plan.node_count, plan.ranks
     hosts = sorted(set(facts.hosts))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlflow_batchai.cluster.workspaces import arm_id, iso
 from mlflow_batchai.config import RESOURCE_GROUP, WORKSPACE
@@ -10,7 +11,10 @@ from mlflow_batchai.errors import ExperimentNotFoundError, UsageError, some_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Experiment
+    from mlflow.store.entities import PagedList
     from mlflow.tracking import MlflowClient
+
+Found = TypeVar("Found")
 
 TAG_WORKSPACE, TAG_GROUP = "batchai.workspace", "batchai.resourceGroup"
 PAGE = 1000
@@ -22,14 +26,21 @@ def every(mlflow: MlflowClient, **which: Any) -> list[Experiment]:
     Args:
         which: as MLflow's ``search_experiments`` takes it; default: those that are not deleted.
     """
-    found: list[Experiment] = []
-    token: str | None = None
+    return list(pages(lambda token: mlflow.search_experiments(max_results=PAGE, page_token=token, **which)))
+
+
+def pages(search: Callable[[str | None], PagedList[Found]]) -> Iterator[Found]:
+    """All that a search of MLflow finds.
+
+    Args:
+        search: gives the page of a token; None: the first one.
+    """
+    token = None
     while True:
-        page = mlflow.search_experiments(max_results=PAGE, page_token=token, **which)
-        found += page
-        token = page.token
-        if not token:
-            return found
+        page = search(token)
+        yield from page
+        if not (token := page.token):
+            return
 
 
 def workspace_of(experiment: Experiment) -> str:

@@ -118,13 +118,9 @@ def deleted_too(mlflow: MlflowClient, experiment: str, wanted: str) -> list[Run]
     """All runs of an experiment (by id) that a filter finds, with those that were deleted."""
     from mlflow.entities import ViewType
 
-    found: list[Run] = []
-    token: str | None = None
-    while True:
-        page = mlflow.search_runs([experiment], wanted, ViewType.ALL, max_results=PAGE, page_token=token)
-        found += page
-        if not (token := page.token):
-            return found
+    return list(
+        stored.pages(lambda token: mlflow.search_runs([experiment], wanted, ViewType.ALL, max_results=PAGE, page_token=token))
+    )
 
 
 def unended(tracking: Tracking) -> list[Run]:
@@ -170,16 +166,13 @@ def deleted(mlflow: MlflowClient) -> set[str]:
     from mlflow.entities import ViewType
 
     experiments = [entry.experiment_id for entry in stored.every(mlflow, view_type=ViewType.ALL)]
-    found: set[str] = set()
-    token = None
-    while experiments:
-        page = mlflow.search_runs(
-            experiments, f"tags.`{TAG_JOB}` LIKE '%'", ViewType.DELETED_ONLY, max_results=PAGE, page_token=token
-        )
-        found.update(run.info.run_id for run in page)
-        if not (token := page.token):
-            break
-    return found
+    if not experiments:
+        return set()
+    wanted = f"tags.`{TAG_JOB}` LIKE '%'"
+    found = stored.pages(
+        lambda token: mlflow.search_runs(experiments, wanted, ViewType.DELETED_ONLY, max_results=PAGE, page_token=token)
+    )
+    return {run.info.run_id for run in found}
 
 
 def _page(found: list[Run], token: str | None) -> PagedList[Run]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 ARTIFACT = "job"
-MOST_NAMES_TOLD = 20
+MOST_NAMES_SHOWN = 20
 _GIT = ("commit", "differs", "changed", "deleted", "untracked", "withheld", "note")
 _CHANGES: records.Shape = {"diff": records.or_none(records.is_text), "withheld": records.list_of(records.is_text)}
 
@@ -91,6 +91,6 @@ def _readable(record: Record) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES_TOLD} more" if len(names) > MOST_NAMES_TOLD else ""
+    more = f" and {len(names) - MOST_NAMES_SHOWN} more" if len(names) > MOST_NAMES_SHOWN else ""
     those = "it holds a secret" if len(names) == 1 else "they hold a secret"
-    return f"{', '.join(names[:MOST_NAMES_TOLD])}{more}: {those}, or did when committed"
+    return f"{', '.join(names[:MOST_NAMES_SHOWN])}{more}: {those}, or did when committed"

@@ -1,151 +1,145 @@
-"""A job's directories by Batch AI's ids, as a client sees them: its logs, and what its document names."""
+"""What ranks have left in output directories goes into the run's artifacts: what is wanted of it, and each file once."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import NamedTuple
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from mlflow_batchai.errors import NotFoundError, ShareError, some_of
+from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.places import locate, mount_points, output_places
-from mlflow_batchai.storage import Share, spelling
-from mlflow_batchai.storage.base import Entry
-from mlflow_batchai.storage.directory import DirectoryShare
-from mlflow_batchai.storage.within import Found, Within
-from mlflow_batchai.tracking.artifacts import bounds_of, files_below
+from mlflow_batchai.job.places import output_places
+from mlflow_batchai.job.selection import Selected, select
+from mlflow_batchai.job.sent import SentFiles, Stamp
+from mlflow_batchai.tracking.artifacts import Folder
 
-LOGS = "stdouterr"
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+# What has fewer bytes and takes less time isn't worth a word.
+LARGE, SHORT_SECONDS = 64 << 20, 5.0
+# How often the next relay is told what it needn't send.
+SAVE_SECONDS = 10.0
 
 
-class Directory(NamedTuple):
-    """A directory of a job.
+class Outputs:
+    """What ranks have left in the job's output directories, on its way to the run's artifacts: ``outputs/<id>/...``.
+
+    Args:
+        sent: what is there already.
+        clock: seconds.
 
     Attributes:
-        id: ``stdouterr``, or one of the document's outputDirectories.
-        share: where it lies.
-        path: its path there, as nodes call it.
-        rclone: whether the share has it in rclone's spelling.
-        bounds: inside of what its links are followed; None: none are.
+        checkpoints: a sentence on those that stay on the share, since nobody asked for them; empty: none do.
+        excluded: the same of files that a pattern of batchai.yaml leaves out.
     """
 
-    id: str
-    share: Share
-    path: str
-    rclone: bool = False
-    bounds: Within | None = None
+    def __init__(self, client: MlflowClient, job: Job, sent: SentFiles, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._job = job
+        self._sent = sent
+        self._clock = clock
+        # What shares that can't be read have said.
+        self._away: list[str] = []
+        self.checkpoints = ""
+        self.excluded = ""
 
-    def inside(self, path: str) -> str:
-        """The path on the share of what lies in it, by the name that the job gave it."""
-        parts = [part for part in path.split("/") if part not in ("", ".")]
-        whole = "/".join([self.path, *parts])
-        return spelling.on_share(whole) if self.rclone else whole
+    def send(self, tell: Callable[[str], None] = lambda text: None) -> list[str]:
+        """Send what isn't there; if that fails, call it again, and it goes on where it was.
 
-    def found(self, path: str) -> str:
-        """The same as it can be opened now: through links that lead to something else of the job."""
-        inside = self.inside(path)
-        return inside if self.bounds is None else self.bounds.real(inside) or inside
+        Args:
+            tell: told how far it has come, after each file, if there is much to send.
 
-    def called(self, name: str) -> str:
-        """What the job calls a name on the share."""
-        return spelling.on_mount(name) if self.rclone else name
-
-    def entries(self, path: str) -> dict[str, Entry]:
-        """What lies directly in a folder of it, or the one file of that name; by the path from here.
+        Returns:
+            Sentences on what was left out against our will.
 
         Raises:
-            NotFoundError: there is no such path; the message says how far it goes, and what is there.
+            ShareError: not all shares could be read; what lies on others was sent.
         """
-        parts = [part for part in path.split("/") if part not in ("", ".")]
-        for depth, part in enumerate(parts):
-            entries = self._listed("/".join(parts[:depth]))
-            found = next((entry for entry in entries if entry.name == part), None)
-            if found is not None and not found.is_directory:
-                if depth + 1 == len(parts):
-                    return {path: found}
-                raise NotFoundError(f"{'/'.join([self.id, *parts[: depth + 1]])} is a file, not a folder")
-            if found is None:
-                where = "/".join([self.id, *parts[:depth]])
-                names = [entry.name for entry in entries]
-                listed = some_of(names) if names else "nothing yet"
-                raise NotFoundError(f"there is no '{part}' in {where}; there is: {listed}")
-        return {"/".join([*parts, entry.name]): entry for entry in self._listed("/".join(parts))}
-
-    def _listed(self, path: str) -> list[Entry]:
-        entries = self.share.list(self.inside(path)) if self.bounds is None else self.bounds.entries(self.inside(path))
-        return [entry._replace(name=self.called(entry.name)) for entry in entries]
-
-
-def directory(job: Job, identity: str) -> Directory:
-    """A directory of a job's present attempt.
-
-    Raises:
-        NotFoundError: the job has none of that id.
-        ShareError: it lies where this machine can't read it.
-    """
-    if identity == LOGS:
-        return _directory(job, identity, job.share, job.paths.stdouterr)
-    for place in output_places(job.plan):
-        if place["id"] == identity:
-            return _directory(job, identity, *job.place(place["share"], place["path"]), place["rclone"])
-    for entry in job.plan.output_directories:
-        if entry.id == identity:
-            index, _ = locate(entry.path_prefix, mount_points(job.plan.volumes), identity)
-            volume = job.plan.volumes[index]
-            raise ShareError(
-                f"output directory '{identity}' of job {job.name} lies on {volume.name}, which this machine can't read; look"
-                " at it on a node"
+        self._away = []
+        folders, waiting = [], []
+        checkpoints = excluded = 0
+        for folder, selected in self._selected():
+            checkpoints += selected.checkpoints
+            excluded += selected.excluded
+            folders.append(folder)
+            new = {name: stamp for name, stamp in selected.wanted.items() if not self._is_there(folder, name, stamp)}
+            waiting.append((folder, new))
+        if checkpoints:
+            self.checkpoints = (
+                f"{_counted(checkpoints, 'checkpoint')} on the share (artifacts.checkpoints: true sends {_them(checkpoints)})"
             )
-    known = ", ".join([LOGS, *(entry.id for entry in job.plan.output_directories)])
-    raise NotFoundError(f"job {job.name} has no output directory '{identity}'; it has: {known}")
+        if excluded:
+            self.excluded = f"{_counted(excluded, 'file')} on the share (artifacts.exclude)"
+        with self._saving():
+            self._send_all(waiting, tell)
+        if self._away:
+            raise ShareError("; ".join(dict.fromkeys(self._away)))
+        return [note for folder in folders for note in folder.notes]
+
+    def _selected(self) -> Iterator[tuple[Folder, Selected]]:
+        """Each output directory with its files; one that lies in another one has its own."""
+        places = {(place["share"], place["path"]): place for place in reversed(output_places(self._job.plan))}
+        settings = self._job.plan.artifacts
+        for (address, path), place in reversed(places.items()):
+            inner = tuple(
+                other.removeprefix(f"{path}/" if path else "") + "/"
+                for share, other in places
+                if share == address and other != path and other.startswith(f"{path}/" if path else "")
+            )
+            try:
+                where = self._job.place(address, path)
+                folder = Folder(self._client, self._job, *where, f"outputs/{place['id']}", place["rclone"])
+                files = {name: stamp for name, stamp in folder.look().items() if not name.startswith(inner)}
+                selected = select(files, folder.read, settings.checkpoints, settings.exclude)
+            except ShareError as error:
+                self._away.append(str(error))
+            else:
+                yield folder, selected
+
+    def _is_there(self, folder: Folder, name: str, stamp: Stamp) -> bool:
+        return self._sent.has(f"{folder.artifact}/{name}", stamp)
+
+    def _send_all(self, waiting: Sequence[tuple[Folder, Mapping[str, Stamp]]], tell: Callable[[str], None]) -> None:
+        count = sum(len(files) for _, files in waiting)
+        total = sum(stamp.size for _, files in waiting for stamp in files.values())
+        number = size = 0
+        begun = saved = self._clock()
+        for folder, files in waiting:
+            sending = folder.send(files)
+            while True:
+                if number < count and (total >= LARGE or self._clock() - begun >= SHORT_SECONDS):
+                    tell(f"outputs: file {number + 1} of {count}, {size / 1e6:.0f} of {total / 1e6:.0f} MB")
+                try:
+                    name = next(sending, None)
+                except ShareError as error:
+                    self._away.append(str(error))
+                    break
+                if name is None:
+                    break
+                self._sent.add(f"{folder.artifact}/{name}", files[name])
+                number += 1
+                size += files[name].size
+                if self._clock() - saved >= SAVE_SECONDS:
+                    self._sent.save()
+                    saved = self._clock()
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """However it ends, what was sent is known to the next relay, if the share takes that."""
+        try:
+            yield
+        except Exception:
+            with contextlib.suppress(ShareError):
+                self._sent.save()
+            raise
+        self._sent.save()
 
 
-def _directory(job: Job, identity: str, share: Share, path: str, rclone: bool = False) -> Directory:
-    bounds = bounds_of(job, share, path) if isinstance(share, DirectoryShare) else None
-    return Directory(identity, share, path, rclone, bounds)
+def _counted(number: int, what: str) -> str:
+    return f"1 {what} stays" if number == 1 else f"{number} {what}s stay"
 
 
-def files(place: Directory) -> dict[str, int]:
-    """All files of a directory, as they are now: path from there, by the names that the job gave them -> size in bytes.
-
-    Links that lead out of the job's folder, where they would name files of this machine, are none.
-
-    Raises:
-        ShareError: the share can't be read.
-    """
-    if place.bounds is None:
-        there, _ = files_below(place.share, place.inside(""))
-        sizes = {name: stamp.size for name, stamp in there.items()}
-    else:
-        here = place.bounds.find(place.inside("")) or Found()
-        sizes = {name: size for name, (_, size, _) in here.files.items()}
-    return {place.called(name): size for name, size in sorted(sizes.items())}
-
-
-def download(place: Directory, job: Job, path: str, to: Path) -> Path:
-    """Copy a file or a folder of a directory into a folder of this machine; where it is then.
-
-    Args:
-        path: from the directory; empty: all of it.
-
-    Raises:
-        NotFoundError: there is no such file.
-        ShareError: the share can't be read, or this machine can't keep it.
-    """
-    there = files(place)
-    wanted = [name for name in there if path in ("", name) or name.startswith(f"{path}/")]
-    if not wanted:
-        hint = f"there is: {some_of(list(there))}" if there else "there is nothing yet"
-        raise NotFoundError(f"there is no '{path}' in {place.id} of job {job.name}; {hint}")
-    target = to / (path.rpartition("/")[2] or place.id)
-    for name in wanted:
-        place.share.download(place.found(name), target / name[len(path) :].strip("/") if name != path else target)
-    return target
-
-
-def log_name(job: Job, rank: int | None, stream: str) -> str:
-    """The file of the logs that holds what one rank wrote (None: all, joined).
-
-    Args:
-        stream: ``stdout`` or ``stderr``.
-    """
-    return f"{stream}.txt" if rank is None or job.plan.ranks == 1 else f"{stream}-{rank}.txt"
+def _them(number: int) -> str:
+    return "it" if number == 1 else "them"

@@ -1,38 +1,58 @@
 """The relay: what is new in the job folder goes into one MLflow run, and the run says how the job is.
 
-What is known lies beside the lease (``job/lease.py``): another relay goes on from there.
+Each thing goes there once, wherever a relay is cut off: what is known lies beside the lease (``job/lease.py``), another relay
+goes on from there, and MLflow drops points that are replayed, since they are the same.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.agent.protocol import Record
+from mlflow_batchai.agent.reports import LOST, points_of
+from mlflow_batchai.errors import BatchAIError, ShareError, ShareNotFoundError
 from mlflow_batchai.job.completeness import log_totals, missing, totals_of
+from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.keras_lines import Pace
-from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.job.lease import Lease, LeaseLostError
+from mlflow_batchai.job.metrics import MetricFold, Point
+from mlflow_batchai.job.samples import SampleFold
 from mlflow_batchai.job.sent import SentFiles
 from mlflow_batchai.job.states import JobState
-from mlflow_batchai.tracking import collect, runs
+from mlflow_batchai.terminal import printable
+from mlflow_batchai.tracking import runs, stores
 from mlflow_batchai.tracking.description import Description, Facts
-from mlflow_batchai.tracking.intake import Intake
 from mlflow_batchai.tracking.jobfiles import JobFiles
-from mlflow_batchai.tracking.lastthings import LastThings
-from mlflow_batchai.tracking.sending import Outputs
+from mlflow_batchai.tracking.logs import Logs
+from mlflow_batchai.tracking.models.job_model import log_model
+from mlflow_batchai.tracking.outputs import Outputs
+from mlflow_batchai.tracking.script_calls import calls
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-MOST_NOTES = 100
+BATCH = 1000
+# What is sent twice costs MLflow ten times as much.
+MOST_UNCERTAIN = 10 * BATCH
+MOST_NOTES, MOST_NAMES_SHOWN = 100, 20
+WAITED = ", which waited too long for their node's disk"
+# Keys in one record of what a rank had to drop.
+MOST_LOST = 10_000
 # The share of its time that a relay gives to logs which are sent whole again and again, at most: one part in so many.
 LOG_PARTS = 10
 FIRST_LOG_SECONDS, LONGEST_LOG_SECONDS = 15.0, 300.0
 # How often it is tried to send what says what runs.
 FILES_SECONDS = 5.0
+# For how long a share over the network may be away (this machine slept), or a store refuse a thing though it answers (where it
+# keeps artifacts is away), before that thing is given up. A store that doesn't answer at all is waited for: see ``retrying``.
+AWAY_SECONDS = 300.0
+_LOST: records.Shape = {
+    "values": lambda value: isinstance(value, dict) and len(value) <= MOST_LOST and all(map(records.is_count, value.values()))
+}
+_MODEL: records.Shape = {"path": records.is_text, "meta": records.is_mapping}
 
 
 class Relay:
@@ -42,6 +62,9 @@ class Relay:
         job: the job, at that attempt.
         client: an MLflow client of the run's store.
         lease: acquired already; its memory is where we go on. Of an earlier attempt's all stays but how far it had come.
+
+    Attributes:
+        notes: sentences for the run.
     """
 
     def __init__(self, job: Job, client: MlflowClient, lease: Lease) -> None:
@@ -50,36 +73,45 @@ class Relay:
         self._lease = lease
         self._run_id = job.plan.run_id
         memory = lease.memory
-        self._begun = int(memory.get("attempt", 1)) == job.attempt
-        here = memory if self._begun else {}
+        self._begun = same = int(memory.get("attempt", 1)) == job.attempt
+        here = memory if same else {}
         self._state = str(here.get("state", protocol.QUEUED))
         # Of an attempt that another follower has begun its run may say so still.
-        self._waits: str | None = None if self._begun and job.attempt > 1 else ""
+        self._waits: str | None = None if same and job.attempt > 1 else ""
         self._files = JobFiles(client, job, memory.get("environment"))
         self._next_files = time.monotonic()
-        self._logs = collect.Logs(client, job)
+        self._logs = Logs(client, job)
         self._next_logs = time.monotonic() + FIRST_LOG_SECONDS
         self._log_interval = FIRST_LOG_SECONDS
-        self._last = LastThings(job, lease, self._answers)
+        self._finish = Finish(job, lease, self._answers)
         self._outputs = Outputs(client, job, SentFiles(job, lease.number))
         self._description = Description(client, self._run_id)
-        self._pace: Pace | None = None
         self.notes: list[str] = list(memory.get("notes", []))
         # Of logs and outputs: what lies on the share only, which `batchai gc` leaves there.
         self._left_out: list[str] = list(memory.get("leftOut", []))
         # What agents have counted and nobody has read: of earlier attempts, and of this one once it is over.
         self._missing_before = [sentence for sentence in memory.get("missing", []) if self._is_of_another(sentence)]
         self._missing: list[str] = []
-        self._intake = Intake(
-            client,
-            job,
-            memory,
-            self._begun,
-            gone=self.run_gone,
-            note=self._note,
-            environment=self._files.take,
-            save=self._save,
-        )
+        self._reader = EventReader(job, here.get("cursor"), bool(here.get("ending")))
+        self._metrics = MetricFold(job.plan.metrics, memory.get("metrics"), same)
+        self._pace = self._metrics.pace
+        self._samples = SampleFold(job.node_count, memory.get("samples"), same)
+        # Saved models that ranks have reported.
+        self._models: list[Record] = list(memory.get("models", []))
+        self._calls = calls.ScriptCalls(client, job, self.run_gone, memory.get("tracked"))
+        self._dropped = int(memory.get("dropped", 0))
+        self._refused = int(memory.get("refused", 0))
+        # Of each rank of this attempt how many records have come, and points in them.
+        self._received: dict[str, list[int]] = {rank: list(count) for rank, count in here.get("reports", {}).items()}
+        # What ranks had to drop: name -> how often.
+        self._lost: dict[str, int] = dict(memory.get("lost", {}))
+        # What could not be read: lines, files.
+        self._skipped: list[int] = list(memory.get("skipped", [0, 0]))
+        # Points that the store has not taken yet: they wait for it, and nothing is saved before them.
+        self._pending: list[Point] = []
+        self._unsaved = False
+        # How many points would be sent again by the next relay, if we died now.
+        self._uncertain = 0
 
     def _is_of_another(self, sentence: str) -> bool:
         """Whether a sentence is of an earlier attempt: what is missing of this one is found out anew."""
@@ -89,38 +121,135 @@ class Relay:
     def _which(self) -> str:
         return f" (attempt {self._job.attempt})"
 
-    def step(self, to_the_end: bool = False) -> int:
-        """Relay what is new; the number of segments that were read. ``to_the_end``: nothing more will be written."""
-        self._lease.check(exactly=to_the_end)
-        return self._intake.read(to_the_end)
-
-    def _save(self) -> None:
-        self._lease.check()
-        self._lease.save(self._memory())
-
-    def _note(self, sentence: str) -> None:
-        if sentence not in self.notes and len(self.notes) < MOST_NOTES:
-            self.notes.append(sentence)
-
-    def heard(self, node: int) -> int:
-        """How many of a node's segments have been read."""
-        return self._intake.heard(node)
-
-    @property
-    def ending(self) -> bool:
-        """Whether an agent has said that it failed or stops."""
-        return self._intake.ending
-
     def _memory(self) -> Record:
         return {
             "attempt": self._job.attempt,
-            **self._intake.remember(),
+            "cursor": dict(self._reader.cursor),
+            "ending": self._reader.ending,
+            "metrics": self._metrics.remember(),
+            "samples": self._samples.remember(),
+            "models": list(self._models),
+            "tracked": self._calls.remember(),
+            "reports": {rank: list(count) for rank, count in self._received.items()},
+            "lost": dict(self._lost),
+            "dropped": self._dropped,
+            "refused": self._refused,
+            "skipped": list(self._skipped),
             "environment": self._files.remember(),
             "state": self._state,
             "notes": list(self.notes),
             "leftOut": list(self._left_out),
             "missing": list(self._missing_before),
         }
+
+    def heard(self, node: int) -> int:
+        """How many of a node's segments have been read."""
+        return self._reader.cursor.get(protocol.agent_writer(node), 0)
+
+    @property
+    def ending(self) -> bool:
+        """Whether an agent has said that it failed or stops."""
+        return self._reader.ending
+
+    # Events: metrics, and what scripts have logged.
+
+    def step(self, to_the_end: bool = False) -> int:
+        """Relay what is new; the number of segments that were read. ``to_the_end``: nothing more will be written."""
+        self._lease.check(exactly=to_the_end)
+        count = 0
+        for _, _, found in self._reader.read(to_the_end):
+            # A backlog of hours does not go through memory at once, and in whole batches, since a call costs as much for a few.
+            if self._calls.crowded or self._uncertain >= MOST_UNCERTAIN:
+                self._store()  # the cursor is behind the segment before this one
+            self._send(BATCH)
+            self._unsaved = True
+            self._pending += self._metrics.feed(found)
+            self._pending += self._samples.feed(found)
+            for record in found:
+                self._take(record)
+            count += 1
+        self._store()
+        return count
+
+    def _store(self) -> None:
+        self._send()
+        self._calls.send()
+        if self._unsaved:
+            self._lease.check()
+            self._lease.save(self._memory())
+            self._unsaved = False
+            self._uncertain = 0
+
+    def _take(self, record: Record) -> None:
+        if record["k"] == "report":
+            self._count(record)
+        if record["k"] == "report" and record["body"].get("type") == "model":
+            if records.has(record["body"], _MODEL):
+                self._models.append(record["body"])
+            else:
+                self._skipped[0] += 1
+        elif record["k"] == "report" and record["body"].get("type") in calls.KINDS:
+            self._skipped[0] += not self._calls.take(record["body"])
+        elif record["k"] == "environment":
+            self._files.take(record)
+        elif record["k"] == "dropped":
+            self._dropped += record["lines"]
+        elif record["k"] == records.SKIPPED:
+            self._skipped = [self._skipped[0] + record["lines"], self._skipped[1] + record["files"]]
+
+    def _count(self, record: Record) -> None:
+        body, rank = record["body"], record.get("r")
+        if body.get("type") == LOST:
+            for name, count in body["values"].items() if records.has(body, _LOST) else ():
+                if name in self._lost or len(self._lost) < MOST_LOST:
+                    self._lost[name] = self._lost.get(name, 0) + count
+        elif isinstance(rank, int) and records.is_count(rank) and rank < self._job.plan.ranks:
+            count = self._received.setdefault(str(rank), [0, 0])
+            count[0] += 1
+            count[1] += points_of(body)
+
+    def _send(self, least: int = 1) -> None:
+        """Send what waits, as long as there are so many points."""
+        while len(self._pending) >= least:
+            batch = self._pending[:BATCH]
+            stores.log_what_is_taken(batch, self._log, self._refuse, self.run_gone)
+            del self._pending[: len(batch)]
+            self._uncertain += len(batch)
+
+    def _log(self, points: Sequence[Point]) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [Metric(point.key, point.value, point.timestamp, point.step) for point in points]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def _refuse(self, point: Point, why: str) -> None:
+        self._refused += 1
+        self._note(f"metric '{point.key}' at step {point.step} was refused: {why}")
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self.notes and len(self.notes) < MOST_NOTES:
+            self.notes.append(sentence)
+
+    def _not_as_it_came(self) -> list[str]:
+        """Sentences on what was not stored as it came."""
+        lines, files = self._skipped
+        counts = [
+            (self._dropped, "log lines were dropped while the share stalled"),
+            (lines, "lines of what agents and ranks had reported could not be read, and were left out"),
+            (files, "event files were damaged or missing on the share, and were left out"),
+            (self._metrics.repeated, "metric values came for a step that had one; the first stands"),
+            (self._metrics.unread + self._samples.unread, "metric values were no numbers, and were left out"),
+        ]
+        lost = [
+            f"missing are {count} " + (f"values of '{printable(name)}'" if name else "params, tags and files") + WAITED
+            for name, count in sorted(self._lost.items())[:MOST_NAMES_SHOWN]
+        ]
+        names = self._metrics.names.notices()
+        more = [f"{len(names) - MOST_NAMES_SHOWN} more names of metrics were changed"] if len(names) > MOST_NAMES_SHOWN else []
+        counted = [*(f"{count} {what}" for count, what in counts if count), *names[:MOST_NAMES_SHOWN], *more]
+        return [*lost, *counted, *self._metrics.refused[:MOST_NAMES_SHOWN], *self._calls.notes()]
+
+    # The run: its state and description.
 
     def run_gone(self) -> bool:
         """Whether the run was deleted: then there is nothing left to relay into.
@@ -202,9 +331,8 @@ class Relay:
 
     def _facts(self, state: JobState, notes: list[str], sending: str = "") -> Facts:
         # Once the job is over there is no epoch that is being trained.
-        self._pace = self._intake.pace or self._pace
-        job, step = self._job, self._intake.last_step
-        note = self._intake.tracked.script_note
+        self._pace = self._metrics.pace or self._pace
+        job, step, note = self._job, self._metrics.last_step, self._calls.script_note
         return Facts(job.plan, job.attempt, state, job.hosts, self._waits or "", self._pace, step, sending, notes, note)
 
     def cancel_wanted(self) -> bool:
@@ -225,7 +353,7 @@ class Relay:
             return
         try:
             self._logs.send()
-            self._intake.tracked.send_files()
+            self._calls.send_files()
         finally:
             ended = time.monotonic()
             self._log_interval = min(self._log_interval * 1.5, LONGEST_LOG_SECONDS)
@@ -246,15 +374,16 @@ class Relay:
         """The attempt is over: send the rest of what it said, and its logs; sentences on what could not be sent."""
         self._begin()
         self.step(to_the_end=True)
-        self._pace = self._intake.pace or self._pace
-        self._intake.finish()
-        left_out = self._last.once("logs", lambda: self._logs.send(complete=True))
+        self._pace = self._metrics.pace or self._pace
+        self._pending += self._metrics.finish()
+        self._send()
+        left_out = self._finish.once("logs", lambda: self._logs.send(complete=True))
         known = totals_of(self._job)
-        mended = self._last.once("rest of logs", lambda: self._logs.mend(log_totals(known)))
-        found = (*missing(known, self._intake.cursor, self._intake.received), *mended)
+        mended = self._finish.once("rest of logs", lambda: self._logs.mend(log_totals(known)))
+        found = (*missing(known, self._reader.cursor, self._received), *mended)
         which = self._which if goes_on or self._job.attempt > 1 else ""
         self._missing = [*self._missing_before, *(sentence + which for sentence in found)]
-        return left_out + self._last.once("artifacts", self._intake.tracked.send_rest)
+        return left_out + self._finish.once("artifacts", self._calls.send_rest)
 
     def finish(self, state: JobState) -> None:
         """The job has its verdict: send the rest, the outputs and the model, then end the run.
@@ -266,15 +395,15 @@ class Relay:
         """
         left_out = self._send_rest()
         outputs = self._outputs
-        left_out += self._last.once("outputs", lambda: outputs.send(lambda text: self._show_sending(state, text)))
+        left_out += self._finish.once("outputs", lambda: outputs.send(lambda text: self._show_sending(state, text)))
         self._lease.sending = ""
         # A job that has succeeded needs its checkpoints no more; where it has not, they may be all that it has left.
         there = (outputs.checkpoints if state.execution_state != protocol.SUCCEEDED else "", outputs.excluded)
         kept = [sentence for sentence in there if sentence]
-        notes = [*self.notes, *left_out, *kept, *self._last.once("job", self._files.send)]
-        notes += self._last.once("logged models", self._intake.tracked.make_models)
+        notes = [*self.notes, *left_out, *kept, *self._finish.once("job", self._files.send)]
+        notes += self._finish.once("logged models", self._calls.make_models)
         if state.execution_state == protocol.SUCCEEDED:
-            notes += self._last.once("model", lambda: collect.log_model(self._client, self._job, self._intake.models))
+            notes += self._finish.once("model", lambda: log_model(self._client, self._job, self._models))
         self._lease.check()
         left_out = list(dict.fromkeys([*self._left_out, *left_out]))
         self._end_run(state, notes, left_out)
@@ -296,18 +425,72 @@ class Relay:
         self._client.log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items() if value])
 
     def _end_run(self, state: JobState, notes: list[str], left_out: list[str]) -> None:
+        # Something that ranks have said was left out, by agents or by this relay.
+        lacks = bool(self._dropped or any(self._skipped) or self._lost or self._refused)
         tags = {
             runs.TAG_STATE: state.execution_state,
             runs.TAG_STARTED: "" if state.start_time is None else runs.time_text(state.start_time),
             runs.TAG_EXIT_CODE: "" if state.exit_code is None else str(state.exit_code),
             runs.TAG_ERROR_CODE: state.error_code,
             runs.TAG_REASON: state.reason[-runs.LONGEST_TAG :],
-            runs.TAG_COMPLETE: "false" if self._missing or left_out or self._intake.lacks else "true",
+            runs.TAG_COMPLETE: "false" if self._missing or left_out or lacks else "true",
         }
-        notes = [*self._missing, *notes, *self._intake.told()]
+        notes = [*self._missing, *notes, *self._not_as_it_came()]
         if notes:
             tags[runs.TAG_NOTES] = "\n".join(notes)[: runs.LONGEST_TAG]
         tags = {key: runs.tag_text(value) for key, value in tags.items()}
         tags |= self._description.tags(self._facts(state, notes))
         self._set_tags(tags)
         self._client.set_terminated(self._run_id, state.run_status, end_time=state.end_time)
+
+
+class Finish:
+    """Sends what is left of an ended attempt, each thing once, and knows what could not be sent of it.
+
+    A store that is away makes the relay begin anew: what was sent is not sent again.
+
+    Args:
+        job: the job, at that attempt.
+        lease: the right to write its run.
+        answers: whether the store can be reached now.
+    """
+
+    def __init__(self, job: Job, lease: Lease, answers: Callable[[], bool]) -> None:
+        self._job = job
+        self._lease = lease
+        self._answers = answers
+        self._done: dict[str, list[str]] = {}
+        self._since: float | None = None
+
+    def once(self, what: str, send: Callable[[], Sequence[str]]) -> list[str]:
+        """Send a thing, if it hasn't been sent; sentences on what could not be sent of it.
+
+        Args:
+            send: returns such sentences; what it raises is one, too, unless it may pass.
+
+        Raises:
+            Exception: the thing may be taken if it is sent again: call again.
+            LeaseLostError: another relay has taken over.
+        """
+        if what not in self._done:
+            self._lease.check()
+            self._since = self._since or time.monotonic()
+            try:
+                self._done[what] = list(send())
+            except LeaseLostError:
+                raise
+            except Exception as error:  # MLflow raises whatever its store raises; the run must end all the same
+                if self._may_pass(error, time.monotonic() - self._since < AWAY_SECONDS):
+                    raise
+                ours = isinstance(error, BatchAIError)
+                self._done[what] = [str(error) if ours else f"{what}: {type(error).__name__}: {error}"]
+            else:
+                # What was given up once is not waited for again, thing by thing.
+                self._since = None
+        return list(self._done[what])
+
+    def _may_pass(self, error: Exception, patient: bool) -> bool:
+        if isinstance(error, ShareError):
+            return patient and self._job.board is not None and not isinstance(error, ShareNotFoundError)
+        # What is said of a model hides what the store has said.
+        return (patient and stores.may_pass(error.__cause__ or error)) or not self._answers()

@@ -6,18 +6,20 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from mlflow_batchai import terminal
-from mlflow_batchai.errors import TrackingError
+from mlflow_batchai.errors import BatchAIError, TrackingError
 from mlflow_batchai.tracking import runs
 from mlflow_batchai.tracking.runs import Tracking
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
+
+Item = TypeVar("Item")
 
 # MLflow's variable: how often a failed call is made again.
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
@@ -27,6 +29,7 @@ RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 _BOUNDS = {RETRIES: "0", "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false"}
 # For who waits at a prompt: MLflow would try a server that is down for minutes, in silence.
 RETRIES_AT_A_PROMPT = "2"
+LONGEST_SENTENCE = 500
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 # What a server, or a proxy before it, says of one file, not of all that come from us.
 _OF_A_FILE = (
@@ -167,3 +170,38 @@ def is_refusal(error: BaseException) -> bool:
     from mlflow.exceptions import MlflowException
 
     return isinstance(error, MlflowException) and not may_pass(error)
+
+
+def sentence(error: BaseException) -> str:
+    """An error on one line of bearable length: servers answer with whole pages."""
+    text = str(error) if isinstance(error, BatchAIError) else f"{type(error).__name__}: {error}"
+    text = terminal.printable(" ".join(text.split()))
+    return text if len(text) <= LONGEST_SENTENCE else text[:LONGEST_SENTENCE] + " ..."
+
+
+def log_what_is_taken(
+    items: Sequence[Item],
+    log: Callable[[Sequence[Item]], object],
+    refused: Callable[[Item, str], None],
+    gone: Callable[[], bool],
+    codes: Collection[str] = ("INVALID_PARAMETER_VALUE",),
+) -> None:
+    """Store items in one call; one that MLflow will never take is refused, so that it doesn't hold up the others for ever.
+
+    Args:
+        refused: takes such an item, and what MLflow says of it.
+        gone: whether the run was deleted: MLflow's answer is none to the item then.
+        codes: what MLflow says of such an item.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        log(items)
+    except MlflowException as error:
+        if error.error_code not in codes or gone():
+            raise
+        if len(items) == 1:
+            refused(items[0], str(error.message))
+            return
+        for half in (items[: len(items) // 2], items[len(items) // 2 :]):
+            log_what_is_taken(half, log, refused, gone, codes)

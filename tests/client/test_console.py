@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from job_folder import line, report
 
+from mlflow_batchai.client import console as console_module
 from mlflow_batchai.client.console import JobConsole
 
 
@@ -76,3 +78,14 @@ def test_markup_of_a_user_is_text():
     console.state("[bold]not markup[/bold] [/]")
     console.close()
     assert "[bold]not markup[/bold] [/]" in err.getvalue()
+
+
+def test_a_console_says_so_every_ten_seconds_at_most(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(console_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    err = io.StringIO()
+    shown = JobConsole(1, io.StringIO(), err)
+    for text in ("", "file 1", "file 1", "file 2", "file 3", "file 4", "file 4", "file 4", "file 4", ""):
+        shown.sending(text)
+        now[0] += 4
+    assert err.getvalue() == "".join(f"batchai: sending file {number}\n" for number in (1, 3, 4))

@@ -14,7 +14,7 @@ from mlflow_batchai.follower.watch import CANCEL_PATIENCE_SECONDS, Watch
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Hold, Lease
 from mlflow_batchai.job.states import Snapshot, fold
-from mlflow_batchai.tracking.trouble import GivenUpError
+from mlflow_batchai.tracking.retrying import GivenUpError
 
 
 def requeued(made, why="room is needed"):

@@ -22,7 +22,7 @@ from mlflow_batchai.errors import JobError, NotFoundError, StillRunningError
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.storage.directory import DirectoryShare
-from mlflow_batchai.tracking import outputs, runs
+from mlflow_batchai.tracking import directories, runs
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_outputs_stay_in_the_share(folder: Callable[..., JobFolder], kept: list[
     """A rank may put any link there; nothing of this machine is listed or copied by it."""
     place = {"id": "M", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": "m"}
     made = folder(nodes=1, outputDirectories=[place])
-    job, directory = job_of(made), outputs.directory(made.job, "M")
+    job, directory = job_of(made), directories.directory(made.job, "M")
     assert job.outputs() == {}
     assert isinstance(directory.share, DirectoryShare)
     root = directory.share.local(directory.inside(""))

@@ -166,12 +166,13 @@ def _described(text: str) -> None:
 
 
 def _error(text: str) -> None:
-    from mlflow_batchai.agent import azure_errors, customs
-    from mlflow_batchai.tracking import trouble
+    from mlflow_batchai.agent import azure_errors
+    from mlflow_batchai.agent.model_check import trial
+    from mlflow_batchai.tracking import stores
 
-    trouble.sentence(ValueError(text))
+    stores.sentence(ValueError(text))
     azure_errors.explain(text, "share", "host", "sig")
-    customs.why_not(ValueError(text), {})
+    trial.why_not(ValueError(text))
 
 
 def _read(name: str) -> Callable[[str], object]:
@@ -179,8 +180,7 @@ def _read(name: str) -> Callable[[str], object]:
         from mlflow_batchai import terminal
         from mlflow_batchai.client import streaming
         from mlflow_batchai.job import metrics
-        from mlflow_batchai.tracking.models import facts
-        from mlflow_batchai.tracking.tracked import tags
+        from mlflow_batchai.tracking.script_calls import tags
 
         readers: dict[str, Callable[[str], object]] = {
             "safe": terminal.safe,
@@ -189,7 +189,6 @@ def _read(name: str) -> Callable[[str], object]:
             "as_shown": metrics.as_shown,
             "metric_key": metrics.metric_key,
             "lines": lambda text: list(streaming.lines(iter([text]))),
-            "requirement": facts.REQUIREMENT.fullmatch,
             "tag": lambda text: tags.may_be_set(text, text),
             "table": lambda text: tags.may_be_set("mlflow.loggedArtifacts", text),
         }
@@ -204,7 +203,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "description": _described,
     "error": _error,
     **{name: _read(name) for name in ("safe", "safe pieces", "printable", "as_shown", "metric_key", "lines")},
-    **{name: _read(name) for name in ("requirement", "tag", "table")},
+    **{name: _read(name) for name in ("tag", "table")},
 }
 PIECES = [
     " ", "1", "a", "\x1b", "\x1b[", "\x1b[1;", "\x1b]", "\x1b]0;", "\x08", "\r", "\t", "`", "\n", ": ", " - ", " - a: 1", "1/1 ", "0.", "e-",

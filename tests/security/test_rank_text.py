@@ -281,7 +281,7 @@ TAGS = [
 
 @pytest.mark.parametrize(("key", "value"), TAGS)
 def test_tags_that_are_refused(key: str, value: str | None) -> None:
-    from mlflow_batchai.tracking.tracked.tags import may_be_set
+    from mlflow_batchai.tracking.script_calls.tags import may_be_set
 
     assert not may_be_set(key, value)
 
@@ -295,7 +295,7 @@ def test_tags_that_are_refused(key: str, value: str | None) -> None:
     ],
 )  # fmt: skip
 def test_tags_that_scripts_set(key: str, value: str | None) -> None:
-    from mlflow_batchai.tracking.tracked.tags import may_be_set
+    from mlflow_batchai.tracking.script_calls.tags import may_be_set
 
     assert may_be_set(key, value)
 
@@ -312,7 +312,7 @@ def test_tags_that_scripts_set(key: str, value: str | None) -> None:
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
 def test_sources_of_datasets(source: str, kept: bool) -> None:
-    from mlflow_batchai.tracking.tracked.tags import is_source
+    from mlflow_batchai.tracking.script_calls.tags import is_source
 
     assert is_source(source) is kept
 

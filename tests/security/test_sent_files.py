@@ -16,9 +16,11 @@ from mlflow.tracking import MlflowClient
 from mlflow_server import MlflowServer
 
 from mlflow_batchai.errors import ModelError
-from mlflow_batchai.tracking import collect, outputs, runs
+from mlflow_batchai.tracking import directories, runs
 from mlflow_batchai.tracking.artifacts import Folder
-from mlflow_batchai.tracking.tracked.files import NotThereError, local
+from mlflow_batchai.tracking.logs import Logs
+from mlflow_batchai.tracking.models.job_model import local_copy
+from mlflow_batchai.tracking.script_calls.files import NotThereError, local
 
 SECRET = "the private key of who submitted"
 LOGS, OUTPUTS, ARTIFACTS = f"{FOLDER}/stdouterr", f"{FOLDER}/outputs/m", f"{FOLDER}/artifacts/run"
@@ -173,7 +175,7 @@ def test_what_is_sent_is_what_was_opened(
 @pytest.mark.parametrize("kind", ["link", "relative link", "link to another job", "folder behind a link"])
 def test_logs_too(scene: Scene, kind: str) -> None:
     swap(scene, kind, f"{LOGS}/file")
-    (note,) = collect.Logs(scene.client, scene.made.job).send(complete=True)
+    (note,) = Logs(scene.client, scene.made.job).send(complete=True)
     assert "not sent" in note and scene.sent("logs") == {}
 
 
@@ -189,10 +191,10 @@ def test_what_scripts_have_logged_too(scene: Scene, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["link", "relative link", "link to another job", "folder behind a link"])
 def test_a_model_too(scene: Scene, kind: str) -> None:
     path = f"/mnt/share/{OUTPUTS}/file"
-    with collect._local_copy(scene.made.job, path) as file:
+    with local_copy(scene.made.job, path) as file:
         swap(scene, kind)
         assert file.read_text() == "of the job" and not file.is_symlink()
-    with pytest.raises(ModelError, match="is not there, or a link out"), collect._local_copy(scene.made.job, path):
+    with pytest.raises(ModelError, match="is not there, or a link out"), local_copy(scene.made.job, path):
         pass
 
 
@@ -201,14 +203,14 @@ def test_a_models_folder_is_looked_at_where_nobody_can_change_it(scene: Scene) -
     (folder / "data").mkdir(parents=True)
     (folder / "data" / "weights").write_text("weights")
     (folder / "same").symlink_to("data/weights")
-    with collect._local_copy(scene.made.job, path) as copy:
+    with local_copy(scene.made.job, path) as copy:
         (folder / "data" / "weights").unlink()
         (folder / "data" / "weights").symlink_to(scene.private / "key")
         assert {file.name: file.read_text() for file in copy.rglob("*") if file.is_file()} == {
             "weights": "weights",
             "same": "weights",
         }
-    with pytest.raises(ModelError, match="data/weights in it is a link out"), collect._local_copy(scene.made.job, path):
+    with pytest.raises(ModelError, match="data/weights in it is a link out"), local_copy(scene.made.job, path):
         pass
 
 
@@ -226,7 +228,7 @@ def test_links_of_a_job_to_its_own_files_work(scene: Scene) -> None:
     assert scene.sent() == own | dict.fromkeys(
         ("sent/absolute", "sent/latest", "sent/epoch-3/weights", "sent/folder/weights"), "w"
     )
-    place = outputs.directory(scene.made.job, "M")
+    place = directories.directory(scene.made.job, "M")
     assert [entry[:3] for entry in place.entries("folder").values()] == [("weights", 1, False)]
     assert place.entries("latest")["latest"].size == 1
 
@@ -265,8 +267,8 @@ def test_nothing_of_this_machine_is_downloaded_or_listed(scene: Scene, tmp_path:
     for kind in ("link", "link to another job"):
         (scene.root / OUTPUTS / "file").touch()
         swap(scene, kind)
-        place = outputs.directory(scene.made.job, "M")
-        assert outputs.files(place) == {} and place.entries("") == {}
+        place = directories.directory(scene.made.job, "M")
+        assert directories.files(place) == {} and place.entries("") == {}
 
 
 @pytest.mark.parametrize("name", ["volume", "deep/er"])
@@ -284,4 +286,4 @@ def test_a_volume_on_the_control_share_that_becomes_a_link(scene: Scene, name: s
     job = scene.made.job
     folder = Folder(scene.client, job, *job.place(address, f"{FOLDER}/outputs"), "sent")
     assert "behind a link" in "".join(scene.send(folder)) and scene.sent() == {}
-    assert outputs.files(outputs.directory(job, "V")) == {}
+    assert directories.files(directories.directory(job, "V")) == {}

@@ -394,7 +394,7 @@ def test_without_the_sdk_there_is_a_hint_and_nothing_else_needs_it():
         "import sys\n"
         "from mlflow_batchai.storage import open_share\n"
         "from mlflow_batchai.storage.objects import upload\n"
-        "import mlflow_batchai.tracking.collect\n"
+        "import mlflow_batchai.tracking.relay\n"
         "assert not [name for name in sys.modules if name.split('.')[0] in ('azure', 'msal', 'requests')]\n"
         "sys.modules['azure.storage.fileshare'] = None\n"
         "try: open_share('https://acct.file.core.windows.net/data')\n"

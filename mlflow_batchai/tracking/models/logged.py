@@ -1,77 +1,73 @@
-"""A saved model as MLflow knows it: a logged model of the job's run, and a version of a registered model."""
+"""A model as MLflow knows it: a logged model of the job's run, and a version of a registered model; each is made once."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from mlflow_batchai.errors import ModelError
-from mlflow_batchai.tracking.models import registry
-from mlflow_batchai.tracking.models.directory import build_directory, check_file, notes
-from mlflow_batchai.tracking.models.facts import ModelFacts
 
 if TYPE_CHECKING:
+    from mlflow.entities import LoggedModel, Run
     from mlflow.tracking import MlflowClient
 
 TAG_JOB = "batchai.job"
-# What tells a logged model from others of its job; absent for the one that batchai.yaml asks for.
-TAG_KEY = "batchai.modelKey"
 TAG_CHECK = "batchai.modelCheck"
+# Which of a job's scripts' models it is: JOB/ID, where the id is the one that the script had.
+TAG_SCRIPT = "batchai.scriptModel"
 
 
-@dataclass(frozen=True)
-class LoggedModelRef:
-    """A model as MLflow knows it; ``notes`` are sentences on what a person may miss in it, if anything."""
+def find_logged(client: MlflowClient, run_id: str, tag: str, value: str) -> LoggedModel | None:
+    """The READY model of a run that an earlier call has made with this tag; what that left unfinished is marked FAILED."""
+    experiment = client.get_run(run_id).info.experiment_id
+    ready = None
+    for model in client.search_logged_models([experiment], filter_string=f"tags.`{tag}` = '{value}'"):
+        if model.source_run_id == run_id and str(model.status) == "PENDING":
+            client.finalize_logged_model(model.model_id, "FAILED")
+        elif model.source_run_id == run_id and str(model.status) == "READY":
+            ready = ready or model
+    return ready
 
-    model_id: str
-    model_uri: str
-    version: str | None
-    notes: tuple[str, ...] = ()
+
+def last_of_scripts(client: MlflowClient, run_id: str) -> LoggedModel | None:
+    """The last logged model that a script of a run's job has made, or None: what a job may register that reported no file."""
+    outputs = client.get_run(run_id).outputs
+    for output in reversed(outputs.model_outputs if outputs else []):
+        model = client.get_logged_model(output.model_id)
+        if TAG_SCRIPT in model.tags and str(model.status) == "READY":
+            return model
+    return None
 
 
-def log_model(
+@contextmanager
+def being_made(
     client: MlflowClient,
-    *,
-    experiment_id: str,
-    run_id: str,
-    file: Path,
-    facts: ModelFacts,
-    name: str = "model",
-    register: str | None = None,
-    job: str | None = None,
-    found: tuple[str, ...] | None = None,
-) -> LoggedModelRef:
-    """Make ``file`` a READY logged model of the run, and a version of the registered model ``register``.
-
-    It is an output of the run, so the run's page and the experiment's Models tab show it, with the run's
-    parameters; ``runs:/<run_id>/<name>``, ``models:/<model_id>`` and ``models:/<register>/<version>`` all
-    load it. Every call makes a new one; ``job``, the job's id, lets ``find_logged`` find it.
-
-    Args:
-        file: what the training script saved: a file, or a TensorFlow SavedModel's folder.
-        found: the notes of the reference; None: those on the facts.
-
-    Raises:
-        ModelError: ``file`` is missing, is no model, or not of the format that ``facts`` tell: nothing
-            was created; or a later step failed, and the logged model is marked FAILED and a registered model
-            that this call created is deleted again.
-    """
-    check_file(file, facts)
-    return publish(
-        client,
-        lambda target, model_id: build_directory(file, facts, target, run_id=run_id, model_id=model_id),
-        what=str(file),
-        experiment_id=experiment_id,
-        run_id=run_id,
+    run: Run,
+    name: str,
+    tags: Mapping[str, str],
+    params: Mapping[str, str],
+    model_type: str | None = None,
+) -> Iterator[LoggedModel]:
+    """A new logged model of a run, READY once the block has ended, FAILED if that raises."""
+    model = client.create_logged_model(
+        run.info.experiment_id,
         name=name,
-        register=register,
-        tags={**({TAG_JOB: job} if job else {}), **({TAG_CHECK: facts.check} if facts.check else {})},
-        found=notes(facts) if found is None else found,
+        source_run_id=run.info.run_id,
+        tags=dict(tags),
+        params=dict(params),
+        model_type=model_type,
     )
+    try:
+        yield model
+        client.finalize_logged_model(model.model_id, "READY")
+    except Exception:
+        with suppress(Exception):  # the failure that brought us here is what a person has to see
+            client.finalize_logged_model(model.model_id, "FAILED")
+        raise
 
 
 def publish(
@@ -79,81 +75,87 @@ def publish(
     build: Callable[[Path, str], object],
     *,
     what: str,
-    experiment_id: str,
     run_id: str,
-    name: str,
-    register: str | None,
-    tags: Mapping[str, str],
-    params: Mapping[str, str] | None = None,
-    model_type: str | None = None,
-    step: int = 0,
-    found: tuple[str, ...] = (),
-) -> LoggedModelRef:
-    """Make a model directory a READY logged model of the run, and register it.
+    job: str,
+    name: str = "model",
+    check: str | None = None,
+) -> LoggedModel:
+    """Make a model directory a READY logged model of the run, with the run's params.
+
+    It is an output of the run, so the run's page and the experiment's Models tab show it. Every call makes a new one.
 
     Args:
         build: makes the directory at a path, for the model of an id.
         what: is made a model, for sentences.
-        params: the model's; None: those of the run.
-        found: the notes of the reference.
+        job: the job's id, for the tag ``TAG_JOB``.
+        check: how it was checked, for a tag; None: it wasn't.
 
     Raises:
-        ModelError: as ``log_model`` says.
+        ModelError: a step failed, and the logged model is marked FAILED.
     """
     from mlflow.entities import LoggedModelOutput
 
-    with as_model_error(what), ExitStack() as undo, TemporaryDirectory(prefix="batchai-model-") as scratch:
-        given = dict(client.get_run(run_id).data.params if params is None else params)
-        model = client.create_logged_model(
-            experiment_id, name=name, source_run_id=run_id, params=given, tags=dict(tags), model_type=model_type
-        )
-        undo.callback(_mark_failed, client, model.model_id)
-        target = Path(scratch, "model")
-        build(target, model.model_id)
-        client.log_model_artifacts(model.model_id, str(target))
-        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=step)])
-        client.finalize_logged_model(model.model_id, "READY")
-        version = registry.register(client, register, model, run_id) if register else None
-        undo.pop_all()
-    return LoggedModelRef(model.model_id, f"models:/{model.model_id}", version, found)
+    with as_model_error(what), TemporaryDirectory(prefix="batchai-model-") as scratch:
+        run = client.get_run(run_id)
+        tags = {TAG_JOB: job, **({TAG_CHECK: check} if check else {})}
+        with being_made(client, run, name, tags, run.data.params) as model:
+            target = Path(scratch, "model")
+            build(target, model.model_id)
+            client.log_model_artifacts(model.model_id, str(target))
+            client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+    return model
 
 
-def find_logged(
-    client: MlflowClient,
-    *,
-    experiment_id: str,
-    run_id: str,
-    job: str,
-    key: str | None = None,
-    register: str | None = None,
-    found: tuple[str, ...] = (),
-) -> LoggedModelRef | None:
-    """The READY model that an earlier call has made for the job, as a version of ``register``; None if there is none.
+def register(client: MlflowClient, name: str, model: LoggedModel, run_id: str) -> str:
+    """The version of ``name`` that the model is: the one that an earlier call has made, else a new one.
 
-    Who called it may have died at any point: models that it left unfinished are marked FAILED, a registration is made up for.
+    The registered model is made if it isn't there.
 
-    Args:
-        key: its tag ``batchai.modelKey``, if it has one.
-        found: the notes of the reference.
+    Raises:
+        ModelError: the registry failed.
     """
-    known = client.search_logged_models([experiment_id], filter_string=f"tags.`{TAG_JOB}` = '{job}'")
-    known_here = [model for model in known if model.tags.get(TAG_KEY) == key and model.source_run_id == run_id]
-    for model in known_here:
-        if str(model.status) == "PENDING":
-            _mark_failed(client, model.model_id)
-    ready = [model for model in known_here if str(model.status) == "READY"]
-    if not ready:
-        return None
-    model, version = ready[0], None
-    if register:
-        with as_model_error(model.name):
-            version = registry.version_of(client, register, model, run_id)
-    return LoggedModelRef(model.model_id, f"models:/{model.model_id}", version, found)
+    with as_model_error(model.name, f"could not be registered as {name}"):
+        # A registry in a database does not keep a version's model_id; both forms of its source hold it.
+        known = client.search_model_versions(f"run_id = '{run_id}'")
+        versions = [str(one.version) for one in known if one.name == name and model.model_id in (one.source or "")]
+        if not versions:
+            _create_registered_model(client, name)
+            created = client.create_model_version(name, source=_source(client, model), run_id=run_id, model_id=model.model_id)
+            versions = [str(created.version)]
+        _link_version(client, model.model_id, name, versions[0])
+        return versions[0]
 
 
-def _mark_failed(client: MlflowClient, model_id: str) -> None:
-    with suppress(Exception):  # the failure that brought us here is what a person has to see
-        client.finalize_logged_model(model_id, "FAILED")
+def _create_registered_model(client: MlflowClient, name: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_ALREADY_EXISTS", "ALREADY_EXISTS"):
+            raise
+
+
+def _source(client: MlflowClient, model: LoggedModel) -> str:
+    """``models:/ID``, which MLflow's pages link to the model, wherever the registry can resolve it.
+
+    A registry in a local database looks the model up by the process-wide tracking URI, not by the client's.
+    """
+    from mlflow.tracking import get_tracking_uri
+
+    if client.tracking_uri.startswith("http") or client.tracking_uri == get_tracking_uri():
+        return f"models:/{model.model_id}"
+    return model.artifact_location
+
+
+def _link_version(client: MlflowClient, model_id: str, name: str, version: str) -> None:
+    """Tag the logged model with its version, for MLflow's pages; a tracking server did so itself."""
+    from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
+
+    known = json.loads(client.get_logged_model(model_id).tags.get(MLFLOW_MODEL_VERSIONS, "[]"))
+    if not any(entry.get("name") == name for entry in known):
+        links = [*known, {"name": name, "version": int(version)}]
+        client.set_logged_model_tags(model_id, {MLFLOW_MODEL_VERSIONS: json.dumps(links)})
 
 
 @contextmanager

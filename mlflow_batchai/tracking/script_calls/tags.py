@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlflow_batchai.tracking.tracked.files import is_path
+from mlflow_batchai.tracking.script_calls.files import is_path
 
 # The job's own, and MLflow's (``mlflow.utils.mlflow_tags``).
 RESERVED = ("batchai.", "mlflow.")

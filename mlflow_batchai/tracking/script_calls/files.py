@@ -18,7 +18,7 @@ from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.storage import spelling
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.storage.within import as_file
-from mlflow_batchai.tracking import runs, stores, trouble
+from mlflow_batchai.tracking import runs, stores
 from mlflow_batchai.tracking.artifacts import LONGEST_NAME, bounds_of
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ SHAPE: records.Shape = {"path": records.is_text, "size": records.is_count, "sha2
 MOST_SENT = 10_000
 # So many files wait for their turn: more have those before them sent at once, and beyond the second number none is taken.
 CROWD, MOST_WAITING = 1_000, 10_000
-MOST_NAMES_TOLD = 20
+MOST_NAMES_SHOWN = 20
 
 
 class NotThereError(Exception):
-    """A file isn't there, or not as it was told of; the message is a sentence."""
+    """A file isn't there, or not as its record says; the message is a sentence."""
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def local(job: Job, path: str, size: int | None) -> Iterator[Path]:
     """A file below the job's ``artifacts`` as one of this machine, under its own name.
 
     Args:
-        size: that it was told to have; None: whatever it has.
+        size: that its record says; None: whatever it has.
 
     Raises:
         NotThereError: it isn't there yet, or no more, has another size, or is a link out of the share.
@@ -91,7 +91,7 @@ class RunFiles:
         self._job = job
         self._run_id = job.plan.run_id
         # Path -> [size, content]; by hashes: path -> content.
-        self._waiting: dict[str, list[Any]] = {path: list(told) for path, told in memory.get("waiting", {}).items()}
+        self._waiting: dict[str, list[Any]] = {path: list(entry) for path, entry in memory.get("waiting", {}).items()}
         self._sent: dict[str, str] = dict(memory.get("sent", {}))
         self._left_out = int(memory.get("leftOut", 0))
         # Sentences on files that the store will never take.
@@ -99,7 +99,7 @@ class RunFiles:
 
     def remember(self) -> dict[str, Any]:
         """All that another process needs to go on, as JSON."""
-        waiting = {path: list(told) for path, told in self._waiting.items()}
+        waiting = {path: list(entry) for path, entry in self._waiting.items()}
         return {
             "waiting": waiting,
             "sent": dict(self._sent),
@@ -126,7 +126,7 @@ class RunFiles:
             self._waiting[path] = [body["size"], content]
 
     def send(self, seconds: float | None = None) -> list[str]:
-        """Send what waits, oldest first; what is not as it was told of waits on.
+        """Send what waits, oldest first; what is not as its record says waits on.
 
         Args:
             seconds: begin no file after so many; None: nothing more will be written, send all, and return sentences on what
@@ -158,22 +158,22 @@ class RunFiles:
             del self._waiting[path]
             while len(self._sent) > MOST_SENT:
                 del self._sent[next(iter(self._sent))]
-        return self._told(missing) if seconds is None else []
+        return self._sentences(missing) if seconds is None else []
 
     def _refuse(self, path: str, error: Exception) -> None:
-        if len(self._refused) < MOST_NAMES_TOLD:
-            self._refused.append(f"{' '.join(runs.plain(path).split())} ({trouble.sentence(error)})")
+        if len(self._refused) < MOST_NAMES_SHOWN:
+            self._refused.append(f"{' '.join(runs.plain(path).split())} ({stores.sentence(error)})")
         else:
             self._left_out += 1
 
-    def _told(self, missing: list[str]) -> list[str]:
+    def _sentences(self, missing: list[str]) -> list[str]:
         """A sentence on all that could not be sent, once."""
         missing = self._refused + missing
         self._refused = []
-        more = len(missing[MOST_NAMES_TOLD:]) + self._left_out
+        more = len(missing[MOST_NAMES_SHOWN:]) + self._left_out
         self._left_out = 0
-        told = [*missing[:MOST_NAMES_TOLD], *([f"{more} more"] if more else [])]
-        return [f"artifacts not sent: {', '.join(told)}"] if told else []
+        names = [*missing[:MOST_NAMES_SHOWN], *([f"{more} more"] if more else [])]
+        return [f"artifacts not sent: {', '.join(names)}"] if names else []
 
 
 def _hashed(path: str) -> str:

@@ -18,8 +18,8 @@ from mlflow_batchai.job import memory
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.storage import credentials, open_share, spelling
 from mlflow_batchai.storage.credentials import Credential
-from mlflow_batchai.tracking.tracked import files, words
-from mlflow_batchai.tracking.tracked.models import last_ready
+from mlflow_batchai.tracking.models.logged import last_of_scripts
+from mlflow_batchai.tracking.script_calls import calls, files
 
 MODEL = "m-" + "5" * 32
 
@@ -292,7 +292,7 @@ def test_a_model_is_made_once_wherever_a_relay_dies(scene, method, done):
         description = json.load(file)
     assert description == {"model_id": model.model_id, "artifact_path": f"models:/{model.model_id}", "run_id": run_id}
     assert sorted(one.path for one in client.list_logged_model_artifacts(model.model_id)) == ["MLmodel", "data"]
-    assert last_ready(client, run_id).model_id == model.model_id
+    assert last_of_scripts(client, run_id).model_id == model.model_id
     assert "batchai.notes" not in run.data.tags, run.data.tags["batchai.notes"]
 
 
@@ -364,14 +364,12 @@ def test_a_memory_is_taken_as_it_was_written_and_not_as_it_was_damaged(scene):
         assert "tracked" not in memory.usable({**whole, "tracked": {**whole["tracked"], part: damaged}})
 
 
-def test_notes_are_bounded():
-    class Client:
-        def get_run(self, run_id):
-            return type("Run", (), {"data": type("Data", (), {"params": {f"p{i}": "0" for i in range(50)}})})
-
-    some = words.Words(Client(), "r", lambda: False, {})
-    some.take({"type": "param", "values": {f"p{i}": "1" for i in range(50)}})
-    some.send()
-    assert len(some.notes()) == words.MOST_NOTES + 1
-    assert some.notes()[-1] == "30 more params and tags were not kept"
-    assert words.Words(Client(), "r", lambda: False, some.remember()).notes() == some.notes()
+def test_notes_are_bounded(scene):
+    made, client, relay = scene
+    made.segment(0, said("param", values={f"p{i}": "0" for i in range(50)}))
+    made.segment(1, said("param", values={f"p{i}": "1" for i in range(50)}))
+    made.verdict("failed", reason="no")
+    relay().finish(made.job.state())
+    notes = client.get_run(made.plan["runId"]).data.tags["batchai.notes"].splitlines()
+    assert len([note for note in notes if note.startswith("param 'p")]) == calls.MOST_NOTES
+    assert "30 more params and tags were not kept" in notes

@@ -1,7 +1,10 @@
 """Which of the models that a job has saved is the one that batchai.yaml asks for: the node and its client choose alike."""
 
+from __future__ import annotations
+
 import os
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Dict
 
 Record = Dict[str, Any]
 
@@ -16,7 +19,7 @@ PASSED, FAILED, UNCHECKED = "passed", "failed", "unchecked"
 LONGEST_SENTENCE = 600
 
 
-def choose(known: Sequence[Mapping[str, Any]], path: Optional[str]) -> Optional[Mapping[str, Any]]:
+def choose(known: Sequence[Mapping[str, Any]], path: str | None) -> Mapping[str, Any] | None:
     """The record of the job's model, or None.
 
     The one that node 0 has chosen, if it has said so; else the last that a rank reported, else the last that was found. What
@@ -37,12 +40,12 @@ def choose(known: Sequence[Mapping[str, Any]], path: Optional[str]) -> Optional[
     return best[-1] if best else None
 
 
-def found_in(folders: Sequence[str], path: Optional[str]) -> List[str]:
+def found_in(folders: Sequence[str], path: str | None) -> list[str]:
     """Saved models in output directories: the named file or folder, else all that have a model's form and are no checkpoints.
 
     A folder that is a model (MLflow's, or a TensorFlow SavedModel) is one; what lies in it is not looked at.
     """
-    found: List[str] = []
+    found: list[str] = []
     for folder in folders:
         if path:
             named = os.path.join(folder, path)
@@ -58,7 +61,7 @@ def found_in(folders: Sequence[str], path: Optional[str]) -> List[str]:
     return list(dict.fromkeys(found))[-MOST_FOUND:]
 
 
-def folder_format(path: str) -> Optional[str]:
+def folder_format(path: str) -> str | None:
     """``mlflow`` or ``saved_model`` for a folder that is a model, else None."""
     if os.path.isfile(os.path.join(path, "MLmodel")):
         return MLFLOW
@@ -69,6 +72,6 @@ def _is_model(name: str) -> bool:
     return name.endswith((".h5", ".keras", *TORCH_ENDINGS)) and not name.endswith(".weights.h5")
 
 
-def check(outcome: str, why: Optional[str], seconds: float, output: Any = None) -> Record:
-    """The record of a check."""
-    return {"outcome": outcome, "why": why and why[:LONGEST_SENTENCE], "seconds": round(seconds, 2), "output": output}
+def outcome(result: str, why: str | None, seconds: float) -> Record:
+    """The record of a check: its outcome, and a sentence's end on why."""
+    return {"outcome": result, "why": why and why[:LONGEST_SENTENCE], "seconds": round(seconds, 2)}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mlflow_batchai.agent.models import choose, found_in
+from mlflow_batchai.agent.model_check.choice import choose, found_in
 
 
 def paths(folder: Path, *arguments) -> list[str]:

@@ -1,13 +1,17 @@
-"""After the ranks' good end: node 0 chooses the job's model, has it loaded and tried, and tells its client what came of it."""
+"""The check of a job's model on node 0: choose it, have it loaded and tried, and record what came of it."""
+
+from __future__ import annotations
 
 import contextlib
 import json
 import os
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from collections.abc import Mapping
+from typing import Any
 
-from mlflow_batchai.agent import models, protocol
+from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.layout import NodeLayout, archive_path
+from mlflow_batchai.agent.model_check import choice
 from mlflow_batchai.agent.outcome import Stop
 from mlflow_batchai.agent.peers import Peers
 from mlflow_batchai.agent.runtime import Runtime
@@ -47,7 +51,7 @@ class ModelCheck:
         self.environment = environment
         self._log = bytearray()
 
-    def run(self) -> Optional[Stop]:
+    def run(self) -> Stop | None:
         """Choose and check the model that the plan asks for, if it does.
 
         Returns:
@@ -56,21 +60,21 @@ class ModelCheck:
         wanted = self.layout.plan.model
         if not wanted:
             return None
-        chosen = models.choose(self._known(wanted.path), wanted.path)
+        chosen = choice.choose(self._known(wanted.path), wanted.path)
         if chosen is None:
             return None  # the client says so
         body = {key: value for key, value in chosen.items() if key != "check"}
         body.update(ts=protocol.now_ms(), chosen=True)
         path, reported = str(chosen["path"]), chosen.get("meta") or {}
-        if path.endswith(models.TORCH_ENDINGS):
-            body["meta"] = {"format": models.TORCH}
-            self._tell(body)
+        if path.endswith(choice.TORCH_ENDINGS):
+            body["meta"] = {"format": choice.TORCH}
+            self._record(body)
             return None
         limit = wanted.check_seconds
         if limit:
             self.shipper.record("phase", urgent=True, phase="checking the model", node=self.layout.node)
-        task = Task("model check", None, self._hear)
-        self._said: List[bytes] = []
+        task = Task("model check", None, self._take)
+        self._printed: list[bytes] = []
         begun = time.monotonic()
         stop, late = None, False
         if self.python:
@@ -84,23 +88,23 @@ class ModelCheck:
             if "error" in reported and isinstance(said, dict) and "error" not in said:
                 del body["meta"]["error"]
             if limit:
-                body["check"] = found.get("check") or self._silent(task, late, limit, time.monotonic() - begun)
-            self._tell(body)
+                body["check"] = found.get("check") or self._without_answer(task, late, limit, time.monotonic() - begun)
+            self._record(body)
         if limit:
             self._write_log(path, body.get("check"))
         return stop
 
-    def _known(self, path: Optional[str]) -> List[Dict[str, Any]]:
+    def _known(self, path: str | None) -> list[dict[str, Any]]:
         """What ranks reported, and what lies in the output directories."""
         reported = self.runtime.reported_models
         folders = [path for name, path in sorted(self.layout.directories().items()) if name.startswith("AZ_BATCHAI_OUTPUT_")]
         known = {os.path.realpath(str(body.get("path"))) for body in reported}
-        found = [] if reported and not path else models.found_in(folders, path)
+        found = [] if reported and not path else choice.found_in(folders, path)
         return reported + [
             {"type": "model", "path": name, "found": True} for name in found if os.path.realpath(name) not in known
         ]
 
-    def _argv(self, path: str, reported: Mapping[str, Any], load: bool) -> List[str]:
+    def _argv(self, path: str, reported: Mapping[str, Any], load: bool) -> list[str]:
         argv = [self.python, archive_path(), "try-model"]
         if load:
             argv.append("--load")
@@ -111,7 +115,7 @@ class ModelCheck:
             argv += ["--example", file]
         return [*argv, path]
 
-    def _await(self, task: Task, argv: List[str], reported: Mapping[str, Any], limit: float) -> Any:
+    def _await(self, task: Task, argv: list[str], reported: Mapping[str, Any], limit: float) -> Any:
         """(what has ended it before its time, whether it took too long)"""
         own = dict(NO_GPUS, MLFLOW_TRACKING_URI="")
         if isinstance(reported.get("backend"), str):
@@ -119,7 +123,7 @@ class ModelCheck:
         environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **self.environment, **own}
         self.runtime.start(task, argv, environment, cwd=self.layout.temp)
         until = time.monotonic() + limit
-        stop: Optional[Stop] = None
+        stop: Stop | None = None
         while task.status is None and time.monotonic() < until:
             self.runtime.pump(0.05)
             wish = self.peers.wish(False)
@@ -135,42 +139,42 @@ class ModelCheck:
         self.runtime.drain([task], 0.5)
         return stop, late
 
-    def _hear(self, task: Task, stream: str, lines: bytes) -> None:
+    def _take(self, task: Task, stream: str, lines: bytes) -> None:
         if stream == "out":
-            self._said.append(lines)
+            self._printed.append(lines)
         elif len(self._log) < MOST_LOG_BYTES:
             self._log += lines
 
-    def _answer(self) -> Dict[str, Any]:
+    def _answer(self) -> dict[str, Any]:
         try:
-            found = json.loads(b"".join(self._said).decode("utf-8", "replace"))
+            found = json.loads(b"".join(self._printed).decode("utf-8", "replace"))
         except ValueError:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def _silent(self, task: Task, late: bool, limit: float, seconds: float) -> Dict[str, Any]:
+    def _without_answer(self, task: Task, late: bool, limit: float, seconds: float) -> dict[str, Any]:
         """A check of which nothing came."""
         if not self.python:
-            return models.check(models.UNCHECKED, "there is no Python in the job's container", seconds)
+            return choice.outcome(choice.UNCHECKED, "there is no Python in the job's container", seconds)
         if self.peers.termination:
             why = "the agent was told to end (SIGTERM) before it was tried"
         elif late:
-            why = "it could not be loaded and tried in %d s (model.checkTimeout)" % limit
+            why = f"it could not be loaded and tried in {limit:.0f} s (model.checkTimeout)"
         else:
-            why = "the check %s" % self.runtime.how(task)
+            why = f"the check {self.runtime.how(task)}"
             if task.tail:
-                why = "%s: %s" % (why, task.tail[-1].strip())
-        return models.check(models.FAILED, why, seconds)
+                why = f"{why}: {task.tail[-1].strip()}"
+        return choice.outcome(choice.FAILED, why, seconds)
 
-    def _tell(self, body: Mapping[str, Any]) -> None:
+    def _record(self, body: Mapping[str, Any]) -> None:
         self.shipper.record("report", body=body)
 
-    def _write_log(self, path: str, check: Optional[Mapping[str, Any]]) -> None:
+    def _write_log(self, path: str, check: Mapping[str, Any] | None) -> None:
         """What the check printed, in a file of its own beside the ranks' logs."""
-        result = "%s: %s" % (check["outcome"], check["why"] or "loaded and tried") if check else "ended before its time"
-        self.shipper.note("model check of %s: %s" % (path, result))
+        result = f"{check['outcome']}: {check['why'] or 'loaded and tried'}" if check else "ended before its time"
+        self.shipper.note(f"model check of {path}: {result}")
         with contextlib.suppress(OSError):  # the last line stands in the execution log
-            file = self.layout.control.log_file("%s/%s" % (self.layout.paths.stdouterr, LOG))
+            file = self.layout.control.log_file(f"{self.layout.paths.stdouterr}/{LOG}")
             file.append(b"%s\n%s%s\n" % (path.encode(), bytes(self._log), result.encode("utf-8", "backslashreplace")))
             file.flush(last=True)
             file.close()

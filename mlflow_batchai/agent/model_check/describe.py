@@ -5,19 +5,18 @@ machine, which may have another TensorFlow or none, can make an MLflow model of 
 and h5py for ``.h5`` files only.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import platform
 import re
 import sys
 import zipfile
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
-
-from mlflow_batchai.agent import tensors
-
-Saved = Tuple[str, Dict[str, Any], Optional[str], Optional[str]]
+from typing import Any
 
 TENSORFLOW_PACKAGES = (
     "tensorflow",
@@ -35,31 +34,26 @@ class DescribeError(Exception):
     """The file holds no whole Keras model; ``str(error)`` is one sentence for a person."""
 
 
-def describe(path: str) -> Dict[str, Any]:
+def describe(path: str) -> dict[str, Any]:
     """Describe the model in one ``.h5`` or ``.keras`` file, of Keras 2, tf_keras or Keras 3.
 
     Returns:
         ``keras`` (the version that wrote the file), ``backend``, ``tensorflow`` (or None), ``python``,
-        ``numpy``, ``requirements`` (pins of this interpreter's packages), ``format`` (``h5`` or ``keras``),
-        and, where the configuration tells them, ``inputs`` and ``outputs``: lists of ``{"name", "shape",
-        "dtype"}`` with -1 for a dimension that is not fixed.
+        ``numpy``, ``requirements`` (pins of this interpreter's packages), ``format`` (``h5`` or ``keras``).
 
     Raises:
         DescribeError: the file is missing, is no Keras model, or holds weights alone.
     """
-    file_format, config, keras_version, backend = _read(path)
+    file_format, keras_version, backend = _read(path)
     packages = _packages()
     keras = keras_version or packages.get("keras")
     if keras is None:
         raise DescribeError(f"{path} does not say which Keras wrote it, and this Python has no keras")
     backend = backend or _backend_here(_tensorflow(packages) is not None, "torch" in packages)
-    record: Dict[str, Any] = {"keras": keras, "format": file_format, **environment(backend, keras)}
-    ends = {"inputs": tensors.inputs(config), "outputs": tensors.outputs(config)}
-    record.update({key: found for key, found in ends.items() if found})
-    return record
+    return {"keras": keras, "format": file_format, **environment(backend, keras)}
 
 
-def environment(backend: str, keras: Optional[str] = None) -> Dict[str, Any]:
+def environment(backend: str, keras: str | None = None) -> dict[str, Any]:
     """What of ``describe``'s record tells of this interpreter, for a model of a backend.
 
     Args:
@@ -74,14 +68,6 @@ def environment(backend: str, keras: Optional[str] = None) -> Dict[str, Any]:
         "numpy": packages.get("numpy"),
         "requirements": _requirements(keras or packages.get("keras", ""), backend, tensorflow, packages),
     }
-
-
-def configuration(path: str) -> Dict[str, Any]:
-    """The model's configuration as Keras has saved it; empty if it can't be read."""
-    try:
-        return _read(path)[1]
-    except DescribeError:
-        return {}
 
 
 def keras_module(keras: str, requirements: Sequence[str]) -> str:
@@ -99,8 +85,8 @@ def keras_module(keras: str, requirements: Sequence[str]) -> str:
     return "keras" if major >= 3 else "tensorflow.keras"
 
 
-def _read(path: str) -> Saved:
-    """(format, configuration, version of the writing Keras, backend), by the file's content, not its name."""
+def _read(path: str) -> tuple[str, str | None, str | None]:
+    """(format, version of the writing Keras, backend), by the file's content, not its name."""
     if not Path(path).is_file():
         raise DescribeError(f"there is no model file {path}")
     try:
@@ -111,14 +97,14 @@ def _read(path: str) -> Saved:
         raise DescribeError(f"{path} is not a whole Keras model: {error}") from error
 
 
-def _read_keras(path: str) -> Saved:
+def _read_keras(path: str) -> tuple[str, str | None, str | None]:
     with zipfile.ZipFile(path) as archive:
-        config = json.loads(archive.read("config.json").decode())
+        archive.getinfo("config.json")
         version = json.loads(archive.read("metadata.json").decode()).get("keras_version")
-    return "keras", config, version, None
+    return "keras", version, None
 
 
-def _read_h5(path: str) -> Saved:
+def _read_h5(path: str) -> tuple[str, str | None, str | None]:
     try:
         import h5py
     except ImportError:
@@ -131,14 +117,14 @@ def _read_h5(path: str) -> Saved:
         }
     if "model_config" not in texts:
         raise DescribeError(f"{path} holds weights without a model: save it with model.save(path)")
-    return "h5", json.loads(texts["model_config"]), texts.get("keras_version"), texts.get("backend")
+    return "h5", texts.get("keras_version"), texts.get("backend")
 
 
-def _tensorflow(packages: Mapping[str, str]) -> Optional[str]:
+def _tensorflow(packages: Mapping[str, str]) -> str | None:
     return next((name for name in TENSORFLOW_PACKAGES if name in packages), None)
 
 
-def _packages() -> Dict[str, str]:
+def _packages() -> dict[str, str]:
     """Versions of the packages a Keras model needs, of this interpreter."""
     found = {}
     for name in (*TENSORFLOW_PACKAGES, "keras", "tf_keras", "torch", "jax", "numpy", "h5py", "mlflow"):
@@ -149,7 +135,7 @@ def _packages() -> Dict[str, str]:
     return found
 
 
-def _requirements(keras: str, backend: str, tensorflow: Optional[str], packages: Dict[str, str]) -> List[str]:
+def _requirements(keras: str, backend: str, tensorflow: str | None, packages: dict[str, str]) -> list[str]:
     """Pins for loading the model elsewhere. Where tf_keras is installed, it wrote the Keras 2 files."""
     names = [tensorflow] if tensorflow else []
     names += ["tf_keras"] if keras.startswith("2.") and "tf_keras" in packages else ["keras"]

@@ -8,16 +8,19 @@ import zipfile
 
 import pytest
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
-from relay_world import EXPECTED, Crash, fill, history
+from mlflow.protos.databricks_pb2 import (
+    INVALID_PARAMETER_VALUE,
+    PERMISSION_DENIED,
+    RESOURCE_DOES_NOT_EXIST,
+    TEMPORARILY_UNAVAILABLE,
+)
+from relay_world import EXPECTED, Always, Crash, fill, history, http_error
 
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.follower import follower, keeper
-from mlflow_batchai.job.lease import Hold, Lease, LeaseLostError
-from mlflow_batchai.tracking import lastthings
-from mlflow_batchai.tracking.relay import Relay
-from mlflow_batchai.tracking.sending import Outputs
-from mlflow_batchai.tracking.trouble import GivenUpError
+from mlflow_batchai.job.lease import Lease, LeaseLostError
+from mlflow_batchai.tracking import relay as relay_module
+from mlflow_batchai.tracking import stores
+from mlflow_batchai.tracking.outputs import Outputs
 
 TENSOR = {"name": "x", "shape": [-1, 4], "dtype": "float32"}
 META = {
@@ -236,7 +239,7 @@ def test_results_on_a_share_that_is_away_are_waited_for(scene, monkeypatch, stay
     made.notice("verdict")
     ending = relay()
     now = [1000.0]
-    monkeypatch.setattr(lastthings.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(relay_module.time, "monotonic", lambda: now[0])
     send, tries = Outputs.send, []
 
     def failing(*arguments):
@@ -369,88 +372,130 @@ def test_a_folder_that_is_a_link_out_of_the_share_is_not_sent(scene, tmp_path, l
         assert (f"{artifact}: not sent: {where}/{name} lies behind a link out" in notes) is (name in stolen)
 
 
-# The follower around it.
+# The end, while the store is away.
 
 
-def test_it_ends_a_job_that_was_lost(following):
-    made, client, follow = following
+def test_the_state_is_shown_when_the_store_is_back(relayed):
+    made, client, relay = relayed
     made.announce(0)
-    state = follow()
-    assert state.error_code == "NodeLost"
+    one = relay()
+    for method in ("log_batch", "update_run"):
+        client.before[method] = [ConnectionError("down")]
+        with pytest.raises(ConnectionError):
+            one.show_state(made.job.state())
+    one.show_state(made.job.state())
+    assert client.get_run(made.plan["runId"]).info.status == "RUNNING"
+    client.calls.clear()
+    one.show_state(made.job.state())
+    assert client.calls == []
+
+
+def test_a_call_that_comes_after_the_end_does_not_bring_the_run_back(relayed):
+    """It hung in the server while another took over, and ended the run."""
+    made, client, relay = relayed
+    made.announce(0)
+    one, run_id = relay(), made.plan["runId"]
+    state = made.job.state()
+    real = client._real
+
+    class Late:
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def update_run(self, *arguments, **named):
+            client._real = real
+            made.verdict("failed", errors=[{"code": "JobFailed"}])
+            relay().finish(made.job.state())
+            real.update_run(*arguments, **named)
+
+    client._real = Late()
+    one.show_state(state)
+    run = client.get_run(run_id)
+    assert (run.info.status, run.info.end_time) == ("FAILED", 1_700_000_000_000)
+    assert run.data.tags["batchai.executionState"] == "failed"
+
+
+def test_each_of_the_last_things_is_sent_once(relayed):
+    made, client, relay = relayed
+    fill(made)
+    made.share.write(made.paths.stdouterr + "/stdout.txt", b"hello\n")
+    for name in ("a", "b", "sub/c"):
+        made.share.write(f"{made.paths.folder}/outputs/m/{name}", name.encode())
+    made.verdict()
+    one, state = relay(), made.job.state()
+    client.before["log_artifact"] = [None, ConnectionError("down"), None, ConnectionError("down")]  # the log, outputs
+    client.before["set_terminated"] = [ConnectionError("down")]
+    for _ in range(3):
+        with pytest.raises(ConnectionError):
+            one.finish(state)
+    one.finish(state)
+    # The log, the three outputs, and those that failed; the files of the job itself go at once.
+    assert client.calls.count("log_artifact") == 6 and client.calls.count("log_artifacts") == 1
+    assert client.calls.count("set_terminated") == 2
+    run_id = made.plan["runId"]
+    assert history(client, run_id) == EXPECTED
+    found = [entry.path for folder in ("outputs/M", "outputs/M/sub") for entry in client.list_artifacts(run_id, folder)]
+    assert sorted(found) == ["outputs/M/a", "outputs/M/b", "outputs/M/sub", "outputs/M/sub/c"]
+    notes = client.get_run(run_id).data.tags["batchai.notes"]
+    assert (
+        notes
+        == "batchai.yaml asks for a model and none was saved in an output directory (a .h5 or .keras file, a SavedModel, an MLflow model)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        (http_error(503), True),
+        (http_error(429), True),
+        (http_error(403), False),
+        (TimeoutError("slow"), True),
+        (MlflowException("what its server says of a fault"), True),
+        (MlflowException("database is locked", error_code=TEMPORARILY_UNAVAILABLE), True),
+        (MlflowException("may not", error_code=PERMISSION_DENIED), False),
+        (OSError("disk full"), False),
+    ],
+)
+def test_what_a_store_refuses_is_tried_for_a_while_if_that_may_help(relayed, monkeypatch, error, waits):
+    """The server answers, but where it keeps artifacts is away, or won't have them: the run ends all the same, and says it."""
+    made, client, relay = relayed
+    made.share.write(f"{made.paths.folder}/outputs/m/a", b"a")
+    made.verdict("failed")
+    one, state, now = relay(), made.job.state(), [1000.0]
+    monkeypatch.setattr(relay_module.time, "monotonic", lambda: now[0])
+    client.before["log_artifacts"] = client.before["log_artifact"] = Always(lambda: error)
+    if waits:
+        with pytest.raises(type(error)):
+            one.finish(state)
+        now[0] += 301
+    one.finish(state)
     run = client.get_run(made.plan["runId"])
     assert run.info.status == "FAILED"
-    assert run.data.tags["batchai.notes"].endswith("\ncan't be ended from here")
-    assert Lease(made.job).finished()
-    assert follow() is None
+    assert f"outputs: {type(error).__name__}: {error}" in run.data.tags["batchai.notes"]
 
 
-def test_it_waits_for_a_store_that_is_down(following):
-    made, client, follow = following
-    fill(made)
-    made.verdict()
-    client.before["log_batch"] = [ConnectionError("down")] * 5
-    client.before["get_run"] = [ConnectionError("down")] * 5
-    assert follow().execution_state == "succeeded"
-    assert history(client, made.plan["runId"]) == EXPECTED
+def test_a_store_that_answers_nobody_is_waited_for_whatever_the_error(relayed, monkeypatch):
+    made, client, relay = relayed
+    made.share.write(f"{made.paths.folder}/outputs/m/a", b"a")
+    made.verdict("failed")
+    one, state = relay(), made.job.state()
+    monkeypatch.setattr(relay_module, "AWAY_SECONDS", 0.0)
+    denied = MlflowException("token expired", error_code=PERMISSION_DENIED)
+    client.before["log_artifacts"] = [denied]
+    client.before["get_run"] = [denied]
+    with pytest.raises(MlflowException):
+        one.finish(state)
+    one.finish(state)
+    assert "batchai.notes" not in client.get_run(made.plan["runId"]).data.tags
 
 
-def test_a_run_that_was_deleted_is_not_waited_for(following):
-    made, client, follow = following
-    fill(made)
-    made.announce(0)
+def test_a_run_that_the_store_does_not_know_is_not_a_deleted_one(relayed):
+    """A server that came back with another database: results that went nowhere would be taken for relayed, and removed."""
+    made, client, relay = relayed
+    one = relay()
+    unknown = MlflowException("no run", error_code=RESOURCE_DOES_NOT_EXIST)
+    assert stores.is_refusal(unknown) and not stores.may_pass(unknown)
+    client.before["get_run"] = [unknown]
+    assert not one.run_gone()
     client.delete_run(made.plan["runId"])
-    with pytest.raises(GivenUpError, match=r"is deleted .* ended failed"):
-        follow()
-    assert Lease(made.job).glance().hold is Hold.FREE
-    client.restore_run(made.plan["runId"])
-    assert follow().error_code == "NodeLost"
-    assert client.get_run(made.plan["runId"]).info.status == "FAILED"
-    assert history(client, made.plan["runId"]) == EXPECTED
-
-
-def test_a_run_that_is_restored_while_its_job_runs_is_relayed_on(following, monkeypatch):
-    """Of a deleted one the store is asked from time to time only."""
-    made, client, follow = following
-    run_id, looks = made.plan["runId"], []
-    monkeypatch.setattr(follower, "GONE_LOOK_SECONDS", 1.0)
-    monkeypatch.setattr(keeper.Watch, "check_or_complain", lambda watch: None)
-
-    def run_gone(relay, run_gone=Relay.run_gone):
-        looks.append(run_gone(relay))
-        if looks == [True, True]:
-            client.restore_run(run_id)
-        return looks[-1]
-
-    def describe(relay, state):
-        made.verdict()
-
-    monkeypatch.setattr(Relay, "run_gone", run_gone)
-    monkeypatch.setattr(Relay, "describe", describe)
-    fill(made)
-    made.announce(0)
-    client.delete_run(run_id)
-    assert follow().execution_state == "succeeded"
-    assert looks == [True, True, False]
-    assert history(client, run_id) == EXPECTED
-
-
-def test_a_follower_whose_way_to_the_share_is_gone_leaves_when_another_has_ended_the_run(following, monkeypatch):
-    """Its SAS has expired, say; without this it would try for ever, and hold connections to the nodes."""
-    made, client, follow = following
-    made.announce(0)
-
-    def refused(*arguments):
-        raise ShareError("the SAS has expired")
-
-    lost = []
-
-    def state(job, ending=True):
-        lost.append(job)
-        if len(lost) == 20:
-            client.set_terminated(made.plan["runId"], "KILLED")
-        return refused()
-
-    monkeypatch.setattr(follower.Job, "state", state)
-    monkeypatch.setattr(keeper.Watch, "check_or_complain", lambda watch: None)
-    assert follow() is None
-    assert 20 <= len(lost) <= 21
+    assert one.run_gone()

@@ -1,4 +1,4 @@
-"""What keeps a follower from going on: told in its log, tried again at growing intervals, given up after a deadline."""
+"""Try again at growing intervals what a tracking server or a share keeps from working; log errors; give up after a deadline."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_e
 
 from mlflow_batchai.errors import BatchAIError, JobChangedError, JobError, ShareError
 from mlflow_batchai.job.lease import LeaseLostError
-from mlflow_batchai.terminal import printable
-from mlflow_batchai.tracking.stores import is_answer
+from mlflow_batchai.tracking.stores import LONGEST_SENTENCE, is_answer, sentence
 
 Result = TypeVar("Result")
 
@@ -22,9 +21,8 @@ Result = TypeVar("Result")
 GAVE_UP = 75
 
 FIRST_WAIT_SECONDS, LEAST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 0.5, 60.0
-# A sentence that was told comes again after so long, so that a log of days still says what is going on.
+# An error that was logged comes again after so long, so that a log of days still says what is going on.
 REMIND_SECONDS = 3600.0
-LONGEST_SENTENCE = 500
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+")
 
 
@@ -33,8 +31,8 @@ class GivenUpError(JobError):
     deleted; who attaches to the job goes on."""
 
 
-class Complaints:
-    """What goes wrong again and again, in a log that grows slowly: a sentence that is new, and the same one once an hour.
+class LogThrottle:
+    """A log on standard error that grows slowly: each kind of error when it is new, and once an hour after that.
 
     Args:
         clock: seconds.
@@ -42,55 +40,55 @@ class Complaints:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
         self._since: float | None = None
 
-    def tell(self, error: BaseException, wait: float) -> None:
-        """What went wrong, and when it is tried again."""
+    def error(self, error: BaseException, wait: float) -> None:
+        """Log an error, and when it is tried again."""
         now = self._clock()
         self._since = now if self._since is None else self._since
         kind = _VARYING.sub("#", f"{type(error)} {error}")[:LONGEST_SENTENCE]
-        if now - self._told.get(kind, -REMIND_SECONDS) < REMIND_SECONDS:
+        if now - self._logged_at.get(kind, -REMIND_SECONDS) < REMIND_SECONDS:
             return
-        self._told[kind] = now
+        self._logged_at[kind] = now
         self.say(f"{_text(error)}\ntrying again in {wait:.0f} s, later every {LONGEST_WAIT_SECONDS:.0f} s at most")
 
     def over(self) -> None:
-        """It works; if it didn't the last time, that is told."""
+        """It works; log that if it didn't the last time."""
         if self._since is not None:
             self.say(f"it works again, after {spoken(self._clock() - self._since)}")
-        self._told.clear()
+        self._logged_at.clear()
         self._since = None
 
     def say(self, text: str) -> None:
-        """Anything else, with the time."""
+        """Log anything else, with the time."""
         print(f"{time.strftime('%F %T')} {text}", file=sys.stderr, flush=True)
 
 
-class Endurance:
-    """Does what must be done at last, however long a tracking server or a share is away; gives up after a deadline.
+class RetryPolicy:
+    """Does what must be done in the end, however long a tracking server or a share is away; gives up after a deadline.
 
     A share's time begins when it was there last. A tracking server's begins when the job has ended, not before: as long as the
     job goes on, its nodes have to be watched anyway.
 
     Args:
         seconds: the deadline.
-        complaints: where failures are told.
+        log: where errors are logged.
         ended: when the job was seen to have ended (``time.monotonic``); None: it goes on, as far as we know.
-        troubled: called after each failure with what failed and for how many seconds it has; what it raises ends the trying.
+        on_error: called after each failure with what failed and for how many seconds it has; what it raises ends the trying.
     """
 
     def __init__(
         self,
         seconds: float,
-        complaints: Complaints,
+        log: LogThrottle,
         ended: Callable[[], float | None] = lambda: None,
-        troubled: Callable[[BaseException, float], None] = lambda error, since: None,
+        on_error: Callable[[BaseException, float], None] = lambda error, since: None,
     ) -> None:
         self._seconds = seconds
-        self._complaints = complaints
+        self._log = log
         self._ended = ended
-        self._troubled = troubled
+        self._on_error = on_error
 
     def do(
         self,
@@ -112,11 +110,11 @@ class Endurance:
 
         def tried() -> Result | None:
             result = act()
-            self._complaints.over()
+            self._log.over()
             return result
 
         return Retrying(
-            retry=retry_if_exception(_is_trouble),
+            retry=retry_if_exception(_is_worth_retrying),
             wait=wait_random_exponential(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, min=LEAST_WAIT_SECONDS),
             stop=lambda state: enough() or self._late(state) > self._seconds,
             before_sleep=self._failed,
@@ -126,8 +124,8 @@ class Endurance:
 
     def _failed(self, state: RetryCallState) -> None:
         error = _error(state)
-        self._complaints.tell(error, state.upcoming_sleep)
-        self._troubled(error, time.monotonic() - state.start_time)
+        self._log.error(error, state.upcoming_sleep)
+        self._on_error(error, time.monotonic() - state.start_time)
 
     def _late(self, state: RetryCallState) -> float:
         """The seconds that count."""
@@ -143,7 +141,7 @@ class Endurance:
         raise GivenUpError(f"{what} could not be used for {spoken(self._late(state))} (at last: {sentence(error)})") from error
 
 
-def _is_trouble(error: BaseException) -> bool:
+def _is_worth_retrying(error: BaseException) -> bool:
     """Whether it is worth trying again: anything may be, from a store that raises whatever it likes."""
     return isinstance(error, Exception) and not isinstance(error, (LeaseLostError, GivenUpError, JobChangedError))
 
@@ -152,13 +150,6 @@ def _error(state: RetryCallState) -> BaseException:
     error = state.outcome.exception() if state.outcome else None
     assert error is not None
     return error
-
-
-def sentence(error: BaseException) -> str:
-    """An error on one line of bearable length: servers answer with whole pages."""
-    text = str(error) if isinstance(error, BatchAIError) else f"{type(error).__name__}: {error}"
-    text = printable(" ".join(text.split()))
-    return text if len(text) <= LONGEST_SENTENCE else text[:LONGEST_SENTENCE] + " ..."
 
 
 def _text(error: BaseException) -> str:

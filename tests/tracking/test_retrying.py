@@ -10,8 +10,8 @@ from mlflow.exceptions import MlflowException
 
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.lease import LeaseLostError
-from mlflow_batchai.tracking import trouble
-from mlflow_batchai.tracking.trouble import Complaints, Endurance, GivenUpError, spoken
+from mlflow_batchai.tracking import retrying
+from mlflow_batchai.tracking.retrying import GivenUpError, LogThrottle, RetryPolicy, spoken
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def in_turn(*answers):
 
 def test_waits_grow_to_a_minute_and_are_not_the_same_for_all(clock):
     with pytest.raises(GivenUpError):
-        Endurance(3600, Complaints(lambda: clock.now), lambda: 0.0).do(fails(ConnectionError("down")))
+        RetryPolicy(3600, LogThrottle(lambda: clock.now), lambda: 0.0).do(fails(ConnectionError("down")))
     assert all(0.5 <= nap <= max(1.0, min(60, 2**tries)) for tries, nap in enumerate(clock.naps))
     assert max(clock.naps) > 30 and len(set(clock.naps)) > len(clock.naps) / 2
     assert 3600 < clock.now - 1000 < 3600 + 60
@@ -66,7 +66,7 @@ def test_waits_grow_to_a_minute_and_are_not_the_same_for_all(clock):
 
 def test_a_store_is_given_up_after_the_job_has_ended_and_a_share_after_it_was_there_last(clock):
     ended = []
-    endures = Endurance(100, Complaints(lambda: clock.now), lambda: ended[0] if ended else None)
+    endures = RetryPolicy(100, LogThrottle(lambda: clock.now), lambda: ended[0] if ended else None)
 
     def down():
         if clock.now > 5000 and not ended:
@@ -87,7 +87,9 @@ def test_a_store_is_given_up_after_the_job_has_ended_and_a_share_after_it_was_th
 
 def test_it_ends_with_what_comes_and_not_with_a_lost_lease(clock, capsys):
     told = []
-    endures = Endurance(100, Complaints(lambda: clock.now), troubled=lambda error, seconds: told.append((str(error), seconds)))
+    endures = RetryPolicy(
+        100, LogThrottle(lambda: clock.now), on_error=lambda error, seconds: told.append((str(error), seconds))
+    )
     assert endures.do(in_turn(ConnectionError("down"), MlflowException("503"), 7)) == 7
     assert [text for text, _ in told] == ["down", "503"] and told[1][1] > 0
     with pytest.raises(LeaseLostError):
@@ -102,7 +104,7 @@ def test_a_log_of_a_day_is_short(clock, capsys):
     texts = [f"<object at 0x7f{number:x}> port {number}: refused" for number in range(10000)]
     act = fails(*(MlflowException(text + "\n<html>" + "no " * 1000) for text in texts))
     with pytest.raises(GivenUpError) as given_up:
-        Endurance(86400, Complaints(lambda: clock.now), lambda: 0.0).do(act)
+        RetryPolicy(86400, LogThrottle(lambda: clock.now), lambda: 0.0).do(act)
     log = capsys.readouterr().err
     assert 24 <= log.count("refused") <= 26 and len(log) < 25 * 800
     said = r"the tracking server could not be used for 24(:0\d)? h \(at last: MlflowException: "
@@ -110,10 +112,10 @@ def test_a_log_of_a_day_is_short(clock, capsys):
 
 
 def test_the_log_says_where_a_fault_of_ours_comes_from_and_when_it_works_again(clock, capsys):
-    complaints = Complaints(lambda: clock.now)
-    complaints.over()
+    log = LogThrottle(lambda: clock.now)
+    log.over()
     assert capsys.readouterr().err == ""
-    Endurance(100, complaints, lambda: None).do(in_turn(KeyError("x"), ShareError("full"), 1))
+    RetryPolicy(100, log, lambda: None).do(in_turn(KeyError("x"), ShareError("full"), 1))
     log = capsys.readouterr().err
     assert "Traceback" in log and "KeyError: 'x'" in log and log.count("Traceback") == 1
     assert "full\ntrying again in" in log and "it works again, after" in log.splitlines()[-1]
@@ -123,4 +125,4 @@ def test_the_log_says_where_a_fault_of_ours_comes_from_and_when_it_works_again(c
     ("seconds", "text"), [(3, "3 s"), (119, "119 s"), (300, "5 min"), (7200, "2 h"), (86400, "24 h"), (9000, "2:30 h")]
 )
 def test_times_for_people(seconds, text):
-    assert spoken(seconds) == text == trouble.spoken(seconds + 0.3)
+    assert spoken(seconds) == text == retrying.spoken(seconds + 0.3)

@@ -21,8 +21,10 @@ from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.sent import SentFiles
 from mlflow_batchai.storage import Entry, credentials, open_share
 from mlflow_batchai.storage.credentials import Credential
-from mlflow_batchai.tracking import artifacts, collect, runs
-from mlflow_batchai.tracking.sending import Outputs
+from mlflow_batchai.tracking import artifacts, runs
+from mlflow_batchai.tracking.logs import Logs
+from mlflow_batchai.tracking.models.job_model import local_copy
+from mlflow_batchai.tracking.outputs import Outputs
 
 LOGS = f"{FOLDER}/stdouterr"
 OUTPUTS = f"{FOLDER}/outputs"
@@ -76,7 +78,7 @@ def scene(azure, monkeypatch, store_template, tmp_path):
 
 
 def test_a_growing_log_is_fetched_once(scene):
-    logs = collect.Logs(scene.client, scene.job)
+    logs = Logs(scene.client, scene.job)
     assert logs.send() == []
     first, second = os.urandom(200_000), os.urandom(100_000)
     scene.share.write(f"{LOGS}/stdout-0.txt", first)
@@ -98,7 +100,7 @@ def test_a_growing_log_is_fetched_once(scene):
 
 def test_nuls_at_the_end_wait(scene):
     """A reader may come between the two requests by which a file grows: it is longer, and not written yet."""
-    logs = collect.Logs(scene.client, scene.job)
+    logs = Logs(scene.client, scene.job)
     scene.share.write(f"{LOGS}/stdout.txt", b"one\n" + bytes(4))
     logs.send()
     sent = scene.artifacts / "logs" / "stdout.txt"
@@ -113,7 +115,7 @@ def test_nuls_at_the_end_wait(scene):
 
 
 def test_a_log_that_was_begun_anew(scene):
-    logs = collect.Logs(scene.client, scene.job)
+    logs = Logs(scene.client, scene.job)
     scene.share.write(f"{LOGS}/stdout.txt", b"a long first one")
     logs.send()
     scene.share.write(f"{LOGS}/stdout.txt", b"short")
@@ -129,7 +131,7 @@ def test_all_outputs_come_while_a_tenth_of_the_requests_fails(scene):
     scene.share.write(f"{LOGS}/stdout.txt", b"log")
     scene.azure.fail(0.1, seed=7, retry_after=0.1)
     assert scene.outputs().send() == []
-    assert collect.Logs(scene.client, scene.job).send(complete=True) == []
+    assert Logs(scene.client, scene.job).send(complete=True) == []
     for name, data in files.items():
         # What lies in the other output directory is that one's.
         sent = "B/" + name.removeprefix("deep/") if name.startswith("deep/") else "A/" + name
@@ -184,7 +186,7 @@ def test_outputs_cost_a_listing_a_folder_and_a_request_a_file(scene):
 
 def test_no_outputs_are_none(scene):
     assert scene.outputs().send() == []
-    assert collect.Logs(scene.client, scene.job).send(complete=True) == []
+    assert Logs(scene.client, scene.job).send(complete=True) == []
     assert not (scene.artifacts / "outputs").exists()
 
 
@@ -194,7 +196,7 @@ def test_names_that_lead_out_of_a_folder_are_left_out(scene, monkeypatch):
     evil = [Entry("..", 0, True), Entry("../../evil", 1, False), Entry(".", 0, True)]
     scene.share.write(f"{LOGS}/stdout.txt", b"log")
     monkeypatch.setattr(scene.share, "list", lambda path: evil + real(path))
-    notes = collect.Logs(scene.client, scene.job).send(complete=True)
+    notes = Logs(scene.client, scene.job).send(complete=True)
     assert len(notes) == 3 and "'../../evil' can't be a name here" in notes[1]
     assert [path.name for path in (scene.artifacts / "logs").iterdir()] == ["stdout.txt"]
 
@@ -221,7 +223,7 @@ def test_names_are_as_ranks_wrote_them(scene, azure, tmp_path):
     assert scene.outputs().send() == []
     for name in files:
         assert (scene.artifacts / "outputs" / "A" / name).read_text() == name
-    with collect._local_copy(scene.job, f"/mnt/share/{OUTPUTS}/run 1:2/{files[0]}") as file:
+    with local_copy(scene.job, f"/mnt/share/{OUTPUTS}/run 1:2/{files[0]}") as file:
         assert file.read_text() == files[0]
 
 
@@ -247,7 +249,7 @@ def test_one_log_that_the_server_refuses_costs_no_other(scene, monkeypatch):
         real(run_id, file, path)
 
     monkeypatch.setattr(scene.client, "log_artifact", log_artifact)
-    assert collect.Logs(scene.client, scene.job).send(complete=True) == [
+    assert Logs(scene.client, scene.job).send(complete=True) == [
         "logs: not sent: stderr.txt (the server's answer is 413 Request Entity Too Large)"
     ]
     assert (scene.artifacts / "logs" / "stdout.txt").read_bytes() == b"log"
@@ -255,7 +257,7 @@ def test_one_log_that_the_server_refuses_costs_no_other(scene, monkeypatch):
 
 def test_copies_go_with_their_owner(scene, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    logs = collect.Logs(scene.client, scene.job)
+    logs = Logs(scene.client, scene.job)
     scene.share.write(f"{LOGS}/stdout.txt", b"log")
     logs.send()
     assert list(tmp_path.glob("batchai-logs-*"))

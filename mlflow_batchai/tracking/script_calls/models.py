@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -12,18 +11,17 @@ from mlflow_batchai.agent import records
 from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.metrics import metric_key
-from mlflow_batchai.tracking import runs, stores, trouble
-from mlflow_batchai.tracking.tracked.files import NotThereError, local
-from mlflow_batchai.tracking.tracked.tags import ORIGIN, is_reserved
+from mlflow_batchai.tracking import runs, stores
+from mlflow_batchai.tracking.models.logged import TAG_SCRIPT, being_made, find_logged
+from mlflow_batchai.tracking.script_calls.files import NotThereError, local
+from mlflow_batchai.tracking.script_calls.tags import ORIGIN, is_reserved
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
     from mlflow.tracking import MlflowClient
 
-# Which of a job's scripts' models it is: JOB/ID, where the id is the one that the script had.
-TAG = "batchai.scriptModel"
 MOST_MODELS, MOST_FILES, MOST_LINKS = 100, 10_000, 10_000
-MOST_TAGS_TOLD = 5
+MOST_TAGS_SHOWN = 5
 MLMODEL = "MLmodel"
 LONGEST_MLMODEL = 4 << 20
 
@@ -60,11 +58,11 @@ class ScriptModels:
         self._client = client
         self._job = job
         self._run_id = job.plan.run_id
-        self._told: dict[str, dict[str, Any]] = {model_id: dict(told) for model_id, told in memory.items()}
+        self._described: dict[str, dict[str, Any]] = {model_id: dict(entry) for model_id, entry in memory.items()}
 
     def remember(self) -> dict[str, Any]:
         """All that another process needs to go on, as JSON."""
-        return {model_id: dict(told) for model_id, told in self._told.items()}
+        return {model_id: dict(entry) for model_id, entry in self._described.items()}
 
     def take(self, body: Record) -> bool:
         """Note what was said of a model; False if it is no record of one."""
@@ -72,21 +70,21 @@ class ScriptModels:
         known = {name: check for name, check in FIELDS.items() if name in body}
         if not isinstance(model_id, str) or not model_id.isprintable() or not records.has(body, known):
             return False
-        if model_id not in self._told and len(self._told) >= MOST_MODELS:
+        if model_id not in self._described and len(self._described) >= MOST_MODELS:
             return True
-        told = self._told.setdefault(model_id, {"name": "model", "tags": {}, "params": {}, "links": {}, "files": {}})
-        told.update({name: body[name] for name in ("name", "model_type", "status", "step") if name in body})
+        entry = self._described.setdefault(model_id, {"name": "model", "tags": {}, "params": {}, "links": {}, "files": {}})
+        entry.update({name: body[name] for name in ("name", "model_type", "status", "step") if name in body})
         for name in ("tags", "params"):
-            told[name] = {**told[name], **body.get(name, {})}
+            entry[name] = {**entry[name], **body.get(name, {})}
         for metric in body.get("metrics", []):
-            steps = told["links"].setdefault(metric_key(metric["key"]), [])
+            steps = entry["links"].setdefault(metric_key(metric["key"]), [])
             if len(steps) < MOST_LINKS:
                 steps.append(int(metric["step"]))
         return True
 
     def take_file(self, model_id: str, path: str, size: int) -> None:
         """One of a model's files was closed."""
-        files = self._told.get(model_id, {}).get("files")
+        files = self._described.get(model_id, {}).get("files")
         if files is not None and len(files) < MOST_FILES:
             files[path] = size
 
@@ -97,79 +95,60 @@ class ScriptModels:
             Exception: the store or the share is away: call it again.
         """
         notes = []
-        for model_id, told in self._told.items():
-            if told.get("status") == "READY":
-                notes += self._make(model_id, told)
-            elif told.get("status") != "FAILED":
-                notes.append(f"model '{told['name']}' was begun by a script and never finished: it is left out")
-        if len(self._told) >= MOST_MODELS:
+        for model_id, entry in self._described.items():
+            if entry.get("status") == "READY":
+                notes += self._make(model_id, entry)
+            elif entry.get("status") != "FAILED":
+                notes.append(f"model '{entry['name']}' was begun by a script and never finished: it is left out")
+        if len(self._described) >= MOST_MODELS:
             notes.append(f"only the first {MOST_MODELS} logged models of scripts are kept")
         return notes
 
-    def _make(self, model_id: str, told: Record) -> list[str]:
+    def _make(self, model_id: str, entry: Record) -> list[str]:
         from mlflow.exceptions import MlflowException
 
         try:
-            model = self._found(model_id) or self._create(model_id, told)
-            if "step" in told:
-                self._put_out(model.model_id, int(told["step"]))
-            if refused := [key for key in told["tags"] if is_reserved(key) and not key.startswith(ORIGIN)]:
-                names = ", ".join(refused[:MOST_TAGS_TOLD])
-                return [f"model '{told['name']}': tags that are not a script's to set are left out: {names}"]
+            model = find_logged(self._client, self._run_id, TAG_SCRIPT, self._tag(model_id)) or self._create(model_id, entry)
+            if "step" in entry:
+                self._put_out(model.model_id, int(entry["step"]))
+            if refused := [key for key in entry["tags"] if is_reserved(key) and not key.startswith(ORIGIN)]:
+                names = ", ".join(refused[:MOST_TAGS_SHOWN])
+                return [f"model '{entry['name']}': tags that are not a script's to set are left out: {names}"]
         except NotThereError as error:
-            return [f"model '{told['name']}': {error}"]
+            return [f"model '{entry['name']}': {error}"]
         except MlflowException as error:
             if stores.may_pass(error):
                 raise
-            return [f"model '{told['name']}' was refused: {trouble.sentence(error)}"]
+            return [f"model '{entry['name']}' was refused: {stores.sentence(error)}"]
         return []
 
-    def _found(self, model_id: str) -> LoggedModel | None:
-        """The one that an earlier call has made; what it left unfinished is marked FAILED."""
-        wanted = f"tags.`{TAG}` = '{self._job.plan.job}/{model_id}'"
-        ready = None
-        for model in self._client.search_logged_models([self._experiment()], filter_string=wanted):
-            if str(model.status) == "READY":
-                ready = model
-            elif str(model.status) == "PENDING":
-                self._client.finalize_logged_model(model.model_id, "FAILED")
-        return ready
-
-    def _create(self, model_id: str, told: Record) -> LoggedModel:
+    def _create(self, model_id: str, entry: Record) -> LoggedModel:
         run = self._client.get_run(self._run_id)
         # MLflow gives each model its user and source: those that a rank sees are a node's.
         origin = {key: value for key, value in run.data.tags.items() if key.startswith(ORIGIN)}
-        tags = {key: value for key, value in _plain_pairs(told["tags"]).items() if not is_reserved(key)}
-        model = self._client.create_logged_model(
-            str(run.info.experiment_id),
-            name=runs.plain(told["name"]),
-            source_run_id=self._run_id,
-            tags={**tags, **origin, TAG: f"{self._job.plan.job}/{model_id}"},
-            params=_plain_pairs(told["params"]),
-            model_type=told.get("model_type") and runs.plain(told["model_type"]),
-        )
-        try:
-            self._send(model_id, model.model_id, told["files"])
-            self._link(model.model_id, told["links"])
-            return self._client.finalize_logged_model(model.model_id, "READY")
-        except Exception:
-            # The failure that brought us here is what a person has to see.
-            with suppress(Exception):
-                self._client.finalize_logged_model(model.model_id, "FAILED")
-            raise
+        tags = {key: value for key, value in _plain_pairs(entry["tags"]).items() if not is_reserved(key)}
+        tags |= {**origin, TAG_SCRIPT: self._tag(model_id)}
+        kind = entry.get("model_type") and runs.plain(entry["model_type"])
+        with being_made(self._client, run, runs.plain(entry["name"]), tags, _plain_pairs(entry["params"]), kind) as model:
+            self._send(model_id, model.model_id, entry["files"])
+            self._link(model.model_id, entry["links"])
+        return model
 
-    def _send(self, told_id: str, model_id: str, files: Mapping[str, int]) -> None:
+    def _tag(self, model_id: str) -> str:
+        return f"{self._job.plan.job}/{model_id}"
+
+    def _send(self, script_id: str, model_id: str, files: Mapping[str, int]) -> None:
         for path in sorted(files, key=lambda path: path == MLMODEL):
             try:
-                with local(self._job, f"models/{told_id}/{path}", None) as file:
+                with local(self._job, f"models/{script_id}/{path}", None) as file:
                     if path == MLMODEL:
-                        self._send_description(file, told_id, model_id)
+                        self._send_description(file, script_id, model_id)
                     else:
                         self._client.log_model_artifact(model_id, str(file), path.rpartition("/")[0] or None)
             except NotThereError as error:
                 raise NotThereError(f"{path} is not on the share: {error}") from None
 
-    def _send_description(self, file: Path, told_id: str, model_id: str) -> None:
+    def _send_description(self, file: Path, script_id: str, model_id: str) -> None:
         """Its ``MLmodel``, in which it is called by its real id."""
         with file.open("rb") as stream:
             text = stream.read(LONGEST_MLMODEL + 1)
@@ -177,7 +156,7 @@ class ScriptModels:
             raise NotThereError("that is no MLmodel")
         with TemporaryDirectory(prefix="batchai-model-") as scratch:
             target = Path(scratch, MLMODEL)
-            target.write_bytes(text.replace(told_id.encode(), model_id.encode()))
+            target.write_bytes(text.replace(script_id.encode(), model_id.encode()))
             self._client.log_model_artifact(model_id, str(target))
 
     def _link(self, model_id: str, links: Mapping[str, list[int]]) -> None:
@@ -201,20 +180,7 @@ class ScriptModels:
         if not any(output.model_id == model_id for output in (outputs.model_outputs if outputs else ())):
             self._client.log_outputs(self._run_id, [LoggedModelOutput(model_id, step=step)])
 
-    def _experiment(self) -> str:
-        return str(self._client.get_run(self._run_id).info.experiment_id)
-
 
 def _plain_pairs(pairs: Mapping[str, str | None]) -> dict[str, str]:
     """Those that are there, as every store takes them."""
     return {runs.plain(key): runs.plain(value) for key, value in pairs.items() if value is not None}
-
-
-def last_ready(client: MlflowClient, run_id: str) -> LoggedModel | None:
-    """The last logged model that a script of a run's job has made, or None: what a job may register that reported no file."""
-    outputs = client.get_run(run_id).outputs
-    for output in reversed(outputs.model_outputs if outputs else []):
-        model = client.get_logged_model(output.model_id)
-        if TAG in model.tags and str(model.status) == "READY":
-            return model
-    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -21,15 +20,14 @@ from relay_world import Crash
 from requests import HTTPError
 
 from mlflow_batchai.agent import protocol, safeopen
-from mlflow_batchai.client import console
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.sent import SentFiles, Stamp
 from mlflow_batchai.storage import Entry, credentials, open_share
 from mlflow_batchai.storage.credentials import Credential
-from mlflow_batchai.tracking import sending
+from mlflow_batchai.tracking import outputs as outputs_module
 from mlflow_batchai.tracking.artifacts import FETCHED_AT_ONCE, at_once
-from mlflow_batchai.tracking.sending import Outputs
+from mlflow_batchai.tracking.outputs import Outputs
 
 OUTPUTS = f"{FOLDER}/outputs/m"
 CHECKPOINT = {"epochs_done": 1, "batches": 0, "sha256": "", "settings": None, "state": {}}
@@ -270,10 +268,8 @@ def test_large_outputs_are_spoken_of(scene, monkeypatch):
     made, client, relay, _ = scene
     put(made, a="x" * 3_000_000, b="y" * 1_000_000)
     made.verdict()
-    ending, told = relay(), []
-    show = ending._description.show
-    monkeypatch.setattr(ending._description, "show", lambda facts: (told.append(facts.sending), show(facts)))
-    monkeypatch.setattr(sending, "LARGE", 4_000_000)
+    ending = relay()
+    monkeypatch.setattr(outputs_module, "LARGE", 4_000_000)
     described = []
     real = client._real.log_artifact
 
@@ -284,9 +280,8 @@ def test_large_outputs_are_spoken_of(scene, monkeypatch):
 
     client._real.log_artifact = log_artifact
     ending.finish(made.job.state())
-    assert told == ["outputs: file 1 of 2, 0 of 4 MB", "outputs: file 2 of 2, 3 of 4 MB"]
     text, watched = described[-2]
-    assert f"sending `{told[0]}`" in text and watched == told[0]
+    assert watched == "outputs: file 1 of 2, 0 of 4 MB" and f"sending `{watched}`" in text
     run = client.get_run(made.plan["runId"])
     assert "sending" not in run.data.tags["mlflow.note.content"] and Lease(made.job).glance().sending == ""
 
@@ -304,17 +299,6 @@ def test_few_outputs_are_not(scene):
     put(made, a="X1", b="Y1", c="Z1")
     one.send(told.append)
     assert told == ["outputs: file 3 of 3, 0 of 0 MB"]
-
-
-def test_a_console_says_so_every_ten_seconds_at_most(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    err = io.StringIO()
-    shown = console.JobConsole(1, io.StringIO(), err)
-    for text in ("", "file 1", "file 1", "file 2", "file 3", "file 4", "file 4", "file 4", "file 4", ""):
-        shown.sending(text)
-        now[0] += 4
-    assert err.getvalue() == "".join(f"batchai: sending file {number}\n" for number in (1, 3, 4))
 
 
 def test_as_many_files_at_once_as_have_room():
@@ -338,7 +322,7 @@ def test_as_many_files_at_once_as_have_room():
 
 SENDS = """
 import json, pathlib, sys
-from mlflow_batchai.tracking.sending import Outputs
+from mlflow_batchai.tracking.outputs import Outputs
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.sent import SentFiles
 from mlflow_batchai.storage import credentials, endpoints, open_share
