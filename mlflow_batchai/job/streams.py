@@ -14,7 +14,7 @@ from mlflow_batchai.storage import Share
 # What one look asks for at most.
 PIECE = 4 << 20
 # Bytes before the place where we are that every look asks for again: they tell whether it is still the same file. A range that
-# begins inside of a file also saves the second request that one behind its end would cost (``storage/azure_sdk.py``).
+# begins inside of a file also saves the second request that one behind its end would cost (``storage/azure_files.py``).
 KNOWN = 64
 
 

@@ -22,7 +22,7 @@ from mlflow_batchai.engines.ssh_hosts import copy_sentence, keeper_sentence, roo
 from mlflow_batchai.errors import NotSupportedError, ShareError
 from mlflow_batchai.plan.volumes import choose_volumes
 from mlflow_batchai.storage import Share
-from mlflow_batchai.storage.identity import identify
+from mlflow_batchai.storage.base import identify
 
 # What a doctor that was killed has left: none takes that long.
 LEFT_SECONDS = 86400.0
