@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import random
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import requests
 import requests.adapters
+import requests.utils
 from azure.core.credentials import AzureNamedKeyCredential
 from azure.core.exceptions import ClientAuthenticationError
 from azure.core.pipeline.transport import RequestsTransport
@@ -63,24 +64,6 @@ class _Retries(ExponentialRetry):
         return float(pause * random.uniform(0.5, 1.5))
 
 
-class _Session(requests.Session):
-    """Asks the environment for its proxies once, where requests does so for each request, and never a .netrc file."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.auth = lambda request: request
-
-    @functools.cached_property
-    def _environment(self) -> Callable[..., dict[str, Any]]:
-        return functools.lru_cache(maxsize=None)(super().merge_environment_settings)
-
-    def merge_environment_settings(self, url: str, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
-        if proxies:
-            return super().merge_environment_settings(url, proxies, stream, verify, cert)
-        host = "/".join(url.split("/", 3)[:3])
-        return dict(self._environment(host, None, stream, verify, cert))
-
-
 def service_client(location: AzureLocation, credential: Credential) -> ShareServiceClient:
     """The client of a share's account, one for all threads. Raises ShareError, and what the SDK raises."""
     return _service_client(location.endpoint, location.account, credential)
@@ -93,7 +76,11 @@ def _service_client(endpoint: str, account: str, credential: Credential) -> Shar
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET:
             logger.setLevel(logging.CRITICAL)
-    session = _Session()
+    session = requests.Session()
+    # The environment is asked once for its proxies and certificates, and never a .netrc file.
+    session.trust_env = False
+    session.proxies = requests.utils.get_environ_proxies(endpoint)
+    verify = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or True
     adapter = requests.adapters.HTTPAdapter(pool_connections=1, pool_maxsize=CONNECTIONS)
     for scheme in ("https://", "http://"):
         session.mount(scheme, adapter)
@@ -103,7 +90,11 @@ def _service_client(endpoint: str, account: str, credential: Credential) -> Shar
         endpoint,
         credential=opens,
         transport=RequestsTransport(
-            session=session, connection_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, connection_data_block_size=BLOCK
+            session=session,
+            connection_verify=verify,
+            connection_timeout=CONNECT_SECONDS,
+            read_timeout=READ_SECONDS,
+            connection_data_block_size=BLOCK,
         ),
         retry_policy=_Retries(retry_total=8, retry_connect=4, retry_read=8, retry_status=8),
         raw_response_hook=_look_at,

@@ -25,57 +25,45 @@ from mlflow_batchai.storage.location import AzureLocation
 LARGEST_SKEW_SECONDS = 600.0
 EXISTS = frozenset(("ResourceAlreadyExists", "ResourceTypeMismatch", "ShareAlreadyExists"))
 
-_UNUSABLE = "the share is being deleted, or is disabled ({code})"
-_FULL = "the share is full; delete from it, or raise its quota"
-_BUSY = "the storage account is too busy ({code}); try again later"
-_HELD = "another process holds it open or is deleting it ({code}); try again when that has ended"
-_NAME = "that can't be a name on an Azure file share ({code}); rename it"
-_RIGHT = "the {kind} lacks the permission for this ({code}); {grant}"
-_NETWORK = "the account refuses this machine or this request ({code}): look at its network rules, or at those of the SAS"
-
 # https://learn.microsoft.com/rest/api/storageservices/file-service-error-codes and .../common-rest-api-error-codes
 BY_CODE = {
-    "ShareBeingDeleted": _UNUSABLE,
-    "ShareDisabled": _UNUSABLE,
-    "ShareSizeLimitReached": _FULL,
-    "FileShareSizeLimitReached": _FULL,
-    "InsufficientStorage": _FULL,
-    "ShareFull": _FULL,
-    "QuotaExceeded": _FULL,
-    "ServerBusy": _BUSY,
-    "OperationTimedOut": _BUSY,
-    "InternalError": _BUSY,
-    "TooManyRequests": _BUSY,
-    "SharingViolation": _HELD,
-    "FileLockConflict": _HELD,
-    "DeletePending": _HELD,
-    "ClientCacheFlushDelay": _HELD,
-    "CannotDeleteFileOrDirectory": _HELD,
-    "InvalidResourceName": _NAME,
-    "InvalidFileOrDirectoryPathName": _NAME,
-    "InvalidUri": _NAME,
-    "RequestUrlFailedToParse": _NAME,
-    "OutOfRangeInput": _NAME,
+    **dict.fromkeys(("ShareBeingDeleted", "ShareDisabled"), "the share is being deleted, or is disabled ({code})"),
+    **dict.fromkeys(
+        ("ShareSizeLimitReached", "FileShareSizeLimitReached", "InsufficientStorage", "ShareFull", "QuotaExceeded"),
+        "the share is full; delete from it, or raise its quota",
+    ),
+    **dict.fromkeys(
+        ("ServerBusy", "OperationTimedOut", "InternalError", "TooManyRequests"),
+        "the storage account is too busy ({code}); try again later",
+    ),
+    **dict.fromkeys(
+        ("SharingViolation", "FileLockConflict", "DeletePending", "ClientCacheFlushDelay", "CannotDeleteFileOrDirectory"),
+        "another process holds it open or is deleting it ({code}); try again when that has ended",
+    ),
+    **dict.fromkeys(
+        ("InvalidResourceName", "InvalidFileOrDirectoryPathName", "InvalidUri", "RequestUrlFailedToParse", "OutOfRangeInput"),
+        "that can't be a name on an Azure file share ({code}); rename it",
+    ),
     "ResourceTypeMismatch": "a file lies where a folder is wanted, or a folder where a file is; remove it",
     "AccountIsDisabled": "the storage account '{account}' is disabled; enable it, or use another one",
     "KeyBasedAuthenticationNotPermitted": "the storage account '{account}' takes no keys; log in (az login) and give no key",
-    "AuthorizationPermissionMismatch": _RIGHT,
-    "InsufficientAccountPermissions": _RIGHT,
-    "AuthorizationResourceTypeMismatch": _RIGHT,
-    "AuthorizationFailure": _NETWORK,
-    "AuthorizationProtocolMismatch": _NETWORK,
-    "AuthorizationSourceIPMismatch": _NETWORK,
-}
-BY_STATUS = {
-    **dict.fromkeys((413, 507), _FULL),
-    **dict.fromkeys((429, 500, 503), _BUSY),
     **dict.fromkeys(
-        (401, 403),
-        "storage account '{account}' refused the {kind} ({code}): it is wrong, was renewed, or is of another account; give the "
-        "right one",
+        ("AuthorizationPermissionMismatch", "InsufficientAccountPermissions", "AuthorizationResourceTypeMismatch"),
+        "the {kind} lacks the permission for this ({code}); {grant}",
+    ),
+    **dict.fromkeys(
+        ("AuthorizationFailure", "AuthorizationProtocolMismatch", "AuthorizationSourceIPMismatch"),
+        "the account refuses this machine or this request ({code}): look at its network rules, or at those of the SAS",
     ),
 }
-_OTHER = "the file service answered with {code}; try again later"
+_REFUSED = (
+    "storage account '{account}' refused the {kind} ({code}): it is wrong, was renewed, or of another account; correct it"
+)
+BY_STATUS = {
+    **dict.fromkeys((413, 507), BY_CODE["ShareFull"]),
+    **dict.fromkeys((429, 500, 503), BY_CODE["ServerBusy"]),
+    **dict.fromkeys((401, 403), _REFUSED),
+}
 
 
 class ThrottledError(ServiceResponseError):
@@ -99,7 +87,7 @@ def _explain(location: AzureLocation, credential: Credential, path: str, error: 
     if isinstance(error, HttpResponseError) and error.response is not None:
         return _of_answer(location, credential, path, error)
     if isinstance(error, ThrottledError):
-        return ShareError(f"{_where(location, path)}: {_BUSY.format(code='status 429')}")
+        return ShareError(f"{_where(location, path)}: {BY_STATUS[429].format(code='status 429')}")
     if isinstance(error, ClientAuthenticationError):  # azure-identity raises it without an answer of the service
         return _no_login(location, credential)
     if isinstance(error, (AzureError, requests.RequestException, OSError)):
@@ -133,7 +121,7 @@ def _of_answer(location: AzureLocation, credential: Credential, path: str, error
         "make one that may read, create, write, delete and list",
         "it needs the role Storage File Data Privileged Contributor",
     )
-    said = (sentence or BY_STATUS.get(status, _OTHER)).format(
+    said = (sentence or BY_STATUS.get(status, "the file service answered with {code}; try again later")).format(
         code=code or f"status {status}",
         account=location.account,
         kind=credential.kind,

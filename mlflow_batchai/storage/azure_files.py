@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 from azure.core.exceptions import HttpResponseError, ResourceModifiedError, ServiceResponseError
 
@@ -78,8 +78,6 @@ class AzureFilesShare:
         self._credential = credentials.at(location.endpoint, location.account)
         with self._errors(""):
             self._share = service_client(location, self._credential).get_share_client(location.share)
-        # Folders that this process knows to be there.
-        self._made: set[str] = set()
 
     @property
     def url(self) -> str:
@@ -108,7 +106,7 @@ class AzureFilesShare:
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         full = self._full(path)
         if length == 0:
-            self._size(full)
+            self._get(full, 0, 1)
             return b""
         for _ in range(READS):
             first = self._get(full, start, PIECE if length is None else min(length, PIECE))
@@ -206,8 +204,7 @@ class AzureFilesShare:
                 client = self._share.get_file_client(full)
                 try:
                     found = client.download_file(offset=start, length=length)
-                    taken = _Taken()
-                    found.readinto(cast(BinaryIO, taken))
+                    data = b"".join(found.chunks())
                 except HttpResponseError as error:
                     if error.status_code == 416:
                         # Nothing lies there: the file is shorter, or empty.
@@ -217,13 +214,9 @@ class AzureFilesShare:
                         raise
                 else:
                     size = int(str(found.properties.content_range).rpartition("/")[2])
-                    return Piece(b"".join(taken.parts), found.properties.etag, size)
+                    return Piece(data, found.properties.etag, size)
             time.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
         raise of_network(self.location._replace(folder=""), full, ServiceResponseError("cut"))
-
-    def _size(self, full: str) -> int:
-        with self._errors(full):
-            return int(self._share.get_file_client(full).get_file_properties().size)
 
     def list(self, path: str) -> list[Entry]:
         full = self._full(path)
@@ -284,7 +277,7 @@ class AzureFilesShare:
                 self._share.get_file_client(full).rename_file(target, overwrite=True, retry_hook=again)
         except ShareNotFoundError:
             # An answer that was lost: the first request did it, and the second found no source any more.
-            if not again.happened or self._size(target) != size:
+            if not again.happened or self._get(target, 0, 1).size != size:
                 raise
 
     def claim(self, path: str) -> bool:
@@ -315,7 +308,6 @@ class AzureFilesShare:
             folder = full.rpartition("/")[0]
             if not folder:
                 raise
-        self._forget(folder)
         self._make(folder)
         try:
             return request()
@@ -324,8 +316,6 @@ class AzureFilesShare:
 
     def _make(self, folder: str) -> None:
         """A directory with its parents."""
-        if not folder or folder in self._made:
-            return
         try:
             self._make_directory(folder)
         except ShareNotFoundError:
@@ -335,21 +325,11 @@ class AzureFilesShare:
             self._make(parent)
             with contextlib.suppress(ShareNotFoundError):
                 self._make_directory(folder)
-        self._made.add(folder)
-
-    def _forget(self, folder: str) -> None:
-        """Someone has removed a folder, or one above or below it."""
-        self._made = {
-            known
-            for known in self._made.copy()
-            if not (f"{known}/".startswith(f"{folder}/") or f"{folder}/".startswith(f"{known}/"))
-        }
 
     def delete(self, path: str) -> None:
         full = self._full(path)
         if self._delete_file(full):
             return
-        self._forget(full)
         with contextlib.suppress(ShareNotFoundError):
             if not self._delete_directory(full):
                 self._empty(full)
@@ -462,20 +442,6 @@ class _Counted:
             raise ShareError(f"what is sent can't be read: {error.strerror or error}") from error
         self.taken += len(data)
         return data
-
-
-class _Taken(io.RawIOBase):
-    """Keeps what a download writes, without a copy (``readall`` makes two)."""
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.parts.append(data)
-        return len(data)
 
 
 def _modified(written: object) -> float | None:

@@ -98,7 +98,7 @@ def find(account: str) -> Credential:
     if account in _remembered:
         return _remembered[account]
     for source, found in (
-        (VARIABLE, _exported_to_us(account)),
+        (VARIABLE, _inherited().get(account)),
         ("AZURE_BATCHAI_STORAGE_KEY", _pair(account, "AZURE_BATCHAI_STORAGE")),
         (CONNECTION_VARIABLE, _of_connection(account)),
         ("AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN", _pair(account, "AZURE_STORAGE")),
@@ -261,10 +261,6 @@ def _inherited() -> dict[str, Credential]:
         return {account: Credential(*pair) for account, pair in json.loads(os.environ.get(VARIABLE) or "{}").items()}
     except (ValueError, TypeError, AttributeError):
         raise ShareError(f"the environment variable {VARIABLE} can't be read; it is set by mlflow-batchai itself") from None
-
-
-def _exported_to_us(account: str) -> Credential | None:
-    return _inherited().get(account)
 
 
 def _pair(account: str, prefix: str) -> Credential | None:
