@@ -41,6 +41,8 @@ ATTEMPTS, READS = 6, 8
 STRAY = "\uff0e"
 # https://learn.microsoft.com/rest/api/storageservices/naming-and-referencing-shares--directories--files--and-metadata
 NOT_IN_NAMES = frozenset('"\\:|<>*?') | {chr(code) for code in (*range(32), 127)}
+# A request that the service does not know in this form.
+NOT_KNOWN = ("UnsupportedHeader", "ContentLengthMustBeZero", "InvalidHeaderValue", "InvalidInput", "RequestBodyTooLarge")
 
 
 class Piece(NamedTuple):
@@ -78,6 +80,8 @@ class AzureFilesShare:
         self._credential = credentials.at(location.endpoint, location.account)
         with self._errors(""):
             self._share = service_client(location, self._credential).get_share_client(location.share)
+        # Whether a new file may be sent with its content (x-ms-version 2026-10-06 and later), as far as is known.
+        self._takes_content = True
 
     @property
     def url(self) -> str:
@@ -239,11 +243,13 @@ class AzureFilesShare:
 
     def send(self, path: str, source: Readable, size: int) -> None:
         full = self._full(path)
-        if size <= PIECE:
+        if size <= PIECE and self._takes_content:
             data = source.read(size)
             check_end(path, source, len(data), size)
-            self._in_folder(full, lambda: self._create(full, data))
-            return
+            self._takes_content = self._in_folder(full, lambda: self._create(full, data))
+            if self._takes_content:
+                return
+            source = io.BytesIO(data)
         # Ranges of a file of another name in the same folder, as the SDK sends them; then it gets its own.
         folder = full.rpartition("/")[0]
         temporary = f"{folder}/{TEMPORARY}{uuid.uuid4().hex}" if folder else f"{TEMPORARY}{uuid.uuid4().hex}"
@@ -257,14 +263,20 @@ class AzureFilesShare:
                 self._delete_file(temporary)
             raise
 
-    def _create(self, full: str, data: bytes) -> None:
-        """A file with all of its content is one request; a new file is all NULs anyway."""
+    def _create(self, full: str, data: bytes) -> bool:
+        """Make a file with all of its content by one request; False if the service doesn't know such a request."""
         with self._errors(full):
             client = self._share.get_file_client(full)
-            if data.count(0) < len(data):
-                client.create_file(len(data), data=data)
-            else:
-                client.create_file(len(data))
+            try:
+                if data.count(0) == len(data):  # as any new file
+                    client.create_file(len(data))
+                else:
+                    client.create_file(len(data), data=data)
+            except HttpResponseError as error:
+                if code_of(error) in NOT_KNOWN or error.status_code in (411, 413, 501):
+                    return False
+                raise
+        return True
 
     def _upload(self, full: str, source: _Counted, size: int) -> None:
         with self._errors(full):

@@ -12,8 +12,11 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+from azure.core.exceptions import HttpResponseError
+from azure.storage.fileshare import ShareFileClient
 
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
 from mlflow_batchai.storage import azure_client, azure_errors, azure_files, credentials, open_share
@@ -118,6 +121,25 @@ def test_a_service_that_takes_no_content_with_a_new_file(azure, opened):
     azure.newest("2025-11-05")
     with pytest.raises(ShareError, match="InvalidHeaderValue"):
         share.read("x")
+
+
+@pytest.mark.parametrize("size", [1, 3000, 4 << 20])
+def test_a_service_that_takes_no_content_in_the_first_request(azure, opened, monkeypatch, size):
+    create = ShareFileClient.create_file
+
+    def refuses(client, length, **options):
+        if "data" in options:
+            answer = SimpleNamespace(status_code=400, reason="no", headers={"x-ms-error-code": "ContentLengthMustBeZero"})
+            raise HttpResponseError(response=answer)
+        return create(client, length, **options)
+
+    monkeypatch.setattr(ShareFileClient, "create_file", refuses)
+    share = opened()
+    for data in (b"old", os.urandom(size)):
+        share.write("a/x", data)
+        assert share.read("a/x") == data
+    assert {one.comp for one in azure.requests() if one.method == "PUT"} == {"", "range", "rename"}
+    assert [entry.name for entry in share.list("a")] == ["x"]
 
 
 def test_a_share_opened_with_a_sas_does_all_of_it(azure, opened):
