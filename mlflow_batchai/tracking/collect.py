@@ -15,7 +15,7 @@ from mlflow_batchai.agent.models import MLFLOW, choose
 from mlflow_batchai.agent.plan import Model
 from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.errors import ModelError, ShareNotFoundError
-from mlflow_batchai.job import written_logs
+from mlflow_batchai.job import streams
 from mlflow_batchai.job.completeness import MISSING
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.places import output_places
@@ -106,7 +106,7 @@ class Logs:
         missing = []
         artifact = LOGS + self._job.paths.log_folder.removeprefix("stdouterr")
         with TemporaryDirectory(prefix="batchai-") as scratch:
-            written = written_logs.write(self._job, short, Path(scratch))
+            written = streams.write_anew(self._job, short, Path(scratch))
             for name, lines in short.items():
                 again = written.get(name, 0)
                 if again > there[name] and (

@@ -13,9 +13,7 @@ from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.agent.reports import LOST, points_of
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.keras_lines import Pace
-from mlflow_batchai.job.metrics import MetricFold, Point
-from mlflow_batchai.job.samples import SampleFold
+from mlflow_batchai.job.metrics import MetricFold, Pace, Point, SampleFold
 from mlflow_batchai.terminal import printable
 from mlflow_batchai.tracking.tracked import relayed
 

@@ -13,8 +13,8 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.job.completeness import log_totals, missing, totals_of
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.keras_lines import Pace
 from mlflow_batchai.job.lease import Lease
+from mlflow_batchai.job.metrics import Pace
 from mlflow_batchai.job.sent import SentFiles
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.tracking import collect, runs
