@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from azure_server import AzureServer
 
-from mlflow_batchai.storage import Share, credentials, endpoints, open_share
+from mlflow_batchai.storage import Share, credentials, open_share
 from mlflow_batchai.storage.credentials import Credential
 from mlflow_batchai.storage.objects import StagedFile, scan_input, upload
 from mlflow_batchai.storage.sweeps import settle
@@ -157,16 +157,16 @@ class Bench:
             client.get_file_client("bare").delete_file()
 
         def ours() -> None:
-            with self._large.open("rb") as file, share.open_write("ours", self._large.stat().st_size) as target:
-                shutil.copyfileobj(file, target, BLOCK)
+            with self._large.open("rb") as file:
+                share.send("ours", file, self._large.stat().st_size)
             share.delete("ours")
 
         rounds.add(bare, ours)
 
     def download_large(self, rounds: Rounds, concurrency: int) -> None:
         client, share = self.share()
-        with self._large.open("rb") as file, share.open_write("large") as target:
-            shutil.copyfileobj(file, target, BLOCK)
+        with self._large.open("rb") as file:
+            share.send("large", file, self._large.stat().st_size)
         down = self._scratch / "down"
         down.mkdir()
 
@@ -222,7 +222,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="share-transfer-") as scratch,
         AzureServer(Path(scratch)) as server,
     ):
-        endpoints.name(server.endpoint)
+        credentials.name_endpoint(server.endpoint)
         credentials.remember(server.account, Credential(server.key))
         bench = Bench(server, Path(scratch), options.files, options.megabytes)
         for latency, where in ((0.0, "loopback"), (LATENCY_SECONDS, f"{LATENCY_SECONDS * 1000:.0f} ms")):

@@ -24,7 +24,7 @@ from netns import Machine
 from sshd import SshNodes, ssh_nodes
 from waiting import wait_for
 
-from mlflow_batchai.storage import endpoints
+from mlflow_batchai.storage import credentials
 
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
@@ -83,8 +83,8 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
     """An Azure Files and blob endpoint for one test module; a test that sets faults, latency or a size limit takes them back."""
     with AzureServer(tmp_path_factory.mktemp("azure")) as server:
         # As a cluster's document does; other processes are told by one, or by config.yaml.
-        endpoints.name(server.endpoint)
-        endpoints.name(server.blob_endpoint)
+        credentials.name_endpoint(server.endpoint)
+        credentials.name_endpoint(server.blob_endpoint)
         yield server
 
 

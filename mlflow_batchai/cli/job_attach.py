@@ -67,7 +67,7 @@ def _refuse(name: str | None, only_new: bool, trusts: bool) -> None:
 def _trust(scope: Scope, name: str, yes: bool) -> None:
     """Show what the plan of a job would have this machine do, and trust that plan if the person agrees."""
     from mlflow_batchai.client import lookup
-    from mlflow_batchai.job import trust
+    from mlflow_batchai.job import signing
     from mlflow_batchai.job.places import output_places
 
     run, _ = find_run(scope, name)
@@ -86,7 +86,7 @@ def _trust(scope: Scope, name: str, yes: bool) -> None:
         for value in values:
             click.echo(f"batchai: {what}: {printable(value)}", err=True)
     ask(f"Trust the plan of job {job.name}, as it is now, on this machine?", yes)
-    trust.pin(run.info.run_id, job.plan_digest, job.share.url)
+    signing.pin(run.info.run_id, job.plan_digest, job.share.url)
 
 
 def _attach(scope: Scope, name: str, only_new: bool) -> None:

@@ -67,7 +67,7 @@ def _shown(place: Directory, path: str, entry: Entry, expiry: int) -> dict[str, 
 
 def url_of(place: Directory, path: str, entry: Entry, minutes: int) -> str | None:
     """Where a file can be downloaded from for so long; None for a folder, and where that can't be had, which is said."""
-    from mlflow_batchai.storage.links import download_url
+    from mlflow_batchai.storage.opening import download_url
 
     if entry.is_directory:
         return None

@@ -8,7 +8,7 @@ import click
 
 from mlflow_batchai.cli.options import notice
 from mlflow_batchai.errors import UsageError
-from mlflow_batchai.job import keys
+from mlflow_batchai.job import signing
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -20,7 +20,7 @@ def export() -> None:
     Jobs are signed with it, so that only what you have submitted is followed, ended or started again in your name. Another
     machine of yours that is to do that needs the same key.
     """
-    click.echo(keys.exported())
+    click.echo(signing.exported_key())
 
 
 @click.command("import", context_settings=_CONTEXT, epilog="Example: batchai key import")
@@ -31,4 +31,4 @@ def import_() -> None:
     """
     if sys.stdin.isatty():
         raise UsageError("the key is read from standard input: batchai key export | ssh me@elsewhere batchai key import")
-    notice(f"key {keys.take(sys.stdin.read())} signs your jobs now ({keys.path()})")
+    notice(f"key {signing.take_key(sys.stdin.read())} signs your jobs now ({signing.key_path()})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -15,8 +16,6 @@ from mlflow_batchai.errors import StorageNotFoundError, UsageError
 if TYPE_CHECKING:
     from mlflow_batchai.storage import Entry, Share
     from mlflow_batchai.storage.accounts import Account
-
-BLOCK = 1 << 20
 
 
 @command(
@@ -38,11 +37,22 @@ def upload(account: Account, share: str, source: str, path: str) -> Any:
         raise UsageError(f"--source: '{source}' can't be read: {error.strerror}") from error
     with file, account.using(share) as opened:
         target = _target(opened, path, Path(source).name)
-        with opened.open_write(target, size) as outgoing, progress(f"{share}/{target}", size) as tell:
-            while block := file.read(BLOCK):
-                outgoing.write(block)
-                tell(len(block))
+        with progress(f"{share}/{target}", size) as tell:
+            opened.send(target, _Told(file, tell), size)
         return entry_shape(find(opened, target))
+
+
+class _Told:
+    """A file that tells how much is read of it."""
+
+    def __init__(self, file: BinaryIO, tell: Callable[[int], None]) -> None:
+        self._file = file
+        self._tell = tell
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self._tell(len(data))
+        return data
 
 
 def _opened(source: Path) -> tuple[BinaryIO, int]:

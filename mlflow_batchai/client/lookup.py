@@ -10,7 +10,7 @@ from mlflow_batchai.agent.protocol import QUEUED
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.errors import BatchAIError, JobChangedError, JobError, JobNotFoundError, JobUnreadableError, ShareError
 from mlflow_batchai.follower.detached import Submitted
-from mlflow_batchai.job import trust
+from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import Job, changed_sentence
 from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.storage import Share, open_share
@@ -105,7 +105,7 @@ def _job_of(run: Run) -> Job:
     cluster = tags[runs.TAG_CLUSTER]
     there: list[Share] = []
     troubles: list[str] = []
-    address = tags[runs.TAG_SHARE] if runs.is_signed(run) else trust.share_of(run.info.run_id)
+    address = tags[runs.TAG_SHARE] if runs.is_signed(run) else signing.share_of(run.info.run_id)
     ways: list[Callable[[], Share]] = [lambda: clusters.load(cluster)[0].share]
     if address is not None:
         ways.insert(0, functools.partial(open_share, address))

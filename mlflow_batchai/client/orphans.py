@@ -108,10 +108,10 @@ def look_after(found: Sequence[Run], tracking: Tracking, say: Say) -> Iterator[C
     charges = _opened(found, tracking)
     yield from _judged(charges)
     if open_ := [charge for charge in charges if charge.result is None]:
-        seconds = max(charge.found.vigil.grace_seconds for charge in open_)
+        seconds = max(charge.found.monitor.grace_seconds for charge in open_)
         say(f"waiting up to {seconds:.0f} s to see whether the followers of {len(open_)} job(s) on other machines live")
     while open_:
-        time.sleep(min(charge.found.vigil.look_seconds for charge in open_))
+        time.sleep(min(charge.found.monitor.look_seconds for charge in open_))
         for charge in open_:
             _try(charge, _look)
         yield from _judged(open_)

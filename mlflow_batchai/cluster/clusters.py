@@ -14,9 +14,9 @@ from mlflow_batchai.documents.model import key_of
 from mlflow_batchai.engines import registry
 from mlflow_batchai.engines.base import Engine, NodeAccess, Scalable
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, DocumentError, NotSupportedError, ShareError
-from mlflow_batchai.storage import Share, accounts, credentials, endpoints, open_share
+from mlflow_batchai.storage import Share, accounts, credentials, open_share
+from mlflow_batchai.storage.base import identify
 from mlflow_batchai.storage.directory import DirectoryShare
-from mlflow_batchai.storage.identity import identify
 from mlflow_batchai.storage.location import AzureLocation, is_azure, parse
 from mlflow_batchai.storage.opening import for_nodes
 
@@ -140,7 +140,7 @@ def make(name: str, document: ClusterDocument, path: Path, record: ClusterRecord
         raise NotSupportedError(f"{path}: nodeSetup.{key} is not supported yet; remove it")
     setup.check(document.node_setup, str(path))
     for endpoint in filter(None, (document.file_endpoint, document.blob_endpoint)):
-        endpoints.name(endpoint)
+        credentials.name_endpoint(endpoint)
     unused = [
         key_of(ClusterDocument, field) for field in _UNUSED if field in document.model_fields_set and field not in kind.uses
     ]

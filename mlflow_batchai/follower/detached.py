@@ -16,8 +16,7 @@ from mlflow_batchai.agent import processes
 from mlflow_batchai.config import home
 from mlflow_batchai.errors import ClusterError, JobError
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Glance, Hold, Lease
-from mlflow_batchai.job.vigil import Vigil
+from mlflow_batchai.job.lease import Glance, Hold, Lease, LeaseMonitor
 from mlflow_batchai.storage import credentials
 from mlflow_batchai.tracking import runs
 from mlflow_batchai.tracking.runs import Tracking
@@ -43,23 +42,23 @@ class Submitted:
     follower: int | None = None
     starts: int = 0
     secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    _vigil: Vigil | None = field(default=None, init=False, repr=False)
+    _monitor: LeaseMonitor | None = field(default=None, init=False, repr=False)
 
     @property
-    def vigil(self) -> Vigil:
+    def monitor(self) -> LeaseMonitor:
         """What tells the better whether anybody relays the job the more often it looks."""
-        if self._vigil is None or self._vigil.job is not self.job:
+        if self._monitor is None or self._monitor.job is not self.job:
             words = _arguments(self.job)
-            self._vigil = Vigil(self.job, lambda: processes.that_run(words))
-        return self._vigil
+            self._monitor = LeaseMonitor(self.job, lambda: processes.that_run(words))
+        return self._monitor
 
     def followed(self) -> Glance:
-        """Who relays the job now, as far as that can be told (``Vigil.look``).
+        """Who relays the job now, as far as that can be told (``LeaseMonitor.look``).
 
         Raises:
             ShareError: its share can't be read now.
         """
-        return self.vigil.look()
+        return self.monitor.look()
 
 
 def start_follower(submitted: Submitted) -> None:
@@ -158,7 +157,7 @@ def reopen(submitted: Submitted) -> bool:
         return False
     job.check_trusted()
     Lease(job).reopen()
-    submitted._vigil = None  # it has seen what is no longer so
+    submitted._monitor = None  # it has seen what is no longer so
     return True
 
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 
 from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.agent.protocol import Record, TornFileError
-from mlflow_batchai.job.board import Board
-from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.jobs import Board, Job
 
 SEGMENTS_A_TIME = 32
 # A writer that has said nothing for so long may have gone on behind a segment that is missing: agents beat more often.

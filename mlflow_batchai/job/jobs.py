@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -12,13 +14,15 @@ from mlflow_batchai.agent import protocol, records, terms
 from mlflow_batchai.agent.plan import Plan, PlanError, read_plan
 from mlflow_batchai.agent.protocol import JobPaths, Record
 from mlflow_batchai.errors import JobChangedError, JobNotFoundError, JobNotTrustedError, JobUnreadableError, ShareError
-from mlflow_batchai.job import signing, trust
-from mlflow_batchai.job.board import Board
+from mlflow_batchai.job import signing
 from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.job.states import JobState, Snapshot, fold
 from mlflow_batchai.storage import Share, job_file, open_share
 
 LONGEST_PAUSE_SECONDS = 5.0
+# How often a board is looked at while there is news, and while there is none.
+FAST_SECONDS, IDLE_SECONDS = 1.0, 5.0
+SLOWER = 1.25
 # What the engines rely on, of a handle that this user has not signed.
 _HANDLE: records.Shape = {
     "engine": records.is_text,
@@ -27,6 +31,54 @@ _HANDLE: records.Shape = {
     "nodes": records.list_of(lambda node: records.has(node, {"name": records.is_text, "id": records.is_text})),
 }
 _JOB_ID = re.compile(r"[A-Za-z0-9]{1,64}")
+
+
+class Board:
+    """The board of an attempt: one folder whose listing says all that is new, where every look costs a request.
+
+    Who writes a file of the job folder puts a notice on the board after it (``docs/internals.md``, "The board"). Readers look
+    at a pace that follows what they see: once a second while there is news, every few seconds while there is none.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, share: Share, paths: JobPaths, clock: Callable[[], float] = time.monotonic) -> None:
+        self._share = share
+        self._paths = paths
+        self._clock = clock
+        self._seen: dict[str, int] = {}
+        self._pace = FAST_SECONDS
+        self._next = 0.0
+        # The relay and the keeper of a job look at the same board, each from its thread.
+        self._looking = threading.Lock()
+
+    def look(self, now: bool = False) -> Mapping[str, int]:
+        """Notice -> its number (0 for those that only say that something is there).
+
+        Args:
+            now: whether to look whatever the pace.
+
+        Raises:
+            ShareError: it can't be read; the next call tries again.
+        """
+        with self._looking:
+            if now or self._clock() >= self._next:
+                seen = {entry.name: entry.size for entry in self._share.list(self._paths.index)}
+                # Beats say only that someone lives: no reason to hurry.
+                news = any(seen[name] != self._seen.get(name) for name in seen if not name.startswith("beats-"))
+                self._pace = FAST_SECONDS if news else min(self._pace * SLOWER, IDLE_SECONDS)
+                self._seen = seen
+                self._next = self._clock() + self._pace
+            return self._seen
+
+    def count(self, name: str) -> int:
+        """The number of a notice as of the last look, 0 if it wasn't there."""
+        return self._seen.get(name, 0)
+
+    def put(self, name: str) -> None:
+        """Put up a notice that something is there."""
+        self._share.claim(self._paths.marker(name))
 
 
 class Origin(NamedTuple):
@@ -209,7 +261,7 @@ class Job:
         plan, identity = self._origin.plan, self.folder.rpartition("/")[2]
         # Processes are ended by it, and files of this machine are named after it.
         named = _JOB_ID.fullmatch(identity) is not None and plan.job == identity
-        return named and trust.is_pinned(plan.run_id, self.plan_digest)
+        return named and signing.is_pinned(plan.run_id, self.plan_digest)
 
     def check_trusted(self) -> None:
         """Raise JobNotTrustedError unless clients may obey the plan."""

@@ -9,18 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from mlflow_batchai.agent import processes, protocol, records
+from mlflow_batchai.agent import processes, protocol
 from mlflow_batchai.agent.protocol import Record, TornFileError
+from mlflow_batchai.agent.records import (
+    Check,
+    Shape,
+    has,
+    is_count,
+    is_mapping,
+    is_number,
+    is_pair_of_counts,
+    is_text,
+    list_of,
+    or_none,
+)
 from mlflow_batchai.errors import JobError, ShareError
 from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.memory import usable
 from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.storage import job_file
 
@@ -29,13 +41,11 @@ PACE, BOARD_PACE = (5.0, 20.0, 0.5), (20.0, 70.0, 5.0)
 # So many folders behind the last lease that counts are looked into: none but forged ones are left without a cursor for long.
 MOST_FORGED = 100
 # A cursor with another shape is none: its holder hasn't said a word.
-_CURSOR: records.Shape = {
-    "counter": records.is_count,
-    "attempt": records.is_count,
+_CURSOR: Shape = {
+    "counter": is_count,
+    "attempt": is_count,
     "finished": lambda value: isinstance(value, bool),
-    "holder": lambda value: (
-        isinstance(value, dict) and all(map(records.is_count, (value.get("pid", 1), value.get("started", 1))))
-    ),
+    "holder": lambda value: isinstance(value, dict) and all(map(is_count, (value.get("pid", 1), value.get("started", 1)))),
 }
 
 
@@ -146,7 +156,7 @@ class Lease:
         if signature is not Signature.OWN and self._job.signature is Signature.OWN:
             return None
         known = {key: check for key, check in _CURSOR.items() if key in cursor}
-        return cursor if records.has(cursor, known) else None
+        return cursor if has(cursor, known) else None
 
     def _over(self, cursor: Record) -> bool:
         """Whether a cursor says that the job's attempt is in the run."""
@@ -307,3 +317,160 @@ class Lease:
 def _is_let_go(cursor: Record) -> bool:
     """Whether its holder has let go of it: at the end of an attempt, or before."""
     return bool(cursor.get("finished") or cursor.get("released"))
+
+
+class LeaseMonitor:
+    """Whether anybody relays a job: looks at its lease, at the pace at which a holder on another machine can be seen to live.
+
+    One look tells nothing of such a holder (``Lease.glance``): it lives if its counter moves, and is dead when that has stood
+    still for the grace time, by our own clock.
+
+    Args:
+        job: the job; at another attempt it needs another monitor.
+        on_their_way: pids of the job's followers on this machine, which may not have its lease yet: they have only begun, wait
+            to see whether another lives, or can't write to the share just now.
+        clock: seconds.
+
+    Attributes:
+        look_seconds: no more than one look in this time costs a request.
+        grace_seconds: how long it may take until it is known whether a holder lives.
+    """
+
+    def __init__(
+        self, job: Job, on_their_way: Callable[[], Collection[int]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.job = job
+        self._on_their_way = on_their_way
+        self._lease = Lease(job)
+        self._clock = clock
+        _, self.grace_seconds, self.look_seconds = PACE if job.board is None else BOARD_PACE
+        self._next = 0.0
+        self._seen: Glance | None = None
+        self._moves: tuple[int, int | None] | None = None
+        self._lives = False
+        self._since = 0.0
+
+    def look(self) -> Glance:
+        """Who relays the job: as ``Lease.glance`` has it, but HELD or FREE instead of UNKNOWN once time has told, and HELD if
+        one is on its way.
+
+        Raises:
+            ShareError: the share can't be read now.
+        """
+        now = self._clock()
+        if self._seen is None or now >= self._next:
+            glance = self._lease.glance()
+            if self._seen is None or glance.moves != self._moves:
+                self._moves, self._lives, self._since = glance.moves, self._seen is not None, now
+            self._seen, self._next = self._judged(glance, now), now + self.look_seconds
+        return self._seen
+
+    def _judged(self, glance: Glance, now: float) -> Glance:
+        if glance.hold is Hold.FINISHED:
+            return glance
+        lives = glance.hold is Hold.HELD or (glance.hold is Hold.UNKNOWN and self._lives)
+        # A stopped or hung process is alive but makes no progress: its lease counts as free.
+        still = glance.hold is not Hold.FREE and now - self._since > self.grace_seconds
+        if lives and not still and not glance.trouble:
+            return glance._replace(hold=Hold.HELD)
+        if others := set(self._on_their_way()) - {glance.holder.get("pid") if glance.hold is Hold.HELD else None}:
+            return glance._replace(hold=Hold.HELD, holder={"pid": min(others), "host": socket.gethostname()}, trouble="")
+        if still:
+            return glance._replace(hold=Hold.FREE)
+        return glance._replace(hold=Hold.HELD) if lives else glance
+
+
+# What a relay has noted in its cursor, as far as the next one can go on from it: it may have been damaged on the share.
+DAMAGED = "what the relay had noted on the share was damaged: the attempt's events were read again from the first one"
+
+
+def _mapping_of(check: Check) -> Check:
+    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and is_number(value)
+
+
+def _is_span(value: object) -> bool:
+    return list_of(_is_whole)(value) and isinstance(value, list) and len(value) == 3 and value[0] <= value[1] and value[2] > 0
+
+
+def _is_line(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != 3:
+        return False
+    steps, time, values = value
+    return is_count(steps) and _is_whole(time) and _mapping_of(is_text)(values)
+
+
+def _as_far_as_there(value: object, shape: Shape) -> bool:
+    return isinstance(value, dict) and has(value, {key: check for key, check in shape.items() if key in value})
+
+
+_KERAS: Shape = {
+    **dict.fromkeys(("epoch", "epochs", "first", "steps"), is_count),
+    **dict.fromkeys(("time", "begun"), _is_whole),
+    **dict.fromkeys(("best", "last"), or_none(_is_line)),
+}
+_METRICS: Shape = {
+    "source": _mapping_of(is_count),
+    **dict.fromkeys(("steps", "earlier"), _mapping_of(lambda spans: list_of(_is_span)(spans) and bool(spans))),
+    "counts": _mapping_of(is_count),
+    "keras": lambda value: _as_far_as_there(value, _KERAS),
+    "names": _mapping_of(list_of(is_text)),
+    "repeated": is_count,
+    "unread": is_count,
+}
+_SAMPLES: Shape = {"first": _mapping_of(is_count), "following": _mapping_of(is_count), "unread": is_count}
+_FILES: Shape = {
+    "waiting": _mapping_of(lambda told: isinstance(told, list) and len(told) == 2 and is_count(told[0]) and is_text(told[1])),
+    "sent": _mapping_of(is_text),
+    "leftOut": is_count,
+    "refused": list_of(is_text),
+}
+_MODEL: Shape = {
+    **dict.fromkeys(("name", "status"), is_text),
+    "model_type": or_none(is_text),
+    "step": is_number,
+    **dict.fromkeys(("tags", "params"), _mapping_of(or_none(is_text))),
+    "links": _mapping_of(list_of(_is_whole)),
+    "files": _mapping_of(is_count),
+}
+_MODEL_ALWAYS: Shape = {key: _MODEL[key] for key in ("name", "tags", "params", "links", "files")}
+_TRACKED: Shape = {
+    "words": lambda value: _as_far_as_there(value, {"notes": list_of(is_text), "more": is_count}),
+    "files": lambda value: _as_far_as_there(value, _FILES),
+    "models": _mapping_of(lambda told: _as_far_as_there(told, _MODEL) and has(told, _MODEL_ALWAYS)),
+}
+# What belongs together: without one of these the others say nothing.
+_PLACE: Shape = {
+    "attempt": is_count,
+    "cursor": _mapping_of(is_count),
+    "ending": lambda value: isinstance(value, bool),
+    "metrics": lambda value: _as_far_as_there(value, _METRICS),
+    "samples": lambda value: _as_far_as_there(value, _SAMPLES),
+    "models": list_of(is_mapping),
+    "tracked": lambda value: _as_far_as_there(value, _TRACKED),
+    "environment": or_none(is_text),
+    "reports": _mapping_of(is_pair_of_counts),
+    "lost": _mapping_of(is_count),
+    "refused": is_count,
+    "dropped": is_count,
+    "skipped": is_pair_of_counts,
+    "state": is_text,
+}
+_SENTENCES = ("notes", "leftOut", "onlyThere", "missing")
+
+
+def usable(memory: object) -> Record:
+    """The part of a relay's memory that can be gone on from; with ``DAMAGED`` among its notes if that isn't all.
+
+    A place that can't be trusted is given up as a whole: what is relayed again MLflow drops, since the points are the same.
+    """
+    if not isinstance(memory, dict):
+        return {"notes": [DAMAGED]}
+    sentences: Record = {key: memory[key] for key in _SENTENCES if list_of(is_text)(memory.get(key))}
+    if _as_far_as_there(memory, _PLACE):
+        return {**{key: value for key, value in memory.items() if key not in _SENTENCES}, **sentences}
+    attempt = {"attempt": memory["attempt"]} if has(memory, {"attempt": is_count}) else {}
+    return {**sentences, **attempt, "notes": [*sentences.get("notes", []), DAMAGED]}

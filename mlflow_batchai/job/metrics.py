@@ -13,13 +13,20 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mlflow_batchai.agent.layout import node_id
 from mlflow_batchai.agent.plan import MetricRule
 from mlflow_batchai.agent.protocol import Record
+from mlflow_batchai.agent.records import is_number
 from mlflow_batchai.documents import metric_rules as rules
-from mlflow_batchai.job.keras_lines import EpochValues, KerasLines, Pace
 from mlflow_batchai.terminal import printable
 
 REPORT, RULE, KERAS = 0, 1, 2
+SYSTEM = "system"
+# An epoch that doesn't fit into 64 bits is none.
+_EPOCH = re.compile(r"Epoch (?P<epoch>\d{1,18})/(?P<epochs>\d{1,18})\s*")
+# Up to Keras 2.3 verbose=2 gave no number of steps: " - 1s - loss: 0.5".
+_PROGRESS = re.compile(r"\s*(?:(?P<done>\d+)/(?P<steps>\d+)\s|\s- \d+m?s -)(?P<values>.*)")
+_VALUE = re.compile(r"(?P<name>[^:]+): (?P<value>[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|inf|nan))")
 
 _BAD_KEY = re.compile(r"[^\w\-. :/]")
 # Colours and what else a terminal is told (ECMA-48: CSI; OSC up to its end): Keras and others write them into pipes, too.
@@ -319,3 +326,167 @@ def numeric(value: object) -> float | None:
             return None
         return math.copysign(1.797e308, number) if math.isinf(number) else number
     return None
+
+
+class EpochValues(NamedTuple):
+    """An epoch's own line: its number from 0, when it came (milliseconds since the epoch), name -> number as written."""
+
+    epoch: int
+    time: int
+    values: dict[str, str]
+
+
+class _Line(NamedTuple):
+    """A complete line: of how many steps (0: it doesn't say), when, and what it says."""
+
+    steps: int
+    time: int
+    values: dict[str, str]
+
+
+def _line(memory: Any) -> _Line | None:
+    return _Line(int(memory[0]), int(memory[1]), dict(memory[2])) if memory else None
+
+
+class Pace(NamedTuple):
+    """How far a training has come.
+
+    Attributes:
+        epoch: the one that is being trained, from 1.
+        epochs: how many there will be.
+        end: when the last of them will have ended, as it goes: milliseconds since the epoch; None: that can't be told yet.
+    """
+
+    epoch: int
+    epochs: int
+    end: int | None
+
+
+class KerasLines:
+    """Keras' progress lines of one rank: which of them are an epoch's, and how far a training has come.
+
+    Keras 2 and 3 write ``Epoch 1/5`` and then, with ``verbose=1``, a bar that is redrawn with carriage returns, with
+    ``verbose=2`` one line. An evaluation looks the same, and callbacks of an epoch evaluate before its own line is written.
+    Lines are read without colours and all but the last state of each; JSON in, JSON out (``remember``).
+    """
+
+    def __init__(self, memory: Mapping[str, Any] | None = None) -> None:
+        memory = memory or {}
+        # The epoch that is being trained, from 1, and of how many; 0: none.
+        self._epoch = int(memory.get("epoch", 0))
+        self._epochs = int(memory.get("epochs", 0))
+        self._time = int(memory.get("time", 0))
+        # The first epoch line of this training: number, time.
+        self._first = int(memory.get("first", 0))
+        self._begun = int(memory.get("begun", 0))
+        # Steps of an epoch of this training, once one is over; 0: not known.
+        self._steps = int(memory.get("steps", 0))
+        # Of the epoch's complete lines the one that is its own, if it is the last epoch; and the last one.
+        self._best = _line(memory.get("best"))
+        self._last = _line(memory.get("last"))
+
+    def remember(self) -> dict[str, Any]:
+        """All that another process needs to go on, as JSON."""
+        return {
+            "epoch": self._epoch,
+            "epochs": self._epochs,
+            "time": self._time,
+            "first": self._first,
+            "begun": self._begun,
+            "steps": self._steps,
+            "best": self._best and list(self._best),
+            "last": self._last and list(self._last),
+        }
+
+    def feed(self, line: str, time: int) -> EpochValues | None:
+        """Take a line; the values of the epoch before, if the line begins another one."""
+        if match := _EPOCH.fullmatch(line):
+            return self._begin(int(match["epoch"]), int(match["epochs"]), time)
+        match = _PROGRESS.match(line) if self._epoch and " - " in line else None
+        if match and match["done"] == match["steps"]:
+            found = [_VALUE.fullmatch(part.strip()) for part in match["values"].split(" - ")]
+            if values := {value["name"]: value["value"] for value in found if value}:
+                self._consider(_Line(int(match["steps"] or 0), time, values))
+        return None
+
+    def finish(self) -> EpochValues | None:
+        """No more lines come: the values of the last epoch."""
+        found = self._taken(self._best)
+        self._epoch = 0
+        return found
+
+    @property
+    def pace(self) -> Pace | None:
+        """How far the training has come; None: there is none."""
+        if not self._epoch:
+            return None
+        done = self._epoch - self._first
+        left = self._epochs - self._epoch + 1
+        end = self._time + (self._time - self._begun) * left // done if done else None
+        return Pace(self._epoch, self._epochs, end)
+
+    def _begin(self, epoch: int, epochs: int, time: int) -> EpochValues | None:
+        goes_on = epoch == self._epoch + 1 and epochs == self._epochs
+        # What is written last before the next epoch is the epoch's own line: callbacks come before it.
+        last = self._last
+        found = self._taken(last if goes_on else self._best)
+        if goes_on and last:
+            self._steps = last.steps
+        if not goes_on:
+            self._first, self._begun, self._steps = epoch, time, 0
+        self._epoch, self._epochs, self._time = epoch, epochs, time
+        return found
+
+    def _consider(self, line: _Line) -> None:
+        best, self._last = self._best, line
+        fits = self._steps == line.steps != 0
+        # A bar that something else was written into is drawn again, with what it lacked.
+        if best is None or line.values.keys() > best.values.keys() or (fits and best.steps != self._steps):
+            self._best = line
+
+    def _taken(self, line: _Line | None) -> EpochValues | None:
+        self._best = self._last = None
+        return EpochValues(self._epoch - 1, line.time, line.values) if line else None
+
+
+class SampleFold:
+    """Turns what nodes say of themselves into points, named as MLflow's own system metrics: ``system/node-0/...``.
+
+    A node's samples are numbered through all attempts of the job, from 0: these are the steps.
+
+    Args:
+        nodes: how many nodes the attempt has.
+        memory: what ``remember`` returned in an earlier process.
+        same_attempt: whether that was in this attempt.
+
+    Attributes:
+        unread: how many values were no numbers, or of no node.
+    """
+
+    def __init__(self, nodes: int, memory: Mapping[str, Any] | None = None, same_attempt: bool = True) -> None:
+        memory = memory or {}
+        self._nodes = nodes
+        # Of each node that has said something: where this attempt's steps begin, and the step after its last sample.
+        self._following: dict[str, int] = dict(memory.get("following", {}))
+        self._first: dict[str, int] = dict(memory.get("first", {})) if same_attempt else dict(self._following)
+        self.unread = int(memory.get("unread", 0))
+
+    def remember(self) -> dict[str, Any]:
+        """All that another process needs to go on, as JSON."""
+        return {"first": dict(self._first), "following": dict(self._following), "unread": self.unread}
+
+    def feed(self, records: Iterable[Record]) -> list[Point]:
+        """The points of the samples among some records, in their order."""
+        return [point for record in records if record["k"] == SYSTEM for point in self._points(record)]
+
+    def _points(self, record: Record) -> list[Point]:
+        node = node_id(record["node"])
+        step = self._first.get(node, 0) + record["n"]
+        if record["node"] >= self._nodes or step >= LARGEST_STEP:
+            self.unread += len(record["v"])
+            return []
+        self._following[node] = max(step + 1, self._following.get(node, 0))
+        numbers = {name: float(value) for name, value in record["v"].items() if is_number(value)}
+        self.unread += len(record["v"]) - len(numbers)
+        time = max(0, whole(record["t"]))
+        return [Point(metric_key(f"{SYSTEM}/{node}/{name}"), value, time, step) for name, value in numbers.items()]

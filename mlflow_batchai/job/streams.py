@@ -1,20 +1,26 @@
-"""Following a text file of a share while others write it: all of it, each character once, nothing lost at the end."""
+"""Text files of a job: followed while others write them, each character once, and log files written anew from events."""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 
+from mlflow_batchai.agent import logfiles
+from mlflow_batchai.agent.plan import Plan
+from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.errors import ShareNotFoundError
+from mlflow_batchai.job.events import EventReader
+from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.storage import Share
 
 # What one look asks for at most.
 PIECE = 4 << 20
 # Bytes before the place where we are that every look asks for again: they tell whether it is still the same file. A range that
-# begins inside of a file also saves the second request that one behind its end would cost (``storage/azure_sdk.py``).
+# begins inside of a file also saves the second request that one behind its end would cost (``storage/azure_files.py``).
 KNOWN = 64
 
 
@@ -126,3 +132,35 @@ def so_far(tail: Tail, ended: bool) -> Iterator[str]:
 
 def _decoder() -> codecs.IncrementalDecoder:
     return codecs.getincrementaldecoder("utf-8")("replace")
+
+
+def write_anew(job: Job, names: Collection[str], folder: Path) -> dict[str, int]:
+    """Write an attempt's log files into a folder of this machine, from its events: their text is in these as well.
+
+    Returned is the number of lines of each that has any. Of a progress line that was overwritten they have the last state, as
+    the joined files do.
+    """
+    lines: dict[str, int] = {}
+    for writer, _, found in EventReader(job).read(to_the_end=True):
+        texts: dict[str, list[str]] = {}
+        node = int(writer.rpartition("-")[2])
+        for name, text in (piece for record in found for piece in _pieces(job.plan, node, record)):
+            if name in names:
+                texts.setdefault(name, []).append(text)
+        for name, pieces in texts.items():
+            text = "".join(pieces)
+            # Of a job of many ranks not all can be open.
+            with (folder / name).open("ab") as file:
+                file.write(logfiles.encoded(text))
+            lines[name] = lines.get(name, 0) + text.count("\n")
+    return lines
+
+
+def _pieces(plan: Plan, node: int, record: Record) -> Iterator[tuple[str, str]]:
+    """(file, text) of all that a record adds to log files."""
+    if record["k"] == logfiles.NOTE:
+        yield logfiles.own_file(plan, node, logfiles.EXECUTION, None), record["x"]
+    elif record["k"] == "log":
+        yield logfiles.own_file(plan, node, record["s"], record["r"]), record["x"]
+        if (text := logfiles.joined(plan, record)) is not None:
+            yield logfiles.joined_file(record["s"]), text

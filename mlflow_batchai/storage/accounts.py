@@ -7,13 +7,18 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlflow_batchai.config import home
 from mlflow_batchai.errors import ShareError, ShareMissingError, StorageNotFoundError, UsageError
-from mlflow_batchai.storage import Entry, Share, credentials, endpoints
-from mlflow_batchai.storage.account import AccountShares, DirectoryShares, ShareEntry
+from mlflow_batchai.storage import credentials
+from mlflow_batchai.storage.base import TEMPORARY, Entry, Share, ShareEntry
 from mlflow_batchai.storage.credentials import Credential
-from mlflow_batchai.storage.directory import TEMPORARY, DirectoryShare
+from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.storage.opening import needs_sdk
+
+if TYPE_CHECKING:
+    from mlflow_batchai.storage.azure_files import AzureShares
 
 # The account of documents that have only a placeholder for its name, where nobody says what that stands for.
 UNNAMED = "local"
@@ -55,6 +60,36 @@ def stand_in(account: str) -> str:
     return f"{found}, set AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY, or name it under shares: in config.yaml"
 
 
+class DirectoryShares:
+    """Directories that stand for an account's shares; its methods are those of ``azure_files.AzureShares``.
+
+    Args:
+        within: where they lie; what is made is as open to others as its root.
+        path: the account's folder there.
+    """
+
+    def __init__(self, within: DirectoryShare, path: str) -> None:
+        self._within = within
+        self._path = path
+
+    def list(self) -> list[ShareEntry]:
+        found = self._within.list(self._path)
+        return [ShareEntry(entry.name, None, entry.modified or 0.0) for entry in found if entry.is_directory]
+
+    def create(self, share: str, quota: int | None) -> bool:
+        return self._within.claim(f"{self._path}/{share}")
+
+    def delete(self, share: str) -> None:
+        self.open(share)
+        self._within.delete(f"{self._path}/{share}")
+
+    def open(self, share: str) -> DirectoryShare:
+        folder = self._within.local(f"{self._path}/{share}")
+        if not folder.is_dir():
+            raise ShareMissingError(f"there is no file share '{share}' ({folder}); create it, or correct the name")
+        return self._within.inside(f"{self._path}/{share}")
+
+
 class Account:
     """A storage account whose shares and files commands work on.
 
@@ -63,7 +98,7 @@ class Account:
         folder: the directory that stands for it; None: it is Azure's.
     """
 
-    def __init__(self, name: str, shares: AccountShares, stands_in: Path | None) -> None:
+    def __init__(self, name: str, shares: DirectoryShares | AzureShares, stands_in: Path | None) -> None:
         self.name = name
         self.folder = stands_in
         self._shares = shares
@@ -140,14 +175,10 @@ def open_account(name: str, endpoint: str | None = None, login: bool = False) ->
         raise UsageError(f"no storage account can be called '{name}': it takes small letters and digits")
     if not (login or is_azure(name)):
         return Account(name, DirectoryShares(DirectoryShare(home()), f"{FOLDER}/{name}"), folder(name))
-    try:
-        from mlflow_batchai.storage.azure_account import AzureShares
-    except ImportError as error:
-        raise ShareError(
-            f"Azure file shares need Microsoft's SDK ({error.name} can't be imported): pip install 'mlflow-batchai[azure]'"
-        ) from error
+    with needs_sdk():
+        from mlflow_batchai.storage.azure_files import AzureShares
     if endpoint:
-        endpoints.name(endpoint)
+        credentials.name_endpoint(endpoint)
     where = endpoint or credentials.file_endpoint(name) or f"https://{name}.file.core.windows.net"
     return Account(name, AzureShares(name, where), None)
 

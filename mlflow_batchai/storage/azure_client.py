@@ -1,4 +1,4 @@
-"""The SDK's client for one share: its connections, when it asks again, and by whom it is opened.
+"""The SDK's client for a storage account's file service: its connections, when it asks again, by whom it is opened, and SASs.
 
 Raises ImportError where the SDK isn't installed: import it where it is used.
 """
@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import random
 import time
-from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import requests
 import requests.adapters
+import requests.utils
 from azure.core.credentials import AzureNamedKeyCredential
-from azure.core.exceptions import ClientAuthenticationError, ServiceResponseError
+from azure.core.exceptions import ClientAuthenticationError
 from azure.core.pipeline.transport import RequestsTransport
-from azure.storage.fileshare import ExponentialRetry, ShareClient, ShareServiceClient
+from azure.storage.fileshare import ExponentialRetry, ShareServiceClient, generate_file_sas, generate_share_sas
 
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.storage import azure_errors
-from mlflow_batchai.storage.credentials import Credential
+from mlflow_batchai.storage.azure_errors import ThrottledError, is_unknown_host, translated
+from mlflow_batchai.storage.credentials import NODE_PERMISSIONS, Credential
 from mlflow_batchai.storage.location import AzureLocation
 
 CONNECTIONS = 32
@@ -31,10 +33,9 @@ CONNECT_SECONDS, READ_SECONDS = 10, 30
 LONGEST_SECONDS = 60.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 10.0
 LOGGERS = ("azure.core", "azure.storage", "azure.identity", "msal")
-
-
-class ThrottledError(ServiceResponseError):
-    """Status 429, which the SDK's policy takes as final."""
+LONGEST_DELEGATION = timedelta(days=7)
+# A SAS is valid from so long ago: clocks differ.
+EARLIER = timedelta(minutes=15)
 
 
 class Again:
@@ -54,7 +55,7 @@ class _Retries(ExponentialRetry):
         return {**super().configure_retries(request), "until": time.monotonic() + LONGEST_SECONDS}
 
     def increment(self, settings: dict[str, Any], request: Any, response: Any = None, error: Any = None) -> bool:
-        if isinstance(error, ClientAuthenticationError) or (error is not None and azure_errors.is_unknown_host(error)):
+        if isinstance(error, ClientAuthenticationError) or (error is not None and is_unknown_host(error)):
             return False
         return time.monotonic() < settings["until"] and bool(super().increment(settings, request, response, error))
 
@@ -63,42 +64,48 @@ class _Retries(ExponentialRetry):
         return float(pause * random.uniform(0.5, 1.5))
 
 
-def _as_it_is(request: Any) -> Any:
-    return request
-
-
-class _Session(requests.Session):
-    """Asks the environment for its proxies once, where requests does so for each request, and never a .netrc file."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.auth = _as_it_is
-
-    @functools.cached_property
-    def _environment(self) -> Callable[..., dict[str, Any]]:
-        return functools.lru_cache(maxsize=None)(super().merge_environment_settings)
-
-    def merge_environment_settings(self, url: str, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
-        if proxies:
-            return super().merge_environment_settings(url, proxies, stream, verify, cert)
-        host = "/".join(url.split("/", 3)[:3])
-        return dict(self._environment(host, None, stream, verify, cert))
+def service_client(location: AzureLocation, credential: Credential) -> ShareServiceClient:
+    """The client of a share's account, one for all threads. Raises ShareError, and what the SDK raises."""
+    return _service_client(location.endpoint, location.account, credential)
 
 
 @functools.lru_cache(maxsize=16)
-def share_client(location: AzureLocation, credential: Credential) -> ShareClient:
-    """A share's client, with its connections: one for all threads. Raises ShareError, and what the SDK raises."""
-    return ShareClient(location.endpoint, location.share, credential=_opens(location, credential), **_settings(credential))
-
-
-def service_client(location: AzureLocation, credential: Credential) -> ShareServiceClient:
-    """The client of a share's account."""
-    return ShareServiceClient(location.endpoint, credential=_opens(location, credential), **_settings(credential))
-
-
-def _opens(location: AzureLocation, credential: Credential) -> Any:
+def _service_client(endpoint: str, account: str, credential: Credential) -> ShareServiceClient:
+    for name in LOGGERS:
+        # The SDK warns of what it then raises; whoever wants to see that sets a level of their own.
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.CRITICAL)
+    session = requests.Session()
+    # The environment is asked once for its proxies and certificates, and never a .netrc file.
+    session.trust_env = False
+    session.proxies = requests.utils.get_environ_proxies(endpoint)
+    verify = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or True
+    adapter = requests.adapters.HTTPAdapter(pool_connections=1, pool_maxsize=CONNECTIONS)
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, adapter)
     # The SDK finds the account in the address only for hosts that it knows: so the key goes with its name.
-    return AzureNamedKeyCredential(location.account, credential.key) if credential.key else credential.sas or _login()
+    opens = AzureNamedKeyCredential(account, credential.key) if credential.key else credential.sas or _login()
+    return ShareServiceClient(
+        endpoint,
+        credential=opens,
+        transport=RequestsTransport(
+            session=session,
+            connection_verify=verify,
+            connection_timeout=CONNECT_SECONDS,
+            read_timeout=READ_SECONDS,
+            connection_data_block_size=BLOCK,
+        ),
+        retry_policy=_Retries(retry_total=8, retry_connect=4, retry_read=8, retry_status=8),
+        raw_response_hook=_look_at,
+        # What opens an account is not sent on to where an answer points.
+        permit_redirects=False,
+        allow_trailing_dot=True,
+        allow_source_trailing_dot=True,
+        # One ranged read is one request.
+        max_single_get_size=1 << 40,
+        token_intent="backup" if credential.kind == "login" else None,
+    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -110,29 +117,6 @@ def _login() -> Any:
     return DefaultAzureCredential()
 
 
-def _settings(credential: Credential) -> dict[str, Any]:
-    _hush()
-    session = _Session()
-    adapter = requests.adapters.HTTPAdapter(pool_connections=1, pool_maxsize=CONNECTIONS)
-    for scheme in ("https://", "http://"):
-        session.mount(scheme, adapter)
-    transport = RequestsTransport(
-        session=session, connection_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, connection_data_block_size=BLOCK
-    )
-    return {
-        "transport": transport,
-        "retry_policy": _Retries(retry_total=8, retry_connect=4, retry_read=8, retry_status=8),
-        "raw_response_hook": _look_at,
-        # What opens an account is not sent on to where an answer points.
-        "permit_redirects": False,
-        "allow_trailing_dot": True,
-        "allow_source_trailing_dot": True,
-        # One ranged read is one request.
-        "max_single_get_size": 1 << 40,
-        **({} if credential.key or credential.sas else {"token_intent": "backup"}),
-    }
-
-
 def _look_at(response: Any) -> None:
     answer = response.http_response
     if answer.status_code == 429 or answer.status_code >= 500:
@@ -142,9 +126,37 @@ def _look_at(response: Any) -> None:
         raise ThrottledError("throttled", response=answer)
 
 
-def _hush() -> None:
-    """The SDK warns of what it then raises; whoever wants to see that sets a level of their own."""
-    for name in LOGGERS:
-        logger = logging.getLogger(name)
-        if logger.level == logging.NOTSET:
-            logger.setLevel(logging.CRITICAL)
+def share_sas(location: AzureLocation, key: str | None, seconds: float) -> str:
+    """A SAS of one share that may do what agents need: by the key without a request, else by the login, for a week at most.
+
+    Raises:
+        ShareError: it can't be made.
+    """
+    with translated(location, Credential(key), ""):
+        return generate_share_sas(location.account, location.share, **_signed(location, key, NODE_PERMISSIONS, seconds))
+
+
+def file_sas(location: AzureLocation, key: str | None, seconds: float) -> str:
+    """A SAS that reads the one file which the location's folder names; otherwise as ``share_sas``."""
+    path = location.folder.split("/")
+    with translated(location, Credential(key), location.folder):
+        return generate_file_sas(location.account, location.share, path, **_signed(location, key, "r", seconds))
+
+
+def _signed(location: AzureLocation, key: str | None, permission: str, seconds: float) -> dict[str, Any]:
+    # Whole minutes: a login asks once for all that is signed in one of them.
+    now = datetime.now(timezone.utc).replace(second=0, microsecond=0)
+    starts, ends = now - EARLIER, now + timedelta(seconds=seconds + 60)
+    fields: dict[str, Any] = {"permission": permission, "start": starts, "expiry": ends}
+    if location.endpoint.startswith("https:"):
+        fields["protocol"] = "https"
+    if key:
+        return {**fields, "account_key": key}
+    ends = min(ends, now + LONGEST_DELEGATION - timedelta(minutes=1))
+    delegation = _delegation(location._replace(share="", folder=""), starts, ends)
+    return {**fields, "expiry": ends, "user_delegation_key": delegation}
+
+
+@functools.lru_cache(maxsize=16)
+def _delegation(location: AzureLocation, starts: datetime, ends: datetime) -> Any:
+    return service_client(location, Credential()).get_user_delegation_key(start=starts, expiry=ends)

@@ -1,122 +1,181 @@
-"""From what a file service answered, or why it didn't, to one sentence with the remedy: pure functions, no SDK.
+"""What an Azure file service answered, or why it didn't, as one of our errors: one sentence with the remedy.
 
-Codes: https://learn.microsoft.com/rest/api/storageservices/file-service-error-codes and .../common-rest-api-error-codes.
+Texts of the SDK's errors may hold an address with a SAS: none is shown, and none stays as a cause. Raises ImportError where the
+SDK isn't installed: import it where it is used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
+from collections.abc import Iterator
 from datetime import datetime, timezone
-from typing import NamedTuple
+from email.utils import parsedate_to_datetime
+from typing import Any
 from urllib.parse import urlsplit
 
-from mlflow_batchai.agent.azure_errors import FULL, NO_SHARE, NOT_FROM_HERE, NOT_PERMITTED
+import requests
+from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError, ServiceResponseError
+
+from mlflow_batchai.agent.azure_errors import FULL, NOT_FROM_HERE, NOT_PERMITTED
 from mlflow_batchai.errors import ShareError, ShareMissingError, ShareNotFoundError
 from mlflow_batchai.storage.credentials import Credential, expiry
 from mlflow_batchai.storage.location import AzureLocation
 
-NO_PARENT = "ParentNotFound"
-# A request that the service does not know in this form.
-NOT_KNOWN = ("UnsupportedHeader", "ContentLengthMustBeZero", "InvalidHeaderValue", "InvalidInput", "RequestBodyTooLarge")
-BUSY = ("ServerBusy", "OperationTimedOut", "InternalError", "TooManyRequests")
-SHARED_FILE = ("SharingViolation", "FileLockConflict", "DeletePending", "ClientCacheFlushDelay", "CannotDeleteFileOrDirectory")
-BAD_NAME = ("InvalidResourceName", "InvalidFileOrDirectoryPathName", "InvalidUri", "RequestUrlFailedToParse", "OutOfRangeInput")
 LARGEST_SKEW_SECONDS = 600.0
+EXISTS = frozenset(("ResourceAlreadyExists", "ResourceTypeMismatch", "ShareAlreadyExists"))
+
+# https://learn.microsoft.com/rest/api/storageservices/file-service-error-codes and .../common-rest-api-error-codes
+BY_CODE = {
+    **dict.fromkeys(("ShareBeingDeleted", "ShareDisabled"), "the share is being deleted, or is disabled ({code})"),
+    **dict.fromkeys(FULL, "the share is full; delete from it, or raise its quota"),
+    **dict.fromkeys(
+        ("ServerBusy", "OperationTimedOut", "InternalError", "TooManyRequests"),
+        "the storage account is too busy ({code}); try again later",
+    ),
+    **dict.fromkeys(
+        ("SharingViolation", "FileLockConflict", "DeletePending", "ClientCacheFlushDelay", "CannotDeleteFileOrDirectory"),
+        "another process holds it open or is deleting it ({code}); try again when that has ended",
+    ),
+    **dict.fromkeys(
+        ("InvalidResourceName", "InvalidFileOrDirectoryPathName", "InvalidUri", "RequestUrlFailedToParse", "OutOfRangeInput"),
+        "that can't be a name on an Azure file share ({code}); rename it",
+    ),
+    "ResourceTypeMismatch": "a file lies where a folder is wanted, or a folder where a file is; remove it",
+    "AccountIsDisabled": "the storage account '{account}' is disabled; enable it, or use another one",
+    "KeyBasedAuthenticationNotPermitted": "the storage account '{account}' takes no keys; log in (az login) and give no key",
+    **dict.fromkeys(
+        NOT_PERMITTED,
+        "the {kind} lacks the permission for this ({code}); {grant}",
+    ),
+    **dict.fromkeys(
+        NOT_FROM_HERE,
+        "the account refuses this machine or this request ({code}): look at its network rules, or at those of the SAS",
+    ),
+}
+_REFUSED = (
+    "storage account '{account}' refused the {kind} ({code}): it is wrong, was renewed, or of another account; correct it"
+)
+BY_STATUS = {
+    **dict.fromkeys((413, 507), BY_CODE["ShareFull"]),
+    **dict.fromkeys((429, 500, 503), BY_CODE["ServerBusy"]),
+    **dict.fromkeys((401, 403), _REFUSED),
+}
 
 
-class Answer(NamedTuple):
-    """What the service said.
+class ThrottledError(ServiceResponseError):
+    """Status 429, which the SDK's policy takes as final."""
 
-    Attributes:
-        status: the HTTP status.
-        code: its error code, or an empty string.
-        detail: what it said of a refused signature; may hold text of the request, so it is never shown.
-        skew: seconds by which our clock is ahead of the service's; None if it gave no time.
-    """
 
-    status: int
-    code: str = ""
-    detail: str = ""
-    skew: float | None = None
+class ExistsError(ShareError):
+    """Something lies there already."""
+
+
+@contextlib.contextmanager
+def translated(location: AzureLocation, credential: Credential, path: str) -> Iterator[None]:
+    """Raise what is raised inside as ShareError, ShareNotFoundError, ShareMissingError or ExistsError."""
+    try:
+        yield
+    except (AzureError, requests.RequestException, OSError, ValueError) as error:
+        raise _explain(location, credential, path, error) from None
+
+
+def _explain(location: AzureLocation, credential: Credential, path: str, error: Exception) -> ShareError:
+    if isinstance(error, HttpResponseError) and error.response is not None:
+        return _of_answer(location, credential, path, error)
+    if isinstance(error, ThrottledError):
+        return ShareError(f"{_where(location, path)}: {BY_STATUS[429].format(code='status 429')}")
+    if isinstance(error, ClientAuthenticationError):  # azure-identity raises it without an answer of the service
+        return _no_login(location, credential)
+    if isinstance(error, (AzureError, requests.RequestException, OSError)):
+        return of_network(location, path, error)
+    if credential.kind == "login" and "HTTPS" in str(error):  # over http the SDK sends no token
+        return _no_login(location, credential)
+    return ShareError(f"{_where(location, path)}: the SDK can't send that ({type(error).__name__})")
+
+
+def _no_login(location: AzureLocation, credential: Credential) -> ShareError:
+    if credential.key:
+        return ShareError(f"the key of storage account '{location.account}' can't sign; copy it again")
+    return ShareError(
+        f"there is no key, SAS or Azure login for the storage account '{location.account}'; give its key in the "
+        "document (credentials) or in config.yaml (shares), set AZURE_BATCHAI_STORAGE_ACCOUNT and AZURE_BATCHAI_STORAGE_KEY, "
+        "or log in (az login)"
+    )
+
+
+def _of_answer(location: AzureLocation, credential: Credential, path: str, error: HttpResponseError) -> ShareError:
+    code, status = code_of(error), error.status_code or 0
+    if code == "ShareNotFound":
+        named = f"file share '{location.share}' in the storage account '{location.account}' ({location.root})"
+        return ShareMissingError(f"there is no {named}; create it, or correct the name")
+    sentence = BY_CODE.get(code)
+    if code == "ParentNotFound" or (status == 404 and sentence is None):
+        return ShareNotFoundError(f"there is no '{path}' on the share {location.url}")
+    if status in (401, 403):
+        sentence = _of_time(error, credential) or sentence
+    sas, role = (
+        "make one that may read, create, write, delete and list",
+        "it needs the role Storage File Data Privileged Contributor",
+    )
+    said = (sentence or BY_STATUS.get(status, "the file service answered with {code}; try again later")).format(
+        code=code or f"status {status}",
+        account=location.account,
+        kind=credential.kind,
+        grant=sas if credential.sas else role,
+    )
+    return (ExistsError if status == 409 and code in EXISTS else ShareError)(f"{_where(location, path)}: {said}")
+
+
+def code_of(error: HttpResponseError) -> str:
+    """The service's error code; empty if it gave none."""
+    found = getattr(error, "error_code", None) or getattr(error.response, "headers", {}).get("x-ms-error-code")
+    return str(getattr(found, "value", found) or "")
+
+
+def _of_time(error: HttpResponseError, credential: Credential) -> str | None:
+    """What a refusal has to do with time, if anything."""
+    now = datetime.now(timezone.utc)
+    with contextlib.suppress(TypeError, ValueError):
+        ahead = (now - parsedate_to_datetime(getattr(error.response, "headers", {}).get("Date", ""))).total_seconds()
+        if abs(ahead) > LARGEST_SKEW_SECONDS:
+            way = "ahead of" if ahead > 0 else "behind"
+            return f"this machine's clock is {abs(ahead) / 60:.0f} minutes {way} the service's; set it right"
+    end = expiry(credential.sas) if credential.sas else None
+    if end is not None and end <= now:
+        return f"the SAS of storage account '{{account}}' expired at {end:%Y-%m-%d %H:%M} UTC; make a new one"
+    # This text may hold parts of the request: it is looked at, and never shown.
+    info: dict[str, Any] = getattr(error, "additional_info", None) or {}
+    if "not valid in the specified time frame" in str(info.get("authenticationerrordetail", "")):
+        return "the SAS of storage account '{account}' is not valid now; make a new one"
+    return None
+
+
+def of_network(location: AzureLocation, path: str, error: BaseException) -> ShareError:
+    """The error that a request without an answer is."""
+    address = urlsplit(location.endpoint)
+    host, scheme = address.netloc, address.scheme.upper()
+    causes = list(_causes(error))
+    names = {type(cause).__name__ for cause in causes}
+    if is_unknown_host(error):
+        said = f"there is no host {host}; correct the account's name, or look at this machine's network"
+    elif "ProxyError" in names:
+        said = f"the proxy that {scheme}_PROXY names can't be used; correct it"
+    elif any(isinstance(cause, ssl.SSLError) for cause in causes) or "SSLError" in names:
+        said = f"{host} has no certificate that is trusted here; REQUESTS_CA_BUNDLE names others"
+    elif any(isinstance(cause, ConnectionRefusedError) for cause in causes):
+        said = f"nothing answers at {host}; look whether the address is right"
+    elif any("Timeout" in name for name in names):
+        port = address.port or {"HTTP": 80}.get(scheme, 443)
+        said = f"{host} does not answer in time; look at this machine's network ({scheme}, port {port})"
+    else:
+        said = f"the connection to {host} was cut again and again; try again later"
+    return ShareError(f"{_where(location, path)}: {said}")
 
 
 def _where(location: AzureLocation, path: str) -> str:
     return f"share {location.url}: '{path}'" if path else f"share {location.url}"
-
-
-def of_answer(location: AzureLocation, path: str, credential: Credential, answer: Answer) -> ShareError:
-    """The error that an answer is."""
-    where = _where(location, path)
-    code, status = answer.code, answer.status
-    if code in NO_SHARE:
-        named = f"file share '{location.share}' in the storage account '{location.account}' ({location.root})"
-        if code == "ShareNotFound":
-            return ShareMissingError(f"there is no {named}; create it, or correct the name")
-        return ShareError(f"there is no usable {named}; it is being deleted, or is disabled ({code})")
-    if code == NO_PARENT or status == 404:
-        return ShareNotFoundError(f"there is no '{path}' on the share {location.url}")
-    if code in FULL or status in (413, 507):
-        return ShareError(f"{where}: the share is full; delete from it, or raise its quota")
-    if status in (401, 403):
-        return ShareError(f"{where}: {_refusal(location, credential, answer)}")
-    if code in BUSY or status in (429, 500, 503):
-        return ShareError(f"{where}: the storage account is too busy ({status} {code}); try again later")
-    if code in SHARED_FILE:
-        return ShareError(f"{where}: another process holds it open or is deleting it ({code}); try again when that has ended")
-    if code in BAD_NAME:
-        return ShareError(f"{where}: that can't be a name on an Azure file share ({code}); rename it")
-    if code == "ResourceTypeMismatch":
-        return ShareError(f"{where}: a file lies where a folder is wanted, or a folder where a file is; remove it")
-    return ShareError(f"{where}: the file service answered {status} {code or 'without a code'}; try again later")
-
-
-def _refusal(location: AzureLocation, credential: Credential, answer: Answer) -> str:
-    kind, code = credential.kind, answer.code
-    if answer.skew is not None and abs(answer.skew) > LARGEST_SKEW_SECONDS:
-        way = "ahead of" if answer.skew > 0 else "behind"
-        return f"this machine's clock is {abs(answer.skew) / 60:.0f} minutes {way} the service's; set it right"
-    end = expiry(credential.sas) if credential.sas else None
-    if end is not None and end <= datetime.now(timezone.utc):
-        return f"the SAS of storage account '{location.account}' expired at {end:%Y-%m-%d %H:%M} UTC; make a new one"
-    if "not valid in the specified time frame" in answer.detail:
-        return f"the SAS of storage account '{location.account}' is not valid now; make a new one"
-    if code == "AccountIsDisabled":
-        return f"the storage account '{location.account}' is disabled; enable it, or use another one"
-    if code == "KeyBasedAuthenticationNotPermitted":
-        return f"the storage account '{location.account}' takes no keys; log in (az login) and give no key"
-    if code in NOT_PERMITTED:
-        if credential.sas:
-            return f"the SAS lacks the permission for this ({code}); make one that may read, create, write, delete and list"
-        return f"the {kind} has no permission for this ({code}); it needs the role Storage File Data Privileged Contributor"
-    if code in NOT_FROM_HERE:
-        hint = "; make a SAS that permits it" if credential.sas else ""
-        return f"the account refuses this machine or this request ({code}): look at its network rules{hint}"
-    return (
-        f"storage account '{location.account}' refused the {kind} ({code or answer.status}): it is wrong, was renewed, or is "
-        "of another account; give the right one"
-    )
-
-
-def of_network(location: AzureLocation, path: str, error: BaseException) -> ShareError:
-    """The error that a request without an answer is. Texts of such errors hold whole addresses, a SAS with them: not shown."""
-    address = urlsplit(location.endpoint)
-    host, scheme = address.netloc, address.scheme.upper()
-    where = _where(location, path)
-    causes = list(_causes(error))
-    names = {type(cause).__name__ for cause in causes}
-    if is_unknown_host(error):
-        return ShareError(f"{where}: there is no host {host}; correct the account's name, or look at this machine's network")
-    if "ProxyError" in names:
-        return ShareError(f"{where}: the proxy that {scheme}_PROXY names can't be used; correct it")
-    if any(isinstance(cause, ssl.SSLError) for cause in causes) or "SSLError" in names:
-        return ShareError(f"{where}: {host} has no certificate that is trusted here; REQUESTS_CA_BUNDLE names others")
-    if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
-        return ShareError(f"{where}: nothing answers at {host}; look whether the address is right")
-    if any("Timeout" in name for name in names):
-        port = address.port or {"HTTP": 80}.get(scheme, 443)
-        return ShareError(f"{where}: {host} does not answer in time; look at this machine's network ({scheme}, port {port})")
-    return ShareError(f"{where}: the connection to {host} was cut again and again; try again later")
 
 
 def is_unknown_host(error: BaseException) -> bool:

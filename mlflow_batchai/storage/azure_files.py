@@ -1,33 +1,66 @@
-"""An Azure file share over REST: no mount anywhere, and few requests."""
+"""Azure file shares by Microsoft's SDK: no mount anywhere, and few requests.
+
+Raises ImportError where the SDK isn't installed: import it where it is used (``opening.needs_sdk``).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+from typing import BinaryIO, NamedTuple, TypeVar, cast
+
+from azure.core.exceptions import HttpResponseError, ResourceModifiedError, ServiceResponseError
 
 from mlflow_batchai.agent.protocol import LONGEST_SEGMENT
-from mlflow_batchai.errors import ShareError, ShareNotFoundError
+from mlflow_batchai.errors import ShareError, ShareMissingError, ShareNotFoundError
 from mlflow_batchai.storage import credentials
-from mlflow_batchai.storage.base import Entry
+from mlflow_batchai.storage.azure_client import FIRST_PAUSE_SECONDS, Again, service_client
+from mlflow_batchai.storage.azure_errors import ExistsError, code_of, of_network, translated
+from mlflow_batchai.storage.base import TEMPORARY, Entry, Readable, ShareEntry, check_end
 from mlflow_batchai.storage.location import AzureLocation
-from mlflow_batchai.storage.transfer import AT_ONCE, PIECE, READS, ChangedError, UploadStream, download
 
-if TYPE_CHECKING:
-    from mlflow_batchai.storage.azure_sdk import Files
-
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-TEMPORARY = ".new-"
+# Requests in flight for one caller; of these for one file that is read: memory holds each piece twice for a moment.
+AT_ONCE, READ_AT_ONCE = 16, 8
+# What one request writes, by the service's limits, and what one reads.
+PIECE = 4 << 20
+# How often a piece is asked for whose answer was cut, and how often a file is read anew that was replaced meanwhile.
+ATTEMPTS, READS = 6, 8
 # rclone 1.75 leaves an empty folder of this name (a full-width dot) at the root of a share that it has written to.
 STRAY = "\uff0e"
 # https://learn.microsoft.com/rest/api/storageservices/naming-and-referencing-shares--directories--files--and-metadata
 NOT_IN_NAMES = frozenset('"\\:|<>*?') | {chr(code) for code in (*range(32), 127)}
+# A request that the service does not know in this form.
+NOT_KNOWN = ("UnsupportedHeader", "ContentLengthMustBeZero", "InvalidHeaderValue", "InvalidInput", "RequestBodyTooLarge")
+
+
+class Piece(NamedTuple):
+    """What one ranged read gave.
+
+    Attributes:
+        data: the bytes.
+        etag: which content of the file they are of.
+        size: bytes of the whole file.
+    """
+
+    data: bytes
+    etag: str
+    size: int
+
+
+class _ChangedError(Exception):
+    """The file was replaced while it was read."""
 
 
 class AzureFilesShare:
@@ -37,22 +70,18 @@ class AzureFilesShare:
         location: the share, or a folder of one, which is made when something is first written there.
 
     Raises:
-        ShareError: what opens it can't be used, or the SDK isn't installed.
+        ShareError: what opens it can't be used.
     """
 
     at_once = AT_ONCE
 
     def __init__(self, location: AzureLocation) -> None:
         self.location = location
-        try:
-            from mlflow_batchai.storage.azure_sdk import Files
-        except ImportError as error:
-            raise ShareError(
-                f"Azure file shares need Microsoft's SDK ({error.name} can't be imported): pip install 'mlflow-batchai[azure]'"
-            ) from error
-        self._files: Files = Files(location, credentials.at(location.endpoint, location.account))
-        # Folders that this process knows to be there.
-        self._made: set[str] = set()
+        self._credential = credentials.at(location.endpoint, location.account)
+        with self._errors(""):
+            self._share = service_client(location, self._credential).get_share_client(location.share)
+        # Whether a new file may be sent with its content (x-ms-version 2026-10-06 and later), as far as is known.
+        self._takes_content = True
 
     @property
     def url(self) -> str:
@@ -60,7 +89,7 @@ class AzureFilesShare:
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        """For ranges of one file and for small reads: nothing that runs in it waits for something else that does."""
+        """For pieces of one file and for small reads: nothing that runs in it waits for something else that does."""
         return ThreadPoolExecutor(AT_ONCE, "batchai-share")
 
     def _full(self, path: str) -> str:
@@ -68,42 +97,32 @@ class AzureFilesShare:
         parts = [part for part in path.split("/") if part]
         if ".." in parts or "." in parts:
             raise ShareError(f"share {self.url}: {path!r} is no path on it")
-        if not NOT_IN_NAMES.isdisjoint(path) or not _encodes(path):
+        # Undecoded bytes of a file system are no text.
+        if not NOT_IN_NAMES.isdisjoint(path) or any("\ud800" <= letter <= "\udfff" for letter in path):
             raise ShareError(f"share {self.url}: {path!r} can't be a path on an Azure file share; rename it")
         return "/".join([*self.location.folder.split("/"), *parts] if self.location.folder else parts)
+
+    def _errors(self, full: str) -> contextlib.AbstractContextManager[None]:
+        return translated(self.location._replace(folder=""), self._credential, full)
+
+    # Reading.
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         full = self._full(path)
         if length == 0:
-            self._files.size(full)
+            self._get(full, 0, 1)
             return b""
         for _ in range(READS):
-            first = self._files.get(full, start, PIECE if length is None else min(length, PIECE))
+            first = self._get(full, start, PIECE if length is None else min(length, PIECE))
             end = first.size if length is None else min(first.size, start + length)
-            pieces = [first.data]
-            position = start + len(first.data)
-            while position < end and first.data:
-                piece = self._files.get(full, position, min(PIECE, end - position))
-                if piece.etag != first.etag or not piece.data:
-                    break
-                pieces.append(piece.data)
-                position += len(piece.data)
-            else:
-                return b"".join(pieces)
-        raise ShareError(f"share {self.url}: '{path}' was replaced again and again while it was read; try again")
+            with contextlib.suppress(_ChangedError):
+                return b"".join((first.data, *self._rest(full, first, start + len(first.data), end, map)))
+        raise self._replaced(path)
 
     def read_many(self, paths: Iterable[str], most: int = LONGEST_SEGMENT) -> Iterator[tuple[str, bytes]]:
-        waiting: deque[tuple[str, Future[bytes | None]]] = deque()
-        try:
-            for path in paths:
-                waiting.append((path, self._pool.submit(self._read_if_there, path, most)))
-                if len(waiting) >= AT_ONCE:
-                    yield from _found(waiting.popleft())
-            while waiting:
-                yield from _found(waiting.popleft())
-        finally:
-            for _, future in waiting:
-                future.cancel()
+        for path, data in self._ahead(lambda path: (path, self._read_if_there(path, most)), paths, AT_ONCE):
+            if data is not None:
+                yield path, data
 
     def _read_if_there(self, path: str, most: int) -> bytes | None:
         try:
@@ -113,68 +132,185 @@ class AzureFilesShare:
         return data if len(data) <= most else b""
 
     def download(self, path: str, target: Path, progress: Callable[[int], None] | None = None) -> None:
-        full = self._full(path)
+        # What there was before a failure lies beside the target, named by its content's ETag: the next call goes on there.
+        full, tell = self._full(path), progress or (lambda count: None)
+
+        def ahead(fetch: Callable[[int], Piece], positions: Iterable[int]) -> Iterator[Piece]:
+            return self._ahead(fetch, positions, READ_AT_ONCE)
+
         try:
-            download(lambda start: self._files.get(full, start, PIECE), target, self._pool, progress)
-        except ChangedError:
-            raise ShareError(f"share {self.url}: '{path}' was replaced again and again while it was read; try again") from None
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for _ in range(READS):
+                first = self._get(full, 0, PIECE)
+                digest = hashlib.sha256(f"{target.name}\0{first.etag}".encode("utf-8", "surrogateescape")).hexdigest()
+                partial = target.with_name(f".{digest[:32]}.part")
+                try:
+                    with partial.open("ab") as file:
+                        have = file.tell()
+                        if have < len(first.data):
+                            file.truncate(0)
+                            have = file.write(first.data)
+                        tell(have)
+                        # In their order: the file's length is how far it has come even if we are killed.
+                        for data in self._rest(full, first, have, first.size, ahead):
+                            file.write(data)
+                            tell(len(data))
+                except _ChangedError:
+                    partial.unlink(missing_ok=True)
+                    continue
+                partial.replace(target)
+                return
         except OSError as error:
             raise ShareError(f"'{target}' can't be written: {error.strerror or error}") from error
+        raise self._replaced(path)
 
-    def write(self, path: str, data: bytes) -> None:
-        with self.open_write(path) as file:
-            file.write(data)
+    def _replaced(self, path: str) -> ShareError:
+        return ShareError(f"share {self.url}: '{path}' was replaced again and again while it was read; try again")
 
-    def claim(self, path: str) -> bool:
-        full, mark = self._full(path), uuid.uuid4().hex
-        return self._in_folder(full, lambda: self._files.make_directory(full, mark))
+    def _rest(
+        self,
+        full: str,
+        first: Piece,
+        start: int,
+        end: int,
+        each: Callable[[Callable[[int], Piece], Iterable[int]], Iterator[Piece]],
+    ) -> Iterator[bytes]:
+        """What lies between two positions of the content that ``first`` is of. Raises _ChangedError if it lies there no more.
+
+        Args:
+            each: calls a function for each of several, as ``map``.
+        """
+        positions = range(start, end, PIECE)
+        pieces = each(lambda position: self._get(full, position, min(PIECE, end - position)), positions)
+        for position, piece in zip(positions, pieces, strict=True):
+            if piece.etag != first.etag or len(piece.data) != min(PIECE, end - position):
+                raise _ChangedError
+            yield piece.data
+
+    def _ahead(self, act: Callable[[Item], Result], items: Iterable[Item], most: int) -> Iterator[Result]:
+        """What comes of doing something with each, in their order; so many are done ahead of the one that is taken."""
+        running: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                running.append(self._pool.submit(act, item))
+                if len(running) >= most:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            for future in running:
+                future.cancel()
+
+    def _get(self, full: str, start: int, length: int) -> Piece:
+        """Bytes of a file; none where it ends before ``start``. An answer that is cut is asked for again: the SDK doesn't."""
+        for attempt in range(ATTEMPTS):
+            with self._errors(full):
+                client = self._share.get_file_client(full)
+                try:
+                    found = client.download_file(offset=start, length=length)
+                    data = b"".join(found.chunks())
+                except HttpResponseError as error:
+                    if error.status_code == 416:
+                        # Nothing lies there: the file is shorter, or empty.
+                        known = client.get_file_properties()
+                        return Piece(b"", known.etag, known.size)
+                    if error.status_code not in (200, 206) or isinstance(error, ResourceModifiedError):
+                        raise
+                else:
+                    size = int(str(found.properties.content_range).rpartition("/")[2])
+                    return Piece(data, found.properties.etag, size)
+            time.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
+        raise of_network(self.location._replace(folder=""), full, ServiceResponseError("cut"))
 
     def list(self, path: str) -> list[Entry]:
+        full = self._full(path)
         try:
-            found = self._files.list(self._full(path))
+            with self._errors(full):
+                found = [
+                    Entry(
+                        one.name, int(getattr(one, "size", None) or 0), bool(one.is_directory), _modified(one.last_write_time)
+                    )
+                    for one in self._share.get_directory_client(full).list_directories_and_files(include=["timestamps"])
+                ]
         except ShareNotFoundError:
             return []
         return sorted(entry for entry in found if not entry.name.startswith(TEMPORARY) and entry.name != STRAY)
 
-    def delete(self, path: str) -> None:
+    # Writing.
+
+    def write(self, path: str, data: bytes) -> None:
+        self.send(path, io.BytesIO(data), len(data))
+
+    def send(self, path: str, source: Readable, size: int) -> None:
         full = self._full(path)
-        if self._files.delete_file(full):
-            return
-        self._forget(full)
-        with contextlib.suppress(ShareNotFoundError):
-            if not self._files.delete_directory(full):
-                self._empty(full)
-                self._files.delete_directory(full)
-
-    def _empty(self, full: str) -> None:
-        """Remove all that lies in a directory."""
-        folders = []
-        running = []
-        for entry in self._files.list(full):
-            if entry.is_directory:
-                folders.append(f"{full}/{entry.name}")
-            else:
-                running.append(self._pool.submit(self._files.delete_file, f"{full}/{entry.name}"))
-        for future in running:
-            future.result()
-        for folder in folders:
-            self._empty(folder)
-            with contextlib.suppress(ShareNotFoundError):
-                self._files.delete_directory(folder)
-
-    def keeping(self, folder: str) -> AzureFilesShare:
-        return self
-
-    @contextlib.contextmanager
-    def open_write(self, path: str, size: int | None = None) -> Iterator[BinaryIO]:
-        full = self._full(path)
-        stream = UploadStream(self._files, full, f"{TEMPORARY}{uuid.uuid4().hex}", self._in_folder, self._pool, size)
+        if size <= PIECE and self._takes_content:
+            data = source.read(size)
+            check_end(path, source, len(data), size)
+            self._takes_content = self._in_folder(full, lambda: self._create(full, data))
+            if self._takes_content:
+                return
+            source = io.BytesIO(data)
+        # Ranges of a file of another name in the same folder, as the SDK sends them; then it gets its own.
+        folder = full.rpartition("/")[0]
+        temporary = f"{folder}/{TEMPORARY}{uuid.uuid4().hex}" if folder else f"{TEMPORARY}{uuid.uuid4().hex}"
+        counted = _Counted(source)
         try:
-            yield cast(BinaryIO, stream)
-            stream.finish()
+            self._in_folder(temporary, lambda: self._upload(temporary, counted, size))
+            check_end(path, source, counted.taken, size)
+            self._rename(temporary, full, size)
         except BaseException:
-            stream.abandon()
+            with contextlib.suppress(ShareError):
+                self._delete_file(temporary)
             raise
+
+    def _create(self, full: str, data: bytes) -> bool:
+        """Make a file with all of its content by one request; False if the service doesn't know such a request."""
+        with self._errors(full):
+            client = self._share.get_file_client(full)
+            try:
+                if data.count(0) == len(data):  # as any new file
+                    client.create_file(len(data))
+                else:
+                    client.create_file(len(data), data=data)
+            except HttpResponseError as error:
+                if code_of(error) in NOT_KNOWN or error.status_code in (411, 413, 501):
+                    return False
+                raise
+        return True
+
+    def _upload(self, full: str, source: _Counted, size: int) -> None:
+        with self._errors(full):
+            self._share.get_file_client(full).upload_file(cast(BinaryIO, source), length=size, max_concurrency=AT_ONCE)
+
+    def _rename(self, full: str, target: str, size: int) -> None:
+        again = Again()
+        try:
+            with self._errors(target):
+                self._share.get_file_client(full).rename_file(target, overwrite=True, retry_hook=again)
+        except ShareNotFoundError:
+            # An answer that was lost: the first request did it, and the second found no source any more.
+            if not again.happened or self._get(target, 0, 1).size != size:
+                raise
+
+    def claim(self, path: str) -> bool:
+        full = self._full(path)
+        return self._in_folder(full, lambda: self._make_directory(full))
+
+    def _make_directory(self, full: str) -> bool:
+        """Make a directory; False if something of that name was there."""
+        again, mark = Again(), uuid.uuid4().hex
+        client = self._share.get_directory_client(full)
+        try:
+            with self._errors(full):
+                client.create_directory(metadata={"batchai": mark}, retry_hook=again)
+        except ExistsError:
+            if not again.happened:
+                return False
+            # An answer may have been lost: then it is our own that is there already.
+            with self._errors(full):
+                found: dict[str, str] = client.get_directory_properties().metadata or {}
+            return mark in found.values()
+        return True
 
     def _in_folder(self, full: str, request: Callable[[], Result]) -> Result:
         """Do what needs the path's folder, which is made if it isn't there."""
@@ -184,7 +320,6 @@ class AzureFilesShare:
             folder = full.rpartition("/")[0]
             if not folder:
                 raise
-        self._forget(folder)
         self._make(folder)
         try:
             return request()
@@ -193,41 +328,139 @@ class AzureFilesShare:
 
     def _make(self, folder: str) -> None:
         """A directory with its parents."""
-        if not folder or folder in self._made:
-            return
-        mark = uuid.uuid4().hex
         try:
-            self._files.make_directory(folder, mark)
+            self._make_directory(folder)
         except ShareNotFoundError:
             parent = folder.rpartition("/")[0]
             if not parent:
                 raise
             self._make(parent)
             with contextlib.suppress(ShareNotFoundError):
-                self._files.make_directory(folder, mark)
-        self._made.add(folder)
+                self._make_directory(folder)
 
-    def _forget(self, folder: str) -> None:
-        """Someone has removed a folder, or one above or below it."""
-        self._made = {known for known in self._made.copy() if not _related(known, folder)}
+    def delete(self, path: str) -> None:
+        full = self._full(path)
+        if self._delete_file(full):
+            return
+        with contextlib.suppress(ShareNotFoundError):
+            if not self._delete_directory(full):
+                self._empty(full)
+                self._delete_directory(full)
+
+    def _empty(self, full: str) -> None:
+        """Remove all that lies in a directory."""
+        folders = []
+        running = []
+        with self._errors(full):
+            for entry in self._share.get_directory_client(full).list_directories_and_files():
+                if entry.is_directory:
+                    folders.append(f"{full}/{entry.name}")
+                else:
+                    running.append(self._pool.submit(self._delete_file, f"{full}/{entry.name}"))
+        for future in running:
+            future.result()
+        for folder in folders:
+            self._empty(folder)
+            with contextlib.suppress(ShareNotFoundError):
+                self._delete_directory(folder)
+
+    def _delete_file(self, full: str) -> bool:
+        """Remove a file; False if there is none, or a directory of that name."""
+        try:
+            with self._errors(full):
+                self._share.get_file_client(full).delete_file()
+        except (ShareNotFoundError, ExistsError):
+            return False
+        return True
+
+    def _delete_directory(self, full: str) -> bool:
+        """Remove an empty directory; False if it isn't empty."""
+        with self._errors(full):
+            try:
+                self._share.get_directory_client(full).delete_directory()
+            except HttpResponseError as error:
+                if code_of(error) != "DirectoryNotEmpty":
+                    raise
+                return False
+        return True
+
+    def keeping(self, folder: str) -> AzureFilesShare:
+        return self
 
 
-def _found(read: tuple[str, Future[bytes | None]]) -> Iterator[tuple[str, bytes]]:
-    path, future = read
-    data = future.result()
-    if data is not None:
-        yield path, data
+class AzureShares:
+    """The file shares of a storage account.
+
+    Args:
+        account: its name.
+        endpoint: its file service.
+
+    Raises:
+        ShareError: what opens it can't be used.
+    """
+
+    def __init__(self, account: str, endpoint: str) -> None:
+        self._location = AzureLocation(endpoint, account, "")
+        self._credential = credentials.at(endpoint, account)
+        with self._errors(""):
+            self._client = service_client(self._location, self._credential)
+
+    def _errors(self, share: str) -> contextlib.AbstractContextManager[None]:
+        return translated(self._location._replace(share=share), self._credential, "")
+
+    def list(self) -> list[ShareEntry]:
+        """All of them, by name."""
+        with self._errors(""):
+            found = self._client.list_shares()
+            return sorted(ShareEntry(share.name, share.quota, share.last_modified.timestamp()) for share in found)
+
+    def create(self, share: str, quota: int | None) -> bool:
+        """Make one; False if it was there."""
+        again = Again()
+        try:
+            with self._errors(share):
+                self._client.create_share(share, quota=quota, retry_hook=again)
+        except ExistsError:
+            # An answer may have been lost: then it is our own that is there already.
+            return again.happened
+        return True
+
+    def delete(self, share: str) -> None:
+        """Remove one with all that is on it; ShareMissingError if there is none."""
+        again = Again()
+        try:
+            with self._errors(share):
+                self._client.delete_share(share, retry_hook=again)
+        except ShareMissingError:
+            if not again.happened:
+                raise
+
+    def open(self, share: str) -> AzureFilesShare:
+        """One of them; ShareMissingError when it is first used, if there is none."""
+        return AzureFilesShare(self._location._replace(share=share))
 
 
-def _encodes(path: str) -> bool:
-    """Whether a path is text, and no undecoded bytes of a file system."""
+class _Counted:
+    """A source that is read, and how much was. An error of reading it must not pass for one of the share's."""
+
+    def __init__(self, source: Readable) -> None:
+        self._source = source
+        self.taken = 0
+
+    def read(self, size: int) -> bytes:
+        try:
+            data = self._source.read(size)
+        except OSError as error:
+            raise ShareError(f"what is sent can't be read: {error.strerror or error}") from error
+        self.taken += len(data)
+        return data
+
+
+def _modified(written: object) -> float | None:
+    """When an entry of a listing was last written; its Last-Modified changes with its attributes, too."""
+    text = str(written)
     try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _related(one: str, other: str) -> bool:
-    """Whether two paths are the same, or one lies in the other."""
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+        # Azure has seven digits after the point, which not every Python reads.
+        return datetime.fromisoformat(f"{text[:19]}+00:00").timestamp() + float(f"0{text[19:].rstrip('Z')}")
+    except ValueError:
+        return None

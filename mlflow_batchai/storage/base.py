@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from mlflow_batchai.agent.protocol import LONGEST_SEGMENT, longest
+from mlflow_batchai.agent.protocol import LONGEST_SEGMENT, identity_path, longest
+from mlflow_batchai.errors import ShareError
+
+# Begins the names of files that are being written: no listing has them.
+TEMPORARY = ".new-"
 
 
 class Entry(NamedTuple):
@@ -26,12 +30,33 @@ class Entry(NamedTuple):
     modified: float | None = None
 
 
+class ShareEntry(NamedTuple):
+    """One file share of a storage account.
+
+    Attributes:
+        name: of the share.
+        quota: how much it may hold, in GiB; None: as much as the disk has.
+        modified: when it was last changed itself, in seconds since the epoch.
+    """
+
+    name: str
+    quota: int | None
+    modified: float
+
+
+class Readable(Protocol):
+    """What is sent: a file that is open for reading bytes, or what looks like one."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most so many bytes; none at its end."""
+
+
 class Share(Protocol):
     """A file share as the submitting machine sees it; paths are relative to its root, with ``/``.
 
     Promises:
-        1. ``read`` of a file that ``write`` or a closed ``open_write`` has made returns all of it; a reader never sees half.
-        2. ``write`` replaces a file whole; parents are made.
+        1. ``read`` of a file that ``write`` or ``send`` has made returns all of it; a reader never sees half.
+        2. ``write`` and ``send`` replace a file whole, or leave what was there; parents are made.
         3. ``claim`` succeeds for exactly one of any number of callers, on any machines.
         4. ``list`` and ``read`` see what this process wrote, at once.
         5. ``delete`` of what isn't there is no error; a directory goes with all that is in it.
@@ -90,14 +115,38 @@ class Share(Protocol):
     def keeping(self, folder: str) -> Share:
         """The share for who works in a folder that is there."""
 
-    def open_write(self, path: str, size: int | None = None) -> AbstractContextManager[BinaryIO]:
-        """A stream to a new file, which appears under its name when the block ends without an error.
+    def send(self, path: str, source: Readable, size: int) -> None:
+        """Write a whole file, atomically, from what is read; what reading raises is raised, and nothing is written then.
 
         Args:
-            size: how many bytes will be written, if that is known: it may save requests, and needn't be true.
+            source: read to its end.
+            size: how many bytes it has.
+
+        Raises:
+            ShareError: it has not so many.
         """
 
 
 def job_file(share: Share, path: str) -> bytes | None:
     """A file of a job folder; None if it isn't there, and empty if it is longer than such a file may be, or none."""
     return next((data for _, data in share.read_many([path], longest(path))), None)
+
+
+def check_end(path: str, source: Readable, taken: int, size: int) -> None:
+    """Raise ShareError if what was read of a source isn't all of it, or isn't as long as was said."""
+    if source.read(1) or taken != size:
+        raise ShareError(f"'{path}' has not the {size} bytes that were to be sent: it changed meanwhile; send it again")
+
+
+def identify(share: Share) -> str:
+    """A mark that tells a share from any other folder that is mounted at its path elsewhere; made at the first call.
+
+    Two clients at once may make two: each that lies there is true.
+    """
+    folder = identity_path("x").rpartition("/")[0]
+    known = [entry.name for entry in share.list(folder)]
+    if known:
+        return known[0]
+    made = uuid.uuid4().hex
+    share.claim(identity_path(made))
+    return made

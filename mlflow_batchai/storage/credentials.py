@@ -1,21 +1,27 @@
-"""What opens a storage account: from documents, the environment or config.yaml, or (if none does) who the user is to Azure."""
+"""What opens a storage account, and where that may go.
+
+It comes from documents, the environment or config.yaml, or (if none does) is who the user is to Azure. It goes to Azure's own
+clouds, and to services that this machine's user has named: no others.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import contextlib
+import functools
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from mlflow_batchai.config import settings
-from mlflow_batchai.errors import ShareError
-from mlflow_batchai.storage import endpoints
-from mlflow_batchai.storage.location import AzureLocation, parse
+from mlflow_batchai.config import home, settings
+from mlflow_batchai.errors import DocumentError, ShareError
+from mlflow_batchai.storage.location import AzureLocation, account_of, parse
 
 # How a process passes on what it read in documents to one that it starts: never in an argument.
 VARIABLE = "BATCHAI_STORAGE_CREDENTIALS"
@@ -24,6 +30,14 @@ _IN_CONFIG = "config.yaml: shares"
 KEY_BYTES = 64
 NODE_PERMISSIONS = "rcwdl"
 PERMISSION_NAMES = {"r": "read", "c": "create", "w": "write", "d": "delete", "l": "list"}
+
+# The clouds that Microsoft runs (azure.core.AzureClouds has the same), and the zones of its newer accounts:
+# https://learn.microsoft.com/azure/storage/common/storage-account-overview#storage-account-endpoints
+_CLOUD = re.compile(
+    r"https://(?P<account>[a-z0-9-]+)\.(?:(?P<service>file|blob)\.core\.(?:windows\.net|usgovcloudapi\.net|chinacloudapi\.cn)"
+    r"|z\d{1,2}\.(?P<zoned>file|blob)\.storage\.azure\.net)(?::443)?",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,7 @@ class Connection(NamedTuple):
 
 
 _remembered: dict[str, Credential] = {}
+_named: set[str] = set()
 
 
 def remember(account: str, credential: Credential) -> None:
@@ -83,7 +98,7 @@ def find(account: str) -> Credential:
     if account in _remembered:
         return _remembered[account]
     for source, found in (
-        (VARIABLE, _exported_to_us(account)),
+        (VARIABLE, _inherited().get(account)),
         ("AZURE_BATCHAI_STORAGE_KEY", _pair(account, "AZURE_BATCHAI_STORAGE")),
         (CONNECTION_VARIABLE, _of_connection(account)),
         ("AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN", _pair(account, "AZURE_STORAGE")),
@@ -104,8 +119,7 @@ def at(endpoint: str, account: str, service: str = "file") -> Credential:
         ShareError: the account is not known to be there; or as ``find``.
         DocumentError: config.yaml is wrong.
     """
-    configured = (file_endpoint(account),) if service == "file" else ()
-    if not (endpoints.is_cloud(endpoint, account, service) or endpoints.is_named(endpoint, account, service, configured)):
+    if not (_is_cloud(endpoint, account, service) or _is_named(endpoint, account, service)):
         host = urlsplit(endpoint).netloc.rpartition("@")[2]
         where = f"{service}Endpoint of the cluster's document"
         if service == "file":
@@ -115,6 +129,48 @@ def at(endpoint: str, account: str, service: str = "file") -> Credential:
             f" correct the address, or, if it is true, name it as the {where}"
         )
     return find(account)
+
+
+def name_endpoint(endpoint: str) -> None:
+    """Let credentials of its account go to a service from now on, in this process: the user has named it.
+
+    Args:
+        endpoint: ``ACCOUNT`` in it stands for any account.
+    """
+    _named.add(endpoint)
+
+
+def _is_cloud(endpoint: str, account: str, service: str) -> bool:
+    match = _CLOUD.fullmatch(endpoint)
+    return match is not None and match["account"] == account and service in (match["service"], match["zoned"])
+
+
+def _is_named(endpoint: str, account: str, service: str) -> bool:
+    """Whether the user has named an endpoint for an account: in this process, a cluster document, or what names the account."""
+    own = file_endpoint(account) if service == "file" else None
+    for template in (own, *_named, *_of_clusters(service)):
+        found = (template or "").replace("ACCOUNT", account).rstrip("/")
+        if found == endpoint and account_of(found, service) == account:
+            return True
+    return False
+
+
+def _of_clusters(service: str) -> list[str]:
+    paths = sorted((home() / "clusters").glob("*.yaml"))
+    pairs = [_of_cluster(path, path.stat().st_mtime_ns) for path in paths]
+    return [found for pair in pairs if (found := pair[service == "blob"])]
+
+
+@functools.lru_cache(maxsize=128)
+def _of_cluster(path: Path, changed: int) -> tuple[str | None, str | None]:
+    from mlflow_batchai.documents.cluster import load_cluster
+
+    try:
+        document = load_cluster(path)[0]
+    except DocumentError:
+        # Whoever uses the cluster is told.
+        return None, None
+    return document.file_endpoint, document.blob_endpoint
 
 
 def file_endpoint(account: str) -> str | None:
@@ -205,10 +261,6 @@ def _inherited() -> dict[str, Credential]:
         return {account: Credential(*pair) for account, pair in json.loads(os.environ.get(VARIABLE) or "{}").items()}
     except (ValueError, TypeError, AttributeError):
         raise ShareError(f"the environment variable {VARIABLE} can't be read; it is set by mlflow-batchai itself") from None
-
-
-def _exported_to_us(account: str) -> Credential | None:
-    return _inherited().get(account)
 
 
 def _pair(account: str, prefix: str) -> Credential | None:

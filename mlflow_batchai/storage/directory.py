@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import os
 import stat
 import uuid
@@ -13,9 +14,8 @@ from typing import BinaryIO, TypeVar
 
 from mlflow_batchai.agent import mountfiles, permissions, protocol, safeopen
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
-from mlflow_batchai.storage.base import Entry
+from mlflow_batchai.storage.base import TEMPORARY, Entry, Readable, check_end
 
-TEMPORARY = ".new-"
 FILE_BITS = 0o666
 BLOCK = 1 << 20
 
@@ -168,8 +168,7 @@ class DirectoryShare:
             raise ShareError(f"share {self.root}: '{path}' can't be copied to '{target}': {error.strerror or error}") from error
 
     def write(self, path: str, data: bytes) -> None:
-        with self.open_write(path) as file:
-            file.write(data)
+        self.send(path, io.BytesIO(data), len(data))
 
     def claim(self, path: str) -> bool:
         with self._errors(path):
@@ -240,19 +239,20 @@ class DirectoryShare:
             found._kept, found._seen = folder, mountfiles.which(str(self._base))
         return found
 
-    @contextlib.contextmanager
-    def open_write(self, path: str, size: int | None = None) -> Iterator[BinaryIO]:
+    def send(self, path: str, source: Readable, size: int) -> None:
         temporary = f"{TEMPORARY}{uuid.uuid4().hex}"
         with self._errors(path):
             *above, name = safeopen.parts_of(path)
             with self._make("/".join(above)) as folder:
 
                 def opener(new: str, flags: int) -> int:
-                    return os.open(new, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+                    return os.open(new, flags | os.O_NOFOLLOW, FILE_BITS, dir_fd=folder)
 
                 try:
                     with open(temporary, "xb", opener=opener) as file:
-                        yield file
+                        while block := source.read(BLOCK):
+                            file.write(block)
+                        check_end(path, source, file.tell(), size)
                         file.flush()
                         self._open_up(file.fileno(), FILE_BITS)
                     os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import BinaryIO, NamedTuple, NoReturn, TypeVar
 
 from mlflow_batchai.agent.plan import CodeFile
 from mlflow_batchai.agent.protocol import OBJECTS, TREES, encode, object_path
@@ -189,7 +189,7 @@ def upload(share: Share, files: Sequence[StagedFile], progress: Progress | None 
     if share.at_once == 1:
         missing = _missing(share, wanted, {file.sha256[:2] for file in wanted.values()})
     else:
-        if not anew and _is_there(share, _tree(wanted)):
+        if not anew and job_file(share, _tree(wanted)) is not None:
             return 0
         missing = _missing(share, wanted, _make_folders(share, {sha256[:2] for sha256 in wanted}))
     counter = _Counter(sum(file.size for file in missing), progress)
@@ -212,7 +212,7 @@ def confirm(share: Share, files: Sequence[StagedFile], anew: bool) -> int:
     """
     wanted = {file.sha256 for file in files if file.link is None}
     sent = upload(share, files, anew=True) if anew else 0
-    if wanted and share.at_once > 1 and not _is_there(share, _tree(wanted)):
+    if wanted and share.at_once > 1 and job_file(share, _tree(wanted)) is None:
         share.write(_tree(wanted), encode([{"files": len(wanted)}]))
     return sent
 
@@ -233,21 +233,13 @@ def each(share: Share, act: Callable[[Item], Result], items: Iterable[Item]) -> 
             raise
 
 
-def _is_there(share: Share, path: str) -> bool:
-    return job_file(share, path) is not None
-
-
 def _make_folders(share: Share, wanted: Collection[str]) -> set[str]:
     """Make those of the objects' folders that aren't there; those that were."""
     there = {entry.name for entry in share.list(OBJECTS)}
     if not there:
         share.claim(OBJECTS)
-    each(share, lambda name: _claim(share, f"{OBJECTS}/{name}"), [name for name in (*wanted, "trees") if name not in there])
+    each(share, lambda name: share.claim(f"{OBJECTS}/{name}"), [name for name in (*wanted, "trees") if name not in there])
     return there.intersection(wanted)
-
-
-def _claim(share: Share, path: str) -> None:
-    share.claim(path)
 
 
 def _missing(share: Share, wanted: dict[str, StagedFile], folders: Collection[str]) -> list[StagedFile]:
@@ -282,11 +274,27 @@ def _send(share: Share, file: StagedFile, counter: _Counter) -> None:
         incoming = file.source.open("rb")
     except OSError as error:
         _unreadable(error)
-    digest = hashlib.sha256()
-    with incoming, share.open_write(object_path(file.sha256), file.size) as outgoing:
-        while block := incoming.read(BLOCK):
-            digest.update(block)
-            outgoing.write(block)
-            counter.add(len(block))
-        if digest.hexdigest() != file.sha256:
-            raise ProjectError(f"{file.source} changed while it was sent; submit again")
+    with incoming:
+        share.send(object_path(file.sha256), _Checked(incoming, file, counter), file.size)
+
+
+class _Checked:
+    """A staged file as it is read to be sent: its end is an error if it isn't what was hashed."""
+
+    def __init__(self, incoming: BinaryIO, file: StagedFile, counter: _Counter) -> None:
+        self._incoming = incoming
+        self._file = file
+        self._counter = counter
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def read(self, size: int) -> bytes:
+        data = self._incoming.read(size)
+        self._digest.update(data)
+        self._size += len(data)
+        at_end = size and not data
+        if self._size > self._file.size or (at_end and self._digest.hexdigest() != self._file.sha256):
+            raise ProjectError(f"{self._file.source} changed while it was sent; submit again")
+        if data:
+            self._counter.add(len(data))
+        return data

@@ -1,12 +1,13 @@
-"""From an address to the share, and to what opens it on nodes."""
+"""From an address to the share, and to what opens it elsewhere: on nodes, or in a browser."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from urllib.parse import unquote, urlsplit
 
-from mlflow_batchai.errors import NotSupportedError
+from mlflow_batchai.errors import NotSupportedError, ShareError
 from mlflow_batchai.storage import credentials
-from mlflow_batchai.storage.azure_files import AzureFilesShare
 from mlflow_batchai.storage.base import Share
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.storage.location import FORM, AzureLocation, is_azure, parse
@@ -21,6 +22,8 @@ def open_share(url: str) -> Share:
         ShareError: there is no such directory on this machine, or what opens the Azure share can't be used.
     """
     if is_azure(url):
+        with needs_sdk():
+            from mlflow_batchai.storage.azure_files import AzureFilesShare
         return AzureFilesShare(parse(url))
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
@@ -29,6 +32,17 @@ def open_share(url: str) -> Share:
         f"share address {parts.scheme}://{parts.hostname or ''}: "
         f"only a directory (file:///path) or an Azure file share ({FORM}) works"
     )
+
+
+@contextlib.contextmanager
+def needs_sdk() -> Iterator[None]:
+    """For an import of what needs Microsoft's SDK. Raises ShareError if that isn't installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise ShareError(
+            f"Azure file shares need Microsoft's SDK ({error.name} can't be imported): pip install 'mlflow-batchai[azure]'"
+        ) from error
 
 
 def for_nodes(location: AzureLocation, seconds: float) -> dict[str, str]:
@@ -48,6 +62,26 @@ def for_nodes(location: AzureLocation, seconds: float) -> dict[str, str]:
     if found.sas:
         credentials.check_sas(found.sas, location)
         return {"sas": found.sas}
-    from mlflow_batchai.storage.azure_sas import share_sas
-
+    with needs_sdk():
+        from mlflow_batchai.storage.azure_client import share_sas
     return {"sas": share_sas(location, found.key, seconds)}
+
+
+def download_url(share: Share, path: str, minutes: float) -> str:
+    """Where a file can be downloaded for so long: an address with a SAS that reads this file and nothing else.
+
+    Where all that opens the account is a SAS of the user's, it is that one, for as long as it lasts; a directory's file has no
+    end. Nobody looks whether the file is there. It costs no request; with a login, one for many files.
+
+    Raises:
+        ShareError: it can't be a path on the share, or no SAS can be made.
+    """
+    if isinstance(share, DirectoryShare):
+        return share.local(path).as_uri()
+    file = parse(share.url).below(path)
+    found = credentials.at(file.endpoint, file.account)
+    if found.sas:
+        return f"{file.url}?{found.sas}"
+    with needs_sdk():
+        from mlflow_batchai.storage.azure_client import file_sas
+    return f"{file.url}?{file_sas(file, found.key, 60 * minutes)}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_batchai.errors import JobError, NotFoundError
-from mlflow_batchai.job import keys
+from mlflow_batchai.job import signing
 from mlflow_batchai.job.places import slug
 from mlflow_batchai.sweep.parameters import Combination
 from mlflow_batchai.tracking import experiments, index, runs
@@ -99,7 +99,7 @@ def begin(plan: SweepPlan, tracking: Tracking, experiment_id: str, tags: Mapping
     text = json.dumps(asdict(plan), indent=1)
     try:
         mlflow.log_text(run_id, text, PLAN)
-        mlflow.set_tag(run_id, runs.TAG_MAC, keys.mac(*_signed(run_id, text)))
+        mlflow.set_tag(run_id, runs.TAG_MAC, signing.mac(*_signed(run_id, text)))
         mlflow.set_tag(run_id, TAG_SWEEP, run_id)
     except BaseException:
         # The first error is raised, even if the store fails again.
@@ -135,7 +135,7 @@ def of_run(run: Run, tracking: Tracking) -> Sweep:
         except (ValueError, TypeError) as error:
             why = f"the artifact {PLAN} of run {run_id} is no plan of a sweep, or of another version: {error}"
             raise JobError(why) from error
-    is_own = keys.is_mac(run.data.tags.get(runs.TAG_MAC), *_signed(run_id, text))
+    is_own = signing.is_mac(run.data.tags.get(runs.TAG_MAC), *_signed(run_id, text))
     return Sweep(plan, run_id, str(run.info.experiment_id), tracking, is_own)
 
 
@@ -158,7 +158,7 @@ def find(tracking: Tracking, name: str) -> Run:
 
 def unended(mlflow: MlflowClient) -> list[Run]:
     """Parent runs that have not ended and whose tag names a key of this user, the newest first."""
-    signed = [f"tags.`{runs.TAG_MAC}` LIKE '{fingerprint}:%'" for fingerprint in keys.fingerprints()]
+    signed = [f"tags.`{runs.TAG_MAC}` LIKE '{fingerprint}:%'" for fingerprint in signing.fingerprints()]
     return [run for condition in signed for run in search(mlflow, f"{condition} AND {NOT_ENDED}")]
 
 

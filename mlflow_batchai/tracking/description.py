@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.plan import Plan
-from mlflow_batchai.job.keras_lines import Pace
-from mlflow_batchai.job.metrics import as_shown
+from mlflow_batchai.job.metrics import Pace, as_shown
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.tracking.runs import LONGEST_TAG, tag_text
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from mlflow_batchai.errors import BatchAIError, JobNotFoundError, TrackingError
-from mlflow_batchai.job import keys
+from mlflow_batchai.job import signing
 from mlflow_batchai.terminal import shown
 from mlflow_batchai.tracking import experiments as stored
 from mlflow_batchai.tracking.runs import TAG_CLUSTER, TAG_JOB, TAG_MAC, TAG_STATE, TAG_WORKSPACE, Tracking, client, is_signed
@@ -135,7 +135,7 @@ def unended(tracking: Tracking) -> list[Run]:
     try:
         mlflow = client(tracking)
         experiments = [entry.experiment_id for entry in stored.every(mlflow)]
-        for fingerprint in keys.fingerprints() if experiments else ():
+        for fingerprint in signing.fingerprints() if experiments else ():
             wanted = f"tags.`{TAG_MAC}` LIKE '{fingerprint}:%' AND tags.`{TAG_JOB}` LIKE '%' AND {NOT_ENDED}"
             token = None
             while len(found) < MOST:

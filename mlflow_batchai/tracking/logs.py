@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING
 
 from mlflow_batchai.errors import ShareNotFoundError
-from mlflow_batchai.job import written_logs
+from mlflow_batchai.job import streams
 from mlflow_batchai.job.completeness import MISSING
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.sent import Stamp
@@ -94,7 +94,7 @@ class Logs:
         missing = []
         artifact = LOGS + self._job.paths.log_folder.removeprefix("stdouterr")
         with TemporaryDirectory(prefix="batchai-") as scratch:
-            written = written_logs.write(self._job, short, Path(scratch))
+            written = streams.write_anew(self._job, short, Path(scratch))
             for name, lines in short.items():
                 again = written.get(name, 0)
                 if again > there[name] and (

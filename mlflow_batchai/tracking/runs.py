@@ -18,7 +18,7 @@ from mlflow_batchai import terminal
 from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.agent.protocol import QUEUED, digest
 from mlflow_batchai.errors import UsageError
-from mlflow_batchai.job import keys
+from mlflow_batchai.job import signing
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -261,12 +261,12 @@ _SIGNED = (TAG_JOB, TAG_CLUSTER, TAG_SHARE, TAG_FOLDER)
 
 def signature(run_id: str, tags: Mapping[str, str]) -> str:
     """The value of ``TAG_MAC``: this user's signature of a run's id and of where its job lies."""
-    return keys.mac(*_signed(run_id, tags))
+    return signing.mac(*_signed(run_id, tags))
 
 
 def is_signed(run: Run) -> bool:
     """Whether this user has submitted the job of a run, and its tags still say where."""
-    return keys.is_mac(run.data.tags.get(TAG_MAC), *_signed(run.info.run_id, run.data.tags))
+    return signing.is_mac(run.data.tags.get(TAG_MAC), *_signed(run.info.run_id, run.data.tags))
 
 
 def _signed(run_id: str, tags: Mapping[str, str]) -> tuple[str, str]:

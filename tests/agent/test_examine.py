@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mlflow_batchai.agent import examine, mountfiles
+from mlflow_batchai.storage.base import identify
 from mlflow_batchai.storage.directory import DirectoryShare
-from mlflow_batchai.storage.identity import identify
 
 
 @pytest.fixture

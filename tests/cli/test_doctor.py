@@ -21,8 +21,8 @@ from waiting import wait_for
 from mlflow_batchai.admin.doctor import CHECKS, examination
 from mlflow_batchai.agent import processes
 from mlflow_batchai.cli import main as front_door
+from mlflow_batchai.storage.base import identify
 from mlflow_batchai.storage.directory import DirectoryShare
-from mlflow_batchai.storage.identity import identify
 
 BATCHAI = Path(sys.executable).parent / "batchai"
 # Mounts are looked at where the cluster's document has some (below).

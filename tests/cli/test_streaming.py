@@ -21,7 +21,7 @@ from mlflow_batchai.cluster import scaling
 from mlflow_batchai.errors import ClusterError, JobError, NotFoundError, ShareError, UsageError
 from mlflow_batchai.follower import detached
 from mlflow_batchai.follower.detached import Submitted
-from mlflow_batchai.job import vigil
+from mlflow_batchai.job import lease
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.storage import Share, credentials, open_share
@@ -94,7 +94,7 @@ def test_a_job_that_nobody_relays_gets_a_follower(
     attempts: Attempts, _followers: list[Submitted], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its nodes and its follower are lost: who reads its output is not left waiting for ever."""
-    monkeypatch.setattr(vigil, "PACE", (5.0, 20.0, 0.0))
+    monkeypatch.setattr(lease, "PACE", (5.0, 20.0, 0.0))
     attempts.log(1, "one\n")
     pieces = streaming.stream_file(attempts.submitted, directories.LOGS, "stdout.txt")
     assert (next(pieces), len(_followers)) == ("one\n", 1)

@@ -6,8 +6,8 @@ import pytest
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.job.board import FAST_SECONDS, IDLE_SECONDS, Board
 from mlflow_batchai.job.events import EventReader
+from mlflow_batchai.job.jobs import FAST_SECONDS, IDLE_SECONDS, Board
 
 
 class Counting:

@@ -20,7 +20,7 @@ from mlflow_batchai.agent.plan import MetricRule, plain
 from mlflow_batchai.agent.protocol import JobPaths, TornFileError
 from mlflow_batchai.errors import JobNotFoundError, JobUnreadableError
 from mlflow_batchai.job.events import EventReader
-from mlflow_batchai.job.memory import usable
+from mlflow_batchai.job.lease import usable
 from mlflow_batchai.job.metrics import MetricFold
 from mlflow_batchai.job.states import fold
 

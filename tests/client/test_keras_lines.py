@@ -14,8 +14,7 @@ from job_folder import line, report
 
 from mlflow_batchai.agent.plan import MetricRule
 from mlflow_batchai.agent.tasks import LONGEST_LINE, LineBuffer, readable
-from mlflow_batchai.job.keras_lines import Pace
-from mlflow_batchai.job.metrics import MetricFold
+from mlflow_batchai.job.metrics import MetricFold, Pace
 
 OUTPUT = Path(__file__).parent / "keras_output"
 HISTORY = json.loads((OUTPUT / "history.json").read_text())

@@ -17,7 +17,7 @@ from job_folder import FOLDER, JobFolder
 from mlflow_batchai.agent import processes
 from mlflow_batchai.client import lookup, orphans, runner
 from mlflow_batchai.follower import detached, retries
-from mlflow_batchai.job import lease, vigil
+from mlflow_batchai.job import lease
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.tracking import runs
 
@@ -86,8 +86,7 @@ def jobs(cli, tmp_path, monkeypatch):
         return next(made.pids)
 
     monkeypatch.setattr(detached, "detach", spawn)
-    for module in (lease, vigil):
-        monkeypatch.setattr(module, "PACE", (0.05, 0.6, 0.05))
+    monkeypatch.setattr(lease, "PACE", (0.05, 0.6, 0.05))
     return made
 
 
@@ -286,7 +285,7 @@ def test_waiting_until_all_have_ended(jobs, monkeypatch):
     jobs.pids, dead = itertools.count(), set()
     time_passes = [lambda: finish(first, 1, "succeeded"), dies, lambda: finish(second, 2, "failed")]
     real = time.sleep
-    monkeypatch.setattr(vigil, "PACE", (0.05, 0.6, 0.0))
+    monkeypatch.setattr(lease, "PACE", (0.05, 0.6, 0.0))
     monkeypatch.setattr(orphans.time, "sleep", sleep)
     monkeypatch.setattr(detached, "_child_alive", lambda pid: pid not in dead)
     code, rows, lines = jobs.attach("--wait")

@@ -12,9 +12,8 @@ from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.client.console import JobConsole
 from mlflow_batchai.errors import JobChangedError
 from mlflow_batchai.follower.watch import Watch
-from mlflow_batchai.job import memory
 from mlflow_batchai.job.events import EventReader
-from mlflow_batchai.job.lease import Hold, Lease
+from mlflow_batchai.job.lease import DAMAGED, Hold, Lease, usable
 
 BEAT = {"k": "beat", "t": 1}
 
@@ -341,14 +340,14 @@ def broken():
 
 @pytest.mark.parametrize(("what", "damaged"), [pytest.param(*case, id=case[0]) for case in broken()])
 def test_a_damaged_memory_is_gone_on_from_as_far_as_it_can_be(what, damaged):
-    assert memory.usable(WHOLE) == WHOLE
-    found = memory.usable(damaged)
+    assert usable(WHOLE) == WHOLE
+    found = usable(damaged)
     if what in ("state x", "metrics {'a': None}", "metrics.names {'a': []}", *NONE_AT_ALL):  # which is none
         assert found == damaged
         return
-    assert memory.DAMAGED in found["notes"]
+    assert DAMAGED in found["notes"]
     assert "cursor" not in found and "metrics" not in found
-    assert memory.usable(found) == found
+    assert usable(found) == found
 
 
 def test_a_relay_with_a_damaged_memory_stores_each_point_once(relayed):
@@ -365,7 +364,7 @@ def test_a_relay_with_a_damaged_memory_stores_each_point_once(relayed):
     made.verdict()
     relay().finish(made.job.state())
     assert history(client, made.plan["runId"]) == {"loss": [(0, 1.5, 5), (1, 0.5, 5)], "f1": [(0, 0.5, 7), (1, 0.75, 7)]}
-    assert notes(made, client) == [memory.DAMAGED]
+    assert notes(made, client) == [DAMAGED]
 
 
 @pytest.mark.parametrize(

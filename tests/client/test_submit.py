@@ -36,7 +36,7 @@ from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.plan.prepared import Prepared
-from mlflow_batchai.storage import endpoints
+from mlflow_batchai.storage import credentials
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.storage.objects import scan, upload
 from mlflow_batchai.tracking import runs
@@ -298,7 +298,7 @@ def test_a_job_on_an_azure_share_from_a_shell_without_credentials(scene, monkeyp
     """Nothing is to be mounted: what is missing is what opens it."""
     submitted = scene.submit()
     retag(scene, submitted, {runs.TAG_CLUSTER: "gpus", runs.TAG_SHARE: "http://127.0.0.1:1/nobody/jobs"})
-    monkeypatch.setattr(endpoints, "_named", {"http://127.0.0.1:1/ACCOUNT"})
+    monkeypatch.setattr(credentials, "_named", {"http://127.0.0.1:1/ACCOUNT"})
     with pytest.raises(ShareError, match=r"job toy-012345 can't be read from here: there is no key, SAS or Azure") as error:
         lookup.find("toy-012345", submitted.tracking)
     assert "mount" not in str(error.value)

@@ -1,4 +1,4 @@
-"""The vigil: who relays a job, as one comes to know it by looking again; and followers that are not started in vain."""
+"""The monitor of a lease: who relays a job, as one comes to know it by looking again; and followers that are not started in vain."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from mlflow_batchai.errors import ShareError
 from mlflow_batchai.follower import detached, follower
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job import lease
-from mlflow_batchai.job.lease import PACE, Hold, Lease
-from mlflow_batchai.job.vigil import Vigil
+from mlflow_batchai.job.lease import PACE, Hold, Lease, LeaseMonitor
 
 _, GRACE_SECONDS, LOOK_SECONDS = PACE
 FAR = {"machine": "another pid:[1]", "pid": 7, "started": 1, "host": "far"}
 
 
 class Scene:
-    """A job, a vigil over it, and its clock."""
+    """A job, a monitor over it, and its clock."""
 
     def __init__(self, made):
         self.made = made
         self.now = 1000.0
         self.here = set()
-        self.vigil = Vigil(made.job, lambda: self.here, lambda: self.now)
+        self.monitor = LeaseMonitor(made.job, lambda: self.here, lambda: self.now)
 
     def holder(self, counter, holder=FAR, number=1, **fields):
         self.made.share.claim(self.made.paths.lease(number))
@@ -40,7 +39,7 @@ class Scene:
 
     def after(self, seconds):
         self.now += seconds
-        return self.vigil.look().hold
+        return self.monitor.look().hold
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def test_a_counter_that_moves_lives_and_one_that_stood_still_is_dead(scene):
     assert scene.after(LOOK_SECONDS) is Hold.HELD
     assert scene.after(GRACE_SECONDS) is Hold.HELD
     assert scene.after(1) is Hold.FREE
-    assert scene.vigil.look().who == "process 7 on far"
+    assert scene.monitor.look().who == "process 7 on far"
     # Another took it over.
     scene.holder(1, number=2)
     assert scene.after(1) is Hold.HELD
@@ -80,7 +79,7 @@ def test_one_of_this_machine_that_was_stopped_is_no_help(scene):
     assert (scene.after(GRACE_SECONDS), scene.after(GRACE_SECONDS)) == (Hold.HELD, Hold.HELD)
     assert scene.after(1) is Hold.FREE
     scene.here |= {1}
-    assert (scene.after(1), scene.vigil.look().holder["pid"]) == (Hold.HELD, 1)
+    assert (scene.after(1), scene.monitor.look().holder["pid"]) == (Hold.HELD, 1)
 
 
 def test_one_that_is_kept_from_the_store(scene):
@@ -89,22 +88,22 @@ def test_one_that_is_kept_from_the_store(scene):
         scene.holder(1, holder, trouble="401")
         scene.after(1)
         scene.holder(2, holder, trouble="401")
-        assert (scene.after(1), scene.vigil.look().trouble) == (Hold.HELD, "401")
+        assert (scene.after(1), scene.monitor.look().trouble) == (Hold.HELD, "401")
         scene.here = {1}
-        assert (scene.after(1), scene.vigil.look().trouble) == (Hold.HELD, "")
+        assert (scene.after(1), scene.monitor.look().trouble) == (Hold.HELD, "")
         scene.here = set()
 
 
 def test_a_follower_that_has_only_begun_is_enough(scene):
     who = f"process 23 on {socket.gethostname()}"
     scene.here = {23, 42}
-    assert (scene.after(0), scene.vigil.look().who) == (Hold.HELD, who)
+    assert (scene.after(0), scene.monitor.look().who) == (Hold.HELD, who)
     # It waits to see whether another lives.
     scene.holder(1)
     late = Scene(scene.made)
     assert late.after(0) is Hold.UNKNOWN
     late.here = {23}
-    assert (late.after(1), late.vigil.look().who) == (Hold.HELD, who)
+    assert (late.after(1), late.monitor.look().who) == (Hold.HELD, who)
     assert late.after(GRACE_SECONDS) is Hold.HELD
 
 
@@ -165,8 +164,8 @@ def test_no_follower_for_a_job_that_cannot_be_seen(scene, submitted):
 
 
 def test_who_watches_notices_that_nobody_relays_any_more(scene, submitted, monkeypatch):
-    submitted._vigil = scene.vigil
-    scene.vigil.job = submitted.job
+    submitted._monitor = scene.monitor
+    scene.monitor.job = submitted.job
     scene.holder(1)
     for seconds, starts in [(0, 0), (GRACE_SECONDS, 0), (1, 1)]:
         scene.now += seconds

@@ -21,7 +21,7 @@ from mlflow_batchai.errors import DocumentError, NotSupportedError
 from mlflow_batchai.job.places import place_logs
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.volumes import check_volumes, choose_volumes
-from mlflow_batchai.storage import credentials, endpoints
+from mlflow_batchai.storage import credentials
 from mlflow_batchai.storage.credentials import Credential
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.storage.location import parse
@@ -49,7 +49,7 @@ def choose(tmp_path, monkeypatch):
         document, _ = parse_cluster(cluster_keys, "c.yaml")
         assert isinstance(document, ClusterDocument)
         # As ``clusters.make`` does with what a document names.
-        monkeypatch.setattr(endpoints, "_named", {*filter(None, (document.file_endpoint, document.blob_endpoint))})
+        monkeypatch.setattr(credentials, "_named", {*filter(None, (document.file_endpoint, document.blob_endpoint))})
         home = DirectoryShare(tmp_path / "home")
         location = parse(CONTROL) if azure else None
         share = SimpleNamespace(url=CONTROL) if azure else DirectoryShare(tmp_path / "share")

@@ -22,8 +22,8 @@ from mlflow_batchai.engines.shell.target import resolve
 from mlflow_batchai.engines.ssh_hosts import SshHosts, SshNode
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.storage.base import identify
 from mlflow_batchai.storage.directory import DirectoryShare
-from mlflow_batchai.storage.identity import identify
 
 SECRET = "hush-hush-hush"
 

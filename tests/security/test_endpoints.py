@@ -25,12 +25,11 @@ from mlflow_batchai.documents.model import parse as parse_model
 from mlflow_batchai.errors import BatchAIError, ShareError
 from mlflow_batchai.follower import regained
 from mlflow_batchai.plan.volumes import check_volumes, choose_volumes
-from mlflow_batchai.storage import accounts, azure_client, credentials, endpoints, open_share
+from mlflow_batchai.storage import accounts, azure_client, credentials, open_share
 from mlflow_batchai.storage.azure_files import AzureFilesShare
 from mlflow_batchai.storage.credentials import Credential
-from mlflow_batchai.storage.links import download_url
 from mlflow_batchai.storage.location import AzureLocation, account_of, parse
-from mlflow_batchai.storage.opening import for_nodes
+from mlflow_batchai.storage.opening import download_url, for_nodes
 
 KEY = base64.b64encode(b"k" * 64).decode()
 SAS = "sv=1&ss=f&srt=sco&sp=rwdlc&se=2999-01-01T00:00:00Z&sig=hush"
@@ -80,7 +79,7 @@ def attacker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Attack
     monkeypatch.setenv("AZURE_BATCHAI_STORAGE_ACCOUNT", ACCOUNT)
     monkeypatch.setenv("AZURE_BATCHAI_STORAGE_KEY", KEY)
     monkeypatch.setattr(credentials, "_remembered", {})
-    monkeypatch.setattr(endpoints, "_named", set())
+    monkeypatch.setattr(credentials, "_named", set())
     monkeypatch.setattr(azure_client, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(azure_client, "LONGEST_SECONDS", 0.5)
     made = Attacker()
@@ -330,7 +329,7 @@ def redirecting(attacker: Attacker) -> Iterator[str]:
     handler = type("Handler", (Redirecting,), {"target": f"http://127.0.0.2:{attacker.port}", "seen": []})
     server = ThreadingHTTPServer(("127.0.0.3", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    endpoints.name(f"http://127.0.0.3:{server.server_port}/ACCOUNT")
+    credentials.name_endpoint(f"http://127.0.0.3:{server.server_port}/ACCOUNT")
     yield f"http://127.0.0.3:{server.server_port}/acct/data"
     assert handler.seen
     server.shutdown()
@@ -343,7 +342,7 @@ def test_the_client_follows_no_answer_to_another_host(
 ) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(credentials, "_remembered", {ACCOUNT: credential})
-    endpoints.name(redirecting.removesuffix("/data"))
+    credentials.name_endpoint(redirecting.removesuffix("/data"))
     share = open_share(redirecting)
     for ask in (lambda: share.read("x"), lambda: share.write("x", b"1"), lambda: share.list("")):
         with pytest.raises(ShareError) as error:

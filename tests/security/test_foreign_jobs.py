@@ -15,7 +15,7 @@ from plans import toy_plan
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.follower import detached
-from mlflow_batchai.job import keys, signing
+from mlflow_batchai.job import signing
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.tracking import runs
 
@@ -104,7 +104,7 @@ def forged(world: Any) -> str:
     """A signature with the fingerprint of the victim's key, which every run of the victim's shows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BATCHAI_HOME", str(world.home))
-        return f"{keys.fingerprints()[0]}:{'0' * 64}"
+        return f"{signing.fingerprints()[0]}:{'0' * 64}"
 
 
 @pytest.mark.parametrize("sign", [True, False])
@@ -221,7 +221,7 @@ def test_a_key_that_others_could_have_is_none(cli: Cli, spoil: Any, said: str) -
         pytest.skip("only root can give a file away")
     assert cli("key", "export").code == 0
     spoil(cli.world.home / "key")
-    keys._cached.clear()  # another process reads it
+    signing._cached.clear()  # another process reads it
     found = cli("key", "export")
     assert found.code == 2 and said in found.err and "Traceback" not in found.err
 

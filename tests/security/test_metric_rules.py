@@ -143,7 +143,7 @@ def test_re2_is_imported_for_rules_only() -> None:
 
 
 def _keras(text: str) -> None:
-    from mlflow_batchai.job.keras_lines import KerasLines
+    from mlflow_batchai.job.metrics import KerasLines
 
     lines = KerasLines()
     lines.feed("Epoch 1/5", 1)

@@ -9,8 +9,8 @@ import pytest
 
 from mlflow_batchai.errors import ShareError, ShareMissingError, StorageNotFoundError, UsageError
 from mlflow_batchai.storage import accounts, credentials
-from mlflow_batchai.storage.account import DirectoryShares
-from mlflow_batchai.storage.azure_account import AzureShares
+from mlflow_batchai.storage.accounts import DirectoryShares
+from mlflow_batchai.storage.azure_files import AzureShares
 from mlflow_batchai.storage.credentials import Credential
 from mlflow_batchai.storage.directory import DirectoryShare
 
@@ -107,10 +107,9 @@ def test_what_no_account_is_called(home, name):
 
 def test_without_microsofts_sdk(home, monkeypatch):
     credentials.remember("mine", Credential("A" * 86 + "=="))
-    for name in [name for name in sys.modules if name.startswith("mlflow_batchai.storage.azure_a")]:
+    for name in [name for name in sys.modules if name.startswith("mlflow_batchai.storage.azure_")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "azure.storage.fileshare", None)
-    monkeypatch.delitem(sys.modules, "mlflow_batchai.storage.azure_client", raising=False)
     with pytest.raises(ShareError, match=r"pip install 'mlflow-batchai\[azure\]'"):
         accounts.open_account("mine")
 

@@ -26,9 +26,8 @@ from mlflow_batchai.storage.credentials import (
     remember,
 )
 from mlflow_batchai.storage.directory import DirectoryShare
-from mlflow_batchai.storage.links import download_url
 from mlflow_batchai.storage.location import parse
-from mlflow_batchai.storage.opening import for_nodes
+from mlflow_batchai.storage.opening import download_url, for_nodes
 
 KEY, OTHER = (base64.b64encode(text * 32).decode() for text in (b"ab", b"cd"))
 SAS = "sv=2026-10-06&se=2999-01-01T00%3A00%3A00Z&sr=s&sp=rcwdl&sig=abc%3D"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import subprocess
@@ -16,8 +17,8 @@ import pytest
 from mlflow_batchai.agent.protocol import OBJECTS, identity_path
 from mlflow_batchai.errors import NotSupportedError, ShareError, ShareNotFoundError
 from mlflow_batchai.storage import job_file, open_share
+from mlflow_batchai.storage.base import identify
 from mlflow_batchai.storage.directory import DirectoryShare
-from mlflow_batchai.storage.identity import identify
 from mlflow_batchai.storage.objects import scan_input, upload
 
 NASTY = ["plain", "two words", "quo'te\"s", "line\nbreak", "hé 世界", "a%20b#c?d", "-dash", "\\back", "$HOME;*", ".hidden"]
@@ -75,31 +76,47 @@ def test_1_what_was_written_is_read_whole(share, name):
     assert share.read(path, 0, 0) == b""
 
 
-def test_1_a_stream_appears_when_it_is_closed_and_not_before(share, name):
-    with share.open_write(f"a/{name}") as file:
-        file.write(b"half")
+class Source(io.BytesIO):
+    """A file that does something whenever it is read."""
+
+    def __init__(self, data, act=lambda: None):
+        super().__init__(data)
+        self.act = act
+
+    def read(self, size):
+        self.act()
+        return super().read(size)
+
+
+SIZES = [13, 4 << 20, (4 << 20) + 1, 9 << 20]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_1_what_is_sent_appears_when_all_of_it_is_there_and_not_before(share, name, size):
+    data = os.urandom(size)
+
+    def look():
         assert share.list("a") == []
         with pytest.raises(ShareNotFoundError):
             share.read(f"a/{name}")
-        file.write(b" and half")
-    assert share.read(f"a/{name}") == b"half and half"
 
-
-@pytest.mark.parametrize("told", [None, 1, 9 << 20, 10 << 20, 50 << 20])
-def test_1_a_streams_size_may_be_told_and_need_not_be_true(share, told):
-    data = os.urandom(9 << 20)
-    with share.open_write("a/x", told) as file:
-        file.write(data)
-    assert share.read("a/x") == data
+    share.send(f"a/{name}", Source(data, look), size)
+    assert share.read(f"a/{name}") == data
+    assert told(share, "a") == [(name, size, False)]
 
 
 @pytest.mark.parametrize("before", [None, b"old"])
-def test_1_a_stream_that_failed_leaves_what_was_there(share, before):
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("change", [-1, 1, 5 << 20, "fails"])
+def test_2_what_cant_be_sent_whole_leaves_what_was_there(share, before, size, change):
     if before is not None:
         share.write("a/x", before)
-    with pytest.raises(ZeroDivisionError), share.open_write("a/x") as file:
-        file.write(b"half")
-        1 / 0  # noqa: B018
+    if change == "fails":
+        with pytest.raises(ZeroDivisionError):
+            share.send("a/x", Source(bytes(size), lambda: 1 / 0), size)
+    else:
+        with pytest.raises(ShareError, match="'a/x' has not the"):
+            share.send("a/x", Source(os.urandom(size + change)), size)
     assert told(share, "a") == ([("x", 3, False)] if before else [])
     if before:
         assert share.read("a/x") == before
@@ -285,9 +302,7 @@ def test_7_of_many_none_is_read_that_is_too_long(share):
 @pytest.mark.parametrize("size", [0, 1, 4 << 20, (4 << 20) + 1, 11_000_000])
 def test_8_a_download_is_the_file_and_nothing_beside_it(share, tmp_path, size):
     data = os.urandom(1 << 20) * (size >> 20) + os.urandom(size & 0xFFFFF)
-    with share.open_write("a/big") as file:
-        for start in range(0, len(data), 700_001):
-            file.write(data[start : start + 700_001])
+    share.send("a/big", io.BytesIO(data), size)
     target = tmp_path / "not" / "there" / "yet"
     told = []
     share.download("a/big", target, told.append)
@@ -325,8 +340,7 @@ def test_10_a_listing_tells_when_a_file_was_written(share):
     share.write("a/first", b"1")
     time.sleep(0.05)
     between = time.time()
-    with share.open_write("a/second") as file:
-        file.write(b"2")
+    share.send("a/second", io.BytesIO(b"2"), 1)
     share.claim("a/folder")
     found = {entry.name: entry.modified for entry in share.list("a")}
     # What keeps a file stamps it by a clock that ticks every few milliseconds.
@@ -398,8 +412,7 @@ def test_files_are_as_open_as_the_root(tmp_path, umask):
         before = os.umask(umask)
         try:
             share.write("a/plan.json", b"")
-            with share.open_write("a/stream") as file:
-                file.write(b"1")
+            share.send("a/stream", io.BytesIO(b"1"), 1)
             upload(share, scan_input(root / "source"))
         finally:
             os.umask(before)

@@ -13,7 +13,7 @@ from job_folder import line
 from mlflow.exceptions import MlflowException
 from plans import bare_plan
 
-from mlflow_batchai.job.keras_lines import Pace
+from mlflow_batchai.job.metrics import Pace
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.tracking.description import BEGIN, END, TAG, Description, Facts, block, code, commands, markdown, merged
 from mlflow_batchai.tracking.runs import LONGEST_TAG

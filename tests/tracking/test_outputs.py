@@ -325,7 +325,7 @@ import json, pathlib, sys
 from mlflow_batchai.tracking.outputs import Outputs
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.sent import SentFiles
-from mlflow_batchai.storage import credentials, endpoints, open_share
+from mlflow_batchai.storage import credentials, open_share
 from mlflow_batchai.storage.credentials import Credential
 
 class Client:
@@ -338,7 +338,7 @@ def megabytes(key):
 
 url, account, key, folder = json.loads(sys.stdin.read())
 credentials._remembered = {account: Credential(key)}
-endpoints.name(url.rpartition("/")[0])
+credentials.name_endpoint(url.rpartition("/")[0])
 job = Job(open_share(url), folder)
 job.plan
 before = megabytes("VmRSS")
@@ -365,9 +365,7 @@ def test_memory_does_not_grow_with_outputs(azure, monkeypatch, tmp_path):
     share.write(protocol.JobPaths(FOLDER).plan, protocol.encode([plan]))
     block = os.urandom(1 << 20)
     for number in range(10):
-        with share.open_write(f"{OUTPUTS}/{number}", 16 << 20) as file:
-            for _ in range(16):
-                file.write(block)
+        share.write(f"{OUTPUTS}/{number}", 16 * block)
     told = json.dumps([share.url, azure.account, azure.key, FOLDER])
     done = subprocess.run([sys.executable, "-c", SENDS], input=told, text=True, capture_output=True, check=True)
     sent, grown = map(float, done.stdout.split())

@@ -14,8 +14,8 @@ from plans import toy_plan
 from relay_world import Crash
 
 from mlflow_batchai.agent.protocol import JobPaths, encode
-from mlflow_batchai.job import memory
 from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.job.lease import usable
 from mlflow_batchai.storage import credentials, open_share, spelling
 from mlflow_batchai.storage.credentials import Credential
 from mlflow_batchai.tracking.models.logged import last_of_scripts
@@ -353,7 +353,7 @@ def test_a_memory_is_taken_as_it_was_written_and_not_as_it_was_damaged(scene):
     first = relay()
     first.step()
     whole = json.loads(json.dumps(first._memory()))
-    assert memory.usable(whole) == whole
+    assert usable(whole) == whole
     for part, damaged in (
         ("words", {"notes": [1]}),
         ("files", {"waiting": {"a.txt": ["1", "2"]}}),
@@ -361,7 +361,7 @@ def test_a_memory_is_taken_as_it_was_written_and_not_as_it_was_damaged(scene):
         ("models", {MODEL: {"name": "net"}}),
         ("models", {MODEL: {**whole["tracked"]["models"][MODEL], "links": {"loss": ["1"]}}}),
     ):
-        assert "tracked" not in memory.usable({**whole, "tracked": {**whole["tracked"], part: damaged}})
+        assert "tracked" not in usable({**whole, "tracked": {**whole["tracked"], part: damaged}})
 
 
 def test_notes_are_bounded(scene):

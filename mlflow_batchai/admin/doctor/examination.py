@@ -21,7 +21,7 @@ from mlflow_batchai.engines.parallel import at_once
 from mlflow_batchai.errors import ClusterError, HostKeyError, ShareError
 from mlflow_batchai.plan.volumes import choose_volumes
 from mlflow_batchai.storage import Share
-from mlflow_batchai.storage.identity import identify
+from mlflow_batchai.storage.base import identify
 
 ASK_SECONDS = 20.0
 # A first import of TensorFlow from a slow disk takes a minute.
