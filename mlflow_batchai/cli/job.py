@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlflow_batchai.cli.job_lookup import find_run
-from mlflow_batchai.cli.options import Scope, ask, command, confirmed, named, notice, tracking
-from mlflow_batchai.cli.output import Column
-from mlflow_batchai.errors import JobChangedError, ShareError, UsageError
+from mlflow_batchai.cli.file import growing, job_file, show_text
+from mlflow_batchai.cli.job_attach import attach
+from mlflow_batchai.cli.lookup import find_job, find_run, load_cluster, of_attempt, short_name
+from mlflow_batchai.cli.node import job_node
+from mlflow_batchai.cli.options import (
+    MountOptions,
+    Noun,
+    Scope,
+    ask,
+    confirmed,
+    mount_options,
+    named,
+    new_name,
+    notice,
+    tracking,
+)
+from mlflow_batchai.cli.output import Column, Result, render
+from mlflow_batchai.cluster import workspaces
+from mlflow_batchai.config import default
+from mlflow_batchai.errors import JobChangedError, JobFailedError, ShareError, UsageError
+from mlflow_batchai.tracking import experiments
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
+    from mlflow.entities import Experiment, Run
+    from mlflow.tracking import MlflowClient
 
+    from mlflow_batchai.cluster.clusters import Cluster
+    from mlflow_batchai.documents.job import JobDocument
     from mlflow_batchai.follower.detached import Submitted
+    from mlflow_batchai.plan.planning import Terms
 
 STATES = ("queued", "running", "terminating", "succeeded", "failed", "terminated")
+DEFAULT_EXPERIMENT = "Default"
+MOST_RETRIES = 100  # as ``documents.batchai`` has it, whose import a command's help need not wait for
 
 
 def _state(job: Mapping[str, Any]) -> str:
@@ -36,9 +60,158 @@ COLUMNS: list[Column] = [
     ("State", _state),
     ("Exit code", "executionInfo.exitCode"),
 ]
+RANK_COLUMNS: list[Column] = [("Rank", "rank"), ("Node", "node"), ("Command", lambda rank: rank["argv"][-1])]
+
+job = Noun("job", experiment=True)
+_named = named("job")
 
 
-@command(COLUMNS, example="batchai job list -w vision -e digits --state running -o table", experiment=True)
+@job.verb("create", COLUMNS, example="batchai job create -n myjob -c nc6 -f job.json")
+@_named
+@click.option("-c", "--cluster", "cluster_name", metavar="NAME", help="Cluster, by name or id.  [the document's]")
+@click.option(
+    "-f", "--config-file", "file", required=True, metavar="FILE", type=click.Path(path_type=Path), help="Job document."
+)
+@mount_options
+@click.option("--retries", type=click.IntRange(0, MOST_RETRIES), default=0, help="How often it starts again if it fails.")
+@click.option("--min-nodes", type=click.IntRange(1), help="Nodes that are enough for that.  [all of the job's]")
+@click.option("--umask", type=click.Choice(["077", "022"]), default="077", help="The ranks'.", show_default=True)
+@click.option("--dry-run", is_flag=True, help="Only show what each node would run, with secrets masked.")
+def create(
+    scope: Scope,
+    name: str,
+    cluster_name: str | None,
+    file: Path,
+    mounts: MountOptions,
+    retries: int,
+    min_nodes: int | None,
+    umask: str,
+    dry_run: bool,
+) -> Any:
+    """Submit a Batch AI job document; returns at once, while the job is queued.
+
+    The document names the program (pythonScriptFilePath, commandLine); its arguments are the parameters of the MLflow run.
+    """
+    new_name(name, "job")
+    file = file.absolute()
+    mounts.use_account()
+    from mlflow_batchai.plan.planning import Terms
+
+    document = _read(file, mounts)
+    terms = Terms(retries, min_nodes, umask=umask)
+    written = document.properties.cluster
+    chosen = cluster_name or (written.name if written else None) or default("cluster")
+    chosen = short_name(chosen) if chosen else None
+    if dry_run:
+        return _described(scope, name, document, load_cluster(chosen), file, terms)
+    return _submitted(scope, name, document, chosen, file, terms)
+
+
+def _read(file: Path, mounts: MountOptions) -> JobDocument:
+    """The document with what the options mount besides."""
+    from mlflow_batchai.documents.job import parse_job
+    from mlflow_batchai.documents.reading import read
+
+    data = read(file)
+    properties = data.get("properties")
+    if isinstance(properties, Mapping) and isinstance(properties.get("mountVolumes", {}), Mapping | None):
+        data = {**data, "properties": {**properties, "mountVolumes": mounts.added_to(properties.get("mountVolumes"))}}
+    document, warnings = parse_job(data, str(file))
+    notice(*warnings)
+    return document
+
+
+def _described(scope: Scope, name: str, document: JobDocument, cluster: Cluster, file: Path, terms: Terms) -> Result:
+    """The job that would be started; neither the tracking store nor a node is asked."""
+    from mlflow_batchai.plan import dryrun, standalone
+
+    prepared = standalone.prepare(document, name, cluster, str(file), terms)
+    notice(*prepared.warnings)
+    standalone.check_script(prepared, document.properties, str(file))
+    found = dryrun.describe(prepared, cluster, scope.workspace, scope.experiment or DEFAULT_EXPERIMENT)
+    busy = {rank["node"] for rank in found["ranks"]}
+    idle = [{"rank": None, "node": node["node"], "argv": [""]} for node in found["nodes"] if node["node"] not in busy]
+    return Result(found, lambda: render([*found["ranks"], *idle], "table", RANK_COLUMNS))
+
+
+def _submitted(
+    scope: Scope, name: str, document: JobDocument, cluster_name: str | None, file: Path, terms: Terms
+) -> dict[str, Any]:
+    """Start the job, and show it."""
+    from mlflow_batchai.client import creating, jobview, runner
+    from mlflow_batchai.plan import standalone
+    from mlflow_batchai.plan.volumes import check_volumes
+    from mlflow_batchai.tracking import index, runs
+
+    store = tracking()
+    mlflow = runs.client(store)
+    experiment = _experiment(scope, mlflow)
+    workspace = scope.workspace if scope.workspace_given else experiments.workspace_of(experiment)
+    if index.jobs(mlflow, 1, experiments=[experiment.experiment_id], name=name, workspace=workspace):
+        raise UsageError(
+            f"there is a job '{name}' in experiment '{experiment.name}' already; choose another name, or delete it first"
+            f" (batchai job delete {name})"
+        )
+    cluster = load_cluster(cluster_name)
+    prepared = standalone.prepare(document, name, cluster, str(file), terms)
+    notice(*prepared.warnings)
+    check_volumes(prepared.plan.volumes, cluster)
+    standalone.check_script(prepared, document.properties, str(file))
+    notice(*cluster.engine.check(prepared.plan.node_count, prepared.needs))
+    request = creating.RunRequest(
+        store,
+        experiment.experiment_id,
+        experiment.name,
+        workspace,
+        runs.document_tags(file, runner.user()),
+        name,
+        resource_group=scope.resource_group,
+        unique=True,
+    )
+    return jobview.view(creating.submit(prepared.with_tools(cluster.engine.lacking), cluster, request))
+
+
+def _experiment(scope: Scope, mlflow: MlflowClient) -> Experiment:
+    """MLflow's experiment of that name, which must not be another workspace's."""
+    if scope.workspace_given:
+        workspaces.find(scope.workspace)
+    found = experiments.find(mlflow, scope.experiment or DEFAULT_EXPERIMENT)
+    if scope.workspace_given and found.tags.get(experiments.TAG_WORKSPACE, scope.workspace) != scope.workspace:
+        return experiments.find(mlflow, found.name, scope.workspace)
+    return found
+
+
+@job.verb("show", COLUMNS, example="batchai job show digits-3f2a1c --query executionState")
+@_named
+def show(scope: Scope, name: str) -> Any:
+    """A job: its state, errors, nodes, and where its files lie."""
+    from mlflow_batchai.client import jobview
+
+    found, run = _found(scope, name)
+    if found is None:
+        notice(f"the folder of job {run.data.tags['batchai.job']} is gone; this is what its run says")
+        return jobview.summary(run)
+    shown = jobview.view(found)
+    if shown["follower"]["state"] == "none":
+        why, attach = shown["follower"]["trouble"], f"batchai job attach {shown['name']}"
+        notice(why if why and attach in why else f"{why or f'nobody relays job {name} into its run'}: {attach}")
+    return shown
+
+
+def _found(scope: Scope, name: str) -> tuple[Submitted | None, Run]:
+    """A job and its run; no job if the run has ended and the job's folder is gone."""
+    from mlflow_batchai.client import lookup
+
+    run, store = find_run(scope, name)
+    try:
+        return lookup.of_run(run, store), run
+    except lookup.NoFolderError as lost:
+        if not lost.run_ended:
+            raise
+        return None, run
+
+
+@job.verb("list", COLUMNS, example="batchai job list -w vision -e digits --state running -o table")
 @click.option("-c", "--cluster", metavar="NAME", help="Only jobs of this cluster.")
 @click.option("--state", type=click.Choice(STATES), help="Only jobs in this state.")
 @click.option("-n", "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="The newest N of them.")
@@ -49,19 +222,15 @@ def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, 
     from mlflow.exceptions import MlflowException
 
     from mlflow_batchai.client import jobview
-    from mlflow_batchai.cluster import workspaces
-    from mlflow_batchai.tracking import experiments, index, runs
+    from mlflow_batchai.tracking import index, runs
 
     store = tracking()
     mlflow = runs.client(store)
-    if scope.experiment_given:
-        found = experiments.find(mlflow, scope.experiment)
-        names = {found.experiment_id: found.name}
-    else:
-        names = {entry.experiment_id: entry.name for entry in experiments.every(mlflow)}
+    searched = [experiments.find(mlflow, scope.experiment)] if scope.experiment_given else experiments.every(mlflow)
+    names = {entry.experiment_id: entry.name for entry in searched}
     wanted = {
         "workspace": scope.workspace if scope.workspace_given else None,
-        "cluster": cluster.rstrip("/").rpartition("/")[2] if cluster else None,
+        "cluster": short_name(cluster) if cluster else None,
         "state": state,
     }
     listed: list[Run] = []
@@ -88,59 +257,23 @@ def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, 
     return [jobview.summary(run, names.get(run.info.experiment_id)) for run in listed]
 
 
-@command(COLUMNS, example="batchai job show digits-3f2a1c --query executionState", experiment=True)
-@named("job")
-def show(scope: Scope, name: str) -> Any:
-    """A job: its state, errors, nodes, and where its files lie."""
-    from mlflow_batchai.client import jobview, lookup
-
-    run, store = find_run(scope, name)
-    try:
-        shown = jobview.view(lookup.of_run(run, store))
-    except lookup.NoFolderError as lost:
-        if not lost.run_ended:
-            raise
-        notice(f"the folder of job {lost.name} is gone; this is what its run says")
-        return jobview.summary(run)
-    if shown["follower"]["state"] == "none":
-        why, attach = shown["follower"]["trouble"], f"batchai job attach {shown['name']}"
-        notice(why if why and attach in why else f"{why or f'nobody relays job {name} into its run'}: {attach}")
-    return shown
-
-
-@command(example="batchai job wait digits-3f2a1c", experiment=True)
-@named("job")
+@job.verb("wait", example="batchai job wait digits-3f2a1c")
+@_named
 @click.option("--interval", type=click.IntRange(1), default=15, help="Accepted as `az` had it; a job's end is noticed sooner.")
 def wait(scope: Scope, name: str, interval: int) -> None:
     """Wait for a job's end; the exit code is the job's, and never 0 for one that did not succeed.
 
     Ctrl-C leaves the job running.
     """
-    from mlflow_batchai.client import lookup, runner
+    from mlflow_batchai.client import jobview, runner
     from mlflow_batchai.follower import detached
 
-    run, store = find_run(scope, name)
-    try:
-        found = lookup.of_run(run, store)
-    except lookup.NoFolderError as lost:
-        if not lost.run_ended:
-            raise
-        _told(run)
+    found, run = _found(scope, name)
+    if found is not None:
+        detached.ensure_follower(found)
+        runner.outcome(found, runner.wait(found, notice))
+        notice(f"job {found.job.name} succeeded")
         return
-    detached.ensure_follower(found)
-    runner.outcome(found, runner.wait(found, notice))
-    notice(f"job {found.job.name} succeeded")
-
-
-def _told(run: Run) -> None:
-    """How a job ended whose folder is gone.
-
-    Raises:
-        JobFailedError: it did not succeed.
-    """
-    from mlflow_batchai.client import jobview
-    from mlflow_batchai.errors import JobFailedError
-
     known = jobview.summary(run)
     if run.info.status != "FINISHED":
         why = "was terminated" if jobview.is_terminated(known) else "failed"
@@ -148,14 +281,46 @@ def _told(run: Run) -> None:
     notice(f"job {known['name']} succeeded")
 
 
-@command(example="batchai job terminate digits-3f2a1c -y", experiment=True)
-@named("job")
+job.add_command(attach, "attach")
+
+
+@job.verb("logs", example="batchai job logs -f digits-3f2a1c --rank 3")
+@_named
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@click.option("--rank", type=click.IntRange(0), metavar="N", help="Only what this rank wrote.  [all, joined]")
+@click.option("--stderr", is_flag=True, help="Standard error instead of standard output.")
+@of_attempt
+def logs(scope: Scope, name: str, follow: bool, rank: int | None, stderr: bool, attempt: int | None) -> None:
+    """A job's output so far, of all ranks or of one. Ctrl-C leaves the job running."""
+    from mlflow_batchai.job import streams
+    from mlflow_batchai.tracking import outputs
+
+    found = find_job(scope, name, attempt)
+    job = found.job
+    ranks = job.plan.ranks
+    if rank is not None and rank >= ranks:
+        raise UsageError(f"--rank {rank}: job {job.name} has {ranks} rank{'s' * (ranks > 1)}, numbered from 0")
+    file = outputs.log_name(job, rank, "stderr" if stderr else "stdout")
+    if follow:
+        show_text(growing(found, outputs.LOGS, file, required=False), job.name)
+        return
+    place = outputs.directory(job, outputs.LOGS)
+    state = job.state()
+    ended = state.ended or state.next_attempt is not None
+    tail = streams.Tail(place.share, place.inside(file))
+    show_text(streams.so_far(tail, ended), job.name)
+    if not tail.found:
+        notice(f"job {job.name} has written no {file}{'' if ended else ' yet'}")
+
+
+@job.verb("terminate", example="batchai job terminate digits-3f2a1c -y")
+@_named
 @confirmed
 @click.option("--no-wait", is_flag=True, help="Return before the job has ended.")
 def terminate(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     """End a job: its ranks are gone and its run is KILLED when this returns. One that has ended stays as it is."""
-    from mlflow_batchai.client import lookup, runner
-    from mlflow_batchai.follower import changed, detached
+    from mlflow_batchai.client import lookup
+    from mlflow_batchai.follower import changed
 
     run, store = find_run(scope, name)
     try:
@@ -175,25 +340,37 @@ def terminate(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
         return
     if found.job.state().ended:
         notice(f"job {found.job.name} has ended already")
-        # Its run may not have: whoever relayed it may be gone.
-        detached.ensure_follower(found)
-        if not no_wait:
-            runner.wait(found, notice)
+        _end(found, None, no_wait)
         return
     ask(f"Terminate job {found.job.name}?", yes)
-    state = _end(found, "batchai job terminate", no_wait)
-    if state is not None:
+    if (state := _end(found, "batchai job terminate", no_wait)) is not None:
         notice(f"job {found.job.name}: {state.execution_state} ({state.reason or state.error_code})")
 
 
-@command(example="batchai job delete digits-3f2a1c -y", experiment=True)
-@named("job")
+@job.verb("retry", COLUMNS, example="batchai job retry digits-3f2a1c")
+@_named
+def retry(scope: Scope, name: str) -> Any:
+    """Run a job that has not succeeded once more: the same plan, run and output directories, in a new attempt.
+
+    Returns when its agents wait for their nodes. A script that finds its checkpoint in its output directory goes on from there;
+    the logs of earlier attempts are kept. The values of the document's secrets are taken from variables BATCHAI_SECRET_<NAME>.
+    """
+    from mlflow_batchai.client import attempts, jobview
+
+    found = find_job(scope, name)
+    attempts.retry(found, load_cluster(found.job.plan.cluster), notice)
+    notice(f"job {found.job.name}: attempt {found.job.attempt} is on its way; batchai job attach {found.job.name}")
+    return jobview.view(found)
+
+
+@job.verb("delete", example="batchai job delete digits-3f2a1c -y")
+@_named
 @confirmed
 @click.option("--no-wait", is_flag=True, help="Return before a job that runs has ended.")
 def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     """End a job and delete its run, which MLflow can restore until `mlflow gc`. Its files stay until `batchai gc`."""
-    from mlflow_batchai.client import jobview, lookup, runner
-    from mlflow_batchai.follower import changed, detached
+    from mlflow_batchai.client import jobview, lookup
+    from mlflow_batchai.follower import changed
     from mlflow_batchai.tracking import runs
 
     run, store = find_run(scope, name)
@@ -203,11 +380,9 @@ def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     try:
         found = lookup.of_run(run, store)
         files = f"its files stay at {jobview.address(found.job.share, found.job.folder)} until `batchai gc`"
-        if not found.job.state().ended:
-            _end(found, "batchai job delete", no_wait)
-        elif not no_wait:
-            detached.ensure_follower(found)
-            runner.wait(found, notice)
+        ended = found.job.state().ended
+        if not (ended and no_wait):
+            _end(found, None if ended else "batchai job delete", no_wait)
     except lookup.NoFolderError:
         pass
     except JobChangedError as error:
@@ -221,14 +396,26 @@ def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     notice(f"job {job} is deleted; {files}; its run is in MLflow's trash (mlflow runs restore --run-id {run_id})")
 
 
-def _end(found: Submitted, why: str, no_wait: bool) -> Any:
-    """Have a job end; its state then, None if that isn't waited for."""
+def _end(found: Submitted, why: str | None, no_wait: bool) -> Any:
+    """Bring a job and its run to their end.
+
+    Args:
+        why: for the job's log; None: the job has ended, and only its run may not have, if nobody relays the job any more.
+
+    Returns:
+        The job's state then; None if that isn't waited for.
+    """
     from mlflow_batchai.client import runner
     from mlflow_batchai.follower import detached
 
-    runner.cancel(found, why)
-    if not found.job.is_trusted:
-        notice(f"job {found.job.name} was asked to end; its run is brought to its end by who has submitted it")
-        return None
+    if why is not None:
+        runner.cancel(found, why)
+        if not found.job.is_trusted:
+            notice(f"job {found.job.name} was asked to end; its run is brought to its end by who has submitted it")
+            return None
     detached.ensure_follower(found)
     return None if no_wait else runner.wait(found, notice)
+
+
+job.add_command(job_file)
+job.add_command(job_node)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from mlflow_batchai.cli.job_lookup import find_job, find_run
+from mlflow_batchai.cli.lookup import find_job, find_run
 from mlflow_batchai.cli.options import Scope, ask, command, confirmed, named, notice, tracking
-from mlflow_batchai.cli.output import Column, Incomplete, echo
+from mlflow_batchai.cli.output import Column, Result, echo
+from mlflow_batchai.cli.sweep import driver_of
 from mlflow_batchai.errors import BatchAIError
 from mlflow_batchai.terminal import printable
 
@@ -118,7 +119,7 @@ def _who(follower: Glance, job: str) -> str:
     return ""
 
 
-def _attach_all(waits: bool) -> list[dict[str, Any]] | Incomplete:
+def _attach_all(waits: bool) -> Result:
     from mlflow_batchai.client import orphans
     from mlflow_batchai.tracking import index
 
@@ -134,13 +135,12 @@ def _attach_all(waits: bool) -> list[dict[str, Any]] | Incomplete:
         for charge in orphans.wait(charges, notice):
             _said(charge)
     _end_sweeps(store)
-    rows = [charge.row() for charge in charges]
-    return Incomplete(rows) if any(charge.result is orphans.Result.UNSEEN for charge in charges) else rows
+    seen = all(charge.result is not orphans.Result.UNSEEN for charge in charges)
+    return Result([charge.row() for charge in charges], complete=seen)
 
 
 def _end_sweeps(store: Tracking) -> None:
     """Runs of sweeps whose jobs have all ended are ended too; of the others it is said what they wait for."""
-    from mlflow_batchai.cli.sweep import driver_of
     from mlflow_batchai.sweep import sweeps
     from mlflow_batchai.tracking import runs
 
