@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -95,8 +92,7 @@ class Noun(click.Group):
             formatter.write_dl(self.summaries())
 
 
-@dataclass(frozen=True)
-class Scope:
+class Scope(NamedTuple):
     """Where names are looked for.
 
     Attributes:
@@ -189,6 +185,8 @@ def gathered(dest: str, make: Callable[..., Any], *options: Callable[[Any], Any]
     def decorate(function: F) -> F:
         @functools.wraps(function)
         def run(*arguments: Any, **values: Any) -> Any:
+            import inspect  # help need not wait for it
+
             given = {name: values.pop(name) for name in inspect.signature(make).parameters}
             return function(*arguments, **values, **{dest: make(**given)})
 
@@ -282,6 +280,8 @@ def notice(*sentences: str) -> None:
 
 def tracking() -> Tracking:
     """The tracking store: MLFLOW_TRACKING_URI, or MLflow's own default."""
+    import logging
+
     from mlflow import get_tracking_uri
 
     # It tells of every table that it makes in a new store.
