@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Iterable, Iterator
 from typing import TextIO
@@ -65,6 +67,18 @@ def safe_pieces(pieces: Iterable[str]) -> Iterator[str]:
 def fit(text: str, stream: TextIO) -> str:
     """Text as a stream may have it: ``safe`` for a terminal, and as it is for anything else."""
     return safe(text) if stream.isatty() else text
+
+
+def writable(text: str, stream: TextIO) -> str:
+    """Text in which what the stream's encoding lacks is escaped."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def silence(stream: TextIO) -> None:
+    """Send what is left in a stream that can't be written (``| head``) nowhere: it must not fail once more at the end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _begun(text: str) -> str:

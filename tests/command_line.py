@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,7 +36,8 @@ class Cli:
         self.world = world
 
     def __call__(self, *arguments: str | Path, **environment: str) -> Said:
-        """Run a command to its end; standard input is no terminal."""
+        """Run a command to its end, given as words or as one line; standard input is no terminal."""
+        words = shlex.split(str(arguments[0])) if len(arguments) == 1 else map(str, arguments)
         out, err = io.StringIO(), io.StringIO()
         options._noticed.clear()
         before, cwd, argv = dict(os.environ), Path.cwd(), sys.argv
@@ -43,7 +45,7 @@ class Cli:
             os.environ.clear()
             os.environ.update({**self.world.environment, **environment})
             os.chdir(self.world.cwd)
-            sys.argv = ["batchai", *(str(argument) for argument in arguments)]
+            sys.argv = ["batchai", *words]
             try:
                 main()
             except SystemExit as ended:

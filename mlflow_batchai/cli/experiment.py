@@ -6,9 +6,11 @@ from typing import Any
 
 import click
 
-from mlflow_batchai.cli.options import Scope, ask, command, confirmed, named, new_name, tracking
+from mlflow_batchai.cli.options import Noun, Scope, ask, confirmed, named, new_name, tracking
 from mlflow_batchai.cli.output import Column
+from mlflow_batchai.cluster import workspaces
 from mlflow_batchai.errors import UsageError
+from mlflow_batchai.tracking import experiments
 
 COLUMNS: list[Column] = [
     ("Name", "name"),
@@ -17,6 +19,8 @@ COLUMNS: list[Column] = [
     ("State", "provisioningState"),
 ]
 
+experiment = Noun("experiment")
+
 
 def _client() -> Any:
     from mlflow_batchai.tracking import runs
@@ -24,38 +28,31 @@ def _client() -> Any:
     return runs.client(tracking())
 
 
-@command(COLUMNS, example="batchai experiment create -n digits -w vision")
+@experiment.verb("create", COLUMNS, example="batchai experiment create -n digits -w vision")
 @named("experiment")
 def create(scope: Scope, name: str) -> Any:
     """Make an experiment in a workspace. One that is there already is shown."""
-    from mlflow_batchai.cluster import workspaces
-    from mlflow_batchai.tracking import experiments
-
     new_name(name, "experiment")
     workspaces.find(scope.workspace)
     return experiments.view(experiments.create(_client(), name, scope.workspace, scope.resource_group))
 
 
-@command(COLUMNS, example="batchai experiment show digits")
+@experiment.verb("show", COLUMNS, example="batchai experiment show digits")
 @named("experiment")
 def show(scope: Scope, name: str) -> Any:
     """An experiment: where it stands, and MLflow's id of it."""
-    from mlflow_batchai.tracking import experiments
-
     return experiments.view(experiments.find(_client(), name, _workspace(scope)))
 
 
-@command(COLUMNS, example="batchai experiment list -w vision -o table")
+@experiment.verb("list", COLUMNS, example="batchai experiment list -w vision -o table")
 def list_experiments(scope: Scope) -> Any:
     """The experiments of a workspace; of all workspaces if none is named."""
-    from mlflow_batchai.tracking import experiments
-
     wanted = _workspace(scope)
     found = [experiments.view(experiment) for experiment in experiments.every(_client())]
     return [row for row in found if wanted in (None, row["workspace"])]
 
 
-@command(example="batchai experiment delete digits -y")
+@experiment.verb("delete", example="batchai experiment delete digits -y")
 @named("experiment")
 @confirmed
 @click.option("--no-wait", is_flag=True, help="Has no effect: nothing has to be waited for.")
@@ -66,7 +63,7 @@ def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     """
     from mlflow.exceptions import MlflowException
 
-    from mlflow_batchai.tracking import experiments, index, runs
+    from mlflow_batchai.tracking import index, runs
 
     mlflow = _client()
     found = experiments.find(mlflow, name, _workspace(scope))
@@ -82,6 +79,4 @@ def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
 
 def _workspace(scope: Scope) -> str | None:
     """The workspace that the person named, which must be there."""
-    from mlflow_batchai.cluster import workspaces
-
     return str(workspaces.find(scope.workspace)["name"]) if scope.workspace_given else None

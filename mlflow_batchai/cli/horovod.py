@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-import time
+from collections.abc import Callable, Iterator
 
 import click
 
 from mlflow_batchai import horovod_wheel
+from mlflow_batchai.cli.options import Noun
 from mlflow_batchai.client import signals
 from mlflow_batchai.errors import HorovodBuildError
 
+horovod = Noun("horovod")
 
-@click.command(
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Example: batchai horovod build --framework torch --cuda-arch 80,90",
-)
+
+@horovod.plain_verb("build", "batchai horovod build --framework torch --cuda-arch 80,90")
 @click.option(
     "--python",
     metavar="PATH",
@@ -54,48 +55,36 @@ def build(python: str, framework: str, gpu: bool | None, cuda_arch: str, source:
     and the next call with the same interpreter and framework prints its path at once. Nothing is installed
     into the interpreter. Horovod's build variables (HOROVOD_GPU_OPERATIONS, ...) are honoured.
     """
-    line = ProgressLine()
+    architectures = cuda_arch.split(",")
     try:
-        with signals.raised():  # compilers would go on for minutes
+        with signals.raised(), _progress() as show:  # compilers would go on for minutes
             path = horovod_wheel.build(
-                python,
-                framework,
-                out=out,
-                progress=line.show,
-                gpu=gpu,
-                architectures=cuda_arch.split(","),
-                source=source,
+                python, framework, out=out, progress=show, gpu=gpu, architectures=architectures, source=source
             )
     except horovod_wheel.HorovodBuildError as error:
         raise HorovodBuildError(str(error)) from error
-    finally:
-        line.end()
     click.echo(path)
 
 
-class ProgressLine:
-    """One line on standard error that changes in place; if that is no terminal, a line for each step."""
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """What shows a few words of progress on standard error: in one line with the time on a terminal, else a line a step."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._start = time.monotonic()
-        self._width = 0
-        self._step = ""
+        words = TextColumn("Horovod: {task.description}", markup=False)
+        with Progress(words, TimeElapsedColumn(), console=Console(stderr=True, highlight=False)) as line:
+            task = line.add_task("")
+            yield lambda text: line.update(task, description=text)
+        return
+    told = ""
 
-    def show(self, text: str) -> None:
-        """Show a few words of progress, with the minutes and seconds since the start."""
-        if not self._terminal:
-            step = text.rstrip("% 0123456789") if text.endswith("%") else text
-            if step != self._step:
-                click.echo(f"Horovod: {step}", err=True)
-            self._step = step
-            return
-        minutes, seconds = divmod(int(time.monotonic() - self._start), 60)
-        line = f"Horovod: {text} ({minutes}:{seconds:02d})"
-        click.echo("\r" + line.ljust(self._width), nl=False, err=True)
-        self._width = len(line)
+    def tell(text: str) -> None:
+        nonlocal told
+        step = text.rstrip("% 0123456789") if text.endswith("%") else text
+        if step != told:
+            click.echo(f"Horovod: {step}", err=True)
+        told = step
 
-    def end(self) -> None:
-        """Leave the line, so that what is printed next starts on its own."""
-        if self._width:
-            click.echo(err=True)
+    yield tell

@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from mlflow_batchai.cli.job_lookup import find_run
-from mlflow_batchai.cli.options import Scope, ask, command, confirmed, named, notice, tracking
-from mlflow_batchai.cli.output import Column
-from mlflow_batchai.errors import JobChangedError, ShareError, UsageError
+from mlflow_batchai.cli.file import growing, job_file, show_text
+from mlflow_batchai.cli.lookup import find_job, find_run, load_cluster, of_attempt, short_name
+from mlflow_batchai.cli.node import job_node
+from mlflow_batchai.cli.options import (
+    MountOptions,
+    Noun,
+    Scope,
+    ask,
+    confirmed,
+    mount_options,
+    named,
+    new_name,
+    notice,
+    tracking,
+)
+from mlflow_batchai.cli.output import Column, Result, echo, render
+from mlflow_batchai.cli.sweep import driver_of
+from mlflow_batchai.cluster import workspaces
+from mlflow_batchai.config import default
+from mlflow_batchai.errors import BatchAIError, JobChangedError, JobFailedError, ShareError, UsageError
+from mlflow_batchai.terminal import printable
+from mlflow_batchai.tracking import experiments
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
+    from mlflow.entities import Experiment, Run
+    from mlflow.tracking import MlflowClient
 
+    from mlflow_batchai.client.orphans import Charge
+    from mlflow_batchai.cluster.clusters import Cluster
+    from mlflow_batchai.documents.job import JobDocument
     from mlflow_batchai.follower.detached import Submitted
+    from mlflow_batchai.job.lease import Glance
+    from mlflow_batchai.plan.planning import Terms
+    from mlflow_batchai.tracking.runs import Tracking
 
 STATES = ("queued", "running", "terminating", "succeeded", "failed", "terminated")
+DEFAULT_EXPERIMENT = "Default"
+_SCOPE = {"group_": "-g", "workspace_": "-w", "experiment_": "-e"}
+MOST_RETRIES = 100  # as ``documents.batchai`` has it, whose import a command's help need not wait for
 
 
 def _state(job: Mapping[str, Any]) -> str:
@@ -36,9 +67,160 @@ COLUMNS: list[Column] = [
     ("State", _state),
     ("Exit code", "executionInfo.exitCode"),
 ]
+RANK_COLUMNS: list[Column] = [("Rank", "rank"), ("Node", "node"), ("Command", lambda rank: rank["argv"][-1])]
+ATTACH_COLUMNS: list[Column] = [("Name", "name"), ("Run", "runId"), ("State", "executionState"), ("Result", "detail")]
+
+job = Noun("job", experiment=True)
+_named = named("job")
 
 
-@command(COLUMNS, example="batchai job list -w vision -e digits --state running -o table", experiment=True)
+@job.verb("create", COLUMNS, example="batchai job create -n myjob -c nc6 -f job.json")
+@_named
+@click.option("-c", "--cluster", "cluster_name", metavar="NAME", help="Cluster, by name or id.  [the document's]")
+@click.option(
+    "-f", "--config-file", "file", required=True, metavar="FILE", type=click.Path(path_type=Path), help="Job document."
+)
+@mount_options
+@click.option("--retries", type=click.IntRange(0, MOST_RETRIES), default=0, help="How often it starts again if it fails.")
+@click.option("--min-nodes", type=click.IntRange(1), help="Nodes that are enough for that.  [all of the job's]")
+@click.option("--umask", type=click.Choice(["077", "022"]), default="077", help="The ranks'.", show_default=True)
+@click.option("--dry-run", is_flag=True, help="Only show what each node would run, with secrets masked.")
+def create(
+    scope: Scope,
+    name: str,
+    cluster_name: str | None,
+    file: Path,
+    mounts: MountOptions,
+    retries: int,
+    min_nodes: int | None,
+    umask: str,
+    dry_run: bool,
+) -> Any:
+    """Submit a Batch AI job document; returns at once, while the job is queued.
+
+    The document names the program (pythonScriptFilePath, commandLine); its arguments are the parameters of the MLflow run.
+    """
+    new_name(name, "job")
+    file = file.absolute()
+    mounts.use_account()
+    from mlflow_batchai.plan.planning import Terms
+
+    document = _read(file, mounts)
+    terms = Terms(retries, min_nodes, umask=umask)
+    written = document.properties.cluster
+    chosen = cluster_name or (written.name if written else None) or default("cluster")
+    chosen = short_name(chosen) if chosen else None
+    if dry_run:
+        return _described(scope, name, document, load_cluster(chosen), file, terms)
+    return _submitted(scope, name, document, chosen, file, terms)
+
+
+def _read(file: Path, mounts: MountOptions) -> JobDocument:
+    """The document with what the options mount besides."""
+    from mlflow_batchai.documents.job import parse_job
+    from mlflow_batchai.documents.reading import read
+
+    data = read(file)
+    properties = data.get("properties")
+    if isinstance(properties, Mapping) and isinstance(properties.get("mountVolumes", {}), Mapping | None):
+        data = {**data, "properties": {**properties, "mountVolumes": mounts.added_to(properties.get("mountVolumes"))}}
+    document, warnings = parse_job(data, str(file))
+    notice(*warnings)
+    return document
+
+
+def _described(scope: Scope, name: str, document: JobDocument, cluster: Cluster, file: Path, terms: Terms) -> Result:
+    """The job that would be started; neither the tracking store nor a node is asked."""
+    from mlflow_batchai.plan import dryrun, standalone
+
+    prepared = standalone.prepare(document, name, cluster, str(file), terms)
+    notice(*prepared.warnings)
+    standalone.check_script(prepared, document.properties, str(file))
+    found = dryrun.describe(prepared, cluster, scope.workspace, scope.experiment or DEFAULT_EXPERIMENT)
+    busy = {rank["node"] for rank in found["ranks"]}
+    idle = [{"rank": None, "node": node["node"], "argv": [""]} for node in found["nodes"] if node["node"] not in busy]
+    return Result(found, lambda: render([*found["ranks"], *idle], "table", RANK_COLUMNS))
+
+
+def _submitted(
+    scope: Scope, name: str, document: JobDocument, cluster_name: str | None, file: Path, terms: Terms
+) -> dict[str, Any]:
+    """Start the job, and show it."""
+    from mlflow_batchai.client import creating, jobview, runner
+    from mlflow_batchai.plan import standalone
+    from mlflow_batchai.plan.volumes import check_volumes
+    from mlflow_batchai.tracking import index, runs
+
+    store = tracking()
+    mlflow = runs.client(store)
+    experiment = _experiment(scope, mlflow)
+    workspace = scope.workspace if scope.workspace_given else experiments.workspace_of(experiment)
+    if index.jobs(mlflow, 1, experiments=[experiment.experiment_id], name=name, workspace=workspace):
+        raise UsageError(
+            f"there is a job '{name}' in experiment '{experiment.name}' already; choose another name, or delete it first"
+            f" (batchai job delete {name})"
+        )
+    cluster = load_cluster(cluster_name)
+    prepared = standalone.prepare(document, name, cluster, str(file), terms)
+    notice(*prepared.warnings)
+    check_volumes(prepared.plan.volumes, cluster)
+    standalone.check_script(prepared, document.properties, str(file))
+    checked = cluster.engine.check(prepared.plan.node_count, prepared.needs)
+    notice(*checked.warnings)
+    request = creating.RunRequest(
+        store,
+        experiment.experiment_id,
+        experiment.name,
+        workspace,
+        runs.document_tags(file, runner.user()),
+        name,
+        resource_group=scope.resource_group,
+        unique=True,
+    )
+    return jobview.view(creating.submit(prepared.with_tools(checked.missing), cluster, request))
+
+
+def _experiment(scope: Scope, mlflow: MlflowClient) -> Experiment:
+    """MLflow's experiment of that name, which must not be another workspace's."""
+    if scope.workspace_given:
+        workspaces.find(scope.workspace)
+    found = experiments.find(mlflow, scope.experiment or DEFAULT_EXPERIMENT)
+    if scope.workspace_given and found.tags.get(experiments.TAG_WORKSPACE, scope.workspace) != scope.workspace:
+        return experiments.find(mlflow, found.name, scope.workspace)
+    return found
+
+
+@job.verb("show", COLUMNS, example="batchai job show digits-3f2a1c --query executionState")
+@_named
+def show(scope: Scope, name: str) -> Any:
+    """A job: its state, errors, nodes, and where its files lie."""
+    from mlflow_batchai.client import jobview
+
+    found, run = _found(scope, name)
+    if found is None:
+        notice(f"the folder of job {run.data.tags['batchai.job']} is gone; this is what its run says")
+        return jobview.summary(run)
+    shown = jobview.view(found)
+    if shown["follower"]["state"] == "none":
+        why, attach = shown["follower"]["trouble"], f"batchai job attach {shown['name']}"
+        notice(why if why and attach in why else f"{why or f'nobody relays job {name} into its run'}: {attach}")
+    return shown
+
+
+def _found(scope: Scope, name: str) -> tuple[Submitted | None, Run]:
+    """A job and its run; no job if the run has ended and the job's folder is gone."""
+    from mlflow_batchai.client import lookup
+
+    run, store = find_run(scope, name)
+    try:
+        return lookup.of_run(run, store), run
+    except lookup.NoFolderError as lost:
+        if not lost.run_ended:
+            raise
+        return None, run
+
+
+@job.verb("list", COLUMNS, example="batchai job list -w vision -e digits --state running -o table")
 @click.option("-c", "--cluster", metavar="NAME", help="Only jobs of this cluster.")
 @click.option("--state", type=click.Choice(STATES), help="Only jobs in this state.")
 @click.option("-n", "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="The newest N of them.")
@@ -49,19 +231,15 @@ def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, 
     from mlflow.exceptions import MlflowException
 
     from mlflow_batchai.client import jobview
-    from mlflow_batchai.cluster import workspaces
-    from mlflow_batchai.tracking import experiments, index, runs
+    from mlflow_batchai.tracking import index, runs
 
     store = tracking()
     mlflow = runs.client(store)
-    if scope.experiment_given:
-        found = experiments.find(mlflow, scope.experiment)
-        names = {found.experiment_id: found.name}
-    else:
-        names = {entry.experiment_id: entry.name for entry in experiments.every(mlflow)}
+    searched = [experiments.find(mlflow, scope.experiment)] if scope.experiment_given else experiments.every(mlflow)
+    names = {entry.experiment_id: entry.name for entry in searched}
     wanted = {
         "workspace": scope.workspace if scope.workspace_given else None,
-        "cluster": cluster.rstrip("/").rpartition("/")[2] if cluster else None,
+        "cluster": short_name(cluster) if cluster else None,
         "state": state,
     }
     listed: list[Run] = []
@@ -88,59 +266,23 @@ def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, 
     return [jobview.summary(run, names.get(run.info.experiment_id)) for run in listed]
 
 
-@command(COLUMNS, example="batchai job show digits-3f2a1c --query executionState", experiment=True)
-@named("job")
-def show(scope: Scope, name: str) -> Any:
-    """A job: its state, errors, nodes, and where its files lie."""
-    from mlflow_batchai.client import jobview, lookup
-
-    run, store = find_run(scope, name)
-    try:
-        shown = jobview.view(lookup.of_run(run, store))
-    except lookup.NoFolderError as lost:
-        if not lost.run_ended:
-            raise
-        notice(f"the folder of job {lost.name} is gone; this is what its run says")
-        return jobview.summary(run)
-    if shown["follower"]["state"] == "none":
-        why, attach = shown["follower"]["trouble"], f"batchai job attach {shown['name']}"
-        notice(why if why and attach in why else f"{why or f'nobody relays job {name} into its run'}: {attach}")
-    return shown
-
-
-@command(example="batchai job wait digits-3f2a1c", experiment=True)
-@named("job")
+@job.verb("wait", example="batchai job wait digits-3f2a1c")
+@_named
 @click.option("--interval", type=click.IntRange(1), default=15, help="Accepted as `az` had it; a job's end is noticed sooner.")
 def wait(scope: Scope, name: str, interval: int) -> None:
     """Wait for a job's end; the exit code is the job's, and never 0 for one that did not succeed.
 
     Ctrl-C leaves the job running.
     """
-    from mlflow_batchai.client import lookup, runner
+    from mlflow_batchai.client import jobview, runner
     from mlflow_batchai.follower import detached
 
-    run, store = find_run(scope, name)
-    try:
-        found = lookup.of_run(run, store)
-    except lookup.NoFolderError as lost:
-        if not lost.run_ended:
-            raise
-        _told(run)
+    found, run = _found(scope, name)
+    if found is not None:
+        detached.ensure_follower(found)
+        runner.outcome(found, runner.wait(found, notice))
+        notice(f"job {found.job.name} succeeded")
         return
-    detached.ensure_follower(found)
-    runner.outcome(found, runner.wait(found, notice))
-    notice(f"job {found.job.name} succeeded")
-
-
-def _told(run: Run) -> None:
-    """How a job ended whose folder is gone.
-
-    Raises:
-        JobFailedError: it did not succeed.
-    """
-    from mlflow_batchai.client import jobview
-    from mlflow_batchai.errors import JobFailedError
-
     known = jobview.summary(run)
     if run.info.status != "FINISHED":
         why = "was terminated" if jobview.is_terminated(known) else "failed"
@@ -148,14 +290,176 @@ def _told(run: Run) -> None:
     notice(f"job {known['name']} succeeded")
 
 
-@command(example="batchai job terminate digits-3f2a1c -y", experiment=True)
-@named("job")
+@job.verb("attach", ATTACH_COLUMNS, example="batchai job attach digits-3f2a1c")
+@named("job", optional=True)
+@click.option("--new", "only_new", is_flag=True, help="Only output that comes from now on.")
+@click.option("--all", "every", is_flag=True, help="Give each of your jobs that has not ended a follower, if it has none.")
+@click.option("--wait", "waits", is_flag=True, help="With --all: until all of them have ended.")
+@click.option(
+    "--trust", "trusts", is_flag=True, help="Obey the plan of a job that was signed with another key, once it was shown."
+)
+@confirmed
+def attach(scope: Scope, name: str | None, only_new: bool, every: bool, waits: bool, trusts: bool, yes: bool) -> Any:
+    """Show a job's output and progress until it has ended; exit code 0 only if it succeeds.
+
+    It can be any job whose share this machine sees, by its name or its run id. If nobody relays it into MLflow any more, that
+    goes on from here, if it is yours: signed with your key, which a second machine of yours gets by `batchai key import`. For a
+    job of another key --trust shows what its plan would have this machine open, and asks. Ctrl-C leaves the job running;
+    `batchai job terminate` ends it.
+
+    With --all, for cron: all jobs of yours in the tracking store, in whatever experiment, as your key's signature says. Those
+    that nobody relays any more get a follower on this machine; no output is shown. Sweeps whose jobs have all ended are ended.
+    Exit code 1 if some jobs can't be looked at from here.
+    """
+    from mlflow_batchai.client import runner
+    from mlflow_batchai.client.console import JobConsole
+    from mlflow_batchai.client.signals import Signals
+    from mlflow_batchai.follower import detached
+
+    if every:
+        _refuse(name, only_new, trusts)
+        return _attach_all(waits)
+    if waits:
+        raise click.UsageError("--wait belongs to --all; without that, attach always stays until the job has ended")
+    if not name:
+        raise click.UsageError("the name of the job is missing: -n NAME (or --all, for all of yours)")
+    if trusts:
+        _trust(scope, name, yes)
+    found = find_job(scope, name)
+    console = JobConsole(found.job.plan.ranks)
+    if told := _who(detached.ensure_follower(found), found.job.name):
+        console.say(told)
+    runner.outcome(found, runner.watch(found, console, Signals(cancels=False), from_start=not only_new))
+    console.say(f"job {found.job.name} succeeded")
+    return None
+
+
+def _refuse(name: str | None, only_new: bool, trusts: bool) -> None:
+    context = click.get_current_context()
+    given = [option for key, option in _SCOPE.items() if context.get_parameter_source(key) is ParameterSource.COMMANDLINE]
+    for what in [*([name] if name else []), *(["--new"] if only_new else []), *(["--trust"] if trusts else []), *given]:
+        raise click.UsageError(f"--all is about all jobs of yours in the tracking store; it can't stand with {what}")
+
+
+def _trust(scope: Scope, name: str, yes: bool) -> None:
+    """Show what the plan of a job would have this machine do, and trust that plan if the person agrees."""
+    from mlflow_batchai.client import lookup
+    from mlflow_batchai.job import signing
+    from mlflow_batchai.job.places import output_places
+
+    run, _ = find_run(scope, name)
+    job = lookup.untrusted(run)
+    if job.is_trusted:
+        return
+    plan = job.plan
+    places = [f"{place['share']}/{place['path']}" for place in output_places(plan)]
+    for what, values in (
+        ("plan", [f"{job.share.url}/{job.folder}/batchai/plan.json"]),
+        ("run that is written", [job.plan.run_id]),
+        ("cluster that is asked", [plan.cluster]),
+        ("logs that are sent to the run", [f"{job.share.url}/{job.paths.stdouterr}"]),
+        ("outputs that are sent to the run", places),
+    ):
+        for value in values:
+            click.echo(f"batchai: {what}: {printable(value)}", err=True)
+    ask(f"Trust the plan of job {job.name}, as it is now, on this machine?", yes)
+    signing.pin(run.info.run_id, job.plan_digest, job.share.url)
+
+
+def _who(follower: Glance, job: str) -> str:
+    """Who relays the job, and whether that goes on from here; empty if there is nothing to say of it."""
+    from mlflow_batchai.job.lease import Hold
+
+    if follower.hold is Hold.HELD:
+        trouble = f", and says: {follower.trouble}; it is tried from here" if follower.trouble else ""
+        return f"{follower.who} relays job {job}{trouble}"
+    if follower.hold is Hold.UNKNOWN and follower.holder:
+        return f"{follower.who} has relayed job {job}; if it is gone, that goes on from here"
+    if follower.hold is Hold.FREE and follower.trouble:
+        return f"{follower.who} has left job {job}: {follower.trouble}; it goes on from here"
+    return ""
+
+
+def _attach_all(waits: bool) -> Result:
+    from mlflow_batchai.client import orphans
+    from mlflow_batchai.tracking import index
+
+    store = tracking()
+    found = index.unended(store)
+    if len(found) >= index.MOST:
+        notice(f"there are more than {index.MOST} jobs that have not ended; these are the newest")
+    if not found:
+        hint = "" if os.environ.get("MLFLOW_TRACKING_URI") else " (MLFLOW_TRACKING_URI is not set)"
+        notice(f"no job that was signed with your key has not ended in {store.uri}{hint}")
+    charges = [_said(charge) for charge in orphans.look_after(found, store, notice)]
+    if waits:
+        for charge in orphans.wait(charges, notice):
+            _said(charge)
+    _end_sweeps(store)
+    seen = all(charge.result is not orphans.Result.UNSEEN for charge in charges)
+    return Result([charge.row() for charge in charges], complete=seen)
+
+
+def _end_sweeps(store: Tracking) -> None:
+    """Runs of sweeps whose jobs have all ended are ended too; of the others it is said what they wait for."""
+    from mlflow_batchai.sweep import sweeps
+    from mlflow_batchai.tracking import runs
+
+    for run in sweeps.unended(runs.client(store)):
+        try:
+            sweep = sweeps.of_run(run, store)
+            told = (
+                driver_of(sweep).end_if_over()
+                if sweep.is_own
+                else "its plan was changed in the tracking store; it is left alone"
+            )
+        except BatchAIError as error:
+            told = str(error)
+        echo(f"batchai: sweep {run.data.tags[sweeps.TAG_NAME]} (run {run.info.run_id}): {told}", err=True)
+
+
+def _said(charge: Charge) -> Charge:
+    echo(f"batchai: {charge.sentence}", err=True)
+    return charge
+
+
+@job.verb("logs", example="batchai job logs -f digits-3f2a1c --rank 3")
+@_named
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@click.option("--rank", type=click.IntRange(0), metavar="N", help="Only what this rank wrote.  [all, joined]")
+@click.option("--stderr", is_flag=True, help="Standard error instead of standard output.")
+@of_attempt
+def logs(scope: Scope, name: str, follow: bool, rank: int | None, stderr: bool, attempt: int | None) -> None:
+    """A job's output so far, of all ranks or of one. Ctrl-C leaves the job running."""
+    from mlflow_batchai.job import streams
+    from mlflow_batchai.tracking import directories
+
+    found = find_job(scope, name, attempt)
+    job = found.job
+    ranks = job.plan.ranks
+    if rank is not None and rank >= ranks:
+        raise UsageError(f"--rank {rank}: job {job.name} has {ranks} rank{'s' * (ranks > 1)}, numbered from 0")
+    file = directories.log_name(job, rank, "stderr" if stderr else "stdout")
+    if follow:
+        show_text(growing(found, directories.LOGS, file, required=False), job.name)
+        return
+    place = directories.directory(job, directories.LOGS)
+    state = job.state()
+    ended = state.ended or state.next_attempt is not None
+    tail = streams.Tail(place.share, place.inside(file))
+    show_text(streams.so_far(tail, ended), job.name)
+    if not tail.found:
+        notice(f"job {job.name} has written no {file}{'' if ended else ' yet'}")
+
+
+@job.verb("terminate", example="batchai job terminate digits-3f2a1c -y")
+@_named
 @confirmed
 @click.option("--no-wait", is_flag=True, help="Return before the job has ended.")
 def terminate(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     """End a job: its ranks are gone and its run is KILLED when this returns. One that has ended stays as it is."""
-    from mlflow_batchai.client import lookup, runner
-    from mlflow_batchai.follower import changed, detached
+    from mlflow_batchai.client import lookup
+    from mlflow_batchai.follower import changed
 
     run, store = find_run(scope, name)
     try:
@@ -175,25 +479,37 @@ def terminate(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
         return
     if found.job.state().ended:
         notice(f"job {found.job.name} has ended already")
-        # Its run may not have: whoever relayed it may be gone.
-        detached.ensure_follower(found)
-        if not no_wait:
-            runner.wait(found, notice)
+        _end(found, None, no_wait)
         return
     ask(f"Terminate job {found.job.name}?", yes)
-    state = _end(found, "batchai job terminate", no_wait)
-    if state is not None:
+    if (state := _end(found, "batchai job terminate", no_wait)) is not None:
         notice(f"job {found.job.name}: {state.execution_state} ({state.reason or state.error_code})")
 
 
-@command(example="batchai job delete digits-3f2a1c -y", experiment=True)
-@named("job")
+@job.verb("retry", COLUMNS, example="batchai job retry digits-3f2a1c")
+@_named
+def retry(scope: Scope, name: str) -> Any:
+    """Run a job that has not succeeded once more: the same plan, run and output directories, in a new attempt.
+
+    Returns when its agents wait for their nodes. A script that finds its checkpoint in its output directory goes on from there;
+    the logs of earlier attempts are kept. The values of the document's secrets are taken from variables BATCHAI_SECRET_<NAME>.
+    """
+    from mlflow_batchai.client import attempts, jobview
+
+    found = find_job(scope, name)
+    attempts.retry(found, load_cluster(found.job.plan.cluster), notice)
+    notice(f"job {found.job.name}: attempt {found.job.attempt} is on its way; batchai job attach {found.job.name}")
+    return jobview.view(found)
+
+
+@job.verb("delete", example="batchai job delete digits-3f2a1c -y")
+@_named
 @confirmed
 @click.option("--no-wait", is_flag=True, help="Return before a job that runs has ended.")
 def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     """End a job and delete its run, which MLflow can restore until `mlflow gc`. Its files stay until `batchai gc`."""
-    from mlflow_batchai.client import jobview, lookup, runner
-    from mlflow_batchai.follower import changed, detached
+    from mlflow_batchai.client import jobview, lookup
+    from mlflow_batchai.follower import changed
     from mlflow_batchai.tracking import runs
 
     run, store = find_run(scope, name)
@@ -203,11 +519,9 @@ def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     try:
         found = lookup.of_run(run, store)
         files = f"its files stay at {jobview.address(found.job.share, found.job.folder)} until `batchai gc`"
-        if not found.job.state().ended:
-            _end(found, "batchai job delete", no_wait)
-        elif not no_wait:
-            detached.ensure_follower(found)
-            runner.wait(found, notice)
+        ended = found.job.state().ended
+        if not (ended and no_wait):
+            _end(found, None if ended else "batchai job delete", no_wait)
     except lookup.NoFolderError:
         pass
     except JobChangedError as error:
@@ -221,14 +535,26 @@ def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     notice(f"job {job} is deleted; {files}; its run is in MLflow's trash (mlflow runs restore --run-id {run_id})")
 
 
-def _end(found: Submitted, why: str, no_wait: bool) -> Any:
-    """Have a job end; its state then, None if that isn't waited for."""
+def _end(found: Submitted, why: str | None, no_wait: bool) -> Any:
+    """Bring a job and its run to their end.
+
+    Args:
+        why: for the job's log; None: the job has ended, and only its run may not have, if nobody relays the job any more.
+
+    Returns:
+        The job's state then; None if that isn't waited for.
+    """
     from mlflow_batchai.client import runner
     from mlflow_batchai.follower import detached
 
-    runner.cancel(found, why)
-    if not found.job.is_trusted:
-        notice(f"job {found.job.name} was asked to end; its run is brought to its end by who has submitted it")
-        return None
+    if why is not None:
+        runner.cancel(found, why)
+        if not found.job.is_trusted:
+            notice(f"job {found.job.name} was asked to end; its run is brought to its end by who has submitted it")
+            return None
     detached.ensure_follower(found)
     return None if no_wait else runner.wait(found, notice)
+
+
+job.add_command(job_file)
+job.add_command(job_node)

@@ -6,14 +6,14 @@ import sys
 
 import click
 
-from mlflow_batchai.cli.options import notice
+from mlflow_batchai.cli.options import Noun, notice
 from mlflow_batchai.errors import UsageError
 from mlflow_batchai.job import signing
 
-_CONTEXT = {"help_option_names": ["-h", "--help"]}
+key = Noun("key")
 
 
-@click.command(context_settings=_CONTEXT, epilog="Example: batchai key export | ssh me@elsewhere batchai key import")
+@key.plain_verb("export", "batchai key export | ssh me@elsewhere batchai key import")
 def export() -> None:
     """Print your key, which is a secret.
 
@@ -23,7 +23,7 @@ def export() -> None:
     click.echo(signing.exported_key())
 
 
-@click.command("import", context_settings=_CONTEXT, epilog="Example: batchai key import")
+@key.plain_verb("import", "batchai key import")
 def import_() -> None:
     """Take over the key on standard input, as `batchai key export` prints it.
 

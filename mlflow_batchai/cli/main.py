@@ -1,19 +1,22 @@
-"""The command ``batchai`` itself: how errors are shown, exit codes."""
+"""The command ``batchai`` itself: its nouns, each imported only when it is asked for; how errors are shown; exit codes."""
 
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import sys
 from pathlib import Path
+from typing import cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from mlflow_batchai import __version__
-from mlflow_batchai.cli.nouns import NounGroup
-from mlflow_batchai.cli.output import echo, quiet_end
-from mlflow_batchai.cli.tree import TREE
+from mlflow_batchai.cli.options import NOUNS, Noun
+from mlflow_batchai.cli.output import echo
 from mlflow_batchai.errors import BatchAIError, JobFailedError, NotFoundError, UsageError
+from mlflow_batchai.terminal import silence
 
 EXIT_FAILED, EXIT_USAGE, EXIT_NOT_FOUND = 1, 2, 3
 
@@ -23,7 +26,27 @@ Jobs come from `mlflow run PROJECT --backend batchai` or from `batchai job creat
 options are those of `az batchai`; an MLflow run id may stand wherever a job's name does.
 """
 
-batchai = NounGroup("batchai", TREE, _HELP)
+
+class _Nouns(Noun):
+    """The nouns: their names and help cost no import of theirs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(NOUNS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in NOUNS:
+            return None
+        return cast(click.Command, getattr(importlib.import_module(f"mlflow_batchai.cli.{cmd_name}"), cmd_name))
+
+    def summaries(self) -> list[tuple[str, str]]:
+        return list(NOUNS.items())
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        nouns = [CompletionItem(name, help=text) for name, text in NOUNS.items() if name.startswith(incomplete)]
+        return [*nouns, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+batchai = _Nouns("batchai", _HELP)
 batchai.params.append(click.Option(["--debug"], is_flag=True, hidden=True, expose_value=False))
 click.version_option(__version__, prog_name="batchai")(batchai)
 
@@ -52,7 +75,7 @@ def main() -> None:
         sys.exit(_code(error))
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
-            quiet_end()
+            silence(sys.stdout)
             sys.exit(EXIT_FAILED)
         if debug:
             raise

@@ -1,16 +1,14 @@
-"""What commands have in common: how they are made, named things, scope, questions, notices."""
+"""What commands have in common: nouns and their verbs, named things, scope, mounts, questions, notices."""
 
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -24,12 +22,77 @@ if TYPE_CHECKING:
     from mlflow_batchai.tracking.runs import Tracking
 
 OUTPUTS = ("json", "jsonc", "yaml", "table", "tsv", "none")
-_COMMON = ("group_", "workspace_", "experiment_", "output_", "query_")
+HELP = {"help_option_names": ["-h", "--help"]}
+# Batch AI's first, then ours. Each is the attribute of its name of the module of its name.
+NOUNS = {
+    "workspace": "A name that clusters, experiments and jobs stand under.",
+    "experiment": "MLflow experiments, which jobs are runs of.",
+    "cluster": "Named sets of nodes.",
+    "job": "Jobs: see, follow and steer them.",
+    "sweep": "One project run with many sets of parameters (`sweep run` may be written `sweep`).",
+    "storage": "File shares: Azure's, or directories that stand for them.",
+    "doctor": "Whether a cluster is ready: what each node has, and what it lacks.",
+    "gc": "Free what ended jobs have left: folders, staged files, environments, wheels.",
+    "horovod": "Horovod for today's TensorFlow or PyTorch.",
+    "key": "The key that signs your jobs.",
+    "completion": "Completion of commands and options for your shell.",
+}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True)
-class Scope:
+class Noun(click.Group):
+    """The commands on one kind of thing, in the order in which they were added.
+
+    Args:
+        text: its help; None: what ``NOUNS`` says.
+        usual: the verb that is meant where none is named; None: one has to be.
+        defaults: what ``command`` is told of each verb that doesn't say otherwise.
+    """
+
+    def __init__(self, name: str, text: str | None = None, usual: str | None = None, **defaults: Any) -> None:
+        super().__init__(name, help=NOUNS[name] if text is None else text, context_settings=HELP)
+        self._usual = usual
+        self._defaults = defaults
+
+    def verb(self, name: str, columns: Sequence[Column] | None = None, **options: Any) -> Callable[[F], click.Command]:
+        """Add a function as a command; the arguments are those of ``command``."""
+
+        def add(function: F) -> click.Command:
+            made = command(columns, **{**self._defaults, **options})(function)
+            self.add_command(made, name)
+            return made
+
+        return add
+
+    def plain_verb(self, name: str, example: str) -> Callable[[Callable[..., Any]], click.Command]:
+        """Add a function as a command that prints what is no data, and has no ``--output``."""
+        return self.command(name, context_settings=HELP, epilog=f"Example: {example}")
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self._usual and args and args[0] not in (*self.list_commands(ctx), *ctx.help_option_names):
+            args = [self._usual, *args]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        # A shell that completes a line wants no errors.
+        if args and not args[0].startswith("-") and args[0] not in known and not ctx.resilient_parsing:
+            raise click.UsageError(f"there is no command '{args[0]}' here; the commands are: {', '.join(known)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def summaries(self) -> list[tuple[str, str]]:
+        """The commands, each with the first sentence of its help."""
+        return [(name, f"{(made.help or '').split('.')[0]}.") for name, made in self.commands.items()]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(self.summaries())
+
+
+class Scope(NamedTuple):
     """Where names are looked for.
 
     Attributes:
@@ -50,7 +113,7 @@ def command(
     example: str,
     scoped: bool = True,
     experiment: bool = False,
-    output: str | None = None,
+    output: str = "json",
 ) -> Callable[[F], click.Command]:
     """A command whose function returns plain data, which is printed as ``--output`` and ``--query`` say.
 
@@ -59,40 +122,32 @@ def command(
         example: a command line, for the help.
         scoped: whether there are -g and -w, and the function takes ``scope`` first.
         experiment: whether there is -e.
-        output: the format where nobody asked for one; None: json, or the user's default.
+        output: the format where neither an option nor the user's defaults name one.
     """
+    common = [
+        click.Option(["-o", "--output", "output_"], type=click.Choice(OUTPUTS), help=f"How the result is printed.  [{output}]"),
+        click.Option(["--query", "query_"], metavar="JMESPATH", help="The part of the result that is printed."),
+        click.Option(["--debug"], is_flag=True, hidden=True, expose_value=False),
+    ]
+    if experiment:
+        common.insert(0, click.Option(["-e", "--experiment", "experiment_"], metavar="NAME", help="MLflow experiment."))
+    if scoped:
+        common.insert(0, click.Option(["-w", "--workspace", "workspace_"], metavar="NAME", help="Workspace.  [default]"))
+        common.insert(0, click.Option(["-g", "--resource-group", "group_"], metavar="NAME", help="Part of ids.  [batchai]"))
 
     def decorate(function: F) -> click.Command:
         @functools.wraps(function)
         def run(**values: Any) -> None:
-            chosen = values.pop("output_") or default_output(output or "json")
+            chosen = values.pop("output_") or default_output(output)
             # A query that can't be used is refused before anything is done.
             query = printing.check_query(text) if (text := values.pop("query_")) is not None else None
-            arguments = [_scope(values)] if scoped else []
-            result = function(*arguments, **values)
-            if isinstance(result, printing.Incomplete):
-                printing.emit(result.result, chosen, query, columns)
-                raise click.exceptions.Exit(1)
+            result = function(*([_scope(values)] if scoped else []), **values)
             printing.emit(result, chosen, query, columns)
+            if isinstance(result, printing.Result) and not result.complete:
+                raise click.exceptions.Exit(1)
 
-        printed = f"How the result is printed.  [{output or 'json'}]"
-        options = [
-            click.option("-o", "--output", "output_", type=click.Choice(OUTPUTS), help=printed),
-            click.option("--query", "query_", metavar="JMESPATH", help="The part of the result that is printed."),
-            click.option("--debug", is_flag=True, hidden=True, expose_value=False),
-        ]
-        if scoped:
-            options.insert(0, click.option("-w", "--workspace", "workspace_", metavar="NAME", help="Workspace.  [default]"))
-            options.insert(0, click.option("-g", "--resource-group", "group_", metavar="NAME", help="Part of ids.  [batchai]"))
-        if experiment:
-            options.insert(2, click.option("-e", "--experiment", "experiment_", metavar="NAME", help="MLflow experiment."))
-        wrapped: Callable[..., Any] = run
-        for option in reversed(options):
-            wrapped = option(wrapped)
-        made = click.command(context_settings={"help_option_names": ["-h", "--help"]})(wrapped)
-        # Options are listed as they are written: the command's own first.
-        made.params = sorted(made.params, key=lambda param: param.name in _COMMON)
-        made.epilog = f"Example: {example}"
+        made = click.command(context_settings=HELP, epilog=f"Example: {example}")(run)
+        made.params += common
         return made
 
     return decorate
@@ -119,12 +174,31 @@ def _scope(values: dict[str, Any]) -> Scope:
     return Scope(group, workspace or WORKSPACE, bool(workspace), experiment or "", bool(experiment))
 
 
-def named(
-    what: str,
-    option: Sequence[str] = ("-n", "--name"),
-    dest: str = "name",
-    optional: bool = False,
-) -> Callable[[F], F]:
+def gathered(dest: str, make: Callable[..., Any], *options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Options that are one argument of a command's function.
+
+    Args:
+        dest: the argument.
+        make: called with the options' values, by name; returns the argument's value.
+    """
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def run(*arguments: Any, **values: Any) -> Any:
+            import inspect  # help need not wait for it
+
+            given = {name: values.pop(name) for name in inspect.signature(make).parameters}
+            return function(*arguments, **values, **{dest: make(**given)})
+
+        wrapped: Any = run
+        for option in reversed(options):
+            wrapped = option(wrapped)
+        return wrapped  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def named(what: str, option: Sequence[str] = ("-n", "--name"), dest: str = "name", optional: bool = False) -> Callable[[F], F]:
     """The name of a thing, given as an argument or as ``az`` wanted it, by an option.
 
     Args:
@@ -134,25 +208,22 @@ def named(
         optional: whether it may be missing; it is None then.
     """
 
-    def decorate(function: F) -> F:
-        @functools.wraps(function)
-        def run(*arguments: Any, **values: Any) -> Any:
-            first, second = values.pop(f"{dest}_argument"), values.pop(f"{dest}_option")
-            if first and second and first != second:
-                raise click.UsageError(f"the {what} is named twice: '{first}' and '{second}'")
-            if not (first or second or optional):
-                raise click.UsageError(f"the name of the {what} is missing: {option[0]} NAME")
-            return function(*arguments, **values, **{dest: first or second})
+    def choose(name_argument: str | None, name_option: str | None) -> str | None:
+        if name_argument and name_option and name_argument != name_option:
+            raise click.UsageError(f"the {what} is named twice: '{name_argument}' and '{name_option}'")
+        if not (name_argument or name_option or optional):
+            raise click.UsageError(f"the name of the {what} is missing: {option[0]} NAME")
+        return name_argument or name_option
 
-        wrapped: Callable[..., Any] = run
-        metavar = what.upper().replace(" ", "_")
-        text = f"The {what}; may stand without the option."
-        known = functools.partial(_records, what)
-        wrapped = click.option(*option, f"{dest}_option", metavar=metavar, help=text, shell_complete=known)(wrapped)
-        argument = click.argument(f"{dest}_argument", required=False, metavar=f"[{metavar}]", shell_complete=known)
-        return argument(wrapped)  # type: ignore[return-value]
-
-    return decorate
+    metavar = what.upper().replace(" ", "_")
+    text = f"The {what}; may stand without the option."
+    known = functools.partial(_records, what)
+    return gathered(
+        dest,
+        choose,
+        click.argument("name_argument", required=False, metavar=f"[{metavar}]", shell_complete=known),
+        click.option(*option, "name_option", metavar=metavar, help=text, shell_complete=known),
+    )
 
 
 _RECORDS = {"cluster": ("clusters", ".yaml"), "workspace": ("workspaces", ".json")}
@@ -199,15 +270,18 @@ def new_name(text: str, what: str) -> str:
 _noticed: set[str] = set()
 
 
-def notice(sentence: str) -> None:
-    """A sentence of ours on standard error, each only once."""
-    if sentence not in _noticed:
-        _noticed.add(sentence)
-        printing.echo(f"batchai: {sentence}", err=True)
+def notice(*sentences: str) -> None:
+    """Sentences of ours on standard error, each only once."""
+    for sentence in sentences:
+        if sentence not in _noticed:
+            _noticed.add(sentence)
+            printing.echo(f"batchai: {sentence}", err=True)
 
 
 def tracking() -> Tracking:
     """The tracking store: MLFLOW_TRACKING_URI, or MLflow's own default."""
+    import logging
+
     from mlflow import get_tracking_uri
 
     # It tells of every table that it makes in a new store.
@@ -217,3 +291,74 @@ def tracking() -> Tracking:
 
     os.environ.setdefault(stores.RETRIES, stores.RETRIES_AT_A_PROMPT)
     return runs.absolute(get_tracking_uri(), Path.cwd())
+
+
+class MountOptions(NamedTuple):
+    """What mounts file systems besides those of a document, as ``az batchai`` had it, for jobs and clusters alike."""
+
+    storage_account_name: str | None = None
+    storage_account_key: str | None = None
+    afs_name: str | None = None
+    afs_mount_path: str = "afs"
+    bfs_name: str | None = None
+    bfs_mount_path: str = "bfs"
+    nfs: str | None = None
+    nfs_mount_path: str = "nfs"
+
+    def __repr__(self) -> str:
+        return f"MountOptions({self._replace(storage_account_key=None)[:]!r})"
+
+    def use_account(self) -> None:
+        """Have this process, and those that it starts, know the account by Batch AI's variables for it.
+
+        Raises:
+            UsageError: a key of no account.
+        """
+        from mlflow_batchai.plan.placeholders import ACCOUNT_VARIABLE, KEY_VARIABLE
+
+        name, key = self.storage_account_name, self.storage_account_key
+        if name and name != os.environ.get(ACCOUNT_VARIABLE):
+            os.environ[ACCOUNT_VARIABLE] = name
+            # It opens another one.
+            os.environ.pop(KEY_VARIABLE, None)
+        if key:
+            if not os.environ.get(ACCOUNT_VARIABLE):
+                raise UsageError(
+                    f"--storage-account-key: of which account? give --storage-account-name, or set {ACCOUNT_VARIABLE}"
+                )
+            os.environ[KEY_VARIABLE] = key
+
+    def added_to(self, mounts: Mapping[str, Any] | None) -> dict[str, Any]:
+        """A document's ``mountVolumes``, as plain data, with what the options add."""
+        from mlflow_batchai.plan.placeholders import ACCOUNT
+
+        found = dict(mounts or {})
+        share = {"azureFileUrl": f"https://{ACCOUNT}.file.core.windows.net/{self.afs_name}"}
+        for given, key, entry, path in (
+            (self.afs_name, "azureFileShares", share, self.afs_mount_path),
+            (self.bfs_name, "azureBlobFileSystems", {"containerName": self.bfs_name}, self.bfs_mount_path),
+            (self.nfs, "fileServers", {"fileServer": {"id": self.nfs}}, self.nfs_mount_path),
+        ):
+            if given:
+                found[key] = [*(found.get(key) or ()), {**entry, "relativeMountPath": path}]
+        return found
+
+
+_MOUNT_OPTIONS = (
+    ("--storage-account-name", "NAME", "The storage account of placeholders and of --afs-name, --bfs-name."),
+    ("--storage-account-key", "KEY", "Its key; AZURE_BATCHAI_STORAGE_KEY keeps it out of `ps`."),
+    ("--afs-name", "SHARE", "Azure file share to mount."),
+    ("--afs-mount-path", "PATH", "Where, relative."),
+    ("--bfs-name", "CONTAINER", "Azure blob container to mount."),
+    ("--bfs-mount-path", "PATH", "Where, relative."),
+    ("--nfs", "NAME", "File server to mount, by name or id."),
+    ("--nfs-mount-path", "PATH", "Where, relative."),
+)
+mount_options = gathered(
+    "mounts",
+    MountOptions,
+    *(
+        click.option(option, metavar=metavar, default=value, show_default=value is not None, help=text)
+        for (option, metavar, text), value in zip(_MOUNT_OPTIONS, MountOptions(), strict=True)
+    ),
+)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from mlflow_batchai.errors import UsageError
-from mlflow_batchai.terminal import fit, printable
+from mlflow_batchai.terminal import fit, printable, writable
 
 # What JSON leaves as it is, and a terminal obeys: control characters, line separators, other directions of text.
 _UNFIT = re.compile(r"[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -21,25 +21,18 @@ Column = tuple[str, str | Callable[[Mapping[str, Any]], object]]
 """A table's column: its title, and what stands in it: a path of keys (``executionInfo.exitCode``), or a function of the row."""
 
 
-class Tabular(NamedTuple):
-    """A result whose table has other rows than itself."""
+class Result(NamedTuple):
+    """A command's result that is more than data.
 
-    whole: Any
-    rows: Sequence[Mapping[str, Any]]
-    columns: Sequence[Column]
+    Attributes:
+        data: plain data.
+        table: draws the table, where that is not one of the data's rows; None: it is.
+        complete: False: the command fails all the same: a part could not be had or has failed, which was told.
+    """
 
-
-class Drawn(NamedTuple):
-    """A result whose table is drawn by who made it."""
-
-    whole: Any
-    table: Callable[[], str]
-
-
-class Incomplete(NamedTuple):
-    """A result that is printed, of a command that fails all the same: a part of it could not be had, which was told."""
-
-    result: Any
+    data: Any
+    table: Callable[[], str] | None = None
+    complete: bool = True
 
 
 def check_query(query: str) -> Callable[[Any], Any]:
@@ -96,22 +89,17 @@ def render(data: Any, output: str, columns: Sequence[Column] | None = None, colo
     return _UNFIT.sub(lambda found: f"\\u{ord(found[0]):04x}", _highlighted(text) if output == "jsonc" and colored else text)
 
 
-def emit(data: Any, output: str, query: Callable[[Any], Any] | None = None, columns: Sequence[Column] | None = None) -> None:
+def emit(result: Any, output: str, query: Callable[[Any], Any] | None = None, columns: Sequence[Column] | None = None) -> None:
     """Print a command's result."""
-    if isinstance(data, Tabular):
-        data, columns = (list(data.rows), data.columns) if output == "table" and query is None else (data.whole, None)
-    if isinstance(data, Drawn):
-        if output == "table" and query is None:
-            click.echo(data.table())
-            return
-        data = data.whole
+    data, table, _ = result if isinstance(result, Result) else Result(result)
     if query is not None:
         data, columns = query(data), None
-    colored = output == "jsonc" and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    text = render(data, output, columns, colored)
+    if table is not None and output == "table" and query is None:
+        text = table()
+    else:
+        text = render(data, output, columns, colored=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
     if text:
-        encoding = sys.stdout.encoding or "utf-8"
-        echo(text.encode(encoding, "backslashreplace").decode(encoding))
+        echo(writable(text, sys.stdout))
 
 
 def echo(text: str, err: bool = False) -> None:
@@ -192,9 +180,3 @@ def _plain(value: object) -> str:
 def _tsv(row: Any) -> str:
     values = row.values() if isinstance(row, Mapping) else row if isinstance(row, list) else [row]
     return "\t".join(_plain(value).replace("\t", " ").replace("\r", " ").replace("\n", " ") for value in values)
-
-
-def quiet_end() -> None:
-    """Standard output is closed (``| head``): nothing that is left may fail once more when the process ends."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

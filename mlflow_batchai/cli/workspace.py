@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from mlflow_batchai.cli.options import Scope, ask, command, confirmed, named, new_name, notice, tracking
+from mlflow_batchai.cli.options import Noun, Scope, ask, confirmed, named, new_name, notice, tracking
 from mlflow_batchai.cli.output import Column
+from mlflow_batchai.cluster import workspaces
 
 F = TypeVar("F", bound=Callable[..., Any])
 COLUMNS: list[Column] = [
@@ -19,6 +20,8 @@ COLUMNS: list[Column] = [
     ("Location", "location"),
     ("State", "provisioningState"),
 ]
+
+workspace = Noun("workspace")
 
 
 def _named(function: F) -> F:
@@ -34,41 +37,35 @@ def _named(function: F) -> F:
     return named("workspace", optional=True)(run)  # type: ignore[return-value]
 
 
-@command(COLUMNS, example="batchai workspace create -n vision -l eastus")
+@workspace.verb("create", COLUMNS, example="batchai workspace create -n vision -l eastus")
 @_named
 @click.option("-l", "--location", metavar="NAME", help="Shown with the workspace; nothing depends on it.")
 def create(scope: Scope, name: str, location: str | None) -> Any:
     """Make a workspace. One that is there already is shown."""
-    from mlflow_batchai.cluster import workspaces
-
     return workspaces.create(new_name(name, "workspace"), scope.resource_group, location)
 
 
-@command(COLUMNS, example="batchai workspace show vision")
+@workspace.verb("show", COLUMNS, example="batchai workspace show vision")
 @_named
 def show(scope: Scope, name: str) -> Any:
     """A workspace."""
-    from mlflow_batchai.cluster import workspaces
-
     return workspaces.find(name)
 
 
-@command(COLUMNS, example="batchai workspace list -o table")
+@workspace.verb("list", COLUMNS, example="batchai workspace list -o table")
 def list_workspaces(scope: Scope) -> Any:
     """All workspaces; `default` is always there."""
-    from mlflow_batchai.cluster import workspaces
-
     return [workspaces.find(name) for name in workspaces.names()]
 
 
-@command(example="batchai workspace delete vision -y")
+@workspace.verb("delete", example="batchai workspace delete vision -y")
 @_named
 @confirmed
 @click.option("--no-wait", is_flag=True, help="Has no effect: clusters are gone when their jobs have ended.")
 def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     """Delete a workspace and its clusters, ending their jobs. Experiments and their runs stay in MLflow."""
     from mlflow_batchai.client import resizing
-    from mlflow_batchai.cluster import records, workspaces
+    from mlflow_batchai.cluster import records
 
     workspaces.check_delete(name)
     clusters = records.in_workspace(name)

@@ -5,8 +5,6 @@ On a terminal the progress line stays at the bottom and is redrawn (rich); elsew
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterable
@@ -16,7 +14,7 @@ from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.agent.records import SKIPPED
 from mlflow_batchai.errors import JobDetachedError
 from mlflow_batchai.job.metrics import Names, numeric, whole
-from mlflow_batchai.terminal import fit, printable
+from mlflow_batchai.terminal import fit, printable, silence, writable
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -24,12 +22,6 @@ if TYPE_CHECKING:
 
 SHOWN_METRICS = 6
 TRANSFER_SECONDS, REDRAW_SECONDS, SENDING_SECONDS = 5.0, 0.5, 10.0
-
-
-def _silence(stream: TextIO) -> None:
-    """What is left in a stream that can't be written must not fail once more when the process ends."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class JobConsole:
@@ -128,12 +120,11 @@ class JobConsole:
     def _plain(self, stream: TextIO, text: str) -> None:
         if self._status is not None:
             self._status.stop()
-        encoding = stream.encoding or "utf-8"
         try:
-            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            stream.write(writable(text, stream))
             stream.flush()
         except OSError as error:
-            _silence(stream)
+            silence(stream)
             raise JobDetachedError(f"the output can't be written ({error.strerror})") from error
         if self._status is not None:
             self._status.start()

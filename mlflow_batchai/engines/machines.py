@@ -65,7 +65,7 @@ class Machine(Protocol):
         """Ask a verb of ``agent/host.py``; ClusterError, with the machine in it, if it can't be done or asked."""
 
     def shell(self, line: str | None, folder: str | None, root: str, forwards: Sequence[str], terminal: bool) -> ShellCommand:
-        """What runs a shell line on the node whose own folder is ``root`` (see ``cli/node_exec.py``)."""
+        """What runs a shell line on the node whose own folder is ``root`` (see ``cli/node.py``)."""
 
     def close(self) -> None:
         """Let go of the connection; the next question opens another."""

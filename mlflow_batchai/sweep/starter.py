@@ -1,21 +1,30 @@
-"""Prepare and submit the jobs of a sweep: one project, read once, with many sets of parameters."""
+"""Plan a sweep, and prepare and submit its jobs: one project, read once, with many sets of parameters."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from mlflow_batchai import terminal
 from mlflow_batchai.agent.plan import plain
 from mlflow_batchai.client import submitting
-from mlflow_batchai.errors import BatchAIError, JobError, ParameterError
+from mlflow_batchai.documents.model import secret_values
+from mlflow_batchai.documents.reading import load_text
+from mlflow_batchai.errors import BatchAIError, JobError, ParameterError, UsageError
 from mlflow_batchai.follower.detached import Submitted
-from mlflow_batchai.sweep.parameters import shown
+from mlflow_batchai.job.places import slug
+from mlflow_batchai.sweep.parameters import Combination, shown
+from mlflow_batchai.sweep.results import comparison
 from mlflow_batchai.sweep.sweeps import Sweep, SweepPlan
 from mlflow_batchai.tracking import runs
+
+# The most letters that MLflow's tables take.
+LONGEST_NAME = 250
 
 
 class UnstartableError(JobError):
@@ -37,6 +46,42 @@ class JobStarter:
         self._say = say
         self._progress = progress
         self.first: submitting.Ready | None = None
+
+    def plan(
+        self, project: str, combinations: Sequence[Combination], backend_config: str | None, cluster: str | None, **fields: Any
+    ) -> tuple[SweepPlan, submitting.Ready]:
+        """The plan of a new sweep, and its first job; all that can be checked before anything exists is.
+
+        Args:
+            project: its address, as the user wrote it.
+            backend_config: settings over batchai.yaml: JSON, or a file.
+            fields: those of the plan that the user has given; None: they follow from the project.
+
+        Raises:
+            UsageError: what would be kept with the sweep's run holds a secret, or the name can't be used.
+            BatchAIError: as ``check``.
+        """
+        settings = _settings(backend_config, cluster)
+        plan = SweepPlan(
+            **fields, uri=_address(project), settings=settings, cwd=str(Path.cwd()), combinations=combinations, code=""
+        )
+        ready = self.first = self.check(plan)
+        source, text = ready.source, json.dumps(settings, ensure_ascii=False)
+        if any(json.dumps(secret, ensure_ascii=False)[1:-1] in text for secret in secret_values(source.config) if secret):
+            raise UsageError(
+                "--backend-config holds a secret, and would be kept with the sweep's run; put it into a file: --backend-config"
+                " FILE"
+            )
+        name = plan.name or source.config.name or f"{slug(source.project.name, 30)}-sweep-{uuid.uuid4().hex[:6]}"
+        if not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME or set("'\"") <= set(name):
+            raise UsageError(
+                f"the sweep's name '{terminal.printable(name[:LONGEST_NAME])}' should be one line of 1 to {LONGEST_NAME}"
+                " letters, without both kinds of quotes: --run-name NAME"
+            )
+        parallel = plan.parallel or max(1, source.cluster.open_nodes // ready.prepared.plan.node_count) + 1
+        metric, mode = comparison(plan.metric, plan.mode, source.config)
+        code = code_hash(ready)
+        return dataclasses.replace(plan, name=name, parallel=parallel, metric=metric, mode=mode, code=code), ready
 
     def check(self, plan: SweepPlan) -> submitting.Ready:
         """Read the project, prepare all of its jobs, and ask the nodes about the first: all jobs need the same of them.
@@ -100,3 +145,34 @@ class JobStarter:
 def code_hash(ready: submitting.Ready) -> str:
     """The hash of the project's files, as a job's plan lists them."""
     return hashlib.sha256(json.dumps(plain(ready.prepared.plan.code), sort_keys=True).encode()).hexdigest()
+
+
+def _settings(given: str | None, cluster: str | None) -> dict[str, Any]:
+    """Settings over batchai.yaml, the same from any folder: JSON, or a file by its name."""
+    settings: dict[str, Any] = {}
+    if given is not None:
+        is_json = given.lstrip().startswith("{")
+        if not is_json and not Path(given).expanduser().is_file():
+            raise UsageError(f"--backend-config {given}: is neither a file nor JSON")
+        settings = load_text(given, "--backend-config") if is_json else {"config": given}
+    if "config" in settings:
+        settings["config"] = str(Path(str(settings["config"])).expanduser().absolute())
+    return {**settings, "cluster": cluster} if cluster else settings
+
+
+def _address(project: str) -> str:
+    """The project's address, the same from any folder.
+
+    Raises:
+        UsageError: it holds a password, which must not be kept with the sweep.
+    """
+    path, mark, inside = project.partition("#")
+    folder = Path(path).expanduser().absolute()
+    if "://" not in path and folder.exists():
+        return f"{folder}{mark}{inside}"
+    if terminal.shown(project) != project:
+        raise UsageError(
+            f"{terminal.shown(project)}: the address is kept with the sweep, and can't hold a password; leave that to git"
+            " (git help credentials)"
+        )
+    return project

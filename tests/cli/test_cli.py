@@ -1,19 +1,22 @@
-"""The command ``batchai``: what it prints, its exit codes, and that errors are one sentence."""
+"""The command ``batchai``: its nouns and verbs with their help, exit codes, errors of one sentence, streams, completion."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+from command_line import Cli
 
-from mlflow_batchai.cli import main as front_door
-from mlflow_batchai.cli.main import _code
-from mlflow_batchai.cli.tree import TREE
+from mlflow_batchai.cli.main import NOUNS, batchai
 from mlflow_batchai.errors import (
     BatchAIError,
     ClusterError,
@@ -22,65 +25,95 @@ from mlflow_batchai.errors import (
     JobNotFoundError,
     UsageError,
 )
+from mlflow_batchai.tracking import index
 
 BATCHAI = Path(sys.executable).parent / "batchai"
+BATCH_AIS = """
+workspace create, workspace show, workspace list, workspace delete
+experiment create, experiment show, experiment list, experiment delete
+cluster create, cluster show, cluster list, cluster delete, cluster resize, cluster auto-scale
+cluster node list, cluster node exec, cluster file list
+job create, job show, job list, job wait, job terminate, job delete
+job file list, job file stream, job node list, job node exec
+"""
+# What these print is no data.
+STREAMS = {"completion", "key export", "key import", "horovod build"}
 
 
-@pytest.fixture
-def batchai(monkeypatch, capsys):
-    """Runs the command in this process: (exit code, standard output, standard error)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["batchai", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            front_door()
-        out, err = capsys.readouterr()
-        return ended.value.code, out, err
-
-    return run
+def verbs(group: Any = batchai, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        found = group.get_command(context, name)
+        if isinstance(found, click.Group):
+            yield from verbs(found, (*path, name))
+        else:
+            yield " ".join((*path, name)), found
 
 
-@pytest.mark.parametrize("argument", ["--help", "-h"])
-def test_help_names_every_noun(batchai, argument):
-    code, out, _ = batchai(argument)
-    assert code == 0
-    for noun, entry in TREE.entries.items():
-        assert noun in out
-        assert entry.help in " ".join(out.split())
+VERBS = dict(verbs())
 
 
-@pytest.mark.parametrize("noun", TREE.entries)
-def test_every_noun_has_help(batchai, noun):
-    code, out, _ = batchai(noun, "--help")
-    assert (code, "Usage: batchai " + noun in out) == (0, True)
+def test_help_names_every_noun(cli: Cli) -> None:
+    shown = cli("--help")
+    assert shown == cli("-h") and shown.code == 0
+    assert all(f"{noun} {text}" in " ".join(shown.out.split()) for noun, text in NOUNS.items())
+    assert {path.split()[0] for path in VERBS} == set(NOUNS)
 
 
-def test_help_imports_nothing_heavy():
+def test_help_imports_nothing_heavy() -> None:
+    """Neither that of all nouns, nor that of one; doctor and gc are verbs as well."""
     code = (
-        "import sys; sys.argv = ['batchai', '--help']\n"
-        "from mlflow_batchai.cli import main\n"
+        "import sys, importlib; sys.argv = ['batchai', '--help']\n"
+        "from mlflow_batchai.cli.main import NOUNS, main\n"
         "try: main()\n"
         "except SystemExit as end: assert end.code == 0\n"
+        "assert 'mlflow_batchai.cli.job' not in sys.modules\n"
+        "for noun in NOUNS.keys() - {'doctor', 'gc'}: importlib.import_module('mlflow_batchai.cli.' + noun)\n"
         "heavy = {'mlflow', 'pydantic', 'paramiko', 'rich', 'yaml', 'sqlalchemy'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_the_installed_command():
-    done = subprocess.run([str(BATCHAI), "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.split(", ")[0]) == (0, "batchai")
+def test_every_command_of_batch_ai_is_there() -> None:
+    assert set(re.split(r", |\n", BATCH_AIS.strip())) <= set(VERBS)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [(["jbo"], 2), (["job", "nope"], 2), (["job", "show"], 2), (["job", "list", "-n", "0"], 2), (["--nope"], 2)],
-)
-def test_misuse(batchai, arguments, code):
-    found, out, err = batchai(*arguments)
-    assert (found, out) == (code, "")
-    assert "Error: " in err
-    assert "Traceback" not in err
+@pytest.mark.parametrize("path", VERBS)
+def test_every_command_has_help_an_example_that_parses_and_all_forms_of_output(cli: Cli, path: str) -> None:
+    code, out, err = cli(f"{path} -h")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"Usage: batchai {path} ")
+    example = " ".join(out.partition("Example: ")[2].split())
+    made = VERBS[path]
+    assert made.help and len(made.help.splitlines()[0]) > 10
+    if path == "completion":  # a shell's own line around the command
+        assert example.startswith('eval "$(batchai completion')
+    else:
+        assert example.startswith(f"batchai {path}")
+        words = shlex.split(str(made.epilog).removeprefix("Example: ").partition("|")[0])
+        made.make_context(path, words[1 + len(path.split()) :])
+    options = [name for parameter in made.params for name in parameter.opts]
+    assert len(set(options)) == len(options), "an option stands twice"
+    assert {"-o", "--query"} <= set(options) or path in STREAMS
+
+
+@pytest.mark.parametrize("noun", sorted({path.rpartition(" ")[0] for path in VERBS} - {""}))
+def test_an_unknown_command_names_those_that_exist(cli: Cli, noun: str) -> None:
+    assert cli(f"{noun} -h").out.startswith(f"Usage: batchai {noun} ")
+    said = cli(f"{noun} nope")
+    if noun == "sweep":  # what is no verb is a project there
+        assert said == cli("sweep run nope")
+        return
+    known = [path.removeprefix(f"{noun} ").split()[0] for path in VERBS if path.startswith(f"{noun} ")]
+    assert (said.code, said.out) == (2, "")
+    assert f"the commands are: {', '.join(dict.fromkeys(known))}" in said.err
+
+
+@pytest.mark.parametrize("line", ["jbo", "job nope", "job show", "job list -n 0", "--nope"])
+def test_misuse(cli: Cli, line: str) -> None:
+    said = cli(line)
+    assert (said.code, said.out, "Error: " in said.err) == (2, "", True)
 
 
 @pytest.mark.parametrize(
@@ -94,14 +127,24 @@ def test_misuse(batchai, arguments, code):
         (ClusterError("x"), 1),
         (JobDetachedError("x"), 1),
         (BatchAIError("x"), 1),
+        (KeyError("x"), 1),
     ],
 )
-def test_exit_codes(error, code):
-    assert _code(error) == code
+def test_errors_are_one_sentence_and_an_exit_code(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def fail(*given: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(index, "find", fail)
+    said = cli("job show x")
+    assert (said.code, said.out, said.err.count("\n")) == (code, "", 1) and said.err.startswith("batchai: ")
+    with pytest.raises(type(error)):
+        cli("job show x --debug")
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
-def test_streams_that_are_closed(tmp_path, closed):
+def test_streams_that_are_closed(tmp_path: Path, closed: str) -> None:
     """Nothing is printed there, and no file takes their place."""
     line = f"{shlex.quote(str(BATCHAI))} workspace create vision {closed}"
     environment = {"PATH": os.environ["PATH"], "BATCHAI_HOME": str(tmp_path)}
@@ -110,9 +153,45 @@ def test_streams_that_are_closed(tmp_path, closed):
     assert set(json.loads((tmp_path / "workspaces" / "vision.json").read_text())) >= {"resourceGroup", "location"}
 
 
-def test_a_reader_that_leaves_is_not_answered_with_a_traceback():
-    code = "import sys; sys.argv = ['batchai', '--help']; from mlflow_batchai.cli import main; main()"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+def test_a_reader_that_leaves_is_not_answered_with_a_traceback() -> None:
+    with subprocess.Popen([BATCHAI, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 1  # click's word for it
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(cli: Cli, shell: str) -> None:
+    code, out, err = cli(f"completion {shell}")
+    assert (code, err) == (0, "")
+    assert "_BATCHAI_COMPLETE" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("batchai jo", {"job"}),
+        ("batchai --ver", {"--version"}),
+        ("batchai job fi", {"file"}),
+        ("batchai cluster show -n f", {"four"}),
+        ("batchai workspace delete v", {"vision"}),
+        ("batchai cluster show --ou", {"--output"}),
+        ("batchai cluster show -o j", {"json", "jsonc"}),
+        ("batchai clstr show -o x", set()),
+    ],
+)
+def test_what_a_shell_is_told(tmp_path: Path, words: str, found: set[str]) -> None:
+    """As bash asks: a process whose environment has the words. Names of clusters and workspaces are completed, too."""
+    for folder, name in (("clusters", "four.yaml"), ("workspaces", "vision.json")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text("{}")
+    variables = {
+        "BATCHAI_HOME": str(tmp_path),
+        "_BATCHAI_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+        "PATH": "/usr/bin:/bin",
+    }
+    done = subprocess.run([str(BATCHAI)], env=variables, capture_output=True, text=True)
+    assert {line.partition(",")[2] for line in done.stdout.splitlines() if line} == found
+    assert done.stderr == ""

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ import yaml
 from command_line import Cli
 from waiting import wait_for
 
-from mlflow_batchai.cli import cluster_lookup
-from mlflow_batchai.cli.cluster_lookup import asking
+from mlflow_batchai.cli import lookup
+from mlflow_batchai.cli.lookup import asking
 
 CLUSTER: dict[str, Any] = {
     "properties": {
@@ -57,37 +58,35 @@ def counts(cli: Cli, name: str) -> str:
 
 
 def test_the_tutorials_cluster(cli: Cli) -> None:
-    cli("workspace", "create", "-n", "myworkspace", "-l", "eastus")
-    where = ("-w", "myworkspace", "-g", "batchai.horovod")
-    made = cli.json("cluster", "create", "-n", "nc6", *where, "-s", "STANDARD_NC6", "-t", "4", "--vm-priority", "lowpriority")
-    said = cli(
-        "cluster", "create", "-n", "other", *where, "-s", "A", "-u", "me", "-p", "hush-hush", "--generate-ssh-keys", "-t", "1"
-    )
+    cli("workspace create -n myworkspace -l eastus")
+    where = "-w myworkspace -g batchai.horovod"
+    made = cli.json(f"cluster create -n nc6 {where} -s STANDARD_NC6 -t 4 --vm-priority lowpriority")
+    said = cli(f"cluster create -n other {where} -s A -u me -p hush-hush --generate-ssh-keys -t 1")
     assert said.err.count("\n") == 1
     assert "--vm-size, --generate-ssh-keys, --user-name, --password play no part with engine: local" in said.err
     assert "hush-hush" not in (cli.world.home / "clusters" / "other.yaml").read_text()
     # What Batch AI answered: it is accepted, and has no nodes yet.
     assert (made["allocationState"], made["currentNodeCount"], made["provisioningState"]) == ("resizing", 0, "succeeded")
-    shown = cli.json("cluster", "show", "nc6", *where)
+    shown = cli.json(f"cluster show nc6 {where}")
     assert (shown["allocationState"], shown["nodeStateCounts"]["idleNodeCount"]) == ("steady", 4)
-    identity = (
-        "/subscriptions/local/resourceGroups/batchai.horovod/providers/Microsoft.BatchAI/workspaces/myworkspace/clusters/nc6"
+    group = "/subscriptions/local/resourceGroups/batchai.horovod/providers/Microsoft.BatchAI"
+    assert (shown["id"], shown["type"]) == (
+        f"{group}/workspaces/myworkspace/clusters/nc6",
+        "Microsoft.BatchAI/workspaces/clusters",
     )
-    assert (shown["id"], shown["type"]) == (identity, "Microsoft.BatchAI/workspaces/clusters")
     assert (shown["location"], shown["resourceGroup"], shown["workspace"]) == ("eastus", "batchai.horovod", "myworkspace")
     assert (shown["vmSize"], shown["vmPriority"], shown["engine"]) == ("STANDARD_NC6", "lowpriority", "local")
     for key in ("creationTime", "provisioningStateTransitionTime", "allocationStateTransitionTime"):
         assert shown[key].endswith("+00:00")
     assert shown["scaleSettings"]["manual"] == {"targetNodeCount": 4, "nodeDeallocationOption": "requeue"}
-    assert cli("cluster", "show", "-n", "nc6", *where, "-o", "table").out.splitlines() == [
+    assert cli(f"cluster show -n nc6 {where} -o table").out.splitlines() == [
         "Name  Resource Group   Workspace    VM Size       State   Idle  Running  Preparing  Leaving  Unusable",
         "----  ---------------  -----------  ------------  ------  ----  -------  ---------  -------  --------",
         "nc6   batchai.horovod  myworkspace  STANDARD_NC6  steady  4     0        0          0        0",
     ]
-    assert [row["name"] for row in cli.json("cluster", "list")] == ["local", "nc6", "other"]
-    assert [row["name"] for row in cli.json("cluster", "list", "-w", "myworkspace")] == ["nc6", "other"]
-    assert cli.json("cluster", "list", "-w", "default", "--query", "[].name") == ["local"]
-    elsewhere = cli("cluster", "show", "-n", "nc6", "-w", "default")
+    for options, names in (("", ["local", "nc6", "other"]), ("-w myworkspace", ["nc6", "other"]), ("-w default", ["local"])):
+        assert cli.json(f"cluster list {options} --query [].name") == names
+    elsewhere = cli("cluster show -n nc6 -w default")
     assert elsewhere.code == 3 and "no cluster 'nc6' in workspace 'default' (it is in 'myworkspace')" in elsewhere.err
 
 
@@ -101,59 +100,21 @@ def test_a_document_with_options_over_it(cli: Cli) -> None:
     path = cli.world.home / "clusters" / "c.yaml"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert document(cli, "c") == CLUSTER
-    options = ("--min", "1", "--max", "4", "-s", "X", "-i", "UbuntuLTS", "-k", "ssh-rsa AAAA", "--python", "python3")
-    assert (
-        cli("cluster", "create", "-n", "d", "-f", file, *options, "--subnet", "/s", "--share", "here").code == 1
-    )  # no program
+    options = f"-f {file} --min 1 --max 4 -s X -i UbuntuLTS -k 'ssh-rsa AAAA' --subnet /s --share here"
+    assert cli(f"cluster create -n d {options} --python python3").code == 1  # no program
     assert not (cli.world.home / "clusters" / "d.yaml").exists()
-    options = (
-        "--min",
-        "1",
-        "--max",
-        "4",
-        "-s",
-        "X",
-        "-i",
-        "UbuntuLTS",
-        "-k",
-        "ssh-rsa AAAA",
-        "--subnet",
-        "/s",
-        "--share",
-        "here",
-    )
-    shown = cli.json("cluster", "create", "-n", "d", "-f", file, *options)
-    assert shown["scaleSettings"] == {
-        "manual": None,
-        "autoScale": {"minimumNodeCount": 1, "maximumNodeCount": 4, "initialNodeCount": 0},
-    }
-    assert (shown["vmSize"], shown["subnet"], shown["userAccountSettings"]["adminUserSshPublicKey"]) == (
-        "X",
-        {"id": "/s"},
-        "ssh-rsa AAAA",
-    )
+    shown = cli.json(f"cluster create -n d {options}")
+    scale = {"manual": None, "autoScale": {"minimumNodeCount": 1, "maximumNodeCount": 4, "initialNodeCount": 0}}
+    assert (shown["scaleSettings"], shown["vmSize"], shown["subnet"]) == (scale, "X", {"id": "/s"})
+    assert shown["userAccountSettings"]["adminUserSshPublicKey"] == "ssh-rsa AAAA"
     assert shown["virtualMachineConfiguration"]["imageReference"]["offer"] == "UbuntuServer"
     assert document(cli, "d")["share"] == str(cli.world.cwd / "here")
     assert counts(cli, "d") == "1 0 0 0 0"
 
 
 def test_volumes(cli: Cli) -> None:
-    account = ("--storage-account-name", "acc", "--storage-account-key", "aHVzaA==")
-    said = cli(
-        "cluster",
-        "create",
-        "-n",
-        "c",
-        *account,
-        "--afs-name",
-        "files",
-        "--bfs-name",
-        "blobs",
-        "--bfs-mount-path",
-        "b",
-        "--nfs",
-        "n",
-    )
+    account = "--storage-account-name acc --storage-account-key aHVzaA=="
+    said = cli(f"cluster create -n c {account} --afs-name files --bfs-name blobs --bfs-mount-path b --nfs n")
     assert (said.code, said.err.count("\n")) == (0, 1)
     assert "--storage-account-key is not kept" in said.err and "aHVzaA" not in json.dumps(document(cli, "c"))
     assert document(cli, "c")["nodeSetup"]["mountVolumes"] == {
@@ -161,19 +122,10 @@ def test_volumes(cli: Cli) -> None:
         "azureBlobFileSystems": [{"containerName": "blobs", "relativeMountPath": "b", "accountName": "acc"}],
         "fileServers": [{"fileServer": {"id": "n"}, "relativeMountPath": "nfs"}],
     }
-    said = cli(
-        "cluster",
-        "create",
-        "-n",
-        "auto",
-        "--use-auto-storage",
-        "--query",
-        "nodeSetup.mountVolumes.azureFileShares[].relativeMountPath",
-    )
+    paths = "nodeSetup.mountVolumes.azureFileShares[].relativeMountPath"
+    said = cli(f"cluster create -n auto --use-auto-storage --query {paths}")
     assert json.loads(said.out) == ["autoafs"] and "file share 'batchaishare' of the account 'autostorage'" in said.err
-    assert [share["name"] for share in cli.json("storage", "share", "list", "--account-name", "autostorage")] == [
-        "batchaishare"
-    ]
+    assert cli.json("storage share list --account-name autostorage --query [].name") == ["batchaishare"]
 
 
 @pytest.mark.parametrize(
@@ -284,11 +236,17 @@ def test_commands_on_a_node(cli: Cli, capfd: pytest.CaptureFixture[str]) -> None
 
 
 def test_nodes_that_take_their_time(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with asking("quick"):
+    closed: list[str] = []
+    quick, slow = (
+        SimpleNamespace(name=name, engine=SimpleNamespace(close=lambda name=name: closed.append(name)))
+        for name in ("quick", "slow")
+    )
+    with asking(quick):
         pass
-    monkeypatch.setattr(cluster_lookup, "PATIENCE_SECONDS", 0.01)
-    with asking("slow"):
+    monkeypatch.setattr(lookup, "PATIENCE_SECONDS", 0.01)
+    with asking(slow):
         assert "the nodes of cluster 'slow' have not all answered yet" in wait_for(lambda: capsys.readouterr().err)
+    assert closed == ["quick", "slow"]
 
 
 def test_a_path_is_no_cluster(cli: Cli, tmp_path: Path) -> None:

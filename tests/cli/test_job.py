@@ -83,13 +83,6 @@ def test_an_unknown_job_is_one_sentence_and_exit_code_3(cli, run, verb):
     assert cli("job", verb, "nope") == (3, "", "batchai: there is no job 'nope'; the newest are: toy-1\n")
 
 
-def test_a_bug_is_one_sentence_too_and_debug_shows_where(cli, run, monkeypatch):
-    monkeypatch.setattr(lookup, "of_run", lambda run, tracking: {}["nope"])
-    assert cli("job", "show", "toy-1") == (1, "", "batchai: KeyError: 'nope' (with --debug: where)\n")
-    with pytest.raises(KeyError):
-        cli("job", "show", "toy-1", "--debug")
-
-
 ENDS = [
     (JobState("succeeded", 0), 0, "batchai: job toy-1 succeeded\n"),
     (JobState("failed", 7, reason="rank 0 died"), 7, "batchai: job toy-1 failed: rank 0 died\n"),
@@ -99,14 +92,16 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("ended", "code", "words"), [*ENDS, (JobDetachedError("left; job toy-1 goes on"), 1, "goes on\n")])
-def test_attach(cli, job, ended, code, words):
+def test_the_exit_code_is_the_jobs_and_never_0_for_one_that_failed(cli, job, ended, code, words):
     job.ended = ended
-    said = cli("job", "attach", "toy-1")
-    assert (said.code, said.out) == (code, "")
-    assert said.err.endswith(words)
-    assert job.calls == ["follower", {"from_start": True}]
-    assert cli("job", "attach", "-n", "toy-1", "--new").code == code
-    assert job.calls[-1] == {"from_start": False}
+    watches = [("attach toy-1", {"from_start": True}), ("attach -n toy-1 --new", {"from_start": False})]
+    if not isinstance(ended, Exception):
+        watches.append(("wait -n toy-1 --interval 15", "wait"))
+    for verb, call in watches:
+        job.calls.clear()
+        said = cli(f"job {verb}")
+        assert (said.code, said.out, job.calls) == (code, "", ["follower", call])
+        assert said.err.endswith(words)
 
 
 FAR = {"pid": 7, "host": "far"}
@@ -139,15 +134,6 @@ def test_attach_is_about_one_job_or_all(cli):
         code, out, err = cli("job", "attach", *words.split())
         assert (code, out) == (2, "")
         assert sentence in err
-
-
-@pytest.mark.parametrize(("ended", "code", "words"), ENDS)
-def test_wait_exits_with_the_jobs_code_and_never_0_for_one_that_failed(cli, job, ended, code, words):
-    job.ended = ended
-    said = cli("job", "wait", "-n", "toy-1", "--interval", "15")
-    assert (said.code, said.out) == (code, "")
-    assert said.err.endswith(words)
-    assert job.calls == ["follower", "wait"]
 
 
 @pytest.mark.parametrize(
@@ -187,13 +173,34 @@ def test_ctrl_c_leaves_a_job_that_is_waited_for(cli, job, monkeypatch):
     assert cli("job", "wait", "toy-1") == (1, "", "\nbatchai: interrupted; jobs that run go on\n")
 
 
-def test_terminate(cli, job):
+@pytest.mark.parametrize(
+    ("verb", "current", "options", "calls"),
+    [
+        ("terminate", "running", "", ["cancel: batchai job terminate", "follower", "wait"]),
+        # Who waited for it before may be gone.
+        ("terminate", "running", "--no-wait", ["cancel: batchai job terminate", "follower"]),
+        # Its run may not have ended.
+        ("terminate", "succeeded", "", ["follower", "wait"]),
+        ("delete", "running", "", ["cancel: batchai job delete", "follower", "wait"]),
+        ("delete", "running", "--no-wait", ["cancel: batchai job delete", "follower"]),
+        ("delete", "succeeded", "", ["follower", "wait"]),
+        ("delete", "succeeded", "--no-wait", []),
+    ],
+)
+def test_terminate_and_delete(cli, job, run, verb, current, options, calls):
+    """What runs is ended first; a deleted run goes to MLflow's trash, its files stay; afterwards there is no such job."""
+    job.current = JobState(current)
     job.ended = JobState("failed", reason="terminated by me", terminated=True)
-    assert cli("job", "terminate", "toy-1", "-y") == (0, "", "batchai: job toy-1: failed (terminated by me)\n")
-    assert job.calls == ["cancel: batchai job terminate", "follower", "wait"]
-    job.calls.clear()
-    assert cli("job", "terminate", "toy-1", "-y", "--no-wait") == (0, "", "")
-    assert job.calls == ["cancel: batchai job terminate", "follower"]  # who waited for it before may be gone
+    said = cli(f"job {verb} toy-1 -y {options}")
+    assert (said.code, said.out, job.calls) == (0, "", calls)
+    assert deleted(cli, run) == (verb == "delete")
+    if verb == "delete":
+        assert f"its files stay at {job.share.root}/logs/seg until `batchai gc`" in said.err
+        assert f"mlflow runs restore --run-id {run.info.run_id}" in said.err
+        assert {cli("job", "show", name).code for name in ("toy-1", run.info.run_id)} == {3}
+        assert cli.json("job list") == []
+    elif not options:
+        assert ("terminated by me" if current == "running" else "has ended already") in said.err
 
 
 @pytest.mark.parametrize("verb", ["terminate", "delete"])
@@ -202,12 +209,6 @@ def test_what_cannot_be_undone_is_asked_only_on_a_terminal(cli, job, verb):
     assert (said.code, said.out) == (2, "")
     assert said.err == f"batchai: {verb.capitalize()} job toy-1: this needs -y where there is no terminal to ask on\n"
     assert job.calls == []
-
-
-def test_terminate_what_has_ended(cli, job):
-    job.current = JobState("succeeded", 0)
-    assert cli("job", "terminate", "toy-1") == (0, "", "batchai: job toy-1 has ended already\n")
-    assert job.calls == ["follower", "wait"]  # its run may not have ended
 
 
 @pytest.mark.parametrize(
@@ -231,32 +232,6 @@ def test_terminate_what_never_began(cli, run, monkeypatch, status, code, words):
 
 def deleted(cli, run):
     return cli.world.client.get_run(run.info.run_id).info.lifecycle_stage == "deleted"
-
-
-def test_delete_what_runs(cli, job, run):
-    """It is ended first; its run goes to MLflow's trash, its files stay; afterwards there is no such job."""
-    said = cli("job", "delete", "toy-1", "-y")
-    assert (said.code, said.out) == (0, "")
-    assert f"its files stay at {job.share.root}/logs/seg until `batchai gc`" in said.err
-    assert f"mlflow runs restore --run-id {run.info.run_id}" in said.err
-    assert job.calls == ["cancel: batchai job delete", "follower", "wait"]
-    assert deleted(cli, run)
-    for name in ("toy-1", run.info.run_id):
-        assert cli("job", "show", name).code == 3
-    assert cli.json("job", "list") == []
-
-
-def test_delete_without_waiting(cli, job, run):
-    assert cli("job", "delete", "toy-1", "-y", "--no-wait").code == 0
-    assert job.calls == ["cancel: batchai job delete", "follower"]
-    assert deleted(cli, run)
-
-
-def test_delete_what_has_ended_waits_for_its_last_results(cli, job, run):
-    job.current = JobState("succeeded", 0)
-    assert cli("job", "delete", "toy-1", "-y").code == 0
-    assert job.calls == ["follower", "wait"]
-    assert deleted(cli, run)
 
 
 def test_delete_what_has_no_folder(cli, run, monkeypatch):

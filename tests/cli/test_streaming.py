@@ -14,7 +14,7 @@ from azure_server import AzureServer
 from plans import toy_plan
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.cli import streaming
+from mlflow_batchai.cli import file
 from mlflow_batchai.client import jobview, runner
 from mlflow_batchai.client import streaming as files
 from mlflow_batchai.cluster import scaling
@@ -79,7 +79,7 @@ def attempts(tmp_path: Path) -> Attempts:
 def test_a_stream_goes_on_with_the_next_attempt(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
     """What the first attempt wrote last is shown, then the whole of the second."""
     attempts.log(1, "one\n")
-    pieces = streaming.stream_file(attempts.submitted, directories.LOGS, "./stdout.txt")
+    pieces = file.growing(attempts.submitted, directories.LOGS, "./stdout.txt")
     assert next(pieces) == "one\n"
     attempts.log(1, "one\nlast of the first\n")
     attempts.end(1, following=2)
@@ -96,7 +96,7 @@ def test_a_job_that_nobody_relays_gets_a_follower(
     """Its nodes and its follower are lost: who reads its output is not left waiting for ever."""
     monkeypatch.setattr(lease, "PACE", (5.0, 20.0, 0.0))
     attempts.log(1, "one\n")
-    pieces = streaming.stream_file(attempts.submitted, directories.LOGS, "stdout.txt")
+    pieces = file.growing(attempts.submitted, directories.LOGS, "stdout.txt")
     assert (next(pieces), len(_followers)) == ("one\n", 1)
     monkeypatch.setattr(detached, "FOLLOWER_STARTS", 2)
     timer = threading.Timer(0.7, attempts.end, [1])  # as a follower that finds the nodes gone does
@@ -112,7 +112,7 @@ def test_a_job_that_nobody_relays_gets_a_follower(
 def test_a_job_that_has_ended_needs_no_follower_to_be_read(attempts: Attempts, _followers: list[Submitted]) -> None:
     attempts.log(1, "one\n")
     attempts.end(1)
-    assert "".join(streaming.stream_file(attempts.submitted, directories.LOGS, "stdout.txt")) == "one\n"
+    assert "".join(file.growing(attempts.submitted, directories.LOGS, "stdout.txt")) == "one\n"
     assert _followers == []
 
 
@@ -120,7 +120,7 @@ def test_an_output_directory_is_the_same_for_all_attempts(tmp_path: Path) -> Non
     directory = {"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": None}
     attempts = Attempts(DirectoryShare(tmp_path / "share"), outputDirectories=[directory])
     attempts.share.write(f"{FOLDER}/outputs/notes.txt", b"one\n")
-    pieces = streaming.stream_file(attempts.submitted, "MODEL", "notes.txt")
+    pieces = file.growing(attempts.submitted, "MODEL", "notes.txt")
     assert next(pieces) == "one\n"
     attempts.end(1, following=2)
     attempts.share.write(f"{FOLDER}/outputs/notes.txt", b"one\ntwo\n")
@@ -133,19 +133,19 @@ def test_a_stream_begins_with_the_present_attempt(attempts: Attempts) -> None:
     attempts.end(1, following=2)
     attempts.log(2, "two\n")
     attempts.end(2)
-    assert "".join(streaming.stream_file(attempts.submitted, directories.LOGS, "stdout.txt")) == "two\n"
+    assert "".join(file.growing(attempts.submitted, directories.LOGS, "stdout.txt")) == "two\n"
 
 
 def test_a_file_that_never_came(attempts: Attempts) -> None:
     attempts.log(1, "one\n")
     attempts.end(1)
     with pytest.raises(JobError, match=r"^The file nope\.txt not found for the completed job\.$"):
-        list(streaming.stream_file(attempts.submitted, directories.LOGS, "nope.txt"))
+        list(file.growing(attempts.submitted, directories.LOGS, "nope.txt"))
 
 
 def test_logs_of_a_job_that_wrote_none(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
     attempts.end(1)
-    assert list(streaming.stream_file(attempts.submitted, directories.LOGS, "stdout.txt", required=False)) == []
+    assert list(file.growing(attempts.submitted, directories.LOGS, "stdout.txt", required=False)) == []
     assert "job toy has written no stdout.txt" in capsys.readouterr().err
 
 
@@ -155,12 +155,12 @@ def test_logs_of_a_job_that_wrote_none(attempts: Attempts, capsys: pytest.Captur
 def test_what_can_be_no_file_is_not_waited_for(attempts: Attempts, path: str, words: str) -> None:
     attempts.log(1, "x", "folder/text")
     with pytest.raises(UsageError, match=words):
-        next(streaming.stream_file(attempts.submitted, directories.LOGS, path))
+        next(file.growing(attempts.submitted, directories.LOGS, path))
 
 
 def test_a_stream_that_begins_anew_says_so(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
     attempts.log(1, "one\n")
-    pieces = streaming.stream_file(attempts.submitted, directories.LOGS, "stdout.txt")
+    pieces = file.growing(attempts.submitted, directories.LOGS, "stdout.txt")
     assert next(pieces) == "one\n"
     attempts.log(1, "another\n")
     assert next(pieces) == "another\n"
@@ -173,7 +173,7 @@ def test_what_is_written_shows_within_a_second(attempts: Attempts) -> None:
     assert max(files.LOOK_SECONDS, files.REQUEST_SECONDS) < 1
     attempts.log(1, "one\n")
     timer = threading.Timer(0.05, attempts.log, (1, "one\nno line's end"))
-    pieces = streaming.stream_file(attempts.submitted, directories.LOGS, "stdout.txt")
+    pieces = file.growing(attempts.submitted, directories.LOGS, "stdout.txt")
     assert next(pieces) == "one\n"
     timer.start()
     assert next(pieces) == "no line's end"
@@ -186,7 +186,7 @@ def test_a_share_where_every_look_costs_a_request(azure: AzureServer) -> None:
     credentials.remember(azure.account, Credential(azure.key))
     attempts = Attempts(open_share(azure.url("streams")), board=True)
     attempts.log(1, "one\n")
-    pieces = streaming.stream_file(attempts.submitted, directories.LOGS, "stdout.txt")
+    pieces = file.growing(attempts.submitted, directories.LOGS, "stdout.txt")
     assert next(pieces) == "one\n"
     timer = threading.Timer(0.1, attempts.log, (1, "one\ntwo\n"))
     timer.start()
@@ -205,7 +205,7 @@ def test_ctrl_c_leaves_the_job_running(capsys: pytest.CaptureFixture[str]) -> No
         yield "one\n"
         raise KeyboardInterrupt
 
-    streaming.show_text(pieces(), "toy")
+    file.show_text(pieces(), "toy")
     assert capsys.readouterr() == ("one\n", "\nbatchai: job toy goes on\n")
 
 
@@ -218,14 +218,14 @@ class Closed(io.StringIO):
 
 def test_a_reader_that_leaves_ends_it_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdout", Closed())
-    streaming.show_text(iter(["one\n"]), "toy")
+    file.show_text(iter(["one\n"]), "toy")
     assert capsys.readouterr().err == ""
 
 
 def test_a_terminal_that_cannot_show_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", newline="\n"))
-    streaming.show_text(iter(["Größe\n"]), "toy")
+    file.show_text(iter(["Größe\n"]), "toy")
     assert raw.getvalue() == b"Gr\\xf6\\xdfe\n"
 
 

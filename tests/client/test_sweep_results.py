@@ -99,6 +99,6 @@ def test_rows_data_description_and_table() -> None:
     assert "- `toy-3` failed: `rank 1 died: ValueError: no`" in found.description and "sweep attach toy" in found.description
     lines = [line.split() for line in table(found).splitlines()]
     assert lines[0] == ["lr", "bs", "State", "acc", "Duration", "Job"]
-    assert lines[1] == ["0.1", "4", "running", "0.99", "0:00:10", "toy-1"]
-    assert lines[2] == ["0.2", "8", "not", "started", "toy-4"]
-    assert lines[-1] == ["toy-3", "failed:", "rank", "1", "died:", "ValueError:", "no"] and len(lines) == 6
+    assert lines[2] == ["0.1", "4", "running", "0.99", "0:00:10", "toy-1"]
+    assert lines[3] == ["0.2", "8", "not", "started", "toy-4"]
+    assert lines[-1] == ["toy-3", "failed:", "rank", "1", "died:", "ValueError:", "no"] and len(lines) == 7
