@@ -268,7 +268,7 @@ def test_another_one_takes_over_from_a_follower_that_the_store_refuses(following
     assert follow() is None and not ended
     mine.client = client
     assert follow().execution_state == "succeeded"
-    first.join(20)
+    first.join(60)
     assert ended == [None] and Lease(made.job).glance().number == 2
     assert client.get_run(made.plan["runId"]).info.status == "FINISHED"
     assert history(client, made.plan["runId"]) == EXPECTED

@@ -133,7 +133,6 @@ def models_of(client, run):
     return [model for model in found if model.source_run_id == run.run_id]
 
 
-@pytest.mark.training
 def test_all_formats_load_from_every_uri_and_predict_the_same(tracking, client, run, tmp_path):
     python(TRAIN, cwd=tmp_path)
     ids = {"experiment_id": run.experiment_id, "run_id": run.run_id}
