@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO_HOME := $(CURDIR)/.demo
 SOURCES := mlflow_batchai projects tests benchmarks
 
-.PHONY: help demo test check setup setup-dev format lint types layers test-fast faults contract screenshots bench constraints clean
+.PHONY: help demo test test-all check setup setup-dev format lint types layers faults contract screenshots bench constraints clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -24,11 +24,11 @@ setup-dev: $(VENV)/.setup-dev ## The same with what tests and checks need.
 demo: $(VENV)/.setup ## Train the CIFAR network on real digit images: two ranks on two nodes of this machine.
 	@BATCHAI_HOME=$(DEMO_HOME)/batchai MLFLOW_TRACKING_URI=sqlite:///$(DEMO_HOME)/mlflow.db scripts/demo.sh $(BIN) $(DEMO_HOME)
 
-test: $(VENV)/.setup-dev ## Every test, a file at a time in each of two processes (about 25 minutes on 2 cores).
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+test: $(VENV)/.setup-dev ## What a change can break, a file at a time in each of two processes (about 15 minutes on 2 cores).
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
-test-fast: $(VENV)/.setup-dev ## The tests that train nothing and start no browser.
-	$(BIN)/python -m pytest -m "not training and not browser"
+test-all: $(VENV)/.setup-dev ## Every test: also trainings, browsers, random faults, wheels, machines, documentation (about 40 minutes).
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 faults: $(VENV)/.setup-dev ## Failures, killed processes, fifty jobs at once (about 20 minutes); SEEDS=1-50: those seeds of the randomized run.
 ifdef SEEDS
@@ -53,7 +53,7 @@ bench: $(VENV)/.setup-dev ## All benchmarks: ratios measured side by side (minut
 	$(BIN)/python benchmarks/opener.py
 
 screenshots: $(VENV)/.setup-dev ## Take docs/images anew: MLflow's pages of jobs that train here (about 4 minutes).
-	$(BIN)/python -m pytest -m browser tests/e2e/test_ui.py --screenshots docs/images --basetemp /tmp/batchai
+	$(BIN)/python -m pytest tests/e2e/test_ui.py --screenshots docs/images --basetemp /tmp/batchai
 
 format: $(VENV)/.setup-dev ## Format the code.
 	$(BIN)/ruff format $(SOURCES)
@@ -66,10 +66,10 @@ lint: $(VENV)/.setup-dev ## Formatting and lint, without changing anything.
 types: $(VENV)/.setup-dev ## mypy, strict.
 	$(BIN)/mypy
 
-layers: $(VENV)/.setup-dev ## Which room may import which.
+layers: $(VENV)/.setup-dev ## Which package may import which.
 	$(BIN)/lint-imports
 
-check: lint types layers test ## Everything that CI runs.
+check: lint types layers test-all ## Everything that CI runs.
 
 constraints: $(VENV)/.setup-dev ## Write constraints.txt from what is installed now.
 	@(head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | grep -viE '^(horovod|mlflow-batchai)|@ file') > constraints.new && mv constraints.new constraints.txt

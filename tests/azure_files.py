@@ -7,7 +7,6 @@ import stat
 import time
 
 from azure_answers import Answer, Call, Refusal, parse_range
-from azure_leases import check_lease, file_lease
 from azure_listing import list_directory, list_ranges, list_shares
 from azure_moves import copy, rename
 from azure_shares import service_properties, share
@@ -138,20 +137,16 @@ class Files:
                 return list_ranges(call, path, self.headers(path, status))
             case "DELETE", "":
                 with self.store.lock:
-                    check_lease(self.store, call, path)
                     with refusals("ResourceNotFound", path):
                         os.unlink(path)
                     self.store.forget(path)
                 return Answer(202)
             case "PUT", "metadata":
                 with self.store.lock:
-                    check_lease(self.store, call, path)
                     self.store.touch(path).metadata = metadata(call)
                 return Answer(200, describe(self.store, path, status, directory=False))
             case "PUT", "properties":
                 return self.set_properties(call, path)
-            case "PUT", "lease":
-                return file_lease(self.store, call, path, describe(self.store, path, status, directory=False))
         raise Refusal("UnsupportedHttpVerb")
 
     def headers(self, path: str, status: os.stat_result) -> dict[str, str]:
@@ -163,8 +158,6 @@ class Files:
             "Accept-Ranges": "bytes",
             "x-ms-type": "File",
             "x-ms-server-encrypted": "true",
-            "x-ms-lease-status": "locked" if extras.lease else "unlocked",
-            "x-ms-lease-state": "leased" if extras.lease else "broken" if extras.broken else "available",
             **{f"x-ms-meta-{name}": value for name, value in extras.metadata.items()},
         }
 
@@ -200,7 +193,6 @@ class Files:
                     os.pwrite(descriptor, call.body, 0)
                 set_times(call, descriptor)
                 with self.store.lock:
-                    check_lease(self.store, call, path)
                     os.replace(fresh, path)
                     extras = self.store.touch(path)
                     extras.metadata, extras.content = metadata(call), content_headers(call)
@@ -227,7 +219,6 @@ class Files:
             if len(call.body) != length:
                 raise Refusal("InvalidHeaderValue", HeaderName="Content-Length", HeaderValue=str(len(call.body)))
             check_md5(call)
-        check_lease(self.store, call, path)
         with refusals("ResourceNotFound", path), opened(path, os.O_RDWR) as descriptor:
             before = os.fstat(descriptor)
             if last >= before.st_size:
@@ -239,15 +230,13 @@ class Files:
             return Answer(201, describe(self.store, path, os.fstat(descriptor), directory=False))
 
     def set_properties(self, call: Call, path: str) -> Answer:
-        with self.store.lock:
-            check_lease(self.store, call, path)
-            with refusals("ResourceNotFound", path):
-                if "x-ms-content-length" in call.headers:
-                    size = int(call.headers["x-ms-content-length"])
-                    self.store.room(call.share, size - os.stat(path).st_size)
-                    os.truncate(path, size)
-                extras = self.store.touch(path)
-                extras.content = content_headers(call)  # what the request doesn't name is cleared
-                extras.attributes = named_attributes(call) or extras.attributes
-                set_times(call, path)
-                return Answer(200, describe(self.store, path, os.stat(path), directory=False))
+        with self.store.lock, refusals("ResourceNotFound", path):
+            if "x-ms-content-length" in call.headers:
+                size = int(call.headers["x-ms-content-length"])
+                self.store.room(call.share, size - os.stat(path).st_size)
+                os.truncate(path, size)
+            extras = self.store.touch(path)
+            extras.content = content_headers(call)  # what the request doesn't name is cleared
+            extras.attributes = named_attributes(call) or extras.attributes
+            set_times(call, path)
+            return Answer(200, describe(self.store, path, os.stat(path), directory=False))

@@ -10,7 +10,6 @@ import uuid
 from urllib.parse import unquote, urlsplit
 
 from azure_answers import Answer, Call, Refusal
-from azure_leases import check_lease
 from azure_store import Store, checked, describe, metadata, opened, refusals
 
 
@@ -33,11 +32,9 @@ def rename(store: Store, call: Call, path: str) -> Answer:
             status = os.stat(source)
         if stat.S_ISDIR(status.st_mode) != directory:
             raise Refusal("ResourceNotFound")
-        check_lease(store, call, source, "x-ms-source-lease-id")
-        if os.path.lexists(path) and path != source:
-            if directory or os.path.isdir(path) or call.headers.get("x-ms-file-rename-replace-if-exists", "").lower() != "true":
-                raise Refusal("ResourceAlreadyExists")
-            check_lease(store, call, path, "x-ms-destination-lease-id")
+        replaces = call.headers.get("x-ms-file-rename-replace-if-exists", "").lower() == "true"
+        if os.path.lexists(path) and path != source and (directory or os.path.isdir(path) or not replaces):
+            raise Refusal("ResourceAlreadyExists")
         with refusals():
             os.rename(source, path)
         store.forget(path)
@@ -61,7 +58,6 @@ def copy(store: Store, call: Call, path: str) -> Answer:
         with refusals():
             shutil.copyfile(source, fresh)
             with store.lock:
-                check_lease(store, call, path)
                 os.replace(fresh, path)
                 extras, old = store.touch(path), store.known(source)
                 extras.metadata, extras.content = metadata(call) or dict(old.metadata), dict(old.content)

@@ -6,7 +6,6 @@ import os
 import shutil
 
 from azure_answers import Answer, Call, Refusal, http_date, xml
-from azure_leases import share_lease
 from azure_store import SHARE_NAME, Store, metadata, refusals
 
 
@@ -36,7 +35,6 @@ def share(store: Store, call: Call) -> Answer:
                 quota = store.quotas.get(call.share)
                 headers["x-ms-share-quota"] = str(5120 if quota is None else max(1, quota >> 30))
                 headers["x-ms-access-tier"] = "TransactionOptimized"
-                headers["x-ms-lease-status"] = "locked" if extras.lease else "unlocked"
                 return Answer(200, headers | {f"x-ms-meta-{name}": value for name, value in extras.metadata.items()})
             case "GET", "stats":
                 used = sum(os.lstat(f"{folder}/{name}").st_size for folder, _, names in os.walk(path) for name in names)
@@ -53,8 +51,6 @@ def share(store: Store, call: Call) -> Answer:
             case "PUT", "properties":
                 set_quota(store, call)
                 return Answer(200, headers)
-            case "PUT", "lease":
-                return share_lease(store, call, path, headers)
     raise Refusal("UnsupportedHttpVerb")
 
 

@@ -1,4 +1,4 @@
-"""What a share keeps beside its directory: names and paths, metadata, HTTP headers, leases, the share's size limit.
+"""What a share keeps beside its directory: names and paths, metadata, HTTP headers, the share's size limit.
 
 The directory is the truth: a file that something else makes there (a bind mount, a test) is served at once. Only what a directory can't
 hold is in memory, by path.
@@ -35,9 +35,6 @@ class Extras:
     attributes: str = ""
     created: float = 0.0
     version: int = 0  # counts changes: inode times alone are too coarse for an ETag
-    lease: str = ""
-    broken: bool = False
-    until: float = 0.0  # monotonic time at which the lease ends
 
 
 class Store:

@@ -20,7 +20,9 @@ import psutil
 import pytest
 from azure_server import AzureServer
 from command_line import Cli
+from hypothesis import settings
 from netns import Machine
+from slow import SLOW
 from sshd import SshNodes, ssh_nodes
 from waiting import wait_for
 
@@ -29,6 +31,17 @@ from mlflow_batchai.storage import credentials
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
 BIN = Path(sys.executable).parent
+
+# Machines are slow at times; the examples are the same in every run.
+settings.register_profile("batchai", deadline=None, derandomize=True, database=None)
+settings.load_profile("batchai")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the marker ``slow``."""
+    for item in items:
+        if f"{item.path.relative_to(ROOT / 'tests')}::{item.name}".startswith(SLOW):
+            item.add_marker("slow")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,6 +56,14 @@ def store_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # MLflow's default artifact location is ./mlruns of where the store is made: each World makes its own (below).
     subprocess.run([PYTHON, "-c", code], check=True, capture_output=True, cwd=path.parent)
     return path
+
+
+@pytest.fixture(scope="session")
+def agent_pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The one file that nodes are sent."""
+    from mlflow_batchai.engines import archive
+
+    return archive.stored(tmp_path_factory.mktemp("agents"))
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +107,14 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
         credentials.name_endpoint(server.endpoint)
         credentials.name_endpoint(server.blob_endpoint)
         yield server
+
+
+def argv(process: psutil.Process) -> list[str]:
+    """The arguments of a process; none of one that has just ended."""
+    try:
+        return list(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return []
 
 
 class World:
@@ -144,11 +173,11 @@ class World:
     def command(self, *arguments: str | Path) -> list[str]:
         return [str(BIN / "mlflow"), "run", *(str(argument) for argument in arguments), "--backend", "batchai"]
 
-    def run(self, *arguments: str | Path, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str | Path, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
         """``mlflow run ... --backend batchai``, to its end."""
         return self.call(self.command(*arguments), timeout=timeout, **environment)
 
-    def call(self, argv: list[str], timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    def call(self, argv: list[str], timeout: float = 180, **environment: str) -> subprocess.CompletedProcess[str]:
         """Any command, to its end; its group is killed if it takes too long."""
         process = self.start(argv, **environment)
         try:
@@ -207,6 +236,11 @@ class World:
         tags = (run or self.last).data.tags
         return Path(tags["batchai.share"].removeprefix("file://")) / tags["batchai.folder"]
 
+    def points(self, key: str = "loss", run: Any = None) -> list[tuple[int, float]]:
+        """(step, value) of each point that a run has of a metric."""
+        history = self.client.get_metric_history((run or self.last).info.run_id, key)
+        return [(point.step, point.value) for point in history]
+
     def log(self, name: str = "stdout.txt", run: Any = None) -> str:
         """A log file of a run's job folder."""
         return (self.folder(run) / "stdouterr" / name).read_text(encoding="utf-8")
@@ -257,21 +291,35 @@ class World:
         """Agents, by node."""
         found = []
         for process in self.processes():
-            try:
-                line = process.cmdline()
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
+            line = argv(process)
             if "agent" in line and any(part.startswith("--node=") for part in line):
                 found.append((next(part for part in line if part.startswith("--node=")), process))
         return [process for _, process in sorted(found, key=lambda pair: pair[0])]
 
-    def wait(self, condition: Callable[[], Any], seconds: float = 60, what: str = "") -> Any:
+    def serving(self) -> set[int]:
+        """Process ids of what answers clients on its nodes over SSH."""
+        return {process.pid for process in self.processes() if argv(process)[-1:] == ["serve"]}
+
+    def followers(self) -> list[psutil.Process]:
+        """The processes that follow its jobs."""
+        return [process for process in self.processes() if "mlflow_batchai.follower" in argv(process)]
+
+    def lose_followers(self) -> int:
+        """Kill them; how many there were."""
+        found = self.followers()
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(found, 60)
+        return len(found)
+
+    def wait(self, condition: Callable[[], Any], seconds: float = 120, what: str = "") -> Any:
         """Wait for a condition that a real process brings about."""
         return wait_for(condition, seconds, what, pause=0.1)
 
-    def wait_gone(self, seconds: float = 30) -> None:
+    def wait_gone(self) -> None:
         """Wait until nothing of this world runs."""
-        self.wait(lambda: not self.processes(), seconds, "processes are left")
+        self.wait(lambda: not self.processes(), what="processes are left")
 
     def close(self) -> None:
         """End what is left."""
@@ -292,15 +340,10 @@ def world(tmp_path: Path, store_template: Path) -> Iterator[World]:
     made = World(tmp_path, store_template)
     try:
         yield made
-        until = time.monotonic() + 10
+        until = time.monotonic() + 30
         while (left := made.processes()) and time.monotonic() < until:
             time.sleep(0.1)
-        lines = []
-        for process in left:
-            try:
-                lines.append(" ".join(process.cmdline()))
-            except psutil.NoSuchProcess:
-                continue
+        lines = [" ".join(line) for process in left if (line := argv(process))]
         assert not lines, f"left running: {lines}"
     finally:
         made.close()

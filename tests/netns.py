@@ -61,7 +61,8 @@ class Machines:
         self.key_file = sshd.make_key(self._root / "id_ed25519")
         with contextlib.ExitStack() as stack:
             self._stack = stack
-            self.network = self.add_network()
+            self.network = Network()
+            stack.callback(self.network.remove)
             self._machines = []
             for number, setup in enumerate(self._setups, 1):
                 folder = self._root / f"bnode{number}"
@@ -89,9 +90,3 @@ class Machines:
 
     def __len__(self) -> int:
         return len(self._machines)
-
-    def add_network(self) -> Network:
-        """A further network, for ``Machine.add_interface``; removed with the machines."""
-        network = Network()
-        self._stack.callback(network.remove)
-        return network

@@ -72,7 +72,7 @@ class Machine:
         address, address6, port: where its sshd listens (on all its interfaces).
         known_hosts_lines: its host key under both addresses.
         folder: its part of the disk: ``home/``, ``bin/``, ``var_tmp/``, ``hosts``, ``sshd.log``, ``init.log``.
-        networks: its interfaces; ``eth0`` is the first.
+        network: that of its ``eth0``.
         share: where it sees the shared folder; ``home``: where its logins start.
     """
 
@@ -80,7 +80,7 @@ class Machine:
 
     def __init__(self, folder: Path, number: int, network: Network, setup: Setup, key_file: Path) -> None:
         self.folder, self.hostname, self.setup, self._host = folder, f"bnode{number}", setup, 10 + number
-        self.networks = {"eth0": network}
+        self.network = network
         self.address, self.address6 = network.address(self._host), network.address6(self._host)
         self._unshare: subprocess.Popen[str] | None = None
         for name in ("home", "bin", "var_tmp", "hidden"):
@@ -110,10 +110,10 @@ class Machine:
         if self._unshare is None:
             return
         # First the cables: dying processes would close their connections properly.
-        ip([f"link delete {network.port(self._host)}" for network in self.networks.values()], force=True)
+        ip([f"link delete {self.network.port(self._host)}"], force=True)
         with contextlib.suppress(ProcessLookupError, IndexError, FileNotFoundError):
             os.kill(self.pid, signal.SIGKILL)
-        self._unshare.wait(timeout=20)
+        self._unshare.wait(timeout=60)
         assert self._unshare.stdin
         with contextlib.suppress(BrokenPipeError):
             self._unshare.stdin.close()
@@ -148,16 +148,15 @@ class Machine:
             )
 
     def _boot(self) -> None:
-        wait_for(lambda: self._children(), 10, f"{self.hostname} has its namespaces", pause=0.002)
+        wait_for(lambda: self._children(), what=f"{self.hostname} has its namespaces", pause=0.002)
         ip(["link set lo up"], self.pid)
-        for name in self.networks:
-            self._plug_in(name)
+        self._plug_in()
         assert self._unshare and self._unshare.stdin
         self._unshare.stdin.write("go\n")
         self._unshare.stdin.flush()
 
     def _wait(self) -> None:
-        wait_for(self._listens, 10, f"sshd of {self.hostname} listens; its logs are in {self.folder}", pause=0.005)
+        wait_for(self._listens, what=f"sshd of {self.hostname} listens; its logs are in {self.folder}", pause=0.005)
 
     def _listens(self) -> bool:
         assert self._unshare
@@ -170,49 +169,37 @@ class Machine:
 
     # Network
 
-    def add_interface(self, name: str, network: Network) -> None:
-        """One more interface, on another network; it stays over ``power_off``."""
-        self.networks[name] = network
-        if self._unshare is not None:
-            self._plug_in(name)
+    def unplug(self) -> None:
+        """Pull the cable: the interface keeps its addresses and has no carrier; connections hang."""
+        ip([f"link set {self.network.port(self._host)} down"])
 
-    def unplug(self, interface: str = "eth0") -> None:
-        """Pull a cable: the interface keeps its addresses and has no carrier; connections hang."""
-        ip([f"link set {self.networks[interface].port(self._host)} down"])
-
-    def plug(self, interface: str = "eth0") -> None:
+    def plug(self) -> None:
         """Put the cable back."""
-        ip([f"link set {self.networks[interface].port(self._host)} up"])
+        ip([f"link set {self.network.port(self._host)} up"])
 
     def block(self, other: Machine) -> None:
         """A firewall between it and another machine: what it sends there vanishes, so no connection is made either way."""
-        ip(
-            [f"neighbour replace {address} lladdr {NOBODY} dev {name} nud permanent" for name, address in self._to(other)],
-            self.pid,
-        )
+        addresses = (other.address, other.address6)
+        ip([f"neighbour replace {address} lladdr {NOBODY} dev eth0 nud permanent" for address in addresses], self.pid)
 
     def unblock(self, other: Machine) -> None:
         """Undo ``block``; a reboot does too."""
-        ip([f"neighbour delete {address} dev {name}" for name, address in self._to(other)], self.pid)
+        ip([f"neighbour delete {address} dev eth0" for address in (other.address, other.address6)], self.pid)
 
-    def _to(self, other: Machine) -> list[tuple[str, str]]:
-        shared = [(name, network) for name, network in self.networks.items() if network in other.networks.values()]
-        return [(name, text) for name, net in shared for text in (net.address(other._host), net.address6(other._host))]
-
-    def _plug_in(self, name: str) -> None:
-        network, host = self.networks[name], self._host
+    def _plug_in(self) -> None:
+        network, host = self.network, self._host
         port = network.port(host)
         ip(
             [
-                f"link add {port} type veth peer name {name} address {network.mac(host)} netns {self.pid}",
+                f"link add {port} type veth peer name eth0 address {network.mac(host)} netns {self.pid}",
                 f"link set {port} master {network.bridge} up",
             ]
         )
         ip(
             [
-                f"address add {network.address(host)}/24 dev {name}",
-                f"address add {network.address6(host)}/64 dev {name} nodad",
-                f"link set {name} up",
+                f"address add {self.address}/24 dev eth0",
+                f"address add {self.address6}/64 dev eth0 nodad",
+                "link set eth0 up",
             ],
             self.pid,
         )
@@ -229,7 +216,7 @@ class Machine:
         environment = ["env", "-i", "-C", HOME, f"HOME={HOME}", f"PATH={PATH}", "USER=root", "LOGNAME=root"]
         return ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", *environment, *map(str, argv)]
 
-    def run(self, argv: Sequence[str | Path], timeout: float = 20, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, argv: Sequence[str | Path], timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a program on it, without SSH, to its end."""
         return subprocess.run(
             self.inside(argv),

@@ -82,7 +82,7 @@ class Job:
     def verdict(self) -> dict[str, Any] | None:
         return read_closed(str(self.share / self.paths.verdict_file))
 
-    def wait(self, seconds: float = 20.0) -> dict[str, Any]:
+    def wait(self, seconds: float = 60.0) -> dict[str, Any]:
         """The verdict, when all agents have gone."""
         for agent in self.agents:
             try:

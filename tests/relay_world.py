@@ -1,4 +1,4 @@
-"""A store, a relay into it that can be made to fail, and what a toy job says."""
+"""A job folder, a store, a relay between them that can be made to fail, and what a toy job says; fixtures for a conftest."""
 
 from __future__ import annotations
 

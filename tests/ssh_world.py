@@ -133,7 +133,7 @@ def running(world: Any, ranks: int = 2) -> Any:
     return world.last
 
 
-def ended(world: Any, run: Any, seconds: float = 60) -> Any:
+def ended(world: Any, run: Any, seconds: float = 120) -> Any:
     """Wait until a run has ended; the run."""
 
     def now() -> Any:
@@ -143,7 +143,7 @@ def ended(world: Any, run: Any, seconds: float = 60) -> Any:
     return until(world, now, seconds)
 
 
-def until(world: Any, condition: Callable[[], Any], seconds: float = 60) -> Any:
+def until(world: Any, condition: Callable[[], Any], seconds: float = 120) -> Any:
     """The first true value of a condition; AssertionError with all that the world's agents and followers have said."""
     try:
         return world.wait(condition, seconds)

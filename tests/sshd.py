@@ -159,7 +159,7 @@ class SshNode:
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
-        wait_for(self._listens, 10, f"sshd of {self.name} listens; its log is {self.log}")
+        wait_for(self._listens, what=f"sshd of {self.name} listens; its log is {self.log}")
 
     def _listens(self) -> bool:
         assert self._server
@@ -217,7 +217,7 @@ def _kill(processes: list[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    wait_for(lambda: all(_gone(process) for process in processes), 5, "sshd's processes end")
+    wait_for(lambda: all(_gone(process) for process in processes), what="sshd's processes end")
 
 
 def _gone(process: psutil.Process) -> bool:

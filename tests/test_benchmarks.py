@@ -41,7 +41,6 @@ TOY = """
 """
 
 
-@pytest.mark.training
 def test_overhead(world: Any) -> None:
     """With a toy for the training; the real one is the next test's."""
     probe = ROOT / "benchmarks" / "probe"
@@ -68,7 +67,6 @@ def test_overhead(world: Any) -> None:
         assert line.partition(": ")[0].split(" takes ")[0] in shown, line
 
 
-@pytest.mark.training
 def test_the_probe(world: Any) -> None:
     """What the benchmark trains, in one process of its own."""
     marks = world.root / "marks"
@@ -79,17 +77,35 @@ def test_the_probe(world: Any) -> None:
     assert (world.root / "model.h5").stat().st_size > 1_000_000
 
 
-def test_ssh_connect(world: Any) -> None:
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
-    script = str(ROOT / "benchmarks" / "ssh_connect.py")
-    result = world.call([sys.executable, script, "--pairs", "1", "--connections", "4", "--commands", "3"], timeout=60)
-    assert result.returncode == 0, result.stderr
-    shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    figures = [line.rpartition(": ")[0] for line in result.stdout.splitlines()[2:]]
-    assert len(figures) == 6
+# Each script, its quick options, and how many figures it prints.
+QUICK = {
+    "ssh_connect": ("--pairs 1 --connections 4 --commands 3", 6),
+    # Without the wait until a job counts as idle: its figures are for people who wait.
+    "share_job": ("--nodes 1 --seconds 2 --settle 0 --idle 1 --round-trip 0", 5),
+    "cli": ("--pairs 1 --runs 200", 8),
+    "report": ("--pairs 1 --calls 100", 4),
+    "opener": ("--pairs 1 --files 20", 6),
+    "relay": ("--points 2400 --slices 2 --seconds 2", 5),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", QUICK)
+def test_its_figures_stand_in_the_documentation(world: Any, name: str) -> None:
+    if name == "ssh_connect" and missing():
+        pytest.skip(str(missing()))
+    options, count = QUICK[name]
+    result = world.call([sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *options.split()], timeout=250)
+    assert result.returncode == 0, result.stdout + result.stderr
+    shown = without_sizes((ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8"))
+    figures = [without_sizes(line.rpartition(": ")[0]) for line in result.stdout.splitlines()[2:]]
+    assert len(figures) == count
     assert all(figure in shown for figure in figures), figures
+
+
+def without_sizes(text: str) -> str:
+    """Without how many it was of: what is quick here is small."""
+    return re.sub(r" of \d+\b", " of", text)
 
 
 def test_share_transfer(world: Any) -> None:
@@ -100,54 +116,3 @@ def test_share_transfer(world: Any) -> None:
     assert len(rows) == 28
     assert all(re.search(r": -?\d+\.\d\d \(", row) for row in rows), rows
     assert len([row for row in rows if "(requests): 3.00" in row]) == 2, rows
-
-
-def test_share_job(world: Any) -> None:
-    """Without the wait until a job counts as idle: its figures are for people who wait."""
-    script = str(ROOT / "benchmarks" / "share_job.py")
-    options = ["--nodes", "1", "--seconds", "2", "--settle", "0", "--idle", "1", "--round-trip", "0"]
-    result = world.call([sys.executable, script, *options], timeout=120)
-    assert result.returncode == 0, result.stdout + result.stderr
-    shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    figures = [re.sub(r" of \d+$", "", line.rpartition(": ")[0]) for line in result.stdout.splitlines()[2:]]
-    assert len(figures) == 5
-    assert all(figure in shown for figure in figures), figures
-
-
-def test_cli(world: Any) -> None:
-    script = str(ROOT / "benchmarks" / "cli.py")
-    result = world.call([sys.executable, script, "--pairs", "1", "--runs", "200"], timeout=120)
-    assert result.returncode == 0, result.stderr
-    shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    figures = [line.rpartition(": ")[0] for line in result.stdout.splitlines()[2:]]
-    assert len(figures) == 8
-    assert all(figure in shown for figure in figures), figures
-
-
-def test_report(world: Any) -> None:
-    result = world.call([sys.executable, str(ROOT / "benchmarks" / "report.py"), "--pairs", "1", "--calls", "100"], timeout=60)
-    assert result.returncode == 0, result.stderr
-    shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    figures = [line.rpartition(": ")[0] for line in result.stdout.splitlines()[2:]]
-    assert len(figures) == 4
-    assert all(figure in shown for figure in figures), figures
-
-
-def test_opener(world: Any) -> None:
-    result = world.call([sys.executable, str(ROOT / "benchmarks" / "opener.py"), "--pairs", "1", "--files", "20"], timeout=60)
-    assert result.returncode == 0, result.stderr
-    shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    figures = [line.rpartition(": ")[0] for line in result.stdout.splitlines()[2:]]
-    assert len(figures) == 6
-    assert all(figure in shown for figure in figures), figures
-
-
-@pytest.mark.timeout(300)
-def test_relay(world: Any) -> None:
-    script = str(ROOT / "benchmarks" / "relay.py")
-    result = world.call([sys.executable, script, "--points", "2400", "--slices", "2", "--seconds", "2"], timeout=250)
-    assert result.returncode == 0, result.stdout + result.stderr
-    shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    figures = [re.sub(r" of \d+ ", " of ", line.rpartition(": ")[0]) for line in result.stdout.splitlines()[2:]]
-    assert len(figures) == 5
-    assert all(figure in re.sub(r" of \d+ ", " of ", shown) for figure in figures), figures

@@ -1,4 +1,4 @@
-"""Packages keep to their imports and to the engine seam: ``.importlinter``, what a bare import costs, and who knows which engine."""
+"""Packages keep to their imports and to the engine seam: ``.importlinter``, what a bare import costs; tests have their places."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from slow import SLOW
 
 from mlflow_batchai.documents.cluster import Engine
 
@@ -99,3 +100,11 @@ def test_an_import_brings_nothing_but_the_standard_library(module, fine):
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert set(out.split()) == fine
+
+
+@pytest.mark.parametrize("place", SLOW)
+def test_what_is_slow_is_there(place: str) -> None:
+    """`make test` leaves out nothing under a name that it no longer has."""
+    path, _, name = place.partition("::")
+    found = ROOT / "tests" / path
+    assert found.is_dir() or f"def {name or 'test_'}" in found.read_text(encoding="utf-8")

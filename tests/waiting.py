@@ -7,12 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 20.0, what: str = "", pause: float = 0.02) -> Any:
-    """The first true value of a condition; AssertionError if there is none in time."""
+def wait_for(
+    condition: Callable[[], Any], seconds: float = 60.0, what: str | Callable[[], str] = "", pause: float = 0.02
+) -> Any:
+    """The first true value of a condition.
+
+    Args:
+        seconds: after which AssertionError is raised. A busy machine may be slow and a limit costs a test that passes nothing:
+            name one only where it has to be longer.
+        what: what is waited for, or a function that says it.
+    """
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         value = condition()
         if value:
             return value
         time.sleep(pause)
-    raise AssertionError(f"not within {seconds} s: {what or condition}")
+    raise AssertionError(f"not within {seconds} s: {(what() if callable(what) else what) or condition}")

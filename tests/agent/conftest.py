@@ -1,4 +1,4 @@
-"""Plans, layouts, and a small cluster of real agents on a directory share, for the tests of the node's room."""
+"""Plans, layouts, and a small cluster of real agents on a directory share, for the tests of agents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from plans import toy_plan
 
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.plan import read_plan
-from mlflow_batchai.engines import archive
 
 
 @pytest.fixture
@@ -34,12 +33,6 @@ def make_layout(tmp_path: Path, make_plan: PlanMaker) -> Callable[..., NodeLayou
         return NodeLayout(str(tmp_path / f"root-{node}"), read_plan(plan), node, str(share))
 
     return make
-
-
-@pytest.fixture(scope="session")
-def agent_pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The one file that nodes are sent."""
-    return archive.stored(tmp_path_factory.mktemp("agents"))
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def smb_share(folder: Path, name: str, key: str) -> Iterator[int]:
         yield port
     finally:
         server.terminate()
-        server.wait(10)
+        server.wait(60)
 
 
 def _listens(port: int) -> bool:

@@ -146,12 +146,12 @@ def test_cancel_while_running(cluster: Cluster, why: str, reason: str) -> None:
 
 def test_who_saves_has_the_time_that_its_plan_gives(cluster: Cluster) -> None:
     """A second wish changes nothing; it takes no longer than the saving."""
-    job = cluster.submit(SAVES, nodes=2, terminateSeconds=30.0)
+    job = cluster.submit(SAVES, nodes=2, terminateSeconds=300.0)
     wait_for(lambda: job.log("stdout.txt").count("started") == 2)
     job.cancel("ann", "enough")
     wait_for(lambda: "saving" in job.log("stdout.txt"))
     job.cancel("bob", "me too")
-    verdict = job.wait(15)
+    verdict = job.wait()
     assert (verdict["reason"], verdict["terminated"]) == ("terminated by ann: enough", True)
     for rank in (0, 1):
         assert job.log(f"stdout-{rank}.txt") == "started\nsaving\nsaved\n"
@@ -249,10 +249,10 @@ def test_a_daemon_that_closed_the_lock_is_swept_too(cluster: Cluster) -> None:
 def test_a_peer_that_is_done_is_not_lost(any_cluster: Cluster) -> None:
     """Rank 0 often saves and evaluates for minutes after the others have left."""
     job = any_cluster.submit(
-        "[ $BATCHAI_RANK = 0 ] && sleep 2.5; true",
+        "[ $BATCHAI_RANK = 0 ] && sleep 5; true",
         nodes=2,
         patch="mounted.HEARTBEAT_SECONDS = 0.2",
-        lossSeconds=1.0,
+        lossSeconds=3.0,
     )
     assert job.wait()["executionState"] == "succeeded", job.said()
 
@@ -285,7 +285,7 @@ def test_a_verdict_by_a_client_ends_the_agents(any_cluster: Cluster) -> None:
     (job.share / job.paths.verdict).mkdir()
     mountfiles.write_closed(str(job.share), job.paths.verdict_file, [client])
     job.notice("verdict")
-    assert job.wait(40) == client
+    assert job.wait() == client
     assert_clean(any_cluster, job)
 
 
@@ -330,8 +330,8 @@ def test_an_agent_that_never_came_is_given_up_while_others_wait(cluster: Cluster
 def test_a_peer_that_waits_for_its_node_has_come(cluster: Cluster) -> None:
     first = cluster.submit(HOLD)
     wait_for(lambda: first.log("stdout.txt"))
-    job = cluster.submit("echo mine", nodes=2, patch=HASTY, lossSeconds=0.7)
-    time.sleep(2.5)
+    job = cluster.submit("echo mine", nodes=2, patch=HASTY, lossSeconds=3.0)
+    time.sleep(5.0)
     assert job.verdict() is None
     release(first)
     assert job.wait()["executionState"] == "succeeded", job.said()
@@ -384,7 +384,7 @@ agent.os.mkdir = mkdir
 
 def test_a_claimer_that_was_frozen_keeps_the_verdict_that_is_there(cluster: Cluster) -> None:
     job = cluster.submit("true", patch=FROZEN)
-    job.agents[0].wait(20)
+    job.agents[0].wait(60)
     verdict = job.verdict()
     assert verdict is not None and (verdict["by"], verdict["reason"]) == ("follower", "frozen"), job.said()
     assert job.agents[0].returncode == 0
@@ -499,7 +499,7 @@ def test_memory_of_a_running_agent(cluster: Cluster) -> None:
     job = cluster.submit(
         "yes 'a line of output that is long enough' | head -c 20000000; echo; echo ready; sleep 600", python=sys.executable
     )
-    wait_for(lambda: job.log("stdout.txt").endswith("ready\n"), 30)
+    wait_for(lambda: job.log("stdout.txt").endswith("ready\n"))
     status = Path(f"/proc/{job.agents[0].pid}/status").read_text()
     resident = int(re.search(r"VmRSS:\s+(\d+) kB", status).group(1)) / 1024
     print(f"agent: {resident:.1f} MB")

@@ -236,7 +236,7 @@ def test_which_engine(tmp_path: Path, docker: FakeDocker, monkeypatch: pytest.Mo
     podman.write_text("#!/bin/bash\n")
     podman.chmod(0o755)
     assert engines.look(path).engine == Engine(str(podman), "podman")
-    podman.write_text("#!/bin/bash\nexec sleep 60\n")
+    podman.write_text("#!/bin/bash\nexec sleep 600\n")
     monkeypatch.setenv("PATH", path["PATH"])
     monkeypatch.setattr(engines, "LOOK_SECONDS", 0.5)
     begun = time.monotonic()
@@ -245,7 +245,7 @@ def test_which_engine(tmp_path: Path, docker: FakeDocker, monkeypatch: pytest.Mo
         " and the job runs in the image team/toy:1: install docker or podman there, or set containers: ignore in the cluster"
         " document to run such jobs without their container"
     )
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 40
 
 
 def test_a_job_by_docker(cluster: Cluster, docker: FakeDocker) -> None:
@@ -258,7 +258,7 @@ def test_a_job_by_docker(cluster: Cluster, docker: FakeDocker) -> None:
         secrets={"SECRET": "s3cret"},
         told={"registry": {"username": "ada", "password": "p4ssword"}},
     )
-    verdict = job.wait(30)
+    verdict = job.wait()
     assert (verdict["executionState"], verdict["exitCode"]) == ("failed", 3), job.said()
     folder = cluster.roots[0] / "jobs" / job.plan.job
     assert job.log("stdout.txt") == f"image s3cret {folder}/temp/code\n"
@@ -284,7 +284,7 @@ def test_a_registry_that_refuses(cluster: Cluster, docker: FakeDocker) -> None:
     docker.set("closed")
     told = {"registry": {"username": "ada", "password": "p4ssword"}}
     job = docker.submit(cluster, "echo never", {"credentials": True}, told=told)
-    verdict = job.wait(30)
+    verdict = job.wait()
     assert verdict["errors"][0]["code"] == "FailedStartingContainer"
     assert verdict["reason"].splitlines()[0] == (
         "the container of image team/toy:1 on node-0: docker.io does not let ada in: denied: *** is wrong; correct"
@@ -298,7 +298,7 @@ def test_an_image_of_the_node_serves_where_its_registry_does_not(cluster: Cluste
     docker.set("image")
     docker.set("gone")
     job = docker.submit(cluster, "echo here")
-    assert job.wait(30)["executionState"] == "succeeded", job.said()
+    assert job.wait()["executionState"] == "succeeded", job.said()
     note = "the image team/toy:1 can't be pulled (manifest unknown); this node has one of that name, which is used"
     assert note in job.log("execution.log")
 
@@ -306,16 +306,16 @@ def test_an_image_of_the_node_serves_where_its_registry_does_not(cluster: Cluste
 @pytest.mark.parametrize("image", ["localhost/toy:1", "team/toy@sha256:" + "ab" * 32])
 def test_an_image_that_cannot_have_changed_is_not_pulled(cluster: Cluster, docker: FakeDocker, image: str) -> None:
     docker.set("image")
-    assert docker.submit(cluster, "echo here", {"image": image}).wait(30)["executionState"] == "succeeded"
+    assert docker.submit(cluster, "echo here", {"image": image}).wait()["executionState"] == "succeeded"
     assert "pull" not in docker.verbs()
 
 
 def test_a_cancel_does_not_wait_for_the_image(cluster: Cluster, docker: FakeDocker) -> None:
     docker.set("slow")
     job = docker.submit(cluster, "echo never")
-    wait_for(lambda: "pull" in docker.verbs(), 20, job.said)
+    wait_for(lambda: "pull" in docker.verbs(), what=job.said)
     job.cancel("ada", "enough")
-    assert job.wait(30)["terminated"], job.said()
+    assert job.wait()["terminated"], job.said()
     assert job.processes() == set()
     assert "run" not in docker.verbs()
 
@@ -325,7 +325,7 @@ def test_what_a_job_prepared_is_kept_for_its_image(cluster: Cluster, docker: Fak
     for expected in ("once\n", ""):
         job = docker.submit(cluster, 'ls "$BATCHAI_PREPARATION_DIR"', **changes)
         cluster.roots[1] = cluster.roots[0]  # the queue gives the next job the other node, which is the same one
-        assert job.wait(30)["executionState"] == "succeeded", job.said()
+        assert job.wait()["executionState"] == "succeeded", job.said()
         assert job.log("stdout-job_prep.txt") == expected
         assert job.log("stdout.txt") == "made\n"
     marker = (cluster.roots[0] / "prepared" / "0123456789abcdef" / ".complete").read_text()
@@ -352,7 +352,7 @@ def test_the_next_container_is_not_ours(tmp_path: Path) -> None:
     pipe = os.path.join(node.layout.job, "alive")
 
     def start() -> tuple[subprocess.Popen[bytes], int]:
-        outside = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "sleep 60 & wait", pipe])
+        outside = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "sleep 600 & wait", pipe])
         wait_for(lambda: len(processes.descendants(outside.pid)) == 2)
         return outside, min(processes.descendants(outside.pid))
 

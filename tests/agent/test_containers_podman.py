@@ -117,7 +117,7 @@ def test_all_of_a_job_runs_in_one_container(cluster: Cluster, podman: Podman, tm
             python="/usr/bin/python3",
         )
         (cluster.share / "seen").write_text("through the mount\n")
-        verdict = job.wait(60)
+        verdict = job.wait()
     assert verdict["executionState"] == "succeeded", job.said()
     root = cluster.roots[0]
     temp, own = root / "jobs" / job.plan.job / "temp", root / "jobs" / job.plan.job / "bin"
@@ -163,13 +163,13 @@ def test_ranks_of_two_nodes_and_the_rendezvous_server(cluster: Cluster, podman: 
         trainer=sys.executable,
         environmentVariables=[{"name": "PYTHONPATH", "value": str(library)}],
     )
-    wait_for(lambda: job.log("stdout.txt").count("rank") == 2, 60, job.said)
+    wait_for(lambda: job.log("stdout.txt").count("rank") == 2, what=job.said)
     name = f"batchai-{job.plan.job}-1-"
     assert sorted(podman.containers()) == [name + "0", name + "1"]
     inside = [pid for pid in job.processes() if b"rendezvous" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert os.readlink(f"/proc/{inside[-1]}/root") != "/" or len(inside) == 2
     (job.share / job.plan.folder / "shared" / "end").touch()
-    assert job.wait(60)["executionState"] == "succeeded", job.said()
+    assert job.wait()["executionState"] == "succeeded", job.said()
     lines = ["[0] it listens", "[0] rank 0", "[1] it listens", "[1] rank 1"]
     assert sorted(job.log("stdout.txt").splitlines()) == lines
     assert job.processes() == set()
@@ -181,13 +181,13 @@ def test_ranks_of_two_nodes_and_the_rendezvous_server(cluster: Cluster, podman: 
 )
 def test_exit_codes_come_through(cluster: Cluster, podman: Podman, command: str, code: int, reason: str) -> None:
     job = submit(cluster, podman, f"(setsid sleep 600 &); {command}")
-    verdict = job.wait(60)
+    verdict = job.wait()
     assert (verdict["exitCode"], verdict["reason"]) == (code, f"rank 0 on node-0 {reason}")
     assert job.processes() == set()
 
 
 def test_failing_preparation(cluster: Cluster, podman: Podman) -> None:
-    verdict = submit(cluster, podman, "echo never", preparation="echo no disk; exit 5").wait(60)
+    verdict = submit(cluster, podman, "echo never", preparation="echo no disk; exit 5").wait()
     assert (verdict["errors"][0]["code"], verdict["exitCode"]) == ("JobPreparationFailed", 5)
     assert verdict["reason"] == "job preparation on node-0 exited with code 5\nno disk"
 
@@ -201,9 +201,9 @@ def test_cancel_asks_first_and_then_ends_all(cluster: Cluster, podman: Podman) -
         python=python38() or sys.executable,
         terminateSeconds=2.0,
     )
-    wait_for(lambda: "go" in job.log("stdout.txt"), 60, job.said)
+    wait_for(lambda: "go" in job.log("stdout.txt"), what=job.said)
     job.cancel("ada", "enough")
-    verdict = job.wait(60)
+    verdict = job.wait()
     assert verdict["terminated"], job.said()
     assert job.log("stdout.txt") == "go\nasked\n"
     assert job.exit(0)["ranks"][0]["exitCode"] == 3
@@ -214,9 +214,9 @@ def test_cancel_asks_first_and_then_ends_all(cluster: Cluster, podman: Podman) -
 def test_who_saves_has_the_time_that_its_plan_gives(cluster: Cluster, podman: Podman) -> None:
     """Though the shell that the container's engine waits for dies at once."""
     job = submit(cluster, podman, SAVES, terminateSeconds=30.0)
-    wait_for(lambda: "started" in job.log("stdout.txt"), 60, job.said)
+    wait_for(lambda: "started" in job.log("stdout.txt"), what=job.said)
     job.cancel("ann", "enough")
-    assert job.wait(60)["terminated"], job.said()
+    assert job.wait()["terminated"], job.said()
     assert job.log("stdout.txt") == "started\nsaving\nsaved\n"
     assert job.processes() == set()
 
@@ -225,21 +225,21 @@ def test_who_saves_has_the_time_that_its_plan_gives(cluster: Cluster, podman: Po
 def test_end(cluster: Cluster, podman: Podman, how: str) -> None:
     """What runs in the container ends with its agent; ``end`` removes what is left."""
     job = submit(cluster, podman, "trap '' TERM; echo go; while :; do sleep 0.05; done")
-    wait_for(lambda: "go" in job.log("stdout.txt"), 60, job.said)
+    wait_for(lambda: "go" in job.log("stdout.txt"), what=job.said)
     assert job.processes()
     if how == "its agent was killed":
         os.kill(job.agents[0].pid, signal.SIGKILL)
-        wait_for(lambda: not job.processes(), 10, "ranks have outlived their agent")
+        wait_for(lambda: not job.processes(), what="ranks have outlived their agent")
     begun = time.monotonic()
     root = str(cluster.roots[0])
     agents = [[root, ""]]
     if how == "its agent lives":
-        wait_for(lambda: agents.read(root, job.reservation["number"]), 10)
+        wait_for(lambda: agents.read(root, job.reservation["number"]))
     code = f"import json; from mlflow_batchai.agent import host; print(json.dumps(host.end({job.mark!r}, {agents!r}, 10.0)))"
     environment = {**os.environ, **podman.environment}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"left": []}
-    assert time.monotonic() - begun < 6
+    assert time.monotonic() - begun < 9.5  # podman's own patience is 10 s
     assert podman.containers() == []
     assert job.processes() == set()
     assert not (cluster.roots[0] / "container.json").exists()
@@ -254,24 +254,24 @@ def test_what_is_mounted_is_seen(cluster: Cluster, podman: Podman, tmp_path: Pat
         'cd "$AZ_BATCHAI_JOB_MOUNT_ROOT/scratch"; stat -f -c %T .; touch here; ls; ls "$AZ_BATCHAI_MOUNT_ROOT/share"',
         volumes=[share, {**volume, "command": "mount -t tmpfs none"}],
     )
-    assert job.wait(60)["executionState"] == "succeeded", job.said()
+    assert job.wait()["executionState"] == "succeeded", job.said()
     assert job.log("stdout.txt") == "tmpfs\nhere\nworkspaces\n"
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
 
 
 def test_the_next_job_removes_what_a_killed_agent_left(cluster: Cluster, podman: Podman) -> None:
     job = submit(cluster, podman, "echo go; while :; do sleep 0.05; done")
-    wait_for(lambda: "go" in job.log("stdout.txt"), 60, job.said)
+    wait_for(lambda: "go" in job.log("stdout.txt"), what=job.said)
     name = podman.containers()[0]
     identity = podman("inspect", "--format={{.Id}}", name).strip()
     monitor = [pid for pid in processes.pids() if _is_monitor(pid, identity)]
     for pid in [job.agents[0].pid, *monitor]:  # who would have removed it
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not job.processes(), 10, "ranks have outlived their agent")
+    wait_for(lambda: not job.processes(), what="ranks have outlived their agent")
     assert podman.containers() == [name]
     cluster.roots.reverse()  # the queue gives the next job the other node, which is the same one
     cluster.roots[0] = cluster.roots[1]
-    assert submit(cluster, podman, "echo next").wait(60)["executionState"] == "succeeded"
+    assert submit(cluster, podman, "echo next").wait()["executionState"] == "succeeded"
 
 
 def _is_monitor(pid: int, container: str) -> bool:
@@ -285,20 +285,20 @@ def _is_monitor(pid: int, container: str) -> bool:
 def test_an_image_that_is_nowhere(cluster: Cluster, podman: Podman) -> None:
     podman.trust("127.0.0.1:9")
     begun = time.monotonic()
-    verdict = submit(cluster, podman, "echo never", {"image": "127.0.0.1:9/none:1"}).wait(60)
+    verdict = submit(cluster, podman, "echo never", {"image": "127.0.0.1:9/none:1"}).wait()
     [error] = verdict["errors"]
     assert error["code"] == "FailedStartingContainer"
     assert {"name": "imageName", "value": "127.0.0.1:9/none:1"} in error["details"]
     assert "the container of image 127.0.0.1:9/none:1 on node-0: it can't be pulled: " in verdict["reason"]
     assert "connection refused" in verdict["reason"]
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 60
 
 
 def test_a_volume_and_a_size_that_are_not_there(cluster: Cluster, podman: Podman) -> None:
     job = submit(cluster, podman, "echo never", {"volumes": ["/no/such/folder:/data"]})
-    assert "there is no /no/such/folder; create it on the nodes" in job.wait(60)["reason"]
+    assert "there is no /no/such/folder; create it on the nodes" in job.wait()["reason"]
     job = submit(cluster, podman, "echo never", {"shmSize": "5zb"})
-    reason = job.wait(60)["reason"]
+    reason = job.wait()["reason"]
     assert f"the container of image {IMAGE} on node-0: podman can't start it: " in reason
     assert "shm-size" in reason
 
@@ -316,12 +316,12 @@ def test_a_private_registry(cluster: Cluster, podman: Podman) -> None:
                 container,
                 told={"registry": {"username": "ada", "password": PASSWORD}},
             )
-            assert job.wait(60)["executionState"] == "succeeded", job.said()
+            assert job.wait()["executionState"] == "succeeded", job.said()
             said = job.log("stdout.txt").split("\n", 8)
             assert said[:8] == ["of the registry", "alive", "bin", "hostfile", "mounts", "site", "spool", "temp"]
             told = {"registry": {"username": "ada", "password": "wr0ng-password"}}
             wrong = submit(cluster, podman, "echo never", container, told=told)
-            reason = wrong.wait(60)["reason"]
+            reason = wrong.wait()["reason"]
     assert f"the container of image {server}/team/toy:1 on node-0: {server} does not let ada in: " in reason
     assert "pulling the image" in job.log("execution.log")
     assert "podman: Writing manifest to image destination" in job.log("execution.log")
@@ -336,7 +336,7 @@ def test_no_engine(cluster: Cluster, podman: Podman, tmp_path: Path) -> None:
     empty = tmp_path / "bin"
     empty.mkdir()
     job = submit(cluster, podman, "echo never", environment={"PATH": str(empty)})
-    verdict = job.wait(60)
+    verdict = job.wait()
     assert verdict["errors"][0]["code"] == "FailedStartingContainer"
     assert verdict["reason"] == (
         "node-0: no container engine works (docker is not on PATH; podman is not on PATH), and the job runs in the image"
@@ -352,11 +352,11 @@ def test_an_image_with_less_in_it(cluster: Cluster, podman: Podman) -> None:
     podman("commit", "--quiet", "less", image)
     podman("rm", "less")
     job = submit(cluster, podman, 'echo "by $0"', {"image": image})
-    assert job.wait(60)["executionState"] == "succeeded", job.said()
+    assert job.wait()["executionState"] == "succeeded", job.said()
     assert job.log("stdout.txt") == "by sh\n"
     assert "the image has no bash; commands are run by sh" in job.log("execution.log")
     assert "training interpreter: none" in job.log("execution.log")
-    reason = submit(cluster, podman, "echo never", {"image": image}, framework="horovod").wait(60)["reason"]
+    reason = submit(cluster, podman, "echo never", {"image": image}, framework="horovod").wait()["reason"]
     assert reason == (
         f"the container of image {image} on node-0: it has neither python3 nor python on its PATH, and Horovod's ranks need one"
     )
@@ -374,7 +374,7 @@ def test_a_model_is_checked_in_the_container(cluster: Cluster, podman: Podman) -
         model={"path": None, "register": None, "name": "model", "checkSeconds": 2.0},
         outputDirectories=[{"id": "M", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": "m"}],
     )
-    assert job.wait(60)["executionState"] == "succeeded", job.said()
+    assert job.wait()["executionState"] == "succeeded", job.said()
     (body,) = [record["body"] for record in job.records("report") if record["body"].get("chosen")]
     check = body["check"]
     assert (check["outcome"], check["why"]) == ("failed", "it could not be loaded and tried in 2 s (model.checkTimeout)")

@@ -53,7 +53,7 @@ def test_a_failure_that_was_lost_ends_the_job(cluster: Cluster) -> None:
 def test_a_stop_that_was_lost_ends_the_job(cluster: Cluster) -> None:
     command = "[ $BATCHAI_RANK = 1 ] && sleep 600; sleep 1; exit 5"
     job = cluster.submit(command, nodes=2, patch=patch(0, "stop", "missing"), lossSeconds=3.0)
-    verdict = job.wait(40)
+    verdict = job.wait()
     assert verdict["reason"].splitlines()[0] == "rank 0 on node-0 exited with code 5", job.said()
     assert not job.processes()
 

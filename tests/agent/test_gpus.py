@@ -108,12 +108,12 @@ def test_a_tool_that_fails_says_why(machine: Machine) -> None:
 
 
 def test_a_tool_that_hangs_is_given_up(machine: Machine) -> None:
-    machine.smi(program="#!/bin/sh\nsleep 60 & wait\n")
+    machine.smi(program="#!/bin/sh\nsleep 600 & wait\n")
     begun = time.monotonic()
     found = gpus.visible(machine.environment, lambda argv, environment: gpus.ask(argv, environment, 0.2))
     said = "nvidia-smi -L did not answer within 0 s"
     assert found == Gpus([], said, "no GPU is used: " + said)
-    assert time.monotonic() - begun < 10.0
+    assert time.monotonic() - begun < 40.0
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def poll(said: dict[str, Any], number: int = 1, identity: str = "") -> dict[str,
 
 def test_start_and_poll(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANARY", "of-the-submitter")
+    before = time.time()
     said = start(root)
     try:
         argv, text, environment = json.loads(wait_for(lambda: (root / "given").exists() and (root / "given").read_text()))
@@ -65,7 +66,7 @@ def test_start_and_poll(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert argv[:2] == ["agent", "--x=1"]
         reservation = json.loads(argv[-1].removeprefix("--reservation="))
         assert reservation["after"] == [3]
-        assert abs(time.time() - 12.5 - reservation["taken"]) < 5.0  # by this machine's clock
+        assert before <= reservation["taken"] + 12.5 <= time.time()  # by this machine's clock
         assert poll(said) == {"alive": True, "state": "waiting", "last": "", "failure": None, "frozen": False}
         agents.report(str(root), 1, {"state": "held"})
         assert poll(said)["state"] == "held"
@@ -228,7 +229,7 @@ def test_served_line_by_line(agent_pyz: Path, root: Path) -> None:
     assert ask("drop", book=book, number=1, job="j/1") == {"ok": {}}
     assert ask("listing", book=book) == {"ok": {"reservations": []}}
     process.stdin.close()
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     process.stdout.close()
 
 
@@ -237,4 +238,4 @@ def test_served_until_nobody_asks(agent_pyz: Path) -> None:
     code = "import sys; sys.path.insert(0, sys.argv[1]); from mlflow_batchai.agent import host; host.IDLE_SECONDS = 1; host.serve()"
     argv = [sys.executable, "-I", "-S", "-c", code, str(agent_pyz)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
-        assert process.wait(20) == -signal.SIGALRM
+        assert process.wait(60) == -signal.SIGALRM

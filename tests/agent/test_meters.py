@@ -130,9 +130,8 @@ def test_the_jobs_own_processes() -> None:
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'x = bytearray(60_000_000)\\nwhile True: x[0] = 1'])"
     process = subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
     try:
-        wait_for(lambda: meter.look()["process_memory_megabytes"] > 60, 10)
-        time.sleep(0.3)
-        assert meter.look()["process_cpu_percentage"] > 5
+        wait_for(lambda: meter.look()["process_memory_megabytes"] > 60)
+        wait_for(lambda: meter.look()["process_cpu_percentage"] > 5, pause=0.3)
         of_the_child = JobProcesses(process.pid)
         assert of_the_child.look()["process_memory_megabytes"] > 60
         assert JobProcesses(process.pid, lambda: [os.getpid()]).look()["process_memory_megabytes"] > 61
@@ -160,7 +159,7 @@ def test_a_table_of_gpus() -> None:
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("exec sleep 60", "did not answer within"),
+        ("exec sleep 600", "did not answer within"),
         ("echo 'NVIDIA-SMI has failed' >&2; kill -9 $$", "NVIDIA-SMI has failed"),
         ("exit 9", "it said nothing"),
     ],
@@ -222,7 +221,7 @@ class Taker:
 def test_a_sampler(make_layout: Callable[..., NodeLayout], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A meter that fails is told of and left out; a short job has one sample at least; nvidia-smi that hangs holds up nothing."""
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o755)
     monkeypatch.setattr(GpuMeter.__init__, "__defaults__", (0.2, time.monotonic))
     monkeypatch.setattr(machine, "memory_bytes", lambda text: 1 / 0)
@@ -232,8 +231,8 @@ def test_a_sampler(make_layout: Callable[..., NodeLayout], monkeypatch: pytest.M
     sampler.start(["0"], {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     begun = time.monotonic()
     sampler.stop()
-    assert time.monotonic() - begun < 1.0
-    wait_for(lambda: taker.samples, 5)
+    assert time.monotonic() - begun < 30
+    wait_for(lambda: taker.samples)
     assert [(sample["node"], sample["n"]) for sample in taker.samples] == [(1, 0)]
     assert {name.partition("_")[0] for name in taker.samples[0]["v"]} == {"process"}
     assert any("metrics of the machine are missing: ZeroDivisionError" in note for note in taker.notes), taker.notes

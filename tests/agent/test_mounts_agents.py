@@ -62,7 +62,7 @@ def test_two_nodes_write_to_shares(cluster: Cluster, azure: AzureServer, rate: f
             outputDirectories=[{"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/data", "pathSuffix": None}],
             logCopyPrefix={"volume": 1, "path": "logs"},
         )
-        verdict = job.wait(60)
+        verdict = job.wait()
     finally:
         azure.fail(0)
     assert verdict["executionState"] == "succeeded", job.said()
@@ -88,8 +88,8 @@ def test_a_mount_that_fails_ends_the_job_everywhere(cluster: Cluster, azure: Azu
     azure.share("data")
     begun = time.monotonic()
     volumes = [files_volume(azure), files_volume(azure, "none")]
-    verdict = submit(cluster, "echo never", volumes, {"key": azure.key}, {"key": azure.key}, nodes=2).wait(30)
-    assert time.monotonic() - begun < 15
+    verdict = submit(cluster, "echo never", volumes, {"key": azure.key}, {"key": azure.key}, nodes=2).wait()
+    assert time.monotonic() - begun < 45  # a mount that only does not come is given a minute
     assert (verdict["executionState"], verdict["exitCode"]) == ("failed", -1)
     [error] = verdict["errors"]
     assert (error["code"], error["message"]) == ("AZFMountError", "An Azure file share could not be mounted")
@@ -104,7 +104,7 @@ def test_results_that_do_not_fit_fail_the_job(cluster: Cluster, azure: AzureServ
     azure.quota("small", 1000)
     command = 'head -c 5000 /dev/zero > "$AZ_BATCHAI_JOB_MOUNT_ROOT/small/model.h5"'
     job = submit(cluster, command, [files_volume(azure, "small")], {"key": azure.key})
-    verdict = job.wait(60)
+    verdict = job.wait()
     assert (verdict["executionState"], verdict["errors"][0]["code"]) == ("failed", "AZFMountError")
     sentence = "volume 'small' (file share devaccount/small) on node-0: 1 file(s) (model.h5) could not be written to it: the share is full"
     assert sentence in verdict["reason"]
@@ -146,7 +146,7 @@ def test_the_next_job_clears_what_a_killed_agent_left(cluster: Cluster, azure: A
     job.agents[0].kill()
     job.agents[0].wait()
     following = submit(cluster, 'cat "$AZ_BATCHAI_MOUNT_ROOT/all/precious"', volumes, *credentials)
-    assert following.wait(30)["executionState"] == "succeeded", following.said()
+    assert following.wait()["executionState"] == "succeeded", following.said()
     assert following.log("stdout.txt") == "x\n"
     assert (folder / "precious").exists()
     assert_nothing_left(cluster, following)
@@ -157,12 +157,12 @@ def test_logs_are_not_copied_where_nothing_is_mounted(cluster: Cluster, azure: A
     azure.share("data")
     volumes = [files_volume(azure, "bad"), files_volume(azure, "data", path="logs", scope="cluster")]
     job = submit(cluster, "echo never", volumes, {}, {"key": azure.key}, logCopyPrefix={"volume": 2, "path": "x"})
-    assert "no key or SAS was given for it" in job.wait(30)["reason"]
+    assert "no key or SAS was given for it" in job.wait()["reason"]
     assert not (cluster.roots[0] / "mounts" / "logs").exists()
     # Nor is a traceback made of a mount that has died.
     volumes = [files_volume(azure, "none", path="logs", scope="cluster")]
     job = submit(cluster, "echo never", volumes, {"key": azure.key}, logCopyPrefix={"volume": 1, "path": "x"})
-    assert "there is no such share" in job.wait(30)["reason"]
+    assert "there is no such share" in job.wait()["reason"]
     assert "Traceback" not in job.said()
     assert_nothing_left(cluster, job)
 
@@ -176,6 +176,6 @@ def test_a_frozen_mount_does_not_hold_up_a_cancel(cluster: Cluster, azure: Azure
     [pid] = [pid for pid in job.processes() if "rclone" in Path(f"/proc/{pid}/cmdline").read_text()]
     os.kill(pid, signal.SIGSTOP)
     job.cancel("me", "enough")
-    assert job.wait(30)["reason"] == "terminated by me: enough"
+    assert job.wait()["reason"] == "terminated by me: enough"
     assert job.log("execution.log").count("what rclone holds (timed out) could not be written to it: ") == 1
     assert_nothing_left(cluster, job)

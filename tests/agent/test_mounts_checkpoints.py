@@ -43,9 +43,9 @@ def test_another_node_goes_on_from_a_checkpoint_also_when_one_was_cut_off(nodes:
     first, second = (Checkpoints(node.targets[0] / "models" / "checkpoints", say=said.append) for node in nodes)
     for epoch in (1, 2):
         first.save(epoch, random_weights)
-    wait_for(lambda: found(second) == 2, seconds=10)
+    wait_for(lambda: found(second) == 2)
     second.save(3, random_weights)
-    wait_for(lambda: found(first) == 3, seconds=10)
+    wait_for(lambda: found(first) == 3)
     second.save(4, random_weights)
     (task,) = nodes[1].runtime.helpers
     os.kill(task.pid, signal.SIGKILL)  # it sends a file a second after its last write

@@ -88,7 +88,7 @@ def test_two_nodes_share_a_file_share(azure: AzureServer, make_node: NodeMaker, 
     assert (folder / "log").read_text() == "one\ntwo\n"
     assert (folder / "sub" / "old").read_text() == "renamed"
     assert not (folder / "new").exists()
-    wait_for(lambda: (second / "log").exists(), seconds=5)
+    wait_for(lambda: (second / "log").exists())
     assert (second / "log").read_text() == "one\ntwo\n"
     # What rclone makes for itself is not seen.
     assert sorted(os.listdir(second)) == ["log", "sub", "there"]
@@ -127,13 +127,14 @@ def test_several_volumes_mount_at_once(azure: AzureServer, make_node: NodeMaker)
         azure.share(f"many{number}")
         volumes.append(files_volume(azure, f"many{number}"))
     node = make_node(volumes, *[{"key": azure.key}] * 4)
-    azure.latency(0.3)
+    azure.latency(1.0)
+    azure.reset()
     try:
-        begun = time.monotonic()
         node.mounts.mount_all()
-        assert time.monotonic() - begun < 4 * 0.6 + 1
     finally:
         azure.latency(0)
+    asked = [[one.time for one in azure.requests() if one.path.startswith(f"/many{number}")] for number in range(4)]
+    assert max(times[0] for times in asked) < min(times[-1] for times in asked), "none is there before all have begun"
     assert all(mountpoints.at(str(target)) for target in node.targets)
     assert node.shipper.notes[-1].startswith("4 volume(s) mounted in ")
 
@@ -199,8 +200,8 @@ def test_what_can_not_be_mounted_is_a_sentence(
     node = make_node([files_volume(azure, "fine"), files_volume(azure, "data", **changes)], {"key": azure.key}, given)
     begun = time.monotonic()
     failure = node.failure()
-    wait_for(lambda: not [thread for thread in threading.enumerate() if isinstance(thread, rclone.Probe)], seconds=3)
-    assert time.monotonic() - begun < 5
+    wait_for(lambda: not [thread for thread in threading.enumerate() if isinstance(thread, rclone.Probe)])
+    assert time.monotonic() - begun < 30
     assert (failure.code, failure.exit_code, failure.node) == ("AZFMountError", -1, 0)
     assert failure.as_error()["message"] == "An Azure file share could not be mounted"
     assert re.search(sentence, str(failure)), failure
@@ -325,10 +326,10 @@ def test_draining_ends_at_some_time(azure: AzureServer, make_node: NodeMaker) ->
 
 def test_a_sas_that_expires_on_the_way(azure: AzureServer, make_node: NodeMaker) -> None:
     azure.share("short")
-    node = make_node([files_volume(azure, "short")], {"sas": azure.sas("short", seconds=3)})
+    node = make_node([files_volume(azure, "short")], {"sas": azure.sas("short", seconds=8)})
     node.mounts.mount_all()
     with (node.targets[0] / "model.h5").open("wb") as file:
-        time.sleep(3)
+        time.sleep(8)
         file.write(b"m")
     with pytest.raises(
         Failure, match=r"1 file\(s\) \(model.h5\) could not be written to it: the SAS is not valid now \(it ends at"
@@ -366,7 +367,7 @@ def test_a_stale_mount_of_ours_is_cleared(azure: AzureServer, make_node: NodeMak
     [task] = old.runtime.helpers
     os.kill(task.pid, 9)
     # A call that the helper's end cuts off says so first: "Software caused connection abort".
-    wait_for(lambda: _refused(old.targets[0]) == errno.ENOTCONN, seconds=5)
+    wait_for(lambda: _refused(old.targets[0]) == errno.ENOTCONN)
     assert mountpoints.at(str(old.targets[0]))
     assert mountpoints.sweep(str(old.root)) == []
     assert mountpoints.at(str(old.targets[0])) is None
@@ -474,7 +475,7 @@ def test_a_server_that_hangs_hangs_nobody(azure: AzureServer, make_node: NodeMak
             bound.close()
         assert mountpoints.sweep(str(node.root), ours=True) == []
         assert mountpoints.at(str(target)) is None
-        assert time.monotonic() - begun < 6
+        assert time.monotonic() - begun < 60
     finally:
         os.kill(task.pid, signal.SIGKILL)
         asking.join()

@@ -62,7 +62,7 @@ def test_it_runs_again_for_an_environment_that_was_built_anew(cluster: Cluster) 
             shutil.rmtree(folder)
         # A wheel of pip is unpacked into each environment, which takes seconds.
         job = submit(cluster, prepare, command="true", python_env=environment)
-        assert job.wait(60)["executionState"] == "succeeded", job.said()
+        assert job.wait()["executionState"] == "succeeded", job.said()
         assert (folder / "installed").exists()
         logs.append(job.log("stdout-job_prep.txt"))
     assert logs == ["prepared\n", "", "prepared\n"]
@@ -86,7 +86,7 @@ def test_a_failed_one_is_wiped(cluster: Cluster) -> None:
 
 
 def test_a_killed_one_is_wiped(cluster: Cluster) -> None:
-    killed = submit(cluster, PREPARE + "; sleep 60")
+    killed = submit(cluster, PREPARE + "; sleep 600")
     wait_for(lambda: (kept(cluster) / "made").exists())
     os.kill(killed.agents[0].pid, signal.SIGKILL)
     killed.agents[0].wait()

@@ -170,9 +170,9 @@ def test_nothing_is_written_through_a_hard_link(tmp_path: Path) -> None:
 def test_of_a_file_that_is_too_long_nothing_is_taken(tmp_path: Path) -> None:
     with (tmp_path / "file").open("wb") as file:
         file.truncate(6 << 30)
-    begun = time.monotonic()
+    begun = time.thread_time()
     assert mountfiles.read_whole(str(tmp_path), "file", 1 << 20) == b""
-    assert time.monotonic() - begun < 1
+    assert time.thread_time() - begun < 1
     (tmp_path / "file").write_bytes(b"12345")
     assert [mountfiles.read_whole(str(tmp_path), "file", most) for most in (4, 5)] == [b"", b"12345"]
 

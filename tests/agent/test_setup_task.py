@@ -76,7 +76,7 @@ def test_a_failing_one_fails_the_job_and_is_tried_again(cluster: Cluster) -> Non
 
 
 def test_one_that_is_ended_is_not_marked(cluster: Cluster) -> None:
-    waiting = submit(cluster, "echo begun; sleep 60")
+    waiting = submit(cluster, "echo begun; sleep 600")
     said = folder(cluster) / "stdout.txt"
     wait_for(lambda: said.exists() and said.read_text() == "begun\n")
     waiting.cancel("ann", "enough")
@@ -104,7 +104,7 @@ def test_its_time_is_not_the_jobs(cluster: Cluster) -> None:
 
 
 def test_it_has_a_limit_of_its_own(cluster: Cluster) -> None:
-    job = submit(cluster, "sleep 60", patch="from mlflow_batchai.agent import setup; setup.SECONDS = 0.3")
+    job = submit(cluster, "sleep 600", patch="from mlflow_batchai.agent import setup; setup.SECONDS = 0.3")
     verdict = job.wait()
     assert verdict["errors"][0]["code"] == "SetupTaskFailed", job.said()
     assert verdict["reason"] == "the cluster's setup task on node-0 (node-0) took longer than 0 s"

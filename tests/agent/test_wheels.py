@@ -135,7 +135,7 @@ def test_a_wheel_of_the_share_is_used_if_it_works_here(cluster: Cluster) -> None
     make_horovod(share / "4", "good")
     make_horovod(share / "5", "not needed")
     job = start(cluster, ["horovod[tensorflow]==0.28.1"], "abc")
-    assert job.wait(60.0)["executionState"] == "succeeded", job.said()
+    assert job.wait()["executionState"] == "succeeded", job.said()
     assert job.log("stdout.txt") == "good\n"
     log = job.log("execution.log")
     assert [number for number in "12345" if f"the Horovod wheel wheels/{number}/" in log] == ["1", "2", "3", "4"]
@@ -144,7 +144,7 @@ def test_a_wheel_of_the_share_is_used_if_it_works_here(cluster: Cluster) -> None
     assert "undefined symbol" in job.log("stderr-job_prep.txt")
     assert "building" not in log.replace("building the training environment", "")
     again = start(cluster, ["horovod[tensorflow]==0.28.1"], "abc")
-    assert again.wait(60.0)["executionState"] == "succeeded", again.said()
+    assert again.wait()["executionState"] == "succeeded", again.said()
     assert again.log("stdout.txt") == "good\n" and "building" not in again.log("execution.log")
 
 
@@ -160,21 +160,21 @@ def test_what_one_node_has_built_others_use(cluster: Cluster, tmp_path: Path) ->
     packages = [f"tensorflow-cpu=={framework.framework_version}", "horovod"]
     found = {"PIP_FIND_LINKS": str(tensorflow.parent)}
     first = start(cluster, packages, "one", **found, BATCHAI_HOROVOD_CACHE=str(tmp_path / "cache"))
-    assert first.wait(60.0)["executionState"] == "succeeded", first.said()
+    assert first.wait()["executionState"] == "succeeded", first.said()
     published = f"wheels/{key}/horovod-0.28.1-py3-none-any.whl"
     assert "building a Horovod wheel, which takes minutes" in first.log("execution.log")
     assert f"the Horovod wheel is on the share for others: {published}" in first.log("execution.log")
     assert (cluster.share / published).is_file()
     # Another environment, as on another disk, whose node can't build.
     second = start(cluster, packages, "two", **found, BATCHAI_HOROVOD_CACHE=str(tmp_path / "empty"))
-    assert second.wait(60.0)["executionState"] == "succeeded", second.said()
+    assert second.wait()["executionState"] == "succeeded", second.said()
     assert second.log("stdout.txt") == "built\n"
     assert f"using the Horovod wheel {published} of the share" in second.log("execution.log")
 
 
 def test_no_wheel_and_no_build_is_a_sentence(cluster: Cluster) -> None:
     job = start(cluster, ["horovod"], "abc")
-    verdict = job.wait(60.0)
+    verdict = job.wait()
     assert verdict["errors"][0]["code"] == "EnvironmentFailed", job.said()
     assert verdict["reason"].startswith("building the Horovod wheel for python_env.yaml on node-0 exited with code 1\n")
     assert "TensorFlow is not installed in " in verdict["reason"]

@@ -11,7 +11,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from command_line import Cli
 from sshd import SshNodes, free_port
@@ -37,7 +36,7 @@ def test_a_job_is_put_back_in_the_queue_and_goes_on(cli: Cli) -> None:
     (cli.world.cwd / "job.json").write_text(json.dumps(JOB), encoding="utf-8")
     cli("cluster", "create", "-n", "c", "-t", "2", "-o", "none")
     assert cli("job", "create", "-n", "j", "-c", "c", "-f", "job.json", "-o", "none").code == 0
-    wait_for(lambda: states(cli) == ["running", "running"], 30)
+    wait_for(lambda: states(cli) == ["running", "running"])
     assert [row["job"] for row in cli.json("cluster", "node", "list", "-c", "c")] == ["j", "j"]
     assert cli.json("cluster", "show", "c", "--query", "nodeStateCounts.runningNodeCount") == 2
     said = cli("cluster", "resize", "-n", "c", "--target", "0")
@@ -55,12 +54,10 @@ def test_a_job_is_put_back_in_the_queue_and_goes_on(cli: Cli) -> None:
     waiting = cli("job", "create", "-n", "k", "-c", "c", "-f", "job.json", "-o", "none")
     assert "1 of the 2 nodes of cluster 'c' take jobs; it starts after: batchai cluster resize -n c -t 2" in waiting.err
     # So it is if nobody relays it any more.
-    followers = [process for process in cli.world.processes() if "mlflow_batchai.follower" in process.cmdline()]
-    for process in followers:
-        process.kill()
-    psutil.wait_procs(followers, 10)
+    wait_for(lambda: cli.json("job", "show", "k", "--query", "follower.state") == "relaying")
+    assert cli.world.lose_followers()
     assert "job k is terminated" in cli("cluster", "delete", "-n", "c", "-y").err
-    assert cli.world.last.info.status == "KILLED"
+    cli.world.wait(lambda: cli.world.last.info.status == "KILLED")
     assert cli("cluster", "show", "c").code == 3
 
 
@@ -126,7 +123,7 @@ def test_a_port_is_forwarded(over_ssh: Cli, ssh_servers: SshNodes) -> None:
                 return b""
 
         try:
-            heard.append(wait_for(said, 20))
+            heard.append(wait_for(said))
         finally:
             (ssh_servers[0].home / f"heard-{port}").touch()
 

@@ -131,7 +131,7 @@ def test_a_cluster_that_is_ready(ssh):
     assert text["training"] == f"{ssh.trainer} (Python 3.11.2): TensorFlow 2.21.0, Horovod 0.28.1 (gloo)"
     assert text["visible"] == "sees what this machine wrote, and 3 other nodes"
     assert "free for the share" in text["space"]
-    wait_for(lambda: not serving(ssh.root), 10, "what answered on the nodes has ended")
+    wait_for(lambda: not serving(ssh.root), what="what answered on the nodes has ended")
 
 
 def test_a_real_training_interpreter(ssh):

@@ -111,7 +111,7 @@ def test_show_is_batch_ais_shape(cli: Cli) -> None:
     # Ours.
     run = cli.world.last
     assert (shown["runId"], shown["runStatus"], shown["attempt"]) == (run.info.run_id, "RUNNING", 1)
-    (follower,) = [process for process in cli.world.processes() if "mlflow_batchai.follower" in process.cmdline()]
+    (follower,) = cli.world.followers()
     assert shown["follower"] == {"state": "relaying", "process": follower.pid, "host": os.uname().nodename, "trouble": None}
     assert [node["id"] for node in shown["nodes"]] == ["node-0", "node-1"]
     assert all(node["host"] and node["address"] and node["exit"] is None for node in shown["nodes"])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from azure_server import AzureServer
 from plans import toy_plan
+from waiting import wait_for
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.cli import file
@@ -99,14 +100,20 @@ def test_a_job_that_nobody_relays_gets_a_follower(
     pieces = file.growing(attempts.submitted, directories.LOGS, "stdout.txt")
     assert (next(pieces), len(_followers)) == ("one\n", 1)
     monkeypatch.setattr(detached, "FOLLOWER_STARTS", 2)
-    timer = threading.Timer(0.7, attempts.end, [1])  # as a follower that finds the nodes gone does
-    timer.start()
+    sentence = "nobody relays job toy, so its end may stay unseen: the process that relays job toy into MLflow keeps"
+    said: list[str] = []
+
+    def ends() -> None:
+        """As a follower that finds the nodes gone does, once the reader was told."""
+        wait_for(lambda: said.append(capsys.readouterr().err) or sentence in "".join(said))
+        attempts.end(1)
+
+    ending = threading.Thread(target=ends)
+    ending.start()
     assert ("".join(pieces), len(_followers)) == ("", 2)
-    timer.join()
-    said = capsys.readouterr().err
-    assert (
-        said.count("nobody relays job toy, so its end may stay unseen: the process that relays job toy into MLflow keeps") == 1
-    )
+    ending.join()
+    said.append(capsys.readouterr().err)
+    assert "".join(said).count(sentence) == 1
 
 
 def test_a_job_that_has_ended_needs_no_follower_to_be_read(attempts: Attempts, _followers: list[Submitted]) -> None:

@@ -104,7 +104,9 @@ def test_ctrl_c_while_a_sweep_that_nobody_stays_for_is_begun_ends_it(cli: Cli, m
     (cli.world.cwd / "data.csv").write_text("1")
     said = cli("sweep", cli.world.project(TRAIN, MLPROJECT), "-P", "lr=0.1,0.2", "--no-wait")
     assert said.code == 0, said
-    cli.world.wait(lambda: [run.info.status for run in cli.world.runs()] == ["KILLED"], 60, "it has ended, and no job is there")
+    cli.world.wait(
+        lambda: [run.info.status for run in cli.world.runs()] == ["KILLED"], what="it has ended, and no job is there"
+    )
 
 
 def test_a_grid_with_one_that_fails(cli: Cli) -> None:

@@ -91,6 +91,8 @@ def jobs(cli, tmp_path, monkeypatch):
 
 
 def test_each_job_is_looked_after(jobs, monkeypatch):
+    # The one that beats has to be heard, however busy this machine is.
+    monkeypatch.setattr(lease, "PACE", (0.05, 4.0, 0.05))
     nobody, here, gone = jobs.job("nobody"), jobs.job("here", ME), jobs.job("gone", {**ME, "started": 1})
     lives, dead, over = jobs.job("lives", FAR), jobs.job("dead", FAR), jobs.job("over", ME, finished=True)
     restored = jobs.job("restored", ME, finished=True)
@@ -149,7 +151,7 @@ def test_each_job_is_looked_after(jobs, monkeypatch):
     }
     said = {name: next(line for line in lines if line.startswith(f"job {name} ")) for name in rows}
     assert len(lines) == len(rows) + 1
-    assert any(line.startswith("waiting up to 1 s to see whether the followers of ") for line in lines)
+    assert any(line.startswith("waiting up to 4 s to see whether the followers of ") for line in lines)
     assert said["nobody"] == f"job nobody (run {nobody.run_id}): follower started (process 4242)"
     host = socket.gethostname()
     assert said["here"] == f"job here (run {here.run_id}): followed by process {ME['pid']} on {host}"

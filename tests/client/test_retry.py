@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 
 import pytest
 from idle_engine import Engine
+from waiting import wait_for
 
 from mlflow_batchai.agent import protocol, terms
 from mlflow_batchai.client import attempts, runner
@@ -255,6 +256,13 @@ def test_a_job_that_has_ended_is_not_put_back(scene):
     assert scene.made.job.requests() == []
 
 
+def ends_once_asked(attempt, verdict):
+    """A thread that gives the verdict of an attempt once somebody has asked for its end."""
+    thread = threading.Thread(target=lambda: wait_for(attempt.requests) and verdict())
+    thread.start()
+    return thread
+
+
 def test_requeued(scene, monkeypatch):
     """The follower that lives goes on with the next attempt: no other is started."""
     monkeypatch.setattr("mlflow_batchai.client.attempts.LOOK_SECONDS", 0.01)
@@ -262,8 +270,7 @@ def test_requeued(scene, monkeypatch):
     lease = Lease(made.job)
     lease.acquire()
     assert lease.glance().hold is Hold.HELD
-    ended = threading.Timer(0.2, lambda: made.verdict("queued", next=2, reason="room is needed"))
-    ended.start()
+    ended = ends_once_asked(made.job.at(1), lambda: made.verdict("queued", next=2, reason="room is needed"))
     said = []
     assert attempts.requeue(found, scene.cluster, "room is needed", said.append)
     assert said == ["job toy-0123 was asked to end its attempt 1; waiting for that"]
@@ -283,8 +290,7 @@ def test_a_job_on_fewer_nodes_is_put_back_for_as_many(scene, monkeypatch):
     made.verdict("queued", next=2, retry=True, retriesLeft=1)
     made.job.at(1).begin(2, terms.record(1, terms.RETRY, "", {"nodeCount": 1, "processCount": 1, "ranks": 1}))
     found = scene.found()
-    ended = threading.Timer(0.2, lambda: found.job.claim_verdict(protocol.requeued_record("room", "me", 2)))
-    ended.start()
+    ended = ends_once_asked(made.job.at(2), lambda: found.job.claim_verdict(protocol.requeued_record("room", "me", 2)))
     assert attempts.requeue(found, scene.cluster, "room", print)
     ended.join()
     assert (found.job.attempt, found.job.node_count, found.job.plan.retries_left) == (3, 1, 1)

@@ -143,10 +143,10 @@ def test_used_by_many_threads(folder: Callable[..., JobFolder], kept: list[Submi
         made.exit(node)
     made.verdict()
     relayed(made)
-    waits.join(20)
+    waits.join(60)
     over.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert (faults, job.status) == ([], "FINISHED")
 
 

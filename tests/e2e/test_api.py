@@ -11,7 +11,7 @@ import mlflow
 import pytest
 from mlflow.exceptions import ExecutionException
 
-SLEEPS = "import time; print('up', flush=True); time.sleep(100)"
+SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_asynchronous(world: Any, capfd: pytest.CaptureFixture[str]) -> None:
     watcher = threading.Thread(target=look)
     watcher.start()
     assert found.wait() is False, "MLflow's own word for a job that has failed"
-    watcher.join(30)
+    watcher.join(60)
     assert {status for status, _ in seen} <= {"SCHEDULED", "RUNNING", "FAILED"} and seen[-1] == ("FAILED", "FAILED")
     said = capfd.readouterr()
     assert said.out == "hello\n" and "batchai: job toy-" in said.err and "exited with code 3" in said.err
@@ -66,18 +66,18 @@ def test_asynchronous(world: Any, capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_cancel(world: Any) -> None:
     found = run(world.project(SLEEPS), synchronous=False)
-    world.wait(lambda: found.get_status() == "RUNNING", 30)
+    world.wait(lambda: found.get_status() == "RUNNING")
     found.cancel()
     assert (found.get_status(), world.client.get_run(found.run_id).info.status) == ("KILLED", "KILLED")
     assert found.wait() is False
-    world.wait_gone(10)
+    world.wait_gone()
 
 
 def test_interrupted(world: Any) -> None:
     """What Ctrl-C, or a notebook's stop button, does: Python's own exception, and the job has ended."""
 
     def interrupt() -> None:
-        world.wait(lambda: world.runs() and world.last.info.status == "RUNNING" and world.job_processes(), 30)
+        world.wait(lambda: world.runs() and world.last.info.status == "RUNNING" and world.job_processes())
         os.kill(os.getpid(), signal.SIGINT)
 
     # A shell's background processes begin with it ignored.
@@ -89,4 +89,4 @@ def test_interrupted(world: Any) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert world.last.info.status == "KILLED"
-    world.wait_gone(10)
+    world.wait_gone()

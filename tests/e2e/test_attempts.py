@@ -57,11 +57,6 @@ def describe(world: Any, **document: Any) -> None:
     (folder / "two.yaml").write_text(json.dumps({"nodes": 2, **document}))
 
 
-@pytest.fixture
-def client(world: Any, monkeypatch: pytest.MonkeyPatch) -> HereClient:
-    return HereClient(world, monkeypatch)
-
-
 @pytest.fixture(params=["directory", "azure"])
 def share(request: pytest.FixtureRequest, world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of the control share, of a cluster ``two``."""
@@ -80,10 +75,6 @@ def share(request: pytest.FixtureRequest, world: Any, monkeypatch: pytest.Monkey
     yield folder
 
 
-def points(world: Any, run: Any) -> list[tuple[int, float]]:
-    return [(point.step, point.value) for point in world.client.get_metric_history(run.info.run_id, "loss")]
-
-
 def outputs(share: Path, run: Any) -> Path:
     return share / run.data.tags["batchai.folder"] / "outputs"
 
@@ -95,10 +86,10 @@ def trains(world: Any, share: Path, run: Any) -> None:
     until(world, lambda: world.client.get_run(run.info.run_id).info.status == "RUNNING")
 
 
-def test_a_retry_goes_on_from_the_checkpoint(world: Any, client: HereClient, cli: Cli) -> None:
+def test_a_retry_goes_on_from_the_checkpoint(world: Any, here: HereClient, cli: Cli) -> None:
     """``batchai job retry``: refused where there is nothing to retry, or a secret is missing; then the job's folder and run go on."""
     describe(world)
-    run = client.submit(toy(world, secrets=[{"name": "TOKEN", "value": "s3cr3t-canary"}]))
+    run = here.submit(toy(world, secrets=[{"name": "TOKEN", "value": "s3cr3t-canary"}]))
     name = run.data.tags["batchai.job"]
     there = outputs(world.home / "share", run)
     there.mkdir(parents=True, exist_ok=True)
@@ -128,7 +119,7 @@ def test_a_retry_goes_on_from_the_checkpoint(world: Any, client: HereClient, cli
     assert run.info.status == "FINISHED" and run.info.end_time > failed.info.end_time
     assert (tags["batchai.attempt"], tags["batchai.exitCode"], "batchai.reason" in tags) == ("2", "0", False)
     # A step that was trained again is counted, and not stored again.
-    assert points(world, run) == EXPECTED
+    assert world.points("loss", run) == EXPECTED
     assert "1 metric values came for a step that had one" in tags["batchai.notes"]
     logs = {"stdout.txt": "from step 0 with 13\n", "attempt-2/stdout.txt": streamed.out}
     for path, text in logs.items():
@@ -147,12 +138,12 @@ def test_a_retry_goes_on_from_the_checkpoint(world: Any, client: HereClient, cli
     assert cli("job", "retry", "nonsense").code == 3
 
 
-def test_a_requeued_job_waits_and_runs_again(world: Any, share: Path, client: HereClient) -> None:
+def test_a_requeued_job_waits_and_runs_again(world: Any, share: Path, here: HereClient) -> None:
     """Its nodes go to the job behind it; its run is SCHEDULED again, never ended in between, and who watches it sees it all."""
     tracking = runs.absolute(world.uri, world.cwd)
-    first = client.submit(toy(world))
+    first = here.submit(toy(world))
     trains(world, share, first)
-    second = client.submit(toy(world, "second"))
+    second = here.submit(toy(world, "second"))
     found = lookup.find(first.info.run_id, tracking)
     watched, out = lookup.find(first.info.run_id, tracking), io.StringIO()
     ended: list[Any] = []
@@ -162,7 +153,7 @@ def test_a_requeued_job_waits_and_runs_again(world: Any, share: Path, client: He
     watcher.start()
     begun = time.monotonic()
     attempts.requeue(found, clusters.load("two")[0], "the cluster gets smaller", print)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 60
     assert found.job.attempt == 2
     statuses = set()
 
@@ -179,11 +170,11 @@ def test_a_requeued_job_waits_and_runs_again(world: Any, share: Path, client: He
     (outputs(share, first) / "go").touch()
     until(world, lambda: status()[0] == "FINISHED")
     assert statuses <= {"RUNNING", "SCHEDULED", "FINISHED"}
-    watcher.join(20)
+    watcher.join(60)
     assert ended and ended[0].execution_state == "succeeded"
     assert out.getvalue().count("from step 0") == out.getvalue().count("from step 2") == out.getvalue().count("done\n") == 1
     assert "batchai: the job waits in the queue again, as attempt 2: the cluster gets smaller" in out.getvalue()
-    assert points(world, first) == EXPECTED
+    assert world.points("loss", first) == EXPECTED
     assert world.artifact("logs/stdout.txt", first).startswith("from step 0")
     assert world.artifact("logs/attempt-2/stdout.txt", first) == "from step 2 with 0\ndone\n"
     until(world, lambda: world.client.get_run(second.info.run_id).info.status == "FINISHED")

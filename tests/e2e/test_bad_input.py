@@ -162,6 +162,6 @@ def test_no_place_for_a_store(world: Any) -> None:
     """A folder where MLflow's default store can't be made: one sentence, at once, and no half a minute of retries."""
     uri = "sqlite:////proc/mlflow.db"
     for argv in (world.command(world.project()), [world.command("x")[0].replace("/mlflow", "/batchai"), "job", "list"]):
-        result = world.call(argv, timeout=30, MLFLOW_TRACKING_URI=uri)
+        result = world.call(argv, timeout=120, MLFLOW_TRACKING_URI=uri)
         assert result.returncode in (1, 2) and "can't be made or written" in result.stderr, result.stderr
-        assert "Traceback" not in result.stderr
+        assert "Traceback" not in result.stderr and "will be retried" not in result.stderr

@@ -7,8 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 # Of what is not shared with others. MLflow with a database takes 150 MB of it, and 220 MB in all, before it has done a thing.
 MOST_ANON, MOST_OF_AGENT = 200 << 10, 100 << 10
 
@@ -34,13 +32,6 @@ metrics: [{name: loss, regex: 'step (?P<step>\d+) loss (\S+)'}]
 """
 
 
-def is_follower(process: psutil.Process) -> bool:
-    try:
-        return "mlflow_batchai.follower" in process.cmdline()
-    except psutil.NoSuchProcess:
-        return False
-
-
 def kilobytes(status: str, key: str) -> int:
     """A line of the kernel's account of a process."""
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(key + ":"))
@@ -49,7 +40,7 @@ def kilobytes(status: str, key: str) -> int:
 def test_a_million_lines_and_one_without_end(world: Any) -> None:
     submitted = world.run(world.project(TRAIN, batchai=BATCHAI))
     assert submitted.returncode == 0, submitted.stderr
-    follower = world.wait(lambda: [process for process in world.processes() if is_follower(process)])[0]
+    follower = world.wait(world.followers)[0]
     peak, until = 0, time.monotonic() + 120
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, StopIteration):  # it has gone
         while time.monotonic() < until:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import psutil
 import pytest
 from command_line import Cli
 
@@ -15,13 +14,6 @@ from mlflow_batchai.tracking import runs
 
 SLEEPER = '{"properties": {"nodeCount": 1, "stdOutErrPathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "customToolkitSettings": '
 SLEEPER += '{"commandLine": "echo up; exec sleep 300"}}}'
-
-
-def lose_followers(world: Any) -> None:
-    found = [process for process in world.processes() if "mlflow_batchai.follower" in process.cmdline()]
-    for process in found:
-        process.kill()
-    psutil.wait_procs(found, 10)
 
 
 def of(world: Any, name: str) -> Any:
@@ -43,8 +35,8 @@ def test_each_job_ends_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     cli("cluster", "create", "-n", "c", "-t", "1", "-o", "none")
     for name in ("runs", "waits"):
         assert cli("job", "create", "-n", name, "-c", "c", "-f", "job.json", "-o", "none").code == 0
-    world.wait(lambda: of(world, "runs").info.status == "RUNNING", 60)
-    lose_followers(world)
+    world.wait(lambda: of(world, "runs").info.status == "RUNNING")
+    assert world.lose_followers() == 2
     assert cli.json("job", "show", "waits", "--query", "[executionState, follower.state]") == ["queued", "none"]
     assert "nobody relays job waits into its run: batchai job attach waits" in cli("job", "show", "waits").err
 
@@ -67,7 +59,7 @@ def test_each_job_ends_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (said.code, "job runs: failed (" in said.err) == (0, True)
     both = {"runs": outcome(world, "runs"), "waits": ended}
     assert both["runs"][0] == "KILLED"
-    world.wait(lambda: not world.processes(), 20)
+    world.wait(lambda: not world.processes())
 
     # And again, now that they have ended.
     for name in ("runs", "waits"):

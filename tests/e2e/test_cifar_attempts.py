@@ -21,7 +21,7 @@ from ssh_world import HereClient
 PROJECT = Path(__file__).parents[2] / "projects" / "cifar_horovod"
 EPOCHS = 10  # of one worker
 
-pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def images(path: Path) -> Path:
@@ -62,7 +62,7 @@ def test_two_ranks_then_one_then_two(world: Any, cli: Cli, monkeypatch: pytest.M
     name = run.data.tags["batchai.job"]
     checkpoints = world.folder(run) / "outputs" / "models" / "checkpoints"
     weights, marker = checkpoints / "epoch-0002.weights.h5", checkpoints / "epoch-0002.json"
-    rank = world.wait(lambda: rank_1(world), 60)
+    rank = world.wait(lambda: rank_1(world))
     assert cli("cluster", "resize", "-n", "local", "-t", "1", "--node-deallocation-option", "waitforjobcompletion").code == 0
     world.wait(marker.exists, 120)
     rank.send_signal(signal.SIGKILL)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Any
+
+from ssh_world import running
 
 # Nobody waits long for processes that ignore SIGTERM.
 TWO = "terminateGrace: 2\nproperties: {nodeCount: 2, horovodSettings: {}}"
@@ -25,19 +26,6 @@ RUNAWAYS = """
 """
 
 
-def running(world: Any, ranks: int = 2) -> Any:
-    """Wait until all ranks have said that they are up; the run."""
-    world.wait(lambda: world.runs() and "batchai.folder" in world.last.data.tags)
-
-    def up() -> bool:
-        path = world.folder() / "stdouterr" / "stdout.txt"
-        return path.exists() and path.read_text().count("up") == ranks
-
-    world.wait(up, what="ranks are up")
-    world.wait(lambda: world.last.info.status == "RUNNING")
-    return world.last
-
-
 def test_rank_raises(world: Any) -> None:
     """The sentence names the rank and shows its last lines; the other rank is ended."""
     project = world.project(
@@ -55,7 +43,7 @@ def test_rank_raises(world: Any) -> None:
     assert world.last.info.status == "FAILED"
     assert tags["batchai.errorCode"] == "JobFailed" and tags["batchai.exitCode"] == "1"
     assert "rank 1 on node-1" in tags["batchai.reason"] and "ValueError" in tags["batchai.reason"]
-    world.wait_gone(10)
+    world.wait_gone()
 
 
 def test_rank_is_killed(world: Any) -> None:
@@ -122,11 +110,11 @@ def test_ctrl_c_kills_everything(world: Any) -> None:
     running(world)
     assert len(world.job_processes()) >= 6
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1 and "Traceback" not in err, err
     assert world.last.info.status == "KILLED"
     assert world.last.data.tags["batchai.errorCode"] == "JobTerminate" and "Ctrl-C" in world.last.data.tags["batchai.reason"]
-    world.wait_gone(10)
+    world.wait_gone()
 
 
 def test_sigterm_detaches(world: Any) -> None:
@@ -135,7 +123,7 @@ def test_sigterm_detaches(world: Any) -> None:
     run = running(world)
     name = run.data.tags["batchai.job"]
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1 and f"batchai job attach {name}" in err, err
     assert len(world.job_processes()) >= 2
     queued = world.run(world.project(name="next", batchai="wait: false\n" + TWO))
@@ -168,7 +156,7 @@ def test_kill_9_of_the_submitter(world: Any) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     (world.home / "share" / "go").touch()
-    world.wait(lambda: world.last.info.status == "FINISHED", 30)
+    world.wait(lambda: world.last.info.status == "FINISHED")
     assert {key: value for key, value in world.last.data.metrics.items() if not key.startswith("system/")} == {"loss": 0.5}
     assert world.artifact("logs/stdout.txt").count("done") == 2
     world.wait_gone()
@@ -183,10 +171,9 @@ def test_follower_killed(world: Any) -> None:
     )
     process = world.start(world.command(project))
     running(world)
-    follower = next(p for p in world.processes() if "mlflow_batchai.follower" in p.cmdline())
-    follower.kill()
+    assert world.lose_followers() == 1
     (world.home / "share" / "go").touch()
-    assert process.wait(60) == 0
+    assert process.wait(120) == 0
     assert world.last.info.status == "FINISHED"
 
 
@@ -212,9 +199,9 @@ def test_agent_killed(world: Any) -> None:
     queued = world.run(world.project(look, name="next", batchai="wait: false\n" + TWO))
     assert queued.returncode == 0
     world.wait(lambda: len(world.agents()) == 4)
-    agent = next(p for p in world.agents() if "--node=1" in p.cmdline() and any("/jobs/toy-" in part for part in p.cmdline()))
+    [agent] = [p for p in world.agents() if "--node=1" in p.cmdline() and any("/jobs/toy-" in part for part in p.cmdline())]
     agent.kill()
-    _, err = process.communicate(timeout=90)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1 and "node-1 was lost" in err, err
     lost = next(run for run in world.runs() if run.data.tags["batchai.job"].startswith("toy"))
     assert lost.info.status == "FAILED" and lost.data.tags["batchai.errorCode"] == "NodeLost"
@@ -233,7 +220,7 @@ def test_every_agent_killed(world: Any) -> None:
         agent.kill()
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    world.wait(lambda: world.last.info.status == "FAILED", 60)
+    world.wait(lambda: world.last.info.status == "FAILED")
     assert world.last.data.tags["batchai.errorCode"] == "NodeLost"
     world.wait_gone()
 
@@ -243,9 +230,8 @@ def test_cancel_from_the_ui(world: Any) -> None:
     process = world.start(world.command(world.project(SLEEPER)))
     run = running(world, ranks=1)
     world.client.set_tag(run.info.run_id, "batchai.cancel", "true")
-    started = time.monotonic()
-    assert process.wait(60) == 1
-    assert world.last.info.status == "KILLED", time.monotonic() - started
+    assert process.wait(120) == 1
+    assert world.last.info.status == "KILLED"
 
 
 def test_stragglers_after_success(world: Any) -> None:
@@ -257,9 +243,9 @@ def test_stragglers_after_success(world: Any) -> None:
         print("done")
         """
     )
-    result = world.run(project, timeout=60)
+    result = world.run(project, timeout=120)
     assert result.returncode == 0 and result.stdout == "done\n"
-    world.wait_gone(10)
+    world.wait_gone()
 
 
 def test_a_script_that_wants_another_run(world: Any) -> None:
@@ -273,10 +259,12 @@ def test_a_script_that_wants_another_run(world: Any) -> None:
 
 def test_output_that_nobody_reads(world: Any) -> None:
     """``mlflow run ... | head -1``: no traceback, the way to attach, and the job goes on to its end."""
-    project = world.project("import time\nfor n in range(6): print('line', n, flush=True); time.sleep(0.5)")
+    says = "import os, time\nn = 0\nwhile not os.path.exists(os.environ['AZ_BATCHAI_MOUNT_ROOT'] + '/share/go'):\n"
+    project = world.project(says + "    print('line', n, flush=True); n += 1; time.sleep(0.5)\nprint('the end')")
     line = " ".join(f"'{part}'" for part in world.command(project))
     result = world.call(["bash", "-c", f"{line} | head -1; exit ${{PIPESTATUS[0]}}"])
     assert result.stdout == "line 0\n" and result.returncode == 1
     assert "goes on: batchai job attach" in result.stderr and "File " not in result.stderr, result.stderr
-    world.wait(lambda: world.last.info.status == "FINISHED", 30)
-    assert world.log().count("line") == 6
+    (world.home / "share" / "go").touch()
+    world.wait(lambda: world.last.info.status == "FINISHED")
+    assert world.log().endswith("the end\n")

@@ -97,11 +97,13 @@ def test_two_at_once(world: Any, tmp_path: Any) -> None:
 
 
 def test_a_job_that_fails(world: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    project = world.project("import time; print('up'); time.sleep(1); raise SystemExit('no luck')")
+    script = "import os, time\nprint('up')\nwhile not os.path.exists(os.environ['AZ_BATCHAI_MOUNT_ROOT'] + '/share/go'): time.sleep(0.05)"
+    project = world.project(f"{script}\nraise SystemExit('no luck')")
     with mlflow.start_run() as parent:
         job = mlflow_batchai.submit(project, run_name="mine")
     with pytest.raises(TimeoutError, match=rf"job {job.name} has not ended within 0.1 s; it goes on"):
         job.wait(0.1)
+    (world.home / "share" / "go").touch()
     with pytest.raises(errors.JobFailedError, match=r"(?s)failed: rank 0 .*no luck") as failed:
         job.wait(show=True)
     assert failed.value.exit_code == 1
@@ -117,7 +119,7 @@ def test_cancel_by_another(world: Any) -> None:
     """The one that has submitted it waits meanwhile, and is told."""
     job = mlflow_batchai.submit(world.project("import time; time.sleep(300)"))
     other = mlflow_batchai.attach(job.run_id)
-    world.wait(lambda: other.status == "RUNNING", 30)
+    world.wait(lambda: other.status == "RUNNING")
 
     def told() -> Any:
         with pytest.raises(errors.JobFailedError, match="is KILLED") as error:
@@ -126,7 +128,7 @@ def test_cancel_by_another(world: Any) -> None:
 
     assert at_once(told, lambda: other.cancel(60)) == [None, None]
     assert (job.status, other.status, world.last.info.status) == ("KILLED", "KILLED", "KILLED")
-    world.wait_gone(10)
+    world.wait_gone()
 
 
 @pytest.mark.parametrize(

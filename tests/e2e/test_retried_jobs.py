@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
 from command_line import Cli
 from ssh_world import HereClient, ended, until
 
@@ -41,23 +38,10 @@ def project(world: Any, fail: str = "", wait: str = "", secret: bool = False, no
     return Path(world.project(TOY, batchai=json.dumps({**document, "properties": properties})))
 
 
-def points(world: Any, run: Any, key: str) -> list[tuple[int, float]]:
-    return [(point.step, point.value) for point in world.client.get_metric_history(run.info.run_id, key)]
-
-
-def followers(world: Any) -> list[Any]:
-    return [process for process in world.processes() if "mlflow_batchai.follower" in process.cmdline()]
-
-
 def trains(world: Any, run: Any, attempt: int, ranks: int = 1) -> None:
     """Wait until all ranks of an attempt have said so, and wait."""
     path = world.folder(run) / "stdouterr" / ("" if attempt == 1 else f"attempt-{attempt}") / "stdout.txt"
     until(world, lambda: path.exists() and path.read_text().count("with") == ranks)
-
-
-@pytest.fixture
-def client(world: Any, monkeypatch: pytest.MonkeyPatch) -> HereClient:
-    return HereClient(world, monkeypatch)
 
 
 def test_a_rank_that_fails_once(world: Any) -> None:
@@ -69,7 +53,7 @@ def test_a_rank_that_fails_once(world: Any) -> None:
     run = world.last
     assert (run.info.status, run.data.tags["batchai.attempt"]) == ("FINISHED", "2")
     assert "batchai.reason" not in run.data.tags
-    assert points(world, run, "loss") == [(1, 1.0), (2, 1.0)] and points(world, run, "start") == [(0, 1.0)]
+    assert world.points("loss", run) == [(1, 1.0), (2, 1.0)] and world.points("start", run) == [(0, 1.0)]
     assert f"attempt 1 ended: {why}" in run.data.tags["batchai.notes"]
     logs = {"stdout.txt": "attempt 1 with 13\n", "attempt-2/stdout.txt": "attempt 2 with 13\n"}
     for path, text in logs.items():
@@ -78,8 +62,8 @@ def test_a_rank_that_fails_once(world: Any) -> None:
         assert not file.is_file() or CANARY.encode() not in file.read_bytes(), file
 
 
-def test_retries_are_used_up(world: Any, client: HereClient, cli: Cli) -> None:
-    run = ended(world, client.submit(project(world, fail="1 2", retries=1)))
+def test_retries_are_used_up(world: Any, here: HereClient, cli: Cli) -> None:
+    run = ended(world, here.submit(project(world, fail="1 2", retries=1)))
     assert (run.info.status, run.data.tags["batchai.exitCode"]) == ("FAILED", "4")
     assert run.data.tags["batchai.reason"].startswith("rank 0 on node-0 exited with code 4")
     shown = cli.json("job", "show", run.data.tags["batchai.job"])
@@ -91,9 +75,9 @@ def test_retries_are_used_up(world: Any, client: HereClient, cli: Cli) -> None:
     assert (shown["attempt"], shown["retriesLeft"]) == (2, 0)
 
 
-def test_a_job_that_waits_for_its_next_attempt_is_terminated(world: Any, client: HereClient, cli: Cli) -> None:
+def test_a_job_that_waits_for_its_next_attempt_is_terminated(world: Any, here: HereClient, cli: Cli) -> None:
     """After two that failed at once there is a pause before each attempt, which grows: a job's end doesn't wait for it."""
-    run = client.submit(project(world, fail=" ".join(map(str, range(1, 60))), retries=50))
+    run = here.submit(project(world, fail=" ".join(map(str, range(1, 60))), retries=50))
 
     def reason() -> str:
         return str(world.client.get_run(run.info.run_id).data.tags.get("batchai.reason"))
@@ -104,12 +88,12 @@ def test_a_job_that_waits_for_its_next_attempt_is_terminated(world: Any, client:
     assert run.info.status == "KILLED" and int(run.data.tags["batchai.attempt"]) >= 3
 
 
-def test_a_node_of_low_priority_is_taken_away(world: Any, client: HereClient, cli: Cli) -> None:
+def test_a_node_of_low_priority_is_taken_away(world: Any, here: HereClient, cli: Cli) -> None:
     """That costs no retry: the job has none."""
     folder = world.home / "clusters"
     folder.mkdir(parents=True)
     (folder / "spot.yaml").write_text(json.dumps({"nodes": 2, "vmPriority": "lowpriority"}))
-    run = client.submit(project(world, wait="1", nodes=2, cluster="spot"))
+    run = here.submit(project(world, wait="1", nodes=2, cluster="spot"))
     trains(world, run, 1, ranks=2)
     world.agents()[1].kill()
     run = ended(world, run)
@@ -118,19 +102,17 @@ def test_a_node_of_low_priority_is_taken_away(world: Any, client: HereClient, cl
     assert [one["retriesLeft"] for one in cli.json("job", "show", run.data.tags["batchai.job"])["attempts"]] == [0, 0]
 
 
-def test_a_secret_that_nobody_has_any_more(world: Any, client: HereClient, cli: Cli) -> None:
+def test_a_secret_that_nobody_has_any_more(world: Any, here: HereClient, cli: Cli) -> None:
     """The follower is killed, and the rank fails: the job waits until somebody attaches who has the secret."""
-    run = client.submit(project(world, fail="1", wait="1", secret=True, retries=1))
+    run = here.submit(project(world, fail="1", wait="1", secret=True, retries=1))
     name = run.data.tags["batchai.job"]
     trains(world, run, 1)
-    for process in followers(world):
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait(10)
+    assert world.lose_followers() == 1
     (world.home / "share" / "go").touch()
     waits = "waiting for attach (needs BATCHAI_SECRET_TOKEN)"
     refused = cli("job", "attach", name)
     assert refused.code == 1 and f"job {name}: {waits}" in refused.err
-    until(world, lambda: not followers(world))
+    until(world, lambda: not world.followers())
     found = world.client.get_run(run.info.run_id)
     assert (found.info.status, found.data.tags["batchai.reason"]) == ("SCHEDULED", waits)
     assert cli.json("job", "show", name)["reason"] == waits

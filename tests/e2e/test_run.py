@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ def test_two_nodes(world: Any) -> None:
     assert plan_params == {"epochs": "3", "note": hostile, "data": "my data.npz", "scale": "0.5"}
     reported = {key: value for key, value in run.data.metrics.items() if not key.startswith("system/")}
     assert reported == {"loss": 0.25, "accuracy": 0.75}
-    assert [(m.step, m.value) for m in world.client.get_metric_history(run.info.run_id, "loss")] == [(0, 0.5), (1, 0.25)]
+    assert world.points("loss", run) == [(0, 0.5), (1, 0.25)]
     assert (
         tags["batchai.executionState"] == "succeeded" and tags["batchai.exitCode"] == "0" and tags["batchai.cluster"] == "local"
     )
@@ -158,23 +157,24 @@ def test_metrics_come_while_it_runs(world: Any) -> None:
     for epoch in range(3):
         # The rank does not go on before the test has seen this epoch in MLflow.
         run = world.wait(lambda: world.runs() and world.last)
-        world.wait(lambda step=epoch: len(world.client.get_metric_history(world.last.info.run_id, "loss")) == step + 1)
+        world.wait(lambda step=epoch: len(world.points()) == step + 1)
         assert world.client.get_run(run.info.run_id).info.status == "RUNNING"
         (world.folder() / "outputs" / f"go{epoch}").touch()
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     assert world.last.info.status == "FINISHED"
 
 
 def test_wait_false_and_attach(world: Any) -> None:
     """``wait: false`` returns at once; ``job attach`` shows everything and exits 0 when the job has succeeded."""
-    project = world.project("import time; print('one'); time.sleep(3); print('two')", batchai="wait: false")
+    script = "import os, time\nprint('one')\nwhile not os.path.exists(os.environ['AZ_BATCHAI_MOUNT_ROOT'] + '/share/go'): time.sleep(0.05)"
+    project = world.project(f"{script}\nprint('two')", batchai="wait: false")
     # An experiment that `batchai experiment create` made has a workspace, and so have its jobs.
     world.client.set_experiment_tag("0", "batchai.workspace", "vision")
-    started = time.monotonic()
     result = world.run(project)
     assert result.returncode == 0 and "job attach" in result.stderr
     assert world.last.data.tags["batchai.workspace"] == "vision"
-    assert world.last.info.status in ("SCHEDULED", "RUNNING"), time.monotonic() - started
+    assert world.last.info.status in ("SCHEDULED", "RUNNING")
+    (world.home / "share" / "go").touch()
     attached = world.batchai("job", "attach", world.last.data.tags["batchai.job"])
     assert attached.returncode == 0, attached.stderr
     assert attached.stdout == "one\ntwo\n"
@@ -194,12 +194,11 @@ def test_two_jobs_queue(world: Any) -> None:
     world.wait(lambda: world.runs() and world.last.info.status == "RUNNING")
     two = world.start(world.command(second))
     world.wait(lambda: len(world.runs()) == 2 and "batchai.folder" in world.last.data.tags)
-    world.wait(lambda: len(world.agents()) == 4)
-    assert world.last.info.status == "SCHEDULED"
-    assert world.last.data.tags["batchai.executionState"] == "queued"
-    assert len(world.job_processes()) == 1
+    world.wait(lambda: len(world.agents()) == 4 and len(world.job_processes()) == 1)
+    world.wait(lambda: world.last.data.tags.get("batchai.executionState") == "queued")
+    assert world.last.info.status == "SCHEDULED" and len(world.job_processes()) == 1
     (world.home / "share" / "go").touch()
-    assert (one.wait(30), two.wait(30)) == (0, 0)
+    assert (one.wait(120), two.wait(120)) == (0, 0)
     assert [run.info.status for run in world.runs()] == ["FINISHED", "FINISHED"]
 
 

@@ -102,7 +102,6 @@ model.fit(x, (x.sum(axis=1) > 2).astype("int32"), epochs=2, batch_size=8, verbos
 """
 
 
-@pytest.mark.training
 @pytest.mark.parametrize("flavor", ["keras", "tensorflow"])
 def test_autolog(world, flavor):
     if flavor == "tensorflow":
@@ -136,7 +135,6 @@ with mlflow.start_run():
 """
 
 
-@pytest.mark.training
 def test_pytorch(world):
     pytest.importorskip("torch", reason="torch is not installed; mlflow.pytorch logs by the calls that are tested above")
     done = world.run(world.project(TORCH))

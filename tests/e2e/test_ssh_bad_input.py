@@ -24,11 +24,6 @@ exec(text, {"__name__": "__main__"})' "$@"
 GOOD, NO_PYTHON, OTHER_SHARE, NO_SHARE, FULL, READ_ONLY = range(6)
 
 
-@pytest.fixture
-def here(world: Any, monkeypatch: pytest.MonkeyPatch) -> HereClient:
-    return HereClient(world, monkeypatch)
-
-
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     """A good one, and one for each thing that can be wrong with a machine."""
@@ -101,7 +96,7 @@ def test_an_agent_that_cant_be_started(world: Any, ssh_servers: SshNodes, here: 
     assert world.last.info.status == "FAILED" and "127.0.0.13" in world.last.data.tags["batchai.reason"]
     assert world.processes() == []
     (world.root / "root2" / "logs").unlink()
-    assert ended(world, here.submit(world.project("print('mine')", batchai=config(4))), 30).info.status == "FINISHED"
+    assert ended(world, here.submit(world.project("print('mine')", batchai=config(4)))).info.status == "FINISHED"
 
 
 # Before anything is started; the command line adds nothing to these but seconds.
@@ -269,6 +264,6 @@ def test_a_disk_that_is_full(world: Any, machines: Machines, here: HereClient, c
         rf"node {machines[FULL].address}.* only 0 MiB are free for /var/tmp/batchai-root; free some space there", said
     ), said
     run = here.submit(world.project("print('mine')", name="next", batchai=config(1)))
-    assert ended(world, run, 30).info.status == "FINISHED"
+    assert ended(world, run).info.status == "FINISHED"
     assert f"node {machines[FULL].address}" in capsys.readouterr().err
     assert machines[FULL].run(["rm", "/var/tmp/filler"]).returncode == 0

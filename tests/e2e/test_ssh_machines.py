@@ -75,15 +75,7 @@ def here(world: Any, machines: Machines, monkeypatch: pytest.MonkeyPatch) -> Her
 def works(world: Any, here: HereClient, nodes: int) -> None:
     """The next job gets its nodes at once."""
     run = here.submit(world.project("print('mine')", name="next", batchai=config(nodes)))
-    assert ended(world, run, 30).info.status == "FINISHED"
-
-
-def serves(process: psutil.Process) -> bool:
-    """Whether a process answers a client's questions; one that has just gone holds up nothing."""
-    try:
-        return process.cmdline()[-1:] == ["serve"]
-    except psutil.NoSuchProcess:
-        return True
+    assert ended(world, run).info.status == "FINISHED"
 
 
 def test_ranks_meet_at_the_host_list(world: Any, machines: Machines, here: HereClient) -> None:
@@ -92,19 +84,6 @@ def test_ranks_meet_at_the_host_list(world: Any, machines: Machines, here: HereC
     met = [f"{machine.hostname} {rank}" for rank, machine in enumerate(machines)]
     for rank in range(4):
         assert world.log(f"stdout-{rank}.txt", run) == f"eth0 {met}\n"
-
-
-@pytest.mark.training
-def test_horovod_between_machines(world: Any, here: HereClient, machines: Machines) -> None:
-    """Gloo over the bridge, although each hostname resolves to 127.0.1.1."""
-    script = """
-        import horovod.tensorflow as hvd, tensorflow as tf
-        hvd.init()
-        print("sum", float(hvd.allreduce(tf.constant(2.0 ** hvd.rank()), op=hvd.Sum)), hvd.size(), hvd.local_size())
-    """
-    run = ended(world, here.submit(world.project(script, batchai=config(2))), 150)
-    assert run.info.status == "FINISHED", run.data.tags
-    assert sorted(world.log(run=run).splitlines()) == ["[0] sum 3.0 2 1", "[1] sum 3.0 2 1"]
 
 
 def test_node_0_loses_its_power(world: Any, machines: Machines, here: HereClient) -> None:
@@ -159,7 +138,7 @@ def test_a_job_goes_on_without_a_node(
         for file in world.folder(run).glob("batchai/attempts/2/nodes/*/announce.json")
     ]
     assert len(hosts) == 3 and machines[1].hostname not in hosts
-    followed[0].join(20)
+    followed[0].join(60)
     world.wait_gone()
 
 
@@ -212,7 +191,7 @@ def test_an_unplugged_node(world: Any, machines: Machines, here: HereClient) -> 
     finally:
         machines[2].plug()
     # What answered the client there has not heard that it is gone; it ends after five minutes without a question.
-    world.wait(lambda: all(map(serves, world.processes())))
+    world.wait(lambda: {process.pid for process in world.processes()} <= world.serving())
     for process in world.processes():
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -41,4 +41,4 @@ def test_a_sweep_on_two_machines(cli: Cli, ssh_servers: SshNodes) -> None:
     assert data["jobs"][2]["reason"].endswith("exited with code 1: diverged")
     jobs = [run for run in world.runs() if run.info.run_name != "far"]
     assert {run.data.tags["batchai.engine"] for run in jobs} == {"ssh"}
-    world.wait(lambda: not world.job_processes(), 20, "ranks are left")
+    world.wait(lambda: not world.job_processes(), what="ranks are left")

@@ -31,7 +31,7 @@ def test_a_sweep_goes_on_after_kill_9(cli: Cli) -> None:
     options = ("-P", "lr=0.1,0.2", "-P", f"gate={gate}", "--parallel", "1", "--run-name", "dies")
     process = world.start([str(BATCHAI), "sweep", str(project), *options])
     world.wait(
-        lambda: any(run.info.run_name == "dies-1" and run.data.metrics for run in world.runs()), 60, "the first has begun"
+        lambda: any(run.info.run_name == "dies-1" and run.data.metrics for run in world.runs()), what="the first has begun"
     )
     process.kill()
     process.wait()
@@ -64,7 +64,7 @@ def test_nobody_stays_and_it_is_terminated(cli: Cli) -> None:
     project = world.project(TRAIN, MLPROJECT)
     said = cli("sweep", project, "-P", "lr=0.1,0.2", "-P", "gate=/nope", "--no-wait", "--run-name", "alone", "--parallel", "1")
     assert said.code == 0 and "its jobs are started by a process that writes to" in said.err, said
-    world.wait(lambda: any(run.info.run_name == "alone-1" and run.data.metrics for run in world.runs()), 60, "it has begun")
+    world.wait(lambda: any(run.info.run_name == "alone-1" and run.data.metrics for run in world.runs()), what="it has begun")
     said = cli("sweep", "terminate", "alone", "-y")
     assert said.code == 0, said
     assert "starts the jobs of sweep alone; watching it" in said.err

@@ -134,7 +134,7 @@ def test_from_first_to_last(cli: Cli, ssh_servers: SshNodes, azure: AzureServer,
     }
     (world.cwd / "go").touch()
     step("storage", "file", "upload", "-s", "myshare", "--source", "go", "--path", "cifar/")
-    rest, noted = stream.communicate(timeout=60)
+    rest, noted = stream.communicate(timeout=120)
     assert (stream.returncode, rest) == (0, "[0] Epoch 2/2, ümlaut\n"), noted
 
     step("job", "wait", "-n", JOB, *IN)

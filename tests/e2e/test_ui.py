@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,6 @@ def sweep(jobs: Jobs) -> list[Any]:
     return jobs.sweep()
 
 
-@pytest.mark.browser
 def test_a_job_while_it_runs_and_after(jobs: Jobs, browser: Browser) -> None:
     """A page left open shows more points by itself; then the run's page, its nodes' system metrics, and its log."""
     run_id = jobs.live().info.run_id
@@ -68,7 +66,7 @@ def test_a_job_while_it_runs_and_after(jobs: Jobs, browser: Browser) -> None:
         browser.page.wait_for_timeout(500)
         return bool(points.count() > before)
 
-    jobs.world.wait(more, 60, "more points on the page")
+    jobs.world.wait(more, what="more points on the page")
     assert jobs.world.client.get_run(run_id).info.status == "RUNNING"
     if jobs.real:
         jobs.world.wait(lambda: more() and points.count() >= 60, 200, "curves worth a picture")
@@ -91,7 +89,6 @@ def test_a_job_while_it_runs_and_after(jobs: Jobs, browser: Browser) -> None:
     browser.picture("log")
 
 
-@pytest.mark.browser
 def test_three_runs_of_a_sweep(jobs: Jobs, sweep: list[Any], browser: Browser) -> None:
     """Their curves in one chart, then their parameters and metrics side by side."""
     browser.table(jobs.experiment_id, SHOWN, [sweep[0].data.tags["mlflow.parentRunId"]])
@@ -106,7 +103,8 @@ def test_three_runs_of_a_sweep(jobs: Jobs, sweep: list[Any], browser: Browser) -
     learning_rates = browser.page.get_by_role("row", name=re.compile("^learning_rate ")).get_by_role("cell")
     assert learning_rates.all_inner_texts() == list(RATES)
     browser.page.get_by_role("switch", name="Parameters - Show diff only").click()
-    assert learning_rates.count() == 3 and browser.page.get_by_role("row", name=re.compile("^epochs ")).count() == 0
+    browser.page.get_by_role("row", name=re.compile("^epochs ")).wait_for(state="detached", timeout=PATIENCE_MS)
+    assert learning_rates.count() == 3
     chosen = browser.page.get_by_role("combobox").nth(1)
     chosen.press("Backspace")
     chosen.fill("val_accuracy")
@@ -117,7 +115,6 @@ def test_three_runs_of_a_sweep(jobs: Jobs, sweep: list[Any], browser: Browser) -
     browser.picture("compare", height=1300)
 
 
-@pytest.mark.browser
 def test_the_table_of_runs(jobs: Jobs, sweep: list[Any], browser: Browser) -> None:
     """Those of a sweep below it, with what they were given and what came of it; one that failed shows that, and says why."""
     failed = jobs.failure()
@@ -141,7 +138,6 @@ def test_the_table_of_runs(jobs: Jobs, sweep: list[Any], browser: Browser) -> No
     browser.picture("failed")
 
 
-@pytest.mark.browser
 def test_the_registered_model(jobs: Jobs, sweep: list[Any], browser: Browser) -> None:
     """Each run of the sweep made a version; the best one has the alias, and says why."""
     browser.open(f"/models/{MODEL}")
@@ -155,17 +151,3 @@ def test_the_registered_model(jobs: Jobs, sweep: list[Any], browser: Browser) ->
     reason = jobs.world.client.get_model_version(MODEL, version).description[:25]
     champion.get_by_text(reason).first.wait_for(timeout=PATIENCE_MS)
     browser.picture("model")
-
-
-def test_server_is_down_at_submit(world: Any) -> None:
-    """No server there: one sentence, nothing started."""
-    process = subprocess.run(
-        world.command(world.project()),
-        cwd=world.cwd,
-        env={**world.environment, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert process.returncode == 1 and "127.0.0.1" in process.stderr and "Traceback" not in process.stderr, process.stderr
-    assert not (world.home / "nodes").exists()

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from sshd import SshNodes
-from test_engine_conformance import site, wait  # noqa: F401 (a fixture)
+from test_engine_conformance import site  # noqa: F401 (a fixture)
+from waiting import wait_for
 
 from mlflow_batchai.agent import gpus
 from mlflow_batchai.engines.asking import Known, census
@@ -72,12 +73,12 @@ def states(site: Any) -> list[str]:  # noqa: F811
 def test_nodes_are_counted_and_closed(site: Any) -> None:  # noqa: F811
     """1: what they do just now. 2: what waits takes only nodes that are open."""
     assert states(site) == ["idle", "idle"]
-    first = site.job("sleep 60", nodes=2)
+    first = site.job("sleep 600", nodes=2)
     one = site.engine.submit(first)
-    wait(lambda: states(site) == ["running", "running"])
+    wait_for(lambda: states(site) == ["running", "running"])
     site.engine.admit(1)
     assert states(site) == ["running", "leaving"]
-    second = site.job("sleep 60")
+    second = site.job("sleep 600")
     two = site.engine.submit(second)
     tickets = site.engine.census().tickets
     assert [(ticket.mark, ticket.folder, ticket.nodes, ticket.started) for ticket in tickets] == [
@@ -85,16 +86,16 @@ def test_nodes_are_counted_and_closed(site: Any) -> None:  # noqa: F811
         (second.mark, second.folder, (0,), False),
     ]
     site.engine.cancel(one)
-    wait(lambda: states(site) == ["running", "closed"])
+    wait_for(lambda: states(site) == ["running", "closed"])
     third = site.job("true", nodes=2)
     three = site.engine.submit(third)
     site.engine.cancel(two)
-    wait(lambda: states(site) == ["preparing", "closed"])
+    wait_for(lambda: states(site) == ["preparing", "closed"])
     site.another_process().admit(2)
-    wait(lambda: site.state(third).ended)
+    wait_for(lambda: site.state(third).ended)
     assert site.state(third).execution_state == "succeeded"
     site.engine.cancel(three)
-    wait(lambda: states(site) == ["idle", "idle"])
+    wait_for(lambda: states(site) == ["idle", "idle"])
 
 
 def test_a_machine_is_waited_for_as_long_as_its_driver_may_take() -> None:

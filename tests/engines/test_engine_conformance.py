@@ -7,13 +7,13 @@ import json
 import os
 import socket
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from plans import toy_plan
 from sshd import SshNodes, ssh_nodes  # noqa: F401 (a fixture)
+from waiting import wait_for
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.engines.base import CheckResult, Needs, NodeAccess, Poll, PollState, Scalable, StartRequest
@@ -111,14 +111,6 @@ class SshSite(Site):
             engine.close()
 
 
-def wait(condition, seconds=30.0):
-    until = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < until, "not in time"
-        time.sleep(0.02)
-    return value
-
-
 @pytest.fixture(params=["local", "ssh"])
 def site(request, tmp_path, monkeypatch):
     monkeypatch.setenv("CANARY", "of-the-submitter")
@@ -126,7 +118,7 @@ def site(request, tmp_path, monkeypatch):
     yield made
     made.close()
     with contextlib.suppress(AssertionError):
-        wait(lambda: not made.left(), 5.0)
+        wait_for(lambda: not made.left())
     left = made.left()
     for process in left:
         process.kill()
@@ -134,16 +126,16 @@ def site(request, tmp_path, monkeypatch):
 
 
 def over(site, request, handle):
-    wait(lambda: site.state(request).ended)
-    wait(lambda: len(site.engine.poll(handle).gone) == len(handle["nodes"]))
+    wait_for(lambda: site.state(request).ended)
+    wait_for(lambda: len(site.engine.poll(handle).gone) == len(handle["nodes"]))
     return site.state(request)
 
 
 def test_1_a_handle_is_json_without_secrets_and_enough_for_another_process(site):
-    request = site.job('echo "$TOKEN" | wc -c; env | grep -c CANARY; sleep 60', nodes=2)
+    request = site.job('echo "$TOKEN" | wc -c; env | grep -c CANARY; sleep 600', nodes=2)
     handle = json.loads(json.dumps(site.engine.submit(request)))
     assert SECRET not in json.dumps(handle)
-    wait(lambda: site.state(request).execution_state == "running")
+    wait_for(lambda: site.state(request).execution_state == "running")
     other = site.another_process()
     assert other.poll(handle).state is PollState.ALIVE
     other.cancel(handle)
@@ -200,7 +192,7 @@ def test_2_all_nodes_or_none(site):
     with pytest.raises(
         ClusterError, match="File exists: .*/1/logs" if site.kind == "local" else "node 127.0.0.12: File exists"
     ):
-        site.engine.submit(site.job("sleep 60", nodes=2))
+        site.engine.submit(site.job("sleep 600", nodes=2))
     assert site.left() == []
     # Its ticket is dropped: the next job does not wait for it.
     (site.node_root(1) / "logs").unlink()
@@ -209,11 +201,11 @@ def test_2_all_nodes_or_none(site):
 
 
 def test_3_queued_alive_and_gone(site):
-    first, second = site.job("sleep 60", nodes=2), site.job("true", nodes=2)
+    first, second = site.job("sleep 600", nodes=2), site.job("true", nodes=2)
     one = site.engine.submit(first)
-    wait(lambda: site.state(first).execution_state == "running")
+    wait_for(lambda: site.state(first).execution_state == "running")
     two = site.engine.submit(second)
-    assert wait(lambda: site.engine.poll(two)).state is PollState.QUEUED
+    assert wait_for(lambda: site.engine.poll(two)).state is PollState.QUEUED
     assert "2 of 2 nodes" in site.engine.poll(two).detail
     assert site.engine.poll(one) == Poll(PollState.ALIVE)
     site.engine.cancel(one)
@@ -222,11 +214,11 @@ def test_3_queued_alive_and_gone(site):
 
 
 def test_3_a_lost_node_is_named_with_what_it_said_last(site):
-    request = site.job("sleep 60", nodes=2)
+    request = site.job("sleep 600", nodes=2)
     handle = site.engine.submit(request)
-    wait(lambda: site.state(request).execution_state == "running")
+    wait_for(lambda: site.state(request).execution_state == "running")
     psutil.Process(handle["nodes"][1]["pid"]).kill()
-    poll = wait(lambda: (poll := site.engine.poll(handle)).gone and poll)
+    poll = wait_for(lambda: (poll := site.engine.poll(handle)).gone and poll)
     assert (poll.state, poll.gone) == (PollState.GONE, (1,))
     assert poll.detail.startswith(
         "the agent of node-1 is gone" if site.kind == "local" else "the agent of node-1 (127.0.0.12) is gone"
@@ -238,7 +230,7 @@ def test_3_an_agent_that_fails_before_it_has_the_share_says_why(site):
     request = site.job("true")
     site.share.delete(protocol.JobPaths(request.folder).plan)
     handle = site.engine.submit(request)
-    poll = wait(lambda: (poll := site.engine.poll(handle)).gone and poll)
+    poll = wait_for(lambda: (poll := site.engine.poll(handle)).gone and poll)
     assert "there is no plan at" in poll.detail
 
 
@@ -255,7 +247,7 @@ def test_3_a_reused_pid_is_not_the_agent(site):
 
 
 def test_3_a_machine_that_knows_nothing_of_the_agent_may_be_another(site):
-    request = site.job("sleep 60")
+    request = site.job("sleep 600")
     handle = site.engine.submit(request)
     (site.node_root(0) / "tickets" / f"{handle['ticket']}.agent").rename(site.root / "aside")
     poll = site.engine.poll(handle)
@@ -267,16 +259,16 @@ def test_3_a_machine_that_knows_nothing_of_the_agent_may_be_another(site):
 
 
 def test_2_an_agent_whose_answer_was_lost_is_ended_too(site):
-    request = site.job("sleep 60", nodes=2)
+    request = site.job("sleep 600", nodes=2)
     handle = site.engine.submit(request)
-    wait(lambda: site.state(request).execution_state == "running")
+    wait_for(lambda: site.state(request).execution_state == "running")
     without = {**handle, "nodes": [{key: entry[key] for key in ("name", "id", "root")} for entry in handle["nodes"]]}
     site.engine.cancel(without)
     assert site.left() == []
 
 
 def test_3_on_another_machine_nothing_is_certain(site):
-    request = site.job("sleep 60")
+    request = site.job("sleep 600")
     handle = site.engine.submit(request)
     elsewhere = {**handle, "host": "another"}
     if site.kind == "ssh":
@@ -290,9 +282,9 @@ def test_3_on_another_machine_nothing_is_certain(site):
 
 
 def test_3_fewer_nodes_in_the_document_by_now(site):
-    request = site.job("sleep 60", nodes=2)
+    request = site.job("sleep 600", nodes=2)
     handle = site.engine.submit(request)
-    wait(lambda: site.state(request).execution_state == "running")
+    wait_for(lambda: site.state(request).execution_state == "running")
     smaller = site.another_process(nodes=1)
     if site.kind == "ssh":
         assert smaller.poll(handle).state is PollState.UNKNOWN
@@ -323,13 +315,13 @@ def test_4_cancel_leaves_nothing_and_may_be_called_again(site):
     request = site.job(escape, nodes=2)
     handle = site.engine.submit(request)
     folder = site.node_root(0) / "jobs" / request.job / "temp" / "code"
-    wait(lambda: (folder / "started").exists())
+    wait_for(lambda: (folder / "started").exists())
 
     def sleepers():
         family = [psutil.Process(entry["pid"]) for entry in handle["nodes"]]
         return [child for agent in family for child in agent.children(recursive=True) if child.name() == "sleep"]
 
-    wait(lambda: len(sleepers()) == 4)
+    wait_for(lambda: len(sleepers()) == 4)
     pids = [process.pid for process in sleepers()]
     site.engine.cancel(handle)
     assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]

@@ -25,7 +25,6 @@ NOT_RUN = {
 }
 
 
-@pytest.mark.training
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="this machine has no FUSE, which rclone mounts with")
 def test_from_nothing_to_a_result(world: Any, ssh_servers: SshNodes, azure: AzureServer, tmp_path: Path) -> None:

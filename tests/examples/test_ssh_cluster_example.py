@@ -34,7 +34,6 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
         yield made
 
 
-@pytest.mark.training
 @pytest.mark.timeout(600)
 def test_from_nothing_to_a_result(world: Any, machines: Machines, tmp_path: Path) -> None:
     home = tmp_path / "user"
@@ -86,12 +85,17 @@ def test_from_nothing_to_a_result(world: Any, machines: Machines, tmp_path: Path
         "4",
     )
     assert run.data.metrics["test_accuracy"] > 0.8
-    assert "batchai.model" in run.data.tags
+    assert "batchai.model" in run.data.tags and "batchai.notes" not in run.data.tags
+    assert [step for step, _ in world.points("val_accuracy", run)] == [0]
+    logs = {Path(entry.path).name for entry in world.client.list_artifacts(run.info.run_id, "logs")}
+    # Ranks but the first say nothing but what TensorFlow writes to standard error.
+    assert all({f"stdout-{rank}.txt", f"stderr-{rank}.txt"} & logs for rank in range(4)), logs
+    assert {f"execution-node-{node}.log" for node in range(4)} <= logs
     hosts = {machine.hostname for machine in machines}
     shown = world.call([str(Path(sys.executable).parent / "batchai"), "job", "show", run.data.tags["batchai.job"]], **variables)
     assert all(host in shown.stdout for host in hosts)
     for machine in machines:
-        world.wait(lambda machine=machine: not machine.processes(), 20, f"processes are left on {machine.hostname}")
+        world.wait(lambda machine=machine: not machine.processes(), what=f"processes are left on {machine.hostname}")
 
 
 def _let_in(machines: Machines, key: str) -> None:

@@ -45,9 +45,9 @@ def test_from_a_sweep_to_a_served_champion(world: Any) -> None:
         said = world.call(["bash", "-c", ask.replace("5001", port)], **variables)
         return said.stdout if said.returncode == 0 else None
 
-    answer = json.loads(world.wait(answers, 60, "an answer of the served model"))
+    answer = json.loads(world.wait(answers, what="an answer of the served model"))
     os.killpg(server.pid, signal.SIGTERM)
-    server.wait(20)
+    server.wait(60)
     assert answer == json.loads(
         re.findall(r'^\{"predictions".*$', (EXAMPLE / "README.md").read_text(encoding="utf-8"), re.M)[0]
     )

@@ -21,7 +21,6 @@ def in_steps(output: str) -> dict[str, str]:
     return {title: text.strip("\n") for title, text in zip(pieces[1::2], pieces[2::2], strict=True)}
 
 
-@pytest.mark.training
 @pytest.mark.timeout(600)
 def test_from_first_to_last(world: Any, tmp_path: Path) -> None:
     """Each step's output has the shape that Batch AI's had; training is real, and its .h5 is downloaded."""

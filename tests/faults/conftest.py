@@ -9,14 +9,6 @@ import pytest
 from node_world import Cluster
 from plans import toy_plan
 
-from mlflow_batchai.engines import archive
-
-
-@pytest.fixture(scope="session")
-def agent_pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The one file that nodes are sent."""
-    return archive.stored(tmp_path_factory.mktemp("agents"))
-
 
 @pytest.fixture
 def agents(tmp_path: Path, agent_pyz: Path) -> Iterator[Callable[..., Cluster]]:

@@ -90,7 +90,7 @@ class Crowd:
             self._attach()
         world.wait(lambda: not self._unfinished(), PATIENCE_SECONDS, "the end of all runs")
         with contextlib.suppress(StuckError):  # told by the checks
-            world.wait(lambda: not world.processes(), 60, "the end of all processes")
+            world.wait(lambda: not world.processes(), what="the end of all processes")
 
     def _document(self, name: str) -> Path:
         nodes = self.chance.randint(1, NODES)
@@ -107,7 +107,7 @@ class Crowd:
             time.sleep(self.chance.uniform(0.2, 2.0))
             if number % 2:
                 with contextlib.suppress(StuckError):  # no job may be left that has any
-                    self.world.wait(self._agents, 30, "agents")
+                    self.world.wait(self._agents, what="agents")
                     os.kill(self.chance.choice(self._agents()), signal.SIGKILL)
                     self.killed.append("agent")
             elif alive := [process for process in processes if process.poll() is None]:
@@ -129,7 +129,7 @@ class Crowd:
             self.world.wait(lambda process=attached: process.poll() is not None, PATIENCE_SECONDS, f"attach {name}")  # type: ignore[misc]
             if "has no job folder" in self.world.said(f"attach-{name}"):
                 ended = self.world.start(f"end-{name}", BIN / "batchai", "job", "terminate", name, "-y")
-                self.world.wait(lambda process=ended: process.poll() is not None, 60, f"terminate {name}")  # type: ignore[misc]
+                self.world.wait(lambda process=ended: process.poll() is not None, what=f"terminate {name}")  # type: ignore[misc]
 
     def wrong(self) -> Iterator[str]:
         """Sentences on what is not as it has to be."""

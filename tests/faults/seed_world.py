@@ -200,7 +200,7 @@ class SeedWorld:
                 os.kill(pid, signal.SIGKILL)
         return all(pids)
 
-    def wait(self, condition: Callable[[], object], seconds: float, what: str) -> None:
+    def wait(self, condition: Callable[[], object], seconds: float = 60, what: str = "") -> None:
         """Wait until something holds. Raises StuckError."""
         until = time.monotonic() + seconds
         while not condition():

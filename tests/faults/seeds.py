@@ -97,7 +97,7 @@ def play(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
     reached = True
     if case.outage:
         outage = case.outage
-        world.wait(lambda: _ranks_began(world, case) or main.poll() is not None, 60, "the ranks' start")
+        world.wait(lambda: _ranks_began(world, case) or main.poll() is not None, what="the ranks' start")
         time.sleep(outage.seconds)
         world.take_away(outage.what)
         try:
@@ -106,7 +106,7 @@ def play(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
         finally:
             world.give_back(outage.what)
     elif case.timed:
-        world.wait(lambda: _ranks_began(world, case) or main.poll() is not None, 60, "the ranks' start")
+        world.wait(lambda: _ranks_began(world, case) or main.poll() is not None, what="the ranks' start")
         time.sleep(case.timed.seconds)
         reached = world.kill(case.timed.kills)
     else:
@@ -126,7 +126,7 @@ def play(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
         if world.tag("batchai.folder") and all("has no job folder" in world.said(called) for called, _ in attached):
             # Nothing of it had been started; the sentence says how to end its run.
             ending = world.start("terminate", BIN / "batchai", "job", "terminate", name, "-y")
-            world.wait(lambda: ending.poll() is not None, 60, "terminate")
+            world.wait(lambda: ending.poll() is not None, what="terminate")
             codes = {"terminate": ending.returncode}
     world.wait(lambda: main.poll() is not None, patience, "mlflow run")
     # Who waits for the results of a run that is deleted is told so, whether or not it comes back.

@@ -177,7 +177,7 @@ def test_event_files_that_are_removed(world: Any) -> None:
 def test_event_files_that_are_spoiled(world: Any) -> None:
     """They are as long as they were, which their agent takes for what it wrote: what nobody can send again is counted."""
     job = Job(world)
-    follower = next(p for p in world.processes() if "mlflow_batchai.follower" in p.cmdline())
+    follower = world.followers()[0]
     follower.suspend()
     first = max(int(path.stem[-8:]) for path in job.events.glob("agent-1-*.jsonl")) + 1
     names = [f"agent-1-{number:08}.jsonl" for number in range(first, first + 2)]

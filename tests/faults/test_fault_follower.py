@@ -53,7 +53,7 @@ def test_a_share_that_gets_full(world: Any, here: HereClient, disk: Path) -> Non
     run = running(world, here, f"cluster: small\n{TWO}")
     fill(disk)
     begun = time.monotonic()
-    tags = ended(world, run, 60)
+    tags = ended(world, run)
     assert time.monotonic() - begun < 60
     assert tags["batchai.errorCode"] == "ShareFailed"
     assert re.match(r"node-\d: the share is full \(No space left on device\); make room there", tags["batchai.reason"])

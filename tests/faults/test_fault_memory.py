@@ -44,14 +44,14 @@ def group() -> Iterator[Path]:
             made.rmdir()
         pytest.skip(f"no control group with a limit of memory can be made here: {error}")
     yield made
-    wait_for(lambda: not (made / "cgroup.procs").read_text(), 10)
+    wait_for(lambda: not (made / "cgroup.procs").read_text())
     made.rmdir()
 
 
 def test_a_rank_that_the_kernel_killed_for_its_memory_is_told_of(agents: Callable[..., Cluster], group: Path) -> None:
     enter = ["bash", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "enter"]
     job = agents().submit(EATS, nodes=2, enter=[["env"], enter])
-    verdict = job.wait(60)
+    verdict = job.wait()
     assert verdict["exitCode"] == 137, job.said()
     assert verdict["errors"][0]["code"] == "JobFailed"
     assert verdict["reason"].startswith(

@@ -37,11 +37,11 @@ def test_a_cable_is_cut(tmp_path: Path, agent_pyz: Path) -> None:
         try:
             enter = [["nsenter", f"--net=/proc/{machine.pid}/ns/net"] for machine in machines]
             job = cluster.submit(HANGS, nodes=2, patch=HASTY, enter=enter, lossSeconds=3.0, terminateSeconds=2.0)
-            wait_for(lambda: job.log("stdout.txt").count("up") == 2, 30, job.said())
+            wait_for(lambda: job.log("stdout.txt").count("up") == 2, what=job.said())
             begun = time.monotonic()
             machines[1].unplug()
-            job.agents[0].wait(40)
-            assert time.monotonic() - begun < 35
+            job.agents[0].wait(60)
+            assert time.monotonic() - begun < 55
             verdict = job.verdict()
             assert verdict is not None and verdict["errors"][0]["code"] == "NodeLost", job.said()
             assert verdict["reason"].startswith("node-1 has not been heard of for ")

@@ -38,14 +38,14 @@ def test_a_frozen_agent_that_goes_on(agents: Callable[..., Cluster], node: int) 
     wait_for(lambda: job.log("stdout.txt").count("up") == 2)
     os.kill(job.agents[node].pid, signal.SIGSTOP)
     begun = time.monotonic()
-    job.agents[1 - node].wait(20 if node == 0 else 30)
-    assert time.monotonic() - begun < 20
+    job.agents[1 - node].wait(60)
+    assert time.monotonic() - begun < 40  # of 60, after which a node is lost where the plan says nothing
     left = {pid for pid in job.processes() if f"BATCHAI_NODE={1 - node}" in _environment(pid)}
     assert not left, "the ranks of the other node are ended"
     before = job.verdict()
     assert (before is None) == (node == 0), "of a frozen node 0 its client tells"
     os.kill(job.agents[node].pid, signal.SIGCONT)
-    verdict = job.wait(20)
+    verdict = job.wait()
     assert verdict["executionState"] == "failed"
     assert verdict["errors"][0]["code"] == "NodeLost"
     assert before in (None, verdict)

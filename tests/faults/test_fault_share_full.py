@@ -34,7 +34,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 def up(cluster: Cluster) -> Job:
     job = cluster.submit(TALKS, nodes=2, patch=QUICK, terminateSeconds=5.0, lossSeconds=3.0)
-    wait_for(lambda: job.log("stdout.txt").count("up") == 2, 20, job.said)
+    wait_for(lambda: job.log("stdout.txt").count("up") == 2, what=job.said)
     return job
 
 
@@ -48,7 +48,7 @@ def told(cluster: Cluster, job: Job, node: int) -> dict[str, Any]:
 def assert_gone(cluster: Cluster, job: Job, words: str) -> None:
     """Every node has said why, its ranks could save, and nothing runs any more."""
     for node, agent in enumerate(job.agents):
-        agent.wait(30)
+        agent.wait(60)
         failure = told(cluster, job, node)["failure"]
         assert failure["code"] == "ShareFailed"
         assert failure["message"].startswith(f"node-{node}: {words}"), failure
@@ -64,7 +64,7 @@ def test_a_share_that_gets_full(agents: Callable[..., Cluster], disk: Path) -> N
     fill(disk)
     begun = time.monotonic()
     assert_gone(cluster, job, "the share is full (No space left on device); make room there")
-    assert time.monotonic() - begun < 25
+    assert time.monotonic() - begun < 50  # of 60, the patience with a share that may come back
     verdict = job.verdict()
     assert verdict is not None, job.said()
     assert verdict["executionState"] == "failed"
@@ -79,7 +79,7 @@ def test_a_rank_that_fills_the_share(agents: Callable[..., Cluster], disk: Path)
     )
     job = agents(disk).submit(fills, nodes=2, patch=QUICK, terminateSeconds=2.0, lossSeconds=3.0)
     for agent in job.agents:
-        agent.wait(40)
+        agent.wait(60)
     verdict = job.verdict()
     assert verdict is not None, job.said()
     assert (verdict["exitCode"], verdict["errors"][0]["code"]) == (7, "JobFailed")
@@ -96,7 +96,7 @@ def test_a_share_that_was_full_for_a_moment(agents: Callable[..., Cluster], disk
     filler = fill(disk)
     time.sleep(2.0)
     filler.unlink()
-    assert job.wait(40)["executionState"] == "succeeded", job.said()
+    assert job.wait()["executionState"] == "succeeded", job.said()
     lines = [f"line {number}" for number in range(1, 41)]
     for rank in (0, 1):
         assert job.log(f"stdout-{rank}.txt").splitlines() == lines
@@ -130,8 +130,8 @@ def test_a_share_that_is_full_when_the_job_ends(agents: Callable[..., Cluster], 
         f"{sys.executable} -c '{report % 2}'; seq 40"
     )
     job = agents(disk).submit(command, patch=QUICK, lossSeconds=3.0)
-    wait_for(lambda: "up" in job.log("stdout.txt"), 20, job.said)
-    wait_for(lambda: job.records("report"), 20, job.said)
+    wait_for(lambda: "up" in job.log("stdout.txt"), what=job.said)
+    wait_for(lambda: job.records("report"), what=job.said)
     fill(disk)
     end.touch()
     assert job.wait()["executionState"] == "succeeded", job.said()

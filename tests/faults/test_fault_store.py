@@ -47,6 +47,9 @@ def gate(server: MlflowServer) -> Iterator[Gate]:
     made.close()
 
 
+pytestmark = pytest.mark.timeout(600)
+
+
 class Scene:
     """A job in a world whose tracking server is behind the gate."""
 
@@ -93,7 +96,7 @@ class Scene:
 
     @property
     def follower(self) -> Any:
-        return next(p for p in self.world.processes() if "mlflow_batchai.follower" in p.cmdline())
+        return self.world.followers()[0]
 
     @property
     def log(self) -> str:

@@ -25,7 +25,7 @@ def test_one_seed_of_each_kind(tmp_path: Path, store_template: Path) -> None:
     results = list(run_seeds(SEEDS, tmp_path, store_template, 3))
     assert not [told(result) for result in results if result.troubles]
     # A step that a slow machine did not come to is no fault, many of them are.
-    assert sum("never came to" in told(result) for result in results) < 4
+    assert sum("never came to" in told(result) for result in results) <= len(SEEDS) // 2
 
 
 def test_a_seed_does_the_same_each_time() -> None:

@@ -386,7 +386,7 @@ def test_a_job_whose_document_leads_elsewhere_is_refused(world: Any, tmp_path: P
     (project / "batchai.yaml").write_text(
         json.dumps({"properties": {"mountVolumes": {"azureFileShares": [entry]}}}), encoding="utf-8"
     )
-    result = world.run(project, timeout=60)
+    result = world.run(project, timeout=120)
     host.close()
     assert result.returncode == 1 and f"not known to be at 127.0.0.2:{host.port}" in result.stderr
     assert "Traceback" not in result.stderr and KEY not in result.stderr + result.stdout

@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from command_line import Cli
 from plans import toy_plan
@@ -60,22 +59,12 @@ def forging(world: Any, code: str, batchai: str = "properties: {nodeCount: 1, ho
 def struck(world: Any, project: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """``mlflow run`` of a project that forges; its follower is killed then, so that the next one reads all of the job anew."""
     process = world.start(world.command(project), **environment)
-    world.wait(lambda: [run for run in world.runs() if "batchai.job" in run.data.tags], 60)
+    world.wait(lambda: [run for run in world.runs() if "batchai.job" in run.data.tags])
     (run,) = [run for run in world.runs() if "batchai.job" in run.data.tags]
-    world.wait(lambda: (world.folder(run) / "batchai" / "forged").exists(), 60, "it forges")
-    kill_followers(world)
+    world.wait(lambda: (world.folder(run) / "batchai" / "forged").exists(), what="it forges")
+    world.lose_followers()
     out, err = process.communicate(timeout=120)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def kill_followers(world: Any) -> None:
-    for process in world.processes():
-        try:
-            if "mlflow_batchai.follower" in process.cmdline():
-                process.kill()
-                process.wait(10)
-        except psutil.NoSuchProcess:
-            continue
 
 
 def sent(world: Any) -> str:
@@ -88,7 +77,7 @@ def ended_by_its_mark(world: Any, run: Any, what: str) -> None:
     run = world.client.get_run(run.info.run_id)
     assert run.info.status == "FAILED"
     assert f"the {what} of job {run.data.tags['batchai.job']} was changed on the share" in run.data.tags["batchai.reason"]
-    world.wait(lambda: not world.job_processes() and not world.agents(), 20, "processes of the job are left")
+    world.wait(lambda: not world.job_processes() and not world.agents(), what="processes of the job are left")
 
 
 def test_a_volume_of_the_ranks_own_sends_nothing(world: Any) -> None:
@@ -268,7 +257,7 @@ def asleep(world: Any) -> Any:
     )
     assert result.returncode == 0, result.stderr
     world.wait(lambda: world.job_processes(), what="the job trains")
-    kill_followers(world)
+    world.lose_followers()
     return world
 
 
@@ -381,7 +370,7 @@ report.log({"loss": 0.5}, step=7)
         "wait: false\nproperties: {nodeCount: 1, horovodSettings: {}}",
     )
     assert world.run(project).returncode == 0
-    world.wait(lambda: world.last.info.status == "FINISHED", 60, "its run ends")
+    world.wait(lambda: world.last.info.status == "FINISHED", what="its run ends")
     assert world.last.data.metrics["loss"] == 0.5
     world.wait_gone()
 

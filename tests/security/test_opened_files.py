@@ -25,7 +25,6 @@ from relay_world import Time
 
 from mlflow_batchai.admin.gc import Age, jobs, staged
 from mlflow_batchai.agent import protocol, records
-from mlflow_batchai.engines import archive
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
 from mlflow_batchai.job import folders
 from mlflow_batchai.job.events import EventReader
@@ -97,7 +96,7 @@ def in_time() -> Iterator[None]:
         raise AssertionError("it hangs")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(50)
+    signal.alarm(120)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
@@ -278,11 +277,6 @@ def test_looking_at_a_job_takes_little_memory(made: JobFolder, kind: str, clock:
 # Agents.
 
 
-@pytest.fixture(scope="session")
-def agent_pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return archive.stored(tmp_path_factory.mktemp("agents"))
-
-
 @pytest.fixture
 def cluster(tmp_path: Path, agent_pyz: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path, toy_plan, agent_pyz)
@@ -327,7 +321,7 @@ def test_agents_end_their_job_and_free_their_nodes(cluster: Cluster, kind: str) 
     put = cluster.folder / "put.py"
     put.write_text(PUT)
     where = '"$AZ_BATCHAI_MOUNT_ROOT/share/$FOLDER"'
-    command = f"cd {where} && {sys.executable} {put} {kind} $BATCHAI_RANK && echo put && sleep 60"
+    command = f"cd {where} && {sys.executable} {put} {kind} $BATCHAI_RANK && echo put && sleep 600"
     folder = f"workspaces/default/experiments/exp/jobs/toy/{os.getpid():x}j1"
     job = cluster.submit(command, environmentVariables=[{"name": "FOLDER", "value": folder}])
     until = time.monotonic() + 20
@@ -335,11 +329,11 @@ def test_agents_end_their_job_and_free_their_nodes(cluster: Cluster, kind: str) 
         time.sleep(0.1)
     assert job.log("stdout.txt") == "put\n", job.said()
     job.cancel("me", "enough")
-    verdict = job.wait(40)
+    verdict = job.wait()
     assert verdict["terminated"] and verdict["errors"][0]["code"] == "JobTerminate", job.said()
     assert not job.processes()
     # The node is free.
-    assert cluster.submit("echo next").wait(30)["executionState"] == "succeeded"
+    assert cluster.submit("echo next").wait()["executionState"] == "succeeded"
 
 
 # All of it, by the commands that people type.
@@ -370,13 +364,13 @@ def test_a_job_of_odd_files_is_shown_terminated_and_judged_by_gc(world: Any) -> 
     project = world.project(TRAIN)
     started = world.start(world.command(project))
     world.wait(lambda: world.runs() and (world.folder() / "stdouterr" / "stdout.txt").exists(), 150)
-    world.wait(lambda: world.log() == "done\n", 60)
+    world.wait(lambda: world.log() == "done\n")
     name = world.last.data.tags["batchai.job"]
     shown = world.batchai("job", "show", "-n", name)
     assert shown.returncode == 0 and "running" in shown.stdout, shown.stderr
     ended = world.batchai("job", "terminate", "-n", name, "-y")
     assert ended.returncode == 0, ended.stderr
-    started.communicate(timeout=30)
+    started.communicate(timeout=120)
     run = world.last
     assert run.info.status == "KILLED"
     assert "stolen.txt (links out of the share" in run.data.tags["batchai.notes"]

@@ -86,7 +86,7 @@ def on_terminal(world: Any, argv: list[str]) -> str:
     except OSError:  # the other side is closed
         pass
     os.close(master)
-    process.wait(60)
+    process.wait(120)
     return said.decode("utf-8")
 
 

@@ -76,7 +76,7 @@ def test_a_follower_that_comes_later_sends_what_is_left(scene):
     assert outputs(made, client, 2).send() == [] and sent() == ["outputs/M/c"]
     assert outputs(made, client, 3).send() == [] and sent() == []
     # Another content of the same length, as a retry leaves it; what nobody has touched is not sent again.
-    time.sleep(0.01)
+    time.sleep(0.05)
     put(made, b="TWO")
     assert outputs(made, client, 4).send() == [] and sent() == ["outputs/M/b"]
 

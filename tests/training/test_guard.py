@@ -23,7 +23,6 @@ def site(tmp_path):
     return [ours, users]
 
 
-@pytest.mark.training
 def test_stock_horovod_on_keras_3_fails_with_both_checksums(ranks, site):
     ended = ranks(sys.executable, JOBS / "stock.py", path=site)
     for one in ended:

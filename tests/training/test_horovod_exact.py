@@ -11,7 +11,6 @@ import pytest
 
 JOBS, ROOT = Path(__file__).parent / "jobs", Path(__file__).parents[2]
 
-pytestmark = pytest.mark.training
 TOLERANCE = {"halves": 2e-3, "half precision": 2e-3, "accumulate, average": 2e-6}
 SAME = ["sgd", "rmsprop", "uneven steps", "none, global clip", "rows, clip", "accumulate, average", "loss scale"]
 SAME += ["half precision", "sum", "eager", "halves", "batch norm"]

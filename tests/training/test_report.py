@@ -187,7 +187,6 @@ def test_importing_it_imports_nothing_heavy_and_needs_no_package():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.training
 def test_the_keras_callback(spool):
     code = """
 import keras, numpy

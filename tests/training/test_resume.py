@@ -13,8 +13,6 @@ from mlflow_batchai.training.checkpoints import Checkpoints
 JOBS, ROOT = Path(__file__).parent / "jobs", Path(__file__).parents[2]
 SETTINGS = {"a": 1}
 
-pytestmark = pytest.mark.training
-
 
 class Results:
     """What the two ranks have left."""

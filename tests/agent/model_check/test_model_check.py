@@ -55,7 +55,7 @@ def test_its_answer_is_the_record(submit: Callable[..., Job]) -> None:
 @pytest.mark.parametrize(
     ("does", "seconds", "why"),
     [
-        ("sleep 60 & sleep 60", 1.0, "it could not be loaded and tried in 1 s (model.checkTimeout)"),
+        ("sleep 600 & sleep 600", 1.0, "it could not be loaded and tried in 1 s (model.checkTimeout)"),
         ("echo no memory >&2; exit 3", 30.0, "the check exited with code 3: no memory"),
         ("kill -9 $$", 30.0, "the check was killed by SIGKILL (exit code 137)"),
     ],
@@ -69,10 +69,10 @@ def test_a_check_of_which_nothing_comes_has_failed(submit: Callable[..., Job], d
 
 
 def test_a_job_that_is_terminated_meanwhile_ends_at_once(submit: Callable[..., Job]) -> None:
-    job = submit("sleep 60", checkSeconds=60.0)
+    job = submit("sleep 600", checkSeconds=600.0)
     wait_for(lambda: [record for record in job.records("phase") if record["phase"] == "checking the model"])
     job.cancel("me", "enough")
-    verdict = job.wait(10.0)
+    verdict = job.wait()
     assert (verdict["executionState"], verdict["terminated"]) == ("failed", True)
     assert not job.processes() and not [record for record in job.records("report") if record["body"].get("chosen")]
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.training
-
 TRY = """
 import json, sys
 import keras, numpy as np, tensorflow as tf

@@ -209,8 +209,8 @@ def test_a_command_that_takes_too_long(nodes, reach):
     connection = reach(nodes[0])
     begun = time.monotonic()
     with pytest.raises(ClusterError, match=r"^node .*: sleep took longer than 0.3 s; check"):
-        connection.run(["sleep", "2"], timeout=0.3)
-    assert time.monotonic() - begun < 1.5
+        connection.run(["sleep", "20"], timeout=0.3)
+    assert time.monotonic() - begun < 15
     assert connection.alive
 
 
@@ -448,7 +448,7 @@ def test_nothing_answers(reach):
     with swallowing() as port:
         begun = time.monotonic()
         text = problem(reach("127.0.0.1", port=port, timeout=0.7))
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 9  # of 10 that are the default
         assert "did not answer within 0.7 s; check that the machine is up and port" in text and text.endswith("is open")
 
 
@@ -459,7 +459,7 @@ def test_a_node_behind_a_jump_host_does_not_answer(nodes, reach):
     with swallowing() as port:
         begun = time.monotonic()
         text = problem(reach("127.0.0.1", port=port, jump=jump, timeout=0.7))
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 9  # of 10 that are the default
     assert f"can't be reached from jump host {jump}" in text and "no answer within 0.7 s" in text
     # The others that go through it don't suffer.
     assert neighbour.alive and neighbour.run(["echo", "fine"]).out == "fine\n"
@@ -468,7 +468,7 @@ def test_a_node_behind_a_jump_host_does_not_answer(nodes, reach):
 def test_a_server_that_accepts_and_says_nothing(listener, reach):
     begun = time.monotonic()
     text = problem(reach("127.0.0.1", port=listener.getsockname()[1], timeout=0.7))
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 9  # of 10 that are the default
     assert "takes connections but did not answer as an SSH server within 0.7 s" in text
 
 
@@ -482,7 +482,7 @@ def test_a_node_that_hangs(nodes, reach):
             connection.run(["true"])
     finally:
         nodes[3].thaw()
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 9
     assert connection.run(["echo", "back"]).out == "back\n"
 
 

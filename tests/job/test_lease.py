@@ -79,7 +79,7 @@ def test_one_of_many_processes(folder):
     processes = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert sorted(process.stdout.readline().strip() for process in processes) == ["False"] * 3 + ["True"]
     for process in processes:
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
 
 
 def test_a_holder_that_is_certainly_gone_is_not_waited_for(folder):
@@ -263,7 +263,7 @@ def test_beating_keeps_it_and_stops_with_the_block(folder, monkeypatch):
 
     holder.save = saved
     with holder.beating():
-        assert beaten.wait(10)
+        assert beaten.wait(60)
         holder.save({"state": "running"}, finished=True)
         written = made.share.read(made.paths.cursor(1))
     assert threading.active_count() == 1 or all(thread.name != "lease" for thread in threading.enumerate())

@@ -39,7 +39,7 @@ class Reader:
         for piece in pieces:
             self.text += piece
 
-    def sees(self, text, seconds=5):
+    def sees(self, text, seconds=60):
         until = time.monotonic() + seconds
         while self.text != text:
             assert time.monotonic() < until, (self.text, text)
@@ -47,7 +47,7 @@ class Reader:
 
     def end(self):
         self.ended.set()
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         return self.text
 

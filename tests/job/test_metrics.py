@@ -180,9 +180,9 @@ def test_keras_lines_of_others_and_without_an_epoch_dont_count():
 
 
 def test_a_line_that_looks_like_progress_for_ever_costs_nothing():
-    begun = time.perf_counter()
+    begun = time.thread_time()
     assert all_points(MetricFold([]), line("Epoch 1/1\n2/2 " + "- a: 1 " * 9000 + "x")) == []
-    assert time.perf_counter() - begun < 1
+    assert time.thread_time() - begun < 1
 
 
 def test_precedence_per_key():

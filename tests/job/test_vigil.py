@@ -144,7 +144,7 @@ def test_no_follower_for_a_job_that_is_finished_or_has_one_on_its_way(scene, sub
         detached.keep_follower(submitted)
         assert submitted.starts == 0
     finally:
-        process.communicate(b"\n", timeout=30)
+        process.communicate(b"\n", timeout=60)
     scene.holder(1, finished=True)
     monkeypatch.setattr(detached.runs, "lacks_end", lambda *_: False)
     detached.ensure_follower(Submitted(scene.made.job, "r" * 32, None))
@@ -178,8 +178,17 @@ def test_a_follower_that_lost_the_race_ends(folder, monkeypatch, capsys):
     made = folder()
     holder = Lease(made.job)
     holder.acquire()
-    beat = threading.Timer(0.2, holder.save, ({},))
-    beat.start()
-    assert follower.follow(made.job, None) is None
-    beat.join()
+    over = threading.Event()
+
+    def beats() -> None:
+        while not over.wait(0.1):
+            holder.save({})
+
+    thread = threading.Thread(target=beats)
+    thread.start()
+    try:
+        assert follower.follow(made.job, None) is None
+    finally:
+        over.set()
+        thread.join()
     assert f"process {os.getpid()} on {socket.gethostname()} relays job toy-0123" in capsys.readouterr().err

@@ -98,7 +98,7 @@ def test_without_git_there_is_nothing_to_tell(project, tmp_path, monkeypatch):
 
 def test_a_git_that_hangs_holds_up_nothing(project, tmp_path, monkeypatch):
     program = tmp_path / "git"
-    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(changes, "GIT_SECONDS", 0.2)

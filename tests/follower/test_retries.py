@@ -402,7 +402,7 @@ def test_a_job_that_waits_for_attach(following, monkeypatch, ahead):
     def late(kept, attempt, seconds):
         state = over(kept, attempt, seconds)
         if ahead and state and state.next_attempt:
-            kept._thread.join(20)
+            kept._thread.join(60)
         return state
 
     monkeypatch.setattr(keeper.Keeper, "over", late)
