@@ -127,7 +127,6 @@ def models_of(client, run):
     return [model for model in found if model.source_run_id == run.run_id]
 
 
-@pytest.mark.training
 def test_all_formats_load_from_every_uri_and_predict_the_same(tracking, client, run, tmp_path):
     python(TRAIN, cwd=tmp_path)
     one, version = log(client, run, tmp_path / "net.h5", to="cifär net")
