@@ -19,8 +19,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mlflow_batchai.agent import mountfiles, protocol, safeopen
+from mlflow_batchai.agent import protocol, safeopen
 from mlflow_batchai.agent.protocol import LONGEST_SEGMENT, JobPaths, encode
+from mlflow_batchai.agent.share import mountfiles
 from mlflow_batchai.job import signing
 from mlflow_batchai.storage.directory import DirectoryShare
 

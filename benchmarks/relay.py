@@ -32,7 +32,7 @@ from job_folder import JobFolder
 from mlflow.entities import Metric
 from mlflow.tracking import MlflowClient
 
-from mlflow_batchai.agent.shipper import MAX_REPORT_BYTES
+from mlflow_batchai.agent.transport.shipper import MAX_REPORT_BYTES
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.metrics import Point
 from mlflow_batchai.tracking import runs, stores

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlflow_batchai.agent.control.mounted import MountedShare
 from mlflow_batchai.agent.protocol import Record
+from mlflow_batchai.agent.share.mounted import MountedShare
 
 
 def read_closed(path: str | Path) -> Record | None:

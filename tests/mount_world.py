@@ -13,14 +13,14 @@ import pytest
 from azure_server import AzureServer
 from plans import toy_plan
 
-from mlflow_batchai.agent.control.mounted import MountedShare
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.mounts.mounts import Mounts
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Plan, read
 from mlflow_batchai.agent.runtime import Runtime
-from mlflow_batchai.agent.shipper import Shipper
+from mlflow_batchai.agent.share.mounted import MountedShare
+from mlflow_batchai.agent.transport.shipper import Shipper
 
 needs_fuse = pytest.mark.skipif(
     not (os.access("/dev/fuse", os.R_OK | os.W_OK) and shutil.which("fusermount3")), reason="there is no FUSE here"

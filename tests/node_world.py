@@ -17,10 +17,12 @@ from azure_server import AzureServer
 from booking import reserve
 from closed_file import read_closed
 
-from mlflow_batchai.agent import mountfiles, processes, protocol
+from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.environment import allowed
 from mlflow_batchai.agent.plan import read_plan
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.reservation import locks
+from mlflow_batchai.agent.share import mountfiles
 
 PlanMaker = Callable[..., dict[str, Any]]
 
@@ -129,7 +131,7 @@ class Job:
             (self.share / self.paths.marker(name)).mkdir(exist_ok=True)
 
     def processes(self) -> set[int]:
-        return processes.marked(self.mark)
+        return proc.marked(self.mark)
 
 
 def _own(reservation: dict[str, Any], name: str) -> dict[str, Any]:
@@ -140,7 +142,7 @@ def _own(reservation: dict[str, Any], name: str) -> dict[str, Any]:
 
 # What may be waited for: nobody in a test waits for the paces of days.
 QUICK = """
-from mlflow_batchai.agent.control.index import Pace
+from mlflow_batchai.agent.share.index import Pace
 for phase in index.PACES:
     index.PACES[phase] = (Pace(0.3, 1.0), Pace(0.3, 1.0))
 rest.LOG_SECONDS = 0.3
@@ -256,7 +258,7 @@ class Cluster:
                     "from mlflow_batchai.agent import agent, ending, inbox, mountfiles, peers, phases, protocol, runtime",
                     "from mlflow_batchai.agent import sharefiles, shipper, staging",
                     "from mlflow_batchai.agent.reservation import agents",
-                    "from mlflow_batchai.agent.control import index, mounted, rest, wire",
+                    "from mlflow_batchai.agent.share import index, mounted, rest, wire",
                     self.patch,
                     patch,
                     "sys.exit(agent.main(sys.argv[2:]))",
@@ -301,6 +303,6 @@ class Cluster:
                 if agent.poll() is None:
                     agent.kill()
                 agent.wait()
-            processes.sweep(job.processes, grace=0.0)
+            proc.sweep(job.processes, grace=0.0)
         for root in self.roots:
-            processes.sweep(lambda root=root: processes.lock_holders(locks.lock_path(str(root))), grace=0.0)
+            proc.sweep(lambda root=root: proc.lock_holders(locks.lock_path(str(root))), grace=0.0)

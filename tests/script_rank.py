@@ -13,12 +13,13 @@ from typing import Any
 
 from plans import toy_plan
 
-from mlflow_batchai.agent import phases, staging
+from mlflow_batchai.agent import staging
+from mlflow_batchai.agent.attempt import phases
+from mlflow_batchai.agent.attempt.launchers import Slot
+from mlflow_batchai.agent.attempt.ranks import Known, rank_environment
 from mlflow_batchai.agent.gpus import Gpus
-from mlflow_batchai.agent.launchers import Slot
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.plan import read_plan
-from mlflow_batchai.agent.ranks import Known, rank_environment
 from mlflow_batchai.engines import archive
 
 ROOT = Path(__file__).parents[1]

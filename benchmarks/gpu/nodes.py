@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from mlflow_batchai.agent import gpus  # noqa: E402
-from mlflow_batchai.agent.meters.gpu import GpuMeter  # noqa: E402
+from mlflow_batchai.agent.metrics.gpu import GpuMeter  # noqa: E402
 
 NEEDS = ("mlflow", "pydantic", "click", "rich", "yaml", "jmespath", "paramiko")
 SECONDS = 120.0

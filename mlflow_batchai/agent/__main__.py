@@ -13,15 +13,15 @@ def main(arguments: List[str]) -> int:
 
         return agent.main(rest)
     if verb == "serve":
-        from mlflow_batchai.agent import host
+        from mlflow_batchai.agent.api import host
 
         return host.serve()
     if verb == "sweep":
-        from mlflow_batchai.agent import processes
+        from mlflow_batchai.agent.processes import proc
 
-        return processes.main(rest)
+        return proc.main(rest)
     if verb == "rendezvous":
-        from mlflow_batchai.agent import rendezvous
+        from mlflow_batchai.agent.attempt import rendezvous
 
         return rendezvous.main(rest)
     if verb == "try-model":
@@ -29,7 +29,7 @@ def main(arguments: List[str]) -> int:
 
         return trial.main(rest)
     if verb == "packages":
-        from mlflow_batchai.agent import inventory
+        from mlflow_batchai.agent.environments import inventory
 
         return inventory.main(rest)
     if verb == "horovod-build":

@@ -15,19 +15,21 @@ import sys
 import time
 from typing import Any, Mapping
 
-from mlflow_batchai.agent import boot, containers, leftovers, permissions, processes, protocol, staging, terms
-from mlflow_batchai.agent.control import open_control
-from mlflow_batchai.agent.control.base import ControlError, ControlShare
-from mlflow_batchai.agent.ending import Ending, tell
+from mlflow_batchai.agent import boot, containers, leftovers, permissions, protocol, staging
+from mlflow_batchai.agent.attempt import terms
+from mlflow_batchai.agent.attempt.ending import Ending, tell
+from mlflow_batchai.agent.attempt.phases import Phases
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.outcome import Failure, Stop
 from mlflow_batchai.agent.peers import Peers
-from mlflow_batchai.agent.phases import Phases
 from mlflow_batchai.agent.plan import Plan, PlanError, read_plan
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.reservation.agents import LateError, TwinError
 from mlflow_batchai.agent.reservation.reservations import GrantedReservation, QueueReservation, Reservation
 from mlflow_batchai.agent.runtime import Runtime
-from mlflow_batchai.agent.shipper import Shipper
+from mlflow_batchai.agent.share import open_control
+from mlflow_batchai.agent.share.base import ControlError, ControlShare
+from mlflow_batchai.agent.transport.shipper import Shipper
 
 # Room on the share for the verdict, and for what is relayed after it.
 RESERVE_BYTES = 256 << 10
@@ -76,7 +78,7 @@ class Agent:
 
     def run(self) -> int:
         """Take part in the attempt until its end; 0 unless this node could not do its part."""
-        processes.become_subreaper()
+        proc.become_subreaper()
         signal.signal(signal.SIGTERM, lambda *_: self.peers.terminate())
         failure: Failure | None = None
         stop: Stop | None = None

@@ -8,9 +8,9 @@ import os
 import re
 from typing import Dict, List, Mapping, Optional, Sequence
 
-from mlflow_batchai.agent.control import open_control
 from mlflow_batchai.agent.plan import AZURE_KINDS, Plan, StagedInput, Volume
 from mlflow_batchai.agent.protocol import JobPaths, job_mark
+from mlflow_batchai.agent.share import open_control
 
 _REFERENCE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)\}|(?P<plain>[A-Za-z_][A-Za-z0-9_]*))")
 

@@ -12,8 +12,9 @@ import stat
 import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
-from mlflow_batchai.agent import kept, processes
+from mlflow_batchai.agent.environments import kept
 from mlflow_batchai.agent.layout import archive_path
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.reservation.agents import living
 
 Answer = Dict[str, Any]
@@ -170,7 +171,7 @@ def _tools(root: str, before: float) -> Iterator[Leftover]:
 
 def _archives(folder: str, own: str, before: float) -> Iterator[Leftover]:
     """Archives of other versions: an agent reads its own as long as it lives."""
-    yield from _files(folder, "agent", _ARCHIVE, before, lambda path: path == own or path in processes.arguments())
+    yield from _files(folder, "agent", _ARCHIVE, before, lambda path: path == own or path in proc.arguments())
 
 
 def _files(folder: str, kind: str, names: "re.Pattern[str]", before: float, keep: Callable[[str], bool]) -> Iterator[Leftover]:

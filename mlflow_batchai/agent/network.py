@@ -15,7 +15,7 @@ import struct
 import threading
 from typing import Any, Dict, NamedTuple
 
-from mlflow_batchai.agent import processes
+from mlflow_batchai.agent.processes import proc
 
 Interface = Dict[str, Any]
 
@@ -45,7 +45,7 @@ def machine() -> str:
     Machines that were cloned while they ran share the boot id; their addresses differ.
     """
     addresses = [f"{name}={each.address}" for name, each in sorted(_all().items()) if not each.flags & _LOOPBACK]
-    boot = processes.boot_id()
+    boot = proc.boot_id()
     try:
         stack = os.readlink("/proc/self/ns/net")
     except OSError:

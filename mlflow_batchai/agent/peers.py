@@ -10,7 +10,7 @@ from mlflow_batchai.agent.layout import NodeLayout, node_id
 from mlflow_batchai.agent.network import Interface
 from mlflow_batchai.agent.outcome import Failure, Stop
 from mlflow_batchai.agent.reservation.agents import ARRIVAL_SECONDS, MARGIN_SECONDS
-from mlflow_batchai.agent.shipper import Shipper
+from mlflow_batchai.agent.transport.shipper import Shipper
 
 # An agent comes within this many seconds of its reservation, so of ours, or never; it speaks from its first moment.
 COMING_SECONDS = ARRIVAL_SECONDS + MARGIN_SECONDS

@@ -7,11 +7,12 @@ import shutil
 import uuid
 from typing import Any, Callable, Dict, Optional
 
-from mlflow_batchai.agent import boot, processes
-from mlflow_batchai.agent.control import open_control
-from mlflow_batchai.agent.control.base import ControlError
+from mlflow_batchai.agent import boot
 from mlflow_batchai.agent.mounts import mountpoints
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.reservation import agents
+from mlflow_batchai.agent.share import open_control
+from mlflow_batchai.agent.share.base import ControlError
 
 Answer = Dict[str, Any]
 
@@ -60,7 +61,7 @@ def place(root: str) -> Answer:
     return {
         "root": root,
         "id": _identity(root),
-        "place": "%s %d %d" % (processes.boot_id(), status.st_dev, status.st_ino),
+        "place": "%s %d %d" % (proc.boot_id(), status.st_dev, status.st_ino),
         "filesystem": filesystem(root),
         "free": shutil.disk_usage(root).free,
         "keeper": _read(os.path.join(root, "keeper")),

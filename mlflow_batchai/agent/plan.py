@@ -256,7 +256,7 @@ class Plan:
         folder_prefix: where job folders lie on the control share.
         log_copy_prefix: where else logs go at the end.
         preparation_cache: the name of what job preparation leaves for later jobs; None: it runs for each.
-        board: whether there is an index of what is new (``agent/control/index.py``).
+        board: whether there is an index of what is new (``agent/share/index.py``).
         max_wall_clock_seconds: the time limit of an attempt; 0: none.
         terminate_seconds: between SIGTERM and SIGKILL.
         relay_seconds: how long a tracking server that is away is waited for once the job has ended.

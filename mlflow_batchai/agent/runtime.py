@@ -7,11 +7,12 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Set
 
-from mlflow_batchai.agent import memory, processes, records, shells
+from mlflow_batchai.agent import records
 from mlflow_batchai.agent.layout import NodeLayout
-from mlflow_batchai.agent.reports import ReportReader
-from mlflow_batchai.agent.shipper import Shipper
-from mlflow_batchai.agent.tasks import FULL_READ, Task
+from mlflow_batchai.agent.processes import memory, proc, shells
+from mlflow_batchai.agent.processes.tasks import FULL_READ, Task
+from mlflow_batchai.agent.transport.reports import ReportReader
+from mlflow_batchai.agent.transport.shipper import Shipper
 
 if TYPE_CHECKING:
     from mlflow_batchai.agent.containers.container import Container
@@ -116,7 +117,7 @@ class Runtime:
         self._take_reports()
         self._started = [task for task in self._started if task.status is None or task.descriptors]
         ended = []
-        for pid, status in processes.reap().items():
+        for pid, status in proc.reap().items():
             ended_task = self.tasks.pop(pid, None)
             if ended_task is not None:  # others are orphans that came to us as their subreaper
                 ended_task.reaped(status)
@@ -170,18 +171,18 @@ class Runtime:
     def _ours(self) -> Set[int]:
         helpers = {task.pid for task in self.helpers if task.status is None} | self._alive_spared()
         for pid in list(helpers):
-            helpers |= processes.descendants(pid)
+            helpers |= proc.descendants(pid)
         if self.container:
             helpers |= self.container.machinery()
         return self.family() - helpers
 
     def family(self) -> Set[int]:
         """All processes of the job on this node but this one."""
-        return processes.marked(self.layout.mark, self.layout.node) | processes.descendants(os.getpid())
+        return proc.marked(self.layout.mark, self.layout.node) | proc.descendants(os.getpid())
 
     def spare(self, pids: Set[int]) -> None:
         """Processes of mounts, tasks or not: ``end_everything`` and ``stop_helpers`` leave them to ``end_spared``."""
-        self._spared.update((pid, processes.start_time(pid)) for pid in pids)
+        self._spared.update((pid, proc.start_time(pid)) for pid in pids)
 
     def end_spared(self) -> None:
         """End the mounts' own processes. Once nothing of theirs is mounted they go by themselves, some only when they have
@@ -190,11 +191,11 @@ class Runtime:
         while self._left_spared() and time.monotonic() < until:
             self._pump_for(0.05)
         if self._left_spared():
-            processes.sweep(self._left_spared, grace=SPARED_SECONDS, sleep=self._pump_for, give_up=5.0)
+            proc.sweep(self._left_spared, grace=SPARED_SECONDS, sleep=self._pump_for, give_up=5.0)
         self._spared = {}
 
     def _alive_spared(self) -> Set[int]:
-        return {pid for pid, started in self._spared.items() if started is not None and processes.is_alive(pid, started)}
+        return {pid for pid, started in self._spared.items() if started is not None and proc.is_alive(pid, started)}
 
     def _left_spared(self) -> Set[int]:
         return self._alive_spared() & self.family()
@@ -219,7 +220,7 @@ class Runtime:
             # Outside of it are only the clients, which follow.
             grace = max(min(grace, STRAGGLER_SECONDS), grace - (time.monotonic() - begun))
         if self.held is not None or self.tasks:
-            left |= processes.sweep(self._ours, grace, sleep=self._pump_for)
+            left |= proc.sweep(self._ours, grace, sleep=self._pump_for)
         self.drain(self.ranks)
         # A rank may have reported between the last look at the spool and its end.
         until = time.monotonic() + LAST_REPORTS_SECONDS
@@ -235,10 +236,10 @@ class Runtime:
         begun = time.monotonic()
         held = shells.waiting(container.members())
         shells.hold(held)
-        processes.sweep(lambda: container.members() - held, grace, sleep=self._pump_for)
+        proc.sweep(lambda: container.members() - held, grace, sleep=self._pump_for)
         shells.release(held)
         rest = max(STRAGGLER_SECONDS, grace - (time.monotonic() - begun))
-        left = processes.sweep(container.members, rest, sleep=self._pump_for)
+        left = proc.sweep(container.members, rest, sleep=self._pump_for)
         until = time.monotonic() + CLIENT_SECONDS
         while any(task not in self.helpers for task in self.tasks.values()) and time.monotonic() < until:
             self.pump(0.02)
@@ -264,7 +265,7 @@ class Runtime:
         helpers = [task for task in self.helpers if task.pid not in self._spared]
         for task in helpers:
             if task.status is None:
-                processes.send({task.pid}, signal.SIGKILL)
+                proc.send({task.pid}, signal.SIGKILL)
         until = time.monotonic() + 2.0
         while any(task.status is None for task in helpers) and time.monotonic() < until:
             self.pump(0.02)

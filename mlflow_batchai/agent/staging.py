@@ -8,11 +8,11 @@ import socket
 from typing import List, Mapping, Optional, Tuple
 
 from mlflow_batchai.agent import permissions
-from mlflow_batchai.agent.control.base import ControlShare
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.plan import CodeFile
 from mlflow_batchai.agent.protocol import OBJECTS, TREES, now_ms, object_path
+from mlflow_batchai.agent.share.base import ControlShare
 
 # What ranks import before a script's first line: the weight check for scripts that use stock Horovod with Keras 3.
 SITECUSTOMIZE = "sitecustomize.py"

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mlflow_batchai.agent import protocol, terms
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.attempt import terms
 from mlflow_batchai.client import runner
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import BatchAIError, JobError, JobFailedError, ShareError

@@ -1,7 +1,7 @@
 """The engine for machines without a scheduler: what is the same for this one, cut into nodes, and for others over SSH.
 
 Which job has which node stands in its queue (``agent/reservation/queue.py``), on the disk of the cluster's first node; agents
-start at submit and wait for their node. What is asked of nodes is the same for both, and stands in ``agent/host.py``.
+start at submit and wait for their node. What is asked of nodes is the same for both, and stands in ``agent/api/host.py``.
 """
 
 from __future__ import annotations

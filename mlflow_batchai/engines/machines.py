@@ -1,4 +1,4 @@
-"""What a node's verbs (``agent/host.py``) are asked through: a call on this machine, a kept-open connection to another."""
+"""What a node's verbs (``agent/api/host.py``) are asked through: a call on this machine, a kept-open connection to another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from mlflow_batchai.agent import host
+from mlflow_batchai.agent.api import host
 from mlflow_batchai.engines import archive
 from mlflow_batchai.errors import ClusterError, ConnectionLostError
 
@@ -62,7 +62,7 @@ class Machine(Protocol):
         """Connect and log in, if that isn't done: what ``doctor`` shows of it, by the name of its check; or ClusterError."""
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
-        """Ask a verb of ``agent/host.py``; ClusterError, with the machine in it, if it can't be done or asked."""
+        """Ask a verb of ``agent/api/host.py``; ClusterError, with the machine in it, if it can't be done or asked."""
 
     def shell(self, line: str | None, folder: str | None, root: str, forwards: Sequence[str], terminal: bool) -> ShellCommand:
         """What runs a shell line on the node whose own folder is ``root`` (see ``cli/node.py``)."""

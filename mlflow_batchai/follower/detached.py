@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlflow_batchai.agent import processes
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.config import home
 from mlflow_batchai.errors import ClusterError, JobError
 from mlflow_batchai.job.jobs import Job
@@ -49,7 +49,7 @@ class Submitted:
         """What tells the better whether anybody relays the job the more often it looks."""
         if self._monitor is None or self._monitor.job is not self.job:
             words = _arguments(self.job)
-            self._monitor = LeaseMonitor(self.job, lambda: processes.that_run(words))
+            self._monitor = LeaseMonitor(self.job, lambda: proc.that_run(words))
         return self._monitor
 
     def followed(self) -> Glance:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlflow_batchai.agent import protocol, terms
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.attempt import terms
 from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.cluster.clusters import Cluster

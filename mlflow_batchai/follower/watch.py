@@ -6,7 +6,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from mlflow_batchai.agent import protocol, terms
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.attempt import terms
 from mlflow_batchai.agent.layout import node_id
 from mlflow_batchai.engines.base import Engine, Handle, Poll, PollState
 from mlflow_batchai.errors import ClusterError, ShareError

@@ -1,12 +1,13 @@
-"""What is missing of an attempt: its agents' own totals (``agent/totals.py``) beside what was read of them."""
+"""What is missing of an attempt: its agents' own totals (``agent/transport/totals.py``) beside what was read of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from mlflow_batchai.agent import protocol, totals
+from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.layout import node_id
 from mlflow_batchai.agent.protocol import Record
+from mlflow_batchai.agent.transport import totals
 from mlflow_batchai.job.jobs import Job
 
 # Sentences of one attempt; a record of somebody else's may have any number of ranks.

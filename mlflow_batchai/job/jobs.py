@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from mlflow_batchai.agent import protocol, records, terms
+from mlflow_batchai.agent import protocol, records
+from mlflow_batchai.agent.attempt import terms
 from mlflow_batchai.agent.plan import Plan, PlanError, read_plan
 from mlflow_batchai.agent.protocol import JobPaths, Record
 from mlflow_batchai.errors import JobChangedError, JobNotFoundError, JobNotTrustedError, JobUnreadableError, ShareError

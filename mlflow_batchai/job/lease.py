@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from mlflow_batchai.agent import processes, protocol
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.protocol import Record, TornFileError
 from mlflow_batchai.agent.records import (
     Check,
@@ -72,7 +73,7 @@ class Glance(NamedTuple):
     Attributes:
         number: the newest; 0: nobody has ever had it.
         counter: its holder's; None: it hasn't said a word yet.
-        holder: its ``processes.identity``; empty: not known.
+        holder: its ``proc.identity``; empty: not known.
         trouble: what keeps its holder from getting anything into the store, or why it has let go early; empty: nothing.
         sending: how far the outputs have come that it is sending; empty: it isn't, or they are few.
     """
@@ -190,10 +191,10 @@ class Lease:
         holder = cursor.get("holder") or {}
         if over:
             hold = Hold.FINISHED
-        elif newest == 0 or _is_let_go(cursor) or processes.is_certainly_gone(holder):
+        elif newest == 0 or _is_let_go(cursor) or proc.is_certainly_gone(holder):
             hold = Hold.FREE
         else:
-            hold = Hold.HELD if processes.is_certainly_alive(holder) else Hold.UNKNOWN
+            hold = Hold.HELD if proc.is_certainly_alive(holder) else Hold.UNKNOWN
         # One that died in the midst of its trouble says nothing any more.
         told = cursor.get("trouble") if hold is not Hold.FREE or cursor.get("released") else None
         return Glance(hold, newest, cursor.get("counter"), holder, str(told or ""), str(cursor.get("sending") or ""))
@@ -227,7 +228,7 @@ class Lease:
             if watched not in (None, seen) and not pushed:
                 return False
             watched = seen
-            stale = self._clock() - since > self._grace_seconds or processes.is_certainly_gone(cursor.get("holder") or {})
+            stale = self._clock() - since > self._grace_seconds or proc.is_certainly_gone(cursor.get("holder") or {})
             # One that is finished for an earlier attempt is free.
             free = newest == 0 or stale or pushed or _is_let_go(cursor)
             if free and self._job.share.claim(self._job.paths.lease(newest + 1)):
@@ -272,7 +273,7 @@ class Lease:
                 "memory": self.memory,
                 "attempt": self.attempt,
                 "finished": finished,
-                "holder": processes.identity(),
+                "holder": proc.identity(),
                 **({"trouble": self.trouble} if self.trouble else {}),
                 **({"sending": self.sending} if self.sending else {}),
                 **({"released": True} if self._released else {}),

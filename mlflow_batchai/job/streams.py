@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from mlflow_batchai.agent import logfiles
 from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.agent.protocol import Record
+from mlflow_batchai.agent.transport import logfiles
 from mlflow_batchai.errors import ShareNotFoundError
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job

@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from mlflow_batchai import terminal
-from mlflow_batchai.agent import launchers, protocol, ranks, trainenv
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.attempt import launchers, ranks
 from mlflow_batchai.agent.environment import thread_variables
+from mlflow_batchai.agent.environments import trainenv
 from mlflow_batchai.agent.gpus import Gpus, of_node
 from mlflow_batchai.agent.layout import NodeLayout, node_id
 from mlflow_batchai.agent.network import LOOPBACK

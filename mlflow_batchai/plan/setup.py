@@ -10,7 +10,7 @@ from mlflow_batchai.cluster import setup
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.job.places import locate, mount_points, on_control
 
-# What a setup task is told of the node (``agent/setup.py``).
+# What a setup task is told of the node (``agent/attempt/setup.py``).
 VARIABLES = ("AZ_BATCHAI_MOUNT_ROOT", "AZ_BATCHAI_NUM_GPUS")
 
 

@@ -15,9 +15,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlflow_batchai.agent import boot, trainenv
+from mlflow_batchai.agent import boot
+from mlflow_batchai.agent.environments import trainenv
+from mlflow_batchai.agent.environments.wheels import MOST_BYTES, WHEEL, WHEELS
 from mlflow_batchai.agent.plan import PythonEnvironment
-from mlflow_batchai.agent.wheels import MOST_BYTES, WHEEL, WHEELS
 from mlflow_batchai.horovod_wheel.environment import cache_root
 from mlflow_batchai.storage.base import Share
 from mlflow_batchai.storage.directory import DirectoryShare

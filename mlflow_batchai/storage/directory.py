@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from mlflow_batchai.agent import mountfiles, permissions, protocol, safeopen
+from mlflow_batchai.agent import permissions, protocol, safeopen
+from mlflow_batchai.agent.share import mountfiles
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
 from mlflow_batchai.storage.base import TEMPORARY, Entry, Readable, check_end
 

@@ -7,7 +7,7 @@ import fcntl
 import json
 from typing import IO, TYPE_CHECKING
 
-from mlflow_batchai.agent import processes
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.config import home
 from mlflow_batchai.errors import JobError
 from mlflow_batchai.sweep.sweeps import TAG_LEADER
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def this_process() -> str:
     """The value of the tag that names this process the leader."""
-    return json.dumps(processes.identity())
+    return json.dumps(proc.identity())
 
 
 class LeaderLock:
@@ -64,7 +64,7 @@ class LeaderLock:
         except (ValueError, TypeError):
             process = {}  # anybody can write a tag
         self.leader = f"process {process.get('pid', '?')} on {process.get('host') or 'another machine'}" if tag else ""
-        return tag not in ("", self._tag) and not processes.is_certainly_gone(process)
+        return tag not in ("", self._tag) and not proc.is_certainly_gone(process)
 
     def release(self) -> None:
         """Let any process lead, at once."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.agent.protocol import Record
-from mlflow_batchai.agent.reports import LOST, points_of
+from mlflow_batchai.agent.transport.reports import LOST, points_of
 from mlflow_batchai.errors import BatchAIError, ShareError, ShareNotFoundError
 from mlflow_batchai.job.completeness import log_totals, missing, totals_of
 from mlflow_batchai.job.events import EventReader

@@ -19,8 +19,11 @@ from closed_file import read_closed
 from node_world import SAVES, Cluster, Job, PlanMaker, python38
 from waiting import wait_for
 
-from mlflow_batchai.agent import ending, mountfiles, processes, protocol, sharefiles
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.attempt import ending
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.reservation import agents, locks
+from mlflow_batchai.agent.share import mountfiles, sharefiles
 
 # Runs until ``release``.
 HOLD = 'echo go; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
@@ -32,7 +35,7 @@ def assert_clean(cluster: Cluster, job: Job) -> None:
     for index in job.reservation["nodes"]:
         root = str(cluster.roots[int(index)])
         assert agents.state(root, job.reservation["number"], 0, time.time()) == "ended"
-        assert processes.lock_holders(locks.lock_path(root)) == set()
+        assert proc.lock_holders(locks.lock_path(root)) == set()
         assert os.listdir(os.path.join(root, "jobs")) == []
         assert agents.told(root, job.reservation["number"]) == {"state": "ended"}
 
@@ -222,7 +225,7 @@ def test_a_lost_node_fails_the_job_and_the_next_job_sweeps_it(cluster: Cluster) 
     job.agents[1].wait()
     root = str(cluster.roots[int(job.reservation["nodes"][1])])
     assert agents.state(root, job.reservation["number"], 0, time.time()) == "ended"
-    stray = processes.lock_holders(locks.lock_path(root))
+    stray = proc.lock_holders(locks.lock_path(root))
     assert stray, "the stray process holds the node"
     # The next job takes the node from the stray process while the first is still ending on the other.
     after = cluster.submit("echo mine", nodes=2)
@@ -230,7 +233,7 @@ def test_a_lost_node_fails_the_job_and_the_next_job_sweeps_it(cluster: Cluster) 
     assert (verdict["errors"][0]["code"], verdict["executionState"]) == ("NodeLost", "failed"), job.said()
     assert re.fullmatch(r"node-1 has not been heard of for \d+ s", verdict["reason"])
     assert after.wait()["executionState"] == "succeeded", after.said()
-    assert not any(processes.start_time(pid) for pid in stray)
+    assert not any(proc.start_time(pid) for pid in stray)
     assert job.processes() == set()
 
 
@@ -240,7 +243,7 @@ def test_a_daemon_that_closed_the_lock_is_swept_too(cluster: Cluster) -> None:
     wait_for(lambda: job.log("stdout.txt"))
     job.agents[0].kill()
     job.agents[0].wait()
-    wait_for(lambda: not processes.lock_holders(locks.lock_path(str(cluster.roots[0]))))
+    wait_for(lambda: not proc.lock_holders(locks.lock_path(str(cluster.roots[0]))))
     assert len(job.processes()) == 1
     assert cluster.submit("true").wait()["executionState"] == "succeeded"
     assert job.processes() == set()
@@ -547,7 +550,7 @@ def test_an_agent_that_can_t_read_its_plan_says_so(agent_pyz: Path, tmp_path: Pa
     """As the system would say it, for root may read everything."""
     plan = tmp_path / "x" / "batchai" / "plan.json"
     patch = """
-        from mlflow_batchai.agent import mountfiles
+        from mlflow_batchai.agent.share import mountfiles
         def denied(root, path, most):
             raise PermissionError(13, "Permission denied", path)
         mountfiles.read_whole = denied

@@ -19,8 +19,8 @@ from node_world import QUICK, Cluster, Job, PlanMaker
 from waiting import wait_for
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.control import index
-from mlflow_batchai.agent.control.base import RUNNING
+from mlflow_batchai.agent.share import index
+from mlflow_batchai.agent.share.base import RUNNING
 from mlflow_batchai.engines import archive
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job as ReadJob
@@ -244,7 +244,7 @@ def test_a_growing_log_is_sent_once(rest_cluster: Cluster, azure: AzureServer) -
 # A minute of ours in an eighth of its time.
 SCALE = 8.0
 SCALED = f"""
-from mlflow_batchai.agent.control.index import Pace
+from mlflow_batchai.agent.share.index import Pace
 for phase, paces in index.PACES.items():
     index.PACES[phase] = tuple(Pace(pace.news / {SCALE}, pace.idle / {SCALE}) for pace in paces)
 index.HEARTBEAT_SECONDS /= {SCALE}

@@ -15,13 +15,14 @@ from mount_world import Node, needs_root
 from node_world import Cluster, Job
 from waiting import wait_for
 
-from mlflow_batchai.agent import containers, plan, processes
+from mlflow_batchai.agent import containers, plan
 from mlflow_batchai.agent.containers import container as commands
 from mlflow_batchai.agent.containers import engines
 from mlflow_batchai.agent.containers.container import Container, Mount
 from mlflow_batchai.agent.containers.engines import Engine
 from mlflow_batchai.agent.environment import for_engines, in_container
 from mlflow_batchai.agent.mounts import mountpoints
+from mlflow_batchai.agent.processes import proc
 
 DOCKER, PODMAN = Engine("/usr/bin/docker", "docker"), Engine("/usr/bin/podman", "podman")
 PLAN = plan.Container("team/toy:1")
@@ -353,8 +354,8 @@ def test_the_next_container_is_not_ours(tmp_path: Path) -> None:
 
     def start() -> tuple[subprocess.Popen[bytes], int]:
         outside = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "sleep 600 & wait", pipe])
-        wait_for(lambda: len(processes.descendants(outside.pid)) == 2)
-        return outside, min(processes.descendants(outside.pid))
+        wait_for(lambda: len(proc.descendants(outside.pid)) == 2)
+        return outside, min(proc.descendants(outside.pid))
 
     outside, first = start()
     engine.write_text(f"#!/bin/sh\necho {first}\n")

@@ -19,7 +19,7 @@ from node_world import SAVES, Cluster, Job, python38
 from podman_engine import IMAGE, Podman
 from waiting import wait_for
 
-from mlflow_batchai.agent import processes
+from mlflow_batchai.agent.processes import proc
 
 SECRET = "s3cret-of-the-job"
 PASSWORD = "p4ssword-of-the-registry"
@@ -85,7 +85,7 @@ class Watch:
     def _look(self) -> None:
         while not self._end.wait(0.002):
             self.looks += 1
-            for pid in processes.pids():
+            for pid in proc.pids():
                 try:
                     line = Path(f"/proc/{pid}/cmdline").read_bytes()
                 except OSError:
@@ -264,7 +264,7 @@ def test_the_next_job_removes_what_a_killed_agent_left(cluster: Cluster, podman:
     wait_for(lambda: "go" in job.log("stdout.txt"), what=job.said)
     name = podman.containers()[0]
     identity = podman("inspect", "--format={{.Id}}", name).strip()
-    monitor = [pid for pid in processes.pids() if _is_monitor(pid, identity)]
+    monitor = [pid for pid in proc.pids() if _is_monitor(pid, identity)]
     for pid in [job.agents[0].pid, *monitor]:  # who would have removed it
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not job.processes(), what="ranks have outlived their agent")

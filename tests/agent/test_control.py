@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 from azure_server import AzureServer, self_signed
 
-from mlflow_batchai.agent import examine, place, protocol, sharetrouble
-from mlflow_batchai.agent.control import base, open_control, rest, wire
-from mlflow_batchai.agent.control.base import Attempt, ControlError, ControlShare, Entry
-from mlflow_batchai.agent.control.index import IndexedFiles
+from mlflow_batchai.agent import place, protocol
+from mlflow_batchai.agent.api import examine
 from mlflow_batchai.agent.protocol import JobPaths
+from mlflow_batchai.agent.share import base, open_control, rest, sharetrouble, wire
+from mlflow_batchai.agent.share.base import Attempt, ControlError, ControlShare, Entry
+from mlflow_batchai.agent.share.index import IndexedFiles
 
 PATHS = JobPaths("job folder/é 100%#&+")
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.agent import examine, mountfiles
+from mlflow_batchai.agent.api import examine
+from mlflow_batchai.agent.share import mountfiles
 from mlflow_batchai.storage.base import identify
 from mlflow_batchai.storage.directory import DirectoryShare
 

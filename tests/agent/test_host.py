@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai.agent import host, place, processes
+from mlflow_batchai.agent import place
+from mlflow_batchai.agent.api import host
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.reservation import agents
 
 SECRET = "hush-hush-hush"
@@ -47,7 +49,7 @@ def start(root: Path, number: int = 1) -> dict[str, Any]:
 
 def end(said: dict[str, Any]) -> None:
     os.kill(said["pid"], 9)
-    wait_for(lambda: processes.start_time(said["pid"]) is None)
+    wait_for(lambda: proc.start_time(said["pid"]) is None)
 
 
 def poll(said: dict[str, Any], number: int = 1, identity: str = "") -> dict[str, Any]:
@@ -100,7 +102,7 @@ def test_who_the_agent_is_stands_on_the_node(root: Path) -> None:
         for other in ("x/2", "x/11", "y/", "x"):
             assert host.answer("end", {**end_it, "mark": other}) == {"left": []}
         assert host.answer("end", {**end_it, "nodes": [[str(root) + "1", ""]]}) == {"left": []}
-        assert processes.start_time(said["pid"]) is not None, "another job's agent, or another node's, was ended"
+        assert proc.start_time(said["pid"]) is not None, "another job's agent, or another node's, was ended"
         record.write_text(json.dumps(said))
         mine = place.place(str(root))["id"]
         assert poll(said, identity=mine)["alive"] is True
@@ -110,12 +112,12 @@ def test_who_the_agent_is_stands_on_the_node(root: Path) -> None:
         assert poll(said)["alive"] is True
         assert poll(said, number=2)["alive"] is None
         assert poll(said)["alive"] is True
-        record.write_text(json.dumps({**said, "pid": os.getpid(), "started": processes.start_time(os.getpid())}))
+        record.write_text(json.dumps({**said, "pid": os.getpid(), "started": proc.start_time(os.getpid())}))
         host.answer("end", end_it)
         record.write_text(json.dumps(said))
         assert poll(said)["alive"] is False
     finally:
-        if processes.start_time(said["pid"]):
+        if proc.start_time(said["pid"]):
             end(said)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mlflow_batchai.agent.control.base import ENDING, GATHERING, QUEUED, RUNNING, STARTING
-from mlflow_batchai.agent.control.index import PACES, Index
+from mlflow_batchai.agent.share.base import ENDING, GATHERING, QUEUED, RUNNING, STARTING
+from mlflow_batchai.agent.share.index import PACES, Index
 
 TICK = 0.25
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import bare_plan
 
-from mlflow_batchai.agent import launchers
+from mlflow_batchai.agent.attempt import launchers
 from mlflow_batchai.agent.layout import node_id
 
 TABLE = [(processes, nodes) for nodes in (1, 2, 3, 4, 7) for processes in (1, 2, 3, 4, 5, 8, 9, 16, 29)]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from aged_files import DAY, HASH, put
 
-from mlflow_batchai.agent import host, kept
+from mlflow_batchai.agent.api import host
+from mlflow_batchai.agent.environments import kept
 
 
 def made(folder: Path, days: float) -> Path:
@@ -95,7 +96,7 @@ class Agent:
     def __init__(self, folder: Path, stamp: str = "stamp") -> None:
         code = f"""
 import sys, time
-from mlflow_batchai.agent import kept
+from mlflow_batchai.agent.environments import kept
 def wait():
     print("waits", flush=True)
     time.sleep(0.05)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_batchai.agent import memory
-from mlflow_batchai.agent.memory import Counters, Group
+from mlflow_batchai.agent.processes import memory
+from mlflow_batchai.agent.processes.memory import Counters, Group
 
 VMSTAT = "nr_free_pages 123456\npgfault 9876543\noom_kill {}\ndrop_pagecache 0\n"
 EVENTS = "low 0\nhigh 0\nmax 712\noom {0}\noom_kill {0}\noom_group_kill 0\n"  # version 2, Linux 6.1

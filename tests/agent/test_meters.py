@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai.agent import memory
 from mlflow_batchai.agent.layout import NodeLayout
-from mlflow_batchai.agent.meters import machine
-from mlflow_batchai.agent.meters.gpu import GpuMeter, values
-from mlflow_batchai.agent.meters.machine import JobProcesses, Machine
-from mlflow_batchai.agent.meters.sampler import Sampler, moments
+from mlflow_batchai.agent.metrics import machine
+from mlflow_batchai.agent.metrics.gpu import GpuMeter, values
+from mlflow_batchai.agent.metrics.machine import JobProcesses, Machine
+from mlflow_batchai.agent.metrics.sampler import Sampler, moments
+from mlflow_batchai.agent.processes import memory
 
 STAT = """cpu  100 0 100 800 0 0 0 0 0 0
 cpu0 10 0 10 70 10 0 0 0 0 0

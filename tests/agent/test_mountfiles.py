@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from closed_file import read_closed
 
-from mlflow_batchai.agent import mountfiles
+from mlflow_batchai.agent.share import mountfiles
 
 
 def test_a_closed_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from mount_world import needs_root
 
-from mlflow_batchai.agent import azure_errors, host, staging
+from mlflow_batchai.agent import azure_errors, staging
+from mlflow_batchai.agent.api import host
 from mlflow_batchai.agent.layout import NodeLayout, archive_path
 from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.mounts.mount import Mask
@@ -167,7 +168,7 @@ def test_a_table_that_can_not_be_read_is_not_an_empty_one() -> None:
 
 
 def test_an_agent_imports_what_its_volumes_need() -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import mlflow_batchai.agent.agent, mlflow_batchai.agent.host; print(*sys.modules)"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import mlflow_batchai.agent.agent, mlflow_batchai.agent.api.host; print(*sys.modules)"
     argv = [sys.executable, "-I", "-S", "-c", code, archive_path()]
     imported = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
     assert "mlflow_batchai.agent.mounts.mount" in imported

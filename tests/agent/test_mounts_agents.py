@@ -15,8 +15,9 @@ from mount_world import blob_volume, files_volume, needs_fuse, needs_root
 from node_world import Cluster, Job, python38
 from waiting import wait_for
 
-from mlflow_batchai.agent import host, processes
+from mlflow_batchai.agent.api import host
 from mlflow_batchai.agent.mounts import mountpoints
+from mlflow_batchai.agent.processes import proc
 
 pytestmark = [needs_fuse, needs_root]
 
@@ -124,7 +125,7 @@ def test_a_killed_agent_leaves_nothing_mounted(cluster: Cluster, azure: AzureSer
     assert len(mountpoints.below(str(root))) == 2
     rclones = [pid for pid in job.processes() if "rclone" in Path(f"/proc/{pid}/cmdline").read_text()]
     assert len(rclones) == 2
-    for pid in processes.pids():
+    for pid in proc.pids():
         try:
             assert azure.key not in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
         except OSError:
@@ -133,7 +134,7 @@ def test_a_killed_agent_leaves_nothing_mounted(cluster: Cluster, azure: AzureSer
     job.agents[0].wait()
     assert host.end(job.mark, [[str(root), ""]], 5.0) == {"left": []}
     assert mountpoints.below(str(root)) == []
-    assert [processes.start_time(pid) for pid in rclones] == [None, None]
+    assert [proc.start_time(pid) for pid in rclones] == [None, None]
 
 
 def test_the_next_job_clears_what_a_killed_agent_left(cluster: Cluster, azure: AzureServer) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai.agent import processes
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.protocol import MARK_VARIABLE, NODE_VARIABLE
 
 
@@ -21,7 +21,7 @@ def mark(tmp_path: Path) -> Iterator[str]:
     """A mark of this test alone; what carries it is ended."""
     value = f"{tmp_path.name}-{os.getpid()}/1"
     yield value
-    wait_for(lambda: not processes.sweep(lambda: processes.marked(value), grace=0.0, give_up=5.0))
+    wait_for(lambda: not proc.sweep(lambda: proc.marked(value), grace=0.0, give_up=5.0))
 
 
 @pytest.fixture
@@ -58,22 +58,22 @@ exec sleep 600
 def test_marked_finds_all_that_hide(run: Callable[..., subprocess.Popen[str]], mark: str) -> None:
     process = run("bash", "-c", HIDERS)
     pids = set(lines(process, 3))
-    wait_for(lambda: processes.marked(mark) == pids)
+    wait_for(lambda: proc.marked(mark) == pids)
     assert process.pid in pids
-    assert processes.marked(mark, 0) == pids
-    assert processes.marked(mark, 1) == set()
-    assert processes.marked(mark[:-2]) == processes.marked(mark + "0") == set()
+    assert proc.marked(mark, 0) == pids
+    assert proc.marked(mark, 1) == set()
+    assert proc.marked(mark[:-2]) == proc.marked(mark + "0") == set()
 
 
 def test_marked_tells_nodes_apart(run: Callable[..., subprocess.Popen[str]], mark: str) -> None:
     found = [run("sleep", "600", node=node).pid for node in (1, 11)]
-    wait_for(lambda: processes.marked(mark) == set(found))
-    assert processes.marked(mark, 1) == {found[0]}
-    assert processes.marked(mark, 11) == {found[1]}
+    wait_for(lambda: proc.marked(mark) == set(found))
+    assert proc.marked(mark, 1) == {found[0]}
+    assert proc.marked(mark, 11) == {found[1]}
 
 
 def test_we_ourselves_are_never_found(mark: str) -> None:
-    code = "import sys; from mlflow_batchai.agent.processes import marked; print(marked(sys.argv[1]))"
+    code = "import sys; from mlflow_batchai.agent.processes.proc import marked; print(marked(sys.argv[1]))"
     environment = {**os.environ, MARK_VARIABLE: mark}
     done = subprocess.run([sys.executable, "-c", code, mark], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
@@ -81,26 +81,26 @@ def test_we_ourselves_are_never_found(mark: str) -> None:
 
 def test_a_zombie_is_gone(run: Callable[..., subprocess.Popen[str]], mark: str) -> None:
     process = run("true")
-    started = wait_for(lambda: processes.start_time(process.pid) is None)
+    started = wait_for(lambda: proc.start_time(process.pid) is None)
     assert started
     assert os.path.exists(f"/proc/{process.pid}")
-    assert process.pid not in processes.marked(mark) | processes.descendants(os.getpid())
+    assert process.pid not in proc.marked(mark) | proc.descendants(os.getpid())
     process.wait()
-    assert processes.start_time(process.pid) is None
+    assert proc.start_time(process.pid) is None
 
 
 def test_is_alive_knows_a_reused_pid() -> None:
-    started = processes.start_time(os.getpid())
+    started = proc.start_time(os.getpid())
     assert started is not None
-    assert processes.is_alive(os.getpid(), started)
-    assert not processes.is_alive(os.getpid(), started - 1)
+    assert proc.is_alive(os.getpid(), started)
+    assert not proc.is_alive(os.getpid(), started - 1)
 
 
 def test_the_boot_is_the_same_for_all() -> None:
-    code = "from mlflow_batchai.agent.processes import boot_id; print(boot_id())"
+    code = "from mlflow_batchai.agent.processes.proc import boot_id; print(boot_id())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == processes.boot_id() != ""
-    assert processes.identity()["machine"].startswith(processes.boot_id() + " pid:[")
+    assert done.stdout.strip() == proc.boot_id() != ""
+    assert proc.identity()["machine"].startswith(proc.boot_id() + " pid:[")
 
 
 def test_names_with_brackets_don_t_confuse_us(tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ def test_names_with_brackets_don_t_confuse_us(tmp_path: Path) -> None:
     program.symlink_to("/bin/sleep")
     process = subprocess.Popen([str(program), "600"])
     try:
-        wait_for(lambda: process.pid in processes.descendants(os.getpid()))
-        assert processes.start_time(process.pid)
+        wait_for(lambda: process.pid in proc.descendants(os.getpid()))
+        assert proc.start_time(process.pid)
     finally:
         process.kill()
         process.wait()
@@ -117,16 +117,16 @@ def test_names_with_brackets_don_t_confuse_us(tmp_path: Path) -> None:
 
 SUBREAPER = """
 import os, subprocess, sys, time
-from mlflow_batchai.agent import processes
-assert processes.become_subreaper()
+from mlflow_batchai.agent.processes import proc
+assert proc.become_subreaper()
 subprocess.Popen(["bash", "-c", "(setsid env -i sleep 600 &) ; exit 3"])
 time.sleep(0.3)
-status = processes.reap()
-print([os.WEXITSTATUS(value) for value in status.values()], processes.reap())
-found = processes.descendants(os.getpid())
+status = proc.reap()
+print([os.WEXITSTATUS(value) for value in status.values()], proc.reap())
+found = proc.descendants(os.getpid())
 print(len(found))
-print(processes.sweep(lambda: processes.descendants(os.getpid()), grace=1.0))
-print([os.WTERMSIG(value) for value in processes.reap().values()], os.path.exists("/proc/%d" % found.pop()))
+print(proc.sweep(lambda: proc.descendants(os.getpid()), grace=1.0))
+print([os.WTERMSIG(value) for value in proc.reap().values()], os.path.exists("/proc/%d" % found.pop()))
 """
 
 
@@ -138,24 +138,24 @@ def test_orphans_come_back_to_the_subreaper() -> None:
 
 def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
-        "import subprocess, sys; from mlflow_batchai.agent.processes import as_child\n"
+        "import subprocess, sys; from mlflow_batchai.agent.processes.proc import as_child\n"
         "child = subprocess.Popen(['sleep', '600'], preexec_fn=as_child(0o077), start_new_session=True)\n"
         "print(child.pid, flush=True); child.wait()"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout
     child = int(parent.stdout.readline())
-    assert processes.start_time(child)
+    assert proc.start_time(child)
     parent.kill()
     parent.communicate()
-    wait_for(lambda: processes.start_time(child) is None)
+    wait_for(lambda: proc.start_time(child) is None)
 
 
 def test_sweep_asks_first(run: Callable[..., subprocess.Popen[str]], mark: str, tmp_path: Path) -> None:
     said = tmp_path / "said"
     process = run("bash", "-c", f"trap 'echo bye >> {said}; exit 0' TERM; echo 1; while true; do sleep 0.05; done")
     lines(process, 1)
-    assert processes.sweep(lambda: processes.marked(mark), grace=5.0) == set()
+    assert proc.sweep(lambda: proc.marked(mark), grace=5.0) == set()
     assert said.read_text() == "bye\n"
     assert process.wait() == 0
 
@@ -165,14 +165,14 @@ def test_sweep_kills_what_ignores_it(run: Callable[..., subprocess.Popen[str]], 
     stopped = run("bash", "-c", "echo 1; kill -STOP $$")
     lines(stubborn, 1)
     wait_for(lambda: b") T " in Path(f"/proc/{stopped.pid}/stat").read_bytes())
-    assert processes.sweep(lambda: processes.marked(mark), grace=0.3) == set()
+    assert proc.sweep(lambda: proc.marked(mark), grace=0.3) == set()
     assert (stubborn.wait(), stopped.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
 
 
 def test_sweep_ends_what_forks_without_end(run: Callable[..., subprocess.Popen[str]], mark: str) -> None:
     process = run("bash", "-c", "trap '' TERM; echo 1; while true; do (sleep 600 &); sleep 0.005; done")
     lines(process, 1)
-    assert processes.sweep(lambda: processes.marked(mark), grace=0.2, give_up=60.0) == set()
+    assert proc.sweep(lambda: proc.marked(mark), grace=0.2, give_up=60.0) == set()
 
 
 def test_sweep_is_bounded() -> None:
@@ -183,7 +183,7 @@ def test_sweep_is_bounded() -> None:
         moment[0] += seconds
 
     gone = 2**22 + 1  # no pid is that high
-    left = processes.sweep(lambda: {gone}, grace=2.0, sleep=sleep, clock=lambda: moment[0], give_up=3.0)
+    left = proc.sweep(lambda: {gone}, grace=2.0, sleep=sleep, clock=lambda: moment[0], give_up=3.0)
     assert left == {gone}
     assert 5.0 <= moment[0] < 5.2
 
@@ -192,11 +192,11 @@ def test_the_command_sweeps_one_node(
     run: Callable[..., subprocess.Popen[str]], mark: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = run("sleep", "600", node=0), run("sleep", "600", node=1)
-    wait_for(lambda: len(processes.marked(mark)) == 2)
-    assert processes.main([mark, "1"]) == 0
+    wait_for(lambda: len(proc.marked(mark)) == 2)
+    assert proc.main([mark, "1"]) == 0
     assert second.wait() == -signal.SIGTERM
-    assert processes.marked(mark) == {first.pid}
-    assert processes.main([mark]) == 0
+    assert proc.marked(mark) == {first.pid}
+    assert proc.main([mark]) == 0
     assert capsys.readouterr().out == "\n\n"
 
 
@@ -205,17 +205,17 @@ def test_what_starts_another_program_all_the_time_is_found(run, mark, tmp_path):
     again = tmp_path / "again.sh"
     again.write_text('#!/bin/sh\nexec /bin/sh "$0"\n')
     process = run("/bin/sh", str(again))
-    wait_for(lambda: process.pid in processes.marked(mark))
-    assert [process.pid in processes.marked(mark) for _ in range(150)] == [True] * 150
+    wait_for(lambda: process.pid in proc.marked(mark))
+    assert [process.pid in proc.marked(mark) for _ in range(150)] == [True] * 150
 
 
 def test_a_process_without_any_environment_is_not_waited_for(run: Callable[..., subprocess.Popen[str]]) -> None:
     """It looks like one in the middle of an exec, but for the place that its environment has."""
     bare = subprocess.Popen(["sleep", "600"], env={})
     try:
-        wait_for(lambda: processes._is_bare(bare.pid))
-        assert not processes._is_bare(run("sleep", "600").pid)
-        assert not processes._is_bare(2)  # one of the kernel's own, or nobody
+        wait_for(lambda: proc._is_bare(bare.pid))
+        assert not proc._is_bare(run("sleep", "600").pid)
+        assert not proc._is_bare(2)  # one of the kernel's own, or nobody
     finally:
         bare.kill()
         bare.wait()
@@ -235,10 +235,10 @@ def test_a_process_whose_main_thread_alone_has_ended_still_runs(run: Callable[..
     (pid,) = lines(process, 1)
     stat = Path(f"/proc/{pid}/stat")
     wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
-    started = processes.start_time(pid)
-    assert started is not None and processes.is_alive(pid, started)
-    assert pid in processes.descendants(os.getpid())
+    started = proc.start_time(pid)
+    assert started is not None and proc.is_alive(pid, started)
+    assert pid in proc.descendants(os.getpid())
 
-    assert not processes.sweep(lambda: {pid} & processes.descendants(os.getpid()), grace=0.0, give_up=10.0)
-    assert processes.start_time(pid) is None  # a zombie, which nobody has waited for yet
+    assert not proc.sweep(lambda: {pid} & proc.descendants(os.getpid()), grace=0.0, give_up=10.0)
+    assert proc.start_time(pid) is None  # a zombie, which nobody has waited for yet
     assert process.wait(60) == -signal.SIGKILL

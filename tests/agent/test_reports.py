@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.agent import reports
-from mlflow_batchai.agent.reports import ReportReader
+from mlflow_batchai.agent.transport import reports
+from mlflow_batchai.agent.transport.reports import ReportReader
 
 
 def read(reader: ReportReader) -> list[dict[str, Any]]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_batchai.agent import mountfiles, safeopen
+from mlflow_batchai.agent import safeopen
 from mlflow_batchai.agent.safeopen import OddFileError, OddFolderError
+from mlflow_batchai.agent.share import mountfiles
 
 
 def make_socket(path: Path) -> None:

@@ -88,7 +88,7 @@ def test_one_that_is_ended_is_not_marked(cluster: Cluster) -> None:
 # While the setup task runs, a quarter of an hour goes by for the job's clock.
 SLOW = """
 import time, types
-from mlflow_batchai.agent import setup
+from mlflow_batchai.agent.attempt import setup
 gone, run = [0.0], setup.SetupTaskRun.run
 phases.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + gone[0])
 def slow(self):

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from mlflow_batchai.agent import peers
-from mlflow_batchai.agent.control.base import ControlError
-from mlflow_batchai.agent.sharetrouble import AWAY_SECONDS, ShareTrouble, sentence
+from mlflow_batchai.agent.share.base import ControlError
+from mlflow_batchai.agent.share.sharetrouble import AWAY_SECONDS, ShareTrouble, sentence
 
 
 def error(number: int) -> OSError:

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai.agent import mountfiles, protocol, resend, sharefiles, shipper
-from mlflow_batchai.agent.control import base, mounted
-from mlflow_batchai.agent.control.mounted import MountedShare
-from mlflow_batchai.agent.inbox import Inbox
+from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.runtime import Runtime
-from mlflow_batchai.agent.sharefiles import Follower, Rounds
-from mlflow_batchai.agent.shipper import Shipper
+from mlflow_batchai.agent.share import base, mounted, mountfiles, sharefiles
+from mlflow_batchai.agent.share.mounted import MountedShare
+from mlflow_batchai.agent.share.sharefiles import Follower, Rounds
+from mlflow_batchai.agent.transport import resend, shipper
+from mlflow_batchai.agent.transport.inbox import Inbox
+from mlflow_batchai.agent.transport.shipper import Shipper
 
 
 def on_share(layout: NodeLayout, path: str) -> str:

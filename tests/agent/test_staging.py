@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from mlflow_batchai.agent import protocol, staging
-from mlflow_batchai.agent.control.base import ControlError
-from mlflow_batchai.agent.control.mounted import MountedShare
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.mounts.mounts import Mounts
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.runtime import Runtime
 from mlflow_batchai.agent.safeopen import OddFileError
-from mlflow_batchai.agent.shipper import Shipper
+from mlflow_batchai.agent.share.base import ControlError
+from mlflow_batchai.agent.share.mounted import MountedShare
 from mlflow_batchai.agent.staging import SetupError
+from mlflow_batchai.agent.transport.shipper import Shipper
 
 
 def stored(share: Path, data: bytes, path: str, mode: int = 0o644) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.agent import tasks
 from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.processes import tasks
+from mlflow_batchai.agent.processes.tasks import LONGEST_LINE, LineBuffer, Task, readable
 from mlflow_batchai.agent.runtime import Runtime
-from mlflow_batchai.agent.tasks import LONGEST_LINE, LineBuffer, Task, readable
 
 TEXT = "für 🚂\r\n\n€\nend".encode()
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from plans import bare_plan
 
-from mlflow_batchai.agent import protocol, terms
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.attempt import terms
 
 PLAN = bare_plan(framework="horovod", terminate_seconds=5.0, node_count=4, process_count=8, ranks=8, retries=2)
 

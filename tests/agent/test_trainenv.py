@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.agent import kept, trainenv, wheels
+from mlflow_batchai.agent.environments import kept, trainenv, wheels
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.outcome import Failure, Stop
 from mlflow_batchai.agent.plan import PythonEnvironment

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai.agent import protocol, shipper
-from mlflow_batchai.agent.control import mounted
+from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.layout import NodeLayout
-from mlflow_batchai.agent.shipper import Shipper
-from mlflow_batchai.agent.unhurried import MOST, MOST_AT_ONCE, Unhurried
+from mlflow_batchai.agent.share import mounted
+from mlflow_batchai.agent.transport import shipper
+from mlflow_batchai.agent.transport.shipper import Shipper
+from mlflow_batchai.agent.transport.unhurried import MOST, MOST_AT_ONCE, Unhurried
 
 
 def test_they_wait_for_a_while() -> None:

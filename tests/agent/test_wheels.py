@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from node_world import Cluster, Job
 
-from mlflow_batchai.agent import wheels
+from mlflow_batchai.agent.environments import wheels
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.plan import PythonEnvironment
 from mlflow_batchai.horovod_wheel import HorovodBuildError

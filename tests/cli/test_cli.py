@@ -17,14 +17,7 @@ import pytest
 from command_line import Cli
 
 from mlflow_batchai.cli.main import NOUNS, batchai
-from mlflow_batchai.errors import (
-    BatchAIError,
-    ClusterError,
-    JobDetachedError,
-    JobFailedError,
-    JobNotFoundError,
-    UsageError,
-)
+from mlflow_batchai.errors import BatchAIError, ClusterError, JobDetachedError, JobFailedError, JobNotFoundError, UsageError
 from mlflow_batchai.tracking import index
 
 BATCHAI = Path(sys.executable).parent / "batchai"

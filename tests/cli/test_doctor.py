@@ -19,7 +19,7 @@ from netns import SHARE, Machines, Setup, unavailable
 from waiting import wait_for
 
 from mlflow_batchai.admin.doctor import CHECKS, examination
-from mlflow_batchai.agent import processes
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.cli import main as front_door
 from mlflow_batchai.storage.base import identify
 from mlflow_batchai.storage.directory import DirectoryShare
@@ -247,7 +247,7 @@ def test_a_copied_disk_and_jobs_in_another_queue(ssh):
         (root / "id").write_text("one")
     (roots[2] / "keeper").write_text("another")
     (roots[2] / "tickets").mkdir()
-    ours = {"pid": os.getpid(), "started": processes.start_time(os.getpid()), "boot": processes.boot_id()}
+    ours = {"pid": os.getpid(), "started": proc.start_time(os.getpid()), "boot": proc.boot_id()}
     ours.update(root=str(roots[2]), log="")
     (roots[2] / "tickets" / "7.agent").write_text(json.dumps(ours))
     found = ssh.checks(1)

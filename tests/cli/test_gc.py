@@ -12,7 +12,8 @@ import pytest
 from command_line import Cli
 from plans import toy_plan
 
-from mlflow_batchai.agent import kept, protocol
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.environments import kept
 from mlflow_batchai.agent.protocol import JobPaths
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.storage.directory import DirectoryShare

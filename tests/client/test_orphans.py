@@ -14,14 +14,14 @@ from types import SimpleNamespace
 import pytest
 from job_folder import FOLDER, JobFolder
 
-from mlflow_batchai.agent import processes
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.client import lookup, orphans, runner
 from mlflow_batchai.follower import detached, retries
 from mlflow_batchai.job import lease
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.tracking import runs
 
-ME = processes.identity()
+ME = proc.identity()
 FAR = {"machine": "another pid:[1]", "pid": 7, "started": 1, "host": "far"}
 
 

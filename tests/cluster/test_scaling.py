@@ -13,7 +13,8 @@ import pytest
 from plans import toy_plan
 from waiting import wait_for
 
-from mlflow_batchai.agent import processes, protocol
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.client import resizing, runner
 from mlflow_batchai.client.console import JobConsole
 from mlflow_batchai.client.signals import Signals
@@ -98,7 +99,7 @@ class Site:
     def close(self) -> None:
         for handle in self._handles:
             self.cluster_or_nothing(handle)
-            assert processes.marked(handle["mark"]) == set()
+            assert proc.marked(handle["mark"]) == set()
 
     def cluster_or_nothing(self, handle: Handle) -> None:
         try:

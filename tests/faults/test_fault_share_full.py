@@ -16,7 +16,8 @@ from loop_disk import fail, fill, loop_disk
 from node_world import Cluster, Job
 from waiting import wait_for
 
-from mlflow_batchai.agent import host, totals
+from mlflow_batchai.agent.api import host
+from mlflow_batchai.agent.transport import totals
 from mlflow_batchai.job.completeness import missing
 
 QUICK = "mounted.HEARTBEAT_SECONDS = 0.5"

@@ -37,7 +37,7 @@ LINES = [f"line {step}" for step in range(STEPS)]
 TALKS = "trap 'exit 0' TERM; echo up; while :; do echo line; sleep 0.1; done"
 HASTY = """
 mounted.HEARTBEAT_SECONDS = 0.5
-from mlflow_batchai.agent import sharetrouble
+from mlflow_batchai.agent.share import sharetrouble
 sharetrouble.AWAY_SECONDS = 8.0
 """
 

@@ -9,7 +9,8 @@ from idle_engine import Engine
 from plans import bare_plan
 from relay_world import Crash, Time
 
-from mlflow_batchai.agent import protocol, terms
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.attempt import terms
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, JobError, ShareError
 from mlflow_batchai.follower import detached, keeper, retries

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mlflow_batchai.agent.ending import LAST_DRAIN_SECONDS
+from mlflow_batchai.agent.attempt.ending import LAST_DRAIN_SECONDS
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError, ShareError
 from mlflow_batchai.follower import watch as watch_module

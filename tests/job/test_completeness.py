@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from job_folder import NO_TOTALS
 
-from mlflow_batchai.agent import totals
+from mlflow_batchai.agent.transport import totals
 from mlflow_batchai.job.completeness import MOST_TOLD, log_totals, missing, totals_of
 
 TOTALS = {

@@ -240,7 +240,7 @@ CRASHES = [
 def test_a_follower_that_dies_between_attempts_is_made_up_for(following, monkeypatch, method, which, made_it):
     made, client, follow = following
     # The holder was a process of this machine, and is gone: this one.
-    monkeypatch.setattr("mlflow_batchai.agent.processes.identity", lambda: {"machine": "", "pid": 0, "started": 0})
+    monkeypatch.setattr("mlflow_batchai.agent.processes.proc.identity", lambda: {"machine": "", "pid": 0, "started": 0})
     monkeypatch.setattr("mlflow_batchai.job.lease.PACE", (60.0, 0.0, 0.0))
     two_attempts(made)
     (client.after if made_it else client.before)[method] = [None] * which + [Crash()]
@@ -254,7 +254,7 @@ def test_a_follower_that_dies_between_attempts_is_made_up_for(following, monkeyp
 def test_of_an_attempt_that_failed_the_run_is_told_once(following, monkeypatch):
     """Though the follower dies when it has just noted that."""
     made, client, follow = following
-    monkeypatch.setattr("mlflow_batchai.agent.processes.identity", lambda: {"machine": "", "pid": 0, "started": 0})
+    monkeypatch.setattr("mlflow_batchai.agent.processes.proc.identity", lambda: {"machine": "", "pid": 0, "started": 0})
     monkeypatch.setattr("mlflow_batchai.job.lease.PACE", (60.0, 0.0, 0.0))
     fill(made)
     made.verdict("queued", next=2, retry=True, retriesLeft=0, reason="it broke", exitCode=1)

@@ -13,7 +13,7 @@ import pytest
 from job_folder import line, report
 
 from mlflow_batchai.agent.plan import MetricRule
-from mlflow_batchai.agent.tasks import LONGEST_LINE, LineBuffer, readable
+from mlflow_batchai.agent.processes.tasks import LONGEST_LINE, LineBuffer, readable
 from mlflow_batchai.job.metrics import MetricFold, Pace
 
 OUTPUT = Path(__file__).parent / "keras_output"

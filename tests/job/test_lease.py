@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-from mlflow_batchai.agent import processes, protocol
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job import lease as lease_module
 from mlflow_batchai.job.lease import BOARD_PACE, PACE, Hold, Lease, LeaseLostError
@@ -168,7 +169,7 @@ def test_one_look_tells_what_it_can(folder):
     assert lease(made).glance()[:3] == (Hold.FREE, 0, None)
     made.share.claim(made.paths.lease(1))
     assert lease(made).glance()[:3] == (Hold.UNKNOWN, 1, None)
-    me = processes.identity()
+    me = proc.identity()
     for holder, hold in [
         (me, Hold.HELD),
         ({**me, "started": 1}, Hold.FREE),
@@ -340,7 +341,7 @@ def test_one_that_was_let_go_is_taken_at_once_with_its_memory(folder, monkeypatc
 
 def test_one_that_died_in_its_trouble_is_no_more_than_dead(folder):
     made = folder()
-    gone = {**processes.identity(), "started": 1}
+    gone = {**proc.identity(), "started": 1}
     made.share.claim(made.paths.lease(1))
     made.write(made.paths.cursor(1), {"counter": 7, "attempt": 1, "finished": False, "holder": gone, "trouble": "401"})
     assert lease(made).glance()[0::4] == (Hold.FREE, "")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
-from mlflow_batchai.agent import processes
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.follower import detached, follower
 from mlflow_batchai.follower.detached import Submitted
@@ -65,17 +65,17 @@ def test_a_counter_that_moves_lives_and_one_that_stood_still_is_dead(scene):
 
 def test_what_is_certain_needs_no_time(scene):
     assert scene.after(0) is Hold.FREE
-    scene.holder(1, processes.identity())
+    scene.holder(1, proc.identity())
     assert scene.after(1) is Hold.HELD
-    scene.holder(1, {**processes.identity(), "started": 1})
+    scene.holder(1, {**proc.identity(), "started": 1})
     assert scene.after(1) is Hold.FREE
 
 
 def test_one_of_this_machine_that_was_stopped_is_no_help(scene):
-    scene.holder(1, processes.identity())
+    scene.holder(1, proc.identity())
     scene.here = {os.getpid()}
     assert scene.after(0) is Hold.HELD
-    scene.holder(2, processes.identity())
+    scene.holder(2, proc.identity())
     assert (scene.after(GRACE_SECONDS), scene.after(GRACE_SECONDS)) == (Hold.HELD, Hold.HELD)
     assert scene.after(1) is Hold.FREE
     scene.here |= {1}
@@ -84,7 +84,7 @@ def test_one_of_this_machine_that_was_stopped_is_no_help(scene):
 
 def test_one_that_is_kept_from_the_store(scene):
     """It is there, and whoever isn't kept from it may try; whoever has begun to try is enough."""
-    for holder in (FAR, processes.identity()):
+    for holder in (FAR, proc.identity()):
         scene.holder(1, holder, trouble="401")
         scene.after(1)
         scene.holder(2, holder, trouble="401")
@@ -124,7 +124,7 @@ def submitted(scene, monkeypatch):
 
 @pytest.mark.parametrize(
     ("holder", "starts"),
-    [(None, 1), (FAR, 1), ({**processes.identity(), "started": 1}, 1), (processes.identity(), 0)],
+    [(None, 1), (FAR, 1), ({**proc.identity(), "started": 1}, 1), (proc.identity(), 0)],
     ids=["nobody", "elsewhere", "gone", "lives here"],
 )
 def test_who_gets_a_follower(scene, submitted, holder, starts):
@@ -139,7 +139,7 @@ def test_no_follower_for_a_job_that_is_finished_or_has_one_on_its_way(scene, sub
     argv = [sys.executable, "-c", "input()", *words]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE)
     try:
-        wait_for(lambda: processes.that_run(words), what="an exec takes a moment")
+        wait_for(lambda: proc.that_run(words), what="an exec takes a moment")
         assert detached.ensure_follower(submitted).holder["pid"] == process.pid
         detached.keep_follower(submitted)
         assert submitted.starts == 0

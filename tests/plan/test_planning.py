@@ -11,20 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.needs import needs
+from mlflow_batchai.agent.api.needs import needs
 from mlflow_batchai.agent.plan import Artifacts, CodeFile, Condition, LogPlace, Volume, plain, read, read_plan
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.batchai import parse_batchai
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.documents.mlproject import bind, find_entry_point, load_project
-from mlflow_batchai.errors import (
-    BatchAIError,
-    ClusterError,
-    DocumentError,
-    NotSupportedError,
-    ParameterError,
-    ProjectError,
-)
+from mlflow_batchai.errors import BatchAIError, ClusterError, DocumentError, NotSupportedError, ParameterError, ProjectError
 from mlflow_batchai.job import places
 from mlflow_batchai.plan import projects
 from mlflow_batchai.plan.prepared import needs_of

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import pytest
 from mount_world import Node, blob_volume, files_volume
 
-from mlflow_batchai.agent.control import open_control
-from mlflow_batchai.agent.control.base import ControlError
 from mlflow_batchai.agent.plan import Volume
+from mlflow_batchai.agent.share import open_control
+from mlflow_batchai.agent.share.base import ControlError
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.documents.job import JobProperties
 from mlflow_batchai.documents.model import parse as parse_model

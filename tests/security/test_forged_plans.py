@@ -18,7 +18,10 @@ import pytest
 from command_line import Cli
 from plans import toy_plan
 
-from mlflow_batchai.agent import mountfiles, processes, protocol, terms
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.attempt import terms
+from mlflow_batchai.agent.processes import proc
+from mlflow_batchai.agent.share import mountfiles
 
 # Changes a record of the job folder as somebody without the key can, then has the client read all of it anew.
 FORGE = """
@@ -158,8 +161,8 @@ def test_a_forged_handle_ends_no_other_process(world: Any) -> None:
         (trap / "tickets").mkdir(parents=True)
         agent = {
             "pid": victim.pid,
-            "started": processes.start_time(victim.pid),
-            "boot": processes.boot_id(),
+            "started": proc.start_time(victim.pid),
+            "boot": proc.boot_id(),
             "root": str(trap),
             "log": "/dev/null",
         }

@@ -18,7 +18,8 @@ from other_user import CLIENT, NODE, STRANGER, as_user, needs_root, public_folde
 from plans import toy_plan
 from waiting import wait_for
 
-from mlflow_batchai.agent import processes, protocol
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.documents.batchai import parse_batchai
 from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.engines import archive
@@ -164,7 +165,7 @@ def test_a_client_of_another_user_reads_all_and_removes_it(public: Path, mode: i
     finally:
         agent.kill()
         agent.wait()
-        processes.sweep(lambda: processes.marked(protocol.job_mark(plan["job"], 1)), grace=0.0)
+        proc.sweep(lambda: proc.marked(protocol.job_mark(plan["job"], 1)), grace=0.0)
 
     def read() -> dict[str, str]:
         found = {}

@@ -12,7 +12,8 @@ import pytest
 from command_line import Cli
 from other_user import STRANGER, needs_root, public_folder
 
-from mlflow_batchai.agent import boot, host
+from mlflow_batchai.agent import boot
+from mlflow_batchai.agent.api import host
 from mlflow_batchai.engines import archive
 
 

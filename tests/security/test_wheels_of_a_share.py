@@ -245,7 +245,7 @@ def test_a_node_installs_what_was_vouched_for(cluster: Cluster) -> None:
 
 
 def test_what_a_node_publishes_is_writable_for_nobody_else(share: Path) -> None:
-    from mlflow_batchai.agent import wheels
+    from mlflow_batchai.agent.environments import wheels
 
     wheels.publish(str(share), "key", str(make_wheel(share.parent / NAME, "built")), lambda text: None)
     (published,) = (share / "wheels").rglob("*.whl")

@@ -16,15 +16,7 @@ from azure.storage.fileshare import ShareClient
 
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.storage import credentials, open_share
-from mlflow_batchai.storage.credentials import (
-    Credential,
-    connection,
-    exported,
-    file_endpoint,
-    find,
-    is_key,
-    remember,
-)
+from mlflow_batchai.storage.credentials import Credential, connection, exported, file_endpoint, find, is_key, remember
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.storage.location import parse
 from mlflow_batchai.storage.opening import download_url, for_nodes

@@ -16,7 +16,7 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from plans import bare_plan
 from sweep_world import Toys, add_job, begin, end_job
 
-from mlflow_batchai.agent import processes
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.client import attempts, lookup
 from mlflow_batchai.client.console import JobConsole
 from mlflow_batchai.client.signals import Signals
@@ -224,7 +224,7 @@ def test_a_process_of_another_machine_leads_until_it_is_taken_over(store, mlflow
 def test_a_leader_that_was_taken_over_leads_no_more(store, mlflow) -> None:
     sweep = begin(store)
     # A process of this machine that has ended leads no more.
-    mlflow.set_tag(sweep.run_id, sweeps.TAG_LEADER, json.dumps({**processes.identity(), "started": 1}))
+    mlflow.set_tag(sweep.run_id, sweeps.TAG_LEADER, json.dumps({**proc.identity(), "started": 1}))
     lock, other = LeaderLock(mlflow, sweep.run_id), LeaderLock(mlflow, sweep.run_id, take_over=True)
     assert [lock.acquire(parent(mlflow, sweep)) for _ in range(3)] == [False, True, True]
     assert not other.acquire(parent(mlflow, sweep)), "one that lives on this machine can't be taken over"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_batchai.agent.reports import Count, ReportReader
+from mlflow_batchai.agent.transport.reports import Count, ReportReader
 from mlflow_batchai.training import spool
 from mlflow_batchai.training.spool import Spool
 
@@ -156,7 +156,7 @@ def test_a_child_leaves_what_waits_to_its_parent(own: Spool, reader: ReportReade
 
 
 def test_of_many_processes_few_files_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: ReportReader) -> None:
-    monkeypatch.setattr("mlflow_batchai.agent.reports.MOST_OPEN", 4)
+    monkeypatch.setattr("mlflow_batchai.agent.transport.reports.MOST_OPEN", 4)
     made = [Spool(str(tmp_path / "spool"), 3) for _ in range(12)]
     for step, each in enumerate(made):
         each.append(metric(step))
@@ -189,7 +189,7 @@ def test_all_of_a_long_file_that_is_removed_and_written_anew(
     own: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old one is read to its end first; pieces of the new one that are known are passed over."""
-    monkeypatch.setattr("mlflow_batchai.agent.reports.PIECE", 4000)
+    monkeypatch.setattr("mlflow_batchai.agent.transport.reports.PIECE", 4000)
     reader = ReportReader(str(tmp_path / "spool"))
     for step in range(300):
         own.append(metric(step))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mlflow_batchai.agent.meeting import NO_INTERFACE
+from mlflow_batchai.agent.attempt.interface_choice import NO_INTERFACE
 from mlflow_batchai.engines.ssh_hosts import LEAST_FREE_BYTES, share_sentence
 from mlflow_batchai.storage.location import is_azure
 

@@ -15,15 +15,16 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mlflow_batchai.agent import plan, processes, protocol
+from mlflow_batchai.agent import plan, protocol
 from mlflow_batchai.agent.containers import engines
 from mlflow_batchai.agent.containers.engines import Engine, ask, csv_field, last_line, registry
 from mlflow_batchai.agent.layout import NodeLayout, archive_path
 from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.outcome import Failure
+from mlflow_batchai.agent.processes import proc
+from mlflow_batchai.agent.processes.tasks import Task
 from mlflow_batchai.agent.runtime import HELPER_VARIABLE, Runtime
-from mlflow_batchai.agent.shipper import Shipper
-from mlflow_batchai.agent.tasks import Task
+from mlflow_batchai.agent.transport.shipper import Shipper
 
 # From an image that is there, on a node that is busy.
 START_SECONDS = 120
@@ -329,7 +330,7 @@ class Container:
         first = int(said) if code == 0 and said.strip().isdigit() else 0
         namespace = _namespace(first)
         if os.fsencode(pipe) in _file(first, "cmdline").split(b"\0") and namespace != _namespace(os.getpid()):
-            self.first, self._namespace, self._began = first, namespace, processes.start_time(first)
+            self.first, self._namespace, self._began = first, namespace, proc.start_time(first)
 
     def _mounts(self) -> list[Mount]:
         layout = self._layout
@@ -427,19 +428,19 @@ class Container:
     def machinery(self) -> set[int]:
         """Pids of all in the container and of what the engine runs around it, below us."""
         found = self._all()
-        below = processes.descendants(os.getpid())
+        below = proc.descendants(os.getpid())
         for pid in list(found):
-            parent = processes.parent(pid)
+            parent = proc.parent(pid)
             while parent in below and parent not in found:
                 found.add(parent)
-                parent = processes.parent(parent)
+                parent = proc.parent(parent)
         return found
 
     def _all(self) -> set[int]:
         # With its first process all others have gone, and the kernel gives the namespace's number to the next container.
-        if self._namespace is None or processes.start_time(self.first) != self._began:
+        if self._namespace is None or proc.start_time(self.first) != self._began:
             return set()
-        return {pid for pid in processes.pids() if _namespace(pid) == self._namespace and processes.start_time(pid) is not None}
+        return {pid for pid in proc.pids() if _namespace(pid) == self._namespace and proc.start_time(pid) is not None}
 
     # Its end.
 

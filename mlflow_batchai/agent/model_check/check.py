@@ -14,9 +14,9 @@ from mlflow_batchai.agent.layout import NodeLayout, archive_path
 from mlflow_batchai.agent.model_check import choice
 from mlflow_batchai.agent.outcome import Stop
 from mlflow_batchai.agent.peers import Peers
+from mlflow_batchai.agent.processes.tasks import Task
 from mlflow_batchai.agent.runtime import Runtime
-from mlflow_batchai.agent.shipper import Shipper
-from mlflow_batchai.agent.tasks import Task
+from mlflow_batchai.agent.transport.shipper import Shipper
 
 # For what can be told of a model without loading it.
 DESCRIBE_SECONDS = 20.0

@@ -16,10 +16,10 @@ from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Volume
+from mlflow_batchai.agent.processes.tasks import Output, Task
 from mlflow_batchai.agent.protocol import MARK_VARIABLE, NODE_VARIABLE
 from mlflow_batchai.agent.runtime import Runtime
-from mlflow_batchai.agent.shipper import Shipper
-from mlflow_batchai.agent.tasks import Output, Task
+from mlflow_batchai.agent.transport.shipper import Shipper
 
 LAST_LINES = 10
 

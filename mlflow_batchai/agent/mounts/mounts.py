@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from mlflow_batchai.agent.control.base import ControlShare
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.mounts import mountpoints, tools
 from mlflow_batchai.agent.mounts.commands import CommandMount
@@ -15,7 +14,8 @@ from mlflow_batchai.agent.mounts.mount import LinkMount, Mount, Place
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Volume
 from mlflow_batchai.agent.runtime import Runtime
-from mlflow_batchai.agent.shipper import Shipper
+from mlflow_batchai.agent.share.base import ControlShare
+from mlflow_batchai.agent.transport.shipper import Shipper
 
 if TYPE_CHECKING:
     from mlflow_batchai.agent.mounts.rclone import Pending, RcloneMount

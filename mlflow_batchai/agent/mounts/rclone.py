@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from mlflow_batchai.agent import azure_errors, processes
+from mlflow_batchai.agent import azure_errors
 from mlflow_batchai.agent.mounts import mountpoints, tools
 from mlflow_batchai.agent.mounts.mount import Mount, Place
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Volume
-from mlflow_batchai.agent.tasks import Task
+from mlflow_batchai.agent.processes import proc
+from mlflow_batchai.agent.processes.tasks import Task
 
 REMOTE = "batchai"
 SOCKET = "rc"
@@ -242,7 +243,7 @@ class RcloneMount(Mount):
         begun = time.monotonic()
         while self.task and self.task.status is None and time.monotonic() - begun < patience + KILL_SECONDS:
             if time.monotonic() - begun >= patience:
-                processes.send({self.task.pid}, signal.SIGKILL)
+                proc.send({self.task.pid}, signal.SIGKILL)
             self.place.runtime.pump(0.02)
 
 

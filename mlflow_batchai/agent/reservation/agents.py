@@ -13,7 +13,7 @@ import re
 import time
 from typing import IO, Any, Callable, Dict, Iterator, Sequence
 
-from mlflow_batchai.agent import processes
+from mlflow_batchai.agent.processes import proc
 
 # A reservation whose agent hasn't come within this many seconds is given up: its submitter died between two steps.
 ARRIVAL_SECONDS = 60.0
@@ -118,7 +118,7 @@ def write(root: str, number: int, pid: int, log: str) -> Record:
     Returns:
         ``pid``, ``started``, ``boot`` (the boot that they belong to), ``root``, ``log``.
     """
-    found = {"pid": pid, "started": processes.start_time(pid), "boot": processes.boot_id(), "root": root, "log": log}
+    found = {"pid": pid, "started": proc.start_time(pid), "boot": proc.boot_id(), "root": root, "log": log}
     _replace(path_of(root, number) + ".agent", found)
     return found
 
@@ -136,8 +136,8 @@ def read(root: str, number: int) -> Record | None:
 
 def is_alive(agent: Record) -> bool:
     """Whether it lives: an earlier boot's doesn't, nor one whose number another process has by now."""
-    same_boot = agent["boot"] == processes.boot_id()
-    return same_boot and agent["started"] is not None and processes.is_alive(agent["pid"], agent["started"])
+    same_boot = agent["boot"] == proc.boot_id()
+    return same_boot and agent["started"] is not None and proc.is_alive(agent["pid"], agent["started"])
 
 
 def known(root: str) -> dict[int, Record]:

@@ -9,9 +9,10 @@ import sys
 import time
 from typing import Any, Callable, Mapping, Protocol, Sequence
 
-from mlflow_batchai.agent import boot, processes
+from mlflow_batchai.agent import boot
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.outcome import Failure
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.reservation import agents, locks
 
 POLL_SECONDS = 0.2
@@ -143,19 +144,19 @@ class QueueReservation:
             check()
             # The agent before us is gone, its processes are not.
             note("ending what the job before us left on this node")
-            left = processes.sweep(self._left_behind, grace=5.0)
+            left = proc.sweep(self._left_behind, grace=5.0)
             if left:
                 note(f"still there: pids {sorted(left)}")
             time.sleep(POLL_SECONDS)
         # Those that have closed the lock's descriptor (daemons do) carry the mark still.
-        if processes.sweep(self._left_behind, grace=5.0):
+        if proc.sweep(self._left_behind, grace=5.0):
             note("processes of the job before us would not end")
 
     def _left_behind(self) -> set[int]:
         """Processes of the job that had this node before: those with its mark, and those that hold the node's lock."""
-        found = processes.lock_holders(locks.lock_path(self._root))
+        found = proc.lock_holders(locks.lock_path(self._root))
         before = owner(self._root)
-        return found | processes.marked(*before) if before else found
+        return found | proc.marked(*before) if before else found
 
 
 def owner(root: str) -> tuple[str, int] | None:

@@ -13,7 +13,7 @@ import yaml
 from aged_files import DAY, HASH, put
 
 from mlflow_batchai.admin.gc import Age, Item, find, machines
-from mlflow_batchai.agent import kept
+from mlflow_batchai.agent.environments import kept
 from mlflow_batchai.errors import ClusterNotFoundError
 from mlflow_batchai.storage.directory import DirectoryShare
 

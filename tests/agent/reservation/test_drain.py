@@ -12,7 +12,7 @@ from booking import reserve
 from node_world import Cluster
 from waiting import wait_for
 
-from mlflow_batchai.agent.host import census, drain
+from mlflow_batchai.agent.api.host import census, drain
 from mlflow_batchai.agent.reservation import agents, locks, queue
 from mlflow_batchai.agent.reservation.reservations import QueueReservation
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from node_world import Cluster
 
-from mlflow_batchai.agent.host import drain
+from mlflow_batchai.agent.api.host import drain
 
 
 def test_agents_with_granted_nodes_run_a_job_to_its_end(any_cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ import pytest
 from booking import reserve
 from waiting import wait_for
 
-from mlflow_batchai.agent import processes
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.reservation import agents, locks, queue, reservations
 
 
@@ -213,19 +213,19 @@ time.sleep(600)
         assert agents.state(root, 1, 0, 0) == "held"
         assert not locks.try_lock(ours) and not locks.try_lock(agents_lock)
         # We have the file open too, and don't hold its lock.
-        assert processes.lock_holders(locks.lock_path(root)) == {agent.pid, rank}
+        assert proc.lock_holders(locks.lock_path(root)) == {agent.pid, rank}
         agent.kill()
         agent.wait()
         assert agents.state(root, 1, 0, 0) == "ended"
         assert locks.try_lock(agents_lock) and not locks.try_lock(ours)
-        assert processes.lock_holders(locks.lock_path(root)) == {rank}
+        assert proc.lock_holders(locks.lock_path(root)) == {rank}
         os.kill(rank, signal.SIGKILL)
         assert wait_for(lambda: locks.try_lock(ours))
-        assert processes.lock_holders(locks.lock_path(root)) == set()  # ourselves don't count
+        assert proc.lock_holders(locks.lock_path(root)) == set()  # ourselves don't count
     finally:
         os.close(ours)
         os.close(agents_lock)
-        if processes.start_time(rank):
+        if proc.start_time(rank):
             os.kill(rank, signal.SIGKILL)
 
 
@@ -233,10 +233,10 @@ def test_locks_of_other_files_are_not_taken_for_the_nodes(tmp_path: Path, spawn:
     code = "lock = locks.open_node_lock(sys.argv[1]); assert locks.try_lock(lock); print('ready', flush=True); time.sleep(600)"
     holders = [spawn(code, str(tmp_path / name)) for name in ("a", "b c")]
     os.symlink(tmp_path / "a", tmp_path / "link")
-    assert processes.lock_holders(str(tmp_path / "a" / "lock")) == {holders[0].pid}
-    assert processes.lock_holders(str(tmp_path / "link" / "lock")) == {holders[0].pid}
-    assert processes.lock_holders(str(tmp_path / "b c" / "lock")) == {holders[1].pid}
-    assert processes.lock_holders(str(tmp_path / "none")) == set()
+    assert proc.lock_holders(str(tmp_path / "a" / "lock")) == {holders[0].pid}
+    assert proc.lock_holders(str(tmp_path / "link" / "lock")) == {holders[0].pid}
+    assert proc.lock_holders(str(tmp_path / "b c" / "lock")) == {holders[1].pid}
+    assert proc.lock_holders(str(tmp_path / "none")) == set()
 
 
 def test_owner_and_state(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def _client_patches(struck, path):
     return {
         "mlflow_batchai.storage.directory": share,
         "mlflow.tracking.client": tracking,
-        "mlflow_batchai.agent.host": lambda module: struck.wrap(module, "answer", lambda verb, arguments: "ask " + verb),
+        "mlflow_batchai.agent.api.host": lambda module: struck.wrap(module, "answer", lambda verb, arguments: "ask " + verb),
         "mlflow_batchai.follower.detached": lambda module: struck.wrap(module, "detach", lambda *args, **kwargs: "spawn"),
         "mlflow_batchai.engines.archive": lambda module: _change_archive(module, path),
     }
@@ -219,9 +219,9 @@ def _change_archive(module, path):
 
 
 def _in_agent(struck):
-    from mlflow_batchai.agent import mountfiles, protocol
-    from mlflow_batchai.agent.control import mounted
+    from mlflow_batchai.agent import protocol
     from mlflow_batchai.agent.reservation import agents, reservations
+    from mlflow_batchai.agent.share import mounted, mountfiles
 
     def written(root, path, *more):
         name = os.path.basename(path)

@@ -1,0 +1,1 @@
+"""What a client asks of a node, over its standard input and output."""

@@ -1,0 +1,227 @@
+"""What `batchai doctor` asks of a node, as verbs of ``host.py``: what it has, and whether it reaches the share and its peers.
+
+Each may be asked twice. None needs a job; none leaves anything behind but a file in a folder that the asker removes.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from mlflow_batchai.agent import gpus, network, place
+from mlflow_batchai.agent.containers import engines
+from mlflow_batchai.agent.environment import allowed
+from mlflow_batchai.agent.environments import trainenv
+from mlflow_batchai.agent.share import is_address, open_control
+from mlflow_batchai.agent.share.base import ControlError
+from mlflow_batchai.agent.staging import SetupError
+
+Answer = Dict[str, Any]
+
+_WRITE_TROUBLES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "full"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "read-only"),
+}
+# Connections that are tried at a time.
+MOST_PROBES = 256
+_GPU_NAME = re.compile(r"^GPU (\d+): (.*) \(UUID: (GPU-[^)\s]+)\)")
+_MARK = "batchai-training "
+# Run by the training interpreter, as a rank would: what it prints besides stands on other lines.
+_TRAINING = """
+import sys
+if sys.path and not sys.path[0]:
+    del sys.path[0]
+import importlib, importlib.util, json
+said = {"version": "%d.%d.%d" % sys.version_info[:3], "horovod": None, "works": [], "missing": [], "broken": []}
+for framework in ("tensorflow", "torch"):
+    if importlib.util.find_spec(framework) is None:
+        said["missing"].append(framework)
+        continue
+    try:
+        hvd = importlib.import_module("horovod." + framework)
+        built = [name for name in ("gloo", "mpi", "nccl") if getattr(hvd, name + "_built")()]
+        said["works"].append([framework, str(sys.modules[framework].__version__), built])
+        said["horovod"] = str(sys.modules["horovod"].__version__)
+    except Exception as error:
+        said["broken"].append([framework, " ".join(("%s: %s" % (type(error).__name__, error)).split())[:300]])
+print("\\n" + MARK + json.dumps(said))
+"""
+
+
+def facts() -> Answer:
+    """``python`` (version), ``executable`` and ``host`` of what answers here."""
+    return {"python": "%d.%d.%d" % sys.version_info[:3], "executable": sys.executable, "host": socket.gethostname()}
+
+
+def clock() -> Answer:
+    """``time``: seconds since the epoch, by this machine's clock."""
+    return {"time": time.time()}
+
+
+def training(python: str, seconds: float) -> Answer:
+    """What the cluster's training interpreter can do, found out by importing Horovod in it, in a rank's environment.
+
+    Args:
+        python: as the cluster document names it.
+        seconds: how long that may take.
+
+    Returns:
+        ``path`` (None: there is no such program) and either ``trouble``, a few words on why it said nothing, or
+        ``version``; ``horovod`` (its version, None where it can't be used); ``works``: [framework, version, what Horovod has:
+        gloo, mpi, nccl] each; ``missing``: frameworks that aren't there; ``broken``: [framework, why Horovod fails with it].
+    """
+    path = trainenv.find(python, os.environ)
+    if path is None:
+        return {"path": None}
+    environment = allowed(os.environ)
+    environment["PATH"] = os.path.dirname(path) + os.pathsep + environment.get("PATH", os.defpath)
+    code = _TRAINING.replace("MARK", repr(_MARK))
+    status, text = gpus.ask([path, "-c", code], environment, seconds)
+    for line in text.splitlines():
+        if line.startswith(_MARK):
+            return dict(json.loads(line[len(_MARK) :]), path=path)
+    if status is None:
+        trouble = text.replace(code, "...")
+    elif status < 0:
+        trouble = "it was ended by signal %d while it imported them (a CPU too old for this build?)" % -status
+    else:
+        last = ([line.strip() for line in text.splitlines() if line.strip()] or ["nothing"])[-1]
+        trouble = "it exits with %d and says: %s" % (status, last[:300])
+    return {"path": path, "trouble": trouble}
+
+
+def accelerators(part: str, wanted: Optional[int]) -> Answer:
+    """The GPUs that a job would find on this node.
+
+    Args:
+        part: ``I/N/M``, as an agent is told it; ``0/1/1`` is the whole machine.
+        wanted: ``gpusPerNode`` of the cluster document.
+
+    Returns:
+        ``names``: one each (empty where only their number is known); ``count``; ``note``: where that comes from;
+        ``driver``: what a nvidia-smi that fails, or misses some, says, else empty; ``trouble``: why a job could not have them,
+        else empty.
+    """
+    said: List[Tuple[Optional[int], str]] = []
+
+    def run(argv: List[str], environment: Any) -> Tuple[Optional[int], str]:
+        said.append(gpus.ask(argv, environment))
+        return said[-1]
+
+    index, _, parts = part.split("/")
+    try:
+        found = gpus.of_node(allowed(os.environ), (int(index), int(parts)), wanted, "this node", run)
+    except SetupError as error:
+        return {"names": [], "count": 0, "note": "", "driver": "", "trouble": str(error)}
+    lines = [match for _, text in said for match in map(_GPU_NAME.match, text.splitlines()) if match]
+    known = {key: match.group(2) for match in lines for key in (match.group(1), match.group(3))}
+    return {
+        "names": [known[name] for name in found.ids if name in known],
+        "count": len(found.ids),
+        "note": found.note,
+        "driver": found.trouble if found.ids else found.note if any(status != 0 for status, _ in said) else "",
+        "trouble": "",
+    }
+
+
+def containers() -> Answer:
+    """The container engine that jobs would have here.
+
+    Returns:
+        ``kind`` (docker, podman; None: none works), ``program``, ``reasons``: why those that were tried before don't work,
+        ``broken``: whether one of those is installed.
+    """
+    found = engines.look(os.environ)
+    kind, program = (found.engine.kind, found.engine.program) if found.engine else (None, None)
+    return {"kind": kind, "program": program, "reasons": found.reasons, "broken": found.broken}
+
+
+def offer(share: str, identity: str, path: str, sas: Optional[str] = None) -> Answer:
+    """Put a file on the control share for the others to see.
+
+    Args:
+        share: the share's path on this node, or its address.
+        identity: the share's identity, as the client read it.
+        path: of the file, relative to the share.
+        sas: for an address.
+
+    Returns:
+        ``trouble``: None, or what ``place.share_trouble`` says, or ``full``, or ``failed``; ``why``: what the system says of a
+        write that failed, else empty; ``filesystem`` (``nfs4``, ...; ``Azure Files`` for an address), ``free`` (bytes; None
+        where that can't be told).
+    """
+    trouble, why = place.share_trouble(share, identity, sas), ""
+    if trouble is None:
+        try:
+            with contextlib.closing(open_control(share, sas, place.SHARE_SECONDS)) as control:
+                control.write_closed(path, [{"host": socket.gethostname()}])
+        except OSError as error:
+            # Whatever the permissions say, a server may map this user to nobody.
+            trouble, why = _WRITE_TROUBLES.get(error.errno or 0, "failed"), error.strerror or str(error)
+    if is_address(share):
+        return {"trouble": trouble, "why": why, "filesystem": "Azure Files", "free": None}
+    free = None if trouble == "missing" else shutil.disk_usage(share).free
+    return {"trouble": trouble, "why": why, "filesystem": place.filesystem(share), "free": free}
+
+
+def unseen(share: str, folder: str, names: Sequence[str], sas: Optional[str] = None) -> Answer:
+    """``unseen``: name -> why, of the files in a folder of the share that this node can't read as others wrote them."""
+    found = {}
+    with contextlib.closing(open_control(share, sas, place.SHARE_SECONDS)) as control:
+        for name in names:
+            try:
+                if control.read_closed("%s/%s" % (folder, name)) is None:
+                    found[name] = "not there"
+            except ControlError as error:
+                found[name] = str(error)
+            except OSError as error:
+                found[name] = (error.strerror or str(error)).lower()
+    return {"unseen": found}
+
+
+def listen(token: str, interface: Optional[str], seconds: float) -> Answer:
+    """Answer peers with a token, for some seconds.
+
+    Args:
+        interface: the one that the cluster document names.
+
+    Returns:
+        ``interfaces``, ``port``, ``ports`` (the range that ranks listen in), ``machine`` (the same for nodes that meet on
+        loopback), ``trouble``: why the named interface can't be used, else empty.
+    """
+    trouble = ""
+    try:
+        own = network.interfaces(interface)
+    except network.InterfaceError as error:
+        own, trouble = [], str(error)
+    listener = network.Listener(token)
+    timer = threading.Timer(seconds, listener.close)
+    timer.daemon = True
+    timer.start()
+    return {
+        "interfaces": own,
+        "port": listener.port,
+        "ports": network.port_range(),
+        "machine": network.machine(),
+        "trouble": trouble,
+    }
+
+
+def probe(targets: Sequence[Sequence[Any]], seconds: float) -> Answer:
+    """``results``: for each [address, port, token], in this order, empty if it answers, else a few words why not."""
+    with ThreadPoolExecutor(MOST_PROBES) as pool:
+        tries = [pool.submit(network.connect, address, port, token, seconds) for address, port, token in targets]
+    return {"results": [each.result()[0] for each in tries]}
+
+
+VERBS: Dict[str, Callable[..., Answer]] = {
+    function.__name__: function for function in (facts, clock, training, accelerators, containers, offer, unseen, listen, probe)
+}

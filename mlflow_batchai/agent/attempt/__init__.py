@@ -1,0 +1,1 @@
+"""One attempt of a job on one node: its phases from preparation to the verdict."""

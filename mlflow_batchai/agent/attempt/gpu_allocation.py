@@ -1,0 +1,84 @@
+"""The step of an attempt that gives a node its GPUs: found on the machine, announced, checked against the plan.
+
+It is apart from ``gpus`` because clients import that one, and this one needs an attempt. The node's lock keeps the GPUs of a
+node from other jobs of its cluster; jobs of other clusters and users on the same machine are a scheduler's business.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Callable
+
+from mlflow_batchai.agent import gpus, protocol
+from mlflow_batchai.agent.attempt import launchers
+from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.outcome import Failure
+from mlflow_batchai.agent.peers import Peers
+from mlflow_batchai.agent.staging import SetupError
+from mlflow_batchai.agent.transport.shipper import Shipper
+
+
+class GpuAllocation:
+    """A node's GPUs during an attempt.
+
+    Args:
+        part: (i, n): this node is the i-th of n on its machine.
+        wait: passes a moment; is told whether the job is still to start; raises what is to end the attempt.
+
+    Attributes:
+        own: the node's GPUs, from ``find`` on.
+    """
+
+    def __init__(
+        self, layout: NodeLayout, shipper: Shipper, peers: Peers, part: gpus.Part, wait: Callable[[bool], None]
+    ) -> None:
+        self.own = gpus.Gpus([], "")
+        self._layout = layout
+        self._shipper = shipper
+        self._peers = peers
+        self._part = part
+        self._wait = wait
+
+    def find(self) -> list[str]:
+        """Find the node's GPUs; a driver that is just being loaded takes its time."""
+        wanted, name = self._layout.plan.gpus_per_node, self._layout.node_id
+        errors: list[SetupError] = []
+
+        def ask() -> None:
+            try:
+                self.own = gpus.of_node(os.environ, self._part, wanted, name)
+            except SetupError as error:
+                errors.append(error)
+
+        # The thread is left behind where a driver hangs, so that the attempt can end.
+        asking = threading.Thread(target=ask, name="gpus", daemon=True)
+        asking.start()
+        asking.join(0.02)
+        while asking.is_alive():
+            self._wait(True)
+        if errors:
+            raise errors[0]
+        if self.own.trouble:
+            self._say(f"{name}: {self.own.trouble}")
+        return self.own.ids
+
+    def counts(self) -> list[int]:
+        """GPUs of each node, as all have announced them: every agent works out the same ranks from it."""
+        return [len(self._peers.announces[node]["gpus"]) for node in range(self._layout.plan.node_count)]
+
+    def check(self) -> None:
+        """Raise a Failure if there are more ranks than GPUs; every agent comes to the same, from the announces."""
+        plan, counts = self._layout.plan, self.counts()
+        hosts = [self._peers.announces[node]["host"] for node in range(plan.node_count)]
+        refusal = launchers.refusal(plan, counts, hosts)
+        if refusal:
+            raise Failure(protocol.NODE_SETUP_FAILED, refusal, node=self._layout.node)
+        if self._layout.node == 0:
+            for sentence in filter(None, [launchers.without_gpus(plan, counts, hosts), launchers.idle_gpus(plan, counts)]):
+                self._say(sentence)
+
+    def _say(self, sentence: str) -> None:
+        """Write to the execution log and to the job's output."""
+        self._shipper.note(sentence)
+        self._shipper.log(None, "err", f"{sentence}\n".encode())

@@ -1,0 +1,166 @@
+"""The job's command on one node: Horovod's rendezvous server where this is node 0, the ranks, and how they end."""
+
+import json
+import time
+from typing import Any, Callable, List, Mapping, Optional, Sequence
+
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.attempt import launchers, ranks
+from mlflow_batchai.agent.attempt.preparation import logged_task
+from mlflow_batchai.agent.layout import NodeLayout, archive_path, node_id
+from mlflow_batchai.agent.outcome import Failure, Stop
+from mlflow_batchai.agent.peers import Peers
+from mlflow_batchai.agent.plan import Plan
+from mlflow_batchai.agent.processes.tasks import Task
+from mlflow_batchai.agent.runtime import PUMP_SECONDS, Runtime
+from mlflow_batchai.agent.transport.shipper import Shipper
+
+RENDEZVOUS_SECONDS = 60.0
+
+
+class Launch:
+    """Starts a prepared node's part of the command, and watches it.
+
+    Args:
+        known: what its ranks are started with.
+        counts: GPUs of each node.
+        check: raises what is to end the attempt.
+    """
+
+    def __init__(
+        self,
+        layout: NodeLayout,
+        shipper: Shipper,
+        runtime: Runtime,
+        peers: Peers,
+        known: ranks.Known,
+        counts: Sequence[int],
+        check: Callable[[], None],
+    ) -> None:
+        self._layout = layout
+        self._plan: Plan = layout.plan
+        self._shipper = shipper
+        self._runtime = runtime
+        self._peers = peers
+        self._known = known
+        self._counts = counts
+        self._check = check
+        self._slots = [slot for slot in launchers.slots_of(self._plan, counts) if slot.node == layout.node]
+
+    def serve(self) -> int:
+        """Node 0: start Horovod's rendezvous server; the port that it listens on, 0 where the framework needs none.
+
+        Raises:
+            Failure: it did not start.
+        """
+        if not launchers.needs_rendezvous(self._plan):
+            return 0
+        said: List[bytes] = []
+        task = Task("rendezvous server", None, lambda task, stream, lines: said.append(lines) if stream == "out" else None)
+        sizes = launchers.spread(self._plan.process_count, self._counts)
+        hosts = ",".join("%s:%d" % (node_id(node), size) for node, size in enumerate(sizes) if size)
+        argv = [
+            self._known.python,
+            archive_path(),
+            "rendezvous",
+            self._peers.addresses()[0],
+            hosts,
+            str(self._plan.process_count),
+        ]
+        self._runtime.start(task, argv, ranks.job_variables(self._layout, self._known), stdin=True, helper=True)
+        until = time.monotonic() + RENDEZVOUS_SECONDS
+        while True:
+            self._runtime.pump(0.02)
+            port = _port(b"".join(said))
+            if port is not None:
+                return port
+            self._check()
+            if task.status is not None or time.monotonic() > until:
+                self._runtime.drain([task])
+                sentence = task.tail[-1] if task.tail else "it said nothing"
+                container = self._plan.container
+                where = " in the image %s" % container.image if container else ""
+                raise Failure(
+                    protocol.RENDEZVOUS_FAILED,
+                    "Horovod's rendezvous server did not start on node-0%s: %s" % (where, sentence),
+                    node=0,
+                    tail=list(task.tail),
+                )
+
+    def start(self, rendezvous: Mapping[str, Any]) -> None:
+        """Start this node's ranks.
+
+        Args:
+            rendezvous: where they find the rendezvous server.
+        """
+        layout = self._layout
+        for slot in self._slots:
+            task = logged_task(self._shipper, "rank %d" % slot.rank, slot.rank)
+            environment = ranks.rank_environment(
+                layout,
+                self._known,
+                slot,
+                rendezvous,
+                self._peers.network[slot.node]["name"],
+                self._peers.announces[layout.node]["cores"],
+                archive_path(),
+            )
+            self._runtime.start(task, ranks.argv(self._plan), environment)
+        self._shipper.record("started", urgent=True, node=layout.node, ranks=[slot.rank for slot in self._slots])
+        self._shipper.note("started %d rank(s): %s" % (len(self._slots), self._plan.command))
+
+    def watch(self) -> None:
+        """Return when all ranks of this node have ended well.
+
+        A node without ranks (customToolkit on several nodes) stays taken until node 0's command has ended; node 0 itself, if it
+        has none, waits for the others later.
+
+        Raises:
+            Failure: one has not.
+        """
+        running = len(self._slots)
+        while running or (not self._slots and self._layout.node and not self._peers.done):
+            running -= self._look(PUMP_SECONDS)
+            try:
+                self._check()
+            except Stop as stop:
+                # A peer's failure is often the consequence of one here that we have not seen yet.
+                if not stop.asked:
+                    self._look(0.0)
+                raise
+
+    def _look(self, timeout: float) -> int:
+        """Pump once; the number of ranks that have ended well, and a Failure if one has not."""
+        ended = [task for task in self._runtime.pump(timeout) if task.rank is not None]
+        failed = [task for task in ended if task.exit_code != 0]
+        if failed:
+            raise self._failure(failed)
+        return len(ended)
+
+    def _failure(self, failed: List[Task]) -> Failure:
+        self._runtime.drain(failed, 1.0)
+        failures = [
+            Failure(
+                protocol.JOB_FAILED,
+                "%s on %s %s" % (task.name, self._layout.node_id, self._runtime.how(task)),
+                node=self._layout.node,
+                rank=task.rank,
+                exit_code=task.exit_code,
+                tail=list(task.tail),
+                signalled=bool(task.signal or (task.exit_code or 0) > 128),
+            )
+            for task in failed
+        ]
+        return min(failures, key=lambda failure: failure.is_consequence and not failure.signalled)
+
+
+def _port(said: bytes) -> Optional[int]:
+    """Where the server listens, if it has said so; other lines are those of what its interpreter runs at its start."""
+    for line in said.splitlines():
+        try:
+            found = json.loads(line.decode("utf-8"))
+        except ValueError:
+            continue
+        if isinstance(found, dict) and isinstance(found.get("port"), int):
+            return int(found["port"])
+    return None

@@ -1,0 +1,247 @@
+"""The steps of an attempt on one node that has been taken: announce, set up, prepare, meet, run the ranks."""
+
+import os
+import sys
+import time
+from typing import Any, Dict, Mapping, Optional, Set, Tuple
+
+from mlflow_batchai.agent import containers, protocol, staging
+from mlflow_batchai.agent.attempt import launchers, ranks
+from mlflow_batchai.agent.attempt.gpu_allocation import GpuAllocation
+from mlflow_batchai.agent.attempt.interface_choice import Meeting
+from mlflow_batchai.agent.attempt.launch import Launch
+from mlflow_batchai.agent.attempt.preparation import Preparation
+from mlflow_batchai.agent.environments.inventory import Inventory
+from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.metrics.sampler import Sampler
+from mlflow_batchai.agent.model_check.check import ModelCheck
+from mlflow_batchai.agent.mounts.mounts import Mounts
+from mlflow_batchai.agent.outcome import Failure, Stop
+from mlflow_batchai.agent.peers import Peers
+from mlflow_batchai.agent.plan import Plan
+from mlflow_batchai.agent.runtime import Runtime
+from mlflow_batchai.agent.share.base import ENDING, GATHERING, RUNNING, STARTING
+from mlflow_batchai.agent.transport.shipper import Shipper
+
+
+class Phases:
+    """Runs the steps in order; ``run`` returns when all ranks of this node have ended well.
+
+    Args:
+        part: (i, n, m): this node is the i-th of n on its machine, which share its cores, and of m, which share its GPUs.
+        credentials: what the agent was told on its standard input (see ``agent.main``).
+        name: what the cluster calls this node; empty: its id in the job.
+
+    Raises (from ``run``):
+        Failure: a step or a rank of this node failed.
+        Stop: someone else ended the attempt.
+    """
+
+    def __init__(
+        self,
+        layout: NodeLayout,
+        shipper: Shipper,
+        runtime: Runtime,
+        peers: Peers,
+        part: Tuple[int, int, int] = (0, 1, 1),
+        credentials: Optional[Mapping[str, Any]] = None,
+        name: str = "",
+    ) -> None:
+        self.layout = layout
+        self.plan: Plan = layout.plan
+        self.shipper = shipper
+        self.runtime = runtime
+        self.peers = peers
+        self.meeting = Meeting(layout, shipper, peers)
+        self.part = part
+        self.name = name or layout.node_id
+        self.gpus = GpuAllocation(layout, shipper, peers, (part[0], part[2]), self._wait_a_little)
+        self.sampler = Sampler(layout, shipper, self._in_container)
+        self.preparation = Preparation(layout, shipper, runtime, self._check, self._environment)
+        self.inventory = Inventory(shipper, runtime)
+        self.python = sys.executable
+        self.credentials: Mapping[str, Any] = credentials or {}
+        volumes = self.credentials.get("volumes") or {}
+        self.mounts = Mounts(layout, shipper, runtime, volumes, self._check, layout.control)
+        self._deadline: Optional[float] = None
+
+    def run(self) -> None:
+        """All steps, in the order of a Batch AI job: mounts, setup task, code, environment, preparation, command."""
+        staging.prepare_folders(self.layout)
+        self.layout.attempt.pace(GATHERING)
+        self._announce()
+        self._await_announces()
+        self.layout.attempt.pace(STARTING)
+        self.gpus.check()
+        self._begin_clock()
+        self.sampler.start(self.gpus.own.ids)
+        self.meeting.settle(self._wait_a_little)
+        self._set_up()
+        self._enter_container()
+        self.python = self.preparation.interpreter()
+        if not self.runtime.container:
+            staging.write_python(self.layout, self.python)
+        self.preparation.job_preparation()
+        launch = Launch(self.layout, self.shipper, self.runtime, self.peers, self._known(), self.gpus.counts(), self._check)
+        self._meet(launch)
+        self._run_ranks(launch)
+        self.inventory.wait()
+        self.mounts.drain()
+        self._await_the_others()
+
+    # Steps.
+
+    def _announce(self) -> None:
+        record = {
+            "node": self.layout.node,
+            "name": self.name,
+            **self.meeting.open(),
+            "gpus": self.gpus.find(),
+            "cores": max(1, len(os.sched_getaffinity(0)) // self.part[1]),
+            "time": protocol.now_ms(),
+        }
+        self.layout.attempt.write("announce-%d" % self.layout.node, self.layout.paths.announce(self.layout.node), [record])
+        self.peers.announces[self.layout.node] = record
+        self.shipper.note("node taken: %s" % record["host"])
+        found = self.gpus.own
+        self.shipper.note("GPUs: %s (%s); cores: %d" % (", ".join(found.ids) or "none", found.note, record["cores"]))
+
+    def _await_announces(self) -> None:
+        while not self.peers.all_announced():
+            self._wait_a_little(starting=True)
+
+    def _begin_clock(self) -> None:
+        self.shipper.record("phase", urgent=True, phase="running", node=self.layout.node)
+        if self.plan.max_wall_clock_seconds:
+            self._deadline = time.monotonic() + self.plan.max_wall_clock_seconds
+
+    def _set_up(self) -> None:
+        self.mounts.mount_all()
+        self._run_setup_task()
+        staging.make_directories(self.layout)
+        staging.fetch_code(self.layout)
+        staging.link_inputs(self.layout)
+        staging.write_site(self.layout, _sitecustomize())
+        staging.write_run(self.layout, *_plugins())
+        sizes = launchers.slots_per_node(self.plan, self.gpus.counts())
+        with open(self.layout.hostfile, "w", encoding="utf-8") as file:
+            file.write(launchers.hostfile(self.peers.addresses(), sizes))
+
+    def _run_setup_task(self) -> None:
+        """The cluster's, where it hasn't run on this node yet. Its time is not the job's: the job's clock stands still."""
+        task = self.plan.setup_task
+        if task is None:
+            return
+        from mlflow_batchai.agent.attempt.setup import SetupTaskRun  # few clusters have one
+
+        begun = time.monotonic()
+        secrets = self.credentials.get("setup") or {}
+        gpus_here = len(self.gpus.own.ids)
+        SetupTaskRun(self.layout, task, self.shipper, self.runtime, self.peers.check, secrets, self.name, gpus_here).run()
+        if self._deadline:
+            self._deadline += time.monotonic() - begun
+
+    def _enter_container(self) -> None:
+        """Where the plan names an image: all that is started from here on runs in its container."""
+        wanted = self.plan.container
+        if not wanted:
+            return
+        engine = containers.engine()
+        if engine is None:
+            sentence = "%s: %s" % (self.layout.node_id, containers.missing(wanted))
+            image = [("imageName", wanted.image)]
+            raise Failure(protocol.CONTAINER_FAILED, sentence, node=self.layout.node, details=image)
+        from mlflow_batchai.agent.containers.container import Container  # few jobs have one
+
+        container = Container(
+            self.layout, self.shipper, self.runtime, wanted, self.runtime.registry, engine, self.gpus.own.ids, self._check
+        )
+        container.start()
+        self.runtime.container = container
+
+    def _meet(self, launch: Launch) -> None:
+        """All nodes are ready before any rank starts: Horovod's own waiting is short."""
+        self.shipper.keep_saying("ready", node=self.layout.node)
+        if self.layout.node == 0:
+            while not self.peers.all_ready():
+                self._wait_a_little()
+            address = {"address": self.peers.addresses()[0], "port": launch.serve()}
+            self.layout.attempt.write("rendezvous", self.layout.paths.rendezvous, [address])
+
+    def _run_ranks(self, launch: Launch) -> None:
+        rendezvous: Optional[Dict[str, Any]] = None
+        while rendezvous is None:
+            rendezvous = self.peers.awaited("rendezvous", self.layout.paths.rendezvous)
+            if rendezvous is None:
+                self._wait_a_little()
+        self.shipper.stop_saying()
+        launch.start(rendezvous)
+        if self.layout.node == 0 and self.python:
+            self.inventory.ask(self.python, self._environment(), self.layout.temp)
+        self.layout.attempt.pace(RUNNING)
+        launch.watch()
+
+    def _await_the_others(self) -> None:
+        """Node 0: its own ranks have ended well; the job ends when all have."""
+        if self.layout.node != 0:
+            return
+        self.layout.attempt.pace(ENDING)
+        self.shipper.keep_saying("done", node=0)
+        while not self.peers.all_ended():
+            self._wait_a_little()
+
+    def _wait_a_little(self, starting: bool = False) -> None:
+        self.runtime.pump(0.05)
+        self._check(starting)
+
+    def _check(self, starting: bool = False) -> None:
+        """Raise if the attempt is to end here."""
+        self.peers.check(starting)
+        if self._deadline and self.layout.node == 0 and time.monotonic() > self._deadline:
+            raise Failure(
+                protocol.JOB_TIMEOUT,
+                "the job ran longer than constraints.maxWallClockTime (%d s)" % self.plan.max_wall_clock_seconds,
+                node=0,
+            )
+
+    # After the ranks.
+
+    def check_model(self) -> Optional[Stop]:
+        """Node 0: have the job's model loaded and tried; what has ended that before its time, if something did."""
+        return ModelCheck(self.layout, self.shipper, self.runtime, self.peers, self.python, self._environment()).run()
+
+    # Small things.
+
+    def _in_container(self) -> Set[int]:
+        container = self.runtime.container
+        return container.members() if container else set()
+
+    def _environment(self) -> Dict[str, str]:
+        """Of preparation and helpers."""
+        return ranks.job_variables(self.layout, self._known())
+
+    def _known(self) -> ranks.Known:
+        return ranks.Known(
+            os.environ,
+            self.peers.addresses(),
+            self.gpus.own,
+            self.runtime.secrets,
+            self.python,
+            self.runtime.container.base if self.runtime.container else None,
+        )
+
+
+def _sitecustomize() -> str:
+    from mlflow_batchai.training.guard import SITECUSTOMIZE
+
+    return SITECUSTOMIZE
+
+
+def _plugins() -> Tuple[str, Dict[str, str]]:
+    """The file that tells MLflow in a rank of the run; the distribution that it finds its plugins by."""
+    from mlflow_batchai import __version__
+    from mlflow_batchai.training import constants, store
+
+    folder = store.DISTRIBUTION.format(version=__version__)
+    metadata = store.METADATA.format(version=__version__)
+    return constants.FACTS, {folder + "/METADATA": metadata, folder + "/entry_points.txt": store.ENTRY_POINTS}

@@ -1,0 +1,136 @@
+"""Making a taken node ready to train: the training interpreter, and the job's own preparation, cached if it may be."""
+
+import contextlib
+import errno
+import os
+import sys
+from typing import Callable, Dict, Iterator, List, Mapping, Optional
+
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.environments import kept, trainenv
+from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.outcome import Failure
+from mlflow_batchai.agent.plan import Plan
+from mlflow_batchai.agent.processes.tasks import Task
+from mlflow_batchai.agent.runtime import Runtime
+from mlflow_batchai.agent.transport.shipper import Shipper
+
+
+def logged_task(shipper: Shipper, name: str, rank: Optional[int] = None) -> Task:
+    """A task whose output goes into the rank's log, without a rank into the preparation's."""
+    return Task(name, rank, lambda task, stream, lines: shipper.log(rank, stream, lines))
+
+
+class Preparation:
+    """The steps before any rank, on one node.
+
+    Args:
+        check: raises if the attempt is to end.
+        variables: the job's environment on this node, as it is by then.
+    """
+
+    def __init__(
+        self,
+        layout: NodeLayout,
+        shipper: Shipper,
+        runtime: Runtime,
+        check: Callable[[], None],
+        variables: Callable[[], Dict[str, str]],
+    ) -> None:
+        self.layout = layout
+        self.plan: Plan = layout.plan
+        self.shipper = shipper
+        self.runtime = runtime
+        self._check = check
+        self._variables = variables
+        self._python = sys.executable
+        self._made = ""
+
+    def interpreter(self) -> str:
+        """Absolute path of the interpreter that trains; in a container the image's, empty if it has none.
+
+        Raises:
+            Failure: it isn't there, or its environment can't be built.
+        """
+        environment = self.plan.environment
+        if self.runtime.container:
+            python = self.runtime.container.python
+        elif environment:
+            with self._disk(protocol.ENVIRONMENT_FAILED, "building the training environment"):
+                python = trainenv.build(self.layout, environment, self._run, self._wait, self.say, self._variables())
+                self._made = kept.making(os.path.dirname(os.path.dirname(python)))
+        else:
+            python = trainenv.interpreter(self.layout, os.environ)
+        self.shipper.note("training interpreter: %s" % (python or "none"))
+        self._python = python
+        return python
+
+    def job_preparation(self) -> None:
+        """Run ``jobPreparation``, unless an earlier job of the same content has left its result on this disk.
+
+        Raises:
+            Failure: it exited with another code than 0.
+        """
+        if not self.plan.preparation:
+            return
+        folder = self.layout.prepared
+        if folder is None:
+            self._prepare()
+            return
+        once = kept.once(folder, self._wait, self.say, "the same job preparation", self._stamp)
+        with self._disk(protocol.NODE_SETUP_FAILED, "job preparation"), once as needed:
+            if needed:
+                os.mkdir(folder)
+                self._prepare()
+            else:
+                self.shipper.note("job preparation: done before (%s)" % self.plan.preparation_cache)
+
+    def _stamp(self) -> str:
+        """The interpreter that it was done for; what it installed into an environment goes when that is made anew."""
+        if self.runtime.container:
+            return "%s %s" % (self.runtime.container.identity, self._python)
+        return " ".join(filter(None, [trainenv.described(self.layout, self._python), self._made]))
+
+    def say(self, text: str) -> None:
+        """Tell people what this node does, there and in its log."""
+        self.shipper.record("phase", urgent=True, phase=text, node=self.layout.node)
+        self.shipper.note(text)
+
+    def _prepare(self) -> None:
+        self.say("job preparation")
+        task = logged_task(self.shipper, "job preparation")
+        self.runtime.start(task, ["bash", "-c", self.plan.preparation], self._variables())
+        self.runtime.run_to_end(task, self._check)
+        if task.exit_code != 0:
+            raise Failure(
+                protocol.JOB_PREPARATION_FAILED,
+                "job preparation on %s %s" % (self.layout.node_id, self.runtime.how(task)),
+                node=self.layout.node,
+                exit_code=task.exit_code,
+                tail=list(task.tail),
+            )
+
+    def _run(self, argv: List[str], environment: Mapping[str, str], name: str) -> Task:
+        """For trainenv: one command of the environment's build, its output in the preparation's log."""
+        task = logged_task(self.shipper, name)
+        self.runtime.start(task, argv, dict(self._variables(), **environment), cwd=self.layout.temp)
+        self.runtime.run_to_end(task, self._check)
+        return task
+
+    @contextlib.contextmanager
+    def _disk(self, code: str, doing: str) -> Iterator[None]:
+        """What our own writing finds wrong with the node's disk is a sentence."""
+        try:
+            yield
+        except OSError as error:
+            if error is self.shipper.broken:
+                raise
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                sentence = trainenv.full_disk(self.layout, doing)
+            else:
+                sentence = "%s on %s can't use the disk: %s" % (doing, trainenv.named(self.layout), error)
+            raise Failure(code, sentence, node=self.layout.node) from error
+
+    def _wait(self) -> None:
+        self.runtime.pump(0.05)
+        self._check()

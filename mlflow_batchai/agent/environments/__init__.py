@@ -1,0 +1,1 @@
+"""The Python environment that ranks run in."""

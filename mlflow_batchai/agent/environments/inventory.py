@@ -1,0 +1,78 @@
+"""Which packages the training interpreter has: it tells so itself, in a process beside the ranks, which no rank waits for."""
+
+import json
+import sys
+import time
+from typing import Any, Dict, List, Mapping, Optional
+
+from mlflow_batchai.agent.layout import archive_path
+from mlflow_batchai.agent.processes.tasks import Task
+from mlflow_batchai.agent.runtime import Runtime
+from mlflow_batchai.agent.transport.shipper import Shipper
+
+# How long an agent that has nothing else to do waits for the end of it.
+PATIENCE_SECONDS = 2.0
+# Letters of the packages that are told: a longer line would come in pieces.
+MOST_LETTERS = 50000
+
+
+class Inventory:
+    """The packages of one interpreter, asked for and passed on as an ``environment`` event."""
+
+    def __init__(self, shipper: Shipper, runtime: Runtime) -> None:
+        self._shipper = shipper
+        self._runtime = runtime
+        self._task: Optional[Task] = None
+
+    def ask(self, python: str, environment: Mapping[str, str], cwd: str) -> None:
+        """Start to ask. What keeps an interpreter from telling is noted in the execution log, if anything is."""
+        try:
+            task = Task("list of packages", None, self._hear)
+            self._runtime.start(task, [python, archive_path(), "packages"], environment, cwd=cwd, helper=True)
+            self._task = task
+        except OSError as error:
+            self._shipper.note("the packages of %s can't be listed: %s" % (python, error.strerror))
+
+    def wait(self) -> None:
+        """Wait a moment for what was asked for: the job has nothing else to do."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while self._task and self._task.status is None and time.monotonic() < until:
+            self._runtime.pump(0.02)
+        if self._task and self._task.status is not None:
+            self._runtime.drain([self._task], 0.5)
+
+    def _hear(self, task: Task, stream: str, lines: bytes) -> None:
+        for line in lines.splitlines() if stream == "out" else ():
+            told = _told(line)
+            if told:
+                self._shipper.record("environment", **told)
+
+
+def _told(line: bytes) -> Optional[Dict[str, Any]]:
+    """What an interpreter has said; other lines are those of what it runs at its start."""
+    try:
+        found = json.loads(line.decode("utf-8"))
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and set(found) == {"python", "packages"} else None
+
+
+def main(arguments: List[str]) -> int:
+    """Print this interpreter's version and its packages, as one line of JSON."""
+    from importlib import metadata
+
+    found: Dict[str, str] = {}
+    for distribution in metadata.distributions():
+        name = distribution.metadata["Name"]
+        # The first of a name is the one that is imported.
+        if name and distribution.version:
+            found.setdefault(name, distribution.version)
+    room, packages = MOST_LETTERS, []
+    for pair in sorted(found.items(), key=lambda pair: pair[0].lower()):
+        text = "%s==%s" % pair
+        room -= len(json.dumps(text)) + 2
+        if room < 0:
+            break
+        packages.append(text)
+    print(json.dumps({"python": "%d.%d.%d" % sys.version_info[:3], "packages": packages}))
+    return 0

@@ -1,0 +1,257 @@
+"""The training interpreter of a node: the cluster's, or that of ``python_env.yaml``, built once per content hash."""
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Tuple
+
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.environment import for_builds
+from mlflow_batchai.agent.environments import kept, wheels
+from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.outcome import Failure
+from mlflow_batchai.agent.plan import PythonEnvironment
+from mlflow_batchai.agent.processes.tasks import Task
+
+# How long an interpreter may take to say its version, from a slow disk on a busy node.
+VERSION_SECONDS = 60.0
+
+Run = Callable[[List[str], Mapping[str, str], str], Task]
+
+# Why a program can't be started that isn't there, or isn't one any more; other errors say nothing of it.
+_NO_PROGRAM = (errno.ENOENT, errno.ENOTDIR, errno.ENOEXEC, errno.EACCES)
+_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|\bENOSPC\b|\bEDQUOT\b")
+
+
+def interpreter(layout: NodeLayout, environment: Mapping[str, str]) -> str:
+    """Absolute path of the cluster's ``python:`` on this node: a path, a path from a home (``~``), or a name on PATH.
+
+    Args:
+        environment: the node's own.
+
+    Raises:
+        Failure: it isn't there, or is no program.
+    """
+    found = find(layout.plan.python, environment)
+    if found:
+        return found
+    raise Failure(
+        protocol.NODE_SETUP_FAILED,
+        "there is no program %s on %s: install it there, or set python: in the cluster document to the interpreter that trains"
+        % (layout.plan.python, named(layout)),
+        node=layout.node,
+    )
+
+
+def build(
+    layout: NodeLayout,
+    environment: PythonEnvironment,
+    run: Run,
+    wait: Callable[[], None],
+    say: Callable[[str], None],
+    variables: Mapping[str, str],
+) -> str:
+    """The interpreter of the environment, building it if it isn't there.
+
+    Built under a lock, so that agents which share a disk build it once; complete only when its marker is written last, so
+    that a broken build is never used again. Nor is one whose interpreter has gone or become another: a node's Python that was
+    upgraded leaves links to nowhere, or packages for another version.
+
+    Args:
+        run: runs one command to its end (its output goes to the preparation's log).
+        wait: waits a moment while another agent builds; it raises if the job is to end.
+        say: tells people what is going on.
+        variables: the job's, which the commands see.
+
+    Raises:
+        Failure: no such Python on this node, or a command of the build failed, be it for want of space, or the interpreter
+            of what was built can't be asked its version just now.
+        OSError: the folder can't be written.
+    """
+    root = os.path.expanduser(environment.folder or os.path.join(layout.root, "envs"))
+    folder = os.path.join(root, environment.hash)
+    python = os.path.join(folder, "bin", "python")
+    with kept.once(folder, wait, say, "the training environment", lambda: described(layout, python)) as needed:
+        if needed:
+            say("building the training environment")
+            _build(layout, environment, _steps(layout, run, say, variables), folder, python)
+    return python
+
+
+def described(layout: NodeLayout, python: str) -> str:
+    """An interpreter's version and real path, for a marker; an empty version: it isn't there.
+
+    Two numbers of the version: packages are made for ``3.11``, and serve 3.11.7 and 3.11.9 alike.
+
+    Raises:
+        Failure: it is there, and doesn't say its version. What lies around it may be in use by another job, and a node
+            without memory is no reason to make it anew.
+    """
+    try:
+        return "%s %s" % (_version_of(python), os.path.realpath(python))
+    except _SilentError as error:
+        raise Failure(
+            protocol.ENVIRONMENT_FAILED if layout.plan.environment else protocol.NODE_SETUP_FAILED,
+            "%s on %s can't be asked its version: %s; submit again, or mend it (what batchai made is made anew once its folder"
+            " is removed)" % (python, named(layout), error),
+            node=layout.node,
+        ) from error
+
+
+def full_disk(layout: NodeLayout, doing: str) -> str:
+    """The sentence for a disk that was full while we did something, with what is free where nodes write."""
+    places = dict.fromkeys([layout.root, tempfile.gettempdir()])
+    free = ", ".join("%s: %d MB" % (place, shutil.disk_usage(place).free >> 20) for place in places)
+    return "a disk of %s was full while %s: make space there (free now: %s)" % (named(layout), doing, free)
+
+
+def named(layout: NodeLayout) -> str:
+    """A node with the machine behind it, for a sentence."""
+    return "%s (%s)" % (layout.node_id, socket.gethostname())
+
+
+def _steps(layout: NodeLayout, run: Run, say: Callable[[str], None], variables: Mapping[str, str]) -> wheels.Steps:
+    extra = dict(for_builds(os.environ), PIP_DISABLE_PIP_VERSION_CHECK="1")
+
+    def attempt(argv: List[str], name: str) -> Task:
+        task = run(argv, extra, name)
+        if task.exit_code != 0 and any(_DISK_FULL.search(line) for line in task.tail):
+            sentence = full_disk(layout, name)
+            raise Failure(protocol.ENVIRONMENT_FAILED, sentence, node=layout.node, tail=list(task.tail))
+        return task
+
+    def must(argv: List[str], name: str) -> Task:
+        task = attempt(argv, name)
+        if task.exit_code != 0:
+            raise Failure(
+                protocol.ENVIRONMENT_FAILED,
+                "%s for python_env.yaml on %s %s" % (name, layout.node_id, task.verdict),
+                node=layout.node,
+                exit_code=task.exit_code,
+                tail=list(task.tail),
+            )
+        return task
+
+    return wheels.Steps(attempt, must, say, dict(variables, **extra))
+
+
+def _build(layout: NodeLayout, environment: PythonEnvironment, steps: wheels.Steps, folder: str, python: str) -> None:
+    install = [python, "-m", "pip", "install", "--progress-bar", "off"]
+    wanted = environment.python
+    if environment.manager == "uv":
+        program = shutil.which("uv", path=os.environ.get("PATH", os.defpath))
+        if not program:
+            raise Failure(
+                protocol.ENVIRONMENT_FAILED,
+                "--env-manager uv: there is no uv on %s; install it there" % layout.node_id,
+                node=layout.node,
+            )
+        version = ["--python", str(wanted)] if wanted else []
+        steps.must([program, "venv", "--seed", *version, folder], "making the environment")
+    else:
+        steps.must([find_python(wanted, layout), "-m", "venv", folder], "making the environment")
+    if environment.build_dependencies:
+        steps.must([*install, *environment.build_dependencies], "installing what builds")
+    others, horovod = split_horovod(environment.dependencies, layout.code)
+    requirements = os.path.join(layout.temp, "requirements.txt")
+    with open(requirements, "w", encoding="utf-8") as file:
+        file.writelines(line + "\n" for line in others)
+    if others:
+        steps.must([*install, "-r", requirements], "installing the packages")
+    if horovod:
+        wheels.install(layout, python, _framework(others), horovod, steps)
+
+
+def _framework(requirements: List[str]) -> str:
+    """What Horovod is built for: TensorFlow, unless only PyTorch is asked for."""
+    names = {match.group("name").lower() for match in map(wheels.REQUIREMENT.match, requirements) if match}
+    return "torch" if "torch" in names and not any(name.startswith("tensorflow") for name in names) else "tensorflow"
+
+
+def split_horovod(dependencies: Iterable[str], project: str) -> Tuple[List[str], List[str]]:
+    """Requirement lines without horovod's, and horovod's. Files named by ``-r`` are read and put in place.
+
+    pip would compile Horovod's source against a framework that isn't there yet, and fail: we install our wheel instead.
+    """
+    others: List[str] = []
+    horovod: List[str] = []
+    for line in dependencies:
+        text = line.strip()
+        match = re.match(r"^(?:-r|--requirement)[=\s]\s*(?P<file>\S+)", text)
+        if match:
+            with open(os.path.join(project, match.group("file")), encoding="utf-8") as file:
+                lines = [entry.strip() for entry in file]
+            more, ours = split_horovod([entry for entry in lines if entry and not entry.startswith("#")], project)
+            others += more
+            horovod += ours
+            continue
+        name = wheels.REQUIREMENT.match(text)
+        (horovod if name and name.group("name").lower() == "horovod" else others).append(text)
+    return others, horovod
+
+
+def find_python(version: Any, layout: NodeLayout) -> str:
+    """An interpreter of the wanted version (``3.11`` or ``3.11.7``; None: any) to make an environment from.
+
+    The cluster's ``python:`` comes first, then the agent's own, then ``python3.11`` on PATH.
+
+    Raises:
+        Failure: there is none on this node.
+    """
+    own = find(layout.plan.python, os.environ) or sys.executable
+    if not version:
+        return own
+    parts = str(version).split(".")
+    short = ".".join(parts[:2])
+    for candidate in dict.fromkeys([own, sys.executable]):
+        with contextlib.suppress(_SilentError):
+            if _version_of(candidate) == short:
+                return candidate
+    found = shutil.which("python" + short)
+    if found:
+        return found
+    raise Failure(
+        protocol.ENVIRONMENT_FAILED,
+        "python_env.yaml asks for Python %s and there is no python%s on %s; install it, or use --env-manager uv"
+        % (version, short, layout.node_id),
+        node=layout.node,
+    )
+
+
+def find(python: Optional[str], environment: Mapping[str, str]) -> Optional[str]:
+    """The absolute path of an interpreter as a cluster document names it (None: the agent's own), or None."""
+    if not python:
+        return sys.executable
+    found = shutil.which(os.path.expanduser(python), path=environment.get("PATH", os.defpath))
+    return os.path.abspath(found) if found else None
+
+
+class _SilentError(Exception):
+    """An interpreter is there, and it can't be told which one; the message is a few words on why."""
+
+
+def _version_of(python: str) -> str:
+    if python == sys.executable:
+        return "%d.%d" % sys.version_info[:2]
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    argv = [python, "-I", "-S", "-c", code]
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=VERSION_SECONDS, check=False)
+    except OSError as error:
+        if error.errno in _NO_PROGRAM:
+            return ""
+        raise _SilentError(error.strerror or str(error)) from error
+    except subprocess.TimeoutExpired:
+        raise _SilentError("it says nothing for %.0f s" % VERSION_SECONDS) from None
+    said = done.stdout.decode("ascii", "replace").strip()
+    if done.returncode != 0 or not said:
+        last = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["nothing"])[-1]
+        how = "is killed by signal %d" % -done.returncode if done.returncode < 0 else "exits with %d" % done.returncode
+        raise _SilentError("it %s and says: %s" % (how, last[:200]))
+    return said

@@ -1,0 +1,1 @@
+"""Processes of a node: start, watch, find and end them."""

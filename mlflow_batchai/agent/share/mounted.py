@@ -1,0 +1,255 @@
+"""The control share as a directory of this node: a local one, or a mount."""
+
+import contextlib
+import hashlib
+import os
+import time
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+
+from mlflow_batchai.agent import permissions, protocol, safeopen
+from mlflow_batchai.agent.protocol import JobPaths, Record, identity_path
+from mlflow_batchai.agent.share import mountfiles
+from mlflow_batchai.agent.share.base import Attempt, ControlShare, Entry, LogFile, NotMountedError
+
+HEARTBEAT_SECONDS = 5.0
+FLUSH_SECONDS = 0.5
+REQUEST_ENDING = ".json"
+
+
+class MountedShare(ControlShare):
+    """A directory; files that aren't there yet are asked for by name, in a way that a mount with a memory heeds."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__()
+        self.root = root
+        # The folder of the job, if any, and what lay at the root when something was last made in it.
+        self._job = "/"
+        self._seen: Optional[Tuple[int, int]] = None
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def where(self, path: str) -> str:
+        return os.path.join(self.root, *path.split("/")) if path else self.root
+
+    def trouble(self, identity: str) -> Optional[str]:
+        if not os.path.isdir(self.root):
+            return "missing"
+        try:
+            os.close(safeopen.open_folder(self.root, identity_path(identity)))
+        except OSError:
+            return "another"
+        return None if os.access(self.root, os.W_OK | os.X_OK) else "read-only"
+
+    def content(self, path: str) -> Optional[bytes]:
+        try:
+            return mountfiles.read_whole(self.root, path, protocol.longest(path))
+        except (FileNotFoundError, safeopen.OddFolderError):
+            return None
+
+    def write_closed(self, path: str, records: Sequence[Record]) -> None:
+        self.send(path, records)
+
+    def send(self, path: str, records: Sequence[Record]) -> int:
+        """The same; how many bytes the file has."""
+        with self._making(path) as within:
+            return mountfiles.write_closed(self.root, path, records, within)
+
+    def claim(self, path: str) -> bool:
+        made = permissions.opener(self.root)
+        with self._making(path) as within:
+            return permissions.patiently(lambda: safeopen.claim(self.root, path, made, within))
+
+    def open_to_write(self, path: str, append: bool = False) -> int:
+        """The descriptor of a file to be written from its beginning, or appended to."""
+        made = permissions.opener(self.root)
+        with self._making(path) as within:
+            return permissions.patiently(lambda: safeopen.open_to_write(self.root, path, append, made, within))
+
+    @contextlib.contextmanager
+    def _making(self, path: str) -> Iterator[str]:
+        """The folder that has to be there (``safeopen.make_folders``) for what is made at a path.
+
+        Raises:
+            FileNotFoundError: the job's folder is gone from the share.
+            ControlError: the share isn't mounted.
+        """
+        if not path.startswith(self._job + "/"):
+            yield ""
+            return
+        root = mountfiles.which(self.root)
+        try:
+            yield self._job
+        except FileNotFoundError:
+            raise self.gone(path) from None
+        self._seen = root
+
+    def gone(self, path: str) -> OSError:
+        # An empty mount point is another folder than the share that was there; a share that was mounted anew may be, too, but
+        # has the job's folder.
+        if mountfiles.which(self.root) != self._seen:
+            return NotMountedError("the control share is not mounted at %s" % self.root)
+        return super().gone(path)
+
+    def entries(self, path: str) -> List[Entry]:
+        try:
+            with self._folder(path) as folder, os.scandir(folder) as names:
+                return [_entry(name) for name in names]
+        except FileNotFoundError:
+            safeopen.freshen(self.root, path)
+            return []
+
+    def names(self, path: str) -> List[str]:
+        try:
+            with self._folder(path) as folder:
+                return os.listdir(folder)
+        except FileNotFoundError:
+            safeopen.freshen(self.root, path)
+            return []
+
+    def sizes(self, path: str, prefix: str) -> Dict[str, int]:
+        """The bytes of each file of a folder whose name begins so."""
+        found: Dict[str, int] = {}
+        try:
+            with self._folder(path) as folder, os.scandir(folder) as names:
+                for name in names:
+                    if name.name.startswith(prefix):
+                        found[name.name] = _entry(name).size
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def _folder(self, path: str) -> safeopen.Descriptor:
+        return permissions.patiently(lambda: safeopen.open_folder(self.root, path))
+
+    def fetch(self, path: str, target: str) -> str:
+        digest = hashlib.sha256()
+        with safeopen.open_file(self.root, path) as incoming, open(target, "wb") as outgoing:
+            while True:
+                block = incoming.read(1 << 20)
+                if not block:
+                    return digest.hexdigest()
+                digest.update(block)
+                outgoing.write(block)
+
+    def reserve(self, path: str, size: int) -> None:
+        with os.fdopen(self.open_to_write(path), "wb") as file:
+            file.write(os.urandom(size))  # zeros might take no room at all
+
+    def release(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            safeopen.remove(self.root, path)
+
+    def log_file(self, path: str) -> "MountedLogFile":
+        return MountedLogFile(self, path)
+
+    def attempt(self, paths: JobPaths, node: int, nodes: int) -> "NamedFiles":
+        self._job, self._seen = paths.folder, mountfiles.which(self.root)
+        return NamedFiles(self, paths)
+
+
+def _entry(name: "os.DirEntry[str]") -> Entry:
+    try:
+        if name.is_dir(follow_symlinks=False):
+            return Entry(name.name, 0, True)
+        return Entry(name.name, name.stat(follow_symlinks=False).st_size, False)
+    except OSError:  # a file that has just gone: who reads it meets it too
+        return Entry(name.name, 0, False)
+
+
+class MountedLogFile(LogFile):
+    """A file that is kept open and appended to."""
+
+    def __init__(self, share: MountedShare, path: str) -> None:
+        super().__init__()
+        self._share = share
+        self._path = path
+        self._descriptor: Optional[int] = None
+
+    def flush(self, last: bool = False) -> None:
+        if not self._data and (not last or self._descriptor is not None):
+            return
+        try:
+            if self._descriptor is not None and not os.fstat(self._descriptor).st_nlink:
+                self.close()  # somebody has removed the file
+            if self._descriptor is None:
+                self._descriptor = self._share.open_to_write(self._path, append=True)
+            while self._data:
+                del self._data[: os.write(self._descriptor, self._data)]
+        except OSError:
+            self.close()  # opened anew next time: the handle may be what is wrong
+            raise
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+class NamedFiles(Attempt):
+    """An attempt whose files are asked for by name: that costs nothing, and no index is needed."""
+
+    tells_sizes = True
+
+    def __init__(self, share: MountedShare, paths: JobPaths) -> None:
+        self._share = share
+        self._paths = paths
+        self.flush_seconds = FLUSH_SECONDS
+        self.heartbeat_seconds = HEARTBEAT_SECONDS
+        # A heartbeat is a segment too.
+        self.linger_seconds = 0.0
+
+    @property
+    def looked(self) -> float:
+        return time.monotonic()
+
+    @property
+    def longest_silence(self) -> float:
+        return self.heartbeat_seconds
+
+    def hasty(self) -> None:
+        """How long the file system tries is its own affair."""
+
+    def look(self) -> None:
+        """Every reading looks."""
+
+    def pace(self, phase: str) -> None:
+        """There is one pace: that of the thread that asks."""
+
+    def read(self, marker: str, path: str) -> Optional[Record]:
+        return self._share.read_closed(path)
+
+    def write(self, marker: str, path: str, records: Sequence[Record]) -> None:
+        self._share.write_closed(path, records)
+
+    def requests(self) -> List[str]:
+        names = self._share.names(self._paths.requests)
+        return [name[: -len(REQUEST_ENDING)] for name in names if name.endswith(REQUEST_ENDING)]
+
+    def segment(self, writer: str, sequence: int) -> Optional[List[Record]]:
+        return self._share.read_segment(self._paths.segment(writer, sequence))
+
+    def went_on(self, writer: str, sequence: int) -> bool:
+        # A server may have lost many in a row.
+        return any(number > sequence for number in self.sizes(writer, sequence + 1))
+
+    def send(self, writer: str, sequence: int, records: Sequence[Record]) -> int:
+        return self._share.send(self._paths.segment(writer, sequence), records)
+
+    def sizes(self, writer: str, sequence: int) -> Dict[int, int]:
+        found: Dict[int, int] = {}
+        first = os.path.basename(self._paths.event_folder(sequence))
+        for folder in self._share.names(self._paths.events):
+            if folder >= first:
+                for name, size in self._share.sizes("%s/%s" % (self._paths.events, folder), writer + "-").items():
+                    number = name[len(writer) + 1 :].partition(".")[0]
+                    if number.isdecimal():
+                        found[int(number)] = size
+        return found
+
+    def heartbeat(self, writer: str, number: int) -> bool:
+        return False
+
+    def heartbeats(self, writer: str) -> int:
+        return 0

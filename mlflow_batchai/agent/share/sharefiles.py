@@ -1,0 +1,197 @@
+"""Files of the share that an agent follows, or has to wait for: a peer's segments, the last word of a job."""
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Callable, List, Mapping, Optional
+
+from mlflow_batchai.agent import records
+from mlflow_batchai.agent.protocol import Record
+from mlflow_batchai.agent.share.base import Attempt, NotMountedError
+from mlflow_batchai.agent.share.sharetrouble import AWAY_SECONDS
+
+if TYPE_CHECKING:
+    from concurrent import futures
+
+PATIENCE_SECONDS = 60.0
+# Writers that say more than can be read must not keep an agent from saying something itself: others would think it gone.
+ROUNDS_SECONDS = 5.0
+# A writer that has said nothing for so long may have gone on behind a segment that is missing.
+QUIET_SECONDS = 8.0
+
+
+class Follower:
+    """Reads one writer's segments in order, each once.
+
+    One that is damaged or missing for a while, though its writer went on, is skipped: a record of kind ``records.SKIPPED``
+    stands for it.
+
+    Attributes:
+        sequence: number of segments read.
+        heartbeats: the last heartbeat that was seen apart from segments.
+        silent: for how many seconds we have looked and seen nothing new. Time in which the share let us see nothing at all
+            says nothing of the writer, so a look adds ``Attempt.longest_silence`` at most.
+        final: how many segments there are in all, once the writer has said so.
+    """
+
+    def __init__(self, writer: str) -> None:
+        self.writer = writer
+        self.sequence = 0
+        self.heartbeats = 0
+        self.silent = 0.0
+        self.final = 0
+        self._looked = time.monotonic()
+        self._heard = time.monotonic()
+        # Since when the next segment is damaged or missing, though it will not be written any more.
+        self._stuck: Optional[float] = None
+
+    def read(self, attempt: Attempt, most: Optional[int] = None, heeds: bool = True) -> List[Record]:
+        """Records of the segments that have been closed since the last call, those that readers can take.
+
+        Args:
+            most: of so many segments at most.
+            heeds: whether silence means something: a share that takes nothing from us takes nothing from others either.
+
+        Raises:
+            OSError: the share can't be read (what was read before that is returned first).
+        """
+        found: List[Record] = []
+        before = self.sequence
+        while most is None or self.sequence - before < most:
+            try:
+                events = self._next(attempt)
+            except OSError:
+                if self.sequence == before:
+                    raise
+                break
+            if events is None:
+                break
+            found.extend(events)
+            self.sequence += 1
+            self._heard = time.monotonic()
+        looked, heartbeats = attempt.looked, attempt.heartbeats(self.writer)
+        if self.sequence > before or heartbeats > self.heartbeats:
+            self.silent = 0.0
+        elif heeds:
+            self.silent += min(max(0.0, looked - self._looked), attempt.longest_silence)
+        self._looked, self.heartbeats = looked, heartbeats
+        return found
+
+    def _next(self, attempt: Attempt) -> Optional[List[Record]]:
+        """The next segment's records; None while it may still be closed."""
+        closed = attempt.segment(self.writer, self.sequence)
+        if closed is None:
+            return self._skip(attempt)
+        self._stuck = None
+        events, others = records.sort_out(closed)
+        return [*events, records.skipped(others)] if others else events
+
+    def _skip(self, attempt: Attempt) -> Optional[List[Record]]:
+        """What stands for a segment that will never be closed; None while it may be."""
+        now = time.monotonic()
+        if self.sequence >= self.final:
+            # Who is well says something more often than that; to look ahead costs a few requests to the file system.
+            if self._stuck is None and now - self._heard < QUIET_SECONDS:
+                return None
+            self._heard = now
+            if not attempt.went_on(self.writer, self.sequence):
+                self._stuck = None
+                return None
+        if self._stuck is None:
+            self._stuck = now
+        # Several may be missing in a row: those behind this one are not waited for anew.
+        return [records.skipped(0, 1)] if now - self._stuck >= records.SETTLE_SECONDS else None
+
+
+class Rounds:
+    """Reads what several writers have said.
+
+    Args:
+        at_once: of how many at a time.
+    """
+
+    def __init__(self, followers: Mapping[int, Follower], attempt: Attempt, at_once: int) -> None:
+        self._followers = followers
+        self._attempt = attempt
+        self._at_once = min(at_once, len(followers))
+        self._pool: Optional[futures.ThreadPoolExecutor] = None
+
+    def read(self, take: Callable[[int, List[Record]], None], heeds: bool = True) -> None:
+        """Take what has come since the last call, as far as that can be done in a while: a segment of each writer at a time, so
+        that none waits for the many of another.
+
+        Args:
+            heeds: whether silence means something (``Follower.read``).
+
+        Raises:
+            OSError: the share can't be read (what was read before that is taken).
+        """
+        errors: List[OSError] = []
+
+        def read(node: int) -> List[Record]:
+            if errors:
+                return []  # it would only take time
+            try:
+                return self._followers[node].read(self._attempt, 1, heeds)
+            except OSError as error:
+                errors.append(error)
+                return []
+
+        until = time.monotonic() + ROUNDS_SECONDS
+        waiting = list(self._followers)
+        while waiting:
+            before = {node: self._followers[node].sequence for node in waiting}
+            for node, found in zip(waiting, self._workers().map(read, waiting) if self._at_once > 1 else map(read, waiting)):
+                take(node, found)
+            waiting = [node for node in waiting if self._followers[node].sequence > before[node]]
+            if time.monotonic() > until:
+                break
+        if errors:
+            raise errors[0]
+
+    def _workers(self) -> "futures.ThreadPoolExecutor":
+        if self._pool is None:
+            # Only here: most agents start no thread for it.
+            from concurrent import futures
+
+            self._pool = futures.ThreadPoolExecutor(self._at_once, "peers", self._attempt.hasty)
+        return self._pool
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
+
+def patiently(step: Callable[[], None], seconds: float, away: float = AWAY_SECONDS) -> None:
+    """Do something on a share that may be failing just now: the last word of a job is worth waiting for.
+
+    Raises:
+        OSError: it still failed after so many seconds (``away`` where the share isn't mounted), or at once for a file that is
+            there already.
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            return step()
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if time.monotonic() - began > (away if isinstance(error, NotMountedError) else seconds):
+                raise
+        time.sleep(0.2)
+
+
+def comes(ask: Callable[[], Optional[Record]], seconds: float) -> bool:
+    """Whether a closed file is there within so many seconds; a share that can't be read just now shows none.
+
+    Args:
+        ask: reads it.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError):
+            if ask() is not None:
+                return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.2)

@@ -1,0 +1,1 @@
+"""What an agent sends: records, log lines and reports of its ranks, each once."""

@@ -1,0 +1,326 @@
+"""The agent's share thread: all that is read from or written to the share while ranks run.
+
+Ranks and the agent's main thread never wait for the share. Records leave in closed segments, a moment after the first
+unsent one; output is kept in memory while the share stalls, up to a bound past which the oldest log text is dropped and
+counted, but never a metric. What comes in between is read into ``inbox``.
+"""
+
+import collections
+import contextlib
+import functools
+import itertools
+import threading
+import time
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.protocol import Record
+from mlflow_batchai.agent.share.base import MAX_PENDING_BYTES, NotMountedError
+from mlflow_batchai.agent.share.sharetrouble import ShareTrouble
+from mlflow_batchai.agent.transport.inbox import Inbox
+from mlflow_batchai.agent.transport.logfiles import EXECUTION, LogFiles, log_record
+from mlflow_batchai.agent.transport.resend import Resend
+from mlflow_batchai.agent.transport.unhurried import Unhurried
+
+TICK_SECONDS = 0.25
+# Of output in one segment, and in one record: as JSON each byte may be six.
+MAX_SEGMENT_BYTES, MAX_LOG_BYTES = 768 << 10, protocol.LONGEST_LINE // 8
+# Of reports in one segment: as objects they take twenty times as much, here and where they are read.
+MAX_REPORT_BYTES = 1 << 18
+SEGMENTS_A_TURN = 8
+# A share that took something within this many seconds is not stalled.
+HEALTHY_SECONDS = 1.0
+# One that took nothing for so long, and didn't refuse it either, hangs.
+HANGING_SECONDS = 5.0
+# How long an agent that ends waits for log files that can't be written (their text is in the segments already).
+LOG_FILE_SECONDS = 5.0
+# How often what others wait for is said again.
+AGAIN_SECONDS = 15.0
+
+
+class Shipper(threading.Thread):
+    """Moves records and output between this agent and the share.
+
+    Args:
+        layout: the job on this node.
+        peers: nodes whose segments this agent reads (node 0: all others; others: node 0).
+
+    Attributes:
+        inbox: what others have said.
+        error: why the share can't be used now, or None.
+        broken: what ended this thread before its time (a bug), or None.
+    """
+
+    def __init__(self, layout: NodeLayout, peers: List[int]) -> None:
+        super().__init__(name="share", daemon=True)
+        self._layout = layout
+        self._writer = protocol.agent_writer(layout.node)
+        self._files = LogFiles(layout)
+        self.inbox = Inbox(layout, peers, self._files.join)
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._records: List[Record] = []
+        self._reports: Deque[Tuple[Record, int]] = collections.deque()
+        self._report_bytes = 0
+        self._standing: Optional[Record] = None
+        self._said = 0.0
+        self._logs: Deque[Record] = collections.deque()
+        self._log_bytes = 0
+        self._outgoing: List[Record] = []
+        self._taken_logs: List[Record] = []
+        self._samples = Unhurried()
+        self._dropped = 0
+        self._urgent = False
+        self._first_unsent: Optional[float] = None
+        self._sequence = 0
+        attempt = layout.attempt
+        self._resend = (
+            Resend(functools.partial(attempt.sizes, self._writer), functools.partial(attempt.send, self._writer))
+            if attempt.tells_sizes
+            else None
+        )
+        self._beat = 0
+        self._last_written = 0.0
+        self._closing = False
+        self._abandoned = False
+        self._trouble = ShareTrouble(layout.plan.loss_seconds / 2)
+        self.error: Optional[OSError] = None
+        self.broken: Optional[Exception] = None
+
+    # Called by the main thread.
+
+    def record(self, kind: str, urgent: bool = False, **fields: Any) -> None:
+        """Send a record; an urgent one leaves at once."""
+        with self._lock:
+            self._records.append(dict(fields, k=kind, t=protocol.now_ms()))
+            self._mark_unsent(urgent)
+
+    def report(self, body: Record, size: int, rank: Optional[int] = None) -> None:
+        """Send what a rank has reported.
+
+        Args:
+            size: bytes that it was in the rank's own file.
+        """
+        with self._lock:
+            self._reports.append(({"k": "report", "t": protocol.now_ms(), "r": rank, "body": body}, size))
+            self._report_bytes += size
+            self._mark_unsent(False)
+
+    def sample(self, **fields: Any) -> None:
+        """Send what the node's meters say, with the next segment that there is, or in place of a heartbeat."""
+        self._samples.add("system", **fields)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many reports wait that more should stay where they are, on the node's disk."""
+        return self._report_bytes > MAX_PENDING_BYTES // 4
+
+    def keep_saying(self, kind: str, **fields: Any) -> None:
+        """Send an urgent record now, and again from time to time instead of the one before: others wait for it, and the share
+        may lose the segment that has it."""
+        with self._lock:
+            self._standing = dict(fields, k=kind)
+        self.record(kind, urgent=True, **fields)
+        self._said = time.monotonic()
+
+    def stop_saying(self) -> None:
+        """What was said again and again has been heard."""
+        with self._lock:
+            self._standing = None
+
+    def note(self, line: str) -> None:
+        """A line for this node's execution log."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.log(None, EXECUTION, ("%s %s\n" % (stamp, line)).encode("utf-8", "backslashreplace"))
+
+    def log(self, rank: Optional[int], stream: str, lines: bytes) -> None:
+        """Send whole lines of a rank (None: job preparation)."""
+        with self._lock:
+            last = self._logs[-1] if self._logs else None
+            if last and last["r"] == rank and last["s"] == stream and len(last["b"]) + len(lines) <= MAX_LOG_BYTES:
+                last["b"] += lines
+            else:
+                self._logs.append({"r": rank, "s": stream, "b": lines, "t": protocol.now_ms()})
+            self._log_bytes += len(lines)
+            while self._log_bytes > MAX_PENDING_BYTES:
+                oldest = self._logs.popleft()
+                self._log_bytes -= len(oldest["b"])
+                self._dropped += oldest["b"].count(b"\n")
+            self._mark_unsent(False)
+            if self._log_bytes >= MAX_SEGMENT_BYTES:
+                self._wake.set()
+
+    def _mark_unsent(self, urgent: bool) -> None:
+        if self._first_unsent is None:
+            self._first_unsent = time.monotonic()
+        if urgent:
+            self._urgent = True
+            self._wake.set()
+
+    @property
+    def trouble(self) -> Optional[str]:
+        """Why the job has to end since the share fails: a sentence, or None."""
+        return self._trouble.told()
+
+    def abandon(self) -> None:
+        """Write and read nothing more: what is left of the share's room is for the job's last word."""
+        self._abandoned = True
+        self._wake.set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether much output waits although the share takes it: who writes that much may wait for it, as for any disk."""
+        healthy = self.error is None and time.monotonic() - self._last_written < HEALTHY_SECONDS
+        return healthy and self._log_bytes > MAX_PENDING_BYTES // 2
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the share neither takes what there is to write nor refuses it; one that isn't mounted does neither."""
+        silent = self.error is None and time.monotonic() - self._last_written > HANGING_SECONDS
+        return self.is_alive() and (silent or isinstance(self.error, NotMountedError))
+
+    @property
+    def sequence(self) -> int:
+        """Number of segments written; after ``finish`` it is final."""
+        return self._sequence
+
+    @property
+    def log_totals(self) -> Dict[str, List[int]]:
+        """Of each log file how many bytes and lines it was given."""
+        return {name: list(sizes) for name, sizes in list(self._files.totals.items())}
+
+    @property
+    def unsent_lines(self) -> int:
+        """How many lines are in no segment; after ``finish`` the share was given up before."""
+        with self._lock:
+            waiting = [*self._logs, *self._taken_logs]
+            lines: int = sum(entry["b"].count(b"\n") for entry in waiting)
+            return self._dropped + lines
+
+    def finish(self, timeout: float) -> bool:
+        """Send all that is left and stop; False if the share didn't take it in time, it was given up, or the thread had
+        broken."""
+        self._closing = True
+        self._wake.set()
+        self.join(timeout)
+        return not self.is_alive() and self.broken is None and not self._abandoned
+
+    # The share thread.
+
+    def run(self) -> None:
+        try:
+            self._layout.attempt.hasty()
+            with contextlib.closing(self.inbox):
+                self._run()
+        except Exception as error:
+            # A bug. The main thread sees it at its next check: without this thread it would wait for ever.
+            self.broken = error
+
+    def _run(self) -> None:
+        closing_since: Optional[float] = None
+        while True:
+            self._wake.wait(TICK_SECONDS)
+            self._wake.clear()
+            if self._abandoned:
+                return
+            if self._closing and closing_since is None:
+                closing_since = time.monotonic()
+            # Each for itself: a share that is full still tells of a cancel request; a log file that can't grow stops nothing.
+            unsent = self._attempt(functools.partial(self._write, everything=closing_since is not None))
+            if self._resend is not None and not unsent:
+                unsent = self._attempt(functools.partial(self._resend.check, last=closing_since is not None))
+            # Where the share takes nothing from us, others can't say anything either.
+            unread = self._attempt(functools.partial(self.inbox.read, heeds=unsent is None))
+            self._trouble.saw(unsent or unread)
+            unwritten = self._attempt(self._flush)
+            patience = None if closing_since is None else closing_since + LOG_FILE_SECONDS - time.monotonic()
+            if patience is not None and not unsent and (not unwritten or patience < 0):
+                self._files.close()
+                return
+            self.error = unsent or unread or unwritten
+            if self.error:
+                time.sleep(TICK_SECONDS)
+
+    @staticmethod
+    def _attempt(step: Callable[[], None]) -> Optional[OSError]:
+        try:
+            step()
+        except OSError as error:
+            return error
+        return None
+
+    def _take(self, everything: bool) -> Tuple[List[Record], List[Record]]:
+        now = time.monotonic()
+        with self._lock:
+            if self._standing and now - self._said > AGAIN_SECONDS:
+                self._said = now
+                self._records.append(dict(self._standing, t=protocol.now_ms()))
+                self._mark_unsent(False)
+            pause = self._layout.attempt.flush_seconds
+            due = self._first_unsent is not None and now - self._first_unsent >= pause
+            due = due or self._urgent or self._log_bytes >= MAX_SEGMENT_BYTES or self._report_bytes >= MAX_REPORT_BYTES
+            if not (due or (everything and self._first_unsent is not None)):
+                return [], []
+            records, self._records = self._records, []
+            size = 0
+            while self._reports and size < MAX_REPORT_BYTES:
+                report, length = self._reports.popleft()
+                size += length
+                records.append(report)
+            self._report_bytes -= size
+            logs: List[Record] = []
+            size = 0
+            while self._logs and size < MAX_SEGMENT_BYTES:
+                entry = self._logs.popleft()
+                size += len(entry["b"])
+                logs.append(entry)
+            self._log_bytes -= size
+            if self._dropped:
+                records.append({"k": "dropped", "lines": self._dropped, "t": protocol.now_ms()})
+                self._dropped = 0
+            self._urgent = False
+            self._first_unsent = now - pause if self._logs or self._reports else None
+        return records, logs
+
+    def _write(self, everything: bool) -> None:
+        for _ in itertools.count() if everything else range(SEGMENTS_A_TURN):
+            # What was taken stays in _outgoing until the share has it: an error in between loses nothing.
+            if not self._outgoing and not self._taken_logs:
+                records, self._taken_logs = self._take(everything)
+                self._outgoing = records + [log_record(entry) for entry in self._taken_logs]
+                if self._outgoing:
+                    self._outgoing += self._samples.take()
+            if not self._outgoing and not self._taken_logs:
+                quiet = time.monotonic() - self._last_written > self._layout.attempt.heartbeat_seconds
+                if quiet or everything:
+                    self._outgoing = self._samples.take(0.0 if everything else self._layout.attempt.linger_seconds)
+                if not self._outgoing and not (quiet and self._beat_alone()):
+                    return
+            if self._outgoing:
+                self._send(self._outgoing)
+            self._outgoing, logs, self._taken_logs = [], self._taken_logs, []
+            for entry in logs:
+                self._files.add(entry)
+            self._attempt(self._flush)
+        # Ranks that write faster than the share takes it must not keep us from reading.
+        self._wake.set()
+
+    def _beat_alone(self) -> bool:
+        """Show that we live; whether that takes a segment, which is in ``_outgoing`` then: it must come again as it was."""
+        self._beat += 1
+        if self._layout.attempt.heartbeat(self._writer, self._beat):
+            self._last_written = time.monotonic()
+            return False
+        self._outgoing = [{"k": "beat", "n": self._beat, "t": protocol.now_ms()}]
+        return True
+
+    def _send(self, records: List[Record]) -> None:
+        size = self._layout.attempt.send(self._writer, self._sequence, records)
+        self._last_written = time.monotonic()
+        if self._resend is not None:
+            self._resend.add(self._sequence, records, size)
+        self._sequence += 1
+
+    def _flush(self) -> None:
+        self._files.flush(last=self._closing)
