@@ -1,4 +1,4 @@
-"""A plan as ``projects.prepare`` and ``creating.submit`` write it, in one place for all tests that start agents by hand."""
+"""A plan as ``projects.prepare`` and ``creating.create`` write it, in one place for all tests that start agents by hand."""
 
 from __future__ import annotations
 

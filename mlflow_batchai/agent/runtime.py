@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 
 from mlflow_batchai.agent import records
 from mlflow_batchai.agent.layout import NodeLayout
-from mlflow_batchai.agent.processes import memory, proc, shells
+from mlflow_batchai.agent.processes import memory, proc, tasks
 from mlflow_batchai.agent.processes.tasks import FULL_READ, Task
 from mlflow_batchai.agent.transport.reports import ReportReader
 from mlflow_batchai.agent.transport.shipper import Shipper
@@ -234,10 +234,10 @@ class Runtime:
     def _end_inside(self, container: "Container", grace: float) -> Set[int]:
         """End what runs in the container, helpers excepted; the clients that stand for it follow, each with its exit code."""
         begun = time.monotonic()
-        held = shells.waiting(container.members())
-        shells.hold(held)
+        held = tasks.waiting(container.members())
+        tasks.hold(held)
         proc.sweep(lambda: container.members() - held, grace, sleep=self._pump_for)
-        shells.release(held)
+        tasks.release(held)
         rest = max(STRAGGLER_SECONDS, grace - (time.monotonic() - begun))
         left = proc.sweep(container.members, rest, sleep=self._pump_for)
         until = time.monotonic() + CLIENT_SECONDS

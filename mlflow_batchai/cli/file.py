@@ -78,7 +78,7 @@ def _setup_logs(cluster: Cluster) -> Directory | None:
     Raises:
         ShareError: they lie where this machine can't read them.
     """
-    from mlflow_batchai.plan.setup import choose_setup
+    from mlflow_batchai.plan.planning import choose_setup
     from mlflow_batchai.plan.volumes import cluster_volumes
     from mlflow_batchai.storage import open_share
     from mlflow_batchai.tracking.directories import Directory

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from mlflow_batchai.cluster.clusters import Cluster
     from mlflow_batchai.documents.job import JobDocument
     from mlflow_batchai.follower.detached import Submitted
-    from mlflow_batchai.job.lease import Glance
+    from mlflow_batchai.job.lease import LeaseView
     from mlflow_batchai.plan.planning import Terms
     from mlflow_batchai.tracking.runs import Tracking
 
@@ -146,7 +146,7 @@ def _submitted(
     scope: Scope, name: str, document: JobDocument, cluster_name: str | None, file: Path, terms: Terms
 ) -> dict[str, Any]:
     """Start the job, and show it."""
-    from mlflow_batchai.client import creating, jobview, runner
+    from mlflow_batchai.client import jobview, runner, submitting
     from mlflow_batchai.plan import standalone
     from mlflow_batchai.plan.volumes import check_volumes
     from mlflow_batchai.tracking import index, runs
@@ -167,7 +167,7 @@ def _submitted(
     standalone.check_script(prepared, document.properties, str(file))
     checked = cluster.engine.check(prepared.plan.node_count, prepared.needs)
     notice(*checked.warnings)
-    request = creating.RunRequest(
+    request = submitting.RunRequest(
         store,
         experiment.experiment_id,
         experiment.name,
@@ -177,7 +177,7 @@ def _submitted(
         resource_group=scope.resource_group,
         unique=True,
     )
-    return jobview.view(creating.submit(prepared.with_tools(checked.missing), cluster, request))
+    return jobview.view(submitting.create(prepared.with_tools(checked.missing), cluster, request))
 
 
 def _experiment(scope: Scope, mlflow: MlflowClient) -> Experiment:
@@ -366,16 +366,16 @@ def _trust(scope: Scope, name: str, yes: bool) -> None:
     signing.pin(run.info.run_id, job.plan_digest, job.share.url)
 
 
-def _who(follower: Glance, job: str) -> str:
+def _who(follower: LeaseView, job: str) -> str:
     """Who relays the job, and whether that goes on from here; empty if there is nothing to say of it."""
-    from mlflow_batchai.job.lease import Hold
+    from mlflow_batchai.job.lease import LeaseState
 
-    if follower.hold is Hold.HELD:
+    if follower.state is LeaseState.HELD:
         trouble = f", and says: {follower.trouble}; it is tried from here" if follower.trouble else ""
         return f"{follower.who} relays job {job}{trouble}"
-    if follower.hold is Hold.UNKNOWN and follower.holder:
+    if follower.state is LeaseState.UNKNOWN and follower.holder:
         return f"{follower.who} has relayed job {job}; if it is gone, that goes on from here"
-    if follower.hold is Hold.FREE and follower.trouble:
+    if follower.state is LeaseState.FREE and follower.trouble:
         return f"{follower.who} has left job {job}: {follower.trouble}; it goes on from here"
     return ""
 
@@ -459,7 +459,7 @@ def logs(scope: Scope, name: str, follow: bool, rank: int | None, stderr: bool, 
 def terminate(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     """End a job: its ranks are gone and its run is KILLED when this returns. One that has ended stays as it is."""
     from mlflow_batchai.client import lookup
-    from mlflow_batchai.follower import changed
+    from mlflow_batchai.follower import detached
 
     run, store = find_run(scope, name)
     try:
@@ -474,7 +474,7 @@ def terminate(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
         return
     except JobChangedError as error:
         ask(f"{error}. Terminate the job by its mark on the nodes?", yes)
-        changed.end(store, run.info.run_id, f"terminated; {error}", "KILLED")
+        detached.end(store, run.info.run_id, f"terminated; {error}", "KILLED")
         notice(f"{error}; nothing of the job runs any more, and its run is KILLED")
         return
     if found.job.state().ended:
@@ -509,7 +509,7 @@ def retry(scope: Scope, name: str) -> Any:
 def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     """End a job and delete its run, which MLflow can restore until `mlflow gc`. Its files stay until `batchai gc`."""
     from mlflow_batchai.client import jobview, lookup
-    from mlflow_batchai.follower import changed
+    from mlflow_batchai.follower import detached
     from mlflow_batchai.tracking import runs
 
     run, store = find_run(scope, name)
@@ -525,7 +525,7 @@ def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     except lookup.NoFolderError:
         pass
     except JobChangedError as error:
-        changed.end(store, run_id, str(error), "KILLED")
+        detached.end(store, run_id, str(error), "KILLED")
         files = f"{error}: its files stay"
     except ShareError as error:
         if run.info.end_time is None:

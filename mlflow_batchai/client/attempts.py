@@ -16,8 +16,8 @@ from mlflow_batchai.client import runner
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import BatchAIError, JobError, JobFailedError, ShareError
 from mlflow_batchai.follower import detached, retries
+from mlflow_batchai.follower.credentials import check_here, for_next_attempt
 from mlflow_batchai.follower.detached import Submitted
-from mlflow_batchai.follower.regained import check_here, told
 from mlflow_batchai.follower.starting import attempt_fails_with_it, run_fails_with_it, start
 from mlflow_batchai.job.jobs import Job, pause_after
 from mlflow_batchai.job.lease import Lease
@@ -56,7 +56,7 @@ def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) ->
     if state.execution_state == protocol.SUCCEEDED:
         raise JobError(f"job {job.name} has succeeded; only a job that has not can be retried")
     check_here(job, cluster)
-    secrets = told(job, cluster, _seconds(job))
+    secrets = for_next_attempt(job, cluster, _seconds(job))
     with contextlib.closing(cluster.engine):
         following = job.at(job.attempt + 1).plan  # which has all nodes, whatever the attempt before had
         usable = _check_nodes(job, cluster, following.least_nodes)
@@ -137,7 +137,7 @@ def _told_again(submitted: Submitted, cluster: Cluster) -> dict[str, Any]:
     try:
         check_here(submitted.job, cluster)
         _check_nodes(submitted.job, cluster, submitted.job.node_count)
-        return told(submitted.job, cluster, _seconds(submitted.job))
+        return for_next_attempt(submitted.job, cluster, _seconds(submitted.job))
     except BatchAIError as error:
         raise JobError(f"{error}; or wait for its end (waitforjobcompletion), or end it (terminate)") from error
 

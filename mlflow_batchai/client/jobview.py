@@ -23,7 +23,7 @@ from mlflow_batchai.documents.job import FRAMEWORKS
 from mlflow_batchai.errors import BatchAIError
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Glance, Hold
+from mlflow_batchai.job.lease import LeaseState, LeaseView
 from mlflow_batchai.job.places import DEFAULT_PREFIX
 from mlflow_batchai.job.states import JobState, Snapshot, fold
 from mlflow_batchai.storage import Share
@@ -118,14 +118,19 @@ def summary(run: Run, experiment: str | None = None) -> dict[str, Any]:
 
 
 # What a look at who relays a job is called. Who follows one elsewhere may be dead: one look can't tell.
-_FOLLOWER_STATES = {Hold.HELD: "relaying", Hold.UNKNOWN: "unknown", Hold.FREE: "none", Hold.FINISHED: "finished"}
+_FOLLOWER_STATES = {
+    LeaseState.HELD: "relaying",
+    LeaseState.UNKNOWN: "unknown",
+    LeaseState.FREE: "none",
+    LeaseState.FINISHED: "finished",
+}
 
 
-def follower(seen: Glance) -> dict[str, Any]:
+def follower(seen: LeaseView) -> dict[str, Any]:
     """Who relays a job into its run: which process, on which host, and what keeps it from that."""
-    holder = seen.holder if seen.hold in (Hold.HELD, Hold.UNKNOWN) else {}
+    holder = seen.holder if seen.state in (LeaseState.HELD, LeaseState.UNKNOWN) else {}
     return {
-        "state": _FOLLOWER_STATES[seen.hold],
+        "state": _FOLLOWER_STATES[seen.state],
         "process": holder.get("pid"),
         "host": holder.get("host"),
         "trouble": seen.trouble or None,

@@ -18,10 +18,10 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.client import jobview, lookup, runner
 from mlflow_batchai.engines import parallel
 from mlflow_batchai.errors import BatchAIError, JobChangedError
-from mlflow_batchai.follower import changed, detached, retries
+from mlflow_batchai.follower import detached, retries
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.jobs import pause_after
-from mlflow_batchai.job.lease import Glance, Hold
+from mlflow_batchai.job.lease import LeaseState, LeaseView
 from mlflow_batchai.tracking import runs
 from mlflow_batchai.tracking.runs import Tracking
 
@@ -64,7 +64,7 @@ class Charge:
     submitted: Submitted | None = None
     state: str | None = None
     reason: str = ""
-    follower: Glance | None = None
+    follower: LeaseView | None = None
     result: Result | None = None
     detail: str = ""
 
@@ -143,7 +143,7 @@ def _open(run: Run, tracking: Tracking) -> Submitted:
     try:
         submitted = lookup.of_run(run, tracking)
     except JobChangedError as error:
-        changed.end(tracking, run.info.run_id, str(error))
+        detached.end(tracking, run.info.run_id, str(error))
         raise
     submitted.followed()
     return submitted
@@ -166,7 +166,7 @@ def _told(error: Exception) -> str:
     return str(error) if isinstance(error, BatchAIError) else f"{type(error).__name__}: {error}"
 
 
-def _look(charge: Charge) -> Glance:
+def _look(charge: Charge) -> LeaseView:
     state = runner.state(charge.found)
     charge.state, charge.reason = state.execution_state, state.reason
     charge.follower = charge.found.followed()
@@ -185,13 +185,13 @@ def _judged(charges: Sequence[Charge]) -> Iterator[Charge]:
 def _judge(charge: Charge) -> None:
     follower = charge.follower
     assert follower is not None
-    if follower.hold is Hold.FINISHED and not detached.reopen(charge.found):
+    if follower.state is LeaseState.FINISHED and not detached.reopen(charge.found):
         charge.end(Result.FINISHED, "it has finished while we looked")
-    elif follower.hold is Hold.HELD and not follower.trouble:
+    elif follower.state is LeaseState.HELD and not follower.trouble:
         charge.end(Result.FOLLOWED, f"followed by {follower.who}")
-    elif follower.hold is Hold.FREE and (lacking := _lacking(charge)):
+    elif follower.state is LeaseState.FREE and (lacking := _lacking(charge)):
         charge.end(Result.WAITS, lacking)
-    elif follower.hold is not Hold.UNKNOWN:
+    elif follower.state is not LeaseState.UNKNOWN:
         detached.start_follower(charge.found)
         charge.end(Result.STARTED, f"follower started (process {charge.found.follower}){_why(follower)}")
 
@@ -209,7 +209,7 @@ def _lacking(charge: Charge) -> str:
     return ""
 
 
-def _why(follower: Glance) -> str:
+def _why(follower: LeaseView) -> str:
     """What the one before has told, or where it was."""
     if follower.trouble:
         return f"; {follower.who} says: {follower.trouble}"
@@ -242,7 +242,7 @@ def wait(charges: Sequence[Charge], say: Say) -> Iterator[Charge]:
 
 def _keep(charge: Charge) -> None:
     follower = _look(charge)
-    if follower.hold is Hold.FINISHED:
+    if follower.state is LeaseState.FINISHED:
         charge.end(Result.FINISHED, f"it has {charge.state}" + (f": {charge.reason}" if charge.reason else ""))
     else:
         detached.keep_follower(charge.found)

@@ -27,7 +27,7 @@ from mlflow_batchai.errors import (
 )
 from mlflow_batchai.follower import detached
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Hold, Lease
+from mlflow_batchai.job.lease import Lease, LeaseState
 from mlflow_batchai.tracking.runs import Tracking
 
 Say = Callable[[str], None]
@@ -169,7 +169,7 @@ def _terminate(cluster: Cluster, ticket: Ticket, why: str, tracking: Callable[[]
 def _have_relayed(job: Job, tracking: Callable[[], Tracking], say: Say) -> None:
     """Start a follower for a job whose own is dead, as far as can be told: else its run would never end."""
     try:
-        if Lease(job).glance().hold not in (Hold.HELD, Hold.FINISHED):
+        if Lease(job).view().state not in (LeaseState.HELD, LeaseState.FINISHED):
             detached.ensure_follower(lookup.find(job.plan.run_id, tracking()))
     except Exception as error:  # MLflow raises whatever its store raises, and the job ends all the same
         say(f"job {job.name} ends, and nobody relays that into its run ({error}); later: batchai job attach {job.plan.run_id}")

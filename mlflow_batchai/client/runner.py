@@ -16,10 +16,10 @@ from mlflow_batchai.errors import JobDetachedError, JobFailedError, ShareError
 from mlflow_batchai.follower.detached import Submitted, follower_log, keep_follower
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job, pause_after
-from mlflow_batchai.job.lease import Hold, Lease
+from mlflow_batchai.job.lease import Lease, LeaseState
 from mlflow_batchai.job.states import JobState
 
-WATCH_SECONDS, BOARD_WATCH_SECONDS = 0.1, 2.0
+WATCH_SECONDS, INDEX_WATCH_SECONDS = 0.1, 2.0
 PATIENCE_SECONDS = 10.0
 # A share that is away: for how long it is looked for, and how often at most.
 SHARE_PATIENCE_SECONDS, TROUBLE_SECONDS = 600.0, 2.0
@@ -186,8 +186,8 @@ def _await_run(submitted: Submitted, console: JobConsole, signals: Signals) -> l
     while True:
         with patience.trying():
             signals.check(lambda: None)
-            found = lease.glance()
-            if found.hold is Hold.FINISHED:
+            found = lease.view()
+            if found.state is LeaseState.FINISHED:
                 return lease.missing()
             if found.sending:
                 ended = time.monotonic()
@@ -201,7 +201,7 @@ def _await_run(submitted: Submitted, console: JobConsole, signals: Signals) -> l
 
 def _look_seconds(job: Job) -> float:
     """How often it is worth asking for one file of a job."""
-    return WATCH_SECONDS if job.board is None else BOARD_WATCH_SECONDS
+    return WATCH_SECONDS if job.index is None else INDEX_WATCH_SECONDS
 
 
 def outcome(submitted: Submitted, ended: JobState) -> None:

@@ -59,7 +59,7 @@ def stream_file(
         def anew() -> None:
             (restarted or say)(f"{name} was cut or replaced; it begins anew")
 
-        pause = LOOK_SECONDS if job.board is None else REQUEST_SECONDS
+        pause = LOOK_SECONDS if job.index is None else REQUEST_SECONDS
         yield from follow(tail, over, anew, pause, patience.trying)
         seen = seen or tail.found
         # An output directory is the same for all attempts; each has logs of its own.

@@ -17,7 +17,7 @@ from mlflow_batchai.documents.cluster import MOST_NODES, AutoScale, ClusterRecor
 from mlflow_batchai.engines.census import Census, NodeState, Ticket
 from mlflow_batchai.engines.parallel import in_background
 from mlflow_batchai.errors import ClusterError, UsageError
-from mlflow_batchai.job import folders
+from mlflow_batchai.job import places
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.storage import Share, job_file
 
@@ -76,7 +76,7 @@ def sent_to(cluster: Cluster, ticket: Ticket) -> bool:
     """Whether a job was sent to a cluster by its name: machines over SSH may belong to other documents as well."""
     if cluster.on_this_machine or not ticket.folder:
         return True
-    plan = folders.find_plan(cluster.share, ticket.folder)
+    plan = places.find_plan(cluster.share, ticket.folder)
     return plan is not None and plan.cluster == cluster.name
 
 

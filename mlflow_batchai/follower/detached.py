@@ -13,13 +13,42 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_batchai.agent.processes import proc
+from mlflow_batchai.cluster import clusters
 from mlflow_batchai.config import home
-from mlflow_batchai.errors import ClusterError, JobError
+from mlflow_batchai.errors import ClusterError, JobError, JobNotTrustedError
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Glance, Hold, Lease, LeaseMonitor
+from mlflow_batchai.job.lease import Lease, LeaseMonitor, LeaseState, LeaseView
 from mlflow_batchai.storage import credentials
 from mlflow_batchai.tracking import runs
 from mlflow_batchai.tracking.runs import Tracking
+
+
+def end(tracking: runs.Tracking, run_id: str, why: str, status: str = "FAILED") -> None:
+    """End the job of a run, unless the run has ended.
+
+    Args:
+        why: a sentence for people.
+        status: the run's.
+
+    Raises:
+        JobNotTrustedError: this user has not submitted it, so its tags may be anybody's.
+        BatchAIError: its cluster isn't known here, or some of it may still run; its run has ended all the same.
+    """
+    mlflow = runs.client(tracking)
+    run = mlflow.get_run(run_id)
+    if run.info.status not in ("RUNNING", "SCHEDULED"):
+        return
+    if not runs.is_signed(run):
+        raise JobNotTrustedError(
+            f"{why}; the tags of its run {run_id} were changed as well, so its nodes were not asked to end it"
+        )
+    try:
+        cluster, _ = clusters.load(run.data.tags[runs.TAG_CLUSTER])
+        with contextlib.closing(cluster.engine) as engine:
+            engine.end_job(run.data.tags[runs.TAG_FOLDER].rpartition("/")[2])
+    finally:
+        runs.fail(mlflow, run_id, why, status)
+
 
 FOLLOWER_STARTS = 3
 # What a follower says that lets go of a job because it can't start its next attempt: one that is told more can.
@@ -52,7 +81,7 @@ class Submitted:
             self._monitor = LeaseMonitor(self.job, lambda: proc.that_run(words))
         return self._monitor
 
-    def followed(self) -> Glance:
+    def followed(self) -> LeaseView:
         """Who relays the job now, as far as that can be told (``LeaseMonitor.look``).
 
         Raises:
@@ -123,7 +152,7 @@ def follower_log(job: Job) -> Path:
     return home() / "followers" / f"{job.plan.job}.log"
 
 
-def ensure_follower(submitted: Submitted) -> Glance:
+def ensure_follower(submitted: Submitted) -> LeaseView:
     """See to it that a job which was submitted elsewhere, or earlier, has a follower.
 
     One on another machine may be dead, and one that lives may be kept from the store: ours takes over then, and ends otherwise.
@@ -135,9 +164,9 @@ def ensure_follower(submitted: Submitted) -> Glance:
         ShareError: its share can't be read now.
     """
     found = submitted.followed()
-    if found.hold is Hold.FINISHED and reopen(submitted):
-        found = found._replace(hold=Hold.FREE)
-    if found.hold in (Hold.FREE, Hold.UNKNOWN) or (found.hold is Hold.HELD and found.trouble):
+    if found.state is LeaseState.FINISHED and reopen(submitted):
+        found = found._replace(state=LeaseState.FREE)
+    if found.state in (LeaseState.FREE, LeaseState.UNKNOWN) or (found.state is LeaseState.HELD and found.trouble):
         start_follower(submitted)
     return found
 
@@ -176,10 +205,10 @@ def keep_follower(submitted: Submitted) -> None:
     if submitted.follower is not None and _child_alive(submitted.follower):
         return
     found = submitted.followed()
-    if found.hold is Hold.HELD and found.trouble and not submitted.starts:
+    if found.state is LeaseState.HELD and found.trouble and not submitted.starts:
         start_follower(submitted)  # with what we were given: a new token, say
         return
-    if found.hold is not Hold.FREE:
+    if found.state is not LeaseState.FREE:
         return
     submitted.job.check_there()
     if found.trouble and not (WAITS_FOR_ATTACH in found.trouble and submitted.secrets):

@@ -18,11 +18,11 @@ from typing import Any, TextIO
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.errors import BatchAIError, JobChangedError, JobNotTrustedError, ShareError
-from mlflow_batchai.follower import changed
+from mlflow_batchai.follower import detached
 from mlflow_batchai.follower.keeper import Keeper
 from mlflow_batchai.follower.retries import NotHereError
 from mlflow_batchai.job.jobs import Job, pause_after
-from mlflow_batchai.job.lease import Hold, Lease, LeaseLostError
+from mlflow_batchai.job.lease import Lease, LeaseLostError, LeaseState
 from mlflow_batchai.job.states import JobState, failed_verdict
 from mlflow_batchai.storage import open_share
 from mlflow_batchai.tracking import runs, stores
@@ -58,7 +58,7 @@ def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = N
     able = functools.partial(stores.reaches, tracking, job.plan.run_id)
     try:
         if not RetryPolicy(seconds, log).do(functools.partial(lease.acquire, able=able)):
-            if (found := lease.glance()).hold is not Hold.FINISHED:
+            if (found := lease.view()).state is not LeaseState.FINISHED:
                 log.say(f"{found.who} relays job {job.name}")
             return None
     except GivenUpError as error:
@@ -72,7 +72,7 @@ def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = N
             return None
         except JobChangedError as error:
             with contextlib.suppress(BatchAIError):
-                changed.end(tracking, job.plan.run_id, str(error))
+                detached.end(tracking, job.plan.run_id, str(error))
             with contextlib.suppress(ShareError):
                 # For those who watch it; nothing else of the job is obeyed or relayed.
                 verdict = failed_verdict(protocol.SHARE_FAILED, str(error), "follower")
@@ -273,7 +273,7 @@ def main() -> int:
         except (JobChangedError, JobNotTrustedError) as error:
             # Who started us had trusted the plan: it is another one by now.
             LogThrottle().say(f"{error}; the job is ended")
-            changed.end(tracking, run_id, str(error))
+            detached.end(tracking, run_id, str(error))
             return 1
     except GivenUpError as error:
         LogThrottle().say(str(error))

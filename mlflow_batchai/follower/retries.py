@@ -18,8 +18,8 @@ from mlflow_batchai.cluster import clusters
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.engines.base import Engine
 from mlflow_batchai.errors import BatchAIError, ClusterError, JobError, ShareError
+from mlflow_batchai.follower.credentials import MissingSecretError, check_here, for_next_attempt
 from mlflow_batchai.follower.detached import WAITS_FOR_ATTACH
-from mlflow_batchai.follower.regained import MissingSecretError, check_here, told
 from mlflow_batchai.follower.starting import start_agents
 from mlflow_batchai.follower.watch import Watch
 from mlflow_batchai.job.jobs import Job
@@ -286,7 +286,7 @@ def _check_here(job: Job, kept: Mapping[str, Any]) -> None:
 
 def _secrets(job: Job, cluster: Cluster, kept: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return told(job, cluster, float(job.plan.max_wall_clock_seconds + WAITING_SECONDS), os.environ, kept)
+        return for_next_attempt(job, cluster, float(job.plan.max_wall_clock_seconds + WAITING_SECONDS), os.environ, kept)
     except MissingSecretError as error:
         raise NotHereError(f"{WAITS_FOR_ATTACH} (needs {', '.join(error.variables)})") from error
 

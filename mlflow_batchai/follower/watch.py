@@ -18,8 +18,8 @@ from mlflow_batchai.job.states import Snapshot, failed_verdict, terminated_verdi
 CANCEL_PATIENCE_SECONDS = 30.0
 # For agents that have a volume by rclone: they send what ranks have written to it first (``ending.LAST_DRAIN_SECONDS``).
 DRAIN_PATIENCE_SECONDS = 120.0
-# For agents that look at the board seldom: node 0 tells the others, one after the other hears of it.
-BOARD_PATIENCE_SECONDS = 30.0
+# For agents that look at the index seldom: node 0 tells the others, one after the other hears of it.
+INDEX_PATIENCE_SECONDS = 30.0
 LEAVE_SECONDS = 10.0
 SILENCE_MARGIN_SECONDS = 15.0
 WRITER = "follower"
@@ -131,8 +131,8 @@ class Watch:
     def _patience(self) -> float:
         """How long agents may take to end the job by themselves."""
         drains = any(volume.by_rclone for volume in self._job.plan.volumes)
-        slow = self._job.board is not None
-        waits = drains * DRAIN_PATIENCE_SECONDS + slow * BOARD_PATIENCE_SECONDS
+        slow = self._job.index is not None
+        waits = drains * DRAIN_PATIENCE_SECONDS + slow * INDEX_PATIENCE_SECONDS
         return CANCEL_PATIENCE_SECONDS + self._grace + waits
 
     @property
@@ -148,10 +148,10 @@ class Watch:
 
     def _count(self) -> int:
         """How many segments node 0 has begun; nobody else counts them once the run was deleted. Or what its notices come to."""
-        if (board := self._job.board) is not None:
-            board.look()
+        if (index := self._job.index) is not None:
+            index.look()
             writer = protocol.agent_writer(0)
-            return board.count(f"segments-{writer}") + board.count(f"beats-{writer}")
+            return index.count(f"segments-{writer}") + index.count(f"beats-{writer}")
         while any(self._job.share.read_many([self._job.paths.segment(protocol.agent_writer(0), self._heard)], 0)):
             self._heard += 1
         return self._heard

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 
 from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.agent.protocol import Record, TornFileError
-from mlflow_batchai.job.jobs import Board, Job
+from mlflow_batchai.job.jobs import Index, Job
 
 SEGMENTS_A_TIME = 32
 # A writer that has said nothing for so long may have gone on behind a segment that is missing: agents beat more often.
@@ -53,7 +53,7 @@ class EventReader:
     ) -> None:
         self._share = job.share
         self._paths = job.paths
-        self._board = job.board
+        self._index = job.index
         self._clock = clock
         self._sleep = sleep
         self._writers = [protocol.agent_writer(node) for node in range(job.node_count)]
@@ -73,7 +73,7 @@ class EventReader:
         The cursor moves on when the consumer takes the next one, so a segment that it fails on comes again.
 
         Args:
-            to_the_end: whether nothing more will be written: then what dead writers could not put on the board is read too, and
+            to_the_end: whether nothing more will be written: then what dead writers could not put on the index is read too, and
                 damaged segments are waited for until it is certain that they are.
         """
         while True:
@@ -89,8 +89,8 @@ class EventReader:
                 self._sleep(LOOK_SECONDS)
 
     def _closed(self, to_the_end: bool) -> Iterator[Segment]:
-        if self._board is not None:
-            yield from self._noticed(self._board)
+        if self._index is not None:
+            yield from self._indexed(self._index)
             if not to_the_end:
                 return
         # Each writer's next file is asked for by name: listing folders of a thousand segments costs a hundred times as much.
@@ -102,14 +102,14 @@ class EventReader:
     def _next(self, writer: str, ahead: int = 0) -> str:
         return self._paths.segment(writer, self.cursor.get(writer, 0) + ahead)
 
-    def _noticed(self, board: Board) -> Iterator[Segment]:
-        """Segments that the board speaks of, many at a time."""
-        board.look()
+    def _indexed(self, index: Index) -> Iterator[Segment]:
+        """Segments that the index speaks of, many at a time."""
+        index.look()
         while True:
             wanted = {
                 self._paths.segment(writer, sequence): writer
                 for writer in self._writers
-                for sequence in range(self.cursor.get(writer, 0), board.count(f"segments-{writer}"))[:SEGMENTS_A_TIME]
+                for sequence in range(self.cursor.get(writer, 0), index.count(f"segments-{writer}"))[:SEGMENTS_A_TIME]
             }
             if not wanted or not (yield from self._segments(wanted)):
                 return
@@ -152,8 +152,8 @@ class EventReader:
         """Writers whose next segment may be one."""
         if to_the_end:
             return self._writers
-        if (board := self._board) is not None:
-            return [writer for writer in self._writers if board.count(f"segments-{writer}") > self.cursor.get(writer, 0)]
+        if (index := self._index) is not None:
+            return [writer for writer in self._writers if index.count(f"segments-{writer}") > self.cursor.get(writer, 0)]
         quiet = self._clock() - QUIET_SECONDS
         known = self._torn.keys() | self._stuck.keys()
         return [writer for writer in self._writers if writer in known or self._heard[writer] < quiet]
@@ -171,8 +171,8 @@ class EventReader:
     def _later(self, writer: str, to_the_end: bool) -> int | None:
         """The number of the next segment that is there after a missing one; None: none is. A writer writes them in order."""
         behind = self.cursor.get(writer, 0) + 1
-        if self._board is not None:
-            return behind if self._board.count(f"segments-{writer}") >= behind else None
+        if self._index is not None:
+            return behind if self._index.count(f"segments-{writer}") >= behind else None
         if to_the_end:
             return min((number for number in self._there(writer) if number >= behind), default=None)
         later = {self._paths.segment(writer, number): number for number in range(behind, behind + AHEAD)}

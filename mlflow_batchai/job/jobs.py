@@ -21,7 +21,7 @@ from mlflow_batchai.job.states import JobState, Snapshot, fold
 from mlflow_batchai.storage import Share, job_file, open_share
 
 LONGEST_PAUSE_SECONDS = 5.0
-# How often a board is looked at while there is news, and while there is none.
+# How often an index is looked at while there is news, and while there is none.
 FAST_SECONDS, IDLE_SECONDS = 1.0, 5.0
 SLOWER = 1.25
 # What the engines rely on, of a handle that this user has not signed.
@@ -34,10 +34,10 @@ _HANDLE: records.Shape = {
 _JOB_ID = re.compile(r"[A-Za-z0-9]{1,64}")
 
 
-class Board:
-    """The board of an attempt: one folder whose listing says all that is new, where every look costs a request.
+class Index:
+    """The index of an attempt: one folder whose listing says all that is new, where every look costs a request.
 
-    Who writes a file of the job folder puts a notice on the board after it (``docs/internals.md``, "The board"). Readers look
+    Who writes a file of the job folder puts a marker there after it (``docs/internals.md``, "The index"). Readers look
     at a pace that follows what they see: once a second while there is news, every few seconds while there is none.
 
     Args:
@@ -51,7 +51,7 @@ class Board:
         self._seen: dict[str, int] = {}
         self._pace = FAST_SECONDS
         self._next = 0.0
-        # The relay and the keeper of a job look at the same board, each from its thread.
+        # The relay and the keeper of a job look at the same index, each from its thread.
         self._looking = threading.Lock()
 
     def look(self, now: bool = False) -> Mapping[str, int]:
@@ -78,7 +78,7 @@ class Board:
         return self._seen.get(name, 0)
 
     def put(self, name: str) -> None:
-        """Put up a notice that something is there."""
+        """Put up a marker that something is there."""
         self._share.claim(self._paths.marker(name))
 
 
@@ -102,7 +102,7 @@ class Job:
     Attributes:
         plan: as it holds for this attempt (``agent.terms``), once what that has of its own was seen.
         signature: what the plan's says: ``OWN``, or ``OTHER`` for a job of another key.
-        board: what says what is new, where asking for every file by name would cost too many requests; else None.
+        index: what says what is new, where asking for every file by name would cost too many requests; else None.
 
     Raises:
         JobNotFoundError: there is no plan in that folder.
@@ -121,7 +121,7 @@ class Job:
         self.plan = terms.plan_of(self._origin.plan, self.attempt, None)
         if origin is None:
             self._look_for_terms()
-        self.board = Board(share, self.paths) if self.plan.board else None
+        self.index = Index(share, self.paths) if self.plan.board else None
         self._announces: dict[int, Record] = {}
         self._exits: dict[int, Record] = {}
         self._requests: dict[str, Record] = {}
@@ -324,8 +324,8 @@ class Job:
             leaving: nodes whose ``exit.json`` is looked for, each in a folder of its own; None: all.
         """
         self._look_for_terms()
-        if self.board is not None:
-            return self._noticed(self.board, leaving)
+        if self.index is not None:
+            return self._indexed(self.index, leaving)
         verdict = self._verdict()
         nodes: Collection[int] = range(self.node_count)
         if len(self._announces) < self.node_count:
@@ -337,9 +337,9 @@ class Job:
         self._learn(self._exits, left, self.paths.exit, records.EXIT)
         return Snapshot(self.node_count, dict(self._announces), dict(self._exits), self.requests(), verdict)
 
-    def _noticed(self, board: Board, leaving: Collection[int] | None) -> Snapshot:
-        """The same, from what the board names; ``leaving`` are looked for in any case: they may have died too early for it."""
-        names = board.look()
+    def _indexed(self, index: Index, leaving: Collection[int] | None) -> Snapshot:
+        """The same, from what the index names; ``leaving`` are looked for in any case: they may have died too early for it."""
+        names = index.look()
         verdict = self._verdict() if "verdict" in names else None
         nodes = range(self.node_count)
         announced = [node for node in nodes if f"announce-{node}" in names]
@@ -367,9 +367,9 @@ class Job:
 
     def requests(self) -> list[Record]:
         """What was asked of this attempt."""
-        if self.board is not None:
+        if self.index is not None:
             prefix = "request-"
-            names = [f"{name[len(prefix) :]}.json" for name in self.board.look() if name.startswith(prefix)]
+            names = [f"{name[len(prefix) :]}.json" for name in self.index.look() if name.startswith(prefix)]
         else:
             names = [entry.name for entry in self.share.list(self.paths.requests)]
         for name in names:
@@ -399,7 +399,7 @@ class Job:
     def claim_verdict(self, verdict: Record) -> bool:
         """Give the attempt its one verdict; False if it has one, or another is just being given."""
         if not self.share.claim(self.paths.verdict):
-            if self.board is not None and self._verdict() is not None:
+            if self.index is not None and self._verdict() is not None:
                 self._notice("verdict")  # its writer may have died before it could
             return False
         if self._verdict() is not None:
@@ -412,10 +412,10 @@ class Job:
         self._notice("verdict")
 
     def _notice(self, name: str) -> None:
-        """Have those who look at the board see what we have written."""
-        if self.board is not None:
-            self.board.put(name)
-            self.board.look(now=True)
+        """Have those who look at the index see what we have written."""
+        if self.index is not None:
+            self.index.put(name)
+            self.index.look(now=True)
 
     def finish_claim(self, verdict: Record) -> None:
         """Write the verdict of a claimer that is certainly dead, if its file isn't there, or has been torn for a while."""

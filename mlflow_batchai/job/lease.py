@@ -38,7 +38,7 @@ from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.storage import job_file
 
 # (beat, grace, look): where every look costs requests, holders beat, and are looked at, less often.
-PACE, BOARD_PACE = (5.0, 20.0, 0.5), (20.0, 70.0, 5.0)
+PACE, INDEX_PACE = (5.0, 20.0, 0.5), (20.0, 70.0, 5.0)
 # So many folders behind the last lease that counts are looked into: none but forged ones are left without a cursor for long.
 MOST_FORGED = 100
 # A cursor with another shape is none: its holder hasn't said a word.
@@ -54,7 +54,7 @@ class LeaseLostError(JobError):
     """Another relay has taken over; this one must write nothing more."""
 
 
-class Hold(Enum):
+class LeaseState(Enum):
     """What one look can tell of a lease."""
 
     FINISHED = "finished"
@@ -67,7 +67,7 @@ class Hold(Enum):
     """A process has it that can't be seen from here, or that hasn't said a word yet: only time tells whether it lives."""
 
 
-class Glance(NamedTuple):
+class LeaseView(NamedTuple):
     """A look at a lease.
 
     Attributes:
@@ -78,7 +78,7 @@ class Glance(NamedTuple):
         sending: how far the outputs have come that it is sending; empty: it isn't, or they are few.
     """
 
-    hold: Hold
+    state: LeaseState
     number: int
     counter: int | None
     holder: Record
@@ -117,7 +117,7 @@ class Lease:
         self._job = job
         self._clock = clock
         self._sleep = sleep
-        self._beat_seconds, self._grace_seconds, self._look_seconds = PACE if job.board is None else BOARD_PACE
+        self._beat_seconds, self._grace_seconds, self._look_seconds = PACE if job.index is None else INDEX_PACE
         self._checked: float | None = None
         self.attempt = job.attempt
         self.number = 0
@@ -182,7 +182,7 @@ class Lease:
         memory = usable(self._newest()[1].get("memory") or {})
         return [str(sentence) for sentence in memory.get(key, [])]
 
-    def glance(self) -> Glance:
+    def view(self) -> LeaseView:
         """Who has it, as far as one look can tell."""
         newest, cursor, taken = self._newest()
         over = newest > 0 and self._over(cursor)
@@ -190,14 +190,14 @@ class Lease:
             newest, cursor = taken, {}  # it was only just taken, or its holder never says a word
         holder = cursor.get("holder") or {}
         if over:
-            hold = Hold.FINISHED
+            hold = LeaseState.FINISHED
         elif newest == 0 or _is_let_go(cursor) or proc.is_certainly_gone(holder):
-            hold = Hold.FREE
+            hold = LeaseState.FREE
         else:
-            hold = Hold.HELD if proc.is_certainly_alive(holder) else Hold.UNKNOWN
+            hold = LeaseState.HELD if proc.is_certainly_alive(holder) else LeaseState.UNKNOWN
         # One that died in the midst of its trouble says nothing any more.
-        told = cursor.get("trouble") if hold is not Hold.FREE or cursor.get("released") else None
-        return Glance(hold, newest, cursor.get("counter"), holder, str(told or ""), str(cursor.get("sending") or ""))
+        told = cursor.get("trouble") if hold is not LeaseState.FREE or cursor.get("released") else None
+        return LeaseView(hold, newest, cursor.get("counter"), holder, str(told or ""), str(cursor.get("sending") or ""))
 
     def acquire(self, stop: Callable[[], bool] = lambda: False, able: Callable[[], bool] = lambda: False) -> bool:
         """Take the lease, waiting until its holder has let go or stood still for the grace time.
@@ -256,7 +256,7 @@ class Lease:
             exactly: False: a look of a while ago is good enough where each costs a request. What is relayed twice MLflow drops.
         """
         known = self._checked is not None and self._clock() - self._checked < self._beat_seconds
-        if known and not exactly and self._job.board is not None:
+        if known and not exactly and self._job.index is not None:
             return
         if self._newest(self.number)[0] > self.number:
             raise LeaseLostError("another process follows this job now")
@@ -344,14 +344,14 @@ class LeaseMonitor:
         self._on_their_way = on_their_way
         self._lease = Lease(job)
         self._clock = clock
-        _, self.grace_seconds, self.look_seconds = PACE if job.board is None else BOARD_PACE
+        _, self.grace_seconds, self.look_seconds = PACE if job.index is None else INDEX_PACE
         self._next = 0.0
-        self._seen: Glance | None = None
+        self._seen: LeaseView | None = None
         self._moves: tuple[int, int | None] | None = None
         self._lives = False
         self._since = 0.0
 
-    def look(self) -> Glance:
+    def look(self) -> LeaseView:
         """Who relays the job: as ``Lease.glance`` has it, but HELD or FREE instead of UNKNOWN once time has told, and HELD if
         one is on its way.
 
@@ -360,25 +360,25 @@ class LeaseMonitor:
         """
         now = self._clock()
         if self._seen is None or now >= self._next:
-            glance = self._lease.glance()
+            glance = self._lease.view()
             if self._seen is None or glance.moves != self._moves:
                 self._moves, self._lives, self._since = glance.moves, self._seen is not None, now
             self._seen, self._next = self._judged(glance, now), now + self.look_seconds
         return self._seen
 
-    def _judged(self, glance: Glance, now: float) -> Glance:
-        if glance.hold is Hold.FINISHED:
+    def _judged(self, glance: LeaseView, now: float) -> LeaseView:
+        if glance.state is LeaseState.FINISHED:
             return glance
-        lives = glance.hold is Hold.HELD or (glance.hold is Hold.UNKNOWN and self._lives)
+        lives = glance.state is LeaseState.HELD or (glance.state is LeaseState.UNKNOWN and self._lives)
         # A stopped or hung process is alive but makes no progress: its lease counts as free.
-        still = glance.hold is not Hold.FREE and now - self._since > self.grace_seconds
+        still = glance.state is not LeaseState.FREE and now - self._since > self.grace_seconds
         if lives and not still and not glance.trouble:
-            return glance._replace(hold=Hold.HELD)
-        if others := set(self._on_their_way()) - {glance.holder.get("pid") if glance.hold is Hold.HELD else None}:
-            return glance._replace(hold=Hold.HELD, holder={"pid": min(others), "host": socket.gethostname()}, trouble="")
+            return glance._replace(state=LeaseState.HELD)
+        if others := set(self._on_their_way()) - {glance.holder.get("pid") if glance.state is LeaseState.HELD else None}:
+            return glance._replace(state=LeaseState.HELD, holder={"pid": min(others), "host": socket.gethostname()}, trouble="")
         if still:
-            return glance._replace(hold=Hold.FREE)
-        return glance._replace(hold=Hold.HELD) if lives else glance
+            return glance._replace(state=LeaseState.FREE)
+        return glance._replace(state=LeaseState.HELD) if lives else glance
 
 
 # What a relay has noted in its cursor, as far as the next one can go on from it: it may have been damaged on the share.

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlflow_batchai import terminal
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.attempt import launchers, ranks
+from mlflow_batchai.agent.attempt import launchers
 from mlflow_batchai.agent.environment import thread_variables
 from mlflow_batchai.agent.environments import trainenv
 from mlflow_batchai.agent.gpus import Gpus, of_node
@@ -87,7 +87,7 @@ def _ranks(plan: Plan, prepared: Prepared, cluster: Cluster, commands: Sequence[
     for slot in launchers.slots_of(plan, [len(gpus.ids) for gpus in counted]):
         command = commands[slot.node]
         layout = NodeLayout(command.root, plan, slot.node)
-        known = ranks.Known(
+        known = launchers.Known(
             own if here else {name: f"<{name} of the node>" for name in ("PATH", "HOME")},
             addresses,
             counted[slot.node],
@@ -96,7 +96,7 @@ def _ranks(plan: Plan, prepared: Prepared, cluster: Cluster, commands: Sequence[
             {"PATH": "<PATH of the image>"} if plan.container else None,
         )
         cores = max(1, len(os.sched_getaffinity(0)) // cluster.engine.node_limit) if here else 0
-        environment = ranks.rank_environment(layout, known, slot, rendezvous, interface, cores, command.archive)
+        environment = launchers.rank_environment(layout, known, slot, rendezvous, interface, cores, command.archive)
         if not here:
             threads = f"<cores of {node_id(slot.node)} / {slot.local_size}>"
             environment.update(dict.fromkeys(thread_variables(1).keys() - document, threads))
@@ -104,7 +104,7 @@ def _ranks(plan: Plan, prepared: Prepared, cluster: Cluster, commands: Sequence[
             {
                 "rank": slot.rank,
                 "node": node_id(slot.node),
-                "argv": ranks.argv(plan),
+                "argv": launchers.argv(plan),
                 "directory": layout.code,
                 "environment": environment,
             }

@@ -1,19 +1,169 @@
-"""What nodes need before they train: the training environment, and the name under which a job preparation is kept."""
+"""What nodes need before they train: the Python environment, the wheels they may install, the cache of a job preparation.
+
+Whoever can write the share can put a wheel there, and what a node installs runs as its user. So the plan names wheels with
+their hashes, and a node installs no other. A wheel is named if it belongs to this user or root and nobody else can write it, or
+if this user has built the same one here (``batchai horovod build``).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
+import os
 import posixpath
-from collections.abc import Collection, Mapping
+import stat
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 
 import yaml
 
+from mlflow_batchai.agent import boot
+from mlflow_batchai.agent.environments import trainenv
+from mlflow_batchai.agent.environments.wheels import MOST_BYTES, WHEEL, WHEELS
 from mlflow_batchai.agent.plan import Plan, PythonEnvironment, plain
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.mlproject import MLProject
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ProjectError
+from mlflow_batchai.horovod_wheel.environment import cache_root
+from mlflow_batchai.storage.base import Share
+from mlflow_batchai.storage.directory import DirectoryShare
+
+# ``wheels/KEY/NAME.whl``, and a folder more for people's own order.
+DEPTH = 3
+BLOCK = 1 << 20
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+def choose_wheels(environment: PythonEnvironment | None, project: Path, share: Share) -> tuple[dict[str, str], list[str]]:
+    """(path on the share -> SHA-256 of the wheels that nodes may install, sentences to print).
+
+    Args:
+        environment: what nodes build, as in the plan.
+        project: the folder that files named in it lie in.
+        share: the control share.
+
+    Raises:
+        ShareError: the share can't be asked.
+    """
+    if environment is None or not _wants_horovod(environment, str(project)):
+        return {}, []
+    found = _in_directory(share.root) if isinstance(share, DirectoryShare) else _in_service(share)
+    named = {path: digest for path, digest in found.items() if digest}
+    others = sorted(found.keys() - named.keys())
+    if not others:
+        return named, []
+    shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+    return named, [
+        f"nodes don't use Horovod wheels of the share that others may have written ({shown}); to use one, put it there as this"
+        " user, writable for nobody else, or also into this user's cache of wheels (BATCHAI_HOROVOD_CACHE)"
+    ]
+
+
+def _wants_horovod(environment: PythonEnvironment, project: str) -> bool:
+    try:
+        return bool(trainenv.split_horovod(environment.dependencies, project)[1])
+    except (OSError, ValueError):  # a file of requirements can't be read: pip will say so
+        return False
+
+
+def _in_directory(root: Path) -> dict[str, str]:
+    """Path -> hash of all wheels; empty for one that nobody here can vouch for. What can't be read is no wheel."""
+    found: dict[str, str] = {}
+    ours = _Cache()
+    with contextlib.suppress(OSError), _opened(str(root / WHEELS), os.O_DIRECTORY) as folder:
+        for parent, path in _below(folder, WHEELS):
+            name = path.rpartition("/")[2]
+            with contextlib.suppress(OSError), _opened(name, dir_fd=parent) as file:
+                status = os.fstat(file)
+                if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
+                    continue
+                safe = is_ours(status)
+                digest = _hash(file) if safe or ours.may_have(name, status.st_size) else ""
+                found[path] = digest if safe or ours.has(digest) else ""
+    return found
+
+
+def is_ours(status: os.stat_result) -> bool:
+    """Whether nobody but this user and root can have written a file, under whatever name."""
+    return status.st_uid in (0, os.geteuid()) and status.st_nlink == 1 and not boot.others_write(status)
+
+
+def _below(folder: int, path: str, depth: int = DEPTH) -> Iterator[tuple[int, str]]:
+    """(descriptor of its folder, path) of each name of a wheel; no link is followed."""
+    for name in sorted(os.listdir(folder)):
+        if WHEEL.match(name):
+            yield folder, f"{path}/{name}"
+        elif depth > 1:
+            with contextlib.suppress(OSError), _opened(name, os.O_DIRECTORY, folder) as below:
+                yield from _below(below, f"{path}/{name}", depth - 1)
+
+
+def _in_service(share: Share) -> dict[str, str]:
+    """The same of a share that doesn't tell whose a file is: only those that this user has built are vouched for."""
+    found: dict[str, str] = {}
+    ours = _Cache()
+    folders = [(WHEELS, DEPTH)]
+    with tempfile.TemporaryDirectory(prefix="batchai-wheels-") as temporary:
+        while folders:
+            folder, depth = folders.pop()
+            for entry in share.list(folder):
+                path = f"{folder}/{entry.name}"
+                if entry.is_directory and depth > 1:
+                    folders.append((path, depth - 1))
+                elif not entry.is_directory and WHEEL.match(entry.name):
+                    found[path] = ""
+                    if ours.may_have(entry.name, entry.size):
+                        copy = Path(temporary, str(len(found)))
+                        share.download(path, copy)
+                        with _opened(str(copy)) as file:
+                            digest = _hash(file)
+                        found[path] = digest if ours.has(digest) else ""
+    return found
+
+
+class _Cache:
+    """The wheels that this user has built on this machine; they are hashed when one of the same name and size is met."""
+
+    def __init__(self) -> None:
+        self._files: dict[tuple[str, int], list[Path]] = {}
+        self._hashes: set[str] = set()
+        for path in cache_root(os.environ).glob("*/*.whl"):
+            with contextlib.suppress(OSError):
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and is_ours(status):
+                    self._files.setdefault((path.name, status.st_size), []).append(path)
+
+    def may_have(self, name: str, size: int) -> bool:
+        """Whether there may be the same."""
+        for path in self._files.get((name, size), []):
+            with contextlib.suppress(OSError), _opened(str(path)) as file:
+                self._hashes.add(_hash(file))
+                os.utime(file)  # it is used, for `batchai gc`
+        return (name, size) in self._files
+
+    def has(self, digest: str) -> bool:
+        """Whether there is the same, after ``may_have``."""
+        return digest in self._hashes
+
+
+@contextlib.contextmanager
+def _opened(path: str, flags: int = 0, dir_fd: int | None = None) -> Iterator[int]:
+    descriptor = os.open(path, _FLAGS | flags, dir_fd=dir_fd)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _hash(file: int) -> str:
+    digest, left = hashlib.sha256(), MOST_BYTES
+    while left > 0 and (block := os.read(file, BLOCK)):
+        digest.update(block)
+        left -= len(block)
+    return digest.hexdigest()
 
 
 def training_environment(project: MLProject, manager: str | None, cluster: Cluster) -> PythonEnvironment | None:

@@ -14,13 +14,16 @@ from mlflow_batchai.agent.plan import (
     Artifacts,
     Container,
     InputDirectory,
+    LogPlace,
     MetricRule,
     Model,
     OutputDirectory,
     Plan,
     PythonEnvironment,
+    SetupTask,
     StagedInput,
     Variable,
+    Volume,
 )
 from mlflow_batchai.agent.protocol import PROTOCOL_VERSION
 from mlflow_batchai.cluster import gpus, setup
@@ -29,14 +32,46 @@ from mlflow_batchai.cluster.scaling import larger, too_few
 from mlflow_batchai.documents.job import JobProperties
 from mlflow_batchai.documents.model import SpecModel, secret_values
 from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError
-from mlflow_batchai.job.places import CONTROL_MOUNT, place_logs
+from mlflow_batchai.job.places import CONTROL_MOUNT, locate, mount_points, on_control, place_logs
 from mlflow_batchai.plan.secrecy import refuse_spoken
-from mlflow_batchai.plan.setup import choose_setup
 from mlflow_batchai.plan.volumes import choose_volumes
+
+# What a setup task is told of the node (``agent/attempt/setup.py``).
+VARIABLES = ("AZ_BATCHAI_MOUNT_ROOT", "AZ_BATCHAI_NUM_GPUS")
+
+
+def choose_setup(cluster: Cluster, volumes: Sequence[Volume]) -> tuple[SetupTask | None, list[str]]:
+    """(the setup task as it stands in a plan, None if there is none; warnings).
+
+    ``logs`` says where its output goes: the index of a volume, or null for the control share, and the path there. Secrets stand
+    there by name only.
+
+    Args:
+        volumes: the plan's.
+    """
+    task = cluster.document.node_setup.setup_task
+    if task is None:
+        return None, []
+    where = f"cluster '{cluster.name}': nodeSetup.setupTask"
+    own = [volume for volume in volumes if volume.scope == "cluster"]
+    index, path = locate(task.std_out_err_path_prefix, mount_points(own), f"{where}.stdOutErrPathPrefix")
+    below = on_control(volumes, index)
+    parts = [below, path, setup.suffix(cluster.name, cluster.record, task)]
+    texts = [task.command_line, *(entry.value for entry in task.environment_variables)]
+    unknown = dict.fromkeys(name for text in texts for name in undefined(text, dict.fromkeys(VARIABLES, "")))
+    planned = SetupTask(
+        setup.identity(task),
+        task.command_line,
+        LogPlace(index if below is None else None, "/".join(part for part in parts if part)),
+        tuple(Variable(entry.name, entry.value) for entry in task.environment_variables),
+        tuple(secret.name for secret in task.secrets),
+    )
+    return planned, [f"{where}: ${name} is used and nothing defines it" for name in unknown]
+
 
 LOSS_SECONDS = 60.0
 # Where looking costs requests agents speak, and are looked at, less often.
-BOARD_LOSS_SECONDS = 90.0
+INDEX_LOSS_SECONDS = 90.0
 # How long a job may wait for nodes with what opens its volumes still good after its time limit.
 WAITING_SECONDS = 7 * 86400.0
 
@@ -182,7 +217,7 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         retries=program.terms.retries,
         min_nodes=program.terms.min_nodes,
         low_priority=cluster.document.vm_priority == "lowpriority",
-        loss_seconds=LOSS_SECONDS if cluster.location is None else BOARD_LOSS_SECONDS,
+        loss_seconds=LOSS_SECONDS if cluster.location is None else INDEX_LOSS_SECONDS,
         python=program.python or cluster.python,
         environment=program.environment,
         gpus_per_node=cluster.document.gpus_per_node,

@@ -490,6 +490,6 @@ class Finish:
 
     def _may_pass(self, error: Exception, patient: bool) -> bool:
         if isinstance(error, ShareError):
-            return patient and self._job.board is not None and not isinstance(error, ShareNotFoundError)
+            return patient and self._job.index is not None and not isinstance(error, ShareNotFoundError)
         # What is said of a model hides what the store has said.
         return (patient and stores.may_pass(error.__cause__ or error)) or not self._answers()

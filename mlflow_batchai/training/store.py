@@ -48,6 +48,6 @@ def refuse(*arguments: Any, **options: Any) -> NoReturn:
     Raises:
         RefusedError: always.
     """
-    from mlflow_batchai.training.tracking.refusals import RefusedError
+    from mlflow_batchai.training.tracking.job import RefusedError
 
     raise RefusedError(NO_REGISTRY)

@@ -17,7 +17,7 @@ from mlflow_batchai.agent.plan import read_plan
 
 @pytest.fixture
 def make_plan() -> PlanMaker:
-    """A plan as ``projects.prepare`` and ``creating.submit`` write it, with changes."""
+    """A plan as ``projects.prepare`` and ``creating.create`` write it, with changes."""
 
     return toy_plan
 

@@ -20,7 +20,7 @@ from azure_server import AzureServer, self_signed
 from mlflow_batchai.agent import place, protocol
 from mlflow_batchai.agent.api import examine
 from mlflow_batchai.agent.protocol import JobPaths
-from mlflow_batchai.agent.share import base, open_control, rest, sharetrouble, wire
+from mlflow_batchai.agent.share import base, open_control, rest, sharefiles, wire
 from mlflow_batchai.agent.share.base import Attempt, ControlError, ControlShare, Entry
 from mlflow_batchai.agent.share.index import IndexedFiles
 
@@ -118,7 +118,7 @@ def test_the_folder_of_a_job_is_not_made_by_agents(site: Site, share: ControlSha
         with pytest.raises(OSError, match=r"no folder|No such file") as caught:
             write()
         assert caught.value.errno == errno.ENOENT
-        told = sharetrouble.sentence(caught.value)
+        told = sharefiles.sentence(caught.value)
         assert told and told.startswith("there is no folder http" if site.kind == "rest" else "the job's folder is gone")
     assert os.listdir(site.folder) == ["moved"]
     (site.folder / "moved").rename(site.folder / "job folder")
@@ -140,7 +140,7 @@ def test_an_empty_mount_point_is_no_share(tmp_path: Path) -> None:
         for write in [*written_by_agents(attempt, share), lambda: share.reserve(PATHS.reserve, 10)]:
             with pytest.raises(ControlError, match=f"^the control share is not mounted at {root}$") as caught:
                 write()
-            assert sharetrouble.sentence(caught.value) is None, "it is waited for"
+            assert sharefiles.sentence(caught.value) is None, "it is waited for"
     assert os.listdir(root) == []
     root.rmdir()
     assert attempt.segment("agent-1", 0) is None and attempt.requests() == []

@@ -9,7 +9,7 @@ import pytest
 
 from mlflow_batchai.agent import peers
 from mlflow_batchai.agent.share.base import ControlError
-from mlflow_batchai.agent.share.sharetrouble import AWAY_SECONDS, ShareTrouble, sentence
+from mlflow_batchai.agent.share.sharefiles import AWAY_SECONDS, ShareTrouble, sentence
 
 
 def error(number: int) -> OSError:

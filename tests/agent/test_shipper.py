@@ -18,7 +18,7 @@ from mlflow_batchai.agent.runtime import Runtime
 from mlflow_batchai.agent.share import base, mounted, mountfiles, sharefiles
 from mlflow_batchai.agent.share.mounted import MountedShare
 from mlflow_batchai.agent.share.sharefiles import Follower, Rounds
-from mlflow_batchai.agent.transport import resend, shipper
+from mlflow_batchai.agent.transport import shipper
 from mlflow_batchai.agent.transport.inbox import Inbox
 from mlflow_batchai.agent.transport.shipper import Shipper
 
@@ -532,7 +532,7 @@ def test_what_others_wait_for_is_said_again_until_it_was_heard(
 
 def test_what_the_share_has_lost_is_sent_again(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is gone, and one that was cut, while the job goes on and at its end; what is older than is kept stays lost."""
-    monkeypatch.setattr(resend, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(shipper, "CHECK_SECONDS", 0.2)
     thread = make()
     thread.shipper.start()
     for step in range(4):
@@ -542,7 +542,7 @@ def test_what_the_share_has_lost_is_sent_again(make: Callable[..., Thread], monk
     first.unlink()
     second.write_bytes(second.read_bytes()[:-9])
     wait_for(lambda: steps(thread) == [0, 1, 2, 3])
-    monkeypatch.setattr(resend, "CHECK_SECONDS", 1000.0)
+    monkeypatch.setattr(shipper, "CHECK_SECONDS", 1000.0)
     third.unlink()
     fourth.unlink()
     assert thread.shipper.finish(60)
@@ -550,7 +550,7 @@ def test_what_the_share_has_lost_is_sent_again(make: Callable[..., Thread], monk
 
 
 def test_little_is_kept_to_be_sent_again(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resend, "MOST_KEPT_BYTES", 300)
+    monkeypatch.setattr(shipper, "MOST_KEPT_BYTES", 300)
     thread = make()
     thread.shipper.start()
     for step in range(9):

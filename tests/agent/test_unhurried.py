@@ -12,8 +12,7 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.share import mounted
 from mlflow_batchai.agent.transport import shipper
-from mlflow_batchai.agent.transport.shipper import Shipper
-from mlflow_batchai.agent.transport.unhurried import MOST, MOST_AT_ONCE, Unhurried
+from mlflow_batchai.agent.transport.shipper import MOST, MOST_AT_ONCE, Shipper, Unhurried
 
 
 def test_they_wait_for_a_while() -> None:

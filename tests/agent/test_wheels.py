@@ -20,7 +20,7 @@ from mlflow_batchai.agent.plan import PythonEnvironment
 from mlflow_batchai.horovod_wheel import HorovodBuildError
 from mlflow_batchai.horovod_wheel.environment import cache_key
 from mlflow_batchai.horovod_wheel.interpreter import probe
-from mlflow_batchai.plan.wheels import choose_wheels
+from mlflow_batchai.plan.environments import choose_wheels
 from mlflow_batchai.storage.directory import DirectoryShare
 
 OTHER_KEY = "cp311-linux_x86_64-tensorflow-1.15.0-0123abcd"

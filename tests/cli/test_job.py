@@ -12,7 +12,7 @@ from plans import bare_plan
 from mlflow_batchai.client import lookup, runner
 from mlflow_batchai.errors import JobDetachedError, ShareError
 from mlflow_batchai.follower import detached
-from mlflow_batchai.job.lease import Glance, Hold
+from mlflow_batchai.job.lease import LeaseState, LeaseView
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.tracking import runs
@@ -41,7 +41,7 @@ def job(cli: Cli, run, monkeypatch, tmp_path):
         is_trusted=True, name="toy-1", plan=bare_plan(), folder="logs/seg", share=DirectoryShare(tmp_path / "share"), calls=[]
     )
     made.current, made.ended = JobState("running"), JobState("succeeded", 0)
-    made.follower = Glance(Hold.FREE, 0, None, {})
+    made.follower = LeaseView(LeaseState.FREE, 0, None, {})
     made.state = lambda ending=True: made.current
     found = detached.Submitted(made, run.info.run_id, None)
 
@@ -106,12 +106,15 @@ def test_the_exit_code_is_the_jobs_and_never_0_for_one_that_failed(cli, job, end
 
 FAR = {"pid": 7, "host": "far"}
 RELAYS = [
-    (Glance(Hold.HELD, 1, 3, FAR), "process 7 on far relays job toy-1"),
-    (Glance(Hold.HELD, 1, 3, FAR, "401"), "process 7 on far relays job toy-1, and says: 401; it is tried from here"),
-    (Glance(Hold.FREE, 1, 3, FAR, "no server"), "process 7 on far has left job toy-1: no server; it goes on from here"),
-    (Glance(Hold.UNKNOWN, 1, 3, FAR), "process 7 on far has relayed job toy-1; if it is gone, that goes on from here"),
-    (Glance(Hold.FREE, 1, 3, FAR), ""),
-    (Glance(Hold.FINISHED, 1, 3, FAR), ""),
+    (LeaseView(LeaseState.HELD, 1, 3, FAR), "process 7 on far relays job toy-1"),
+    (LeaseView(LeaseState.HELD, 1, 3, FAR, "401"), "process 7 on far relays job toy-1, and says: 401; it is tried from here"),
+    (
+        LeaseView(LeaseState.FREE, 1, 3, FAR, "no server"),
+        "process 7 on far has left job toy-1: no server; it goes on from here",
+    ),
+    (LeaseView(LeaseState.UNKNOWN, 1, 3, FAR), "process 7 on far has relayed job toy-1; if it is gone, that goes on from here"),
+    (LeaseView(LeaseState.FREE, 1, 3, FAR), ""),
+    (LeaseView(LeaseState.FINISHED, 1, 3, FAR), ""),
 ]
 
 

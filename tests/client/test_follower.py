@@ -18,7 +18,7 @@ from waiting import wait_for
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.follower import detached, follower, keeper
 from mlflow_batchai.job import lease as lease_module
-from mlflow_batchai.job.lease import Hold, Lease
+from mlflow_batchai.job.lease import Lease, LeaseState
 from mlflow_batchai.tracking import runs, stores
 from mlflow_batchai.tracking.relay import Relay
 from mlflow_batchai.tracking.retrying import GivenUpError
@@ -53,7 +53,7 @@ def test_a_run_that_was_deleted_is_not_waited_for(following):
     client.delete_run(made.plan["runId"])
     with pytest.raises(GivenUpError, match=r"is deleted .* ended failed"):
         follow()
-    assert Lease(made.job).glance().hold is Hold.FREE
+    assert Lease(made.job).view().state is LeaseState.FREE
     client.restore_run(made.plan["runId"])
     assert follow().error_code == "NodeLost"
     assert client.get_run(made.plan["runId"]).info.status == "FAILED"
@@ -124,8 +124,8 @@ def test_the_deadline(following, monkeypatch):
         rf" results are at {re.escape(made.share.url)}/{made.paths.folder} and go .* with: batchai job attach toy-0123"
     )
     assert re.fullmatch(said, str(given_up.value))
-    glance = Lease(made.job).glance()
-    assert (glance.hold, glance.trouble) == (Hold.FREE, str(given_up.value))
+    glance = Lease(made.job).view()
+    assert (glance.state, glance.trouble) == (LeaseState.FREE, str(given_up.value))
     up(client)
     assert follow().execution_state == "succeeded"
     run = client.get_run(made.plan["runId"])
@@ -169,15 +169,15 @@ def test_another_one_takes_over_from_a_follower_that_the_store_refuses(following
 
     first = threading.Thread(target=refused)
     first.start()
-    glance = wait_for(lambda: (seen := Lease(made.job).glance()).trouble and seen)
-    assert glance.hold is Hold.HELD and "401" in glance.trouble and glance.who.startswith("process ")
+    glance = wait_for(lambda: (seen := Lease(made.job).view()).trouble and seen)
+    assert glance.state is LeaseState.HELD and "401" in glance.trouble and glance.who.startswith("process ")
     # One that the store refuses, too, leaves it alone.
     mine.client = old
     assert follow() is None and not ended
     mine.client = client
     assert follow().execution_state == "succeeded"
     first.join(20)
-    assert ended == [None] and Lease(made.job).glance().number == 2
+    assert ended == [None] and Lease(made.job).view().number == 2
     assert client.get_run(made.plan["runId"]).info.status == "FINISHED"
     assert history(client, made.plan["runId"]) == EXPECTED
 

@@ -133,8 +133,8 @@ def test_each_job_is_looked_after(jobs, monkeypatch):
     started = [made.share.url for made in (elsewhere, gone, nobody, restored, dead)]
     assert sorted(share for share, _ in jobs.started) == sorted(started)
     assert jobs.started[-1][0] == dead.share.url
-    assert lease.Lease(restored.job).glance().hold is lease.Hold.FREE
-    assert lease.Lease(over.job).glance().hold is lease.Hold.FINISHED
+    assert lease.Lease(restored.job).view().state is lease.LeaseState.FREE
+    assert lease.Lease(over.job).view().state is lease.LeaseState.FINISHED
     results = {name: (row["result"], row["follower"] and row["follower"]["state"]) for name, row in rows.items()}
     assert results == {
         "nobody": ("followerStarted", "none"),
@@ -174,14 +174,14 @@ def test_one_that_counts_as_relayed_is_relayed_again_only_if_its_run_lacks_its_e
     made = jobs.job("restored", ME, finished=True)
     found = lookup.find("restored", runs.absolute(jobs.cli.world.uri, jobs.root))
     jobs.client.set_tag(made.run_id, runs.TAG_FOLDER, "another")
-    assert detached.ensure_follower(found).hold is lease.Hold.FINISHED
+    assert detached.ensure_follower(found).state is lease.LeaseState.FINISHED
     jobs.client.set_tag(made.run_id, runs.TAG_FOLDER, FOLDER)
     jobs.client.delete_run(made.run_id)
-    assert detached.ensure_follower(found).hold is lease.Hold.FINISHED
+    assert detached.ensure_follower(found).state is lease.LeaseState.FINISHED
     jobs.client.restore_run(made.run_id)
-    assert detached.ensure_follower(found).hold is lease.Hold.FREE
-    assert found.followed().hold is lease.Hold.FREE
-    assert len(jobs.started) == 1 and lease.Lease(made.job).glance().number == 2
+    assert detached.ensure_follower(found).state is lease.LeaseState.FREE
+    assert found.followed().state is lease.LeaseState.FREE
+    assert len(jobs.started) == 1 and lease.Lease(made.job).view().number == 2
 
 
 def test_nothing_is_waited_for_where_nothing_needs_it(jobs, monkeypatch):

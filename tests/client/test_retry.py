@@ -18,10 +18,10 @@ from mlflow_batchai.client import attempts, runner
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.errors import ClusterError, JobError, JobFailedError
 from mlflow_batchai.follower import detached
+from mlflow_batchai.follower.credentials import for_next_attempt
 from mlflow_batchai.follower.detached import Submitted
-from mlflow_batchai.follower.regained import told
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Hold, Lease
+from mlflow_batchai.job.lease import Lease, LeaseState
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.tracking import runs
 
@@ -226,7 +226,7 @@ def test_what_agents_are_told_again(scene, monkeypatch):
         "BATCHAI_REGISTRY_USERNAME": "me",
         "BATCHAI_REGISTRY_PASSWORD": "pass",
     }
-    found = told(scene.made.job, scene.cluster, 3600.0, environment)
+    found = for_next_attempt(scene.made.job, scene.cluster, 3600.0, environment)
     assert found["variables"] == {"TOKEN": "hush", "COPIED": "mine"}
     assert found["registry"] == {"username": "me", "password": "pass"}
     sas = parse_qs(found["volumes"].pop("1")["sas"])
@@ -241,10 +241,10 @@ def test_a_setup_tasks_secrets_stand_in_the_clusters_document(scene):
     scene.plan(setupTask={"id": "i", "command": "x", "logs": {"volume": None, "path": ""}, "secretNames": ["TOKEN"]})
     task = {"commandLine": "x", "stdOutErrPathPrefix": "y", "secrets": [{"name": "TOKEN", "value": "hush"}]}
     scene.cluster.document = ClusterDocument(nodeSetup={"setupTask": task})
-    assert told(scene.made.job, scene.cluster, 3600.0, {})["setup"] == {"TOKEN": "hush"}
+    assert for_next_attempt(scene.made.job, scene.cluster, 3600.0, {})["setup"] == {"TOKEN": "hush"}
     scene.cluster.document = ClusterDocument()
     with pytest.raises(JobError, match="the document of cluster 'local' has no TOKEN among the secrets of"):
-        told(scene.made.job, scene.cluster, 3600.0, {})
+        for_next_attempt(scene.made.job, scene.cluster, 3600.0, {})
 
 
 # Requeue.
@@ -270,7 +270,7 @@ def test_requeued(scene, monkeypatch):
     made, found = scene.made, scene.found()
     lease = Lease(made.job)
     lease.acquire()
-    assert lease.glance().hold is Hold.HELD
+    assert lease.view().state is LeaseState.HELD
     ended = ends_once_asked(made.job.at(1), lambda: made.verdict("queued", next=2, reason="room is needed"))
     said = []
     assert attempts.requeue(found, scene.cluster, "room is needed", said.append)

@@ -16,7 +16,7 @@ from plans import bare_plan
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.plan import Volume
-from mlflow_batchai.client import creating, lookup, runner
+from mlflow_batchai.client import lookup, runner, submitting
 from mlflow_batchai.client.lookup import NoFolderError
 from mlflow_batchai.client.signals import Signals
 from mlflow_batchai.documents.cluster import ClusterDocument
@@ -64,11 +64,11 @@ def scene(store_template, tmp_path, monkeypatch):
         location=None,
         record=None,
     )
-    request = creating.RunRequest(tracking, experiment, "My exp/1", "default", {"mlflow.user": "me"})
+    request = submitting.RunRequest(tracking, experiment, "My exp/1", "default", {"mlflow.user": "me"})
     spawned = []
     monkeypatch.setattr(detached, "detach", lambda argv, environment, log: spawned.append((argv, environment)) or 4711)
     scene = SimpleNamespace(mlflow=mlflow, experiment=experiment, cluster=cluster, spawned=spawned, root=tmp_path)
-    scene.submit = lambda **more: creating.submit(prepared, cluster, replace(request, **more))
+    scene.submit = lambda **more: submitting.create(prepared, cluster, replace(request, **more))
     scene.code = code
     scene.run = lambda: mlflow.search_runs([experiment])[0]
     return scene

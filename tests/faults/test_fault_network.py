@@ -21,8 +21,8 @@ HASTY = f"""{QUICK}
 index.HEARTBEAT_SECONDS = 1.0
 index.HASTE_SECONDS = 1.0
 ending.LAST_DRAIN_SECONDS = 1.0
-from mlflow_batchai.agent.share import sharetrouble
-sharetrouble.AWAY_SECONDS = 6.0
+from mlflow_batchai.agent.share import sharefiles
+sharefiles.AWAY_SECONDS = 6.0
 """
 # Stands for an allreduce that would wait for ever.
 HANGS = "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done"

@@ -11,7 +11,7 @@ from command_line import Cli
 from endless import DONE, STEPS
 
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Hold, Lease
+from mlflow_batchai.job.lease import Lease, LeaseState
 from mlflow_batchai.storage.directory import DirectoryShare
 
 
@@ -77,7 +77,7 @@ def test_restored_after_the_end_of_its_job(
     assert scene.process.returncode == 1 and why in said
     world.wait_gone()
     assert why in next((world.home / "followers").iterdir()).read_text()
-    assert Lease(scene.job).glance().hold is Hold.FREE
+    assert Lease(scene.job).view().state is LeaseState.FREE
     # Nobody relays it meanwhile.
     assert "no job that was signed with your key has not ended" in cli("job", "attach", "--all").err
     if delete is delete_run:

@@ -37,8 +37,8 @@ LINES = [f"line {step}" for step in range(STEPS)]
 TALKS = "trap 'exit 0' TERM; echo up; while :; do echo line; sleep 0.1; done"
 HASTY = """
 mounted.HEARTBEAT_SECONDS = 0.5
-from mlflow_batchai.agent.share import sharetrouble
-sharetrouble.AWAY_SECONDS = 8.0
+from mlflow_batchai.agent.share import sharefiles
+sharefiles.AWAY_SECONDS = 8.0
 """
 
 

@@ -16,7 +16,7 @@ from store_world import Gate, cut, hang, hang_up, status
 
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Hold, Lease
+from mlflow_batchai.job.lease import Lease, LeaseState
 from mlflow_batchai.storage.directory import DirectoryShare
 
 OUTPUTS = """
@@ -216,8 +216,8 @@ def test_the_relay_deadline(scene: Scene, cli: Cli) -> None:
         assert re.search(sentence, err), err
         assert re.search(sentence, scene.log), scene.log
         world.wait(lambda: not follower.is_running())
-        found = Lease(job).glance()
-        assert found.hold is Hold.FREE and re.search(sentence, found.trouble)
+        found = Lease(job).view()
+        assert found.state is LeaseState.FREE and re.search(sentence, found.trouble)
         assert world.client.get_run(scene.run_id).info.status == "RUNNING"
     said = cli("job", "attach", scene.name)
     assert said.code == 0, said

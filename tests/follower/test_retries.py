@@ -17,7 +17,7 @@ from mlflow_batchai.follower import detached, keeper, retries
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.follower.retries import Leaving, NotHereError, Retries, fence_seconds, pause_before
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Hold, Lease, LeaseLostError
+from mlflow_batchai.job.lease import Lease, LeaseLostError, LeaseState
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.tracking.runs import Tracking
 
@@ -420,8 +420,8 @@ def test_a_job_that_waits_for_attach(following, monkeypatch, ahead):
     run = client.get_run(made.plan["runId"])
     assert (run.info.status, run.data.tags["batchai.reason"], run.data.tags["batchai.attempt"]) == ("SCHEDULED", why, "2")
     assert run.data.tags["batchai.notes"].endswith("\nattempt 1 ended: rank 1 was killed")
-    found = Lease(made.job).glance()
-    assert (found.hold, found.trouble) == (Hold.FREE, f"job toy-0123: {why}")
+    found = Lease(made.job).view()
+    assert (found.state, found.trouble) == (LeaseState.FREE, f"job toy-0123: {why}")
     made.job.request_cancel("me", "")
     assert follow().terminated
     run = client.get_run(made.plan["runId"])

@@ -11,9 +11,9 @@ from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError, ShareError
 from mlflow_batchai.follower import watch as watch_module
 from mlflow_batchai.follower.watch import (
-    BOARD_PATIENCE_SECONDS,
     CANCEL_PATIENCE_SECONDS,
     DRAIN_PATIENCE_SECONDS,
+    INDEX_PATIENCE_SECONDS,
     SILENCE_MARGIN_SECONDS,
     Silence,
     Watch,
@@ -171,11 +171,11 @@ def test_ranks_may_save_what_they_have_before_they_are_ended(scene):
 def test_agents_that_look_seldom_hear_of_it_later(scene):
     made, world, _, check = scene(board=True)
     made.job.request_cancel("me", "")
-    made.job.board.look(now=True)
+    made.job.index.look(now=True)
     check()
     check(CANCEL_PATIENCE_SECONDS + 1)
     assert world.cancelled == 0
-    check(BOARD_PATIENCE_SECONDS)
+    check(INDEX_PATIENCE_SECONDS)
     assert world.cancelled == 1
 
 

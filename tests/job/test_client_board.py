@@ -1,4 +1,4 @@
-"""The board of an attempt: one listing says what is new, and is asked for no more often than is worth a request."""
+"""The index of an attempt: one listing says what is new, and is asked for no more often than is worth a request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.events import EventReader
-from mlflow_batchai.job.jobs import FAST_SECONDS, IDLE_SECONDS, Board
+from mlflow_batchai.job.jobs import FAST_SECONDS, IDLE_SECONDS, Index
 
 
 class Counting:
@@ -45,12 +45,12 @@ def job(made):
     """The job, over a share that counts, with a clock that stands still until it is moved."""
     found = made.job
     found.share = Counting(made.share)
-    found.board = Board(found.share, found.paths, Clock())
+    found.index = Index(found.share, found.paths, Clock())
     return found
 
 
 def later(job, seconds=60.0):
-    job.board._clock.now += seconds
+    job.index._clock.now += seconds
 
 
 def read(reader, *arguments):
@@ -61,32 +61,32 @@ def test_looks_are_as_rare_as_news(made, job):
     looks = []
     for _ in range(400):
         before = len(job.share.calls)
-        job.board.look()
+        job.index.look()
         if len(job.share.calls) > before:
-            looks.append(job.board._clock.now)
+            looks.append(job.index._clock.now)
         later(job, 0.25)
     gaps = [second - first for first, second in zip(looks, looks[1:], strict=False)]
     assert gaps[0] <= 2 * FAST_SECONDS and gaps == sorted(gaps) and gaps[-1] == pytest.approx(IDLE_SECONDS, abs=0.25)
     made.notice("beats-agent-1", 5)
     later(job, IDLE_SECONDS)
-    assert job.board.look()["beats-agent-1"] == 5
+    assert job.index.look()["beats-agent-1"] == 5
     later(job, IDLE_SECONDS - 0.01)
-    assert job.board.look() and len(job.share.calls) == len(looks) + 1, "a beat is no reason to hurry"
+    assert job.index.look() and len(job.share.calls) == len(looks) + 1, "a beat is no reason to hurry"
     made.notice("segments-agent-0", 1)
     later(job, 0.02)
-    assert job.board.look()["segments-agent-0"] == 1
+    assert job.index.look()["segments-agent-0"] == 1
     later(job, FAST_SECONDS)
-    job.board.look()
+    job.index.look()
     assert len(job.share.calls) == len(looks) + 3
 
 
 def test_a_look_that_fails_is_made_up_for_at_once(made, job):
     job.share.broken = True
     with pytest.raises(ShareError):
-        job.board.look()
+        job.index.look()
     job.share.broken = False
     made.notice("verdict")
-    assert "verdict" in job.board.look()
+    assert "verdict" in job.index.look()
 
 
 def test_an_idle_round_asks_for_nothing_but_the_board(made, job):
@@ -143,8 +143,8 @@ def test_a_cancel_request_and_a_verdict_are_put_up(made, job):
     verdict = made.verdict()
     assert not job.claim_verdict({**verdict, "by": "someone else"})
     # The agent died between its verdict and the notice of it: who finds the verdict there puts it up.
-    assert other.board is not None
-    assert other.board.look(now=True).keys() >= {"verdict"}
+    assert other.index is not None
+    assert other.index.look(now=True).keys() >= {"verdict"}
     assert other.state().ended
 
 

@@ -12,7 +12,7 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.follower.watch import CANCEL_PATIENCE_SECONDS, Watch
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Hold, Lease
+from mlflow_batchai.job.lease import Lease, LeaseState
 from mlflow_batchai.job.states import Snapshot, fold
 from mlflow_batchai.tracking.retrying import GivenUpError
 
@@ -217,8 +217,8 @@ def test_a_run_that_was_deleted_is_no_end_of_the_job_between_its_attempts(follow
     client.delete_run(run_id)
     with pytest.raises(GivenUpError, match=f"run {run_id} is deleted .*; job .* ended succeeded; .*batchai job attach"):
         follow()
-    left = Lease(made.job).glance()
-    assert left.hold is Hold.FREE and "is deleted (mlflow runs restore" in left.trouble
+    left = Lease(made.job).view()
+    assert left.state is LeaseState.FREE and "is deleted (mlflow runs restore" in left.trouble
     client.restore_run(run_id)
     assert follow().execution_state == "succeeded"
     check_both(made, client)

@@ -14,7 +14,7 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job import lease as lease_module
-from mlflow_batchai.job.lease import BOARD_PACE, PACE, Hold, Lease, LeaseLostError
+from mlflow_batchai.job.lease import INDEX_PACE, PACE, Lease, LeaseLostError, LeaseState
 
 GRACE_SECONDS = PACE[1]
 
@@ -113,7 +113,7 @@ def test_who_waits_where_looks_cost_requests_looks_seldom(folder):
     looks = []
     time = Time(during=lambda: looks.append(1))
     assert lease(made, time).acquire()
-    assert len(looks) <= 15 and time.now - 1000 > BOARD_PACE[1]
+    assert len(looks) <= 15 and time.now - 1000 > INDEX_PACE[1]
 
 
 def test_takeover_after_the_grace_time_and_the_holder_notices(folder):
@@ -166,26 +166,26 @@ def test_a_slow_first_word_counts_as_life(folder):
 
 def test_one_look_tells_what_it_can(folder):
     made = folder()
-    assert lease(made).glance()[:3] == (Hold.FREE, 0, None)
+    assert lease(made).view()[:3] == (LeaseState.FREE, 0, None)
     made.share.claim(made.paths.lease(1))
-    assert lease(made).glance()[:3] == (Hold.UNKNOWN, 1, None)
+    assert lease(made).view()[:3] == (LeaseState.UNKNOWN, 1, None)
     me = proc.identity()
     for holder, hold in [
-        (me, Hold.HELD),
-        ({**me, "started": 1}, Hold.FREE),
-        ({**me, "machine": "another pid:[1]", "host": "far"}, Hold.UNKNOWN),
-        ({}, Hold.UNKNOWN),
+        (me, LeaseState.HELD),
+        ({**me, "started": 1}, LeaseState.FREE),
+        ({**me, "machine": "another pid:[1]", "host": "far"}, LeaseState.UNKNOWN),
+        ({}, LeaseState.UNKNOWN),
     ]:
         made.write(made.paths.cursor(1), {"counter": 7, "attempt": 1, "finished": False, "holder": holder})
-        assert lease(made).glance() == (hold, 1, 7, holder, "", "")
-    assert lease(made).glance().who == "process ? on another machine"
-    assert lease(made).glance()._replace(holder=me).who == f"process {os.getpid()} on {socket.gethostname()}"
+        assert lease(made).view() == (hold, 1, 7, holder, "", "")
+    assert lease(made).view().who == "process ? on another machine"
+    assert lease(made).view()._replace(holder=me).who == f"process {os.getpid()} on {socket.gethostname()}"
     made.write(made.paths.cursor(1), {"counter": 7, "attempt": 1, "finished": True, "holder": me})
-    assert lease(made).glance().hold is Hold.FINISHED
+    assert lease(made).view().state is LeaseState.FINISHED
     # Its next attempt waits for a relay.
     made.verdict("failed")
     made.begin(2)
-    assert lease(made).glance().hold is Hold.FREE
+    assert lease(made).view().state is LeaseState.FREE
 
 
 def test_nothing_is_taken_after_the_end(folder):
@@ -294,13 +294,13 @@ def test_a_holder_in_trouble_is_pushed_out_by_who_can_reach_the_store(folder):
     assert not lease(made, time).acquire(able=able(True)) and asked == []
     holder.trouble = "401"
     holder.save({})
-    assert lease(made).glance()[0::4] == (Hold.HELD, "401")
+    assert lease(made).view()[0::4] == (LeaseState.HELD, "401")
     assert not lease(made, time).acquire(able=able(False))
     holder.check()
     before = time.now
     heir = lease(made, time)
     assert heir.acquire(able=able(True)) and asked == [False, True] and time.now == before + 100
-    assert (heir.number, heir.memory, lease(made).glance().trouble) == (2, {"cursor": {"agent-0": 3}}, "")
+    assert (heir.number, heir.memory, lease(made).view().trouble) == (2, {"cursor": {"agent-0": 3}}, "")
     with pytest.raises(LeaseLostError):
         holder.check()
 
@@ -328,15 +328,15 @@ def test_one_that_was_let_go_is_taken_at_once_with_its_memory(folder, monkeypatc
     holder.save({"state": "running"})
     with holder.beating():
         holder.release("the server has been away for 24 h")
-        assert lease(made).glance()[0::4] == (Hold.FREE, "the server has been away for 24 h")
+        assert lease(made).view()[0::4] == (LeaseState.FREE, "the server has been away for 24 h")
         assert not lease(made).finished()
-        beats = lease(made).glance().counter
+        beats = lease(made).view().counter
         time = Time()
         heir = lease(made, time)
         assert heir.acquire() and time.now == 1000.0
     assert (heir.number, heir.memory, heir.trouble) == (2, {"state": "running"}, "")
     assert protocol.decode_one(made.job.share.read(made.paths.cursor(1)))["counter"] == beats
-    assert lease(made).glance()[0::4] == (Hold.HELD, "")
+    assert lease(made).view()[0::4] == (LeaseState.HELD, "")
 
 
 def test_one_that_died_in_its_trouble_is_no_more_than_dead(folder):
@@ -344,4 +344,4 @@ def test_one_that_died_in_its_trouble_is_no_more_than_dead(folder):
     gone = {**proc.identity(), "started": 1}
     made.share.claim(made.paths.lease(1))
     made.write(made.paths.cursor(1), {"counter": 7, "attempt": 1, "finished": False, "holder": gone, "trouble": "401"})
-    assert lease(made).glance()[0::4] == (Hold.FREE, "")
+    assert lease(made).view()[0::4] == (LeaseState.FREE, "")

@@ -13,7 +13,7 @@ from mlflow_batchai.client.console import JobConsole
 from mlflow_batchai.errors import JobChangedError
 from mlflow_batchai.follower.watch import Watch
 from mlflow_batchai.job.events import EventReader
-from mlflow_batchai.job.lease import DAMAGED, Hold, Lease, usable
+from mlflow_batchai.job.lease import DAMAGED, Lease, LeaseState, usable
 
 BEAT = {"k": "beat", "t": 1}
 
@@ -377,7 +377,7 @@ def test_a_damaged_cursor_is_none(relayed, content):
     made.share.write(made.paths.cursor(1), content)
     made.share.claim(made.paths.relay + "/²")  # no number, though it looks like one
     lease = Lease(made.job)
-    assert not lease.finished() and lease.glance().hold is not Hold.HELD and lease.left_out() == []
+    assert not lease.finished() and lease.view().state is not LeaseState.HELD and lease.left_out() == []
     made.verdict()
     relay().finish(made.job.state())
     assert history(client, made.plan["runId"]) == {"loss": [(0, 1.5, 5)]}

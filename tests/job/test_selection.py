@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from mlflow_batchai.job.selection import select
 from mlflow_batchai.job.sent import Stamp
+from mlflow_batchai.tracking.outputs import select
 from mlflow_batchai.training.checkpoints import Checkpoints
 
 NOTE = {"epochs_done": 7, "batches": 0, "sha256": "0" * 64, "settings": None, "state": {}}

@@ -17,7 +17,7 @@ from mlflow_batchai.errors import ShareError
 from mlflow_batchai.follower import detached, follower
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job import lease
-from mlflow_batchai.job.lease import PACE, Hold, Lease, LeaseMonitor
+from mlflow_batchai.job.lease import PACE, Lease, LeaseMonitor, LeaseState
 
 _, GRACE_SECONDS, LOOK_SECONDS = PACE
 FAR = {"machine": "another pid:[1]", "pid": 7, "started": 1, "host": "far"}
@@ -39,7 +39,7 @@ class Scene:
 
     def after(self, seconds):
         self.now += seconds
-        return self.monitor.look().hold
+        return self.monitor.look().state
 
 
 @pytest.fixture
@@ -49,37 +49,37 @@ def scene(folder):
 
 def test_a_counter_that_moves_lives_and_one_that_stood_still_is_dead(scene):
     scene.holder(1)
-    assert scene.after(0) is Hold.UNKNOWN
-    assert scene.after(GRACE_SECONDS - 1) is Hold.UNKNOWN
+    assert scene.after(0) is LeaseState.UNKNOWN
+    assert scene.after(GRACE_SECONDS - 1) is LeaseState.UNKNOWN
     scene.holder(2)
-    assert scene.after(LOOK_SECONDS) is Hold.HELD
-    assert scene.after(GRACE_SECONDS) is Hold.HELD
-    assert scene.after(1) is Hold.FREE
+    assert scene.after(LOOK_SECONDS) is LeaseState.HELD
+    assert scene.after(GRACE_SECONDS) is LeaseState.HELD
+    assert scene.after(1) is LeaseState.FREE
     assert scene.monitor.look().who == "process 7 on far"
     # Another took it over.
     scene.holder(1, number=2)
-    assert scene.after(1) is Hold.HELD
+    assert scene.after(1) is LeaseState.HELD
     scene.holder(2, number=2, finished=True)
-    assert scene.after(1) is Hold.FINISHED
+    assert scene.after(1) is LeaseState.FINISHED
 
 
 def test_what_is_certain_needs_no_time(scene):
-    assert scene.after(0) is Hold.FREE
+    assert scene.after(0) is LeaseState.FREE
     scene.holder(1, proc.identity())
-    assert scene.after(1) is Hold.HELD
+    assert scene.after(1) is LeaseState.HELD
     scene.holder(1, {**proc.identity(), "started": 1})
-    assert scene.after(1) is Hold.FREE
+    assert scene.after(1) is LeaseState.FREE
 
 
 def test_one_of_this_machine_that_was_stopped_is_no_help(scene):
     scene.holder(1, proc.identity())
     scene.here = {os.getpid()}
-    assert scene.after(0) is Hold.HELD
+    assert scene.after(0) is LeaseState.HELD
     scene.holder(2, proc.identity())
-    assert (scene.after(GRACE_SECONDS), scene.after(GRACE_SECONDS)) == (Hold.HELD, Hold.HELD)
-    assert scene.after(1) is Hold.FREE
+    assert (scene.after(GRACE_SECONDS), scene.after(GRACE_SECONDS)) == (LeaseState.HELD, LeaseState.HELD)
+    assert scene.after(1) is LeaseState.FREE
     scene.here |= {1}
-    assert (scene.after(1), scene.monitor.look().holder["pid"]) == (Hold.HELD, 1)
+    assert (scene.after(1), scene.monitor.look().holder["pid"]) == (LeaseState.HELD, 1)
 
 
 def test_one_that_is_kept_from_the_store(scene):
@@ -88,30 +88,30 @@ def test_one_that_is_kept_from_the_store(scene):
         scene.holder(1, holder, trouble="401")
         scene.after(1)
         scene.holder(2, holder, trouble="401")
-        assert (scene.after(1), scene.monitor.look().trouble) == (Hold.HELD, "401")
+        assert (scene.after(1), scene.monitor.look().trouble) == (LeaseState.HELD, "401")
         scene.here = {1}
-        assert (scene.after(1), scene.monitor.look().trouble) == (Hold.HELD, "")
+        assert (scene.after(1), scene.monitor.look().trouble) == (LeaseState.HELD, "")
         scene.here = set()
 
 
 def test_a_follower_that_has_only_begun_is_enough(scene):
     who = f"process 23 on {socket.gethostname()}"
     scene.here = {23, 42}
-    assert (scene.after(0), scene.monitor.look().who) == (Hold.HELD, who)
+    assert (scene.after(0), scene.monitor.look().who) == (LeaseState.HELD, who)
     # It waits to see whether another lives.
     scene.holder(1)
     late = Scene(scene.made)
-    assert late.after(0) is Hold.UNKNOWN
+    assert late.after(0) is LeaseState.UNKNOWN
     late.here = {23}
-    assert (late.after(1), late.monitor.look().who) == (Hold.HELD, who)
-    assert late.after(GRACE_SECONDS) is Hold.HELD
+    assert (late.after(1), late.monitor.look().who) == (LeaseState.HELD, who)
+    assert late.after(GRACE_SECONDS) is LeaseState.HELD
 
 
 def test_looks_have_a_pace(scene):
     scene.after(0)
     scene.holder(1, finished=True)
-    assert scene.after(LOOK_SECONDS / 2) is Hold.FREE
-    assert scene.after(LOOK_SECONDS) is Hold.FINISHED
+    assert scene.after(LOOK_SECONDS / 2) is LeaseState.FREE
+    assert scene.after(LOOK_SECONDS) is LeaseState.FINISHED
 
 
 @pytest.fixture

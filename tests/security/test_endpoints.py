@@ -23,7 +23,7 @@ from mlflow_batchai.cluster import clusters
 from mlflow_batchai.documents.job import JobProperties
 from mlflow_batchai.documents.model import parse as parse_model
 from mlflow_batchai.errors import BatchAIError, ShareError
-from mlflow_batchai.follower import regained
+from mlflow_batchai.follower import credentials as of_attempts
 from mlflow_batchai.plan.volumes import check_volumes, choose_volumes
 from mlflow_batchai.storage import accounts, azure_client, credentials, open_share
 from mlflow_batchai.storage.azure_files import AzureFilesShare
@@ -202,9 +202,9 @@ def test_whatever_opens_the_account(
         lambda: AzureFilesShare(location).read("x"),
         lambda: for_nodes(location, 600),
         lambda: download_url(AzureFilesShare(location), "x", 5),
-        lambda: regained._opens_anew(volume, 600),
-        lambda: regained._opens_anew(replace(volume, how="cifs"), 600),
-        lambda: regained._opens_anew(replace(volume, kind="azureBlob"), 600),
+        lambda: of_attempts._opens_anew(volume, 600),
+        lambda: of_attempts._opens_anew(replace(volume, how="cifs"), 600),
+        lambda: of_attempts._opens_anew(replace(volume, kind="azureBlob"), 600),
     )
     assert logins == []
 

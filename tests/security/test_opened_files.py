@@ -26,9 +26,9 @@ from relay_world import Time
 from mlflow_batchai.admin.gc import Age, jobs, staged
 from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
-from mlflow_batchai.job import folders
+from mlflow_batchai.job import places
 from mlflow_batchai.job.events import EventReader
-from mlflow_batchai.job.lease import Hold, Lease
+from mlflow_batchai.job.lease import Lease, LeaseState
 from mlflow_batchai.job.sent import SentFiles, Stamp
 from mlflow_batchai.storage.directory import DirectoryShare
 
@@ -138,7 +138,7 @@ def test_a_client_reads_on(made: JobFolder, kind: str, clock: Time) -> None:
     assert (job.document(), job.changes(), job.handle()) == ({}, {}, None)
     assert list(job.snapshot().announces) == [0]
     # A holder that has said nothing: the next one takes over.
-    assert Lease(job).glance().hold is Hold.UNKNOWN and Lease(job, clock.clock, clock.sleep).acquire()
+    assert Lease(job).view().state is LeaseState.UNKNOWN and Lease(job, clock.clock, clock.sleep).acquire()
     assert not SentFiles(job, 2).has("outputs/x", Stamp(1, 1.0))
     found = [record for _, _, events in EventReader(job).read(to_the_end=True) for record in events]
     assert [record["k"] for record in found] == ["beat", "skipped", "beat"]
@@ -169,7 +169,7 @@ def test_gc_judges_others(made: JobFolder, tmp_path: Path, kind: str) -> None:
     put(kind, made.share.root / other / "batchai" / "plan.json")
     put(kind, made.share.root / ".batchai" / "prefixes" / "0")
     said: list[str] = []
-    found = folders.find(made.share)
+    found = places.find(made.share)
     going = jobs.find(made.share, found, Age(0.0), (), said.append)
     assert found == [other, FOLDER] and going == {}
     assert len(said) == 1 and f"{other} stays" in said[0]
@@ -268,7 +268,7 @@ def test_looking_at_a_job_takes_little_memory(made: JobFolder, kind: str, clock:
     def look() -> None:
         job = made.job
         job.state()
-        Lease(job).glance()
+        Lease(job).view()
         list(EventReader(job).read(to_the_end=True))
 
     assert memory_of(look) < 60

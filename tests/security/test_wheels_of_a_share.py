@@ -60,7 +60,7 @@ def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def named(share: Path) -> dict[str, str]:
-    from mlflow_batchai.plan.wheels import choose_wheels
+    from mlflow_batchai.plan.environments import choose_wheels
 
     return choose_wheels(ENVIRONMENT, share, DirectoryShare(share))[0]
 
@@ -166,7 +166,7 @@ def test_a_wheel_that_others_could_have_written_is_not_named(share: Path, attack
 
 @needs_root
 def test_the_submitter_is_told_which_are_not_used(share: Path) -> None:
-    from mlflow_batchai.plan.wheels import choose_wheels
+    from mlflow_batchai.plan.environments import choose_wheels
 
     a_stranger_s(make_wheel(share / "wheels" / NAME, "bad"))
     _, (sentence,) = choose_wheels(ENVIRONMENT, share, DirectoryShare(share))
@@ -188,7 +188,7 @@ def test_a_stranger_s_copy_of_a_wheel_of_ours_is_as_good(share: Path) -> None:
 def test_of_an_azure_share_those_that_were_built_here_are_named(
     azure: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlflow_batchai.plan.wheels import choose_wheels
+    from mlflow_batchai.plan.environments import choose_wheels
     from mlflow_batchai.storage import credentials
 
     monkeypatch.setenv("BATCHAI_HOROVOD_CACHE", str(tmp_path / "cache"))

@@ -275,7 +275,7 @@ def test_large_outputs_are_spoken_of(scene, monkeypatch):
 
     def log_artifact(*arguments):
         tags = client._real.get_run(made.plan["runId"]).data.tags
-        described.append((tags.get("mlflow.note.content", ""), Lease(made.job).glance().sending))
+        described.append((tags.get("mlflow.note.content", ""), Lease(made.job).view().sending))
         real(*arguments)
 
     client._real.log_artifact = log_artifact
@@ -283,7 +283,7 @@ def test_large_outputs_are_spoken_of(scene, monkeypatch):
     text, watched = described[-2]
     assert watched == "outputs: file 1 of 2, 0 of 4 MB" and f"sending `{watched}`" in text
     run = client.get_run(made.plan["runId"])
-    assert "sending" not in run.data.tags["mlflow.note.content"] and Lease(made.job).glance().sending == ""
+    assert "sending" not in run.data.tags["mlflow.note.content"] and Lease(made.job).view().sending == ""
 
 
 def test_few_outputs_are_not(scene):

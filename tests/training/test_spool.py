@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from mlflow_batchai.agent.transport.reports import Count, ReportReader
-from mlflow_batchai.training import spool
-from mlflow_batchai.training.spool import Spool
+from mlflow_batchai.training import report
+from mlflow_batchai.training.report import Spool
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,7 +58,7 @@ def test_what_it_hands_in_is_counted(own: Spool, reader: ReportReader) -> None:
 
 
 def test_a_full_disk_is_waited_for(own: Spool, reader: ReportReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(report, "AGAIN_SECONDS", 0.05)
     own.append(metric(0))
     with monkeypatch.context() as patched:
         full(patched)
@@ -79,7 +79,7 @@ def test_a_full_disk_is_waited_for(own: Spool, reader: ReportReader, monkeypatch
 def test_what_does_not_fit_into_memory_is_dropped_and_counted_by_key(
     own: Spool, reader: ReportReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool, "MOST_BYTES", 2000)
+    monkeypatch.setattr(report, "MOST_BYTES", 2000)
     own.append(metric(0))
     with monkeypatch.context() as patched:
         full(patched)
@@ -128,7 +128,7 @@ def test_a_disk_that_takes_nothing_from_the_start(own: Spool, reader: ReportRead
 def test_a_process_that_ends_waits_a_while_for_its_disk(tmp_path: Path) -> None:
     code = """
 import os, sys, threading, time
-from mlflow_batchai.training.spool import Spool
+from mlflow_batchai.training.report import Spool
 write, until = os.pwrite, time.monotonic() + 1.5
 os.pwrite = lambda fd, data, at: write(fd, data, at) if time.monotonic() > until else 0
 own = Spool(sys.argv[1], 0)

@@ -9,7 +9,7 @@ from mlflow_batchai.admin.gc.items import KINDS, Age, Item, Say
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import BatchAIError
-from mlflow_batchai.job import folders
+from mlflow_batchai.job import places
 from mlflow_batchai.storage import Share
 
 
@@ -52,7 +52,7 @@ def find(age: Age, say: Say, only: str | None = None, deleted: Collection[str] =
 
 
 def _of_share(share: Share, age: Age, deleted: Collection[str], say: Say) -> list[Item]:
-    found = folders.find(share)
+    found = places.find(share)
     going = jobs.find(share, found, age, deleted, say)
     try:
         return [*going.values(), *staged.find(share, found, going, age)]

@@ -13,7 +13,7 @@ from mlflow_batchai.admin.gc.items import Age, Item, Say
 from mlflow_batchai.agent.protocol import PROTOCOL_VERSION, JobPaths
 from mlflow_batchai.errors import BatchAIError, ShareNotFoundError
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import Hold, Lease
+from mlflow_batchai.job.lease import Lease, LeaseState
 from mlflow_batchai.job.places import output_places
 from mlflow_batchai.storage import Share, spelling
 from mlflow_batchai.storage.base import Entry
@@ -123,7 +123,7 @@ def _judge_job(job: Job, there: dict[str, Entry], age: Age, deleted: Collection[
         # Nobody can attach to one whose run is deleted; it goes as soon as nobody can be at it.
         if not is_deleted:
             return f"its results are not in MLflow yet: batchai job attach {job.name}"
-        if lease.glance().hold is not Hold.FREE and not age.is_past(since):
+        if lease.view().state is not LeaseState.FREE and not age.is_past(since):
             return "its run was deleted, and a process may relay it still"
     reason = "its run was deleted" if is_deleted else "its submit failed" if by_submitter else "ended; results are in MLflow"
     if not is_deleted and not age.is_past(since):

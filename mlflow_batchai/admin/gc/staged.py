@@ -9,7 +9,7 @@ from typing import Any
 from mlflow_batchai.admin.gc.items import Age, Item
 from mlflow_batchai.agent.protocol import OBJECTS, TREES
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.job import folders
+from mlflow_batchai.job import places
 from mlflow_batchai.storage import Share
 from mlflow_batchai.storage.base import Entry
 from mlflow_batchai.storage.objects import each
@@ -56,7 +56,7 @@ def named_hashes(share: Share, found: Sequence[str]) -> set[str]:
         ShareError: a plan can't be read, so that nobody knows.
     """
     hashes: set[str] = set()
-    for folder, plan in zip(found, each(share, partial(folders.plan_record, share), found), strict=True):
+    for folder, plan in zip(found, each(share, partial(places.plan_record, share), found), strict=True):
         if plan is not None:
             hashes.update(_hashes(plan))
         elif any(entry.name == "plan.json" for entry in share.list(f"{folder}/batchai")):
@@ -80,7 +80,7 @@ def _remove(share: Share, age: Age) -> bool:
         with sweeping(share) as sweep:
             # What says that a whole set lies there: true only as long as all of it does.
             share.delete(TREES)
-            unnamed = [path for path, _ in _unnamed(share, named_hashes(share, folders.find(share)), age)]
+            unnamed = [path for path, _ in _unnamed(share, named_hashes(share, places.find(share)), age)]
             removed = sweep.remove(unnamed)
         if removed == len(unnamed):
             return True

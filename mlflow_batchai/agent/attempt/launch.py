@@ -5,7 +5,7 @@ import time
 from typing import Any, Callable, List, Mapping, Optional, Sequence
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.attempt import launchers, ranks
+from mlflow_batchai.agent.attempt import launchers
 from mlflow_batchai.agent.attempt.preparation import logged_task
 from mlflow_batchai.agent.layout import NodeLayout, archive_path, node_id
 from mlflow_batchai.agent.outcome import Failure, Stop
@@ -33,7 +33,7 @@ class Launch:
         shipper: Shipper,
         runtime: Runtime,
         peers: Peers,
-        known: ranks.Known,
+        known: launchers.Known,
         counts: Sequence[int],
         check: Callable[[], None],
     ) -> None:
@@ -67,7 +67,7 @@ class Launch:
             hosts,
             str(self._plan.process_count),
         ]
-        self._runtime.start(task, argv, ranks.job_variables(self._layout, self._known), stdin=True, helper=True)
+        self._runtime.start(task, argv, launchers.job_variables(self._layout, self._known), stdin=True, helper=True)
         until = time.monotonic() + RENDEZVOUS_SECONDS
         while True:
             self._runtime.pump(0.02)
@@ -96,7 +96,7 @@ class Launch:
         layout = self._layout
         for slot in self._slots:
             task = logged_task(self._shipper, "rank %d" % slot.rank, slot.rank)
-            environment = ranks.rank_environment(
+            environment = launchers.rank_environment(
                 layout,
                 self._known,
                 slot,
@@ -105,7 +105,7 @@ class Launch:
                 self._peers.announces[layout.node]["cores"],
                 archive_path(),
             )
-            self._runtime.start(task, ranks.argv(self._plan), environment)
+            self._runtime.start(task, launchers.argv(self._plan), environment)
         self._shipper.record("started", urgent=True, node=layout.node, ranks=[slot.rank for slot in self._slots])
         self._shipper.note("started %d rank(s): %s" % (len(self._slots), self._plan.command))
 

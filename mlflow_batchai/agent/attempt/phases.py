@@ -6,7 +6,7 @@ import time
 from typing import Any, Dict, Mapping, Optional, Set, Tuple
 
 from mlflow_batchai.agent import containers, protocol, staging
-from mlflow_batchai.agent.attempt import launchers, ranks
+from mlflow_batchai.agent.attempt import launchers
 from mlflow_batchai.agent.attempt.gpu_allocation import GpuAllocation
 from mlflow_batchai.agent.attempt.interface_choice import Meeting
 from mlflow_batchai.agent.attempt.launch import Launch
@@ -218,10 +218,10 @@ class Phases:
 
     def _environment(self) -> Dict[str, str]:
         """Of preparation and helpers."""
-        return ranks.job_variables(self.layout, self._known())
+        return launchers.job_variables(self.layout, self._known())
 
-    def _known(self) -> ranks.Known:
-        return ranks.Known(
+    def _known(self) -> launchers.Known:
+        return launchers.Known(
             os.environ,
             self.peers.addresses(),
             self.gpus.own,

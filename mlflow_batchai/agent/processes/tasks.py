@@ -5,10 +5,38 @@ import os
 import signal
 import subprocess
 import time
-from typing import IO, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import IO, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from mlflow_batchai.agent.permissions import PRIVATE
 from mlflow_batchai.agent.processes import proc
+
+
+def waiting(members: Set[int]) -> Set[int]:
+    """Of what runs in a container the first process of each command, if something runs below it and SIGTERM would end it."""
+    above = {pid: proc.parent(pid) for pid in members}
+    parents = set(above.values())
+    return {pid for pid, parent in above.items() if parent not in members and pid in parents and not _catches_sigterm(pid)}
+
+
+def hold(pids: Set[int]) -> None:
+    """Keep them from going on with their next command."""
+    proc.send(pids, signal.SIGSTOP)
+
+
+def release(pids: Set[int]) -> None:
+    """Let them go on, to SIGTERM and nothing else."""
+    proc.send(pids, signal.SIGTERM)
+    proc.send(pids, signal.SIGCONT)
+
+
+def _catches_sigterm(pid: int) -> bool:
+    try:
+        with open("/proc/%d/status" % pid, encoding="ascii", errors="replace") as file:
+            masks = [line.split()[1] for line in file if line.startswith(("SigCgt:", "SigIgn:"))]
+    except OSError:  # it has gone
+        return False
+    return any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in masks)
+
 
 # A line longer than this is passed on in pieces.
 LONGEST_LINE = 65536

@@ -11,17 +11,106 @@ import functools
 import itertools
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.agent.share.base import MAX_PENDING_BYTES, NotMountedError
-from mlflow_batchai.agent.share.sharetrouble import ShareTrouble
+from mlflow_batchai.agent.share.sharefiles import ShareTrouble
 from mlflow_batchai.agent.transport.inbox import Inbox
 from mlflow_batchai.agent.transport.logfiles import EXECUTION, LogFiles, log_record
-from mlflow_batchai.agent.transport.resend import Resend
-from mlflow_batchai.agent.transport.unhurried import Unhurried
+
+# While the share takes nothing: of more the oldest are given up.
+MOST = 4096
+MOST_AT_ONCE = 256
+
+
+class Unhurried:
+    """A queue of such records, for several threads.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._records: Deque[Record] = collections.deque(maxlen=MOST)
+        self._since: Optional[float] = None
+
+    def add(self, kind: str, **fields: Any) -> None:
+        """A record of now."""
+        with self._lock:
+            self._records.append(dict(fields, k=kind, t=protocol.now_ms()))
+            if self._since is None:
+                self._since = self._clock()
+
+    def take(self, after: float = 0.0) -> List[Record]:
+        """The oldest ones, if the oldest has waited for so many seconds; they are the caller's now."""
+        with self._lock:
+            if self._since is None or self._clock() - self._since < after:
+                return []
+            taken = [self._records.popleft() for _ in range(min(len(self._records), MOST_AT_ONCE))]
+            if not self._records:
+                self._since = None
+            return taken
+
+
+# How often it is looked whether the share still has what it took in the last minutes, and how much is kept for that: a server
+# that crashes may lose what it has acknowledged (nfs(5): async), and somebody may remove a file.
+CHECK_SECONDS, RECENT_SECONDS = 5.0, 120.0
+MOST_KEPT, MOST_KEPT_BYTES = 2000, 8 << 20
+
+
+class Sent(NamedTuple):
+    """An event file of so many bytes that the share has taken at that time (``time.monotonic``)."""
+
+    sequence: int
+    records: List[Record]
+    size: int
+    at: float
+
+
+class Resend:
+    """What an agent has sent, the last of it.
+
+    Args:
+        sizes: given a sequence, the bytes of each of the agent's event files from that one on.
+        send: writes one.
+    """
+
+    def __init__(self, sizes: Callable[[int], Dict[int, int]], send: Callable[[int, List[Record]], object]) -> None:
+        self._sizes = sizes
+        self._send = send
+        self._sent: Deque[Sent] = collections.deque()
+        self._bytes = 0
+        self._checked = time.monotonic()
+        self._is_over = False
+
+    def add(self, sequence: int, records: List[Record], size: int) -> None:
+        """Keep one; the oldest are given up."""
+        self._sent.append(Sent(sequence, records, size, time.monotonic()))
+        self._bytes += size
+        while self._bytes > MOST_KEPT_BYTES or len(self._sent) > MOST_KEPT:
+            self._bytes -= self._sent.popleft().size
+
+    def check(self, last: bool) -> None:
+        """Write again what is gone of the last minutes, if it is time to; of all that is kept, once, when nothing more comes.
+
+        Raises:
+            OSError: the share can't be looked at, or doesn't take it: it is looked for once more.
+        """
+        now = time.monotonic()
+        if self._is_over or (now - self._checked < CHECK_SECONDS and not last):
+            return
+        kept = [sent for sent in self._sent if last or now - sent.at < RECENT_SECONDS]
+        there = self._sizes(kept[0].sequence) if kept else {}
+        for sent in kept:
+            if there.get(sent.sequence) != sent.size:
+                self._send(sent.sequence, sent.records)
+        self._checked, self._is_over = now, last
+
 
 TICK_SECONDS = 0.25
 # Of output in one segment, and in one record: as JSON each byte may be six.

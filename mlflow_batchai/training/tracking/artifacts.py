@@ -16,7 +16,7 @@ from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from mlflow_batchai.training.constants import TRACKING_URI
 from mlflow_batchai.training.tracking import job
-from mlflow_batchai.training.tracking.refusals import RefusedError
+from mlflow_batchai.training.tracking.job import RefusedError
 
 BLOCK = 1 << 20
 # For so long a share may be away; the agent ends the job then.

@@ -28,8 +28,8 @@ from mlflow.utils.search_utils import SearchUtils
 from mlflow_batchai.training import report
 from mlflow_batchai.training.constants import TRACKING_URI
 from mlflow_batchai.training.tracking import job
+from mlflow_batchai.training.tracking.job import RefusedError, Refusing
 from mlflow_batchai.training.tracking.models import ScriptModels
-from mlflow_batchai.training.tracking.refusals import RefusedError, Refusing
 
 _log = logging.getLogger(__name__)
 

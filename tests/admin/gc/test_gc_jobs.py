@@ -14,7 +14,7 @@ from mlflow_batchai.admin.gc.items import Age, Item
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.protocol import JobPaths
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
-from mlflow_batchai.job import folders
+from mlflow_batchai.job import places
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.storage.directory import DirectoryShare
 
@@ -24,7 +24,7 @@ DAY = 86400.0
 def look(control: Any, days: float = 30, deleted: Iterable[str] = ()) -> dict[str, Item]:
     """Folder -> item of those that can go."""
     control.said.clear()
-    found = jobs.find(control.share, folders.find(control.share), Age(days * DAY), set(deleted), control.said.append)
+    found = jobs.find(control.share, places.find(control.share), Age(days * DAY), set(deleted), control.said.append)
     assert [item.path for item in found.values()] == [f"{control.share.url}/{folder}" for folder in found]
     return found
 
@@ -138,8 +138,8 @@ def test_outputs_and_logs_elsewhere_on_the_share(control: Any) -> None:
 def test_under_every_prefix(control: Any) -> None:
     one, two = control.job("one", ended=31, prefix="external"), control.job("two", ended=31, prefix="deep/down")
     assert list(look(control)) == [one]
-    folders.note(control.share, "deep/down")
-    folders.note(control.share, "")
+    places.note(control.share, "deep/down")
+    places.note(control.share, "")
     assert sorted(look(control)) == sorted([one, two])
 
 

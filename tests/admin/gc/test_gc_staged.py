@@ -11,14 +11,14 @@ from mlflow_batchai.admin.gc import staged
 from mlflow_batchai.admin.gc.items import Age, Item
 from mlflow_batchai.agent.protocol import OBJECTS, TREES, object_path
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.job import folders
+from mlflow_batchai.job import places
 from mlflow_batchai.storage import sweeps
 
 DAY = 86400.0
 
 
 def look(control: Any, going: tuple[str, ...] = (), days: float = 30) -> list[Item]:
-    return staged.find(control.share, folders.find(control.share), going, Age(days * DAY))
+    return staged.find(control.share, places.find(control.share), going, Age(days * DAY))
 
 
 def test_what_no_job_names(control: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the agents of another attempt are told: what opens a job's volumes, and its secrets, which were written down nowhere."""
+"""The volume credentials and secrets for the agents of a new attempt, looked for again: they were written down nowhere."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SECRET_PREFIX = "BATCHAI_SECRET_"
 REGISTRY = {"username": "BATCHAI_REGISTRY_USERNAME", "password": "BATCHAI_REGISTRY_PASSWORD"}
 
 
-def told(
+def for_next_attempt(
     job: Job,
     cluster: Cluster,
     seconds: float,
     environment: Mapping[str, str] = os.environ,
     kept: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What agents are told on their standard input (``agent/agent.py``).
+    """Collect what agents read on their standard input (``agent/agent.py``).
 
     What opens a storage account is looked for as at submit, except that the job's document is gone; the job's secrets are taken
     from variables ``BATCHAI_SECRET_<NAME>``, its registry's user from ``BATCHAI_REGISTRY_USERNAME`` and ``_PASSWORD``. Those
