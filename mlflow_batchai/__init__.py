@@ -1,8 +1,10 @@
 """mlflow-batchai: Batch AI jobs as an MLflow project backend.
 
 Importing this package is free: what needs MLflow (2 s and 170 MB) is loaded only when it is asked for.
-The same file travels to the nodes, so it keeps to Python 3.8.
+The same file travels to the nodes, so it keeps to Python 3.9.
 """
+
+from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
@@ -25,5 +27,5 @@ def __getattr__(name: str) -> object:
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
-def __dir__() -> "list[str]":
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

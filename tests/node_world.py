@@ -33,15 +33,15 @@ exit 0
 """
 
 
-def python38() -> str | None:
-    """A Python 3.8 of this machine, or None."""
-    names = ["python3.8", *sorted(str(path) for path in Path("~/.pyenv/versions").expanduser().glob("3.8*/bin/python"))]
+def python39() -> str | None:
+    """A Python 3.9 of this machine, or None."""
+    names = ["python3.9", *sorted(str(path) for path in Path("~/.pyenv/versions").expanduser().glob("3.9*/bin/python"))]
     for name in names:
         try:
             done = subprocess.run([name, "-c", "import sys; print(sys.version_info[:2])"], capture_output=True, check=False)
         except OSError:
             continue
-        if done.stdout.strip() == b"(3, 8)":
+        if done.stdout.strip() == b"(3, 9)":
             return name
     return None
 
@@ -255,10 +255,11 @@ class Cluster:
                 lines = [
                     "import sys",
                     f"sys.path.insert(0, {str(self._agent)!r})",
-                    "from mlflow_batchai.agent import agent, ending, inbox, mountfiles, peers, phases, protocol, runtime",
-                    "from mlflow_batchai.agent import sharefiles, shipper, staging",
+                    "from mlflow_batchai.agent import agent, peers, protocol, runtime, staging",
+                    "from mlflow_batchai.agent.attempt import ending, phases",
                     "from mlflow_batchai.agent.reservation import agents",
-                    "from mlflow_batchai.agent.share import index, mounted, rest, wire",
+                    "from mlflow_batchai.agent.transport import inbox, shipper",
+                    "from mlflow_batchai.agent.share import index, mounted, mountfiles, rest, sharefiles, wire",
                     self.patch,
                     patch,
                     "sys.exit(agent.main(sys.argv[2:]))",

@@ -1,1 +1,1 @@
-"""What runs on a node: standard library, Python 3.8, sent there as one ``agent.pyz``."""
+"""What runs on a node: standard library, Python 3.9, sent there as one ``agent.pyz``."""

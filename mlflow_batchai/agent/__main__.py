@@ -1,11 +1,12 @@
 """``python agent.pyz VERB ...``: the one file that a node is sent."""
 
+from __future__ import annotations
+
 import json
 import sys
-from typing import List
 
 
-def main(arguments: List[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run a verb; 2 for an unknown one."""
     verb, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if verb == "agent":
@@ -36,7 +37,7 @@ def main(arguments: List[str]) -> int:
         from mlflow_batchai.horovod_wheel import builder
 
         return builder.main(rest)
-    sys.stderr.write("agent.pyz: unknown verb %s\n" % json.dumps(verb))
+    sys.stderr.write(f"agent.pyz: unknown verb {json.dumps(verb)}\n")
     return 2
 
 

@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import time
-from typing import Any, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from mlflow_batchai.agent import boot, containers, leftovers, permissions, protocol, staging
 from mlflow_batchai.agent.attempt import terms

@@ -24,8 +24,8 @@ class FolderError(Exception):
 
 def main() -> None:
     """Check the folder and the archive, then run it."""
-    if sys.version_info < (3, 8):  # noqa: UP036 (nodes have the Python that they have)
-        sys.exit("%s is Python %s; install 3.8 or newer" % (sys.executable, sys.version.split()[0]))
+    if sys.version_info < (3, 9):
+        sys.exit("%s is Python %s; install 3.9 or newer" % (sys.executable, sys.version.split()[0]))
     root, name, sha256 = sys.argv[1:4]
     try:
         folder = own_folder(os.path.join(own_folder(os.path.expanduser(root)), "agents"))
@@ -129,9 +129,10 @@ def _is_root_or_us(user: int) -> bool:
 def _unmapped_root() -> int:
     """What root's files show as their owner in a user namespace that has no root (Apptainer's, say); -1 elsewhere."""
     try:
-        with open("/proc/self/uid_map", encoding="ascii") as mapped, open(
-            "/proc/sys/kernel/overflowuid", encoding="ascii"
-        ) as other:
+        with (
+            open("/proc/self/uid_map", encoding="ascii") as mapped,
+            open("/proc/sys/kernel/overflowuid", encoding="ascii") as other,
+        ):
             return -1 if any(line.split()[0] == "0" for line in mapped) else int(other.read())
     except (OSError, ValueError):
         return -1

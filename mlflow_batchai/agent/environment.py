@@ -3,9 +3,11 @@
 The submitter's environment does not leak, nor does the node's: a short allow-list of it, then what the document says.
 """
 
+from __future__ import annotations
+
 import os
 import re
-from typing import Dict, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
 
 from mlflow_batchai.agent.layout import NodeLayout, expand
 from mlflow_batchai.agent.plan import Plan
@@ -42,7 +44,7 @@ ALLOWED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_")
 TRACKING_URI = "batchai://job"
 
 
-def allowed(environment: Mapping[str, str]) -> Dict[str, str]:
+def allowed(environment: Mapping[str, str]) -> dict[str, str]:
     """The part of a node's own environment that processes of a job may see."""
     return {name: value for name, value in environment.items() if name in ALLOWED_NAMES or name.startswith(ALLOWED_PREFIXES)}
 
@@ -51,7 +53,7 @@ BUILD_NAMES = frozenset(["BATCHAI_HOROVOD_CACHE", "XDG_CACHE_HOME", "REQUESTS_CA
 BUILD_PREFIXES = ("PIP_", "UV_")
 
 
-def for_builds(environment: Mapping[str, str]) -> Dict[str, str]:
+def for_builds(environment: Mapping[str, str]) -> dict[str, str]:
     """What building a training environment may see besides: where packages come from and where they are cached."""
     return {name: value for name, value in environment.items() if name in BUILD_NAMES or name.startswith(BUILD_PREFIXES)}
 
@@ -78,12 +80,12 @@ ENGINE_NAMES = frozenset(
 )
 
 
-def for_engines(environment: Mapping[str, str]) -> Dict[str, str]:
+def for_engines(environment: Mapping[str, str]) -> dict[str, str]:
     """What a container engine's client may see besides: where its daemon is, and its configuration. No secret is among it."""
     return {name: value for name, value in environment.items() if name in ENGINE_NAMES}
 
 
-def for_agents(environment: Mapping[str, str]) -> Dict[str, str]:
+def for_agents(environment: Mapping[str, str]) -> dict[str, str]:
     """What an agent is started with: ranks see ``allowed`` of it."""
     return dict(allowed(environment), **for_builds(environment), **for_engines(environment))
 
@@ -91,7 +93,7 @@ def for_agents(environment: Mapping[str, str]) -> Dict[str, str]:
 _WAY_OUT = re.compile(r"NCCL_\w+|(?i:(https?|no|all)_proxy)")
 
 
-def in_container(environment: Mapping[str, str], image: Mapping[str, str]) -> Dict[str, str]:
+def in_container(environment: Mapping[str, str], image: Mapping[str, str]) -> dict[str, str]:
     """What processes in a container see of the node's environment: the way out, and what its network needs.
 
     All else describes what lies on the node (PATH, libraries, locales): there the image's own counts.
@@ -102,7 +104,7 @@ def in_container(environment: Mapping[str, str], image: Mapping[str, str]) -> Di
     return {**{name: value for name, value in environment.items() if _WAY_OUT.fullmatch(name)}, **image}
 
 
-def thread_variables(threads: int) -> Dict[str, str]:
+def thread_variables(threads: int) -> dict[str, str]:
     """CPU threads of one rank, in the words of the libraries that ask."""
     count = str(max(1, threads))
     return {
@@ -121,9 +123,9 @@ def job_environment(
     gpus: int,
     secrets: Mapping[str, str],
     python: str,
-    extra: Optional[Mapping[str, str]] = None,
-    image: Optional[Mapping[str, str]] = None,
-) -> Dict[str, str]:
+    extra: Mapping[str, str] | None = None,
+    image: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """Environment of job preparation and, with ``extra``, of a rank.
 
     Later ones win: the allow-list (in a container the image's own), the service's variables, parameters, constants of

@@ -8,7 +8,8 @@ import re
 import shutil
 import signal
 import subprocess
-from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Callable, NamedTuple, Optional
 
 from mlflow_batchai.agent.staging import SetupError
 
@@ -19,8 +20,8 @@ LISTING_SECONDS = 40.0
 _LINE = re.compile(r"(?:GPU (?P<index>\d+):|\s+MIG ).*\(UUID: (?P<uuid>(?:GPU|MIG)-[^)\s]+)\)")
 
 # (exit code or None for a program that did not end in time, its output)
-Run = Callable[[List[str], Mapping[str, str]], Tuple[Optional[int], str]]
-Part = Tuple[int, int]
+Run = Callable[[list[str], Mapping[str, str]], tuple[Optional[int], str]]
+Part = tuple[int, int]
 
 
 class Gpus(NamedTuple):

@@ -4,9 +4,11 @@ The names are Batch AI's (reference: its documentation "using-batchai-environmen
 had ``/mnt/batch/tasks/shared/LS_root``, we have one folder per node.
 """
 
+from __future__ import annotations
+
 import os
 import re
-from typing import Dict, List, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
 
 from mlflow_batchai.agent.plan import AZURE_KINDS, Plan, StagedInput, Volume
 from mlflow_batchai.agent.protocol import JobPaths, job_mark
@@ -20,7 +22,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     return _REFERENCE.sub(lambda match: variables.get(match.group("braced") or match.group("plain"), match.group(0)), text)
 
 
-def undefined(text: str, variables: Mapping[str, str]) -> List[str]:
+def undefined(text: str, variables: Mapping[str, str]) -> list[str]:
     """The ``AZ_BATCHAI_*`` names that a text refers to and that do not exist, each once, in order."""
     names = [match.group("braced") or match.group("plain") for match in _REFERENCE.finditer(text)]
     return [name for name in dict.fromkeys(names) if name.startswith("AZ_BATCHAI_") and name not in variables]
@@ -45,7 +47,7 @@ class NodeLayout:
         umask: the ranks'.
     """
 
-    def __init__(self, root: str, plan: Plan, node: int, share: Optional[str] = None, sas: Optional[str] = None) -> None:
+    def __init__(self, root: str, plan: Plan, node: int, share: str | None = None, sas: str | None = None) -> None:
         self.root = root
         self.plan = plan
         self.node = node
@@ -64,7 +66,7 @@ class NodeLayout:
         self.umask = int(plan.umask, 8)
         cached = plan.preparation_cache
         # What a cached preparation leaves, for later jobs too; None: preparation is the job's own.
-        self.prepared: Optional[str] = os.path.join(root, "prepared", cached) if cached else None
+        self.prepared: str | None = os.path.join(root, "prepared", cached) if cached else None
         self.mounted_share = os.path.join(self.cluster_mounts, plan.control_mount)
         self.share = share or self.mounted_share
         self.control = open_control(self.share, sas)
@@ -83,7 +85,7 @@ class NodeLayout:
         """Where a staged parameter's file or folder lies on this node."""
         return os.path.join(self.inputs, staged.variable, staged.name)
 
-    def volume_root(self, path: str) -> Optional[str]:
+    def volume_root(self, path: str) -> str | None:
         """The mount point of the plan's volume that a path on this node lies in, by its name; None: it lies in none whose files
         have owners and modes of their own (Azure's have those that their mount gives to all)."""
         for volume in self.plan.volumes:
@@ -97,7 +99,7 @@ class NodeLayout:
         base = self.job_mounts if volume.scope == "job" else self.cluster_mounts
         return os.path.join(base, *volume.path.split("/"))
 
-    def roots(self) -> Dict[str, str]:
+    def roots(self) -> dict[str, str]:
         """The variables that other paths start from."""
         return {
             "AZ_BATCHAI_MOUNT_ROOT": self.cluster_mounts,
@@ -107,7 +109,7 @@ class NodeLayout:
             "AZ_BATCHAI_SHARED_JOB_TEMP": self.shared_temp,
         }
 
-    def directories(self) -> Dict[str, str]:
+    def directories(self) -> dict[str, str]:
         """AZ_BATCHAI_INPUT_<ID>, AZ_BATCHAI_OUTPUT_<ID> and AZ_BATCHAI_STDOUTERR_DIR, absolute."""
         roots = self.roots()
         found = {"AZ_BATCHAI_STDOUTERR_DIR": self.mounted_stdouterr}
@@ -121,7 +123,7 @@ class NodeLayout:
             )
         return found
 
-    def service_variables(self, addresses: Sequence[str], gpus: int) -> Dict[str, str]:
+    def service_variables(self, addresses: Sequence[str], gpus: int) -> dict[str, str]:
         """Every variable that the service sets for the job's processes, whatever the framework.
 
         Args:
@@ -150,7 +152,7 @@ def log_name(plan: Plan, node: int, kind: str) -> str:
 
 def node_id(node: int) -> str:
     """The id of a node in file names and for Horovod (Batch AI's were ``tvm-<pool>-<n>``)."""
-    return "node-%d" % node
+    return f"node-{node}"
 
 
 def archive_path() -> str:

@@ -4,20 +4,23 @@ Agents remove by themselves what every job leaves (``tidy``). Environments and k
 until then.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import os
 import re
 import stat
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable, NamedTuple
 
 from mlflow_batchai.agent.environments import kept
 from mlflow_batchai.agent.layout import archive_path
 from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.reservation.agents import living
 
-Answer = Dict[str, Any]
+Answer = dict[str, Any]
 
 DAY_SECONDS = 86400.0
 LOG_SECONDS = 30 * DAY_SECONDS
@@ -50,10 +53,10 @@ class Leftover(NamedTuple):
 def leftovers(
     root: str,
     seconds: float,
-    environments: Optional[str] = None,
-    agents: Optional[str] = None,
-    archive: Optional[str] = None,
-    remove: Optional[Sequence[str]] = None,
+    environments: str | None = None,
+    agents: str | None = None,
+    archive: str | None = None,
+    remove: Sequence[str] | None = None,
 ) -> Answer:
     """What wasn't used for so many seconds and isn't in use now; with ``remove``, those of them are removed.
 
@@ -88,7 +91,7 @@ def leftovers(
     return {"items": items, "gone": []}
 
 
-def tidy(root: str, now: float, archive: Optional[str] = None) -> None:
+def tidy(root: str, now: float, archive: str | None = None) -> None:
     """Remove agents' logs after 30 days, archives and tools that clients have sent after 90 days without use.
 
     Called by an agent that has the node; what can't be removed is left.
@@ -150,7 +153,7 @@ def _is_old(folder: str, before: float) -> bool:
     return used is not None and used < before
 
 
-def _last_use(folder: str) -> Optional[float]:
+def _last_use(folder: str) -> float | None:
     """The time of its marker, which those who use it keep young; of one that was never finished, its own."""
     for path in (os.path.join(folder, kept.MARKER), folder):
         try:
@@ -174,7 +177,7 @@ def _archives(folder: str, own: str, before: float) -> Iterator[Leftover]:
     yield from _files(folder, "agent", _ARCHIVE, before, lambda path: path == own or path in proc.arguments())
 
 
-def _files(folder: str, kind: str, names: "re.Pattern[str]", before: float, keep: Callable[[str], bool]) -> Iterator[Leftover]:
+def _files(folder: str, kind: str, names: re.Pattern[str], before: float, keep: Callable[[str], bool]) -> Iterator[Leftover]:
     for name in _names(folder, names):
         path = os.path.join(folder, name)
         try:
@@ -197,11 +200,11 @@ def _unlink(path: str) -> bool:
     return True
 
 
-def _names(folder: str, pattern: "re.Pattern[str]") -> List[str]:
+def _names(folder: str, pattern: re.Pattern[str]) -> list[str]:
     try:
         return sorted(name for name in os.listdir(folder) if pattern.search(name))
     except OSError:
         return []
 
 
-VERBS: Dict[str, Callable[..., Answer]] = {"leftovers": leftovers}
+VERBS: dict[str, Callable[..., Answer]] = {"leftovers": leftovers}

@@ -13,11 +13,11 @@ import socket
 import socketserver
 import struct
 import threading
-from typing import Any, Dict, NamedTuple
+from typing import Any, NamedTuple
 
 from mlflow_batchai.agent.processes import proc
 
-Interface = Dict[str, Any]
+Interface = dict[str, Any]
 
 LOOPBACK: Interface = {"name": "lo", "address": "127.0.0.1"}
 PROBE_SECONDS = 5.0

@@ -1,6 +1,9 @@
 """How an attempt ends: a node's failure with its cause, a stop from outside, and the verdict that follows from them."""
 
-from typing import Any, Dict, List, Optional, Sequence
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.agent.layout import node_id
@@ -26,7 +29,7 @@ class Stop(Exception):
         by: who asked.
     """
 
-    def __init__(self, kind: str, why: str, queued: bool = False, by: Optional[str] = None) -> None:
+    def __init__(self, kind: str, why: str, queued: bool = False, by: str | None = None) -> None:
         super().__init__(why)
         self.kind = kind
         self.queued = queued
@@ -54,11 +57,11 @@ class Failure(Exception):
         code: str,
         message: str,
         node: int,
-        rank: Optional[int] = None,
-        exit_code: Optional[int] = None,
+        rank: int | None = None,
+        exit_code: int | None = None,
         tail: Sequence[str] = (),
         signalled: bool = False,
-        time: Optional[int] = None,
+        time: int | None = None,
         details: Sequence[Sequence[str]] = (),
     ) -> None:
         super().__init__(message)
@@ -71,7 +74,7 @@ class Failure(Exception):
         self.time = protocol.now_ms() if time is None else time
         self.details = [list(detail) for detail in details]
 
-    def as_record(self) -> Dict[str, Any]:
+    def as_record(self) -> dict[str, Any]:
         """Fields of a ``failed`` record."""
         return {
             "code": self.code,
@@ -86,7 +89,7 @@ class Failure(Exception):
         }
 
     @classmethod
-    def from_record(cls, record: Dict[str, Any]) -> "Failure":
+    def from_record(cls, record: dict[str, Any]) -> Failure:
         """The failure that a peer told of; what is missing, or isn't what it should be, is left out: that it failed counts."""
 
         def get(key: str, kind: Any) -> Any:
@@ -96,7 +99,7 @@ class Failure(Exception):
         code, node, details = record.get("code"), get("node", int) or 0, get("details", list) or []
         return cls(
             code if isinstance(code, str) and code in protocol.MESSAGES else protocol.JOB_FAILED,
-            get("message", str) or "%s failed" % node_id(node),
+            get("message", str) or f"{node_id(node)} failed",
             node,
             get("rank", int),
             get("exitCode", int),
@@ -106,7 +109,7 @@ class Failure(Exception):
             [pair for pair in details if records.list_of(records.is_text)(pair) and len(pair) == 2],
         )
 
-    def as_error(self) -> Dict[str, Any]:
+    def as_error(self) -> dict[str, Any]:
         """Batch AI's error: code, message, details of names and values."""
         rank = [] if self.rank is None else [("rank", str(self.rank))]
         details = [(name, value) for name, value in self.details]
@@ -116,7 +119,7 @@ class Failure(Exception):
         """The sentence, and the last lines of what failed."""
         # What the sentence has said already isn't said twice.
         tail = "\n".join(line for line in self.tail[-lines:] if len(line) < SHORT_LINE or line.strip() not in str(self))
-        return "%s\n%s" % (self, tail) if tail else str(self)
+        return f"{self}\n{tail}" if tail else str(self)
 
     @property
     def is_consequence(self) -> bool:
@@ -124,7 +127,7 @@ class Failure(Exception):
         return any(mark in line for line in self.tail for mark in _CONSEQUENCES)
 
 
-def first_cause(failures: List[Failure]) -> Optional[Failure]:
+def first_cause(failures: list[Failure]) -> Failure | None:
     """The failure that brought the others about.
 
     A rank that was killed or that failed by itself comes before one whose last lines say that a peer went away; then the
@@ -135,7 +138,7 @@ def first_cause(failures: List[Failure]) -> Optional[Failure]:
     return min(failures, key=lambda failure: (failure.is_consequence and not failure.signalled, failure.time))
 
 
-def verdict(cause: Optional[Failure], stop: Optional[Stop], node: int = 0, attempt: int = 1) -> protocol.Record:
+def verdict(cause: Failure | None, stop: Stop | None, node: int = 0, attempt: int = 1) -> protocol.Record:
     """What node 0 says of an attempt, or the node that stands in for it: a wish to end it comes before failures, which it may
     have caused."""
     by = protocol.agent_writer(node)
@@ -143,7 +146,7 @@ def verdict(cause: Optional[Failure], stop: Optional[Stop], node: int = 0, attem
         return protocol.requeued_record(str(stop), by, attempt)
     if stop and stop.kind == protocol.CANCEL:
         code = protocol.JOB_TERMINATED if stop.queued else protocol.JOB_TERMINATE
-        reason = "terminated%s%s" % (" by %s" % stop.by if stop.by else "", ": %s" % stop if str(stop) else "")
+        reason = f"terminated{(f' by {stop.by}' if stop.by else '')}{(f': {stop}' if str(stop) else '')}"
         return protocol.verdict_record(protocol.FAILED, by, None, [protocol.error_record(code)], reason, terminated=True)
     if cause:
         return protocol.verdict_record(protocol.FAILED, by, cause.exit_code, [cause.as_error()], cause.reason())

@@ -1,9 +1,11 @@
 """What others say of an attempt, as one node hears it: who is there, who is ready, who failed, stopped or fell silent."""
 
+from __future__ import annotations
+
 import contextlib
 import math
 import time
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable
 
 from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.agent.layout import NodeLayout, node_id
@@ -46,33 +48,33 @@ class Peers:
         self.layout = layout
         self.shipper = shipper
         self.inbox = shipper.inbox
-        self.announces: Dict[int, Dict[str, Any]] = {}
-        self.network: List[Interface] = []
-        self.reached: Dict[int, List[Dict[str, Any]]] = {}
-        self.exits: Dict[int, Dict[str, Any]] = {}
+        self.announces: dict[int, dict[str, Any]] = {}
+        self.network: list[Interface] = []
+        self.reached: dict[int, list[dict[str, Any]]] = {}
+        self.exits: dict[int, dict[str, Any]] = {}
         self.done = False
         self.leaderless = False
-        self.termination: Optional[Failure] = None
+        self.termination: Failure | None = None
         self._end_until = math.inf
         self._node_count = layout.plan.node_count
-        self._ready: Dict[int, bool] = {}
-        self._failures: List[Failure] = []
-        self._given_up: Set[int] = set()
-        self._skews: Dict[int, int] = {}
+        self._ready: dict[int, bool] = {}
+        self._failures: list[Failure] = []
+        self._given_up: set[int] = set()
+        self._skews: dict[int, int] = {}
         # Peers that end their part though we don't end ours, with their words.
-        self._left: Dict[int, str] = {}
+        self._left: dict[int, str] = {}
 
     def all_announced(self) -> bool:
         """Whether every node is taken; looks for those that were not."""
         for node in range(self._node_count):
             if node not in self.announces:
-                found = self.awaited("announce-%d" % node, self.layout.paths.announce(node))
+                found = self.awaited(f"announce-{node}", self.layout.paths.announce(node))
                 if found and records.has(found, records.ANNOUNCE):
                     self.announces[node] = found
                     self.inbox.saw(node)
         return len(self.announces) == self._node_count
 
-    def awaited(self, marker: str, path: str) -> Optional[Dict[str, Any]]:
+    def awaited(self, marker: str, path: str) -> dict[str, Any] | None:
         """A file that another agent writes; None while it isn't there.
 
         Raises:
@@ -85,7 +87,7 @@ class Peers:
             raise Failure(protocol.NODE_SETUP_FAILED, said, node=self.layout.node)
         return found
 
-    def addresses(self) -> List[str]:
+    def addresses(self) -> list[str]:
         """Where the nodes reach each other, by index."""
         return [interface["address"] for interface in self.network]
 
@@ -96,7 +98,7 @@ class Peers:
     def terminate(self) -> None:
         """Have this agent end its part (the handler of SIGTERM)."""
         if self.termination is None:
-            sentence = "%s: the agent was told to end (SIGTERM)" % self.layout.node_id
+            sentence = f"{self.layout.node_id}: the agent was told to end (SIGTERM)"
             self.termination = Failure(protocol.NODE_LOST, sentence, node=self.layout.node)
             self._end_until = time.monotonic() + TERMINATION_SECONDS
 
@@ -119,10 +121,10 @@ class Peers:
             raise self.shipper.broken
         refused = self.layout.control.refused(REFUSED_SECONDS)
         if refused:
-            raise Failure(protocol.NODE_LOST, "%s: %s" % (self.layout.node_id, refused), node=self.layout.node)
+            raise Failure(protocol.NODE_LOST, f"{self.layout.node_id}: {refused}", node=self.layout.node)
         trouble = self.shipper.trouble
         if trouble:
-            raise Failure(protocol.SHARE_FAILED, "%s: %s" % (self.layout.node_id, trouble), node=self.layout.node)
+            raise Failure(protocol.SHARE_FAILED, f"{self.layout.node_id}: {trouble}", node=self.layout.node)
         if self.inbox.verdict is not None:
             raise Stop("verdict", "the attempt has its verdict already")
         wish = self.wish(starting)
@@ -132,9 +134,9 @@ class Peers:
             raise self.termination
         self._listen()
         for node, why in self._left.items():
-            raise Stop("peer", "%s ended its part: %s" % (node_id(node), why))
+            raise Stop("peer", f"{node_id(node)} ended its part: {why}")
 
-    def wish(self, starting: bool) -> Optional[Stop]:
+    def wish(self, starting: bool) -> Stop | None:
         """What people want of the attempt: its end, with that of the job or only for now.
 
         Args:
@@ -183,7 +185,7 @@ class Peers:
     def _give_up(self, node: int, came: bool, silent: float) -> None:
         """Raise for a peer that is not there."""
         if came:
-            sentence = "%s has not been heard of for %d s" % (node_id(node), silent)
+            sentence = f"{node_id(node)} has not been heard of for {silent:.0f} s"
             failure = Failure(protocol.NODE_LOST, sentence, node=node)
         else:
             sentence = "the agent of %s never came (its submitter may have died while it was starting them): submit again"
@@ -199,7 +201,7 @@ class Peers:
 
     # Node 0, at the end.
 
-    def failures(self) -> List[Failure]:
+    def failures(self) -> list[Failure]:
         """Failures that peers told of, with those that have come since."""
         with contextlib.suppress(Stop):
             self._listen()
@@ -214,10 +216,10 @@ class Peers:
             return failure
         return Failure.from_record(dict(failure.as_record(), time=failure.time + skew))
 
-    def early_leavers(self) -> List[Failure]:
+    def early_leavers(self) -> list[Failure]:
         """Peers that ended their ranks although nothing had failed and node 0 had not stopped: they had lost sight of it."""
         return [
-            Failure(protocol.NODE_LOST, "%s ended its part: %s" % (node_id(node), record["stopped"]), node=node)
+            Failure(protocol.NODE_LOST, f"{node_id(node)} ended its part: {record['stopped']}", node=node)
             for node, record in sorted(self.exits.items())
             if record.get("stopped")
         ]
@@ -258,11 +260,11 @@ class Peers:
                 self.exits[node] = record
         return node in self.exits
 
-    def _exit_of(self, node: int) -> Optional[Dict[str, Any]]:
+    def _exit_of(self, node: int) -> dict[str, Any] | None:
         """A peer's exit.json once it is there; a share that can't be read just now has none."""
         if node not in self.exits:
             with contextlib.suppress(OSError):
-                record = self.layout.attempt.read("exit-%d" % node, self.layout.paths.exit(node))
+                record = self.layout.attempt.read(f"exit-{node}", self.layout.paths.exit(node))
                 if record and records.has(record, _EXIT):
                     self.exits[node] = record
         return self.exits.get(node)

@@ -4,12 +4,15 @@ A client and the nodes may be different users there. Agents and ranks run with a
 made on a share for others is given its group and world bits one by one, on its descriptor.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import stat
 import time
 import uuid
-from typing import Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
+from collections.abc import Sequence
+from typing import Callable, TypeVar
 
 Result = TypeVar("Result")
 
@@ -129,9 +132,9 @@ def open_up_tree(root: str, path: Sequence[str]) -> None:
         os.close(folder)
 
 
-def _owner_of_ours(folder: int) -> Optional[int]:
+def _owner_of_ours(folder: int) -> int | None:
     """Whose a file is that we make there: a file server may have another name for us. None: we can't make one."""
-    name = ".batchai-%s" % uuid.uuid4().hex
+    name = f".batchai-{uuid.uuid4().hex}"
     try:
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
     except OSError:
@@ -146,9 +149,9 @@ def _owner_of_ours(folder: int) -> Optional[int]:
 
 def _open_up_below(folder: int, bits: int, owner: int) -> None:
     """All of ours in a folder, whose descriptor stays open; what can't be opened up is passed over."""
-    names: Dict[Tuple[int, int], int] = {}
+    names: dict[tuple[int, int], int] = {}
     # One descriptor a level, and others of this process need theirs: what lies deeper stays closed.
-    levels: List[Tuple[int, List[str]]] = [(folder, _listed(folder))]
+    levels: list[tuple[int, list[str]]] = [(folder, _listed(folder))]
     try:
         while levels:
             parent, left = levels[-1]
@@ -174,7 +177,7 @@ def _open_up_below(folder: int, bits: int, owner: int) -> None:
                 os.close(descriptor)
 
 
-def _open_up_file(parent: int, name: str, bits: int, owner: int, names: Dict[Tuple[int, int], int]) -> None:
+def _open_up_file(parent: int, name: str, bits: int, owner: int, names: dict[tuple[int, int], int]) -> None:
     """One file, once all of its names were seen in the tree (``names``: how many, by device and inode)."""
     descriptor = os.open(name, _FILE, dir_fd=parent)
     try:
@@ -188,7 +191,7 @@ def _open_up_file(parent: int, name: str, bits: int, owner: int, names: Dict[Tup
         os.close(descriptor)
 
 
-def _listed(folder: int) -> List[str]:
+def _listed(folder: int) -> list[str]:
     with os.scandir(folder) as found:
         return [entry.name for entry in found]
 

@@ -1,11 +1,13 @@
 """The node itself, as a client that wants to send it a job has to know it: its own folder, who it is, and the share."""
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import os
 import shutil
 import uuid
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable
 
 from mlflow_batchai.agent import boot
 from mlflow_batchai.agent.mounts import mountpoints
@@ -14,7 +16,7 @@ from mlflow_batchai.agent.reservation import agents
 from mlflow_batchai.agent.share import open_control
 from mlflow_batchai.agent.share.base import ControlError
 
-Answer = Dict[str, Any]
+Answer = dict[str, Any]
 
 # Someone waits for the answer.
 SHARE_SECONDS = 8.0
@@ -31,7 +33,7 @@ def own_folder(root: str) -> str:
     return boot.own_folder(os.path.abspath(os.path.expanduser(root)))
 
 
-def hello(root: str, share: str, identity: str, python: str, sas: Optional[str] = None) -> Answer:
+def hello(root: str, share: str, identity: str, python: str, sas: str | None = None) -> Answer:
     """What a client wants to know before it sends a job.
 
     Args:
@@ -61,7 +63,7 @@ def place(root: str) -> Answer:
     return {
         "root": root,
         "id": _identity(root),
-        "place": "%s %d %d" % (proc.boot_id(), status.st_dev, status.st_ino),
+        "place": f"{proc.boot_id()} {status.st_dev} {status.st_ino}",
         "filesystem": filesystem(root),
         "free": shutil.disk_usage(root).free,
         "keeper": _read(os.path.join(root, "keeper")),
@@ -92,7 +94,7 @@ def set_keeper(root: str, keeper: str) -> None:
         os.replace(path + ".new", path)
 
 
-def identity(root: str) -> Optional[str]:
+def identity(root: str) -> str | None:
     """The node's id, or None if it has none yet."""
     return _read(os.path.join(os.path.expanduser(root), "id"))
 
@@ -103,7 +105,7 @@ def _identity(root: str) -> str:
     known = _read(path)
     if known:
         return known
-    mine = "%s.%s" % (path, uuid.uuid4().hex)
+    mine = f"{path}.{uuid.uuid4().hex}"
     with open(mine, "w", encoding="ascii") as file:
         file.write(uuid.uuid4().hex)
     with contextlib.suppress(FileExistsError):
@@ -112,7 +114,7 @@ def _identity(root: str) -> str:
     return _read(path) or ""
 
 
-def _read(path: str) -> Optional[str]:
+def _read(path: str) -> str | None:
     try:
         with open(path, encoding="ascii") as file:
             return file.read().strip() or None
@@ -120,7 +122,7 @@ def _read(path: str) -> Optional[str]:
         return None
 
 
-def share_trouble(share: str, identity: str, sas: Optional[str] = None) -> Optional[str]:
+def share_trouble(share: str, identity: str, sas: str | None = None) -> str | None:
     """Why a path on this node, or an address, can't be used as the control share; None: it can.
 
     Returns:
@@ -130,7 +132,7 @@ def share_trouble(share: str, identity: str, sas: Optional[str] = None) -> Optio
         with contextlib.closing(open_control(share, sas, SHARE_SECONDS)) as control:
             return control.trouble(identity)
     except ControlError as error:
-        return "unreachable: %s" % error
+        return f"unreachable: {error}"
 
 
 def filesystem(path: str) -> str:
@@ -141,4 +143,4 @@ def filesystem(path: str) -> str:
     return max(reversed(around), key=lambda mount: len(mount.point)).kind if around else ""
 
 
-VERBS: Dict[str, Callable[..., Answer]] = {"hello": hello, "place": place}
+VERBS: dict[str, Callable[..., Answer]] = {"hello": hello, "place": place}

@@ -4,19 +4,23 @@ The client makes it from documents (the package ``plan``) and writes it to ``bat
 In the file a field has its name in camel case, parts lack fields that have their default, and unknown keys are ignored.
 """
 
+from __future__ import annotations
+
 import collections.abc
 import dataclasses
 import functools
 import re
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, List, Mapping, Optional, Tuple, Type, TypeVar, Union
+from typing import Any, Optional, TypeVar, Union
 
 from mlflow_batchai.agent import records
 from mlflow_batchai.agent.protocol import PROTOCOL_VERSION, Record
 
 Part = TypeVar("Part")
 
+# Fields that may be missing are ``Optional``: they are evaluated, and Python 3.9 knows no ``str | None``.
 MOST_RANKS = 1_000_000
 _UMASK = re.compile(r"[0-7]{1,4}")
 HOROVOD, CUSTOM = "horovod", "custom"
@@ -65,7 +69,7 @@ class StagedInput:
     parameter: str
     variable: str
     name: str
-    files: Tuple[InputFile, ...] = ()
+    files: tuple[InputFile, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class Volume:
     @property
     def title(self) -> str:
         """The volume in a sentence."""
-        return "volume '%s'%s" % (self.path, " (%s)" % self.name if self.name else "")
+        return f"volume '{self.path}'{(f' ({self.name})' if self.name else '')}"
 
     @property
     def mounted_by(self) -> str:
@@ -152,8 +156,8 @@ class SetupTask:
     id: str
     command: str
     logs: LogPlace
-    environment_variables: Tuple[Variable, ...] = ()
-    secret_names: Tuple[str, ...] = ()
+    environment_variables: tuple[Variable, ...] = ()
+    secret_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,7 @@ class Container:
     server: Optional[str] = None
     shm_size: Optional[str] = None
     credentials: bool = False
-    volumes: Tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -183,8 +187,8 @@ class PythonEnvironment:
     manager: str
     hash: str
     python: Optional[str] = None
-    build_dependencies: Tuple[str, ...] = ()
-    dependencies: Tuple[str, ...] = ()
+    build_dependencies: tuple[str, ...] = ()
+    dependencies: tuple[str, ...] = ()
     folder: Optional[str] = None
 
 
@@ -229,7 +233,7 @@ class Model:
     path: Optional[str] = None
     register: Optional[str] = None
     name: Optional[str] = None
-    alias: Tuple[str, ...] = ()
+    alias: tuple[str, ...] = ()
     promote_if: Optional[Condition] = None
     check_seconds: Optional[float] = None
 
@@ -239,7 +243,7 @@ class Artifacts:
     """Which files of output directories become the run's artifacts: ``exclude`` has patterns of those that don't."""
 
     checkpoints: bool = False
-    exclude: Tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -287,14 +291,14 @@ class Plan:
     container: Optional[Container] = None
     environment: Optional[PythonEnvironment] = None
     parameters: Mapping[str, str] = field(default_factory=dict)
-    inputs: Tuple[StagedInput, ...] = ()
-    code: Tuple[CodeFile, ...] = ()
-    environment_variables: Tuple[Variable, ...] = ()
-    secret_names: Tuple[str, ...] = ()
-    secret_variables: Tuple[str, ...] = ()
-    input_directories: Tuple[InputDirectory, ...] = ()
-    output_directories: Tuple[OutputDirectory, ...] = ()
-    volumes: Tuple[Volume, ...] = ()
+    inputs: tuple[StagedInput, ...] = ()
+    code: tuple[CodeFile, ...] = ()
+    environment_variables: tuple[Variable, ...] = ()
+    secret_names: tuple[str, ...] = ()
+    secret_variables: tuple[str, ...] = ()
+    input_directories: tuple[InputDirectory, ...] = ()
+    output_directories: tuple[OutputDirectory, ...] = ()
+    volumes: tuple[Volume, ...] = ()
     control_mount: str = "share"
     folder_prefix: str = ""
     log_copy_prefix: Optional[LogPlace] = None
@@ -312,7 +316,7 @@ class Plan:
     gpus_per_node: Optional[int] = None
     oversubscribe: bool = False
     network_interface: Optional[str] = None
-    metrics: Tuple[MetricRule, ...] = ()
+    metrics: tuple[MetricRule, ...] = ()
     system_metrics: Optional[float] = None
     all_ranks: bool = False
     artifacts: Artifacts = Artifacts()
@@ -365,27 +369,27 @@ def read_plan(record: object) -> Plan:
         counts = {"nodeCount": plan.node_count, "processCount": plan.process_count, "ranks": plan.ranks}
         for key, count in counts.items():
             if not 0 < count <= (records.MOST_NODES if key == "nodeCount" else MOST_RANKS):
-                raise PlanError("%s is %d" % (key, count))
+                raise PlanError(f"{key} is {count}")
         if not plan.volumes:
             raise PlanError("volumes is empty")
         if not _UMASK.fullmatch(plan.umask):
-            raise PlanError("umask is '%s'" % plan.umask)
+            raise PlanError(f"umask is '{plan.umask}'")
         places = {"logCopyPrefix": plan.log_copy_prefix, "setupTask.logs": plan.setup_task and plan.setup_task.logs}
         for key, place in places.items():
             if place and not 0 <= (place.volume or 0) < len(plan.volumes):
-                raise PlanError("%s.volume is %d" % (key, place.volume or 0))
+                raise PlanError(f"{key}.volume is {place.volume or 0}")
         for index, volume in enumerate(plan.volumes):
             if volume.mounted_by not in MOUNTED_BY:
-                raise PlanError("volumes[%d].how is '%s'" % (index, volume.mounted_by))
+                raise PlanError(f"volumes[{index}].how is '{volume.mounted_by}'")
     except PlanError as error:
         version = record.get("protocol") if isinstance(record, dict) else None
         if version in (None, PROTOCOL_VERSION):
             raise
-        raise PlanError("it is of protocol %s, and this version reads %d" % (version, PROTOCOL_VERSION)) from error
+        raise PlanError(f"it is of protocol {version}, and this version reads {PROTOCOL_VERSION}") from error
     return plan
 
 
-def read(part: Type[Part], record: object, where: str = "") -> Part:
+def read(part: type[Part], record: object, where: str = "") -> Part:
     """A part of a plan from plain data.
 
     Args:
@@ -399,16 +403,16 @@ def read(part: Type[Part], record: object, where: str = "") -> Part:
     values = {}
     hashable: Any = part  # to mypy a type variable is not
     for name, key, kind, default in _fields(hashable):
-        place = "%s.%s" % (where, key) if where else key
+        place = f"{where}.{key}" if where else key
         if record.get(key) is not None or (key in record and default is dataclasses.MISSING):
             values[name] = _value(kind, record[key], place)
         elif default is dataclasses.MISSING:
-            raise PlanError("%s is missing" % place)
+            raise PlanError(f"{place} is missing")
     return part(**values)
 
 
-@functools.lru_cache(maxsize=None)
-def _fields(part: Type[Any]) -> List[Tuple[str, str, Any, Any]]:
+@functools.cache
+def _fields(part: type[Any]) -> list[tuple[str, str, Any, Any]]:
     """(name, key in the record, type, default or MISSING) of each field."""
     kinds, found = typing.get_type_hints(part), []
     for entry in dataclasses.fields(part):
@@ -423,21 +427,21 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     if origin is Union:  # Optional
         return None if value is None else _value(typing.get_args(kind)[0], value, where)
     if dataclasses.is_dataclass(kind):
-        return read(typing.cast("Type[Any]", kind), value, where)
+        return read(typing.cast("type[Any]", kind), value, where)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise PlanError("%s is no list" % where)
+            raise PlanError(f"{where} is no list")
         inner = typing.get_args(kind)[0]
-        return tuple(_value(inner, one, "%s[%d]" % (where, index)) for index, one in enumerate(value))
+        return tuple(_value(inner, one, f"{where}[{index}]") for index, one in enumerate(value))
     if origin is collections.abc.Mapping:
         if not isinstance(value, collections.abc.Mapping):
-            raise PlanError("%s is no object" % where)
+            raise PlanError(f"{where} is no object")
         inner = typing.get_args(kind)[1]
-        return {_value(str, name, where): _value(inner, one, "%s.%s" % (where, name)) for name, one in value.items()}
+        return {_value(str, name, where): _value(inner, one, f"{where}.{name}") for name, one in value.items()}
     if kind in (int, float) and records.is_number(value) and isinstance(value, (int, kind)):
         return kind(value)
     if kind in (int, float) or not isinstance(value, kind):
-        raise PlanError("%s has a value of another kind" % where)
+        raise PlanError(f"{where} has a value of another kind")
     return value
 
 

@@ -4,13 +4,16 @@ This module is the contract between agents (on nodes) and clients (where people 
 ours. The files, their single writers and their precedence are described in ``docs/architecture.md``.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import time
 import zlib
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from collections.abc import Iterable
+from typing import Any
 
-Record = Dict[str, Any]
+Record = dict[str, Any]
 
 # 2: a request says which attempt it is for, and may put the job back in the queue instead of ending it.
 PROTOCOL_VERSION = 3
@@ -95,7 +98,7 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def error_record(code: str, details: Iterable[Tuple[str, str]] = ()) -> Record:
+def error_record(code: str, details: Iterable[tuple[str, str]] = ()) -> Record:
     """Batch AI's error: one of our codes, its message, details of names and values."""
     return {
         "code": code,
@@ -107,11 +110,11 @@ def error_record(code: str, details: Iterable[Tuple[str, str]] = ()) -> Record:
 def verdict_record(
     state: str,
     by: str,
-    exit_code: Optional[int] = None,
+    exit_code: int | None = None,
     errors: Iterable[Record] = (),
     reason: str = "",
     terminated: bool = False,
-    next_attempt: Optional[int] = None,
+    next_attempt: int | None = None,
 ) -> Record:
     """The content of ``verdict.json``, given now.
 
@@ -146,7 +149,7 @@ def request_record(kind: str, attempt: int, who: str, why: str) -> Record:
     return {"kind": kind, "attempt": attempt, "who": who, "why": why, "time": now_ms()}
 
 
-def wish(requests: Iterable[Record], attempt: int) -> Optional[Record]:
+def wish(requests: Iterable[Record], attempt: int) -> Record | None:
     """The request that counts for an attempt: one for the job's end comes before one for the queue."""
     known = [request for request in requests if request.get("kind") in (CANCEL, REQUEUE)]
     asked = [request for request in known if request.get("attempt", 1) == attempt]
@@ -162,7 +165,7 @@ def encode(records: Iterable[Record], compress: bool = False) -> bytes:
     lines = [json.dumps(record, separators=(",", ":"), ensure_ascii=False) for record in records]
     # Lone surrogates (bytes that are not UTF-8 in a path or an argument) must not stop a record from being written.
     body = "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace")
-    end = {"end": len(lines), "crc32": "%08x" % zlib.crc32(body)}
+    end = {"end": len(lines), "crc32": f"{zlib.crc32(body):08x}"}
     data = body + json.dumps(end, separators=(",", ":")).encode("ascii") + b"\n"
     return zlib.compress(data, 1) if compress else data
 
@@ -177,7 +180,7 @@ def longest(path: str) -> int:
     return LONGEST_DOCUMENT if name in DOCUMENTS else LONGEST_RECORD
 
 
-def decode(data: bytes) -> List[Record]:
+def decode(data: bytes) -> list[Record]:
     """The records of a segment.
 
     Raises:
@@ -190,12 +193,12 @@ def decode(data: bytes) -> List[Record]:
     return _decode(data)
 
 
-def lines_of(data: bytes) -> List[bytes]:
+def lines_of(data: bytes) -> list[bytes]:
     """The lines of a segment; what follows after more than any has is the last one, since each takes memory of its own."""
     return data.split(b"\n", MOST_LINES)
 
 
-def _decode(data: bytes) -> List[Record]:
+def _decode(data: bytes) -> list[Record]:
     if not data.endswith(b"}\n"):
         raise TornFileError("no terminator")
     cut = data.rfind(b"\n", 0, len(data) - 1) + 1
@@ -205,7 +208,7 @@ def _decode(data: bytes) -> List[Record]:
         count, checksum = end["end"], end["crc32"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise TornFileError("no terminator") from None
-    if checksum != "%08x" % zlib.crc32(body):
+    if checksum != f"{zlib.crc32(body):08x}":
         raise TornFileError("checksum does not fit")
     try:
         records = [json.loads(line) for line in body.decode("utf-8").split("\n")[:-1]]
@@ -240,7 +243,7 @@ def decode_one(data: bytes) -> Record:
     """The single record of a closed file such as ``exit.json``; raises TornFileError if it isn't closed, or damaged."""
     records = _decode(unpacked(data))
     if len(records) != 1:
-        raise TornFileError("one record expected, %d found" % len(records))
+        raise TornFileError(f"one record expected, {len(records)} found")
     return records[0]
 
 
@@ -260,7 +263,7 @@ class JobPaths:
     def __init__(self, folder: str, attempt: int = 1) -> None:
         self.folder = folder.strip("/")
         self.attempt = attempt
-        self.log_folder = "stdouterr" if attempt == 1 else "stdouterr/attempt-%d" % attempt
+        self.log_folder = "stdouterr" if attempt == 1 else f"stdouterr/attempt-{attempt}"
         self.stdouterr = self._in(self.log_folder)
         self.spec = self._in("batchai/spec.json")
         self.plan = self._in("batchai/plan.json")
@@ -269,7 +272,7 @@ class JobPaths:
         self.requests = self._in("batchai/requests")
         self.relay = self._in("batchai/relay")
         self.attempts = self._in("batchai/attempts")
-        base = "batchai/attempts/%d" % attempt
+        base = f"batchai/attempts/{attempt}"
         self.begun = self._in(base + "/begun")
         self.terms = self._in(base + "/attempt.json")
         self.submitted = self._in(base + "/submitted.json")
@@ -286,32 +289,32 @@ class JobPaths:
         return self.folder + "/" + name
 
     def announce(self, node: int) -> str:
-        return "%s/%d/announce.json" % (self.nodes, node)
+        return f"{self.nodes}/{node}/announce.json"
 
     def exit(self, node: int) -> str:
-        return "%s/%d/exit.json" % (self.nodes, node)
+        return f"{self.nodes}/{node}/exit.json"
 
     def event_folder(self, sequence: int) -> str:
-        return "%s/%04d" % (self.events, sequence // SEGMENTS_PER_FOLDER)
+        return f"{self.events}/{sequence // SEGMENTS_PER_FOLDER:04}"
 
     def segment(self, writer: str, sequence: int) -> str:
-        return "%s/%s-%08d.jsonl" % (self.event_folder(sequence), writer, sequence)
+        return f"{self.event_folder(sequence)}/{writer}-{sequence:08}.jsonl"
 
     def marker(self, name: str) -> str:
         """The file of the index which says that something else lies there: see ``docs/internals.md``, "The index"."""
-        return "%s/%s" % (self.index, name)
+        return f"{self.index}/{name}"
 
     def request(self, identity: str) -> str:
-        return "%s/%s.json" % (self.requests, identity)
+        return f"{self.requests}/{identity}.json"
 
     def lease(self, number: int) -> str:
-        return "%s/%d" % (self.relay, number)
+        return f"{self.relay}/{number}"
 
     def cursor(self, number: int) -> str:
-        return "%s/%d/cursor.json" % (self.relay, number)
+        return f"{self.relay}/{number}/cursor.json"
 
     def sent(self, number: int) -> str:
-        return "%s/%d/sent.json" % (self.relay, number)
+        return f"{self.relay}/{number}/sent.json"
 
 
 OBJECTS = ".batchai/objects"
@@ -321,22 +324,22 @@ TREES = OBJECTS + "/trees"
 
 def object_path(sha256: str) -> str:
     """Where a content-addressed file lies on the share."""
-    return "%s/%s/%s" % (OBJECTS, sha256[:2], sha256)
+    return f"{OBJECTS}/{sha256[:2]}/{sha256}"
 
 
 def identity_path(identity: str) -> str:
     """The folder on the share whose being there says that it is this very share, and no other folder of the same path."""
-    return ".batchai/identity/%s" % identity
+    return f".batchai/identity/{identity}"
 
 
 def agent_writer(node: int) -> str:
     """The writer name of a node's agent."""
-    return "agent-%d" % node
+    return f"agent-{node}"
 
 
-def job_mark(job: str, attempt: Optional[int]) -> str:
+def job_mark(job: str, attempt: int | None) -> str:
     """The value of MARK_VARIABLE in every process of this attempt; None: the beginning that those of all attempts have."""
-    return "%s/%s" % (job, "" if attempt is None else attempt)
+    return f"{job}/{'' if attempt is None else attempt}"
 
 
 def is_marked(found: str, mark: str) -> bool:

@@ -8,7 +8,8 @@ show an old piece of it; then they skip and count it.
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Mapping
+from collections.abc import Mapping
+from typing import Any, Callable
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.protocol import Record, TornFileError

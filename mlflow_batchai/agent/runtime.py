@@ -1,11 +1,14 @@
 """The agent's processes on this node: starting them, reading their output and reports, ending them."""
 
+from __future__ import annotations
+
 import math
 import os
 import select
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Set
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from mlflow_batchai.agent import records
 from mlflow_batchai.agent.layout import NodeLayout
@@ -46,31 +49,31 @@ class Runtime:
         self.layout = layout
         self.shipper = shipper
         self.secrets = dict(secrets)
-        self.held: Optional[Sequence[int]] = None
-        self.container: Optional[Container] = None
-        self.registry: Optional[Mapping[str, str]] = None
-        self.tasks: Dict[int, Task] = {}
-        self.ranks: List[Task] = []
-        self.helpers: List[Task] = []
+        self.held: Sequence[int] | None = None
+        self.container: Container | None = None
+        self.registry: Mapping[str, str] | None = None
+        self.tasks: dict[int, Task] = {}
+        self.ranks: list[Task] = []
+        self.helpers: list[Task] = []
         # Pids with the time of their start: they may live for days, and numbers come again.
-        self._spared: Dict[int, Optional[int]] = {}
-        self._started: List[Task] = []
-        self._memory: Dict[Task, memory.Counters] = {}
+        self._spared: dict[int, int | None] = {}
+        self._started: list[Task] = []
+        self._memory: dict[Task, memory.Counters] = {}
         self._last_pump = 0.0
         self._pipe_was_full = False
         self.reports = ReportReader(layout.spool)
-        self.reported_models: List[Dict[str, Any]] = []
+        self.reported_models: list[dict[str, Any]] = []
 
     def start(
         self,
         task: Task,
-        argv: List[str],
+        argv: list[str],
         environment: Mapping[str, str],
-        cwd: Optional[str] = None,
+        cwd: str | None = None,
         stdin: bool = False,
         helper: bool = False,
         inside: bool = True,
-        umask: Optional[int] = None,
+        umask: int | None = None,
     ) -> Task:
         """Start a task; ranks and preparation hold the lock of the node open, where it has one.
 
@@ -91,7 +94,7 @@ class Runtime:
         (self.helpers if helper else self.ranks if task.rank is not None else []).append(task)
         return task
 
-    def pump(self, timeout: float = PUMP_SECONDS) -> List[Task]:
+    def pump(self, timeout: float = PUMP_SECONDS) -> list[Task]:
         """Read what has come, ship reports, collect ended tasks.
 
         Returns:
@@ -147,7 +150,7 @@ class Runtime:
         why = None
         if task.exit_code == 128 + signal.SIGKILL:
             why = memory.ran_out(self._memory[task], self._counters(), memory.machine_bytes())
-        return "%s: %s" % (task.verdict, why) if why else task.verdict
+        return f"{task.verdict}: {why}" if why else task.verdict
 
     def _counters(self) -> memory.Counters:
         return memory.counters(self.container.first if self.container else os.getpid())
@@ -160,7 +163,7 @@ class Runtime:
                 check()
         self.drain([task])
 
-    def drain(self, tasks: List[Task], seconds: float = 2.0) -> None:
+    def drain(self, tasks: list[Task], seconds: float = 2.0) -> None:
         """Read what ended tasks have left in their pipes."""
         until = time.monotonic() + seconds
         while any(task.descriptors for task in tasks) and time.monotonic() < until:
@@ -168,7 +171,7 @@ class Runtime:
         for task in tasks:
             task.flush()
 
-    def _ours(self) -> Set[int]:
+    def _ours(self) -> set[int]:
         helpers = {task.pid for task in self.helpers if task.status is None} | self._alive_spared()
         for pid in list(helpers):
             helpers |= proc.descendants(pid)
@@ -176,11 +179,11 @@ class Runtime:
             helpers |= self.container.machinery()
         return self.family() - helpers
 
-    def family(self) -> Set[int]:
+    def family(self) -> set[int]:
         """All processes of the job on this node but this one."""
         return proc.marked(self.layout.mark, self.layout.node) | proc.descendants(os.getpid())
 
-    def spare(self, pids: Set[int]) -> None:
+    def spare(self, pids: set[int]) -> None:
         """Processes of mounts, tasks or not: ``end_everything`` and ``stop_helpers`` leave them to ``end_spared``."""
         self._spared.update((pid, proc.start_time(pid)) for pid in pids)
 
@@ -194,13 +197,13 @@ class Runtime:
             proc.sweep(self._left_spared, grace=SPARED_SECONDS, sleep=self._pump_for, give_up=5.0)
         self._spared = {}
 
-    def _alive_spared(self) -> Set[int]:
+    def _alive_spared(self) -> set[int]:
         return {pid for pid, started in self._spared.items() if started is not None and proc.is_alive(pid, started)}
 
-    def _left_spared(self) -> Set[int]:
+    def _left_spared(self) -> set[int]:
         return self._alive_spared() & self.family()
 
-    def end_everything(self, kill_first: bool, most: float = math.inf) -> Set[int]:
+    def end_everything(self, kill_first: bool, most: float = math.inf) -> set[int]:
         """End every process of the job on this node, helpers excepted, and read the rest of their output.
 
         All of them are asked by SIGTERM at once, and have ``terminateSeconds`` of the plan to save what they have.
@@ -212,7 +215,7 @@ class Runtime:
         Returns:
             Pids that would not go.
         """
-        left: Set[int] = set()
+        left: set[int] = set()
         grace = min(most, self.layout.plan.terminate_seconds if kill_first else STRAGGLER_SECONDS)
         if self.container:
             begun = time.monotonic()
@@ -231,7 +234,7 @@ class Runtime:
                 time.sleep(LEAST_PUMP_SECONDS)
         return left
 
-    def _end_inside(self, container: "Container", grace: float) -> Set[int]:
+    def _end_inside(self, container: Container, grace: float) -> set[int]:
         """End what runs in the container, helpers excepted; the clients that stand for it follow, each with its exit code."""
         begun = time.monotonic()
         held = tasks.waiting(container.members())
@@ -270,7 +273,7 @@ class Runtime:
         while any(task.status is None for task in helpers) and time.monotonic() < until:
             self.pump(0.02)
 
-    def rank_results(self) -> List[Dict[str, Any]]:
+    def rank_results(self) -> list[dict[str, Any]]:
         """How each rank of this node ended."""
         return [
             {

@@ -5,12 +5,15 @@ each part of a path is opened in the folder before it and no link is followed; w
 Only the folder itself (``root``) is opened as any path is: it is our own choice. Paths below it have ``/`` between their parts.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
 import stat
 import uuid
-from typing import BinaryIO, Callable, Iterator, List, Optional, Tuple
+from collections.abc import Iterator
+from typing import BinaryIO, Callable
 
 LONGEST_PATH = 4095  # bytes, as the kernel has it for a path that is opened at once
 # O_PATH: what a folder on the way has to permit is to search it, and no more.
@@ -52,7 +55,7 @@ class OddFolderError(OddFileError, NotADirectoryError):
 class Descriptor(int):
     """A file descriptor that is closed at the end of a ``with`` block."""
 
-    def __enter__(self) -> "Descriptor":
+    def __enter__(self) -> Descriptor:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,7 +72,7 @@ def _named(root: str, path: str) -> Iterator[None]:
         raise
 
 
-def parts_of(path: str) -> List[str]:
+def parts_of(path: str) -> list[str]:
     """The names that a path is made of.
 
     Raises:
@@ -160,7 +163,7 @@ def open_to_write(
             try:
                 descriptor = _open(folder, name, flags)
             except OddFileError:
-                os.rename(name, ".odd-%s" % uuid.uuid4().hex, src_dir_fd=folder, dst_dir_fd=folder)
+                os.rename(name, f".odd-{uuid.uuid4().hex}", src_dir_fd=folder, dst_dir_fd=folder)
                 descriptor = _open(folder, name, flags | os.O_EXCL)
         made(descriptor)
         if not append:
@@ -168,7 +171,7 @@ def open_to_write(
         return descriptor
 
 
-def look(root: str, path: str) -> Optional[os.stat_result]:
+def look(root: str, path: str) -> os.stat_result | None:
     """What lies there, a link as a link; None if nothing does."""
     with _named(root, path):
         try:
@@ -227,7 +230,7 @@ def remove(root: str, path: str) -> None:
                         return
 
 
-def _folder_of(root: str, path: str) -> Tuple[Descriptor, str]:
+def _folder_of(root: str, path: str) -> tuple[Descriptor, str]:
     """(the folder that something lies in, its name there)."""
     parts = parts_of(path)
     if not parts:
@@ -247,14 +250,14 @@ def _step(folder: int, name: str, flags: int = _WAY) -> Descriptor:
         if error.errno not in (errno.ENOTDIR, errno.ELOOP):
             raise
         kind = _kind(os.lstat(name, dir_fd=folder))
-        raise OddFolderError("'%s' is %s, and no folder" % (name, kind)) from None
+        raise OddFolderError(f"'{name}' is {kind}, and no folder") from None
 
 
 def _kind(status: os.stat_result) -> str:
     return next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "something else")
 
 
-def _make(root: str, parts: List[str], made: Made, within: str) -> Descriptor:
+def _make(root: str, parts: list[str], made: Made, within: str) -> Descriptor:
     there = len(parts_of(within))
     folder = Descriptor(os.open(root, _WAY))
     for number, part in enumerate(parts):
@@ -303,7 +306,7 @@ def _open(folder: int, name: str, flags: int) -> Descriptor:
 
 def _check(status: os.stat_result, flags: int) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise OddFileError("it is %s, and no file" % _kind(status))
+        raise OddFileError(f"it is {_kind(status)}, and no file")
     if flags & os.O_WRONLY and status.st_nlink > 1:
         raise OddFileError("it has another name as well (a hard link)")
 
@@ -318,7 +321,7 @@ def _empty(folder: int, top: int, level: int) -> bool:
             if not is_folder:
                 os.unlink(name, dir_fd=folder)
             elif level >= _DEEPEST:
-                os.rename(name, ".deep-%s" % uuid.uuid4().hex, src_dir_fd=folder, dst_dir_fd=top)
+                os.rename(name, f".deep-{uuid.uuid4().hex}", src_dir_fd=folder, dst_dir_fd=top)
                 moved = True
             else:
                 with _step(folder, name, _LISTED) as below:

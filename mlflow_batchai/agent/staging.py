@@ -1,11 +1,13 @@
 """Making a node ready for a job: folders, the code, staged inputs, and taking all of it away again."""
 
+from __future__ import annotations
+
 import errno
 import json
 import os
 import shlex
 import socket
-from typing import List, Mapping, Optional, Tuple
+from collections.abc import Mapping
 
 from mlflow_batchai.agent import permissions
 from mlflow_batchai.agent.layout import NodeLayout
@@ -24,11 +26,11 @@ class SetupError(Exception):
 
 def disk_trouble(layout: NodeLayout, error: OSError) -> str:
     """A sentence on what a disk of this node refused."""
-    node = "%s (%s)" % (layout.node_id, socket.gethostname())
+    node = f"{layout.node_id} ({socket.gethostname()})"
     path = error.filename or layout.root
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "%s: no space is left for %s; free some there, or name another folder (root in its document)" % (node, path)
-    return "%s can't use %s: %s" % (node, path, error.strerror or error)
+        return f"{node}: no space is left for {path}; free some there, or name another folder (root in its document)"
+    return f"{node} can't use {path}: {error.strerror or error}"
 
 
 def prepare_folders(layout: NodeLayout) -> None:
@@ -56,7 +58,7 @@ def fetch_code(layout: NodeLayout) -> None:
         SetupError: an object is missing or not what its name says.
     """
     os.makedirs(layout.code, exist_ok=True)
-    files: List[Tuple[CodeFile, str]] = []
+    files: list[tuple[CodeFile, str]] = []
     for entry in layout.plan.code:
         target = os.path.join(layout.code, *entry.path.split("/"))
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -86,8 +88,8 @@ def _fetch(control: ControlShare, entry: CodeFile, target: str, umask: int) -> N
         raise SetupError(sentence % (name, OBJECTS, _forget("delete", control))) from None
     if found != entry.sha256:
         raise SetupError(
-            "'%s' of the project is damaged on the share (%s): delete the object and %ssubmit again"
-            % (name, control.where(source), _forget("", control))
+            f"'{name}' of the project is damaged on the share ({control.where(source)}):"
+            f" delete the object and {_forget('', control)}submit again"
         )
     os.chmod(target, entry.mode & ~umask)
 
@@ -96,7 +98,7 @@ def _forget(verb: str, control: ControlShare) -> str:
     """What has the next submit look for each object: where that costs requests, it believes what says that all are there."""
     if control.at_once == 1:
         return ""
-    return "%s the folder %s there, and " % (verb, TREES) if verb else "the folder %s there, and " % TREES
+    return f"{verb} the folder {TREES} there, and " if verb else f"the folder {TREES} there, and "
 
 
 def link_inputs(layout: NodeLayout) -> None:
@@ -112,7 +114,7 @@ def link_inputs(layout: NodeLayout) -> None:
             target = os.path.join(layout.inputs, staged.variable, *entry.path.split("/"))
             os.makedirs(os.path.dirname(target), exist_ok=True)
             source = layout.on_mount(object_path(entry.sha256))
-            name = "'%s' of parameter '%s'" % (entry.path, staged.parameter)
+            name = f"'{entry.path}' of parameter '{staged.parameter}'"
             try:
                 size = os.stat(source).st_size
             except FileNotFoundError:
@@ -120,8 +122,8 @@ def link_inputs(layout: NodeLayout) -> None:
                 raise SetupError(sentence % (name, OBJECTS, _forget("delete", layout.control))) from None
             if size != entry.size:
                 raise SetupError(
-                    "%s is damaged on the share (%s has %d bytes instead of %d): delete the object and %ssubmit again"
-                    % (name, source, size, entry.size, _forget("", layout.control))
+                    f"{name} is damaged on the share ({source} has {size} bytes instead of {entry.size}):"
+                    f" delete the object and {_forget('', layout.control)}submit again"
                 )
             os.symlink(source, target)
 
@@ -141,7 +143,7 @@ def make_directories(layout: NodeLayout) -> None:
             permissions.patiently(lambda path=path, bits=bits: permissions.make_folders(path, bits))  # type: ignore[misc]
 
 
-def open_up(layout: NodeLayout) -> List[str]:
+def open_up(layout: NodeLayout) -> list[str]:
     """Have whoever may use a share's root use what ranks have left in the job's folders there; why that failed, if it did."""
     written = [path for name, path in sorted(layout.directories().items()) if not name.startswith("AZ_BATCHAI_INPUT_")]
     troubles = []
@@ -153,7 +155,7 @@ def open_up(layout: NodeLayout) -> List[str]:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                troubles.append("what ranks have left in %s can't be opened up to other users: %s" % (path, error.strerror))
+                troubles.append(f"what ranks have left in {path} can't be opened up to other users: {error.strerror}")
     return troubles
 
 
@@ -201,11 +203,11 @@ def write_python(layout: NodeLayout, python: str) -> None:
     os.makedirs(layout.bin, exist_ok=True)
     path = os.path.join(layout.bin, "python")
     with open(path, "w", encoding="utf-8") as file:
-        file.write('#!/bin/sh\nexec %s "$@"\n' % shlex.quote(python))
+        file.write(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n')
     os.chmod(path, 0o700)
 
 
-def locate(layout: NodeLayout, path: str) -> Optional[Tuple[int, str]]:
+def locate(layout: NodeLayout, path: str) -> tuple[int, str] | None:
     """(index of the volume, path in it) of a file on the node, or None if it lies on no volume of the plan."""
     for candidate in (os.path.abspath(path), os.path.realpath(path)):
         for index, volume in enumerate(layout.plan.volumes):
@@ -225,7 +227,7 @@ def copy_logs(layout: NodeLayout) -> None:
         return
     volume = layout.mount_path(layout.plan.volumes[prefix.volume])
     target = os.path.join(volume, *prefix.path.split("/"), layout.plan.segment, *layout.paths.log_folder.split("/"))
-    errors: List[OSError] = []
+    errors: list[OSError] = []
     root = layout.volume_root(target)
     permissions.make_folders(target, permissions.bits_of(root or ""))
     _copy_tree(layout.control, layout.paths.stdouterr, target, errors)
@@ -235,11 +237,11 @@ def copy_logs(layout: NodeLayout) -> None:
         raise errors[0]
 
 
-def _copy_tree(control: ControlShare, path: str, target: str, errors: List[OSError]) -> None:
+def _copy_tree(control: ControlShare, path: str, target: str, errors: list[OSError]) -> None:
     """Copy a folder of the control share, as far as it can be done."""
     os.makedirs(target, exist_ok=True)
     for entry in control.entries(path):
-        source, copy = "%s/%s" % (path, entry.name), os.path.join(target, entry.name)
+        source, copy = f"{path}/{entry.name}", os.path.join(target, entry.name)
         try:
             if entry.is_directory:
                 _copy_tree(control, source, copy, errors)

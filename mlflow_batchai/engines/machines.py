@@ -262,10 +262,10 @@ class SshMachine:
         """What keeps the agent from running there, and what to do."""
         if trouble.endswith(("another user", "is not a folder", "other users can write")) or "can't be made" in trouble:
             return f"{trouble}; mend that, or name another folder (root in the cluster document)"
-        if trouble.endswith("install 3.8 or newer"):
+        if trouble.endswith("install 3.9 or newer"):
             return f"{trouble}, or name one (agentPython in the cluster document)"
         if "not found" in trouble or "No such file" in trouble:
-            return f"there is no {self._python}; install python3 (3.8 or newer), or name one (agentPython)"
+            return f"there is no {self._python}; install python3 (3.9 or newer), or name one (agentPython)"
         return f"the agent can't be run: {trouble or 'it said nothing'}"
 
     def _drop(self) -> None:

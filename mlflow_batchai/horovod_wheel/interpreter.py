@@ -26,7 +26,7 @@ FRAMEWORKS = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 _PROBE = """
 import json, os, runpy, sys, sysconfig
 report = {"version": list(sys.version_info[:2])}
-if sys.version_info >= (3, 8):
+if sys.version_info >= (3, 9):
     import importlib.metadata, importlib.util, platform
     def version(*names):
         for name in names:
@@ -88,7 +88,7 @@ def probe(python: str, framework: str) -> Interpreter:
     """Ask ``python`` (a path, or a name on PATH) what it is, without importing the framework; takes 0.1 s.
 
     Raises:
-        HorovodBuildError: it is no Python 3.8 or newer, or has no such framework.
+        HorovodBuildError: it is no Python 3.9 or newer, or has no such framework.
     """
     if framework not in FRAMEWORKS:
         raise HorovodBuildError(
@@ -110,8 +110,8 @@ def probe(python: str, framework: str) -> Interpreter:
             f"{path} is no Python interpreter, or a broken one: asked for its version it exits with "
             f"{answer.returncode} and says {said!r}."
         ) from error
-    if version < (3, 8):
-        raise HorovodBuildError("{} is Python {}.{}: Horovod is built here for 3.8 or newer.".format(path, *version))
+    if version < (3, 9):
+        raise HorovodBuildError("{} is Python {}.{}: Horovod is built here for 3.9 or newer.".format(path, *version))
     if report[framework] is None:
         package = {"tensorflow": "tensorflow-cpu", "torch": "torch"}[framework]
         raise HorovodBuildError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from typing import Any, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from mlflow_batchai.training import _tensors
 
@@ -29,9 +30,8 @@ def binding() -> Any:
     backend = keras.backend.backend()
     if backend not in BINDINGS:
         raise RuntimeError(
-            "Horovod has no binding for the Keras backend '{}': set KERAS_BACKEND to one of {}.".format(
-                backend, ", ".join(sorted(BINDINGS))
-            )
+            f"Horovod has no binding for the Keras backend '{backend}': set KERAS_BACKEND to one of"
+            f" {', '.join(sorted(BINDINGS))}."
         )
     try:
         return importlib.import_module(BINDINGS[backend])
@@ -124,13 +124,8 @@ def root_arrays(hvd: Any, mine: Sequence[Any], root_rank: int, name: str, what: 
 
     sizes = gather_json(hvd, [len(mine), sum(a.nbytes for a in mine)], name + ".shape")
     if any(size != sizes[0] for size in sizes):
-        raise ValueError(
-            "The ranks hold different {}, so they can't be sent from rank {}: {}.".format(
-                what,
-                root_rank,
-                ", ".join(f"rank {r} has {n} of {b} bytes" for r, (n, b) in enumerate(sizes)),
-            )
-        )
+        held = ", ".join(f"rank {rank} has {count} of {size} bytes" for rank, (count, size) in enumerate(sizes))
+        raise ValueError(f"The ranks hold different {what}, so they can't be sent from rank {root_rank}: {held}.")
     data = broadcast_bytes(hvd, b"".join(a.tobytes() for a in mine), root_rank, name)
     values, start = [], 0
     for array in mine:

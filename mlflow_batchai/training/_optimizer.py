@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from typing import Any, Callable, Iterator
+from collections.abc import Iterator
+from typing import Any, Callable
 
 from mlflow_batchai.training import _hvd
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 # Bytes of one message, and elements of one partial checksum: what they need besides the tensors stays small.
 _CHUNK = 64 * 1024 * 1024

@@ -134,11 +134,10 @@ def check_weights(hvd: Any, model: Any, ours: bool, when: str) -> None:
     difference, name = _largest_difference(hvd, variables, _hvd.arrays(variables))
     if difference > allowed:
         advice = f"{_OURS if ours else _STOCK} {_OFF}"
-        shown = [f"rank {rank} {text}" for rank, text in enumerate(sums[:16])]
+        shown = ", ".join(f"rank {rank} {text}" for rank, text in enumerate(sums[:16])) + (", ..." if len(sums) > 16 else "")
         raise RanksDivergedError(
-            "The ranks hold different weights {}: checksums {}{}; most in {}, by {:.2g} of its largest weight. {}".format(
-                when, ", ".join(shown), ", ..." if len(sums) > 16 else "", name, difference, advice
-            )
+            f"The ranks hold different weights {when}: checksums {shown}; most in {name}, by {difference:.2g} of its largest"
+            f" weight. {advice}"
         )
     if ours:
         _hvd.broadcast_variables(hvd, [*variables, *model.optimizer.variables], 0, "weights")

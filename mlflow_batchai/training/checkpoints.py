@@ -24,7 +24,8 @@ import re
 import shutil
 import sys
 import tempfile
-from typing import Any, Callable, Iterator, Mapping, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Callable, NamedTuple
 
 KEPT = 2
 _STEM = re.compile(r"epoch-(\d+)(?:-batch-(\d+))?")

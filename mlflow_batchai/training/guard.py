@@ -20,7 +20,8 @@ import sys
 
 TYPE_CHECKING = False  # every Python process of a job runs this at its start: typing and inspect would cost 15 ms
 if TYPE_CHECKING:
-    from typing import Any, Sequence
+    from collections.abc import Sequence
+    from typing import Any
 
 SITECUSTOMIZE = '''\
 """Put here by mlflow-batchai: watches Keras training on several ranks, then runs this environment's own sitecustomize."""

@@ -22,7 +22,8 @@ imports neither Keras nor a framework; ``init`` does.
 from __future__ import annotations
 
 import importlib
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from mlflow_batchai.training import _hvd, guard
 
@@ -197,9 +198,7 @@ def DistributedOptimizer(
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"DistributedOptimizer wraps a keras.optimizers.Optimizer of Keras 3, not {optimizer!r}.")
     if unsupported:
-        raise TypeError(
-            "DistributedOptimizer for Keras 3 does not take {}: leave it out.".format(", ".join(sorted(unsupported)))
-        )
+        raise TypeError(f"DistributedOptimizer for Keras 3 does not take {', '.join(sorted(unsupported))}: leave it out.")
     if backward_passes_per_step != 1:
         raise TypeError(
             "DistributedOptimizer for Keras 3 does not take backward_passes_per_step: "

@@ -27,7 +27,8 @@ import reprlib
 import sys
 import threading
 import time
-from typing import Any, Deque, Dict, Mapping, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 _log = logging.getLogger("mlflow_batchai.training.report")
 
@@ -40,7 +41,7 @@ LAST_SECONDS = 5.0
 
 
 # A line, and the names of the points in it.
-_Line = Tuple[bytes, Sequence[str]]
+_Line = tuple[bytes, Sequence[str]]
 # Names in one record of what was dropped.
 _MOST_NAMES = 1000
 
@@ -64,18 +65,18 @@ class Spool:
 
     def __init__(self, folder: str, rank: int) -> None:
         # A program that was started in a process's place has its number.
-        name = "report-%d-%d-%x.jsonl" % (rank, os.getpid(), time.time_ns())
+        name = f"report-{rank}-{os.getpid()}-{time.time_ns():x}.jsonl"
         self.path = os.path.join(folder, name)
         self.lock = threading.Lock()
-        self._descriptor: Optional[int] = None
+        self._descriptor: int | None = None
         self._size = 0
         self._records = self._points = 0
         # What was handed in, and what is numbered and waits for the disk.
-        self._incoming: Deque[Tuple[str, Sequence[str]]] = collections.deque()
-        self._waiting: Deque[_Line] = collections.deque()
-        self._written: Deque[_Line] = collections.deque()
+        self._incoming: collections.deque[tuple[str, Sequence[str]]] = collections.deque()
+        self._waiting: collections.deque[_Line] = collections.deque()
+        self._written: collections.deque[_Line] = collections.deque()
         self._bytes = 0
-        self._lost: Dict[str, int] = {}
+        self._lost: dict[str, int] = {}
         self._retrying = self._complained = False
         atexit.register(self.finish)
 
@@ -117,7 +118,7 @@ class Spool:
             text, names = self._incoming.popleft()
             self._records += 1
             self._points += len(names)
-            data = _encoded(text, ',"n":%d' % self._records)
+            data = _encoded(text, f',"n":{self._records}')
             self._waiting.append((data, names))
             self._bytes += len(data)
         while self._bytes > MOST_BYTES and (self._written or len(self._waiting) > 1):
@@ -364,7 +365,7 @@ def _requirements(meta: Mapping[str, Any]) -> list[str]:
     for candidates in (frameworks, ("keras",), ("numpy",), ("h5py",)):
         for name in candidates:
             try:
-                pins.append("{}=={}".format(name, metadata.version(name).split("+")[0]))
+                pins.append(f"{name}=={metadata.version(name).split('+')[0]}")
                 break
             except (metadata.PackageNotFoundError, ValueError):
                 continue

@@ -5,6 +5,8 @@ relay brings to the job's run. MLflow imports this module whenever it is importe
 when an address of the scheme is used.
 """
 
+from __future__ import annotations
+
 from typing import Any, NoReturn
 
 # Ranks have this package from their PYTHONPATH, where nothing is installed: MLflow finds plugins by distributions, so one

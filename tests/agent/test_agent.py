@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from closed_file import read_closed
-from node_world import SAVES, Cluster, Job, PlanMaker, python38
+from node_world import SAVES, Cluster, Job, PlanMaker, python39
 from waiting import wait_for
 
 from mlflow_batchai.agent import protocol
@@ -46,11 +46,11 @@ def release(job: Job) -> None:
     assert job.wait()["executionState"] == "succeeded", job.said()
 
 
-@pytest.mark.parametrize("version", ["this", "3.8"])
+@pytest.mark.parametrize("version", ["this", "3.9"])
 def test_one_node_runs_a_command(any_cluster: Cluster, version: str) -> None:
-    python = sys.executable if version == "this" else python38()
+    python = sys.executable if version == "this" else python39()
     if python is None:
-        pytest.skip("there is no Python 3.8 on this machine")
+        pytest.skip("there is no Python 3.9 on this machine")
     report = json.dumps({"type": "metric", "ts": 1, "rank": 0, "step": 0, "values": {"loss": 0.5}})
     job = any_cluster.submit(
         f'echo "I am $BATCHAI_RANK of $BATCHAI_SIZE, $NAME, $SECRET, [$CANARY]"; echo \'{report}\' > "$BATCHAI_SPOOL/report-0-1.jsonl";'
@@ -71,7 +71,7 @@ def test_one_node_runs_a_command(any_cluster: Cluster, version: str) -> None:
     assert "verdict: succeeded" in job.log("execution.log")
     assert [record["body"]["values"] for record in job.records("report")] == [{"loss": 0.5}]
     (told,) = job.records("environment")
-    assert told["python"].startswith("3.8." if version == "3.8" else f"3.{sys.version_info.minor}.")
+    assert told["python"].startswith("3.9." if version == "3.9" else f"3.{sys.version_info.minor}.")
     assert any(package.startswith("pip==") for package in told["packages"])
     assert job.agents[0].returncode == 0
     exit_record = job.exit(0)
@@ -299,7 +299,10 @@ def test_setup_errors_are_sentences(cluster: Cluster, tmp_path: Path) -> None:
     verdict = job.wait()
     assert verdict["errors"][0]["code"] == "NodeSetupFailed"
     assert verdict["reason"].startswith("volume 'data' can't be mounted on node-0 (")
-    assert f": {tmp_path}/nowhere is not a directory there; create it or name another" in verdict["reason"]
+    assert (
+        f": {tmp_path}/nowhere is not a directory there; create it, mount the share at it, or correct the path"
+        in verdict["reason"]
+    )
     assert job.agents[0].returncode == 1
 
 

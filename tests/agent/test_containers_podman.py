@@ -15,7 +15,7 @@ from pathlib import Path
 import podman_engine
 import pytest
 from image_registry import image_registry
-from node_world import SAVES, Cluster, Job, python38
+from node_world import SAVES, Cluster, Job, python39
 from podman_engine import IMAGE, Podman
 from waiting import wait_for
 
@@ -198,7 +198,7 @@ def test_cancel_asks_first_and_then_ends_all(cluster: Cluster, podman: Podman) -
         podman,
         "trap 'echo asked; exit 3' TERM; (env -i setsid bash -c 'trap \"\" TERM; sleep 600; sleep 600' &); echo go;"
         " while :; do sleep 0.05; done",
-        python=python38() or sys.executable,
+        python=python39() or sys.executable,
         terminateSeconds=2.0,
     )
     wait_for(lambda: "go" in job.log("stdout.txt"), what=job.said)
@@ -235,7 +235,9 @@ def test_end(cluster: Cluster, podman: Podman, how: str) -> None:
     agents = [[root, ""]]
     if how == "its agent lives":
         wait_for(lambda: agents.read(root, job.reservation["number"]))
-    code = f"import json; from mlflow_batchai.agent import host; print(json.dumps(host.end({job.mark!r}, {agents!r}, 10.0)))"
+    code = (
+        f"import json; from mlflow_batchai.agent.api import host; print(json.dumps(host.end({job.mark!r}, {agents!r}, 10.0)))"
+    )
     environment = {**os.environ, **podman.environment}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"left": []}

@@ -237,7 +237,7 @@ def test_served_line_by_line(agent_pyz: Path, root: Path) -> None:
 
 def test_served_until_nobody_asks(agent_pyz: Path) -> None:
     """A client that has lost its power doesn't say so."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from mlflow_batchai.agent import host; host.IDLE_SECONDS = 1; host.serve()"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from mlflow_batchai.agent.api import host; host.IDLE_SECONDS = 1; host.serve()"
     argv = [sys.executable, "-I", "-S", "-c", code, str(agent_pyz)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         assert process.wait(60) == -signal.SIGALRM

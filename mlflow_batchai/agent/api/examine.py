@@ -3,18 +3,22 @@
 Each may be asked twice. None needs a job; none leaves anything behind but a file in a folder that the asker removes.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import json
 import os
+import platform
 import re
 import shutil
 import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable
 
 from mlflow_batchai.agent import gpus, network, place
 from mlflow_batchai.agent.containers import engines
@@ -24,7 +28,7 @@ from mlflow_batchai.agent.share import is_address, open_control
 from mlflow_batchai.agent.share.base import ControlError
 from mlflow_batchai.agent.staging import SetupError
 
-Answer = Dict[str, Any]
+Answer = dict[str, Any]
 
 _WRITE_TROUBLES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "full"),
@@ -40,7 +44,7 @@ import sys
 if sys.path and not sys.path[0]:
     del sys.path[0]
 import importlib, importlib.util, json
-said = {"version": "%d.%d.%d" % sys.version_info[:3], "horovod": None, "works": [], "missing": [], "broken": []}
+said = {"version": platform.python_version(), "horovod": None, "works": [], "missing": [], "broken": []}
 for framework in ("tensorflow", "torch"):
     if importlib.util.find_spec(framework) is None:
         said["missing"].append(framework)
@@ -58,7 +62,7 @@ print("\\n" + MARK + json.dumps(said))
 
 def facts() -> Answer:
     """``python`` (version), ``executable`` and ``host`` of what answers here."""
-    return {"python": "%d.%d.%d" % sys.version_info[:3], "executable": sys.executable, "host": socket.gethostname()}
+    return {"python": platform.python_version(), "executable": sys.executable, "host": socket.gethostname()}
 
 
 def clock() -> Answer:
@@ -91,14 +95,14 @@ def training(python: str, seconds: float) -> Answer:
     if status is None:
         trouble = text.replace(code, "...")
     elif status < 0:
-        trouble = "it was ended by signal %d while it imported them (a CPU too old for this build?)" % -status
+        trouble = f"it was ended by signal {-status} while it imported them (a CPU too old for this build?)"
     else:
         last = ([line.strip() for line in text.splitlines() if line.strip()] or ["nothing"])[-1]
-        trouble = "it exits with %d and says: %s" % (status, last[:300])
+        trouble = f"it exits with {status} and says: {last[:300]}"
     return {"path": path, "trouble": trouble}
 
 
-def accelerators(part: str, wanted: Optional[int]) -> Answer:
+def accelerators(part: str, wanted: int | None) -> Answer:
     """The GPUs that a job would find on this node.
 
     Args:
@@ -110,9 +114,9 @@ def accelerators(part: str, wanted: Optional[int]) -> Answer:
         ``driver``: what a nvidia-smi that fails, or misses some, says, else empty; ``trouble``: why a job could not have them,
         else empty.
     """
-    said: List[Tuple[Optional[int], str]] = []
+    said: list[tuple[int | None, str]] = []
 
-    def run(argv: List[str], environment: Any) -> Tuple[Optional[int], str]:
+    def run(argv: list[str], environment: Any) -> tuple[int | None, str]:
         said.append(gpus.ask(argv, environment))
         return said[-1]
 
@@ -144,7 +148,7 @@ def containers() -> Answer:
     return {"kind": kind, "program": program, "reasons": found.reasons, "broken": found.broken}
 
 
-def offer(share: str, identity: str, path: str, sas: Optional[str] = None) -> Answer:
+def offer(share: str, identity: str, path: str, sas: str | None = None) -> Answer:
     """Put a file on the control share for the others to see.
 
     Args:
@@ -172,13 +176,13 @@ def offer(share: str, identity: str, path: str, sas: Optional[str] = None) -> An
     return {"trouble": trouble, "why": why, "filesystem": place.filesystem(share), "free": free}
 
 
-def unseen(share: str, folder: str, names: Sequence[str], sas: Optional[str] = None) -> Answer:
+def unseen(share: str, folder: str, names: Sequence[str], sas: str | None = None) -> Answer:
     """``unseen``: name -> why, of the files in a folder of the share that this node can't read as others wrote them."""
     found = {}
     with contextlib.closing(open_control(share, sas, place.SHARE_SECONDS)) as control:
         for name in names:
             try:
-                if control.read_closed("%s/%s" % (folder, name)) is None:
+                if control.read_closed(f"{folder}/{name}") is None:
                     found[name] = "not there"
             except ControlError as error:
                 found[name] = str(error)
@@ -187,7 +191,7 @@ def unseen(share: str, folder: str, names: Sequence[str], sas: Optional[str] = N
     return {"unseen": found}
 
 
-def listen(token: str, interface: Optional[str], seconds: float) -> Answer:
+def listen(token: str, interface: str | None, seconds: float) -> Answer:
     """Answer peers with a token, for some seconds.
 
     Args:
@@ -222,6 +226,6 @@ def probe(targets: Sequence[Sequence[Any]], seconds: float) -> Answer:
     return {"results": [each.result()[0] for each in tries]}
 
 
-VERBS: Dict[str, Callable[..., Answer]] = {
+VERBS: dict[str, Callable[..., Answer]] = {
     function.__name__: function for function in (facts, clock, training, accelerators, containers, offer, unseen, listen, probe)
 }

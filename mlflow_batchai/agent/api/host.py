@@ -4,13 +4,17 @@ On the local cluster the engine calls these functions itself; over SSH it asks a
 connection, one JSON line each way. Everything may be asked twice: an answer can be lost with the connection.
 """
 
+from __future__ import annotations
+
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
 
 from mlflow_batchai.agent import boot, containers, permissions, place, protocol
 from mlflow_batchai.agent.environment import for_agents
@@ -19,7 +23,7 @@ from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.reservation import agents, queue
 
-Answer = Dict[str, Any]
+Answer = dict[str, Any]
 
 READY = "batchai-agent"
 # Followers ask every few seconds.
@@ -94,7 +98,7 @@ def census(roots: Sequence[str]) -> Answer:
 
 def start(
     root: str,
-    command: Optional[Sequence[str]],
+    command: Sequence[str] | None,
     arguments: Sequence[str],
     reservation: Mapping[str, Any],
     log: str,
@@ -134,7 +138,7 @@ def start(
         return agents.write(root, number, _spawn(argv, path, mark, json.dumps(dict(secrets)).encode()), path)
 
 
-def _spawn(argv: List[str], log: str, mark: str, stdin: bytes) -> int:
+def _spawn(argv: list[str], log: str, mark: str, stdin: bytes) -> int:
     with open(log, "ab") as file:
         os.fchmod(file.fileno(), 0o600)
         process = subprocess.Popen(
@@ -154,7 +158,7 @@ def _spawn(argv: List[str], log: str, mark: str, stdin: bytes) -> int:
         with process.stdin as pipe:
             pipe.write(stdin)
     except BrokenPipeError:
-        raise HostError("the agent ended before it was told its secrets; its log is %s" % log) from None
+        raise HostError(f"the agent ended before it was told its secrets; its log is {log}") from None
     return process.pid
 
 
@@ -207,8 +211,8 @@ def end(mark: str, nodes: Sequence[Sequence[str]], give_up: float) -> Answer:
     for root, identity in nodes:
         if identity and place.identity(root) != identity:
             raise HostError(
-                "it is not the node that the job was sent to, or its folder was removed meanwhile (the id in %s is another)"
-                % root
+                "it is not the node that the job was sent to, or its folder was removed meanwhile"
+                f" (the id in {root} is another)"
             )
     # Agents first: they would otherwise see their ranks die and tell a story of their own. Their descendants go with them,
     # since one that has thrown away its environment can't be found later.
@@ -232,7 +236,7 @@ def end(mark: str, nodes: Sequence[Sequence[str]], give_up: float) -> Answer:
     return {"left": sorted(left)}
 
 
-VERBS: Dict[str, Callable[..., Answer]] = {
+VERBS: dict[str, Callable[..., Answer]] = {
     **place.VERBS,
     **{function.__name__: function for function in (ended, listing, reserve, drop, drain, census, start, poll, end)},
 }
@@ -257,12 +261,12 @@ def answer(verb: str, arguments: Mapping[str, Any]) -> Answer:
     try:
         return _verb(verb)(**arguments)
     except boot.FolderError as error:
-        raise HostError("%s; mend that, or name another folder (root in the cluster document)" % error) from error
+        raise HostError(f"{error}; mend that, or name another folder (root in the cluster document)") from error
     except (queue.QueueError, place.KeeperError) as error:
         raise HostError(str(error)) from error
     except OSError as error:
-        what = ": %s" % error.filename if error.filename else ""
-        raise HostError("%s%s" % (error.strerror or error, what)) from error
+        what = f": {error.filename}" if error.filename else ""
+        raise HostError(f"{error.strerror or error}{what}") from error
 
 
 def serve() -> int:
@@ -271,7 +275,7 @@ def serve() -> int:
     Nobody says so when a client loses its power or its network: who isn't asked for ``IDLE_SECONDS`` ends, and is started anew.
     """
     os.umask(permissions.PRIVATE)
-    sys.stdout.write("%s %s\n" % (READY, json.dumps({"python": "%d.%d.%d" % sys.version_info[:3]})))
+    sys.stdout.write("{} {}\n".format(READY, json.dumps({"python": platform.python_version()})))
     sys.stdout.flush()
     signal.alarm(IDLE_SECONDS)
     for line in sys.stdin.buffer:
@@ -283,7 +287,7 @@ def serve() -> int:
             said = {"error": str(error)}
         except Exception as error:
             # A bug: the asker has to hear of it, and the next question is still welcome.
-            said = {"error": "%s: %s" % (type(error).__name__, error)}
+            said = {"error": f"{type(error).__name__}: {error}"}
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
         signal.alarm(IDLE_SECONDS)

@@ -1,13 +1,16 @@
 """Whether a node has what a job wants of it besides a Python: asked before anything exists."""
 
+from __future__ import annotations
+
 import os
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 from mlflow_batchai.agent import containers
 from mlflow_batchai.agent.mounts import tools
 from mlflow_batchai.agent.plan import Container, Tool, Volume, read
 
-Answer = Dict[str, Any]
+Answer = dict[str, Any]
 
 
 def needs(volumes: Sequence[Any], container: Any, python: str) -> Answer:
@@ -26,14 +29,14 @@ def needs(volumes: Sequence[Any], container: Any, python: str) -> Answer:
     machine = os.uname().machine
     # A tool that is missing may be sent: the client knows whether it has one.
     sent = {"rclone": Tool(machine, "", 0)}
-    wrong: Optional[str] = containers.missing(read(Container, container)) if container else None
+    wrong: str | None = containers.missing(read(Container, container)) if container else None
     for volume in mounts:
         wrong = wrong or tools.missing(volume, python, sent)
-    lacking: List[str] = []
+    lacking: list[str] = []
     by_rclone = any(volume.by_rclone for volume in mounts)
     if by_rclone and not wrong and tools.installed_rclone(python) is None:
         lacking.append("rclone")
     return {"trouble": wrong, "lacking": lacking, "machine": machine}
 
 
-VERBS: Dict[str, Callable[..., Answer]] = {"needs": needs}
+VERBS: dict[str, Callable[..., Answer]] = {"needs": needs}

@@ -3,12 +3,15 @@
 Whatever goes wrong on the way, the last word is still written: each step is done for itself.
 """
 
+from __future__ import annotations
+
 import contextlib
 import math
 import sys
 import time
 import traceback
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set
+from collections.abc import Iterator
+from typing import Any, Callable
 
 from mlflow_batchai.agent import outcome, protocol, staging
 from mlflow_batchai.agent.attempt import terms
@@ -48,7 +51,7 @@ class Ending:
         runtime: Runtime,
         peers: Peers,
         phases: Phases,
-        report: Callable[[str, Optional[Failure]], None],
+        report: Callable[[str, Failure | None], None],
     ) -> None:
         self._layout = layout
         self._node = layout.node
@@ -58,9 +61,9 @@ class Ending:
         self._phases = phases
         self._report = report
         self._trouble = False
-        self._lost_share: Optional[Failure] = None
+        self._lost_share: Failure | None = None
 
-    def run(self, failure: Optional[Failure], stop: Optional[Stop]) -> bool:
+    def run(self, failure: Failure | None, stop: Stop | None) -> bool:
         """End what is ours and say how it ended.
 
         Returns:
@@ -72,27 +75,27 @@ class Ending:
                 self._give_up_share(failure)
         if failure:
             self._shipper.record("failed", urgent=True, **failure.as_record())
-            self._shipper.note("failed: %s" % failure)
+            self._shipper.note(f"failed: {failure}")
         elif stop:
-            self._shipper.note("stopping: %s" % stop)
+            self._shipper.note(f"stopping: {stop}")
         if stop or (failure and self._node == 0):
             # Node 0 tells the others; those only say why they leave.
             self._shipper.keep_saying("stop", why=str(failure or stop))
-        left: Set[int] = set()
+        left: set[int] = set()
         with self._going_on():
             self._phases.sampler.stop()
         with self._going_on():
             most = self._peers.within(math.inf, RANKS_REST)
             left = self._runtime.end_everything(kill_first=bool(failure or stop), most=most)
         if left:
-            self._shipper.note("could not end pids %s" % sorted(left))
+            self._shipper.note(f"could not end pids {sorted(left)}")
         with self._going_on():
             if self._runtime.held is not None and not self._lost_share:
                 for trouble in staging.open_up(self._layout):
                     self._shipper.note(trouble)
         with self._going_on():
             self._drain()
-        exit_record: Dict[str, Any] = {
+        exit_record: dict[str, Any] = {
             "node": self._node,
             "failure": failure.as_record() if failure else None,
             "stopped": (str(stop) or stop.kind) if stop else None,
@@ -116,7 +119,7 @@ class Ending:
         with self._going_on():
             if self._runtime.held is not None:
                 for trouble in self._phases.mounts.unmount_all():
-                    sys.stderr.write("%s\n" % trouble)
+                    sys.stderr.write(f"{trouble}\n")
                 staging.remove_job_folder(self._layout.job)
         with self._going_on():
             self._report("ended", self._lost_share)
@@ -127,7 +130,7 @@ class Ending:
         self._lost_share = failure
         self._shipper.abandon()
         self._layout.attempt.hasty()
-        sys.stderr.write("%s\n" % failure)
+        sys.stderr.write(f"{failure}\n")
         self._report("held", failure)
 
     def _patiently(self, step: Callable[[], None]) -> None:
@@ -166,17 +169,17 @@ class Ending:
             # It must not take the room that is kept for the last word.
             self._shipper.abandon()
             why = self._shipper.broken or self._shipper.error
-            sys.stderr.write("records could not all be written to the share: %r\n" % why)
+            sys.stderr.write(f"records could not all be written to the share: {why!r}\n")
 
-    def _totals(self) -> Dict[str, Any]:
+    def _totals(self) -> dict[str, Any]:
         shipper, reports = self._shipper, self._runtime.reports
         return totals.record(shipper.sequence, shipper.log_totals, shipper.unsent_lines, reports.counts(), reports.uncounted())
 
-    def _write_exit(self, record: Dict[str, Any]) -> None:
+    def _write_exit(self, record: dict[str, Any]) -> None:
         path = self._layout.paths.exit(self._node)
-        self._patiently(lambda: self._layout.attempt.write("exit-%d" % self._node, path, [record]))
+        self._patiently(lambda: self._layout.attempt.write(f"exit-{self._node}", path, [record]))
 
-    def _end_as_node_zero(self, failure: Optional[Failure], stop: Optional[Stop], exit_record: Dict[str, Any]) -> None:
+    def _end_as_node_zero(self, failure: Failure | None, stop: Stop | None, exit_record: dict[str, Any]) -> None:
         failures = [failure] if failure else []
         with self._going_on():
             heard = not self._layout.control.refused(0.0) and not self._lost_share
@@ -184,7 +187,7 @@ class Ending:
                 self._peers.await_exits(lambda: self._runtime.pump(0.05), EXITS_REST)
             for node, record in sorted(self._peers.exits.items()):
                 if record.get("left"):
-                    self._shipper.note("%s could not end pids %s" % (node_id(node), record["left"]))
+                    self._shipper.note(f"{node_id(node)} could not end pids {record['left']}")
             failures += self._peers.failures()
             if not failures and (stop is None or stop.kind == "peer"):
                 failures += self._peers.early_leavers()
@@ -202,7 +205,7 @@ class Ending:
             self._runtime.stop_helpers()
         with self._going_on():
             self._runtime.remove_container()
-        self._shipper.note("verdict: %s %s" % (verdict["executionState"], verdict["reason"] or ""))
+        self._shipper.note(f"verdict: {verdict['executionState']} {verdict['reason'] or ''}")
         self._finish_shipping()
         with self._going_on():
             if self._runtime.held is not None and self._copy_logs():
@@ -217,7 +220,7 @@ class Ending:
             self._write_exit(exit_record)
         self._claim_verdict(verdict)
 
-    def _going_on_after(self, verdict: Dict[str, Any]) -> Dict[str, Any]:
+    def _going_on_after(self, verdict: dict[str, Any]) -> dict[str, Any]:
         return terms.goes_on(verdict, self._layout.plan, self._layout.paths.attempt)
 
     def _copy_logs(self) -> bool:
@@ -229,12 +232,12 @@ class Ending:
             staging.copy_logs(self._layout)
         except OSError as error:
             self._trouble = True
-            sys.stderr.write("the logs could not all be copied to stdOutErrPathPrefix: %s\n" % error)
+            sys.stderr.write(f"the logs could not all be copied to stdOutErrPathPrefix: {error}\n")
         return bool(prefix)
 
-    def _claim_verdict(self, verdict: Dict[str, Any]) -> None:
+    def _claim_verdict(self, verdict: dict[str, Any]) -> None:
         control, paths = self._layout.control, self._layout.paths
-        claimed: List[bool] = []
+        claimed: list[bool] = []
         self._patiently(lambda: claimed.append(control.claim(paths.verdict)))
         # If not, someone else was first, and the one verdict stands; or they died before they wrote it; or it was us: over
         # NFSv3 a mkdir whose answer was lost is asked again, and told that the folder is there.
@@ -242,7 +245,7 @@ class Ending:
         if claimed[-1] or not sharefiles.comes(lambda: control.read_closed(paths.verdict_file), others):
             self._patiently(lambda: self._write_verdict(verdict))
 
-    def _write_verdict(self, verdict: Dict[str, Any]) -> None:
+    def _write_verdict(self, verdict: dict[str, Any]) -> None:
         # Were we frozen since the claim, someone else has given us up and finished it.
         path = self._layout.paths.verdict_file
         if self._layout.control.read_closed(path) is None:

@@ -1,8 +1,11 @@
 """The job's command on one node: Horovod's rendezvous server where this is node 0, the ranks, and how they end."""
 
+from __future__ import annotations
+
 import json
 import time
-from typing import Any, Callable, List, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.attempt import launchers
@@ -55,10 +58,10 @@ class Launch:
         """
         if not launchers.needs_rendezvous(self._plan):
             return 0
-        said: List[bytes] = []
+        said: list[bytes] = []
         task = Task("rendezvous server", None, lambda task, stream, lines: said.append(lines) if stream == "out" else None)
         sizes = launchers.spread(self._plan.process_count, self._counts)
-        hosts = ",".join("%s:%d" % (node_id(node), size) for node, size in enumerate(sizes) if size)
+        hosts = ",".join(f"{node_id(node)}:{size}" for node, size in enumerate(sizes) if size)
         argv = [
             self._known.python,
             archive_path(),
@@ -79,10 +82,10 @@ class Launch:
                 self._runtime.drain([task])
                 sentence = task.tail[-1] if task.tail else "it said nothing"
                 container = self._plan.container
-                where = " in the image %s" % container.image if container else ""
+                where = f" in the image {container.image}" if container else ""
                 raise Failure(
                     protocol.RENDEZVOUS_FAILED,
-                    "Horovod's rendezvous server did not start on node-0%s: %s" % (where, sentence),
+                    f"Horovod's rendezvous server did not start on node-0{where}: {sentence}",
                     node=0,
                     tail=list(task.tail),
                 )
@@ -95,7 +98,7 @@ class Launch:
         """
         layout = self._layout
         for slot in self._slots:
-            task = logged_task(self._shipper, "rank %d" % slot.rank, slot.rank)
+            task = logged_task(self._shipper, f"rank {slot.rank}", slot.rank)
             environment = launchers.rank_environment(
                 layout,
                 self._known,
@@ -107,7 +110,7 @@ class Launch:
             )
             self._runtime.start(task, launchers.argv(self._plan), environment)
         self._shipper.record("started", urgent=True, node=layout.node, ranks=[slot.rank for slot in self._slots])
-        self._shipper.note("started %d rank(s): %s" % (len(self._slots), self._plan.command))
+        self._shipper.note(f"started {len(self._slots)} rank(s): {self._plan.command}")
 
     def watch(self) -> None:
         """Return when all ranks of this node have ended well.
@@ -137,12 +140,12 @@ class Launch:
             raise self._failure(failed)
         return len(ended)
 
-    def _failure(self, failed: List[Task]) -> Failure:
+    def _failure(self, failed: list[Task]) -> Failure:
         self._runtime.drain(failed, 1.0)
         failures = [
             Failure(
                 protocol.JOB_FAILED,
-                "%s on %s %s" % (task.name, self._layout.node_id, self._runtime.how(task)),
+                f"{task.name} on {self._layout.node_id} {self._runtime.how(task)}",
                 node=self._layout.node,
                 rank=task.rank,
                 exit_code=task.exit_code,
@@ -154,7 +157,7 @@ class Launch:
         return min(failures, key=lambda failure: failure.is_consequence and not failure.signalled)
 
 
-def _port(said: bytes) -> Optional[int]:
+def _port(said: bytes) -> int | None:
     """Where the server listens, if it has said so; other lines are those of what its interpreter runs at its start."""
     for line in said.splitlines():
         try:

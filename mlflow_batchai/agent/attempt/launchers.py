@@ -1,7 +1,10 @@
 """How ranks are started: which rank runs on which node, its command and its environment."""
 
+from __future__ import annotations
+
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from mlflow_batchai.agent import gpus
 from mlflow_batchai.agent.environment import job_environment, thread_variables
@@ -22,7 +25,7 @@ class Slot(NamedTuple):
     cross_size: int
 
 
-def spread(process_count: int, gpus: Sequence[int]) -> List[int]:
+def spread(process_count: int, gpus: Sequence[int]) -> list[int]:
     """Ranks per node, as even as can be; the first nodes take one more (8 on 2 nodes = 4 and 4, as in Batch AI).
 
     Args:
@@ -37,9 +40,9 @@ def spread(process_count: int, gpus: Sequence[int]) -> List[int]:
     return [rounds * slot + more for slot, more in zip(slots, filled)]
 
 
-def assign(sizes: Sequence[int]) -> List[Slot]:
+def assign(sizes: Sequence[int]) -> list[Slot]:
     """Every rank's slot, in rank order, node by node, from the number of ranks on each node."""
-    slots: List[Slot] = []
+    slots: list[Slot] = []
     for node, local_size in enumerate(sizes):
         for local_rank in range(local_size):
             cross = [other for other, size in enumerate(sizes) if size > local_rank]
@@ -47,19 +50,19 @@ def assign(sizes: Sequence[int]) -> List[Slot]:
     return slots
 
 
-def slots_of(plan: Plan, gpus: Sequence[int]) -> List[Slot]:
+def slots_of(plan: Plan, gpus: Sequence[int]) -> list[Slot]:
     """The ranks that a plan starts on nodes with so many GPUs each."""
     if plan.is_horovod:
         return assign(spread(plan.process_count, gpus))
     return [Slot(0, 1, 0, 0, 1, 0, 1)]
 
 
-def slots_per_node(plan: Plan, gpus: Sequence[int]) -> List[int]:
+def slots_per_node(plan: Plan, gpus: Sequence[int]) -> list[int]:
     """What the hostfile says of each node: its ranks; for a command that starts ranks itself its GPUs."""
     return spread(plan.process_count, gpus) if plan.is_horovod else list(gpus)
 
 
-def refusal(plan: Plan, gpus: Sequence[int], hosts: Sequence[str]) -> Optional[str]:
+def refusal(plan: Plan, gpus: Sequence[int], hosts: Sequence[str]) -> str | None:
     """Why these nodes can't run the plan, as a sentence, or None: more Horovod ranks than GPUs, and no leave to share them.
 
     Args:
@@ -68,32 +71,32 @@ def refusal(plan: Plan, gpus: Sequence[int], hosts: Sequence[str]) -> Optional[s
     total = sum(gpus)
     if plan.framework != "horovod" or plan.oversubscribe or not total or plan.process_count <= total:
         return None
-    counts = ", ".join("%s: %d" % (node_id(node), count) for node, count in enumerate(gpus))
+    counts = ", ".join(f"{node_id(node)}: {count}" for node, count in enumerate(gpus))
     sentence = (
-        "processCount is %d and the nodes have %d GPU%s (%s): lower processCount, or set oversubscribe: true in the cluster"
-        " document" % (plan.process_count, total, "" if total == 1 else "s", counts)
+        f"processCount is {plan.process_count} and the nodes have {total} GPU{'' if total == 1 else 's'} ({counts}): lower"
+        " processCount, or set oversubscribe: true in the cluster document"
     )
     idle = without_gpus(plan, gpus, hosts)
-    return "%s; %s" % (sentence, idle) if idle else sentence
+    return f"{sentence}; {idle}" if idle else sentence
 
 
-def without_gpus(plan: Plan, gpus: Sequence[int], hosts: Sequence[str]) -> Optional[str]:
+def without_gpus(plan: Plan, gpus: Sequence[int], hosts: Sequence[str]) -> str | None:
     """A sentence on nodes that get no Horovod rank since they have no GPU and others have, or None: likely a broken driver."""
-    names = ["%s (%s)" % (node_id(node), hosts[node]) for node, count in enumerate(gpus) if not count]
+    names = [f"{node_id(node)} ({hosts[node]})" for node, count in enumerate(gpus) if not count]
     if plan.framework != "horovod" or not names or not any(gpus):
         return None
     return (
-        "%s: no GPU, and so no rank, where other nodes have GPUs; mend the driver there (nvidia-smi -L), or train on CPUs with"
-        " gpusPerNode: 0 in the cluster document" % ", ".join(names)
+        f"{', '.join(names)}: no GPU, and so no rank, where other nodes have GPUs; mend the driver there (nvidia-smi -L), or"
+        " train on CPUs with gpusPerNode: 0 in the cluster document"
     )
 
 
-def idle_gpus(plan: Plan, gpus: Sequence[int]) -> Optional[str]:
+def idle_gpus(plan: Plan, gpus: Sequence[int]) -> str | None:
     """A sentence on GPUs that no Horovod rank uses, or None."""
     ranks, total = plan.process_count, sum(gpus)
     if plan.framework != "horovod" or ranks >= total:
         return None
-    return "%d rank(s) use %d of %d GPUs: set horovodSettings.processCount to %d to use all" % (ranks, ranks, total, total)
+    return f"{ranks} rank(s) use {ranks} of {total} GPUs: set horovodSettings.processCount to {total} to use all"
 
 
 def needs_rendezvous(plan: Plan) -> bool:
@@ -101,7 +104,7 @@ def needs_rendezvous(plan: Plan) -> bool:
     return plan.is_horovod
 
 
-def rank_variables(plan: Plan, slot: Slot, rendezvous: Optional[Mapping[str, Any]], interface: Optional[str]) -> Dict[str, str]:
+def rank_variables(plan: Plan, slot: Slot, rendezvous: Mapping[str, Any] | None, interface: str | None) -> dict[str, str]:
     """Variables of one rank; names that end in ``!`` may not be overridden by the document.
 
     The HOROVOD_* ones are those that horovodrun's gloo launcher sets (horovod 0.28.1, ``runner/gloo_run.py``).
@@ -131,7 +134,7 @@ def rank_variables(plan: Plan, slot: Slot, rendezvous: Optional[Mapping[str, Any
 
 def hostfile(addresses: Sequence[str], sizes: Sequence[int]) -> str:
     """An OpenMPI hostfile (Batch AI's own format was never published)."""
-    return "".join("%s slots=%d\n" % (address, max(1, size)) for address, size in zip(addresses, sizes))
+    return "".join(f"{address} slots={max(1, size)}\n" for address, size in zip(addresses, sizes))
 
 
 class Known(NamedTuple):
@@ -151,15 +154,15 @@ class Known(NamedTuple):
     gpus: Gpus
     secrets: Mapping[str, str]
     python: str
-    image: Optional[Mapping[str, str]] = None
+    image: Mapping[str, str] | None = None
 
 
-def argv(plan: Plan) -> List[str]:
+def argv(plan: Plan) -> list[str]:
     """What starts a rank."""
     return ["bash", "-c", plan.command]
 
 
-def job_variables(layout: NodeLayout, known: Known, extra: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
+def job_variables(layout: NodeLayout, known: Known, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of job preparation and helpers.
 
     Args:
@@ -182,10 +185,10 @@ def rank_environment(
     known: Known,
     slot: Slot,
     rendezvous: Mapping[str, Any],
-    interface: Optional[str],
+    interface: str | None,
     cores: int,
     archive: str,
-) -> Dict[str, str]:
+) -> dict[str, str]:
     """The environment of one rank.
 
     Args:

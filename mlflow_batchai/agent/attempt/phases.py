@@ -1,9 +1,12 @@
 """The steps of an attempt on one node that has been taken: announce, set up, prepare, meet, run the ranks."""
 
+from __future__ import annotations
+
 import os
 import sys
 import time
-from typing import Any, Dict, Mapping, Optional, Set, Tuple
+from collections.abc import Mapping
+from typing import Any
 
 from mlflow_batchai.agent import containers, protocol, staging
 from mlflow_batchai.agent.attempt import launchers
@@ -43,8 +46,8 @@ class Phases:
         shipper: Shipper,
         runtime: Runtime,
         peers: Peers,
-        part: Tuple[int, int, int] = (0, 1, 1),
-        credentials: Optional[Mapping[str, Any]] = None,
+        part: tuple[int, int, int] = (0, 1, 1),
+        credentials: Mapping[str, Any] | None = None,
         name: str = "",
     ) -> None:
         self.layout = layout
@@ -63,7 +66,7 @@ class Phases:
         self.credentials: Mapping[str, Any] = credentials or {}
         volumes = self.credentials.get("volumes") or {}
         self.mounts = Mounts(layout, shipper, runtime, volumes, self._check, layout.control)
-        self._deadline: Optional[float] = None
+        self._deadline: float | None = None
 
     def run(self) -> None:
         """All steps, in the order of a Batch AI job: mounts, setup task, code, environment, preparation, command."""
@@ -100,11 +103,11 @@ class Phases:
             "cores": max(1, len(os.sched_getaffinity(0)) // self.part[1]),
             "time": protocol.now_ms(),
         }
-        self.layout.attempt.write("announce-%d" % self.layout.node, self.layout.paths.announce(self.layout.node), [record])
+        self.layout.attempt.write(f"announce-{self.layout.node}", self.layout.paths.announce(self.layout.node), [record])
         self.peers.announces[self.layout.node] = record
-        self.shipper.note("node taken: %s" % record["host"])
+        self.shipper.note(f"node taken: {record['host']}")
         found = self.gpus.own
-        self.shipper.note("GPUs: %s (%s); cores: %d" % (", ".join(found.ids) or "none", found.note, record["cores"]))
+        self.shipper.note(f"GPUs: {', '.join(found.ids) or 'none'} ({found.note}); cores: {record['cores']}")
 
     def _await_announces(self) -> None:
         while not self.peers.all_announced():
@@ -148,7 +151,7 @@ class Phases:
             return
         engine = containers.engine()
         if engine is None:
-            sentence = "%s: %s" % (self.layout.node_id, containers.missing(wanted))
+            sentence = f"{self.layout.node_id}: {containers.missing(wanted)}"
             image = [("imageName", wanted.image)]
             raise Failure(protocol.CONTAINER_FAILED, sentence, node=self.layout.node, details=image)
         from mlflow_batchai.agent.containers.container import Container  # few jobs have one
@@ -169,7 +172,7 @@ class Phases:
             self.layout.attempt.write("rendezvous", self.layout.paths.rendezvous, [address])
 
     def _run_ranks(self, launch: Launch) -> None:
-        rendezvous: Optional[Dict[str, Any]] = None
+        rendezvous: dict[str, Any] | None = None
         while rendezvous is None:
             rendezvous = self.peers.awaited("rendezvous", self.layout.paths.rendezvous)
             if rendezvous is None:
@@ -200,23 +203,23 @@ class Phases:
         if self._deadline and self.layout.node == 0 and time.monotonic() > self._deadline:
             raise Failure(
                 protocol.JOB_TIMEOUT,
-                "the job ran longer than constraints.maxWallClockTime (%d s)" % self.plan.max_wall_clock_seconds,
+                f"the job ran longer than constraints.maxWallClockTime ({self.plan.max_wall_clock_seconds:.0f} s)",
                 node=0,
             )
 
     # After the ranks.
 
-    def check_model(self) -> Optional[Stop]:
+    def check_model(self) -> Stop | None:
         """Node 0: have the job's model loaded and tried; what has ended that before its time, if something did."""
         return ModelCheck(self.layout, self.shipper, self.runtime, self.peers, self.python, self._environment()).run()
 
     # Small things.
 
-    def _in_container(self) -> Set[int]:
+    def _in_container(self) -> set[int]:
         container = self.runtime.container
         return container.members() if container else set()
 
-    def _environment(self) -> Dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         """Of preparation and helpers."""
         return launchers.job_variables(self.layout, self._known())
 
@@ -237,7 +240,7 @@ def _sitecustomize() -> str:
     return SITECUSTOMIZE
 
 
-def _plugins() -> Tuple[str, Dict[str, str]]:
+def _plugins() -> tuple[str, dict[str, str]]:
     """The file that tells MLflow in a rank of the run; the distribution that it finds its plugins by."""
     from mlflow_batchai import __version__
     from mlflow_batchai.training import constants, store

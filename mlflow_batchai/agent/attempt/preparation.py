@@ -1,10 +1,13 @@
 """Making a taken node ready to train: the training interpreter, and the job's own preparation, cached if it may be."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
 import sys
-from typing import Callable, Dict, Iterator, List, Mapping, Optional
+from collections.abc import Iterator, Mapping
+from typing import Callable
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.environments import kept, trainenv
@@ -16,7 +19,7 @@ from mlflow_batchai.agent.runtime import Runtime
 from mlflow_batchai.agent.transport.shipper import Shipper
 
 
-def logged_task(shipper: Shipper, name: str, rank: Optional[int] = None) -> Task:
+def logged_task(shipper: Shipper, name: str, rank: int | None = None) -> Task:
     """A task whose output goes into the rank's log, without a rank into the preparation's."""
     return Task(name, rank, lambda task, stream, lines: shipper.log(rank, stream, lines))
 
@@ -35,7 +38,7 @@ class Preparation:
         shipper: Shipper,
         runtime: Runtime,
         check: Callable[[], None],
-        variables: Callable[[], Dict[str, str]],
+        variables: Callable[[], dict[str, str]],
     ) -> None:
         self.layout = layout
         self.plan: Plan = layout.plan
@@ -83,12 +86,12 @@ class Preparation:
                 os.mkdir(folder)
                 self._prepare()
             else:
-                self.shipper.note("job preparation: done before (%s)" % self.plan.preparation_cache)
+                self.shipper.note(f"job preparation: done before ({self.plan.preparation_cache})")
 
     def _stamp(self) -> str:
         """The interpreter that it was done for; what it installed into an environment goes when that is made anew."""
         if self.runtime.container:
-            return "%s %s" % (self.runtime.container.identity, self._python)
+            return f"{self.runtime.container.identity} {self._python}"
         return " ".join(filter(None, [trainenv.described(self.layout, self._python), self._made]))
 
     def say(self, text: str) -> None:
@@ -104,13 +107,13 @@ class Preparation:
         if task.exit_code != 0:
             raise Failure(
                 protocol.JOB_PREPARATION_FAILED,
-                "job preparation on %s %s" % (self.layout.node_id, self.runtime.how(task)),
+                f"job preparation on {self.layout.node_id} {self.runtime.how(task)}",
                 node=self.layout.node,
                 exit_code=task.exit_code,
                 tail=list(task.tail),
             )
 
-    def _run(self, argv: List[str], environment: Mapping[str, str], name: str) -> Task:
+    def _run(self, argv: list[str], environment: Mapping[str, str], name: str) -> Task:
         """For trainenv: one command of the environment's build, its output in the preparation's log."""
         task = logged_task(self.shipper, name)
         self.runtime.start(task, argv, dict(self._variables(), **environment), cwd=self.layout.temp)
@@ -128,7 +131,7 @@ class Preparation:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 sentence = trainenv.full_disk(self.layout, doing)
             else:
-                sentence = "%s on %s can't use the disk: %s" % (doing, trainenv.named(self.layout), error)
+                sentence = f"{doing} on {trainenv.named(self.layout)} can't use the disk: {error}"
             raise Failure(code, sentence, node=self.layout.node) from error
 
     def _wait(self) -> None:

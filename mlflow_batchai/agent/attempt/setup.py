@@ -1,9 +1,12 @@
 """The cluster's setup task on one node: run once a boot and content, before the job's own steps, its output put on a share."""
 
+from __future__ import annotations
+
 import os
 import re
 import time
-from typing import IO, Callable, Dict, Mapping, Optional
+from collections.abc import Mapping
+from typing import IO, Callable
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.environment import allowed
@@ -58,7 +61,7 @@ class SetupTaskRun:
         self._name = name
         self._gpus = gpus
         self._task = task
-        self._files: Dict[str, IO[bytes]] = {}
+        self._files: dict[str, IO[bytes]] = {}
         self.folder = os.path.join(layout.root, "setup", self._task.id)
 
     def run(self) -> None:
@@ -69,10 +72,10 @@ class SetupTaskRun:
         """
         boot = proc.boot_id()
         if boot and self._ran_in() == boot:
-            self._shipper.note("setup task: done since the last boot (%s)" % self._task.id)
+            self._shipper.note(f"setup task: done since the last boot ({self._task.id})")
             return
         self._shipper.record("phase", urgent=True, phase="setup task", node=self._layout.node)
-        self._shipper.note("setup task (%s)" % self._task.id)
+        self._shipper.note(f"setup task ({self._task.id})")
         directory = os.path.join(self.folder, "wd")
         os.makedirs(directory, exist_ok=True)
         task = Task("setup task", None, self._keep)
@@ -98,7 +101,7 @@ class SetupTaskRun:
     def _done(self) -> str:
         return os.path.join(self.folder, "done")
 
-    def _ran_in(self) -> Optional[str]:
+    def _ran_in(self) -> str | None:
         try:
             with open(self._done, encoding="ascii") as file:
                 return file.read()
@@ -117,18 +120,18 @@ class SetupTaskRun:
     def _go_on(self, task: Task, until: float) -> None:
         self._check()
         if time.monotonic() > until:
-            raise self._failure(task, "took longer than %d s" % SECONDS)
+            raise self._failure(task, f"took longer than {SECONDS:.0f} s")
 
     def _failure(self, task: Task, how: str) -> Failure:
         return Failure(
             protocol.SETUP_TASK_FAILED,
-            "the cluster's setup task on %s (%s) %s" % (self._layout.node_id, self._name, how),
+            f"the cluster's setup task on {self._layout.node_id} ({self._name}) {how}",
             node=self._layout.node,
             exit_code=task.exit_code,
             tail=list(task.tail),
         )
 
-    def _environment(self) -> Dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         """It is no part of the job that happens to come first: it sees the node, the cluster's mounts and its own variables."""
         environment = allowed(os.environ)
         environment["AZ_BATCHAI_MOUNT_ROOT"] = self._layout.cluster_mounts
@@ -144,14 +147,14 @@ class SetupTaskRun:
         """Append its output to the logs; a share that doesn't take them is no reason to end the job."""
         try:
             for stream, kind in STREAMS.items():
-                self._append(self._file(stream), "%s-%s.txt" % (kind, re.sub(r"[^\w.-]", "-", self._name)))
+                self._append(self._file(stream), "{}-{}.txt".format(kind, re.sub(r"[^\w.-]", "-", self._name)))
         except OSError as error:
             sentence = "the setup task's output could not all be written to its logs; it lies in %s: %s"
             self._shipper.note(sentence % (self.folder, error))
 
     def _append(self, source: str, name: str) -> None:
-        path = "%s/%s" % (self._task.logs.path, name)
-        log: Optional[LogFile] = None
+        path = f"{self._task.logs.path}/{name}"
+        log: LogFile | None = None
         with open(source, "rb") as file:
             for block in iter(lambda: file.read(BLOCK), b""):
                 log = log or self._log(path)

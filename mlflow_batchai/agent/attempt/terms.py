@@ -4,8 +4,11 @@ The plan is the same for all attempts. What differs stands in ``attempt.json`` o
 who begins it: how many nodes and ranks it has, how many retries are left, who began it and why.
 """
 
+from __future__ import annotations
+
 import dataclasses
-from typing import Any, Mapping, Optional
+from collections.abc import Mapping
+from typing import Any
 
 from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.agent.plan import Plan
@@ -23,7 +26,7 @@ _FINAL = frozenset((protocol.JOB_TIMEOUT, protocol.JOB_TERMINATE, protocol.JOB_T
 COUNTS = {"nodeCount": "node_count", "processCount": "process_count", "ranks": "ranks"}
 
 
-def record(left: int, by: str, why: str, counts: Optional[Mapping[str, int]] = None) -> Record:
+def record(left: int, by: str, why: str, counts: Mapping[str, int] | None = None) -> Record:
     """The content of ``attempt.json``.
 
     Args:
@@ -42,7 +45,7 @@ def is_record(value: object) -> bool:
     return all(records.is_node_count(value[key]) for key in COUNTS if key in value)
 
 
-def plan_of(plan: Plan, attempt: int, own: Optional[Mapping[str, Any]]) -> Plan:
+def plan_of(plan: Plan, attempt: int, own: Mapping[str, Any] | None) -> Plan:
     """The plan as it holds for one attempt.
 
     Args:
@@ -61,7 +64,7 @@ def on_nodes(plan: Plan, nodes: int) -> Mapping[str, int]:
     return {"nodeCount": nodes, "processCount": processes, "ranks": processes}
 
 
-def counts_on(plan: Plan, nodes: int) -> Optional[Mapping[str, int]]:
+def counts_on(plan: Plan, nodes: int) -> Mapping[str, int] | None:
     """What an attempt on so many nodes has of its own (``record``); None: it has all of them."""
     return None if nodes == plan.node_count else on_nodes(plan, nodes)
 

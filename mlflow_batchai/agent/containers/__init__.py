@@ -1,5 +1,7 @@
 """The container that a job's processes on a node run in, by docker or podman."""
 
+from __future__ import annotations
+
 from mlflow_batchai.agent.containers.engines import Engine, engine, has_one, missing, sweep
 
 __all__ = ["Engine", "engine", "has_one", "missing", "sweep"]

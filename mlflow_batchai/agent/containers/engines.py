@@ -47,7 +47,7 @@ class Differences(NamedTuple):
 
 def csv_field(text: str) -> str:
     """A field as encoding/csv of Go reads it."""
-    return '"%s"' % text.replace('"', '""') if any(mark in text for mark in ',"\n') else text
+    return '"{}"'.format(text.replace('"', '""')) if any(mark in text for mark in ',"\n') else text
 
 
 DIFFERENCES = {

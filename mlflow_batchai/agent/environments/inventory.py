@@ -1,9 +1,12 @@
 """Which packages the training interpreter has: it tells so itself, in a process beside the ranks, which no rank waits for."""
 
+from __future__ import annotations
+
 import json
-import sys
+import platform
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from collections.abc import Mapping
+from typing import Any
 
 from mlflow_batchai.agent.layout import archive_path
 from mlflow_batchai.agent.processes.tasks import Task
@@ -22,7 +25,7 @@ class Inventory:
     def __init__(self, shipper: Shipper, runtime: Runtime) -> None:
         self._shipper = shipper
         self._runtime = runtime
-        self._task: Optional[Task] = None
+        self._task: Task | None = None
 
     def ask(self, python: str, environment: Mapping[str, str], cwd: str) -> None:
         """Start to ask. What keeps an interpreter from telling is noted in the execution log, if anything is."""
@@ -31,7 +34,7 @@ class Inventory:
             self._runtime.start(task, [python, archive_path(), "packages"], environment, cwd=cwd, helper=True)
             self._task = task
         except OSError as error:
-            self._shipper.note("the packages of %s can't be listed: %s" % (python, error.strerror))
+            self._shipper.note(f"the packages of {python} can't be listed: {error.strerror}")
 
     def wait(self) -> None:
         """Wait a moment for what was asked for: the job has nothing else to do."""
@@ -48,7 +51,7 @@ class Inventory:
                 self._shipper.record("environment", **told)
 
 
-def _told(line: bytes) -> Optional[Dict[str, Any]]:
+def _told(line: bytes) -> dict[str, Any] | None:
     """What an interpreter has said; other lines are those of what it runs at its start."""
     try:
         found = json.loads(line.decode("utf-8"))
@@ -57,11 +60,11 @@ def _told(line: bytes) -> Optional[Dict[str, Any]]:
     return found if isinstance(found, dict) and set(found) == {"python", "packages"} else None
 
 
-def main(arguments: List[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Print this interpreter's version and its packages, as one line of JSON."""
     from importlib import metadata
 
-    found: Dict[str, str] = {}
+    found: dict[str, str] = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
         # The first of a name is the one that is imported.
@@ -69,10 +72,10 @@ def main(arguments: List[str]) -> int:
             found.setdefault(name, distribution.version)
     room, packages = MOST_LETTERS, []
     for pair in sorted(found.items(), key=lambda pair: pair[0].lower()):
-        text = "%s==%s" % pair
+        text = "{}=={}".format(*pair)
         room -= len(json.dumps(text)) + 2
         if room < 0:
             break
         packages.append(text)
-    print(json.dumps({"python": "%d.%d.%d" % sys.version_info[:3], "packages": packages}))
+    print(json.dumps({"python": platform.python_version(), "packages": packages}))
     return 0

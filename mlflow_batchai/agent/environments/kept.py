@@ -1,12 +1,15 @@
 """Folders that are made once for all jobs on a disk, and kept: training environments, and what job preparation made."""
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import os
 import shutil
 import time
 import uuid
-from typing import Callable, Iterator
+from collections.abc import Iterator
+from typing import Callable
 
 from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.reservation import locks
@@ -42,7 +45,7 @@ def once(
         return
     with open(folder + MAKING, "w") as lock:
         if not locks.try_lock(lock.fileno()):
-            say("waiting for another job's agent that makes %s" % what)
+            say(f"waiting for another job's agent that makes {what}")
             while not locks.try_lock(lock.fileno()):
                 wait()
         if _is_made(marker, stamp):
@@ -53,7 +56,7 @@ def once(
         try:
             yield True
             with open(marker, "w", encoding="utf-8", errors="surrogateescape") as file:
-                file.write("%s\n%s\n" % (stamp(), uuid.uuid4().hex))
+                file.write(f"{stamp()}\n{uuid.uuid4().hex}\n")
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise

@@ -1,5 +1,7 @@
 """The training interpreter of a node: the cluster's, or that of ``python_env.yaml``, built once per content hash."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
@@ -9,7 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from typing import Any, Callable, Iterable, List, Mapping, Optional, Tuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.environment import for_builds
@@ -22,7 +25,7 @@ from mlflow_batchai.agent.processes.tasks import Task
 # How long an interpreter may take to say its version, from a slow disk on a busy node.
 VERSION_SECONDS = 60.0
 
-Run = Callable[[List[str], Mapping[str, str], str], Task]
+Run = Callable[[list[str], Mapping[str, str], str], Task]
 
 # Why a program can't be started that isn't there, or isn't one any more; other errors say nothing of it.
 _NO_PROGRAM = (errno.ENOENT, errno.ENOTDIR, errno.ENOEXEC, errno.EACCES)
@@ -43,8 +46,8 @@ def interpreter(layout: NodeLayout, environment: Mapping[str, str]) -> str:
         return found
     raise Failure(
         protocol.NODE_SETUP_FAILED,
-        "there is no program %s on %s: install it there, or set python: in the cluster document to the interpreter that trains"
-        % (layout.plan.python, named(layout)),
+        f"there is no program {layout.plan.python} on {named(layout)}: install it there, or set python: in the"
+        " cluster document to the interpreter that trains",
         node=layout.node,
     )
 
@@ -94,12 +97,12 @@ def described(layout: NodeLayout, python: str) -> str:
             without memory is no reason to make it anew.
     """
     try:
-        return "%s %s" % (_version_of(python), os.path.realpath(python))
+        return f"{_version_of(python)} {os.path.realpath(python)}"
     except _SilentError as error:
         raise Failure(
             protocol.ENVIRONMENT_FAILED if layout.plan.environment else protocol.NODE_SETUP_FAILED,
-            "%s on %s can't be asked its version: %s; submit again, or mend it (what batchai made is made anew once its folder"
-            " is removed)" % (python, named(layout), error),
+            f"{python} on {named(layout)} can't be asked its version: {error}; submit again, or mend it (what batchai"
+            " made is made anew once its folder is removed)",
             node=layout.node,
         ) from error
 
@@ -107,31 +110,31 @@ def described(layout: NodeLayout, python: str) -> str:
 def full_disk(layout: NodeLayout, doing: str) -> str:
     """The sentence for a disk that was full while we did something, with what is free where nodes write."""
     places = dict.fromkeys([layout.root, tempfile.gettempdir()])
-    free = ", ".join("%s: %d MB" % (place, shutil.disk_usage(place).free >> 20) for place in places)
-    return "a disk of %s was full while %s: make space there (free now: %s)" % (named(layout), doing, free)
+    free = ", ".join(f"{place}: {shutil.disk_usage(place).free >> 20} MB" for place in places)
+    return f"a disk of {named(layout)} was full while {doing}: make space there (free now: {free})"
 
 
 def named(layout: NodeLayout) -> str:
     """A node with the machine behind it, for a sentence."""
-    return "%s (%s)" % (layout.node_id, socket.gethostname())
+    return f"{layout.node_id} ({socket.gethostname()})"
 
 
 def _steps(layout: NodeLayout, run: Run, say: Callable[[str], None], variables: Mapping[str, str]) -> wheels.Steps:
     extra = dict(for_builds(os.environ), PIP_DISABLE_PIP_VERSION_CHECK="1")
 
-    def attempt(argv: List[str], name: str) -> Task:
+    def attempt(argv: list[str], name: str) -> Task:
         task = run(argv, extra, name)
         if task.exit_code != 0 and any(_DISK_FULL.search(line) for line in task.tail):
             sentence = full_disk(layout, name)
             raise Failure(protocol.ENVIRONMENT_FAILED, sentence, node=layout.node, tail=list(task.tail))
         return task
 
-    def must(argv: List[str], name: str) -> Task:
+    def must(argv: list[str], name: str) -> Task:
         task = attempt(argv, name)
         if task.exit_code != 0:
             raise Failure(
                 protocol.ENVIRONMENT_FAILED,
-                "%s for python_env.yaml on %s %s" % (name, layout.node_id, task.verdict),
+                f"{name} for python_env.yaml on {layout.node_id} {task.verdict}",
                 node=layout.node,
                 exit_code=task.exit_code,
                 tail=list(task.tail),
@@ -149,7 +152,7 @@ def _build(layout: NodeLayout, environment: PythonEnvironment, steps: wheels.Ste
         if not program:
             raise Failure(
                 protocol.ENVIRONMENT_FAILED,
-                "--env-manager uv: there is no uv on %s; install it there" % layout.node_id,
+                f"--env-manager uv: there is no uv on {layout.node_id}; install it there",
                 node=layout.node,
             )
         version = ["--python", str(wanted)] if wanted else []
@@ -168,19 +171,19 @@ def _build(layout: NodeLayout, environment: PythonEnvironment, steps: wheels.Ste
         wheels.install(layout, python, _framework(others), horovod, steps)
 
 
-def _framework(requirements: List[str]) -> str:
+def _framework(requirements: list[str]) -> str:
     """What Horovod is built for: TensorFlow, unless only PyTorch is asked for."""
     names = {match.group("name").lower() for match in map(wheels.REQUIREMENT.match, requirements) if match}
     return "torch" if "torch" in names and not any(name.startswith("tensorflow") for name in names) else "tensorflow"
 
 
-def split_horovod(dependencies: Iterable[str], project: str) -> Tuple[List[str], List[str]]:
+def split_horovod(dependencies: Iterable[str], project: str) -> tuple[list[str], list[str]]:
     """Requirement lines without horovod's, and horovod's. Files named by ``-r`` are read and put in place.
 
     pip would compile Horovod's source against a framework that isn't there yet, and fail: we install our wheel instead.
     """
-    others: List[str] = []
-    horovod: List[str] = []
+    others: list[str] = []
+    horovod: list[str] = []
     for line in dependencies:
         text = line.strip()
         match = re.match(r"^(?:-r|--requirement)[=\s]\s*(?P<file>\S+)", text)
@@ -218,13 +221,13 @@ def find_python(version: Any, layout: NodeLayout) -> str:
         return found
     raise Failure(
         protocol.ENVIRONMENT_FAILED,
-        "python_env.yaml asks for Python %s and there is no python%s on %s; install it, or use --env-manager uv"
-        % (version, short, layout.node_id),
+        f"python_env.yaml asks for Python {version} and there is no python{short} on {layout.node_id};"
+        " install it, or use --env-manager uv",
         node=layout.node,
     )
 
 
-def find(python: Optional[str], environment: Mapping[str, str]) -> Optional[str]:
+def find(python: str | None, environment: Mapping[str, str]) -> str | None:
     """The absolute path of an interpreter as a cluster document names it (None: the agent's own), or None."""
     if not python:
         return sys.executable
@@ -238,7 +241,7 @@ class _SilentError(Exception):
 
 def _version_of(python: str) -> str:
     if python == sys.executable:
-        return "%d.%d" % sys.version_info[:2]
+        return f"{sys.version_info[0]}.{sys.version_info[1]}"
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     argv = [python, "-I", "-S", "-c", code]
     try:
@@ -248,10 +251,10 @@ def _version_of(python: str) -> str:
             return ""
         raise _SilentError(error.strerror or str(error)) from error
     except subprocess.TimeoutExpired:
-        raise _SilentError("it says nothing for %.0f s" % VERSION_SECONDS) from None
+        raise _SilentError(f"it says nothing for {VERSION_SECONDS:.0f} s") from None
     said = done.stdout.decode("ascii", "replace").strip()
     if done.returncode != 0 or not said:
         last = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["nothing"])[-1]
-        how = "is killed by signal %d" % -done.returncode if done.returncode < 0 else "exits with %d" % done.returncode
-        raise _SilentError("it %s and says: %s" % (how, last[:200]))
+        how = f"is killed by signal {-done.returncode}" if done.returncode < 0 else f"exits with {done.returncode}"
+        raise _SilentError(f"it {how} and says: {last[:200]}")
     return said

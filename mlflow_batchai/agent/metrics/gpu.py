@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Callable
 
 from mlflow_batchai.agent import gpus
 from mlflow_batchai.agent.metrics.machine import MEGABYTE, Values

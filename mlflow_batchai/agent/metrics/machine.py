@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Callable, Dict, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import Callable
 
 from mlflow_batchai.agent.processes import memory, proc
 
 MEGABYTE = 1e6
 
-Values = Dict[str, float]
+Values = dict[str, float]
 
 
 class Machine:

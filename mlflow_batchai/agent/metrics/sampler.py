@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable
 
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.metrics.gpu import GpuMeter

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Dict
+from typing import Any
 
-Record = Dict[str, Any]
+Record = dict[str, Any]
 
 # What a record's ``meta`` calls its format.
 H5, KERAS, SAVED_MODEL, MLFLOW, TORCH = "h5", "keras", "saved_model", "mlflow", "torch"

@@ -13,12 +13,12 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, Dict, Mapping, NamedTuple, Optional
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Optional
 
 from mlflow_batchai.agent.model_check import choice, describe
 
-Facts = Dict[str, Any]
+Facts = dict[str, Any]
 Batch = Mapping[Optional[str], Any]
 
 # How versions of Keras name a class or function that they don't find.

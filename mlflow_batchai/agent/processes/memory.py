@@ -4,9 +4,12 @@ Counters of ``/proc/vmstat`` are the machine's; those of a control group (versio
 ``memory.oom_control``) tell of what ran in it, and its limit may have been reached long before the machine's memory was.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
-from typing import Dict, List, Mapping, NamedTuple, Optional
+from collections.abc import Mapping
+from typing import NamedTuple
 
 GROUPS = "/sys/fs/cgroup"
 WHAT_TO_DO = "lower the batch size, run fewer ranks on a node, or take nodes with more memory"
@@ -23,7 +26,7 @@ class Group(NamedTuple):
 
     killed: int
     reached: int
-    limit: Optional[int]
+    limit: int | None
 
 
 class Counters(NamedTuple):
@@ -34,22 +37,22 @@ class Counters(NamedTuple):
         groups: folder -> control group, from a process's own up to the root.
     """
 
-    machine: Optional[int]
+    machine: int | None
     groups: Mapping[str, Group]
 
 
 def counters(pid: int) -> Counters:
     """The counters that concern a process."""
     killed = numbers(_read("/proc/vmstat")).get("oom_kill")
-    found: Dict[str, Group] = {}
-    for folder in group_folders(_read("/proc/%d/cgroup" % pid)):
+    found: dict[str, Group] = {}
+    for folder in group_folders(_read(f"/proc/{pid}/cgroup")):
         group = _group(folder)
         if group:
             found[folder] = group
     return Counters(killed, found)
 
 
-def ran_out(before: Counters, now: Counters, total: Optional[int] = None) -> Optional[str]:
+def ran_out(before: Counters, now: Counters, total: int | None = None) -> str | None:
     """What happened in between, for a sentence on a process that was killed; None: no process died for want of memory.
 
     Args:
@@ -58,21 +61,21 @@ def ran_out(before: Counters, now: Counters, total: Optional[int] = None) -> Opt
     for folder, group in now.groups.items():
         earlier = before.groups.get(folder, Group(0, 0, None))
         if group.limit is not None and group.reached > earlier.reached and group.killed > earlier.killed:
-            return "the memory limit of its control group was reached (%s); raise it, or %s" % (size(group.limit), WHAT_TO_DO)
+            return f"the memory limit of its control group was reached ({size(group.limit)}); raise it, or {WHAT_TO_DO}"
     risen = [group.killed > before.groups[folder].killed for folder, group in now.groups.items() if folder in before.groups]
     if any(risen) or (now.machine or 0) > (before.machine or 0):
-        return "the machine ran out of memory%s; %s" % (" (it has %s)" % size(total) if total else "", WHAT_TO_DO)
+        return f"the machine ran out of memory{(f' (it has {size(total)})' if total else '')}; {WHAT_TO_DO}"
     return None
 
 
-def group_folders(text: str, resource: str = "memory") -> List[str]:
+def group_folders(text: str, resource: str = "memory") -> list[str]:
     """The folders in which a process's memory (or another resource) is counted, its own first.
 
     Args:
         text: its ``/proc/PID/cgroup``.
         resource: as version 1 calls it.
     """
-    found: List[str] = []
+    found: list[str] = []
     for line in text.splitlines():
         number, _, rest = line.partition(":")
         kinds, _, path = rest.partition(":")
@@ -89,7 +92,7 @@ def group_folders(text: str, resource: str = "memory") -> List[str]:
     return found
 
 
-def numbers(text: str) -> Dict[str, int]:
+def numbers(text: str) -> dict[str, int]:
     """Lines of a name and a number."""
     pairs = [line.split() for line in text.splitlines()]
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
@@ -97,17 +100,17 @@ def numbers(text: str) -> Dict[str, int]:
 
 def size(count: int) -> str:
     """Bytes, for people."""
-    return "%.1f GiB" % (count / (1 << 30)) if count >= 1 << 30 else "%d MiB" % (count >> 20)
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count >> 20} MiB"
 
 
-def machine_bytes() -> Optional[int]:
+def machine_bytes() -> int | None:
     """How much memory the machine has."""
     with contextlib.suppress(ValueError, OSError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None
 
 
-def _group(folder: str) -> Optional[Group]:
+def _group(folder: str) -> Group | None:
     events = numbers(_read(folder + "/memory.events"))
     if events:
         return Group(events.get("oom_kill", 0), events.get("oom", 0), _limit(_read(folder + "/memory.max")))
@@ -119,7 +122,7 @@ def _group(folder: str) -> Optional[Group]:
     return Group(control.get("oom_kill", 0), int(reached) if reached.isdigit() else 0, limit)
 
 
-def _limit(text: str) -> Optional[int]:
+def _limit(text: str) -> int | None:
     # Version 1 has no word for "none": a number that no machine comes to.
     return int(text) if text.strip().isdigit() and int(text) < 1 << 60 else None
 

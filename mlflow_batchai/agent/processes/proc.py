@@ -4,11 +4,14 @@ Linux only. A process belongs to a job if its environment carries the job's mark
 makes itself a child subreaper, so a process that called setsid, or whose parent died, comes back to it.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import socket
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
 
 try:
     import ctypes
@@ -54,10 +57,10 @@ def as_child(umask: int) -> Callable[[], None]:
     return prepare
 
 
-def start_time(pid: int) -> Optional[int]:
+def start_time(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot, None when it has ended: with the pid it is unique."""
     try:
-        with open("/proc/%d/stat" % pid, "rb") as file:
+        with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
@@ -73,7 +76,7 @@ def _has_ended(pid: int, state: bytes) -> bool:
     if state not in (b"Z", b"X"):
         return False
     try:
-        return len(os.listdir("/proc/%d/task" % pid)) < 2
+        return len(os.listdir(f"/proc/{pid}/task")) < 2
     except OSError:
         return True
 
@@ -87,7 +90,7 @@ def boot_id() -> str:
         return ""
 
 
-def identity() -> Dict[str, Any]:
+def identity() -> dict[str, Any]:
     """This very process, so that another one on this machine can tell for certain that it is gone; ``host`` is for people."""
     machine = boot_id()
     try:
@@ -121,22 +124,22 @@ def is_alive(pid: int, started: int) -> bool:
 def is_stopped(pid: int) -> bool:
     """Whether a process was stopped (SIGSTOP) and has not gone on."""
     try:
-        with open("/proc/%d/stat" % pid, "rb") as file:
+        with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
     except OSError:
         return False
 
 
-def pids() -> List[int]:
+def pids() -> list[int]:
     """All processes."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def marked(mark: str, node: Optional[int] = None, variable: str = MARK_VARIABLE) -> Set[int]:
+def marked(mark: str, node: int | None = None, variable: str = MARK_VARIABLE) -> set[int]:
     """Pids whose environment carries the job's mark (``is_marked``; and the node's index, where one machine stands for several
     nodes)."""
-    place = None if node is None else ("%s=%d" % (NODE_VARIABLE, node)).encode()
-    beginning = ("%s=" % variable).encode()
+    place = None if node is None else f"{NODE_VARIABLE}={node}".encode()
+    beginning = f"{variable}=".encode()
     found = set()
     read = {pid: _environment(pid) for pid in pids()}
     for number, pause in enumerate(EXEC_PAUSES):
@@ -158,10 +161,10 @@ def marked(mark: str, node: Optional[int] = None, variable: str = MARK_VARIABLE)
     return found
 
 
-def _environment(pid: int) -> Optional[bytes]:
+def _environment(pid: int) -> bytes | None:
     """A process's environment as it was started with; None: it is gone, or another user's."""
     try:
-        with open("/proc/%d/environ" % pid, "rb") as file:
+        with open(f"/proc/{pid}/environ", "rb") as file:
             return file.read()
     except OSError:
         return None
@@ -170,7 +173,7 @@ def _environment(pid: int) -> Optional[bytes]:
 def _has_program(pid: int) -> bool:
     """Whether it is neither a zombie nor one of the kernel's own."""
     try:
-        return bool(os.readlink("/proc/%d/exe" % pid))
+        return bool(os.readlink(f"/proc/{pid}/exe"))
     except OSError:
         return False
 
@@ -178,46 +181,46 @@ def _has_program(pid: int) -> bool:
 def _is_bare(pid: int) -> bool:
     """Whether it was started without any environment: its room for one has a place in memory, and no length (proc(5))."""
     try:
-        with open("/proc/%d/stat" % pid, "rb") as file:
+        with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return False
     return fields[47] == fields[48] != b"0"
 
 
-def arguments() -> Set[str]:
+def arguments() -> set[str]:
     """Every word of every process's command line."""
     return {word for words in _command_lines().values() for word in words}
 
 
-def that_run(words: Sequence[str]) -> Set[int]:
+def that_run(words: Sequence[str]) -> set[int]:
     """Pids of processes whose command line ends with these words; none where there is no ``/proc``."""
     return {pid for pid, line in _command_lines().items() if line[-len(words) :] == list(words)}
 
 
-def command_line(pid: int) -> List[str]:
+def command_line(pid: int) -> list[str]:
     """The words of a process's command line; none of one that has gone."""
     try:
-        with open("/proc/%d/cmdline" % pid, "rb") as file:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
             return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
     except OSError:
         return []
 
 
-def _command_lines() -> Dict[int, List[str]]:
+def _command_lines() -> dict[int, list[str]]:
     return {pid: command_line(pid) for pid in pids()} if os.path.isdir("/proc") else {}
 
 
-def lock_holders(path: str) -> Set[int]:
+def lock_holders(path: str) -> set[int]:
     """Pids that hold a flock on this file, inherited ones too (Linux shows it in ``/proc/PID/fdinfo``)."""
     real = os.path.realpath(path)
     found = set()
     for pid in pids():
         try:
-            for name in os.listdir("/proc/%d/fd" % pid):
-                if os.readlink("/proc/%d/fd/%s" % (pid, name)) != real:
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                if os.readlink(f"/proc/{pid}/fd/{name}") != real:
                     continue
-                with open("/proc/%d/fdinfo/%s" % (pid, name)) as file:
+                with open(f"/proc/{pid}/fdinfo/{name}") as file:
                     if "FLOCK" in file.read():
                         found.add(pid)
         except OSError:  # gone, or another user's
@@ -226,18 +229,18 @@ def lock_holders(path: str) -> Set[int]:
     return found
 
 
-def descendants(ancestor: int) -> Set[int]:
+def descendants(ancestor: int) -> set[int]:
     """All live processes below this one."""
-    children: Dict[int, List[int]] = {}
+    children: dict[int, list[int]] = {}
     for pid in pids():
         try:
-            with open("/proc/%d/stat" % pid, "rb") as file:
+            with open(f"/proc/{pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             continue
         if not _has_ended(pid, fields[0]):
             children.setdefault(int(fields[1]), []).append(pid)
-    found: Set[int] = set()
+    found: set[int] = set()
     todo = [ancestor]
     while todo:
         for pid in children.get(todo.pop(), []):
@@ -247,18 +250,18 @@ def descendants(ancestor: int) -> Set[int]:
     return found
 
 
-def parent(pid: int) -> Optional[int]:
+def parent(pid: int) -> int | None:
     """The parent of a process, None when it is gone."""
     try:
-        with open("/proc/%d/stat" % pid, "rb") as file:
+        with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
 
 
-def reap() -> Dict[int, int]:
+def reap() -> dict[int, int]:
     """Collect all ended children that nobody else waits for: {pid: wait status}."""
-    ended: Dict[int, int] = {}
+    ended: dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -269,7 +272,7 @@ def reap() -> Dict[int, int]:
         ended[pid] = status
 
 
-def send(pids: Set[int], number: int) -> None:
+def send(pids: set[int], number: int) -> None:
     """Send a signal to each; those already gone are fine."""
     for pid in pids:
         try:
@@ -279,19 +282,19 @@ def send(pids: Set[int], number: int) -> None:
 
 
 def sweep(
-    find: Callable[[], Set[int]],
+    find: Callable[[], set[int]],
     grace: float,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
     give_up: float = 30.0,
-) -> Set[int]:
+) -> set[int]:
     """End all that ``find`` finds: SIGTERM, after ``grace`` seconds SIGKILL, until nothing is left.
 
     Returns:
         What is still there after ``grace + give_up`` seconds (a process in uninterruptible sleep), usually nothing.
     """
     begun = clock()
-    terminated: Set[int] = set()
+    terminated: set[int] = set()
     while True:
         left = find()
         if not left or clock() - begun > grace + give_up:
@@ -304,7 +307,7 @@ def sweep(
         sleep(0.05)
 
 
-def main(arguments: List[str]) -> int:
+def main(arguments: list[str]) -> int:
     """``sweep MARK [NODE]``: end all that carries the mark; prints what would not go, exit code 1 if anything is left."""
     node = int(arguments[1]) if len(arguments) > 1 else None
     left = sweep(lambda: marked(arguments[0], node), grace=3.0)

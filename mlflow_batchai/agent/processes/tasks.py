@@ -1,29 +1,32 @@
 """One process that the agent started (a rank, job preparation, a helper), and its output as whole lines."""
 
+from __future__ import annotations
+
 import collections
 import os
 import signal
 import subprocess
 import time
-from typing import IO, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from collections.abc import Mapping, Sequence
+from typing import IO, Callable
 
 from mlflow_batchai.agent.permissions import PRIVATE
 from mlflow_batchai.agent.processes import proc
 
 
-def waiting(members: Set[int]) -> Set[int]:
+def waiting(members: set[int]) -> set[int]:
     """Of what runs in a container the first process of each command, if something runs below it and SIGTERM would end it."""
     above = {pid: proc.parent(pid) for pid in members}
     parents = set(above.values())
     return {pid for pid, parent in above.items() if parent not in members and pid in parents and not _catches_sigterm(pid)}
 
 
-def hold(pids: Set[int]) -> None:
+def hold(pids: set[int]) -> None:
     """Keep them from going on with their next command."""
     proc.send(pids, signal.SIGSTOP)
 
 
-def release(pids: Set[int]) -> None:
+def release(pids: set[int]) -> None:
     """Let them go on, to SIGTERM and nothing else."""
     proc.send(pids, signal.SIGTERM)
     proc.send(pids, signal.SIGCONT)
@@ -31,7 +34,7 @@ def release(pids: Set[int]) -> None:
 
 def _catches_sigterm(pid: int) -> bool:
     try:
-        with open("/proc/%d/status" % pid, encoding="ascii", errors="replace") as file:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
             masks = [line.split()[1] for line in file if line.startswith(("SigCgt:", "SigIgn:"))]
     except OSError:  # it has gone
         return False
@@ -92,17 +95,17 @@ class Task:
         tail: its last lines, of both streams, as text.
     """
 
-    def __init__(self, name: str, rank: Optional[int], output: Output) -> None:
+    def __init__(self, name: str, rank: int | None, output: Output) -> None:
         self.name = name
         self.rank = rank
-        self.status: Optional[int] = None
-        self.tail: Deque[str] = collections.deque(maxlen=TAIL_LINES)
+        self.status: int | None = None
+        self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
         self.started = time.monotonic()
-        self.ended: Optional[float] = None
+        self.ended: float | None = None
         self._output = output
-        self._buffers: Dict[str, LineBuffer] = {"out": LineBuffer(), "err": LineBuffer()}
-        self._streams: Dict[int, Tuple[str, IO[bytes]]] = {}
-        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._buffers: dict[str, LineBuffer] = {"out": LineBuffer(), "err": LineBuffer()}
+        self._streams: dict[int, tuple[str, IO[bytes]]] = {}
+        self._process: subprocess.Popen[bytes] | None = None
 
     def start(
         self,
@@ -144,7 +147,7 @@ class Task:
         return self._process.pid
 
     @property
-    def descriptors(self) -> List[int]:
+    def descriptors(self) -> list[int]:
         """Pipes that may still bring output."""
         return list(self._streams)
 
@@ -186,12 +189,12 @@ class Task:
         self._process.returncode = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
     @property
-    def signal(self) -> Optional[int]:
+    def signal(self) -> int | None:
         """The signal that ended it, or None."""
         return os.WTERMSIG(self.status) if self.status is not None and os.WIFSIGNALED(self.status) else None
 
     @property
-    def exit_code(self) -> Optional[int]:
+    def exit_code(self) -> int | None:
         """Its exit code as a shell says it (128 + n for a signal), or None while it runs."""
         if self.status is None:
             return None
@@ -205,9 +208,9 @@ class Task:
             # bash says a killed command this way
             number = self.exit_code - 128
         if number is None:
-            return "exited with code %s" % self.exit_code
+            return f"exited with code {self.exit_code}"
         try:
             name = signal.Signals(number).name
         except ValueError:
-            name = "signal %d" % number
-        return "was killed by %s (exit code %s)" % (name, self.exit_code)
+            name = f"signal {number}"
+        return f"was killed by {name} (exit code {self.exit_code})"

@@ -11,7 +11,8 @@ import json
 import os
 import re
 import time
-from typing import IO, Any, Callable, Dict, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, Callable
 
 from mlflow_batchai.agent.processes import proc
 
@@ -25,7 +26,7 @@ LEFTOVER_SECONDS = 30 * 86400.0
 
 WAITING, HELD, ENDED = "waiting", "held", "ended"
 
-Record = Dict[str, Any]
+Record = dict[str, Any]
 
 _NUMBERED = re.compile(r"^(?P<number>\d+)\.")
 

@@ -12,12 +12,13 @@ import fcntl
 import json
 import os
 import time
-from typing import Any, Collection, Dict, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 # Nodes that left the cluster so many seconds ago keep no reservation.
 FORGET_SECONDS = 30 * 86400.0
 
-Entry = Dict[str, Any]
+Entry = dict[str, Any]
 
 
 class QueueError(Exception):

@@ -7,7 +7,8 @@ import json
 import os
 import sys
 import time
-from typing import Any, Callable, Mapping, Protocol, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Protocol
 
 from mlflow_batchai.agent import boot
 from mlflow_batchai.agent.layout import NodeLayout

@@ -1,6 +1,6 @@
 """The control share as agents see it: a directory of this node, or an Azure file share reached by REST."""
 
-from typing import Optional
+from __future__ import annotations
 
 from mlflow_batchai.agent.share.base import ControlShare
 from mlflow_batchai.agent.share.mounted import MountedShare
@@ -14,7 +14,7 @@ def is_address(share: str) -> bool:
     return share.lower().startswith(("https://", "http://"))
 
 
-def open_control(share: str, sas: Optional[str] = None, patience: float = PATIENCE_SECONDS) -> ControlShare:
+def open_control(share: str, sas: str | None = None, patience: float = PATIENCE_SECONDS) -> ControlShare:
     """The control share.
 
     Args:

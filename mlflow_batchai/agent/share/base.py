@@ -1,9 +1,12 @@
 """What agents need of the control share, whichever way they reach it."""
 
+from __future__ import annotations
+
 import abc
 import errno
 import os
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from mlflow_batchai.agent.protocol import JobPaths, Record, TornFileError, decode
 from mlflow_batchai.agent.records import TornFiles
@@ -17,7 +20,7 @@ QUEUED, GATHERING, STARTING, RUNNING, ENDING = "queued", "gathering", "starting"
 class ControlError(OSError):
     """The control share can't be used; the message is one sentence, which names the share and holds no secret."""
 
-    def __init__(self, sentence: str, number: Optional[int] = None) -> None:
+    def __init__(self, sentence: str, number: int | None = None) -> None:
         super().__init__(sentence)
         self.errno = number
 
@@ -85,19 +88,19 @@ class ControlShare(abc.ABC):
         """A path of the share as people know it."""
 
     @abc.abstractmethod
-    def trouble(self, identity: str) -> Optional[str]:
+    def trouble(self, identity: str) -> str | None:
         """Why this can't be used as the control share: None (it can), ``missing``, ``another`` (it hasn't that identity),
         ``read-only``, or ``unreachable: `` and a sentence."""
 
     @abc.abstractmethod
-    def content(self, path: str) -> Optional[bytes]:
+    def content(self, path: str) -> bytes | None:
         """A file's content, empty if it is no file or longer than may be; None if it isn't there."""
 
-    def read_closed(self, path: str) -> Optional[Record]:
+    def read_closed(self, path: str) -> Record | None:
         """The record of a closed file; None while there is none (``torn``)."""
         return self.torn.record(path, self.content(path))
 
-    def read_segment(self, path: str) -> Optional[List[Record]]:
+    def read_segment(self, path: str) -> list[Record] | None:
         """The records of a segment; None while it isn't there, or isn't closed."""
         data = self.content(path)
         try:
@@ -114,7 +117,7 @@ class ControlShare(abc.ABC):
         """Create a directory, and its parents, but not the job's folder; False if it was there."""
 
     @abc.abstractmethod
-    def entries(self, path: str) -> List[Entry]:
+    def entries(self, path: str) -> list[Entry]:
         """What lies directly in a directory; nothing if there is none."""
 
     @abc.abstractmethod
@@ -126,7 +129,7 @@ class ControlShare(abc.ABC):
         """A log file, made when there is something to write; continued if it is there."""
 
     @abc.abstractmethod
-    def attempt(self, paths: JobPaths, node: int, nodes: int) -> "Attempt":
+    def attempt(self, paths: JobPaths, node: int, nodes: int) -> Attempt:
         """The files of one attempt, as the agent of a node (of so many) reads and writes them.
 
         From now on the job's folder has to be there for anything to be written below it: its submitter has made it.
@@ -140,7 +143,7 @@ class ControlShare(abc.ABC):
         """What it means that something isn't there which comes with the job's folder."""
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.where(path))
 
-    def refused(self, seconds: float) -> Optional[str]:
+    def refused(self, seconds: float) -> str | None:
         """A sentence on why we are not let in any more, if that has been so for that long: time won't mend it."""
         return None
 
@@ -152,7 +155,7 @@ class ControlShare(abc.ABC):
         """Give back what was reserved, if anything."""
         return
 
-    def names(self, path: str) -> List[str]:
+    def names(self, path: str) -> list[str]:
         """The names in a directory; none if it isn't there."""
         return [entry.name for entry in self.entries(path)]
 
@@ -200,7 +203,7 @@ class Attempt(abc.ABC):
         """How far the attempt is here: ``QUEUED`` at first."""
 
     @abc.abstractmethod
-    def read(self, marker: str, path: str) -> Optional[Record]:
+    def read(self, marker: str, path: str) -> Record | None:
         """The record of a closed file; None while it isn't there."""
 
     @abc.abstractmethod
@@ -208,11 +211,11 @@ class Attempt(abc.ABC):
         """Write a closed file, then its marker."""
 
     @abc.abstractmethod
-    def requests(self) -> List[str]:
+    def requests(self) -> list[str]:
         """The ids of the requests that people have made."""
 
     @abc.abstractmethod
-    def segment(self, writer: str, sequence: int) -> Optional[List[Record]]:
+    def segment(self, writer: str, sequence: int) -> list[Record] | None:
         """A writer's records of that number; None while they aren't there, or aren't closed."""
 
     @abc.abstractmethod
@@ -226,7 +229,7 @@ class Attempt(abc.ABC):
         After an error the same one has to be sent again.
         """
 
-    def sizes(self, writer: str, sequence: int) -> Dict[int, int]:
+    def sizes(self, writer: str, sequence: int) -> dict[int, int]:
         """The bytes of each of a writer's segments from that one on, where ``tells_sizes``."""
         raise NotImplementedError
 

@@ -1,10 +1,12 @@
 """The control share as a directory of this node: a local one, or a mount."""
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import os
 import time
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from collections.abc import Iterator, Sequence
 
 from mlflow_batchai.agent import permissions, protocol, safeopen
 from mlflow_batchai.agent.protocol import JobPaths, Record, identity_path
@@ -24,7 +26,7 @@ class MountedShare(ControlShare):
         self.root = root
         # The folder of the job, if any, and what lay at the root when something was last made in it.
         self._job = "/"
-        self._seen: Optional[Tuple[int, int]] = None
+        self._seen: tuple[int, int] | None = None
 
     def close(self) -> None:
         """Nothing is kept open."""
@@ -32,7 +34,7 @@ class MountedShare(ControlShare):
     def where(self, path: str) -> str:
         return os.path.join(self.root, *path.split("/")) if path else self.root
 
-    def trouble(self, identity: str) -> Optional[str]:
+    def trouble(self, identity: str) -> str | None:
         if not os.path.isdir(self.root):
             return "missing"
         try:
@@ -41,7 +43,7 @@ class MountedShare(ControlShare):
             return "another"
         return None if os.access(self.root, os.W_OK | os.X_OK) else "read-only"
 
-    def content(self, path: str) -> Optional[bytes]:
+    def content(self, path: str) -> bytes | None:
         try:
             return mountfiles.read_whole(self.root, path, protocol.longest(path))
         except (FileNotFoundError, safeopen.OddFolderError):
@@ -88,10 +90,10 @@ class MountedShare(ControlShare):
         # An empty mount point is another folder than the share that was there; a share that was mounted anew may be, too, but
         # has the job's folder.
         if mountfiles.which(self.root) != self._seen:
-            return NotMountedError("the control share is not mounted at %s" % self.root)
+            return NotMountedError(f"the control share is not mounted at {self.root}")
         return super().gone(path)
 
-    def entries(self, path: str) -> List[Entry]:
+    def entries(self, path: str) -> list[Entry]:
         try:
             with self._folder(path) as folder, os.scandir(folder) as names:
                 return [_entry(name) for name in names]
@@ -99,7 +101,7 @@ class MountedShare(ControlShare):
             safeopen.freshen(self.root, path)
             return []
 
-    def names(self, path: str) -> List[str]:
+    def names(self, path: str) -> list[str]:
         try:
             with self._folder(path) as folder:
                 return os.listdir(folder)
@@ -107,9 +109,9 @@ class MountedShare(ControlShare):
             safeopen.freshen(self.root, path)
             return []
 
-    def sizes(self, path: str, prefix: str) -> Dict[str, int]:
+    def sizes(self, path: str, prefix: str) -> dict[str, int]:
         """The bytes of each file of a folder whose name begins so."""
-        found: Dict[str, int] = {}
+        found: dict[str, int] = {}
         try:
             with self._folder(path) as folder, os.scandir(folder) as names:
                 for name in names:
@@ -140,15 +142,15 @@ class MountedShare(ControlShare):
         with contextlib.suppress(FileNotFoundError):
             safeopen.remove(self.root, path)
 
-    def log_file(self, path: str) -> "MountedLogFile":
+    def log_file(self, path: str) -> MountedLogFile:
         return MountedLogFile(self, path)
 
-    def attempt(self, paths: JobPaths, node: int, nodes: int) -> "NamedFiles":
+    def attempt(self, paths: JobPaths, node: int, nodes: int) -> NamedFiles:
         self._job, self._seen = paths.folder, mountfiles.which(self.root)
         return NamedFiles(self, paths)
 
 
-def _entry(name: "os.DirEntry[str]") -> Entry:
+def _entry(name: os.DirEntry[str]) -> Entry:
     try:
         if name.is_dir(follow_symlinks=False):
             return Entry(name.name, 0, True)
@@ -164,7 +166,7 @@ class MountedLogFile(LogFile):
         super().__init__()
         self._share = share
         self._path = path
-        self._descriptor: Optional[int] = None
+        self._descriptor: int | None = None
 
     def flush(self, last: bool = False) -> None:
         if not self._data and (not last or self._descriptor is not None):
@@ -217,17 +219,17 @@ class NamedFiles(Attempt):
     def pace(self, phase: str) -> None:
         """There is one pace: that of the thread that asks."""
 
-    def read(self, marker: str, path: str) -> Optional[Record]:
+    def read(self, marker: str, path: str) -> Record | None:
         return self._share.read_closed(path)
 
     def write(self, marker: str, path: str, records: Sequence[Record]) -> None:
         self._share.write_closed(path, records)
 
-    def requests(self) -> List[str]:
+    def requests(self) -> list[str]:
         names = self._share.names(self._paths.requests)
         return [name[: -len(REQUEST_ENDING)] for name in names if name.endswith(REQUEST_ENDING)]
 
-    def segment(self, writer: str, sequence: int) -> Optional[List[Record]]:
+    def segment(self, writer: str, sequence: int) -> list[Record] | None:
         return self._share.read_segment(self._paths.segment(writer, sequence))
 
     def went_on(self, writer: str, sequence: int) -> bool:
@@ -237,12 +239,12 @@ class NamedFiles(Attempt):
     def send(self, writer: str, sequence: int, records: Sequence[Record]) -> int:
         return self._share.send(self._paths.segment(writer, sequence), records)
 
-    def sizes(self, writer: str, sequence: int) -> Dict[int, int]:
-        found: Dict[int, int] = {}
+    def sizes(self, writer: str, sequence: int) -> dict[int, int]:
+        found: dict[int, int] = {}
         first = os.path.basename(self._paths.event_folder(sequence))
         for folder in self._share.names(self._paths.events):
             if folder >= first:
-                for name, size in self._share.sizes("%s/%s" % (self._paths.events, folder), writer + "-").items():
+                for name, size in self._share.sizes(f"{self._paths.events}/{folder}", writer + "-").items():
                     number = name[len(writer) + 1 :].partition(".")[0]
                     if number.isdecimal():
                         found[int(number)] = size

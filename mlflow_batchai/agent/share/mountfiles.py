@@ -1,12 +1,15 @@
 """Files on a share that is a folder here, maybe a mount: read as they are now, written once under their final name."""
 
+from __future__ import annotations
+
 import os
-from typing import BinaryIO, Iterable, Optional, Tuple
+from collections.abc import Iterable
+from typing import BinaryIO
 
 from mlflow_batchai.agent import permissions, protocol, safeopen
 
 
-def which(folder: str) -> Optional[Tuple[int, int]]:
+def which(folder: str) -> tuple[int, int] | None:
     """What tells a folder from another that lies at its path later, such as an empty mount point; None: there is none."""
     try:
         status = os.stat(folder)

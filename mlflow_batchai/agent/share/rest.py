@@ -1,11 +1,13 @@
 """The control share as an Azure file share, reached by REST with a SAS: few requests, and every byte is sent once."""
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import posixpath
 import time
 import uuid
-from typing import Dict, List, Optional, Sequence
+from collections.abc import Sequence
 from urllib.parse import quote, unquote
 from xml.etree import ElementTree
 
@@ -34,18 +36,18 @@ class RestShare(ControlShare):
 
     at_once = 8
 
-    def __init__(self, address: str, sas: Optional[str], patience: float) -> None:
+    def __init__(self, address: str, sas: str | None, patience: float) -> None:
         super().__init__()
         self.wire = Wire(address, sas, patience)
         # Whether a file can be created with its data in one request; None: not tried yet.
-        self._in_one: Optional[bool] = None
+        self._in_one: bool | None = None
         # The folder of the job, if any.
         self._job = ""
 
     def close(self) -> None:
         self.wire.close()
 
-    def refused(self, seconds: float) -> Optional[str]:
+    def refused(self, seconds: float) -> str | None:
         denied = self.wire.denied
         if denied is None:
             return None
@@ -53,20 +55,20 @@ class RestShare(ControlShare):
         return denied.sentence if time.monotonic() - denied.since >= wait else None
 
     def where(self, path: str) -> str:
-        return "%s/%s" % (self.wire.name, path) if path else self.wire.name
+        return f"{self.wire.name}/{path}" if path else self.wire.name
 
-    def trouble(self, identity: str) -> Optional[str]:
+    def trouble(self, identity: str) -> str | None:
         path = identity_path(identity)
         try:
             if not self._is_folder(path):
                 return "another" if self._is_folder("") else "missing"
         except ControlError as error:
-            return "missing" if error.errno == errno.ENOENT else "unreachable: %s" % error
+            return "missing" if error.errno == errno.ENOENT else f"unreachable: {error}"
         try:
             # It is there, so nothing is made; who may not make anything hears of that first.
             self._create_folder(path)
         except ControlError as error:
-            return "read-only" if error.errno == errno.EACCES else "unreachable: %s" % error
+            return "read-only" if error.errno == errno.EACCES else f"unreachable: {error}"
         return None
 
     def _is_folder(self, path: str) -> bool:
@@ -75,9 +77,9 @@ class RestShare(ControlShare):
             self._must("GET", path, answer)
         return answer.good
 
-    def content(self, path: str) -> Optional[bytes]:
+    def content(self, path: str) -> bytes | None:
         most = protocol.longest(path)
-        answer = self.wire.ask("GET", path, "", {"x-ms-range": "bytes=0-%d" % most})
+        answer = self.wire.ask("GET", path, "", {"x-ms-range": f"bytes=0-{most}"})
         if answer.status == 404:
             return None
         if answer.status == 416:
@@ -113,7 +115,7 @@ class RestShare(ControlShare):
         for offset in range(0, len(data), BLOCK_BYTES):
             block = data[offset : offset + BLOCK_BYTES]
             first = start + offset
-            headers = {"x-ms-write": "update", "x-ms-range": "bytes=%d-%d" % (first, first + len(block) - 1)}
+            headers = {"x-ms-write": "update", "x-ms-range": f"bytes={first}-{first + len(block) - 1}"}
             self._must("PUT", path, self.wire.ask("PUT", path, "comp=range", headers, block))
 
     def resize(self, path: str, size: int) -> bool:
@@ -124,7 +126,7 @@ class RestShare(ControlShare):
         self._must("PUT", path, answer)
         return True
 
-    def size(self, path: str) -> Optional[int]:
+    def size(self, path: str) -> int | None:
         """A file's length in bytes; None if it isn't there."""
         answer = self.wire.ask("HEAD", path)
         if answer.status == 404:
@@ -141,8 +143,8 @@ class RestShare(ControlShare):
             return there.headers.get("x-ms-meta-owner") == owner
         return answer.good
 
-    def entries(self, path: str) -> List[Entry]:
-        found: List[Entry] = []
+    def entries(self, path: str) -> list[Entry]:
+        found: list[Entry] = []
         marker = ""
         while True:
             query = "restype=directory&comp=list" + ("&marker=" + quote(marker, safe="") if marker else "")
@@ -153,7 +155,7 @@ class RestShare(ControlShare):
             try:
                 listing = ElementTree.fromstring(answer.body)
             except ElementTree.ParseError:
-                raise ControlError("the file share %s answers with what is no listing" % self.wire.name) from None
+                raise ControlError(f"the file share {self.wire.name} answers with what is no listing") from None
             found += [_entry(node) for node in listing.iterfind("Entries/*") if node.tag in ("File", "Directory")]
             marker = listing.findtext("NextMarker") or ""
             if not marker:
@@ -164,7 +166,7 @@ class RestShare(ControlShare):
         with open(target, "wb") as file:
             start, total = 0, 1
             while start < total:
-                headers = {"x-ms-range": "bytes=%d-%d" % (start, start + BLOCK_BYTES - 1)}
+                headers = {"x-ms-range": f"bytes={start}-{start + BLOCK_BYTES - 1}"}
                 answer = self.wire.ask("GET", path, "", headers)
                 if answer.status == 404:
                     raise FileNotFoundError(errno.ENOENT, "No such file on the share", self.where(path))
@@ -174,13 +176,13 @@ class RestShare(ControlShare):
                 block = answer.body
                 total = int(answer.headers.get("content-range", "").rpartition("/")[2] or len(block))
                 if not block:
-                    raise ControlError("the file share %s sends nothing of %s" % (self.wire.name, path))
+                    raise ControlError(f"the file share {self.wire.name} sends nothing of {path}")
                 digest.update(block)
                 file.write(block)
                 start += len(block)
         return digest.hexdigest()
 
-    def log_file(self, path: str) -> "RestLogFile":
+    def log_file(self, path: str) -> RestLogFile:
         return RestLogFile(self, path)
 
     def attempt(self, paths: JobPaths, node: int, nodes: int) -> IndexedFiles:
@@ -200,7 +202,7 @@ class RestShare(ControlShare):
             answer = self.wire.ask("PUT", path, "", headers, data)
         return answer
 
-    def _create_folder(self, path: str, headers: Optional[Dict[str, str]] = None) -> Answer:
+    def _create_folder(self, path: str, headers: dict[str, str] | None = None) -> Answer:
         """Create Directory, with its parents: 201 if it was made, 409 if it was there."""
         answer = self.wire.ask("PUT", path, "restype=directory", headers)
         if answer.status == 404:
@@ -213,7 +215,7 @@ class RestShare(ControlShare):
     def _make_folder(self, path: str) -> None:
         """Make a folder in the job's; that one, and the share's own root, are made by who submits."""
         if not path or (self._job + "/").startswith(path + "/"):
-            raise ControlError("there is no folder %s" % self.where(path), errno.ENOENT)
+            raise ControlError(f"there is no folder {self.where(path)}", errno.ENOENT)
         self._create_folder(path)
 
     def _must(self, method: str, path: str, answer: Answer) -> None:
@@ -241,11 +243,11 @@ class RestLogFile(LogFile):
         super().__init__()
         self._share = share
         self._path = path
-        self._size: Optional[int] = None
+        self._size: int | None = None
         self._is_new = False
         # What is being written stays as it is until the share has it.
         self._sending = b""
-        self._since: Optional[float] = None
+        self._since: float | None = None
 
     def append(self, data: bytes) -> None:
         if self._since is None:

@@ -1,10 +1,13 @@
 """Files of the share that an agent follows, or has to wait for: a peer's segments, the last word of a job."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
 import time
-from typing import TYPE_CHECKING, Callable, List, Mapping, Optional
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Callable
 
 from mlflow_batchai.agent import records
 from mlflow_batchai.agent.protocol import Record
@@ -36,14 +39,14 @@ _WORDS = {
 _DEFINITE_BY_REST = (errno.ENOSPC, errno.ENOENT)
 
 
-def sentence(error: OSError) -> Optional[str]:
+def sentence(error: OSError) -> str | None:
     """What an error that doesn't pass by itself says of the share, and what to do; None: it may pass."""
     if isinstance(error, ControlError):
         return str(error) if error.errno in _DEFINITE_BY_REST else None
     if error.errno not in _WORDS:
         return None
     what, remedy = _WORDS[error.errno]
-    return "%s (%s); %s" % (what, os.strerror(error.errno), remedy)
+    return f"{what} ({os.strerror(error.errno)}); {remedy}"
 
 
 class ShareTrouble:
@@ -58,12 +61,12 @@ class ShareTrouble:
         self._patience = patience
         self._clock = clock
         self._good = clock()
-        self._definite: Optional[float] = None
+        self._definite: float | None = None
         self._seen = self._good
         self._sentence = ""
-        self._error: Optional[OSError] = None
+        self._error: OSError | None = None
 
-    def saw(self, error: Optional[OSError]) -> None:
+    def saw(self, error: OSError | None) -> None:
         """What came of a round of writing and reading."""
         now = self._seen = self._clock()
         found = sentence(error) if error else None
@@ -76,14 +79,14 @@ class ShareTrouble:
             self._definite = now
         self._sentence = found or ""
 
-    def told(self) -> Optional[str]:
+    def told(self) -> str | None:
         """Why the job has to end, or None. A round that hangs is one that has not succeeded, and has not failed for good."""
         now, since = self._clock(), self._definite
         if since is not None and self._seen - since > self._patience:
             return self._sentence
         if now - self._good > AWAY_SECONDS:
             why = (self._error.strerror or str(self._error)) if self._error else "it doesn't answer"
-            return "the share could not be used for %d s (%s)" % (now - self._good, why)
+            return f"the share could not be used for {now - self._good:.0f} s ({why})"
         return None
 
 
@@ -117,9 +120,9 @@ class Follower:
         self._looked = time.monotonic()
         self._heard = time.monotonic()
         # Since when the next segment is damaged or missing, though it will not be written any more.
-        self._stuck: Optional[float] = None
+        self._stuck: float | None = None
 
-    def read(self, attempt: Attempt, most: Optional[int] = None, heeds: bool = True) -> List[Record]:
+    def read(self, attempt: Attempt, most: int | None = None, heeds: bool = True) -> list[Record]:
         """Records of the segments that have been closed since the last call, those that readers can take.
 
         Args:
@@ -129,7 +132,7 @@ class Follower:
         Raises:
             OSError: the share can't be read (what was read before that is returned first).
         """
-        found: List[Record] = []
+        found: list[Record] = []
         before = self.sequence
         while most is None or self.sequence - before < most:
             try:
@@ -151,7 +154,7 @@ class Follower:
         self._looked, self.heartbeats = looked, heartbeats
         return found
 
-    def _next(self, attempt: Attempt) -> Optional[List[Record]]:
+    def _next(self, attempt: Attempt) -> list[Record] | None:
         """The next segment's records; None while it may still be closed."""
         closed = attempt.segment(self.writer, self.sequence)
         if closed is None:
@@ -160,7 +163,7 @@ class Follower:
         events, others = records.sort_out(closed)
         return [*events, records.skipped(others)] if others else events
 
-    def _skip(self, attempt: Attempt) -> Optional[List[Record]]:
+    def _skip(self, attempt: Attempt) -> list[Record] | None:
         """What stands for a segment that will never be closed; None while it may be."""
         now = time.monotonic()
         if self.sequence >= self.final:
@@ -188,9 +191,9 @@ class Rounds:
         self._followers = followers
         self._attempt = attempt
         self._at_once = min(at_once, len(followers))
-        self._pool: Optional[futures.ThreadPoolExecutor] = None
+        self._pool: futures.ThreadPoolExecutor | None = None
 
-    def read(self, take: Callable[[int, List[Record]], None], heeds: bool = True) -> None:
+    def read(self, take: Callable[[int, list[Record]], None], heeds: bool = True) -> None:
         """Take what has come since the last call, as far as that can be done in a while: a segment of each writer at a time, so
         that none waits for the many of another.
 
@@ -200,9 +203,9 @@ class Rounds:
         Raises:
             OSError: the share can't be read (what was read before that is taken).
         """
-        errors: List[OSError] = []
+        errors: list[OSError] = []
 
-        def read(node: int) -> List[Record]:
+        def read(node: int) -> list[Record]:
             if errors:
                 return []  # it would only take time
             try:
@@ -223,7 +226,7 @@ class Rounds:
         if errors:
             raise errors[0]
 
-    def _workers(self) -> "futures.ThreadPoolExecutor":
+    def _workers(self) -> futures.ThreadPoolExecutor:
         if self._pool is None:
             # Only here: most agents start no thread for it.
             from concurrent import futures
@@ -256,7 +259,7 @@ def patiently(step: Callable[[], None], seconds: float, away: float = AWAY_SECON
         time.sleep(0.2)
 
 
-def comes(ask: Callable[[], Optional[Record]], seconds: float) -> bool:
+def comes(ask: Callable[[], Record | None], seconds: float) -> bool:
     """Whether a closed file is there within so many seconds; a share that can't be read just now shows none.
 
     Args:

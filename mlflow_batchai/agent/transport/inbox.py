@@ -3,10 +3,12 @@
 The share thread reads; the main thread takes what was read, and never waits for the share.
 """
 
+from __future__ import annotations
+
 import collections
 import threading
 import time
-from typing import Callable, Deque, Dict, List, Optional, Tuple
+from typing import Callable
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.layout import NodeLayout
@@ -26,27 +28,27 @@ class Inbox:
         verdict: the attempt's, as soon as it lies there.
     """
 
-    def __init__(self, layout: NodeLayout, peers: List[int], join: Callable[[Record], None]) -> None:
+    def __init__(self, layout: NodeLayout, peers: list[int], join: Callable[[Record], None]) -> None:
         self._layout = layout
         self._join = join
         self._followers = {node: Follower(protocol.agent_writer(node)) for node in peers}
         self._rounds = Rounds(self._followers, layout.attempt, layout.control.at_once)
         self._lock = threading.Lock()
-        self._records: Deque[Tuple[int, Record]] = collections.deque()
-        self._requests: Dict[str, Record] = {}
+        self._records: collections.deque[tuple[int, Record]] = collections.deque()
+        self._requests: dict[str, Record] = {}
         self._checked = time.monotonic()
-        self.verdict: Optional[Record] = None
+        self.verdict: Record | None = None
 
     # Called by the main thread.
 
-    def received(self) -> List[Tuple[int, Record]]:
+    def received(self) -> list[tuple[int, Record]]:
         """(node, record) that peers have sent since the last call, logs excepted."""
         with self._lock:
             found = list(self._records)
             self._records.clear()
         return found
 
-    def requests(self) -> List[Record]:
+    def requests(self) -> list[Record]:
         """Requests seen so far, of whichever attempt (node 0 only)."""
         with self._lock:
             return list(self._requests.values())
@@ -111,7 +113,7 @@ class Inbox:
             raise layout.control.gone(plan)
         self._checked = time.monotonic()
 
-    def _take_in(self, node: int, records: List[Record]) -> None:
+    def _take_in(self, node: int, records: list[Record]) -> None:
         for record in records:
             if record["k"] == "log":
                 if self._layout.node == 0:

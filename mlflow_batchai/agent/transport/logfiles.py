@@ -1,6 +1,6 @@
 """The log files that an agent writes into ``stdouterr/``: its own ranks', its own, and on node 0 the joined ``stdout.txt``."""
 
-from typing import Dict, List, Optional
+from __future__ import annotations
 
 from mlflow_batchai.agent.layout import NodeLayout, log_name
 from mlflow_batchai.agent.plan import Plan
@@ -26,8 +26,8 @@ class LogFiles:
 
     def __init__(self, layout: NodeLayout) -> None:
         self._layout = layout
-        self._files: Dict[str, LogFile] = {}
-        self.totals: Dict[str, List[int]] = {}
+        self._files: dict[str, LogFile] = {}
+        self.totals: dict[str, list[int]] = {}
 
     def add(self, entry: Record) -> None:
         """Lines of this node; they are written by ``flush``."""
@@ -55,7 +55,7 @@ class LogFiles:
             # Whoever looks for a job's output finds it, though it be nothing (Batch AI had both files for every job).
             self._append("stdout.txt", b"")
             self._append("stderr.txt", b"")
-        errors: List[OSError] = []
+        errors: list[OSError] = []
         for file in self._files.values():
             try:
                 file.flush(last)
@@ -70,32 +70,32 @@ class LogFiles:
 
     def _append(self, name: str, data: bytes) -> None:
         if name not in self._files:
-            self._files[name] = self._layout.control.log_file("%s/%s" % (self._layout.paths.stdouterr, name))
+            self._files[name] = self._layout.control.log_file(f"{self._layout.paths.stdouterr}/{name}")
             self.totals[name] = [0, 0]
         self.totals[name][0] += len(data)
         self.totals[name][1] += data.count(b"\n")
         self._files[name].append(data)
 
 
-def own_file(plan: Plan, node: int, stream: str, rank: Optional[int]) -> str:
+def own_file(plan: Plan, node: int, stream: str, rank: int | None) -> str:
     """The name of the file that lines of a node go into, its own or a rank's."""
     if stream == EXECUTION:
         return log_name(plan, node, EXECUTION)
     if rank is None:
-        return log_name(plan, node, "std%s-job_prep" % stream)
-    return joined_file(stream) if plan.ranks == 1 else "std%s-%d.txt" % (stream, rank)
+        return log_name(plan, node, f"std{stream}-job_prep")
+    return joined_file(stream) if plan.ranks == 1 else f"std{stream}-{rank}.txt"
 
 
 def joined_file(stream: str) -> str:
     """The name of the file that has the lines of all ranks."""
-    return "std%s.txt" % stream
+    return f"std{stream}.txt"
 
 
-def joined(plan: Plan, record: Record) -> Optional[str]:
+def joined(plan: Plan, record: Record) -> str | None:
     """A record's text as the file of all ranks has it; None if it isn't a rank's, or theirs is the only one."""
     if record["r"] is None or plan.ranks == 1:
         return None
-    prefix = "[%d] " % record["r"]
+    prefix = f"[{record['r']}] "
     return "".join(prefix + line + "\n" for line in record["x"].split("\n")[:-1])
 
 

@@ -3,11 +3,13 @@
 Files are kept open: what a rank writes is read though somebody has removed its file or the folder.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
 import weakref
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, NamedTuple
 
 from mlflow_batchai.agent import protocol, records, safeopen
 
@@ -26,8 +28,8 @@ _HEAD: records.Shape = {"records": records.is_count, "points": records.is_count}
 class Reported(NamedTuple):
     """One record, of which rank it is (None: its file doesn't say), and how many bytes it was."""
 
-    body: Dict[str, Any]
-    rank: Optional[int]
+    body: dict[str, Any]
+    rank: int | None
     size: int
 
 
@@ -38,7 +40,7 @@ class Count(NamedTuple):
     points: int
 
 
-def points_of(body: Dict[str, Any]) -> int:
+def points_of(body: dict[str, Any]) -> int:
     """How many points a record has."""
     values = body.get("values")
     return len(values) if body.get("type") == "metric" and isinstance(values, dict) else 0
@@ -58,18 +60,18 @@ class ReportReader:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         # By name and inode.
-        self._files: Dict[Tuple[str, int], _File] = {}
+        self._files: dict[tuple[str, int], _File] = {}
         # Of each name the highest number that was read.
-        self._numbers: Dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
         self.unread = 0
         self.moved = False
 
-    def read(self) -> List[Reported]:
+    def read(self) -> list[Reported]:
         """Records that have come since the last call, of each file a piece."""
         self._look()
-        found: List[Reported] = []
+        found: list[Reported] = []
         # A file that was written anew comes after the one before it.
-        behind: Set[str] = set()
+        behind: set[str] = set()
         for file in self._files.values():
             if file.name in behind:
                 continue
@@ -85,9 +87,9 @@ class ReportReader:
         self.moved = bool(behind)
         return found
 
-    def counts(self) -> Dict[int, Count]:
+    def counts(self) -> dict[int, Count]:
         """What the processes of each rank have handed in by now, by their own count."""
-        names: Dict[str, Tuple[int, Count]] = {}
+        names: dict[str, tuple[int, Count]] = {}
         for key, file in self._files.items():
             if not file.is_open:
                 self._reopen(key, file)
@@ -95,13 +97,13 @@ class ReportReader:
             if file.rank is not None and head is not None:
                 before = names.get(file.name, (0, Count(0, 0)))[1]
                 names[file.name] = file.rank, max(before, head)
-        found: Dict[int, Count] = {}
+        found: dict[int, Count] = {}
         for rank, count in names.values():
             so_far = found.get(rank, Count(0, 0))
             found[rank] = Count(so_far.records + count.records, so_far.points + count.points)
         return found
 
-    def uncounted(self) -> List[int]:
+    def uncounted(self) -> list[int]:
         """Ranks of which a file could be made and nothing written into it."""
         return sorted({file.rank for file in self._files.values() if file.rank is not None and file.is_empty})
 
@@ -122,7 +124,7 @@ class ReportReader:
             if old.is_read:
                 old.close()
 
-    def _reopen(self, key: Tuple[str, int], known: "Optional[_File]") -> None:
+    def _reopen(self, key: tuple[str, int], known: _File | None) -> None:
         """Open a file, if it still lies there: ranks may do there what they like."""
         with contextlib.suppress(OSError), safeopen.open_file(self._folder, key[0]) as file:
             if os.fstat(file.fileno()).st_ino != key[1]:
@@ -133,7 +135,7 @@ class ReportReader:
             else:
                 known.reopen(descriptor)
 
-    def _is_new(self, name: str, body: Dict[str, Any]) -> bool:
+    def _is_new(self, name: str, body: dict[str, Any]) -> bool:
         number = body.pop("n", None)
         if not records.is_count(number) or number is None:
             return True
@@ -142,7 +144,7 @@ class ReportReader:
         self._numbers[name] = number
         return True
 
-    def _parsed(self, line: bytes) -> Optional[Dict[str, Any]]:
+    def _parsed(self, line: bytes) -> dict[str, Any] | None:
         try:
             record = json.loads(line.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
@@ -167,12 +169,12 @@ class _File:
         self.rank = int(rank) if rank.isdecimal() else None
         self.too_long = 0
         self.offset = 0
-        self._head: Optional[Count] = None
+        self._head: Count | None = None
         self.reopen(descriptor)
         # Whether the beginning of a line that is too long was passed over.
         self._inside = False
 
-    def lines(self) -> List[bytes]:
+    def lines(self) -> list[bytes]:
         """Whole lines that have come, up to a piece of them."""
         try:
             data = b"" if self.is_read else os.pread(self._descriptor, PIECE, self.offset)
@@ -191,7 +193,7 @@ class _File:
             del lines[0]  # the end of that line
         return [line for line in lines if line]
 
-    def head(self) -> Optional[Count]:
+    def head(self) -> Count | None:
         """What the file's head counts, if it has one."""
         if not self.is_open:
             return self._head
@@ -227,6 +229,6 @@ class _File:
         self._closing()
 
 
-def _is_too_long(record: Dict[str, Any], size: int) -> bool:
+def _is_too_long(record: dict[str, Any], size: int) -> bool:
     """Whether readers of a segment would take a report for damage."""
     return size > PIECE // GROWTH and len(protocol.encode([{"k": "report", "t": 0, "body": record}])) > PIECE

@@ -5,13 +5,15 @@ unsent one; output is kept in memory while the share stalls, up to a bound past 
 counted, but never a metric. What comes in between is read into ``inbox``.
 """
 
+from __future__ import annotations
+
 import collections
 import contextlib
 import functools
 import itertools
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.layout import NodeLayout
@@ -36,8 +38,8 @@ class Unhurried:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._records: Deque[Record] = collections.deque(maxlen=MOST)
-        self._since: Optional[float] = None
+        self._records: collections.deque[Record] = collections.deque(maxlen=MOST)
+        self._since: float | None = None
 
     def add(self, kind: str, **fields: Any) -> None:
         """A record of now."""
@@ -46,7 +48,7 @@ class Unhurried:
             if self._since is None:
                 self._since = self._clock()
 
-    def take(self, after: float = 0.0) -> List[Record]:
+    def take(self, after: float = 0.0) -> list[Record]:
         """The oldest ones, if the oldest has waited for so many seconds; they are the caller's now."""
         with self._lock:
             if self._since is None or self._clock() - self._since < after:
@@ -67,7 +69,7 @@ class Sent(NamedTuple):
     """An event file of so many bytes that the share has taken at that time (``time.monotonic``)."""
 
     sequence: int
-    records: List[Record]
+    records: list[Record]
     size: int
     at: float
 
@@ -80,15 +82,15 @@ class Resend:
         send: writes one.
     """
 
-    def __init__(self, sizes: Callable[[int], Dict[int, int]], send: Callable[[int, List[Record]], object]) -> None:
+    def __init__(self, sizes: Callable[[int], dict[int, int]], send: Callable[[int, list[Record]], object]) -> None:
         self._sizes = sizes
         self._send = send
-        self._sent: Deque[Sent] = collections.deque()
+        self._sent: collections.deque[Sent] = collections.deque()
         self._bytes = 0
         self._checked = time.monotonic()
         self._is_over = False
 
-    def add(self, sequence: int, records: List[Record], size: int) -> None:
+    def add(self, sequence: int, records: list[Record], size: int) -> None:
         """Keep one; the oldest are given up."""
         self._sent.append(Sent(sequence, records, size, time.monotonic()))
         self._bytes += size
@@ -141,7 +143,7 @@ class Shipper(threading.Thread):
         broken: what ended this thread before its time (a bug), or None.
     """
 
-    def __init__(self, layout: NodeLayout, peers: List[int]) -> None:
+    def __init__(self, layout: NodeLayout, peers: list[int]) -> None:
         super().__init__(name="share", daemon=True)
         self._layout = layout
         self._writer = protocol.agent_writer(layout.node)
@@ -149,19 +151,19 @@ class Shipper(threading.Thread):
         self.inbox = Inbox(layout, peers, self._files.join)
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._records: List[Record] = []
-        self._reports: Deque[Tuple[Record, int]] = collections.deque()
+        self._records: list[Record] = []
+        self._reports: collections.deque[tuple[Record, int]] = collections.deque()
         self._report_bytes = 0
-        self._standing: Optional[Record] = None
+        self._standing: Record | None = None
         self._said = 0.0
-        self._logs: Deque[Record] = collections.deque()
+        self._logs: collections.deque[Record] = collections.deque()
         self._log_bytes = 0
-        self._outgoing: List[Record] = []
-        self._taken_logs: List[Record] = []
+        self._outgoing: list[Record] = []
+        self._taken_logs: list[Record] = []
         self._samples = Unhurried()
         self._dropped = 0
         self._urgent = False
-        self._first_unsent: Optional[float] = None
+        self._first_unsent: float | None = None
         self._sequence = 0
         attempt = layout.attempt
         self._resend = (
@@ -174,8 +176,8 @@ class Shipper(threading.Thread):
         self._closing = False
         self._abandoned = False
         self._trouble = ShareTrouble(layout.plan.loss_seconds / 2)
-        self.error: Optional[OSError] = None
-        self.broken: Optional[Exception] = None
+        self.error: OSError | None = None
+        self.broken: Exception | None = None
 
     # Called by the main thread.
 
@@ -185,7 +187,7 @@ class Shipper(threading.Thread):
             self._records.append(dict(fields, k=kind, t=protocol.now_ms()))
             self._mark_unsent(urgent)
 
-    def report(self, body: Record, size: int, rank: Optional[int] = None) -> None:
+    def report(self, body: Record, size: int, rank: int | None = None) -> None:
         """Send what a rank has reported.
 
         Args:
@@ -221,9 +223,9 @@ class Shipper(threading.Thread):
     def note(self, line: str) -> None:
         """A line for this node's execution log."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.log(None, EXECUTION, ("%s %s\n" % (stamp, line)).encode("utf-8", "backslashreplace"))
+        self.log(None, EXECUTION, f"{stamp} {line}\n".encode("utf-8", "backslashreplace"))
 
-    def log(self, rank: Optional[int], stream: str, lines: bytes) -> None:
+    def log(self, rank: int | None, stream: str, lines: bytes) -> None:
         """Send whole lines of a rank (None: job preparation)."""
         with self._lock:
             last = self._logs[-1] if self._logs else None
@@ -248,7 +250,7 @@ class Shipper(threading.Thread):
             self._wake.set()
 
     @property
-    def trouble(self) -> Optional[str]:
+    def trouble(self) -> str | None:
         """Why the job has to end since the share fails: a sentence, or None."""
         return self._trouble.told()
 
@@ -275,7 +277,7 @@ class Shipper(threading.Thread):
         return self._sequence
 
     @property
-    def log_totals(self) -> Dict[str, List[int]]:
+    def log_totals(self) -> dict[str, list[int]]:
         """Of each log file how many bytes and lines it was given."""
         return {name: list(sizes) for name, sizes in list(self._files.totals.items())}
 
@@ -307,7 +309,7 @@ class Shipper(threading.Thread):
             self.broken = error
 
     def _run(self) -> None:
-        closing_since: Optional[float] = None
+        closing_since: float | None = None
         while True:
             self._wake.wait(TICK_SECONDS)
             self._wake.clear()
@@ -332,14 +334,14 @@ class Shipper(threading.Thread):
                 time.sleep(TICK_SECONDS)
 
     @staticmethod
-    def _attempt(step: Callable[[], None]) -> Optional[OSError]:
+    def _attempt(step: Callable[[], None]) -> OSError | None:
         try:
             step()
         except OSError as error:
             return error
         return None
 
-    def _take(self, everything: bool) -> Tuple[List[Record], List[Record]]:
+    def _take(self, everything: bool) -> tuple[list[Record], list[Record]]:
         now = time.monotonic()
         with self._lock:
             if self._standing and now - self._said > AGAIN_SECONDS:
@@ -358,7 +360,7 @@ class Shipper(threading.Thread):
                 size += length
                 records.append(report)
             self._report_bytes -= size
-            logs: List[Record] = []
+            logs: list[Record] = []
             size = 0
             while self._logs and size < MAX_SEGMENT_BYTES:
                 entry = self._logs.popleft()
@@ -404,7 +406,7 @@ class Shipper(threading.Thread):
         self._outgoing = [{"k": "beat", "n": self._beat, "t": protocol.now_ms()}]
         return True
 
-    def _send(self, records: List[Record]) -> None:
+    def _send(self, records: list[Record]) -> None:
         size = self._layout.attempt.send(self._writer, self._sequence, records)
         self._last_written = time.monotonic()
         if self._resend is not None:

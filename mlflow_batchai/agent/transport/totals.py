@@ -1,7 +1,10 @@
 """What one agent has handed on in all, by its own count: with these numbers who reads an attempt sees what is missing."""
 
+from __future__ import annotations
+
 import re
-from typing import Any, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mlflow_batchai.agent import records
 from mlflow_batchai.agent.protocol import Record
@@ -44,6 +47,6 @@ def record(
     }
 
 
-def of(exit_record: Mapping[str, Any]) -> Optional[Record]:
+def of(exit_record: Mapping[str, Any]) -> Record | None:
     """The totals of an ``exit.json``; None if it has none that can be used."""
     return {key: exit_record[key] for key in SHAPE} if records.has(exit_record, SHAPE) else None

@@ -6,7 +6,8 @@ import json
 import os
 import sys
 import traceback
-from typing import Any, Mapping, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import mlflow
 from mlflow.exceptions import MlflowException

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Any, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from mlflow.entities import LoggedModel, LoggedModelStatus
 from mlflow.exceptions import MlflowException
