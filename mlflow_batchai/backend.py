@@ -1,4 +1,4 @@
-"""MLflow's front door: ``mlflow run --backend batchai`` and ``mlflow.projects.run(backend="batchai")``.
+"""MLflow's entry point: ``mlflow run --backend batchai`` and ``mlflow.projects.run(backend="batchai")``.
 
 The one place that turns our errors into MLflow's ExecutionException. MLflow's CLI never waits for a plugin, so ``run`` itself
 blocks until the job has ended, unless the configuration says ``wait: false``.

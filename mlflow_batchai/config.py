@@ -1,4 +1,4 @@
-"""The client's folder, and what its ``config.yaml`` and the environment say of defaults."""
+"""The client's folder ``$BATCHAI_HOME``, and defaults from its ``config.yaml`` and the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose.
+"""The errors that this package raises on purpose.
 
 A message is one sentence (or a sentence and the last lines of a log): what was wrong, where, and what to do.
 

@@ -1,4 +1,4 @@
-"""Text of jobs, shares and servers as a terminal may have it: all of it is shown, and nothing but colours is obeyed."""
+"""Make text of jobs, shares and servers safe for a terminal: only colours are obeyed, all else is shown."""
 
 from __future__ import annotations
 

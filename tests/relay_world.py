@@ -14,7 +14,7 @@ from requests import HTTPError
 
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError
-from mlflow_batchai.follower import follower, keeper
+from mlflow_batchai.follower import follower, supervisor
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.tracking import runs
 from mlflow_batchai.tracking.relay import Relay
@@ -181,11 +181,11 @@ def following(relayed, monkeypatch):
         naps.append(seconds)
         assert len(naps) < 50, "it goes on for ever"
 
-    over = keeper.Keeper.over
+    over = supervisor.Supervisor.over
     monkeypatch.setattr(follower.time, "sleep", nap)
     monkeypatch.setattr(follower, "LEAVE_TROUBLE_SECONDS", 0.1)
-    monkeypatch.setattr(keeper.Keeper, "over", lambda kept, attempt, seconds: over(kept, attempt, min(seconds, 0.05)))
-    monkeypatch.setattr(keeper.Watch, "seconds", 0.01)
+    monkeypatch.setattr(supervisor.Supervisor, "over", lambda kept, attempt, seconds: over(kept, attempt, min(seconds, 0.05)))
+    monkeypatch.setattr(supervisor.Watch, "seconds", 0.01)
     monkeypatch.setattr(follower.runs, "client", lambda tracking: client)
-    monkeypatch.setattr(keeper.clusters, "load", lambda name: (type("C", (), {"engine": Gone()})(), []))
+    monkeypatch.setattr(supervisor.clusters, "load", lambda name: (type("C", (), {"engine": Gone()})(), []))
     return made, client, lambda: follower.follow(made.job, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -212,3 +213,48 @@ def test_make_help() -> None:
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in ("demo", "test", "test-all", "check", "bench", "faults", "setup"):
         assert re.search(rf"^{target}\t", shown, re.M), shown
+
+
+PACKAGE = ROOT / "mlflow_batchai"
+
+
+def defines(module: Path, names: list[str]) -> bool:
+    """Whether a module defines a name, or a class of it the next one, and so on."""
+    body = ast.parse(module.read_text(encoding="utf-8")).body
+    for name in names:
+        found = [node for node in body if name in _names(node)]
+        if not found:
+            return False
+        body = getattr(found[0], "body", [])
+    return True
+
+
+def _names(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [getattr(node, "name", ""), *(target.id for target in targets if isinstance(target, ast.Name))]
+
+
+def exists(name: str) -> bool:
+    """Whether ``package.module.Class.method`` or ``path/module.py:name`` stands for something of this repository."""
+    if match := re.fullmatch(r"(\w[\w./]*\.py)(?::(\w+))?", name):
+        files = [file for file in (ROOT / match[1], PACKAGE / match[1]) if file.is_file()]
+        return bool(files) and (not match[2] or defines(files[0], [match[2]]))
+    parts, place = name.removeprefix("mlflow_batchai.").split("."), PACKAGE
+    while parts and (place / parts[0]).is_dir():
+        place /= parts.pop(0)
+    if parts and (place / f"{parts[0]}.py").is_file():
+        return defines(place / f"{parts[0]}.py", parts[1:])
+    return defines(place / "__init__.py", parts)
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/internals.md", "CONTRIBUTING.md"])
+def test_what_is_named_exists(page: str) -> None:
+    """Modules, classes and functions are called so today."""
+    packages = {path.stem for path in PACKAGE.iterdir()}
+    said = set(re.findall(r"`([^`\n]+)`", (ROOT / page).read_text(encoding="utf-8")))
+    files = {name for name in said if re.fullmatch(r"[\w./]+\.py(:\w+)?", name) and not re.search("NAME|NOUN", name)}
+    dotted = {name for name in said if re.fullmatch(r"\w+(\.\w+)+", name) and name.split(".")[0] in packages}
+    dotted = {name for name in dotted if not name.endswith((".py", ".pyz", ".json", ".yaml"))}
+    assert sorted(name for name in files | dotted if not exists(name)) == []

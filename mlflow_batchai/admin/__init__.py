@@ -1,1 +1,1 @@
-"""What keeps clusters in order: doctor and gc."""
+"""Maintenance of clusters: ``doctor`` and ``gc``."""

@@ -1,1 +1,1 @@
-"""What runs on a node: standard library, Python 3.9, sent there as one ``agent.pyz``."""
+"""The agent, which runs on nodes: standard library only, Python 3.9, sent as one ``agent.pyz``."""

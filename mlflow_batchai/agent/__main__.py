@@ -1,4 +1,4 @@
-"""``python agent.pyz VERB ...``: the one file that a node is sent."""
+"""Entry point of ``agent.pyz``: ``python agent.pyz VERB ...``."""
 
 from __future__ import annotations
 

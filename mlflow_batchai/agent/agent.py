@@ -1,4 +1,4 @@
-"""The agent: one per node and attempt; from waiting for its node to the verdict.
+"""The agent: one process per node and attempt, from waiting for its node to the verdict.
 
 It runs in its own session, is told its secrets on standard input, and talks to its peers only through the job folder. Node
 0's agent joins the logs and claims the verdict; every other agent follows node 0, and gives the verdict if that never came.
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlflow_batchai.agent import boot, containers, leftovers, permissions, protocol, staging
-from mlflow_batchai.agent.attempt import terms
+from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.agent.attempt.ending import Ending, tell
 from mlflow_batchai.agent.attempt.phases import Phases
 from mlflow_batchai.agent.layout import NodeLayout
@@ -134,10 +134,10 @@ def _may_follow(failure: Failure | None, stop: Stop | None) -> bool:
 def _plan(control: ControlShare, paths: protocol.JobPaths, given: Mapping[str, Any]) -> Plan:
     """The plan as it holds for the attempt."""
     plan = _awaited(control, paths.plan, "plan", given.get("plan"))
-    own = _awaited(control, paths.terms, "record of the attempt", given.get("attempt")) if paths.attempt > 1 else None
+    own = _awaited(control, paths.overrides, "record of the attempt", given.get("attempt")) if paths.attempt > 1 else None
     control.close()
     try:
-        return terms.plan_of(read_plan(plan), paths.attempt, own)
+        return overrides.plan_of(read_plan(plan), paths.attempt, own)
     except PlanError as error:
         raise staging.SetupError(f"the plan can't be read: {error}") from None
 

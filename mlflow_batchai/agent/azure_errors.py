@@ -1,4 +1,4 @@
-"""What Azure Storage's refusals mean and what to do about them: one table for mounts and for requests to a file share.
+"""Table of Azure Storage's refusals, their meaning and remedy, for mounts and for requests to a file share.
 
 Codes: https://learn.microsoft.com/rest/api/storageservices/file-service-error-codes and .../common-rest-api-error-codes.
 """

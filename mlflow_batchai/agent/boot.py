@@ -1,4 +1,4 @@
-"""What runs first on a node over SSH, given to its Python as text; it sees to it that nobody else can change what runs next.
+"""First program on a node over SSH, passed to its Python as text: store the archive where no other user can change it.
 
     python3 -I -S -c TEXT ROOT NAME SHA256 VERB...
 

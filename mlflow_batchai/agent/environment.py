@@ -1,4 +1,4 @@
-"""The environment of a rank: one pure function, the same on every engine.
+"""Build the environment of a rank: one pure function, the same on every engine.
 
 The submitter's environment does not leak, nor does the node's: a short allow-list of it, then what the document says.
 """

@@ -1,4 +1,4 @@
-"""The GPUs of a node: those of its machine, the node's part of them, and the variables that show its processes no others."""
+"""The GPUs of a node: find the machine's, take the node's part, and hide the others from its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where things lie on a node, and the variables that name those places: pure functions of the plan.
+"""Paths on a node and the variables that name them: pure functions of the plan.
 
 The names are Batch AI's (reference: its documentation "using-batchai-environment-variables"). Only the roots differ: Batch AI
 had ``/mnt/batch/tasks/shared/LS_root``, we have one folder per node.

@@ -1,4 +1,4 @@
-"""What lies on a node's own disk that nothing uses: found, and removed when a person asks for it (`batchai gc`).
+"""Find and remove unused files on a node's own disk, for `batchai gc`.
 
 Agents remove by themselves what every job leaves (``tidy``). Environments and kept preparations, which cost time to make, stay
 until then.

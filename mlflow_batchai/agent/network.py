@@ -1,4 +1,4 @@
-"""This machine's IPv4 interfaces, and a TCP test that says whether one node reaches another.
+"""This machine's IPv4 interfaces, and a TCP test between nodes.
 
 Horovod needs IPv4: its rendezvous client knows nothing else (0.28.1, ``third_party/HTTPRequest``). Its gloo is given the name
 of an interface and binds the first address in getifaddrs' order (``transport/tcp/device.cc``), which SIOCGIFADDR returns.

@@ -1,4 +1,4 @@
-"""How an attempt ends: a node's failure with its cause, a stop from outside, and the verdict that follows from them."""
+"""How an attempt ends: failures of nodes with their cause, stops from outside, and the resulting verdict."""
 
 from __future__ import annotations
 

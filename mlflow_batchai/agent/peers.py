@@ -1,4 +1,4 @@
-"""What others say of an attempt, as one node hears it: who is there, who is ready, who failed, stopped or fell silent."""
+"""The state of an attempt's other agents as one agent knows it: present, ready, failed, stopped or silent."""
 
 from __future__ import annotations
 

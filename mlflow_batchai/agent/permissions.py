@@ -1,4 +1,4 @@
-"""Who else may use what we make on a share: whoever may use the share's root in that way.
+"""Permissions of what we make on a share: open it to those who may use the share's root in the same way.
 
 A client and the nodes may be different users there. Agents and ranks run with a umask that leaves others nothing, so what is
 made on a share for others is given its group and world bits one by one, on its descriptor.

@@ -1,4 +1,4 @@
-"""The node itself, as a client that wants to send it a job has to know it: its own folder, who it is, and the share."""
+"""Identity of a node: its own folder, its id, and whether it can use the control share."""
 
 from __future__ import annotations
 

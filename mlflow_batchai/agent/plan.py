@@ -1,4 +1,4 @@
-"""A job's plan: all that agents and clients need to know of the job, as one frozen tree.
+"""A job's plan: everything that agents and clients need to know of the job, as one frozen tree.
 
 The client makes it from documents (the package ``plan``) and writes it to ``batchai/plan.json``, which nodes and clients read.
 In the file a field has its name in camel case, parts lack fields that have their default, and unknown keys are ignored.

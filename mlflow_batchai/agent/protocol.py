@@ -1,4 +1,4 @@
-"""The job folder: where each file lies, how a record is written, and the words both sides use.
+"""The job folder: the path of each file, the form of records, and the constants of both sides.
 
 This module is the contract between agents (on nodes) and clients (where people are). Both import it; it imports nothing of
 ours. The files, their single writers and their precedence are described in ``docs/architecture.md``.
@@ -257,7 +257,7 @@ class JobPaths:
         code: what the job's code differs in from its git commit, if it is in git.
         reserve: a file whose room is for the attempt's last word on a share that is full.
         begun: a folder that whoever begins an attempt after the first creates.
-        terms: what such an attempt has of its own (``terms.py``).
+        overrides: what such an attempt has of its own (``attempt/overrides.py``).
     """
 
     def __init__(self, folder: str, attempt: int = 1) -> None:
@@ -274,7 +274,7 @@ class JobPaths:
         self.attempts = self._in("batchai/attempts")
         base = f"batchai/attempts/{attempt}"
         self.begun = self._in(base + "/begun")
-        self.terms = self._in(base + "/attempt.json")
+        self.overrides = self._in(base + "/attempt.json")
         self.submitted = self._in(base + "/submitted.json")
         self.nodes = self._in(base + "/nodes")
         self.events = self._in(base + "/events")

@@ -1,4 +1,4 @@
-"""Records as they are found: which have the shape of their kind, and how a file that was damaged is passed over.
+"""Check records against the shape of their kind, and skip damaged files.
 
 A file that isn't closed is not there. One that will never be closed (its writer went on, or is gone) was damaged: a server that
 crashed has cut it, or something has written over it. Readers look at such a file for a while, since a mount with a cache may

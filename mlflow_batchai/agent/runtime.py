@@ -1,4 +1,4 @@
-"""The agent's processes on this node: starting them, reading their output and reports, ending them."""
+"""The agent's processes on this node: start them, read their output and reports, end them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens what lies below a folder that this process has chosen, where others may write: files and folders only.
+"""Open files and folders below a folder that others may write, without following links.
 
 Whoever may write a share can put a link, a FIFO or a device in place of any name there, between two of our calls as well. So
 each part of a path is opened in the folder before it and no link is followed; what was opened is looked at, and not its name.

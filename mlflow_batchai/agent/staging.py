@@ -1,4 +1,4 @@
-"""Making a node ready for a job: folders, the code, staged inputs, and taking all of it away again."""
+"""Prepare a node's folders, code and staged inputs for a job, and remove them afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The person's front door, ``batchai``: one file a noun, each loaded only when it is asked for."""
+"""The command ``batchai``: one file for each noun, loaded only when that noun is used."""
 
 from mlflow_batchai.cli.main import main
 

@@ -217,7 +217,7 @@ def _jobs(name: str) -> list[str]:
     except BatchAIError:
         return []  # it can't be used as it is, and is deleted for that
     with asking(cluster):
-        return [job.name for job in scaling.queue(cluster) if scaling.sent_to(cluster, job.ticket)]
+        return [job.name for job in scaling.queue(cluster) if scaling.sent_to(cluster, job.reservation)]
 
 
 @cluster.verb("resize", COLUMNS, example="batchai cluster resize -n nc6cluster --target 0")

@@ -1,4 +1,4 @@
-"""``batchai completion``: what a shell needs to complete our commands."""
+"""``batchai completion``: scripts that complete our commands in a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``batchai doctor``: whether a cluster is ready for jobs."""
+"""``batchai doctor``: check whether a cluster is ready for jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``batchai cluster file`` and ``batchai job file``: what setup tasks and jobs write, while they do."""
+"""``batchai cluster file`` and ``batchai job file``: files that setup tasks and jobs write, also while they run."""
 
 from __future__ import annotations
 

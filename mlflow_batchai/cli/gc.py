@@ -1,4 +1,4 @@
-"""``batchai gc``: frees what ended jobs have left."""
+"""``batchai gc``: free what ended jobs have left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``batchai horovod build``: the Horovod wheel for one's own TensorFlow or PyTorch."""
+"""``batchai horovod build``: build the Horovod wheel for an installed TensorFlow or PyTorch."""
 
 from __future__ import annotations
 

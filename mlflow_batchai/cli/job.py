@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from mlflow.entities import Experiment, Run
     from mlflow.tracking import MlflowClient
 
-    from mlflow_batchai.client.orphans import Charge
+    from mlflow_batchai.client.orphans import Candidate
     from mlflow_batchai.cluster.clusters import Cluster
     from mlflow_batchai.documents.job import JobDocument
     from mlflow_batchai.follower.detached import Submitted
     from mlflow_batchai.job.lease import LeaseView
-    from mlflow_batchai.plan.planning import Terms
+    from mlflow_batchai.plan.planning import JobOptions
     from mlflow_batchai.tracking.runs import Tracking
 
 STATES = ("queued", "running", "terminating", "succeeded", "failed", "terminated")
@@ -103,16 +103,16 @@ def create(
     new_name(name, "job")
     file = file.absolute()
     mounts.use_account()
-    from mlflow_batchai.plan.planning import Terms
+    from mlflow_batchai.plan.planning import JobOptions
 
     document = _read(file, mounts)
-    terms = Terms(retries, min_nodes, umask=umask)
+    job_options = JobOptions(retries, min_nodes, umask=umask)
     written = document.properties.cluster
     chosen = cluster_name or (written.name if written else None) or default("cluster")
     chosen = short_name(chosen) if chosen else None
     if dry_run:
-        return _described(scope, name, document, load_cluster(chosen), file, terms)
-    return _submitted(scope, name, document, chosen, file, terms)
+        return _described(scope, name, document, load_cluster(chosen), file, job_options)
+    return _submitted(scope, name, document, chosen, file, job_options)
 
 
 def _read(file: Path, mounts: MountOptions) -> JobDocument:
@@ -129,11 +129,11 @@ def _read(file: Path, mounts: MountOptions) -> JobDocument:
     return document
 
 
-def _described(scope: Scope, name: str, document: JobDocument, cluster: Cluster, file: Path, terms: Terms) -> Result:
+def _described(scope: Scope, name: str, document: JobDocument, cluster: Cluster, file: Path, job_options: JobOptions) -> Result:
     """The job that would be started; neither the tracking store nor a node is asked."""
     from mlflow_batchai.plan import dryrun, standalone
 
-    prepared = standalone.prepare(document, name, cluster, str(file), terms)
+    prepared = standalone.prepare(document, name, cluster, str(file), job_options)
     notice(*prepared.warnings)
     standalone.check_script(prepared, document.properties, str(file))
     found = dryrun.describe(prepared, cluster, scope.workspace, scope.experiment or DEFAULT_EXPERIMENT)
@@ -143,7 +143,7 @@ def _described(scope: Scope, name: str, document: JobDocument, cluster: Cluster,
 
 
 def _submitted(
-    scope: Scope, name: str, document: JobDocument, cluster_name: str | None, file: Path, terms: Terms
+    scope: Scope, name: str, document: JobDocument, cluster_name: str | None, file: Path, job_options: JobOptions
 ) -> dict[str, Any]:
     """Start the job, and show it."""
     from mlflow_batchai.client import jobview, runner, submitting
@@ -161,7 +161,7 @@ def _submitted(
             f" (batchai job delete {name})"
         )
     cluster = load_cluster(cluster_name)
-    prepared = standalone.prepare(document, name, cluster, str(file), terms)
+    prepared = standalone.prepare(document, name, cluster, str(file), job_options)
     notice(*prepared.warnings)
     check_volumes(prepared.plan.volumes, cluster)
     standalone.check_script(prepared, document.properties, str(file))
@@ -391,13 +391,13 @@ def _attach_all(waits: bool) -> Result:
     if not found:
         hint = "" if os.environ.get("MLFLOW_TRACKING_URI") else " (MLFLOW_TRACKING_URI is not set)"
         notice(f"no job that was signed with your key has not ended in {store.uri}{hint}")
-    charges = [_said(charge) for charge in orphans.look_after(found, store, notice)]
+    candidates = [_said(candidate) for candidate in orphans.look_after(found, store, notice)]
     if waits:
-        for charge in orphans.wait(charges, notice):
-            _said(charge)
+        for candidate in orphans.wait(candidates, notice):
+            _said(candidate)
     _end_sweeps(store)
-    seen = all(charge.result is not orphans.Result.UNSEEN for charge in charges)
-    return Result([charge.row() for charge in charges], complete=seen)
+    seen = all(candidate.result is not orphans.Result.UNSEEN for candidate in candidates)
+    return Result([candidate.row() for candidate in candidates], complete=seen)
 
 
 def _end_sweeps(store: Tracking) -> None:
@@ -418,9 +418,9 @@ def _end_sweeps(store: Tracking) -> None:
         echo(f"batchai: sweep {run.data.tags[sweeps.TAG_NAME]} (run {run.info.run_id}): {told}", err=True)
 
 
-def _said(charge: Charge) -> Charge:
-    echo(f"batchai: {charge.sentence}", err=True)
-    return charge
+def _said(candidate: Candidate) -> Candidate:
+    echo(f"batchai: {candidate.sentence}", err=True)
+    return candidate
 
 
 @job.verb("logs", example="batchai job logs -f digits-3f2a1c --rank 3")

@@ -1,4 +1,4 @@
-"""``batchai key``: the key that signs what this user's clients obey, taken from one machine to another."""
+"""``batchai key``: export and import the key that signs this user's jobs."""
 
 from __future__ import annotations
 

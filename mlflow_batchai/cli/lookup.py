@@ -1,4 +1,4 @@
-"""The cluster or the job that a person means, in the workspace and the experiment that were named."""
+"""Find the cluster or job that a command names, in its workspace and experiment."""
 
 from __future__ import annotations
 
@@ -128,5 +128,5 @@ def find_job(scope: Scope, name: str, attempt: int | None = None) -> Submitted:
         if attempt > found.job.attempt:
             raise NotFoundError(f"job {found.job.name} has no attempt {attempt}; it has {found.job.attempt}")
         found.job = found.job.at(attempt)
-        found.job.terms()  # it may have had fewer ranks
+        found.job.overrides()  # it may have had fewer ranks
     return found

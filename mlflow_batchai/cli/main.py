@@ -1,4 +1,4 @@
-"""The command ``batchai`` itself: its nouns, each imported only when it is asked for; how errors are shown; exit codes."""
+"""The command ``batchai`` itself: its nouns, how errors are shown, exit codes."""
 
 from __future__ import annotations
 

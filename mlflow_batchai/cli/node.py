@@ -1,4 +1,4 @@
-"""``batchai cluster node`` and ``batchai job node``: what nodes do, commands on them, ports that lead to them."""
+"""``batchai cluster node`` and ``batchai job node``: states of nodes, commands on them, ports that lead to them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def list_cluster(scope: Scope, name: str) -> Any:
     cluster = find_cluster(scope, name)
     with asking(cluster):
         census = cluster.scalable.census()
-        jobs = {job.ticket.number: job.name for job in scaling.queue(cluster, census)}
+        jobs = {job.reservation.number: job.name for job in scaling.queue(cluster, census)}
         return [states.show_node(node, jobs) for node in census.nodes]
 
 

@@ -1,4 +1,4 @@
-"""What commands have in common: nouns and their verbs, named things, scope, mounts, questions, notices."""
+"""Nouns, verbs and options that commands share: names, scope, mounts, questions, notices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How results are printed: ``--output`` and ``--query``, as the ``az`` command has them."""
+"""Print results as ``--output`` and ``--query`` say, like the ``az`` command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``batchai sweep``: a project run once for each combination of values, as jobs whose runs are children of one parent run."""
+"""``batchai sweep``: run a project once for each combination of values, as child runs of one parent run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``batchai workspace``: what clusters, experiments and jobs stand under."""
+"""``batchai workspace``: the workspaces that clusters, experiments and jobs belong to."""
 
 from __future__ import annotations
 

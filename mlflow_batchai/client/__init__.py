@@ -1,1 +1,1 @@
-"""A person's process and its jobs: submit, watch, attach, retry, resize, find, show."""
+"""What a person's process does with jobs: submit, watch, attach, retry, resize, find, show."""

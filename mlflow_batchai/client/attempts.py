@@ -1,4 +1,4 @@
-"""More than one attempt of a job: one after its end (retry), or instead of one that makes room (requeue).
+"""Start another attempt of a job: after its end (retry), or to free nodes for others (requeue).
 
 A job keeps its folder, its run, its plan and its output directories, so a script that finds its checkpoint goes on from there.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.attempt import terms
+from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.client import runner
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.errors import BatchAIError, JobError, JobFailedError, ShareError
@@ -60,7 +60,7 @@ def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) ->
     with contextlib.closing(cluster.engine):
         following = job.at(job.attempt + 1).plan  # which has all nodes, whatever the attempt before had
         usable = _check_nodes(job, cluster, following.least_nodes)
-        counts = terms.counts_on(following, retries.fitting_nodes(following, cluster, usable))
+        counts = overrides.counts_on(following, retries.fitting_nodes(following, cluster, usable))
     # Whoever relays the attempt before this one must have ended its run first.
     if not Lease(job).finished():
         say(f"the last results of attempt {job.attempt} of job {job.name} are on their way to MLflow; waiting for that")
@@ -69,7 +69,7 @@ def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) ->
     mlflow = runs.client(submitted.tracking)
     if mlflow.get_run(submitted.run_id).info.lifecycle_stage != "active":
         raise JobError(f"the run of job {job.name} is deleted: mlflow runs restore --run-id {submitted.run_id}")
-    begun = job.begin(job.attempt + 1, terms.record(job.plan.retries, terms.MANUAL, "batchai job retry", counts))
+    begun = job.begin(job.attempt + 1, overrides.record(job.plan.retries, overrides.MANUAL, "batchai job retry", counts))
     if begun is None:
         raise JobError(f"somebody else retries job {job.name} just now; see it with: batchai job show {job.name}")
     submitted.job = begun
@@ -107,8 +107,8 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str, say: Callable[[str
     if state.next_attempt is None:
         return False
     # On as many nodes as it had: whether there are more now, nobody has asked.
-    counts = {key: count for key, count in before.terms().items() if key in terms.COUNTS}
-    own = terms.record(before.plan.retries_left, terms.REQUEUE, why, counts)
+    counts = {key: count for key, count in before.overrides().items() if key in overrides.COUNTS}
+    own = overrides.record(before.plan.retries_left, overrides.REQUEUE, why, counts)
     begun = before.begin(state.next_attempt, own)
     submitted.job = begun or before.at(state.next_attempt)
     if begun is None:

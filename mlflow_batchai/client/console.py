@@ -1,4 +1,4 @@
-"""What a person sees while a job runs: the ranks' output as it comes, and one line of progress.
+"""Show a job on the terminal while it runs: the ranks' output, and one line of progress.
 
 On a terminal the progress line stays at the bottom and is redrawn (rich); elsewhere each epoch is one plain line.
 """

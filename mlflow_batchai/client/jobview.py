@@ -1,4 +1,4 @@
-"""A job as Batch AI's own command showed it, and what ours has besides.
+"""A job as ``batchai job show`` prints it: Batch AI's fields and ours.
 
 Reference: its REST API 2018-05-01, resource ``workspaces/experiments/jobs``. The document's parts stand as they were submitted;
 secrets are null, as Batch AI returned them.

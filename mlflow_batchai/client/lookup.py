@@ -1,4 +1,4 @@
-"""Jobs that were submitted earlier: found by what their runs say, wherever their share lies on this machine."""
+"""Find submitted jobs by the tags of their runs, wherever their share lies on this machine."""
 
 from __future__ import annotations
 

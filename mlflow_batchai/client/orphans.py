@@ -1,7 +1,7 @@
-"""Jobs that nobody relays: found among those of a user that have not ended, and given a follower again.
+"""Find a user's jobs that have not ended and have no follower, and start followers for them.
 
 Whose follower is a process of this machine needs one look. For all others together one grace time is waited at most: a follower
-that lives beats in it.
+that lives sends a heartbeat in it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 
 class Result(Enum):
-    """What became of one that was looked after."""
+    """What became of a job that was looked at."""
 
     FOLLOWED = "followed"
     STARTED = "followerStarted"
@@ -47,8 +47,8 @@ class Result(Enum):
 
 
 @dataclass
-class Charge:
-    """A job that is looked after.
+class Candidate:
+    """A job that may need a follower.
 
     Attributes:
         submitted: the job; None: it can't be looked at.
@@ -56,7 +56,7 @@ class Charge:
         reason: why it is in that state.
         follower: who relays it, as far as that was seen.
         result: None: not known yet.
-        detail: the same in words.
+        detail: the same as a sentence.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Charge:
         }
 
 
-def look_after(found: Sequence[Run], tracking: Tracking, say: Say) -> Iterator[Charge]:
+def look_after(found: Sequence[Run], tracking: Tracking, say: Say) -> Iterator[Candidate]:
     """Give each of these jobs a follower if it has none; yields each as soon as it is known what became of it.
 
     What goes wrong with one holds up no other.
@@ -105,38 +105,38 @@ def look_after(found: Sequence[Run], tracking: Tracking, say: Say) -> Iterator[C
         found: runs of jobs.
         say: told when there is something to wait for.
     """
-    charges = _opened(found, tracking)
-    yield from _judged(charges)
-    if open_ := [charge for charge in charges if charge.result is None]:
-        seconds = max(charge.found.monitor.grace_seconds for charge in open_)
+    candidates = _opened(found, tracking)
+    yield from _judged(candidates)
+    if open_ := [candidate for candidate in candidates if candidate.result is None]:
+        seconds = max(candidate.found.monitor.grace_seconds for candidate in open_)
         say(f"waiting up to {seconds:.0f} s to see whether the followers of {len(open_)} job(s) on other machines live")
     while open_:
-        time.sleep(min(charge.found.monitor.look_seconds for charge in open_))
-        for charge in open_:
-            _try(charge, _look)
+        time.sleep(min(candidate.found.monitor.look_seconds for candidate in open_))
+        for candidate in open_:
+            _try(candidate, _look)
         yield from _judged(open_)
-        open_ = [charge for charge in open_ if charge.result is None]
+        open_ = [candidate for candidate in open_ if candidate.result is None]
 
 
-def _opened(found: Sequence[Run], tracking: Tracking) -> list[Charge]:
+def _opened(found: Sequence[Run], tracking: Tracking) -> list[Candidate]:
     """Look at all jobs at once."""
-    charges = [Charge(run.data.tags[runs.TAG_JOB], run.info.run_id) for run in found]
+    candidates = [Candidate(run.data.tags[runs.TAG_JOB], run.info.run_id) for run in found]
     calls = [functools.partial(_open, run, tracking) for run in found]
     futures = parallel.begin(calls)
     wait_for_calls(futures, FIRST_LOOK_SECONDS)
-    for charge, future in zip(charges, futures, strict=True):
+    for candidate, future in zip(candidates, futures, strict=True):
         if not future.done():
-            charge.end(Result.UNSEEN, f"its share has not answered for {FIRST_LOOK_SECONDS:.0f} s")
+            candidate.end(Result.UNSEEN, f"its share has not answered for {FIRST_LOOK_SECONDS:.0f} s")
             continue
         try:
-            charge.submitted = future.result()
+            candidate.submitted = future.result()
         except lookup.NoFolderError as lost:
-            charge.end(*_without_folder(lost))
+            candidate.end(*_without_folder(lost))
         except Exception as error:  # whatever is wrong with one job, the others are looked after
-            charge.end(Result.UNSEEN, _told(error))
+            candidate.end(Result.UNSEEN, _told(error))
         else:
-            _try(charge, _look)
-    return charges
+            _try(candidate, _look)
+    return candidates
 
 
 def _open(run: Run, tracking: Tracking) -> Submitted:
@@ -155,52 +155,52 @@ def _without_folder(lost: lookup.NoFolderError) -> tuple[Result, str]:
     return Result.UNSEEN, str(lost)
 
 
-def _try(charge: Charge, step: Callable[[Charge], object]) -> None:
+def _try(candidate: Candidate, step: Callable[[Candidate], object]) -> None:
     try:
-        step(charge)
+        step(candidate)
     except Exception as error:  # as above
-        charge.end(Result.UNSEEN, _told(error))
+        candidate.end(Result.UNSEEN, _told(error))
 
 
 def _told(error: Exception) -> str:
     return str(error) if isinstance(error, BatchAIError) else f"{type(error).__name__}: {error}"
 
 
-def _look(charge: Charge) -> LeaseView:
-    state = runner.state(charge.found)
-    charge.state, charge.reason = state.execution_state, state.reason
-    charge.follower = charge.found.followed()
-    return charge.follower
+def _look(candidate: Candidate) -> LeaseView:
+    state = runner.state(candidate.found)
+    candidate.state, candidate.reason = state.execution_state, state.reason
+    candidate.follower = candidate.found.followed()
+    return candidate.follower
 
 
-def _judged(charges: Sequence[Charge]) -> Iterator[Charge]:
+def _judged(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
     """Do what can be done; those for which that is known."""
-    for charge in charges:
-        if charge.result is None:
-            _try(charge, _judge)
-        if charge.result is not None:
-            yield charge
+    for candidate in candidates:
+        if candidate.result is None:
+            _try(candidate, _judge)
+        if candidate.result is not None:
+            yield candidate
 
 
-def _judge(charge: Charge) -> None:
-    follower = charge.follower
+def _judge(candidate: Candidate) -> None:
+    follower = candidate.follower
     assert follower is not None
-    if follower.state is LeaseState.FINISHED and not detached.reopen(charge.found):
-        charge.end(Result.FINISHED, "it has finished while we looked")
+    if follower.state is LeaseState.FINISHED and not detached.reopen(candidate.found):
+        candidate.end(Result.FINISHED, "it has finished while we looked")
     elif follower.state is LeaseState.HELD and not follower.trouble:
-        charge.end(Result.FOLLOWED, f"followed by {follower.who}")
-    elif follower.state is LeaseState.FREE and (lacking := _lacking(charge)):
-        charge.end(Result.WAITS, lacking)
+        candidate.end(Result.FOLLOWED, f"followed by {follower.who}")
+    elif follower.state is LeaseState.FREE and (lacking := _lacking(candidate)):
+        candidate.end(Result.WAITS, lacking)
     elif follower.state is not LeaseState.UNKNOWN:
-        detached.start_follower(charge.found)
-        charge.end(Result.STARTED, f"follower started (process {charge.found.follower}){_why(follower)}")
+        detached.start_follower(candidate.found)
+        candidate.end(Result.STARTED, f"follower started (process {candidate.found.follower}){_why(follower)}")
 
 
-def _lacking(charge: Charge) -> str:
+def _lacking(candidate: Candidate) -> str:
     """What the next attempt of a job, which nobody has started yet, needs and we don't have: a follower would only say so and
     end, at every look again. Empty: nothing."""
-    job = charge.found.job
-    if charge.state != protocol.QUEUED or job.attempt == 1 or job.handle() is not None or job.is_begun():
+    job = candidate.found.job
+    if candidate.state != protocol.QUEUED or job.attempt == 1 or job.handle() is not None or job.is_begun():
         return ""
     try:
         retries.check_can_start(job)
@@ -216,7 +216,7 @@ def _why(follower: LeaseView) -> str:
     return f"; {follower.who} is gone" if follower.holder else ""
 
 
-def wait(charges: Sequence[Charge], say: Say) -> Iterator[Charge]:
+def wait(candidates: Sequence[Candidate], say: Say) -> Iterator[Candidate]:
     """Wait until the runs of these jobs are finished, keeping a follower with each; yields each as it is.
 
     One that can't be seen to its end is yielded too, as UNSEEN.
@@ -224,29 +224,29 @@ def wait(charges: Sequence[Charge], say: Say) -> Iterator[Charge]:
     Args:
         say: told when a share is away.
     """
-    left = [(charge, runner.Patience(charge.found.job, say)) for charge in charges if _waits(charge)]
+    left = [(candidate, runner.Patience(candidate.found.job, say)) for candidate in candidates if _waits(candidate)]
     while left:
         begun = time.monotonic()
-        for charge, patience in left:
+        for candidate, patience in left:
             try:
                 with patience.trying():
-                    _keep(charge)
+                    _keep(candidate)
             except BatchAIError as error:
-                charge.end(Result.UNSEEN, str(error))
-            if not _waits(charge):
-                yield charge
-        left = [(charge, patience) for charge, patience in left if _waits(charge)]
+                candidate.end(Result.UNSEEN, str(error))
+            if not _waits(candidate):
+                yield candidate
+        left = [(candidate, patience) for candidate, patience in left if _waits(candidate)]
         if left:
             time.sleep(pause_after(time.monotonic() - begun, WATCH_SECONDS))
 
 
-def _keep(charge: Charge) -> None:
-    follower = _look(charge)
+def _keep(candidate: Candidate) -> None:
+    follower = _look(candidate)
     if follower.state is LeaseState.FINISHED:
-        charge.end(Result.FINISHED, f"it has {charge.state}" + (f": {charge.reason}" if charge.reason else ""))
+        candidate.end(Result.FINISHED, f"it has {candidate.state}" + (f": {candidate.reason}" if candidate.reason else ""))
     else:
-        detached.keep_follower(charge.found)
+        detached.keep_follower(candidate.found)
 
 
-def _waits(charge: Charge) -> bool:
-    return charge.result in (Result.FOLLOWED, Result.STARTED)
+def _waits(candidate: Candidate) -> bool:
+    return candidate.result in (Result.FOLLOWED, Result.STARTED)

@@ -1,4 +1,4 @@
-"""Changing how many of a cluster's nodes take jobs, deleting clusters, and what becomes of the jobs that run there."""
+"""Change how many of a cluster's nodes take jobs, delete clusters, and handle the jobs that run there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlflow_batchai.cluster import clusters, records, scaling
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.config import home
 from mlflow_batchai.documents.cluster import ScaleSettings
-from mlflow_batchai.engines.census import Census, NodeState, Ticket
+from mlflow_batchai.engines.census import Census, NodeState, Reservation
 from mlflow_batchai.engines.local_hosts import remove_nodes
 from mlflow_batchai.errors import (
     BatchAIError,
@@ -68,18 +68,18 @@ def _resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Ca
         told, now = False, clusters.load(cluster.name)[0]
     census = now.scalable.census()
     ending = set()
-    for ticket, fate in fates(census, option):
-        if not _goes_on(now, ticket):
+    for reservation, fate in fates(census, option):
+        if not _goes_on(now, reservation):
             continue
-        name = scaling.name_of(now.share, ticket)
+        name = scaling.name_of(now.share, reservation)
         if fate == TERMINATE:
-            ending |= _terminate(now, ticket, f"cluster {now.name} was resized", tracking, say)
+            ending |= _terminate(now, reservation, f"cluster {now.name} was resized", tracking, say)
         elif fate == REQUEUE:
-            ending |= _requeue(now, ticket, name, tracking, say)
+            ending |= _requeue(now, reservation, name, tracking, say)
         elif fate == STAY:
             say(f"job {name} goes on; its nodes leave when it has ended")
         else:
-            say(f"job {name} waits: {scaling.too_few(now, len(ticket.nodes), census)}")
+            say(f"job {name} waits: {scaling.too_few(now, len(reservation.nodes), census)}")
     _await_end(now, ending, say)
     if not now.on_this_machine and scaling.closed(census):
         say(f"the machines of cluster '{now.name}' keep running, and cost what they cost; they only take no jobs")
@@ -90,7 +90,7 @@ def _resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Ca
     return now
 
 
-def fates(census: Census, option: str) -> list[tuple[Ticket, str]]:
+def fates(census: Census, option: str) -> list[tuple[Reservation, str]]:
     """What becomes of the jobs of a cluster that was resized: of those for which that changes something.
 
     A job that runs on a node which leaves has the fate that ``option`` says. One that waits is put back in the queue if it
@@ -98,41 +98,41 @@ def fates(census: Census, option: str) -> list[tuple[Ticket, str]]:
     closed node it has to wait until the cluster grows (``GROW``) otherwise.
     """
     closed = scaling.closed(census)
-    taken = Counter(node for ticket in census.tickets for node in ticket.nodes)
+    taken = Counter(node for reservation in census.reservations for node in reservation.nodes)
     free = sum(node.state is NodeState.IDLE and not taken[index] for index, node in enumerate(census.nodes))
     found = []
-    for position, ticket in enumerate(census.tickets):
-        wanted = len(ticket.nodes)
-        leaves = bool(closed.intersection(ticket.nodes))
-        blocked = any(set(other.nodes).intersection(ticket.nodes) for other in census.tickets[:position])
-        if ticket.started:
-            found += [(ticket, option)] if leaves else []
+    for position, reservation in enumerate(census.reservations):
+        wanted = len(reservation.nodes)
+        leaves = bool(closed.intersection(reservation.nodes))
+        blocked = any(set(other.nodes).intersection(reservation.nodes) for other in census.reservations[:position])
+        if reservation.started:
+            found += [(reservation, option)] if leaves else []
         elif leaves:
-            found.append((ticket, REQUEUE if wanted <= len(census.nodes) - len(closed) else GROW))
-        elif blocked and wanted <= (at_hand := free + sum(taken[node] == 1 for node in ticket.nodes)):
+            found.append((reservation, REQUEUE if wanted <= len(census.nodes) - len(closed) else GROW))
+        elif blocked and wanted <= (at_hand := free + sum(taken[node] == 1 for node in reservation.nodes)):
             free = at_hand - wanted
-            found.append((ticket, REQUEUE))
+            found.append((reservation, REQUEUE))
     return found
 
 
-def _goes_on(cluster: Cluster, ticket: Ticket) -> bool:
-    """Whether a ticket's attempt is what its job is at, and not over: its agents may be there for a moment longer."""
+def _goes_on(cluster: Cluster, reservation: Reservation) -> bool:
+    """Whether a reservation's attempt is what its job is at, and not over: its agents may be there for a moment longer."""
     try:
-        job = Job(cluster.share, ticket.folder) if ticket.folder else None
-        return job is None or (ticket.mark == protocol.job_mark(job.plan.job, job.attempt) and not job.state().ended)
+        job = Job(cluster.share, reservation.folder) if reservation.folder else None
+        return job is None or (reservation.mark == protocol.job_mark(job.plan.job, job.attempt) and not job.state().ended)
     except JobError:  # it isn't there, or was changed
         return True
 
 
-def _requeue(cluster: Cluster, ticket: Ticket, name: str, tracking: Callable[[], Tracking], say: Say) -> set[str]:
+def _requeue(cluster: Cluster, reservation: Reservation, name: str, tracking: Callable[[], Tracking], say: Say) -> set[str]:
     """Put a job back in the queue; one for which that can't be done is left alone, and it is said why.
 
     Returns:
         The mark of the attempt that ends, if it does.
     """
-    goes_on = "goes on; its nodes leave when it has ended" if ticket.started else "waits for its nodes"
+    goes_on = "goes on; its nodes leave when it has ended" if reservation.started else "waits for its nodes"
     try:
-        job = Job(cluster.share, ticket.folder) if ticket.folder else None
+        job = Job(cluster.share, reservation.folder) if reservation.folder else None
         if job is None:
             raise JobError("it was submitted by an earlier version")
         found = lookup.find(job.plan.run_id, tracking())
@@ -141,29 +141,29 @@ def _requeue(cluster: Cluster, ticket: Ticket, name: str, tracking: Callable[[],
         again = attempts.requeue(found, cluster, f"cluster {cluster.name} was resized", say)
     except JobFailedError as error:
         say(str(error))
-        return {ticket.mark}
+        return {reservation.mark}
     except BatchAIError as error:
         say(f"job {name} {goes_on}: it can't be put back in the queue: {error}")
         return set()
     say(f"job {name} is in the queue again (attempt {found.job.attempt})" if again else f"job {name} has ended meanwhile")
-    return {ticket.mark}
+    return {reservation.mark}
 
 
-def _terminate(cluster: Cluster, ticket: Ticket, why: str, tracking: Callable[[], Tracking], say: Say) -> set[str]:
+def _terminate(cluster: Cluster, reservation: Reservation, why: str, tracking: Callable[[], Tracking], say: Say) -> set[str]:
     """Ask for a job's end, and see to it that somebody brings it into its run; the job's mark, if it will come."""
-    name = scaling.name_of(cluster.share, ticket)
-    if not ticket.folder:
+    name = scaling.name_of(cluster.share, reservation)
+    if not reservation.folder:
         say(f"job {name} goes on: it was submitted by an earlier version; end it with: batchai job terminate")
         return set()
     try:
-        job = Job(cluster.share, ticket.folder)
+        job = Job(cluster.share, reservation.folder)
         job.request_cancel(runner.user(), why)
     except BatchAIError as error:
         say(f"job {name} can't be ended: {error}")
         return set()
     say(f"job {name} is terminated")
     _have_relayed(job, tracking, say)
-    return {ticket.mark}
+    return {reservation.mark}
 
 
 def _have_relayed(job: Job, tracking: Callable[[], Tracking], say: Say) -> None:
@@ -178,8 +178,8 @@ def _have_relayed(job: Job, tracking: Callable[[], Tracking], say: Say) -> None:
 def _await_end(cluster: Cluster, marks: set[str], say: Say) -> None:
     """Wait until no node has these jobs any more."""
     begun, said = time.monotonic(), False
-    while marks and (there := [ticket for ticket in cluster.scalable.census().tickets if ticket.mark in marks]):
-        names = ", ".join(scaling.name_of(cluster.share, ticket) for ticket in there)
+    while marks and (there := [one for one in cluster.scalable.census().reservations if one.mark in marks]):
+        names = ", ".join(scaling.name_of(cluster.share, reservation) for reservation in there)
         if time.monotonic() > begun + END_SECONDS:
             say(f"still ending: {names}")
             return
@@ -232,16 +232,16 @@ def _end_jobs(cluster: Cluster, tracking: Callable[[], Tracking], say: Say) -> N
     census = cluster.scalable.census()
     if census.trouble:
         say(f"{census.trouble}; jobs that may run there were not ended")
-    tickets = [ticket for ticket in census.tickets if scaling.sent_to(cluster, ticket)]
+    reservations = [reservation for reservation in census.reservations if scaling.sent_to(cluster, reservation)]
     marks: set[str] = set()
-    for ticket in tickets:
-        marks |= _terminate(cluster, ticket, f"cluster {cluster.name} was deleted", tracking, say)
+    for reservation in reservations:
+        marks |= _terminate(cluster, reservation, f"cluster {cluster.name} was deleted", tracking, say)
     _await_end(cluster, marks, say)
     # What agents of this machine still use must not be taken from under them.
-    if cluster.on_this_machine and (left := cluster.scalable.census().tickets):
-        names = ", ".join(scaling.name_of(cluster.share, ticket) for ticket in left)
+    if cluster.on_this_machine and (left := cluster.scalable.census().reservations):
+        names = ", ".join(scaling.name_of(cluster.share, reservation) for reservation in left)
         raise ClusterError(f"cluster '{cluster.name}' still has jobs: {names}; delete it again when they have ended")
-    jobs = [Job(cluster.share, ticket.folder) for ticket in tickets if ticket.mark in marks]
+    jobs = [Job(cluster.share, reservation.folder) for reservation in reservations if reservation.mark in marks]
     until = time.monotonic() + RELAY_SECONDS
     while any(not Lease(job).finished() for job in jobs) and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)

@@ -1,4 +1,4 @@
-"""A submitted job: its state, waiting for its end, showing it meanwhile, asking for its end."""
+"""Watch a submitted job: its state, its output, its end, and a request to end it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Ctrl-C and the signals of a closing terminal mean to a process that submits and watches a job."""
+"""Ctrl-C, SIGTERM and SIGHUP in a process that submits and watches a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a job as text while they grow: of its present attempt, and of those that follow."""
+"""Stream a job's text files while they grow, from one attempt to the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A submitted job as a Python object: what ``submit`` and ``attach`` give to notebooks, and MLflow's own API builds on."""
+"""A submitted job as a Python object, for notebooks and for MLflow's own API."""
 
 from __future__ import annotations
 

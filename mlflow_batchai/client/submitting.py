@@ -1,4 +1,4 @@
-"""From a project's address to a job on its way: what ``mlflow run``, a notebook and a sweep have in common.
+"""Submit a job: read a project, prepare and check its plan, create its run, start it.
 
 In steps, so that all of them but the last can be taken for many jobs before anything exists: ``read`` the project and its
 documents, ``prepare`` one job of it, ``check`` that nodes can run it, ``submit`` it.

@@ -1,1 +1,1 @@
-"""Clusters: by name, what changes of them, what their nodes do, and their queue."""
+"""Clusters: find them by name, their record, the states of their nodes, their queue."""

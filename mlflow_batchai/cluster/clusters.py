@@ -1,4 +1,4 @@
-"""Clusters by name: their documents in ``$BATCHAI_HOME``, and the engine and control share that each means."""
+"""Find clusters by name: the documents in ``$BATCHAI_HOME``, with the engine and control share of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making a cluster: its document is checked, then written, and its nodes are told whether they take jobs."""
+"""Create a cluster: check its document, write it, and tell its nodes whether they take jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether this machine has the GPUs that a cluster document promises."""
+"""Check whether this machine has the GPUs that a cluster document promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters as files of ``$BATCHAI_HOME/clusters``: NAME.yaml, the document, and NAME.state.json, the record of what changes."""
+"""Files of a cluster in ``$BATCHAI_HOME/clusters``: NAME.yaml, its document, and NAME.state.json, its record."""
 
 from __future__ import annotations
 

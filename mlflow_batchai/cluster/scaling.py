@@ -1,4 +1,4 @@
-"""How many of a cluster's nodes take jobs, and the queue for them."""
+"""How many of a cluster's nodes take jobs, and the cluster's queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlflow_batchai.cluster import clusters, records
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.cluster.workspaces import timestamp
 from mlflow_batchai.documents.cluster import MOST_NODES, AutoScale, ClusterRecord, ManualScale, ScaleSettings
-from mlflow_batchai.engines.census import Census, NodeState, Ticket
+from mlflow_batchai.engines.census import Census, NodeState, Reservation
 from mlflow_batchai.engines.parallel import in_background
 from mlflow_batchai.errors import ClusterError, UsageError
 from mlflow_batchai.job import places
@@ -37,13 +37,13 @@ class Queued(NamedTuple):
 
     name: str
     folder: str
-    ticket: Ticket
+    reservation: Reservation
     nodes: tuple[str, ...]
 
     @property
     def started(self) -> bool:
         """Whether it has all its nodes."""
-        return self.ticket.started
+        return self.reservation.started
 
 
 def queue(cluster: Cluster, census: Census | None = None) -> list[Queued]:
@@ -55,28 +55,33 @@ def queue(cluster: Cluster, census: Census | None = None) -> list[Queued]:
     census = census or cluster.scalable.census()
     return [
         Queued(
-            name_of(cluster.share, ticket), ticket.folder, ticket, tuple(census.nodes[node].place.name for node in ticket.nodes)
+            name_of(cluster.share, reservation),
+            reservation.folder,
+            reservation,
+            tuple(census.nodes[node].place.name for node in reservation.nodes),
         )
-        for ticket in census.tickets
+        for reservation in census.reservations
     ]
 
 
-def name_of(share: Share, ticket: Ticket) -> str:
-    """The name of a ticket's job; its id where its folder is not known or gone."""
-    identity = ticket.mark.rpartition("/")[0]
-    if not ticket.folder:
+def name_of(share: Share, reservation: Reservation) -> str:
+    """The name of a reservation's job; its id where its folder is not known or gone."""
+    identity = reservation.mark.rpartition("/")[0]
+    if not reservation.folder:
         return identity
     try:
-        return str(protocol.decode_one(job_file(share, protocol.JobPaths(ticket.folder).plan) or b"").get("name", identity))
+        return str(
+            protocol.decode_one(job_file(share, protocol.JobPaths(reservation.folder).plan) or b"").get("name", identity)
+        )
     except protocol.TornFileError:
         return identity
 
 
-def sent_to(cluster: Cluster, ticket: Ticket) -> bool:
+def sent_to(cluster: Cluster, reservation: Reservation) -> bool:
     """Whether a job was sent to a cluster by its name: machines over SSH may belong to other documents as well."""
-    if cluster.on_this_machine or not ticket.folder:
+    if cluster.on_this_machine or not reservation.folder:
         return True
-    plan = places.find_plan(cluster.share, ticket.folder)
+    plan = places.find_plan(cluster.share, reservation.folder)
     return plan is not None and plan.cluster == cluster.name
 
 
@@ -101,11 +106,11 @@ def waits(job: Job) -> Waits:
     cluster, _ = clusters.load(job.plan.cluster)
     try:
         census = cluster.scalable.census()
-        ours = _ticket(job, census)
+        ours = _reservation(job, census)
         if ours is None:
             return Waits((), WAITING)
-        before = [other for other in census.tickets if other.number < ours.number and set(other.nodes) & set(ours.nodes)]
-        if names := tuple(name_of(cluster.share, ticket) for ticket in before):
+        before = [other for other in census.reservations if other.number < ours.number and set(other.nodes) & set(ours.nodes)]
+        if names := tuple(name_of(cluster.share, reservation) for reservation in before):
             return Waits(names, f"queued behind {', '.join(names)}")
         if closed(census).intersection(ours.nodes):
             return Waits((), f"queued: {too_few(cluster, job.node_count, census)}")
@@ -164,9 +169,9 @@ def larger(cluster: Cluster, node_count: int) -> str:
     return "; name more hosts in its document"
 
 
-def _ticket(job: Job, census: Census) -> Ticket | None:
+def _reservation(job: Job, census: Census) -> Reservation | None:
     mark = protocol.job_mark(job.plan.job, job.attempt)
-    return next((ticket for ticket in census.tickets if ticket.mark == mark), None)
+    return next((reservation for reservation in census.reservations if reservation.mark == mark), None)
 
 
 def manual(cluster: Cluster, target: int, option: str | None = None) -> ScaleSettings:

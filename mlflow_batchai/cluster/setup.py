@@ -1,4 +1,4 @@
-"""The setup task of a cluster document: which one it is, its secrets, and where its logs lie."""
+"""The setup task of a cluster document: its plan, its secrets, and the place of its logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster as Batch AI showed it (its REST API 2018-05-01): what its document says, and what its nodes do."""
+"""A cluster as Batch AI showed it (its REST API 2018-05-01): its document and the states of its nodes."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def node_counts(cluster: Cluster, census: Census) -> dict[str, int]:
 
 def _allocated(scale: AutoScale, census: Census) -> int:
     """Nodes that a cluster with this queue would have: those that its jobs have or wait for, within its limits."""
-    wanted = {node for ticket in census.tickets for node in ticket.nodes}
+    wanted = {node for reservation in census.reservations for node in reservation.nodes}
     return min(max(len(wanted), scale.minimum_node_count), scale.maximum_node_count)
 
 
@@ -141,13 +141,13 @@ def show_node(report: NodeReport, jobs: dict[int, str]) -> dict[str, Any]:
     """A node, as Batch AI's remote login information has it, and what it does.
 
     Args:
-        jobs: number of a ticket -> name of its job.
+        jobs: number of a reservation -> name of its job.
     """
     return {
         "nodeId": report.place.name,
         "ipAddress": report.place.address,
         "port": report.place.port,
         "state": report.state.value,
-        "job": jobs.get(report.ticket) if report.ticket is not None else None,
+        "job": jobs.get(report.reservation) if report.reservation is not None else None,
         "error": report.why or None,
     }

@@ -1,4 +1,4 @@
-"""Workspaces: a name that clusters, experiments and jobs stand under, as records in ``$BATCHAI_HOME/workspaces``."""
+"""Workspaces, as records in ``$BATCHAI_HOME/workspaces``: the names that clusters, experiments and jobs belong to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""batchai.yaml: what an MLflow project says about its job, and how --backend-config overrides it."""
+"""batchai.yaml: settings of an MLflow project's job, and how --backend-config overrides them."""
 
 from __future__ import annotations
 

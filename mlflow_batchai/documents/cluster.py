@@ -1,4 +1,4 @@
-"""The cluster document: Batch AI's cluster properties, and which engine provides the nodes; the record beside it."""
+"""The cluster document: Batch AI's cluster properties, the engine that provides the nodes, and the record beside it."""
 
 from __future__ import annotations
 

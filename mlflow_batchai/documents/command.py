@@ -1,4 +1,4 @@
-"""Command lines: placeholders of an MLproject become shell variables, a script's arguments become parameters of a run.
+"""Command lines: turn an MLproject's placeholders into shell variables, and a script's arguments into run parameters.
 
 MLflow puts shell-quoted values into an entry point's command, which fails where the project's author has quoted the
 placeholder himself (``--note "{note}"``). Here ``{note}`` becomes a reference to a variable, quoted as the place where it

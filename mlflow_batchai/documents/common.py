@@ -1,4 +1,4 @@
-"""What job and cluster documents have in common: volumes, environment variables, secrets and Azure's references."""
+"""Parts that job and cluster documents share: volumes, environment variables, secrets, Azure's references."""
 
 from __future__ import annotations
 

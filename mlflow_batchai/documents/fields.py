@@ -1,4 +1,4 @@
-"""Types of document keys: counts, names, paths, secrets and durations, each with the sentence that refuses a value."""
+"""Types of document keys (counts, names, paths, secrets, durations), each with its error sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MLflow's MLproject file, read with our own sentences: MLflow's reader checks little and fails with tracebacks.
+"""Read MLflow's MLproject file with errors as sentences; MLflow's own reader fails with tracebacks.
 
 The meaning is MLflow's (``mlflow/projects/_project_spec.py`` of 3.17): names of entry points, parameter defaults, environment
 files, and scripts as entry points.

@@ -1,4 +1,4 @@
-"""The base of all document models, and `parse`: plain data becomes a model, or one sentence for each fault."""
+"""The base of all document models, and `parse`: plain data to a model, or one sentence for each fault."""
 
 from __future__ import annotations
 

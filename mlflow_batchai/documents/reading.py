@@ -1,4 +1,4 @@
-"""From the text of a document, in JSON or YAML, to plain data, with the line and column of what can't be read."""
+"""Read a document's JSON or YAML text to plain data; errors name the line and column."""
 
 from __future__ import annotations
 

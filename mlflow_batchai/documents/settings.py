@@ -1,4 +1,4 @@
-"""``config.yaml``: one user's defaults, and the storage accounts whose keys he has.
+"""``config.yaml``: a user's defaults, and storage accounts with their keys.
 
 Apart from `mlflow_batchai.config`, which every command imports, and most without pydantic.
 """

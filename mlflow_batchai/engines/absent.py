@@ -1,4 +1,4 @@
-"""The engine of a cluster that this machine doesn't know: of a job that was submitted elsewhere nothing can be said or done."""
+"""The engine of a cluster that this machine does not know: it can neither poll nor end such a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``agent.pyz``: the part of this package that travels to nodes, as one deterministic file."""
+"""Build ``agent.pyz``, the part of this package that travels to nodes, as one deterministic file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions to all nodes of a cluster at once: what they do, which are to take jobs, and which one a job gets."""
+"""Ask all nodes of a cluster at once: their states, which take jobs, and the reservation of a job."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def admit(nodes: Sequence[Node], count: int, each: Each) -> None:
 
 
 def take(usable: Mapping[str, Node], keeper: Machine, book: str, request: StartRequest, each: Each) -> Answer:
-    """A ticket for the job; what nodes say of earlier ones is asked first, since only they can know.
+    """A reservation for the job; what nodes say of earlier ones is asked first, since only they can know.
 
     Args:
         usable: id -> node, in the cluster's order.
@@ -88,7 +88,7 @@ def take(usable: Mapping[str, Node], keeper: Machine, book: str, request: StartR
     earlier = keeper.ask("listing", book=book)["reservations"]
     calls = []
     for identity, node in usable.items():
-        asked = [(ticket["number"], ticket["age"]) for ticket in earlier if identity in ticket["nodes"]]
+        asked = [(reservation["number"], reservation["age"]) for reservation in earlier if identity in reservation["nodes"]]
         calls.append(functools.partial(node.machine.ask, "ended", root=node.root, asked=asked))
     ended, closed = {}, []
     for identity, said in zip(usable, each(calls), strict=True):

@@ -1,4 +1,4 @@
-"""What every engine can do, as promises that the conformance suite (``tests/engines``) holds each implementation to."""
+"""Interface of engines: numbered promises that the conformance suite (``tests/engines``) checks of each."""
 
 from __future__ import annotations
 

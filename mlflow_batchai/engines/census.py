@@ -1,4 +1,4 @@
-"""What the nodes of a cluster do, worked out of what its machines say of them: pure functions."""
+"""Compute what a cluster's nodes do from what its machines say: pure functions."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class NodeState(str, Enum):
     CLOSED = "closed"
 
 
-class Ticket(NamedTuple):
+class Reservation(NamedTuple):
     """A job's place in the queue.
 
     Attributes:
         mark: what the job's processes carry: ``<job id>/<attempt>``.
-        folder: the job folder on the control share, empty if an earlier version took the ticket.
+        folder: the job folder on the control share, empty if an earlier version took the reservation.
         nodes: indexes of its nodes in the cluster.
         started: whether it has all its nodes.
     """
@@ -59,13 +59,13 @@ class NodeReport(NamedTuple):
     """One node.
 
     Attributes:
-        ticket: the number of the ticket that has it, or is just taking it.
+        reservation: the number of the reservation that has it, or is just taking it.
         why: what makes it unusable.
     """
 
     place: Place
     state: NodeState
-    ticket: int | None = None
+    reservation: int | None = None
     why: str = ""
 
 
@@ -73,13 +73,13 @@ class Census(NamedTuple):
     """What a cluster does.
 
     Attributes:
-        tickets: the queue, in its order: jobs that run and jobs that wait.
+        reservations: the queue, in its order: jobs that run and jobs that wait.
         gpus: None where no machine has any.
         trouble: why the queue can't be seen, or nothing.
     """
 
     nodes: Sequence[NodeReport]
-    tickets: Sequence[Ticket]
+    reservations: Sequence[Reservation]
     gpus: Gpus | None = None
     trouble: str = ""
 
@@ -95,10 +95,10 @@ def work_out(
     Args:
         said: of each node: what ``host.census`` says of it, or why it could not be asked.
         troubles: why no job can be sent to it, or nothing.
-        book: the ticket book's tickets.
+        book: the queue's reservations.
     """
-    tickets = [ticket for entry in book if (ticket := _ticket(entry, said)) is not None]
-    by_number = {ticket.number: ticket for ticket in tickets}
+    reservations = [reservation for entry in book if (reservation := _reservation(entry, said)) is not None]
+    by_number = {reservation.number: reservation for reservation in reservations}
     nodes = []
     for place, answer, trouble in zip(places, said, troubles, strict=True):
         if isinstance(answer, ClusterError):
@@ -117,16 +117,16 @@ def work_out(
             nodes.append(NodeReport(place, NodeState.PREPARING, waiting[0]))
         else:
             nodes.append(NodeReport(place, NodeState.IDLE))
-    return Census(nodes, tickets, gpus)
+    return Census(nodes, reservations, gpus)
 
 
 def _numbers(answer: Mapping[str, Any], word: str) -> list[int]:
-    """The tickets on a node whose agents say so, the earliest first."""
+    """The reservations on a node whose agents say so, the earliest first."""
     return sorted(int(number) for number, state in answer["agents"].items() if state == word)
 
 
-def _ticket(entry: Mapping[str, Any], said: Sequence[Said]) -> Ticket | None:
-    """A ticket of the book, unless all of its nodes that can be asked say that it is over."""
+def _reservation(entry: Mapping[str, Any], said: Sequence[Said]) -> Reservation | None:
+    """A reservation of the book, unless all of its nodes that can be asked say that it is over."""
     places: list[int] = []
     states: list[str] = []
     for index, answer in enumerate(said):
@@ -139,7 +139,7 @@ def _ticket(entry: Mapping[str, Any], said: Sequence[Said]) -> Ticket | None:
     if not places or set(states) == {"ended"}:
         return None
     started = "waiting" not in states
-    return Ticket(entry["number"], entry["job"], entry.get("folder", ""), tuple(places), started)
+    return Reservation(entry["number"], entry["job"], entry.get("folder", ""), tuple(places), started)
 
 
 def add_up(answers: Sequence[Said]) -> Gpus | None:

@@ -1,4 +1,4 @@
-"""The engine for machines without a scheduler: what is the same for this one, cut into nodes, and for others over SSH.
+"""Engine for machines without a scheduler: the common part of ``local`` and ``ssh``.
 
 Which job has which node stands in its queue (``agent/reservation/queue.py``), on the disk of the cluster's first node; agents
 start at submit and wait for their node. What is asked of nodes is the same for both, and stands in ``agent/api/host.py``.
@@ -111,12 +111,12 @@ class Hosts:
     def submit(self, request: StartRequest) -> Handle:
         usable = {node.id: node for node in self._usable(request.node_count)}
         asked = time.monotonic()
-        ticket = asking.take(usable, self._nodes[0].machine, self._book, request, self._each)
-        chosen = [usable[identity] for identity in ticket["nodes"]]
+        reservation = asking.take(usable, self._nodes[0].machine, self._book, request, self._each)
+        chosen = [usable[identity] for identity in reservation["nodes"]]
         handle: dict[str, Any] = {
             "engine": self.kind,
             "host": socket.gethostname(),
-            "ticket": ticket["number"],
+            "ticket": reservation["number"],
             "mark": request.mark,
             "nodes": [{"name": node.name, "id": node.id} for node in chosen],
         }
@@ -129,9 +129,9 @@ class Hosts:
                 arguments=self._arguments(request, index, node),
                 # Rather too old than too young: an agent that believes itself in time would stand in others' way.
                 reservation={
-                    "number": ticket["number"],
-                    "age": ticket["age"] + time.monotonic() - asked,
-                    "after": ticket["after"][node.id],
+                    "number": reservation["number"],
+                    "age": reservation["age"] + time.monotonic() - asked,
+                    "after": reservation["after"][node.id],
                 },
                 log=f"logs/{request.job}-{request.attempt}.log",
                 mark=request.mark,
@@ -148,8 +148,8 @@ class Hosts:
             for said in answers:
                 if isinstance(said, ClusterError):
                     raise said
-            if ticket["age"] + time.monotonic() - asked >= ARRIVAL_SECONDS:
-                # On some nodes its ticket may have been given up meanwhile, on others not: gangs would wait for each other.
+            if reservation["age"] + time.monotonic() - asked >= ARRIVAL_SECONDS:
+                # Some nodes may have given its reservation up meanwhile and others not: jobs would wait for each other.
                 raise ClusterError(
                     f"the nodes took longer than {ARRIVAL_SECONDS:.0f} s to start the job's agents; submit again"
                 )
@@ -157,7 +157,7 @@ class Hosts:
         return handle
 
     def _keeper(self) -> str:
-        """The id of the node that keeps the ticket book; nothing where no other book could be used by mistake."""
+        """The id of the node that keeps the queue; nothing where no other book could be used by mistake."""
         return ""
 
     def _expected(self, entry: Handle) -> str:

@@ -1,4 +1,4 @@
-"""The engine ``local``: this machine, cut into N nodes, each a folder and the process tree of its agent."""
+"""The engine ``local``: this machine as N nodes, each a folder and the process tree of its agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node's verbs (``agent/api/host.py``) are asked through: a call on this machine, a kept-open connection to another."""
+"""Call a node's verbs (``agent/api/host.py``): in this process, or over a connection that is kept open."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Node(NamedTuple):
         name: for people.
         root: its own folder, on its own disk.
         part: ``I/N/M``: the I-th of the N nodes that its machine is cut into, and of the M among which the GPUs are divided.
-        id: who it is, whatever it is called: in the ticket book.
+        id: who it is, whatever it is called: in the queue.
     """
 
     name: str

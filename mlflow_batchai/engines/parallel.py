@@ -1,4 +1,4 @@
-"""Several calls at once, in daemon threads: a program that is interrupted does not wait for them."""
+"""Run several calls at once in daemon threads, so that an interrupted program does not wait for them."""
 
 from __future__ import annotations
 

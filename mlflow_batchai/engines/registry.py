@@ -1,4 +1,4 @@
-"""The engines that there are, by their names in cluster documents: each is a module, its keys in the document, a line here."""
+"""Registry of engines by their names in cluster documents: module, document keys, install hint."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class SshHosts(Hosts):
         usable, problems = self._checked
         if len(usable) < node_count or usable[0].name != self._nodes[0].name:
             more = f" (and {len(problems) - 1} more of the {self.node_limit} nodes can't be used)" if len(problems) > 1 else ""
-            keeper = "; it keeps the cluster's ticket book" if len(usable) >= node_count else ""
+            keeper = "; it keeps the cluster's queue" if len(usable) >= node_count else ""
             self._checked = None
             self.close()
             raise ClusterError(f"{problems[0]}{keeper}{more}")
@@ -229,13 +229,13 @@ def copy_sentence(title: str, first: str, name: str, root: str) -> str:
 
 
 def keeper_sentence(title: str, said: Answer, first: Answer) -> str:
-    """A node whose jobs are in another ticket book than the first one's, as ``place.place`` tells of both, or nothing."""
+    """A node whose jobs are in another queue than the first one's, as ``place.place`` tells of both, or nothing."""
     if not said["busy"] or said["keeper"] in (None, first["id"]):
         return ""
     if first["keeper"] is None:
         # No job was ever sent to the folder that the book is to lie in.
         return (
-            f"{title}: it has jobs whose ticket book is not in the first host's folder {first['root']}, which is new: if that"
+            f"{title}: it has jobs whose queue is not in the first host's folder {first['root']}, which is new: if that"
             " was removed while they ran, end them (batchai job terminate) or wait for their end; if another host was first in"
             " the cluster document, name that one first"
         )
@@ -263,7 +263,7 @@ _ADDRESS_SENTENCES = {
 
 
 def share_sentence(title: str, path: str, trouble: str | None) -> str:
-    """What a word of ``host.share_trouble`` means, and what to do; nothing for None."""
+    """What a word of ``place.share_trouble`` means, and what to do; nothing for None."""
     if trouble and path.startswith(("https://", "http://")):
         return f"{title}: {_ADDRESS_SENTENCES.get(trouble, trouble)} ({path})"
     sentences = {

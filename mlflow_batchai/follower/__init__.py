@@ -1,1 +1,1 @@
-"""The detached process that relays a job into MLflow and keeps its nodes: attempts, retries, the lease."""
+"""The follower, a detached process that relays a job into MLflow, watches its nodes and starts its retries."""

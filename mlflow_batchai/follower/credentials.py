@@ -1,4 +1,4 @@
-"""The volume credentials and secrets for the agents of a new attempt, looked for again: they were written down nowhere."""
+"""Collect the volume credentials and secrets for the agents of a new attempt."""
 
 from __future__ import annotations
 

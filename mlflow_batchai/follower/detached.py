@@ -1,4 +1,4 @@
-"""A submitted job and the detached process that follows it: starting that, and keeping it running."""
+"""Start a job's follower as a detached process, and keep one running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The follower: a detached process that relays one job into MLflow until its verdict, whatever becomes of its submitter.
+"""The follower: a detached process that relays one job into MLflow until its verdict.
 
 ``python -m mlflow_batchai.follower SHARE FOLDER RUN``, with the tracking store in MLFLOW_TRACKING_URI; it shares nothing with
 the process that started it. A job whose plan or other records were changed on the share is ended.
@@ -19,8 +19,8 @@ from typing import Any, TextIO
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.errors import BatchAIError, JobChangedError, JobNotTrustedError, ShareError
 from mlflow_batchai.follower import detached
-from mlflow_batchai.follower.keeper import Keeper
 from mlflow_batchai.follower.retries import NotHereError
+from mlflow_batchai.follower.supervisor import Supervisor
 from mlflow_batchai.job.jobs import Job, pause_after
 from mlflow_batchai.job.lease import Lease, LeaseLostError, LeaseState
 from mlflow_batchai.job.states import JobState, failed_verdict
@@ -62,7 +62,7 @@ def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = N
                 log.say(f"{found.who} relays job {job.name}")
             return None
     except GivenUpError as error:
-        raise GivenUpError(_farewell(job, error, None)) from error
+        raise GivenUpError(_final_message(job, error, None)) from error
     with lease.beating():
         follower = Follower(job.at(lease.attempt), tracking, lease, log, seconds, kept)
         try:
@@ -85,13 +85,13 @@ def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = N
             lease.release(f"job {job.name}: {error}")
             return None
         except GivenUpError as error:
-            farewell = _farewell(job, error, follower.keeper.end)
+            message = _final_message(job, error, follower.supervisor.end)
             with contextlib.suppress(ShareError):
-                lease.release(farewell)
-            raise GivenUpError(farewell) from error
+                lease.release(message)
+            raise GivenUpError(message) from error
 
 
-def _farewell(job: Job, error: GivenUpError, end: JobState | None) -> str:
+def _final_message(job: Job, error: GivenUpError, end: JobState | None) -> str:
     how = f"ended {end.execution_state}" if end else "goes on, as far as is known"
     return (
         f"{error}; job {job.name} {how}; its results are at {job.share.url}/{job.folder} and go into its run, when that can be"
@@ -109,7 +109,7 @@ class Follower:
 
     Attributes:
         job: the job at the attempt that is relayed.
-        keeper: what watches the job's nodes meanwhile.
+        supervisor: what watches the job's nodes meanwhile.
     """
 
     def __init__(
@@ -123,14 +123,14 @@ class Follower:
     ) -> None:
         self.job = job
         self._lease = lease
-        self._retry = RetryPolicy(seconds, log, lambda: self.keeper.ended, self._troubled)
+        self._retry = RetryPolicy(seconds, log, lambda: self.supervisor.ended, self._troubled)
         # Not made yet: a database that is away is no reason to leave the nodes alone.
         self._mlflow = stores.client_when_used(tracking)
         self._relay = Relay(job, self._mlflow, lease)
         self._asked = False
         self._next_round = 0.0
         self._next_tag = time.monotonic() + TAG_SECONDS
-        self.keeper = Keeper(job, self._relay.heard(0), kept, lease.check)
+        self.supervisor = Supervisor(job, self._relay.heard(0), kept, lease.check)
 
     def run(self) -> JobState:
         """Relay until the run is finished; the state that the job ended in.
@@ -140,14 +140,14 @@ class Follower:
             LeaseLostError: another process has taken over.
             NotHereError: the next attempt can't be started from here; the run says so.
         """
-        with self.keeper.keeping():
+        with self.supervisor.keeping():
             while True:
                 try:
                     state = self._relay_attempt()
                 except NotHereError as error:
                     self._persist(functools.partial(self._show_waits, str(error)))
                     raise
-                self._note(*self.keeper.notes[self.job.attempt])
+                self._note(*self.supervisor.notes[self.job.attempt])
                 if state.next_attempt is None:
                     self._close(functools.partial(self._relay.finish, state))
                     return state
@@ -168,7 +168,7 @@ class Follower:
 
     def _relay_attempt(self) -> JobState:
         """Relay an attempt until it is over and its nodes are free."""
-        over = functools.partial(self.keeper.over, self.job.attempt)
+        over = functools.partial(self.supervisor.over, self.job.attempt)
         pause = 0.0
         while True:
             if state := over(pause):
@@ -183,7 +183,7 @@ class Follower:
         self._lease.check(exactly=False)
         state = self.job.state(self._relay.ending)
         if state.ended or state.next_attempt:
-            self.keeper.look()
+            self.supervisor.look()
         elif time.monotonic() >= self._next_round and not self._with_run(functools.partial(self._relay_news, state)):
             self._next_round = time.monotonic() + GONE_LOOK_SECONDS
 
@@ -194,7 +194,7 @@ class Follower:
 
     def _relay_news(self, state: JobState) -> None:
         self._relay.show_state(state)
-        self._relay.show_waits(self.keeper.waits)
+        self._relay.show_waits(self.supervisor.waits)
         self._relay.step()
         self._relay.describe(state)
         self._relay.files_when_due()
@@ -216,7 +216,7 @@ class Follower:
             if ended:
                 run = self.job.plan.run_id
                 raise GivenUpError(f"run {run} is deleted (mlflow runs restore --run-id {run} brings it back)")
-            ended = self.keeper.has_ended(GONE_LOOK_SECONDS)
+            ended = self.supervisor.has_ended(GONE_LOOK_SECONDS)
 
     def _with_run(self, act: Callable[[], None]) -> bool:
         """Do something with the run; False if that was refused since it is deleted."""

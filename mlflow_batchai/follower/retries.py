@@ -1,4 +1,4 @@
-"""The attempts that a job goes on with by itself: waiting until one may begin, and beginning it, once, whoever dies meanwhile.
+"""Begin the next attempt of a job that goes on by itself, once, after the attempt before has ended.
 
 Only the holder of the job's lease does that (``job.lease``), so what it finds begun and not started was begun by one that is
 dead: that attempt gets a verdict of its own, and the next one is begun in its place.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.attempt import terms
+from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.cluster.clusters import Cluster
@@ -130,12 +130,12 @@ class Retries:
         state = before.state(ending=False)
         if state.next_attempt != job.attempt or (state.retries_left is None and not self._nobody_begins(before, job)):
             return
-        before.snapshot()  # with its terms
+        before.snapshot()  # with its overrides
         # Ranks can write a verdict; how often the job starts again its document says. Attempts that nobody started cost none.
         most = before.plan.retries_left
         left = most if state.retries_left is None else min(most, state.retries_left)
         claims = state.retries_left is not None and before.handle() is not None
-        if (claims and most <= 0 and not before.plan.low_priority) or job.attempt > terms.MOST_ATTEMPTS:
+        if (claims and most <= 0 and not before.plan.low_priority) or job.attempt > overrides.MOST_ATTEMPTS:
             sentence = f"attempt {before.attempt} says that the job starts again, and it has no retries left"
             job.claim_verdict(failed_verdict(protocol.NODE_SETUP_FAILED, sentence, WRITER))
             return
@@ -157,7 +157,7 @@ class Retries:
     def _unstarted(self, job: Job, sentence: str, left: int) -> None:
         """The verdict on an attempt that was begun and could not be started: that costs no retry."""
         failed = failed_verdict(protocol.NODE_SETUP_FAILED, sentence, WRITER)
-        job.claim_verdict(failed if job.attempt >= terms.MOST_ATTEMPTS else terms.again(failed, job.attempt, left))
+        job.claim_verdict(failed if job.attempt >= overrides.MOST_ATTEMPTS else overrides.again(failed, job.attempt, left))
 
     def _nobody_begins(self, before: Job, job: Job) -> bool:
         """Whether who has put the job back in the queue doesn't begin its next attempt in time."""
@@ -219,7 +219,7 @@ class Retries:
     ) -> None:
         self._check()
         begun = job.begin(
-            job.attempt, terms.record(left, terms.RETRY, why.partition("\n")[0], terms.counts_on(job.plan, count))
+            job.attempt, overrides.record(left, overrides.RETRY, why.partition("\n")[0], overrides.counts_on(job.plan, count))
         )
         if begun is None:
             return  # someone has given it up, or begins it: its verdict or its agents are to be seen

@@ -1,4 +1,4 @@
-"""Starting an attempt of a job: its agents, then the follower that relays it; and undoing what fails half-way."""
+"""Start an attempt of a job: its agents, then its follower; undo it if a step fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeing that an attempt ends even when its agents can't say so."""
+"""Give the verdict of an attempt whose agents can no longer give it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.attempt import terms
+from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.agent.layout import node_id
 from mlflow_batchai.engines.base import Engine, Handle, Poll, PollState
 from mlflow_batchai.errors import ClusterError, ShareError
@@ -176,11 +176,11 @@ class Watch:
 
     def _going_on(self, verdict: protocol.Record) -> protocol.Record:
         attempt, plan = self._job.attempt, self._job.plan
-        requeued = self._handle is None and self._job.terms().get("by") == terms.REQUEUE
-        if requeued and attempt < terms.MOST_ATTEMPTS:
+        requeued = self._handle is None and self._job.overrides().get("by") == overrides.REQUEUE
+        if requeued and attempt < overrides.MOST_ATTEMPTS:
             # The job itself has not failed: who put it back in the queue has died.
-            return terms.again(verdict, attempt, plan.retries_left)
-        return terms.goes_on(verdict, plan, attempt)
+            return overrides.again(verdict, attempt, plan.retries_left)
+        return overrides.goes_on(verdict, plan, attempt)
 
     def _heed(self, snapshot: Snapshot, alone: bool = False) -> None:
         """Give the verdict that was asked for."""

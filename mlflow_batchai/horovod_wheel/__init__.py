@@ -1,4 +1,4 @@
-"""Builds a Horovod wheel that works with today's TensorFlow or PyTorch.
+"""Build a Horovod wheel that works with today's TensorFlow or PyTorch.
 
 Standard library only and Python 3.9 syntax: this folder also travels to nodes inside a zip.
 """

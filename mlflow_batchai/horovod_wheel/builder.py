@@ -1,4 +1,4 @@
-"""From an interpreter to a Horovod wheel for it: fetch, patch, compile, try, keep."""
+"""Build a Horovod wheel for an interpreter: fetch, patch, compile, try, keep."""
 
 from __future__ import annotations
 

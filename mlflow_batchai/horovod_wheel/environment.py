@@ -1,4 +1,4 @@
-"""The environment of a build, and the name under which its result is cached: pure functions."""
+"""The environment variables of a build, and the name under which its result is cached: pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wheels for GPUs: for which ones, and where CUDA's toolkit and NCCL are, laid out as Horovod's build looks for them."""
+"""GPU builds: architectures, and CUDA's toolkit and NCCL laid out as Horovod's build expects them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interpreter that a wheel is for: what it is and has, and what a build for it needs of the machine."""
+"""The interpreter that a wheel is for: its properties, and what a build for it needs of the machine."""
 
 from __future__ import annotations
 

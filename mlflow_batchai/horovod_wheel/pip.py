@@ -1,4 +1,4 @@
-"""Runs the target interpreter's pip: all that it says goes to a log, the gist is told as progress."""
+"""Run the target interpreter's pip: its output goes to a log, and short progress to the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Horovod's last release and the changes that make it build and work today, as exact replacements."""
+"""Horovod's last release, and the exact replacements that make it build and work today."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A job as it lies on a share: where, what is new, its records, its state, and who relays it."""
+"""A job folder as clients read it: paths, events, records, state, lease."""

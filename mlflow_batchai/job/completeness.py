@@ -1,4 +1,4 @@
-"""What is missing of an attempt: its agents' own totals (``agent/transport/totals.py``) beside what was read of them."""
+"""Compare what was read of an attempt with its agents' own totals (``agent/transport/totals.py``)."""
 
 from __future__ import annotations
 

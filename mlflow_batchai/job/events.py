@@ -1,4 +1,4 @@
-"""The events of a job, as its agents have sent them: segments, each writer's in order, each once."""
+"""Read a job's events: each writer's segments, in order, each once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlflow_batchai.agent.protocol import Record, TornFileError
 from mlflow_batchai.job.jobs import Index, Job
 
 SEGMENTS_A_TIME = 32
-# A writer that has said nothing for so long may have gone on behind a segment that is missing: agents beat more often.
+# Agents send heartbeats more often: a writer that was silent for so long may have gone on behind a missing segment.
 QUIET_SECONDS = 8.0
 LOOK_SECONDS = 0.5
 # How many segments behind one that isn't there are asked for, to see whether its writer went on.

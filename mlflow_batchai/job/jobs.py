@@ -11,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from mlflow_batchai.agent import protocol, records
-from mlflow_batchai.agent.attempt import terms
+from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.agent.plan import Plan, PlanError, read_plan
 from mlflow_batchai.agent.protocol import JobPaths, Record
 from mlflow_batchai.errors import JobChangedError, JobNotFoundError, JobNotTrustedError, JobUnreadableError, ShareError
@@ -51,7 +51,7 @@ class Index:
         self._seen: dict[str, int] = {}
         self._pace = FAST_SECONDS
         self._next = 0.0
-        # The relay and the keeper of a job look at the same index, each from its thread.
+        # The relay and the supervisor of a job look at the same index, each from its thread.
         self._looking = threading.Lock()
 
     def look(self, now: bool = False) -> Mapping[str, int]:
@@ -66,7 +66,7 @@ class Index:
         with self._looking:
             if now or self._clock() >= self._next:
                 seen = {entry.name: entry.size for entry in self._share.list(self._paths.index)}
-                # Beats say only that someone lives: no reason to hurry.
+                # Heartbeats say only that someone lives: no reason to hurry.
                 news = any(seen[name] != self._seen.get(name) for name in seen if not name.startswith("beats-"))
                 self._pace = FAST_SECONDS if news else min(self._pace * SLOWER, IDLE_SECONDS)
                 self._seen = seen
@@ -100,7 +100,7 @@ class Job:
         origin: the plan, if it was read or written by us already.
 
     Attributes:
-        plan: as it holds for this attempt (``agent.terms``), once what that has of its own was seen.
+        plan: as it holds for this attempt (``agent.attempt.overrides``), once what that has of its own was seen.
         signature: what the plan's says: ``OWN``, or ``OTHER`` for a job of another key.
         index: what says what is new, where asking for every file by name would cost too many requests; else None.
 
@@ -118,7 +118,7 @@ class Job:
         self.signature = self._origin.signature
         self.paths = JobPaths(folder, attempt or self.newest())
         self._own: Record | None = None
-        self.plan = terms.plan_of(self._origin.plan, self.attempt, None)
+        self.plan = overrides.plan_of(self._origin.plan, self.attempt, None)
         if origin is None:
             self._look_for_terms()
         self.index = Index(share, self.paths) if self.plan.board else None
@@ -172,12 +172,12 @@ class Job:
         """Begin an attempt; None if somebody else has, or has given it up meanwhile.
 
         Args:
-            own: what the attempt has of its own (``terms.record``).
+            own: what the attempt has of its own (``overrides.record``).
         """
         begun = self.at(attempt)
         if not self.share.claim(begun.paths.begun) or begun._verdict() is not None:
             return None
-        self.share.write(begun.paths.terms, protocol.encode([signing.sign(begun.paths.terms, own)]))
+        self.share.write(begun.paths.overrides, protocol.encode([signing.sign(begun.paths.overrides, own)]))
         begun._look_for_terms()
         return begun
 
@@ -186,7 +186,7 @@ class Job:
         folder, _, name = self.paths.begun.rpartition("/")
         return any(entry.name == name for entry in self.share.list(folder))
 
-    def terms(self) -> Record:
+    def overrides(self) -> Record:
         """What this attempt has of its own (``attempt.json``); empty while it isn't there, and for the first."""
         self._look_for_terms()
         return dict(self._own or {})
@@ -194,10 +194,10 @@ class Job:
     def _look_for_terms(self) -> None:
         # Written before anything of the attempt is started, so whoever sees something of it sees this.
         if self._own is None and self.attempt > 1:
-            own = self._directing(self.paths.terms, f"record of attempt {self.attempt}")
-            if own is not None and terms.is_record(own):
+            own = self._directing(self.paths.overrides, f"record of attempt {self.attempt}")
+            if own is not None and overrides.is_record(own):
                 self._own = own
-                self.plan = terms.plan_of(self._origin.plan, self.attempt, own)
+                self.plan = overrides.plan_of(self._origin.plan, self.attempt, own)
 
     def place(self, address: str, path: str) -> tuple[Share, str]:
         """(the share, the path on it) that a path on a volume of the plan is here.

@@ -1,4 +1,4 @@
-"""The right to write a job's MLflow run: a numbered lease in the job folder, held by one process at a time.
+"""The lease: the right to write a job's MLflow run, numbered in the job folder, held by one process at a time.
 
 The next one, on any machine, takes the next number when the holder is certainly gone (it was a process of this machine) or its
 counter stands still by the reader's own clock, and the holder stops when it sees that. The cursor of the relay lies in the same
@@ -37,7 +37,7 @@ from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.storage import job_file
 
-# (beat, grace, look): where every look costs requests, holders beat, and are looked at, less often.
+# (heartbeat, grace, look): where every look costs requests, holders send heartbeats, and are looked at, less often.
 PACE, INDEX_PACE = (5.0, 20.0, 0.5), (20.0, 70.0, 5.0)
 # So many folders behind the last lease that counts are looked into: none but forged ones are left without a cursor for long.
 MOST_FORGED = 100
@@ -107,8 +107,8 @@ class Lease:
     Attributes:
         attempt: once it is held: the attempt that is to be relayed, which may be an earlier one that isn't yet.
         memory: what the relay has to know to go on.
-        trouble: what keeps us from getting anything into the store, told with the next beat: one that can take over may.
-        sending: how far large outputs have come, told with the next beat.
+        trouble: what keeps us from getting anything into the store, told with the next heartbeat: one that can take over may.
+        sending: how far large outputs have come, told with the next heartbeat.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Lease:
         self._job = job
         self._clock = clock
         self._sleep = sleep
-        self._beat_seconds, self._grace_seconds, self._look_seconds = PACE if job.index is None else INDEX_PACE
+        self._heartbeat_seconds, self._grace_seconds, self._look_seconds = PACE if job.index is None else INDEX_PACE
         self._checked: float | None = None
         self.attempt = job.attempt
         self.number = 0
@@ -255,7 +255,7 @@ class Lease:
         Args:
             exactly: False: a look of a while ago is good enough where each costs a request. What is relayed twice MLflow drops.
         """
-        known = self._checked is not None and self._clock() - self._checked < self._beat_seconds
+        known = self._checked is not None and self._clock() - self._checked < self._heartbeat_seconds
         if known and not exactly and self._job.index is not None:
             return
         if self._newest(self.number)[0] > self.number:
@@ -299,7 +299,7 @@ class Lease:
     def beating(self) -> Iterator[None]:
         """Show for the time of the block that we live, from a thread: uploads may take longer than the grace time."""
         done = threading.Event()
-        thread = threading.Thread(target=self._beat, args=(done,), name="lease", daemon=True)
+        thread = threading.Thread(target=self._heartbeat, args=(done,), name="lease", daemon=True)
         thread.start()
         try:
             yield
@@ -307,8 +307,8 @@ class Lease:
             done.set()
             thread.join()
 
-    def _beat(self, done: threading.Event) -> None:
-        while not done.wait(self._beat_seconds):
+    def _heartbeat(self, done: threading.Event) -> None:
+        while not done.wait(self._heartbeat_seconds):
             with contextlib.suppress(ShareError), self._writing:
                 if self._finished or self._released or self._newest(self.number)[0] > self.number:
                     return
@@ -323,7 +323,7 @@ def _is_let_go(cursor: Record) -> bool:
 class LeaseMonitor:
     """Whether anybody relays a job: looks at its lease, at the pace at which a holder on another machine can be seen to live.
 
-    One look tells nothing of such a holder (``Lease.glance``): it lives if its counter moves, and is dead when that has stood
+    One look tells nothing of such a holder (``Lease.view``): it lives if its counter moves, and is dead when that has stood
     still for the grace time, by our own clock.
 
     Args:
@@ -352,7 +352,7 @@ class LeaseMonitor:
         self._since = 0.0
 
     def look(self) -> LeaseView:
-        """Who relays the job: as ``Lease.glance`` has it, but HELD or FREE instead of UNKNOWN once time has told, and HELD if
+        """Who relays the job: as ``Lease.view`` has it, but HELD or FREE instead of UNKNOWN once time has told, and HELD if
         one is on its way.
 
         Raises:
@@ -360,25 +360,25 @@ class LeaseMonitor:
         """
         now = self._clock()
         if self._seen is None or now >= self._next:
-            glance = self._lease.view()
-            if self._seen is None or glance.moves != self._moves:
-                self._moves, self._lives, self._since = glance.moves, self._seen is not None, now
-            self._seen, self._next = self._judged(glance, now), now + self.look_seconds
+            view = self._lease.view()
+            if self._seen is None or view.moves != self._moves:
+                self._moves, self._lives, self._since = view.moves, self._seen is not None, now
+            self._seen, self._next = self._judged(view, now), now + self.look_seconds
         return self._seen
 
-    def _judged(self, glance: LeaseView, now: float) -> LeaseView:
-        if glance.state is LeaseState.FINISHED:
-            return glance
-        lives = glance.state is LeaseState.HELD or (glance.state is LeaseState.UNKNOWN and self._lives)
+    def _judged(self, view: LeaseView, now: float) -> LeaseView:
+        if view.state is LeaseState.FINISHED:
+            return view
+        lives = view.state is LeaseState.HELD or (view.state is LeaseState.UNKNOWN and self._lives)
         # A stopped or hung process is alive but makes no progress: its lease counts as free.
-        still = glance.state is not LeaseState.FREE and now - self._since > self.grace_seconds
-        if lives and not still and not glance.trouble:
-            return glance._replace(state=LeaseState.HELD)
-        if others := set(self._on_their_way()) - {glance.holder.get("pid") if glance.state is LeaseState.HELD else None}:
-            return glance._replace(state=LeaseState.HELD, holder={"pid": min(others), "host": socket.gethostname()}, trouble="")
+        still = view.state is not LeaseState.FREE and now - self._since > self.grace_seconds
+        if lives and not still and not view.trouble:
+            return view._replace(state=LeaseState.HELD)
+        if others := set(self._on_their_way()) - {view.holder.get("pid") if view.state is LeaseState.HELD else None}:
+            return view._replace(state=LeaseState.HELD, holder={"pid": min(others), "host": socket.gethostname()}, trouble="")
         if still:
-            return glance._replace(state=LeaseState.FREE)
-        return glance._replace(state=LeaseState.HELD) if lives else glance
+            return view._replace(state=LeaseState.FREE)
+        return view._replace(state=LeaseState.HELD) if lives else view
 
 
 # What a relay has noted in its cursor, as far as the next one can go on from it: it may have been damaged on the share.

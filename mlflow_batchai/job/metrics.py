@@ -1,4 +1,4 @@
-"""Which numbers a job reports, from all that its ranks say: pure, so that a replay gives the same points.
+"""Choose the metrics of a job from all that its ranks report: pure, so that a replay gives the same points.
 
 Sources in order of precedence per key: ``report`` calls, ``metrics:`` rules of batchai.yaml, Keras' own progress lines of rank
 0 (used only for keys that no other source has spoken of). The first value of (key, step) stands. What scripts log by MLflow

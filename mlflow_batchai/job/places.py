@@ -1,4 +1,4 @@
-"""Where a job's paths lie on shares, as a client works it out: pure functions of the plan."""
+"""Where a job's paths lie on shares: pure functions of the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which output files lie among the run's artifacts for certain, known to the next relay too: nothing large is sent twice."""
+"""Memory of the output files that are already among the run's artifacts, so that none is sent twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this user obeys: records that are signed with the user's key, and single jobs of others that are trusted here.
+"""Sign records with the user's key and check them; trust single jobs of other users on this machine.
 
 A signature stands in a record that directs a client, under ``mac``, or in a run's tag. It is good for one path only, so a
 record that was copied to another job, attempt or name is as good as a changed one.

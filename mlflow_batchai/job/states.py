@@ -1,4 +1,4 @@
-"""A job's state: the pure fold from what lies in its folder, and the verdicts that clients give."""
+"""A job's state: the pure fold of its folder, and the verdicts that clients give."""
 
 from __future__ import annotations
 

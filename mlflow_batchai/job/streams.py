@@ -1,4 +1,4 @@
-"""Text files of a job: followed while others write them, each character once, and log files written anew from events."""
+"""Text files of a job: follow them while they grow, and rewrite log files from events."""
 
 from __future__ import annotations
 

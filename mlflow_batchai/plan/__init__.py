@@ -1,1 +1,1 @@
-"""From documents to a plan, before anything exists."""
+"""Turn documents into a plan, before anything exists."""

@@ -1,4 +1,4 @@
-"""What the code of a job differs in from its git commit, so that it can be told later what ran: asked of ``git``, read only."""
+"""Collect how a job's code differs from its git commit, by reading ``git`` only."""
 
 from __future__ import annotations
 

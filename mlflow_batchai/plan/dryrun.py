@@ -1,4 +1,4 @@
-"""What a job would run, without running it: by the very functions that nodes start its ranks with.
+"""Show what a job would run, by the functions with which nodes start its ranks.
 
 What is only known on nodes, or once there is a run, stands in angle brackets.
 """

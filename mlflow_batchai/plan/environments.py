@@ -1,4 +1,4 @@
-"""What nodes need before they train: the Python environment, the wheels they may install, the cache of a job preparation.
+"""Plan what nodes need before training: the Python environment, wheels, the cache of a job preparation.
 
 Whoever can write the share can put a wheel there, and what a node installs runs as its user. So the plan names wheels with
 their hashes, and a node installs no other. A wheel is named if it belongs to this user or root and nobody else can write it, or

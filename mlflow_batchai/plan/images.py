@@ -1,4 +1,4 @@
-"""Which container a job runs in: from ``containerSettings`` or MLproject's ``docker_env`` to the plan."""
+"""Plan the container of a job, from ``containerSettings`` or MLproject's ``docker_env``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Storage accounts as job documents name them: Batch AI's placeholders, and the keys that stand beside them."""
+"""Resolve the placeholders for storage accounts in job documents, and the keys beside them."""
 
 from __future__ import annotations
 

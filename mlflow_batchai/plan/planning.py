@@ -1,4 +1,4 @@
-"""From a program and a document's properties to a plan: what ``batchai/plan.json`` will say, before anything exists."""
+"""Make the plan of a job (``batchai/plan.json``) from a program and a document's properties."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ WAITING_SECONDS = 7 * 86400.0
 
 
 @dataclass(frozen=True)
-class Terms:
+class JobOptions:
     """What a job asks for besides its program, in Batch AI's documents without a word for it.
 
     Attributes:
@@ -117,7 +117,7 @@ class Program:
         python: the training interpreter, None: the cluster's.
         metrics: rules that find metrics in the output, as in the plan.
         model: what becomes the run's model, as in the plan, or None.
-        terms: what is asked for besides.
+        options: what is asked for besides.
     """
 
     command: str
@@ -129,7 +129,7 @@ class Program:
     python: str | None = None
     metrics: Sequence[MetricRule] = ()
     model: Model | None = None
-    terms: Terms = Terms()
+    options: JobOptions = JobOptions()
 
 
 @dataclass(frozen=True)
@@ -211,11 +211,11 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         folder_prefix=folder_prefix,
         log_copy_prefix=log_copy,
         max_wall_clock_seconds=limit,
-        terminate_seconds=program.terms.terminate_seconds,
-        umask=program.terms.umask,
-        relay_seconds=program.terms.relay_seconds,
-        retries=program.terms.retries,
-        min_nodes=program.terms.min_nodes,
+        terminate_seconds=program.options.terminate_seconds,
+        umask=program.options.umask,
+        relay_seconds=program.options.relay_seconds,
+        retries=program.options.retries,
+        min_nodes=program.options.min_nodes,
         low_priority=cluster.document.vm_priority == "lowpriority",
         loss_seconds=LOSS_SECONDS if cluster.location is None else INDEX_LOSS_SECONDS,
         python=program.python or cluster.python,
@@ -224,9 +224,9 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         oversubscribe=cluster.document.oversubscribe,
         network_interface=cluster.document.network_interface,
         metrics=tuple(program.metrics),
-        system_metrics=program.terms.system_seconds,
-        all_ranks=program.terms.all_ranks,
-        artifacts=Artifacts(program.terms.checkpoints, tuple(program.terms.exclude)),
+        system_metrics=program.options.system_seconds,
+        all_ranks=program.options.all_ranks,
+        artifacts=Artifacts(program.options.checkpoints, tuple(program.options.exclude)),
         model=program.model,
     )
     warnings += _undefined(properties, program.command, source)

@@ -1,4 +1,4 @@
-"""From an MLproject to a job: what a project adds to its properties, its command, parameters, files and environment."""
+"""Prepare a job from an MLproject: its command, parameters, files and environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mlflow_batchai.job.places import slug
 from mlflow_batchai.plan.changes import since_commit
 from mlflow_batchai.plan.environments import choose_wheels, preparation_cache, training_environment
 from mlflow_batchai.plan.images import choose_container, copied_variables
-from mlflow_batchai.plan.planning import Program, Terms, plan_job
+from mlflow_batchai.plan.planning import JobOptions, Program, plan_job
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.secrecy import without_secrets
 from mlflow_batchai.storage.objects import StagedFile, scan, scan_input
@@ -155,7 +155,7 @@ def prepare(
         training_environment(project, env_manager, cluster),
         metrics=[MetricRule(rule.name, rule.regex, rule.step) for rule in config.metrics],
         model=_model(config.model) if config.model else None,
-        terms=Terms(
+        options=JobOptions(
             config.retries,
             config.min_nodes,
             config.terminate_grace.total_seconds(),

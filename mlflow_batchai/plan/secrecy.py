@@ -1,4 +1,4 @@
-"""No secret is ever written to the share: which files of a project stay here, and which documents say a secret aloud."""
+"""Keep secrets off the share: which project files stay here, and which documents contain a secret."""
 
 from __future__ import annotations
 

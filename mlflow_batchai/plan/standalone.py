@@ -1,4 +1,4 @@
-"""From a Batch AI job document that names its own program to a job: no MLproject, no code that is sent."""
+"""Prepare a job from a Batch AI job document that names its own program, without an MLproject."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlflow_batchai.documents.model import masked
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.job.places import locate, mount_points
 from mlflow_batchai.plan.images import choose_container
-from mlflow_batchai.plan.planning import Program, Terms, plan_job
+from mlflow_batchai.plan.planning import JobOptions, Program, plan_job
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.secrecy import refuse_spoken
 from mlflow_batchai.storage import open_share
@@ -28,13 +28,13 @@ _OWN_FOLDERS = ("AZ_BATCHAI_JOB_TEMP", "AZ_BATCHAI_JOB_TEMP_DIR", "AZ_BATCHAI_SH
 SCRIPT = "properties.horovodSettings.pythonScriptFilePath"
 
 
-def prepare(document: JobDocument, name: str, cluster: Cluster, source: str, terms: Terms | None = None) -> Prepared:
+def prepare(document: JobDocument, name: str, cluster: Cluster, source: str, job_options: JobOptions | None = None) -> Prepared:
     """Work out the whole job.
 
     Args:
         name: the job's.
         source: the document's file, for messages.
-        terms: what a document has no word for.
+        job_options: what a document has no word for.
 
     Raises:
         BatchAIError: anything that would keep the job from running and can be seen without asking a share or a node.
@@ -47,8 +47,8 @@ def prepare(document: JobDocument, name: str, cluster: Cluster, source: str, ter
             *notices,
             f"{source}: properties.schedulingPriority plays no part: jobs start in the order in which they came",
         ]
-    program = dataclasses.replace(_program(properties, container), terms=terms or Terms())
-    if (least := program.terms.min_nodes) and least > (properties.node_count or 1):
+    program = dataclasses.replace(_program(properties, container), options=job_options or JobOptions())
+    if (least := program.options.min_nodes) and least > (properties.node_count or 1):
         raise DocumentError(f"{source}: --min-nodes {least} is more than properties.nodeCount ({properties.node_count or 1})")
     planned = plan_job(program, properties, document, cluster, source)
     plan = planned.plan

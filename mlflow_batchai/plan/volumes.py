@@ -1,4 +1,4 @@
-"""Which volumes a job mounts, what opens them, and whether they can be used."""
+"""Plan the volumes of a job, find their credentials, and check that they can be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""File shares: one interface, what fulfils it, and functions over it."""
+"""File shares: their interface, its implementations, and functions over it."""
 
 from mlflow_batchai.storage.base import Entry, Share, job_file
 from mlflow_batchai.storage.opening import open_share

@@ -1,4 +1,4 @@
-"""What a storage account means: Azure Files where something opens it, else a directory of this machine."""
+"""Resolve a storage account: Azure Files if there are credentials for it, else a directory of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SDK's client for a storage account's file service: its connections, when it asks again, by whom it is opened, and SASs.
+"""The SDK's client for a storage account's file service: connections, retries, credentials, SASs.
 
 Raises ImportError where the SDK isn't installed: import it where it is used.
 """

@@ -1,4 +1,4 @@
-"""What an Azure file service answered, or why it didn't, as one of our errors: one sentence with the remedy.
+"""Turn errors of an Azure file service into our own: one sentence with the remedy.
 
 Texts of the SDK's errors may hold an address with a SAS: none is shown, and none stays as a cause. Raises ImportError where the
 SDK isn't installed: import it where it is used.

@@ -1,4 +1,4 @@
-"""Azure file shares by Microsoft's SDK: no mount anywhere, and few requests.
+"""Azure file shares by Microsoft's SDK: without a mount, with few requests.
 
 Raises ImportError where the SDK isn't installed: import it where it is used (``opening.needs_sdk``).
 """

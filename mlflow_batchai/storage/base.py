@@ -1,4 +1,4 @@
-"""What every share can do, as promises that the conformance suite (``tests/storage``) holds each implementation to."""
+"""Interface of shares: promises that the conformance suite (``tests/storage``) checks of each implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What opens a storage account, and where that may go.
+"""Credentials of a storage account, and the addresses to which they may be sent.
 
 It comes from documents, the environment or config.yaml, or (if none does) is who the user is to Azure. It goes to Azure's own
 clouds, and to services that this machine's user has named: no others.

@@ -1,4 +1,4 @@
-"""A share that is a directory: on this machine, or one that is mounted here."""
+"""A share that is a directory: on this machine, or mounted here."""
 
 from __future__ import annotations
 

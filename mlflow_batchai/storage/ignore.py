@@ -1,4 +1,4 @@
-"""Which files of a project its ``.gitignore`` and ``.batchaiignore`` files leave out, by git's own rules (gitignore(5)).
+"""Which project files ``.gitignore`` and ``.batchaiignore`` leave out, by git's own rules (gitignore(5)).
 
 Not by a library: those match a path through the folders that it lies in, and so differ from git where ignore files are nested.
 """

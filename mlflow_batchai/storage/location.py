@@ -1,4 +1,4 @@
-"""Where an Azure file share is: its address, taken apart and put together, with no secret in it."""
+"""Parse and build the address of an Azure file share, without secrets in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Content-addressed files on a share: an unchanged project sends nothing."""
+"""Content-addressed files on a share, so that an unchanged project sends nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an address to the share, and to what opens it elsewhere: on nodes, or in a browser."""
+"""Open a share from its address, with the credentials for nodes or for a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How rclone spells names that Azure Files doesn't take: ``a:b.h5``, written on a mount, is ``a\uff1ab.h5`` on the share.
+"""rclone's spelling of names that Azure Files refuses: ``a:b.h5``, written on a mount, is ``a：b.h5`` on the share.
 
 Its rules: https://rclone.org/overview/#encoding, with what the backend ``azurefiles`` encodes.
 """

@@ -1,4 +1,4 @@
-"""Removing staged files from a share while others submit jobs: no job loses what its plan names.
+"""Remove staged files from a share while others submit jobs, without taking a file that a plan names.
 
 Who removes says so first (``Sweep``), then reads all plans, then removes what none of them names. Who submits finds or sends
 his files, writes his plan, and looks for sweeps after that (``settle``). Each writes first and looks second, so one of them

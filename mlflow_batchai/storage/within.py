@@ -1,4 +1,4 @@
-"""Files of a job on a directory share, found and opened without ever leaving the job's own folder, whatever links lie there.
+"""Find and open a job's files on a directory share without leaving the job's folder through links.
 
 Links inside of that folder work. They say where to look: what is opened is the path that comes out of it, in which no link is
 followed any more (``agent.safeopen``), and what is sent is what was opened.

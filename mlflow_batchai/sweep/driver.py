@@ -1,4 +1,4 @@
-"""The loop that brings a sweep to its end: start jobs while there is room, keep their followers, end the parent run.
+"""Run a sweep to its end: start jobs while there is room, keep their followers, end the parent run.
 
 It knows only what the sweep's runs say, so any process can go on when this one dies; one at a time does (``LeaderLock``).
 """

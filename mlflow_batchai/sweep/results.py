@@ -1,4 +1,4 @@
-"""The results of a sweep, worked out from the runs of its jobs: rows, the best job first, and text. Pure."""
+"""Compute the results of a sweep from the runs of its jobs: rows, the best job first, and text. Pure."""
 
 from __future__ import annotations
 

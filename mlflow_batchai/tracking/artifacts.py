@@ -1,4 +1,4 @@
-"""Folders of a share go into a run's artifacts, file by file."""
+"""Upload folders of a share into a run's artifacts, file by file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The description of a job's run (``mlflow.note.content``): what MLflow's run page says of the job, as Markdown."""
+"""Write the description of a job's run (``mlflow.note.content``) as Markdown for MLflow's run page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's directories by Batch AI's ids, as a client sees them: its logs, and what its document names."""
+"""A job's directories by Batch AI's ids as clients see them: its logs and those that its document names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experiments: Batch AI's are MLflow's, whose tags say which workspace they stand under."""
+"""Experiments: MLflow's, with tags for the workspace that they belong to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index of jobs: runs found by the tags that their submitter and their relay write."""
+"""The index of jobs: find runs by the tags that submitter and relay write."""
 
 from __future__ import annotations
 

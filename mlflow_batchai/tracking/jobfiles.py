@@ -1,4 +1,4 @@
-"""What exactly runs, as artifacts of the run under ``job``: document, plan, code, changes since its commit, packages."""
+"""Upload what a job runs into the artifacts ``job/``: document, plan, code, changes since the commit, packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An attempt's log files go into the run's artifacts while they grow."""
+"""Upload an attempt's log files into the run's artifacts while they grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks have left in output directories goes into the run's artifacts: what is wanted of it, and each file once."""
+"""Select what ranks have left in output directories, and upload each file once into the run's artifacts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The relay: what is new in the job folder goes into one MLflow run, and the run says how the job is.
+"""The relay: write what is new in the job folder into its MLflow run, with the job's state.
 
 Each thing goes there once, wherever a relay is cut off: what is known lies beside the lease (``job/lease.py``), another relay
 goes on from there, and MLflow drops points that are replayed, since they are the same.

@@ -1,4 +1,4 @@
-"""Try again at growing intervals what a tracking server or a share keeps from working; log errors; give up after a deadline."""
+"""Retry calls to a tracking server or share at growing intervals; log errors; give up after a deadline."""
 
 from __future__ import annotations
 

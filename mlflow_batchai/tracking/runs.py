@@ -1,4 +1,4 @@
-"""The MLflow side of a job: its run, the tags that are the index of jobs, and addresses that hold on any folder."""
+"""A job's MLflow run, its tags that index the job, and addresses that hold in any folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How MLflow's store behaves when it is away: for how long a call may wait for it, and what an error says of it."""
+"""MLflow's store when it is away: limits of time for calls, and readable errors."""
 
 from __future__ import annotations
 

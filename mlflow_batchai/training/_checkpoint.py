@@ -1,4 +1,4 @@
-"""The Keras callback that keeps checkpoints, and goes on from the newest one, also with another number of ranks."""
+"""Keras callback that saves checkpoints and resumes from the newest, also with another number of ranks."""
 
 from __future__ import annotations
 

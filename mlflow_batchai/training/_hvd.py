@@ -1,4 +1,4 @@
-"""Finds Horovod's binding for the Keras backend in use, and moves small plain data between the ranks."""
+"""Find Horovod's binding for the Keras backend in use, and exchange small plain data between ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes one Keras 3 optimizer train on all ranks' gradients, exactly as one process on the joined batch would."""
+"""Make a Keras 3 optimizer train on all ranks' gradients, exactly as one process on the joined batch would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks exchange of torch tensors without bringing them to the main memory: values, means, checksums."""
+"""Exchange torch tensors between ranks on their device: values, means, checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The callbacks that ``Model.fit`` gets on several ranks: they end epochs together and compare the ranks' weights."""
+"""Callbacks for ``Model.fit`` on several ranks: end epochs together and compare the ranks' weights."""
 
 from __future__ import annotations
 

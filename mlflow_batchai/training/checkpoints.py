@@ -1,4 +1,4 @@
-"""Checkpoints in a folder, usually on a share: the newest whole one is found again, only the last two are kept.
+"""Checkpoints in a folder, usually on a share: find the newest whole one, keep the last two.
 
     pass
 

@@ -1,4 +1,4 @@
-"""What modules of ranks have in common: names, and the setting of the weight check."""
+"""Names and settings that modules of ranks share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches Keras 3 training on several Horovod ranks, also in scripts that never import our wrapper.
+"""Watch Keras 3 training on several Horovod ranks, also in scripts that don't import our wrapper.
 
 Stock ``hvd.DistributedOptimizer`` on a Keras 3 optimizer trains every rank on its own and says nothing. The
 launcher puts a ``sitecustomize.py`` (the text ``SITECUSTOMIZE``) first on the ranks' PYTHONPATH; it calls

@@ -1,4 +1,4 @@
-"""Reports metrics and saved models from a training script; outside a job it does nothing.
+"""Report metrics and saved models from a training script; outside a job it does nothing.
 
     pass
 
@@ -7,7 +7,7 @@
     model("outputs/model.h5", model)
 
 A record is one JSON line, appended in one write to a file of this process in the node-local folder
-that the agent names in BATCHAI_SPOOL (``spool.py``). Nothing that a disk refuses stops the training. Standard library only.
+that the agent names in BATCHAI_SPOOL (``Spool``). Nothing that a disk refuses stops the training. Standard library only.
 """
 
 from __future__ import annotations

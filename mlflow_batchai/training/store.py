@@ -1,4 +1,4 @@
-"""What MLflow's plugins of the scheme ``batchai`` are: found by entry points, in a rank as where the package is installed.
+"""MLflow's plugins for the scheme ``batchai``, found by entry points, in a rank or elsewhere.
 
 Nodes have no route to a tracking server and no credentials for one. What a script says by ``mlflow.*`` becomes records that the
 relay brings to the job's run. MLflow imports this module whenever it is imported itself, so it is light; the rest is imported

@@ -189,7 +189,7 @@ def test_cancel_when_only_a_peer_is_queued(any_cluster: Cluster) -> None:
     release(second)
 
 
-def test_a_deleted_ticket_book_kills_nobody(cluster: Cluster) -> None:
+def test_a_deleted_queue_kills_nobody(cluster: Cluster) -> None:
     first = cluster.submit(HOLD)
     wait_for(lambda: first.log("stdout.txt"))
     shutil.rmtree(cluster.book)

@@ -109,7 +109,7 @@ def test_a_lost_node_is_noticed(rest_cluster: Cluster) -> None:
     )
     wait_for(lambda: job.log("stdout.txt").count("started") == 2)
     time.sleep(8)
-    assert job.verdict() is None, "who only beats is not lost"
+    assert job.verdict() is None, "a node that only sends heartbeats is not lost"
     job.agents[1].kill()
     job.agents[1].wait()
     verdict = job.wait()
@@ -155,7 +155,7 @@ def test_a_sas_that_ends_before_the_job(rest_cluster: Cluster, azure: AzureServe
     assert (job.verdict(), job.processes()) == (None, set())
 
 
-def test_a_peer_that_only_beats_has_come(rest_cluster: Cluster) -> None:
+def test_a_peer_that_only_sends_heartbeats_has_come(rest_cluster: Cluster) -> None:
     first = rest_cluster.submit(HOLD, patch=QUICK)
     wait_for(lambda: first.log("stdout.txt"))
     hasty = QUICK + "peers.COMING_SECONDS = 0.5\nindex.HEARTBEAT_SECONDS = 0.5"
@@ -261,14 +261,14 @@ def test_ten_idle_agents_ask_little(ten: Cluster, azure: AzureServer) -> None:
     time.sleep(seconds / SCALE)
     requests = ours(azure)
     looks = sum(request.comp == "list" for request in requests)
-    beats = sum("/beats-" in request.path for request in requests)
-    print(f"ten idle agents: {len(requests) / seconds:.2f} requests a second: {looks} looks, {beats} beats")
-    (first, peer), beat = index.PACES[RUNNING], index.HEARTBEAT_SECONDS
-    assert 1 / first.idle + 9 / peer.idle + 10 / beat <= 1.3
+    heartbeats = sum("/beats-" in request.path for request in requests)
+    print(f"ten idle agents: {len(requests) / seconds:.2f} requests a second: {looks} looks, {heartbeats} heartbeats")
+    (first, peer), pause = index.PACES[RUNNING], index.HEARTBEAT_SECONDS
+    assert 1 / first.idle + 9 / peer.idle + 10 / pause <= 1.3
     # A window of 80 s can hold one request of an agent more than its pace brings on average.
     assert looks <= seconds / first.idle + 1 + 9 * (seconds / peer.idle + 1)
-    assert beats <= 10 * (seconds / beat + 1)
-    assert looks + beats == len(requests)
+    assert heartbeats <= 10 * (seconds / pause + 1)
+    assert looks + heartbeats == len(requests)
     release(job, 60)
 
 

@@ -141,9 +141,9 @@ def test_nothing_is_written_when_idle_but_a_heartbeat(make: Callable[..., Thread
     thread.shipper.start()
     wait_for(lambda: len(thread.records()) >= 4)
     assert thread.shipper.finish(60)
-    beats = thread.records()
-    assert [record["k"] for record in beats] == ["beat"] * len(beats)
-    assert [record["n"] for record in beats] == list(range(1, len(beats) + 1))
+    heartbeats = thread.records()
+    assert [record["k"] for record in heartbeats] == ["beat"] * len(heartbeats)
+    assert [record["n"] for record in heartbeats] == list(range(1, len(heartbeats) + 1))
 
 
 def test_a_stalled_share_loses_and_doubles_nothing(make: Callable[..., Thread]) -> None:

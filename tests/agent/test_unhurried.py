@@ -1,4 +1,4 @@
-"""Records that nobody waits for: with others, in place of a beat, and all of them at the end."""
+"""Records that nobody waits for: with others, in place of a heartbeat, and all of them at the end."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def ship(make_layout: Callable[..., NodeLayout], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(shipper, "TICK_SECONDS", 0.02)
     monkeypatch.setattr(mounted, "FLUSH_SECONDS", 0.05)
 
-    def start(beat: float, linger: float) -> Shipper:
-        monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", beat)
+    def start(heartbeat: float, linger: float) -> Shipper:
+        monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", heartbeat)
         layout = make_layout(0)
         layout.attempt.linger_seconds = linger
         made.append(Shipper(layout, []))
@@ -57,7 +57,7 @@ def kinds(thread: Shipper) -> list[list[str]]:
 
 def test_they_ride_along(ship: Callable[..., Shipper]) -> None:
     thread = ship(600.0, 600.0)
-    wait_for(lambda: thread.sequence == 1)  # its first beat
+    wait_for(lambda: thread.sequence == 1)  # its first heartbeat
     thread.sample(n=0)
     thread.sample(n=1)
     thread.record("started", urgent=True)
@@ -67,7 +67,7 @@ def test_they_ride_along(ship: Callable[..., Shipper]) -> None:
     assert kinds(thread) == [["beat"], ["started", "system", "system"], ["system"]]
 
 
-def test_they_leave_in_place_of_a_beat(ship: Callable[..., Shipper]) -> None:
+def test_they_leave_in_place_of_a_heartbeat(ship: Callable[..., Shipper]) -> None:
     thread = ship(0.1, 0.0)
     wait_for(lambda: thread.sequence >= 1)
     thread.sample(n=0)

@@ -16,7 +16,7 @@ from relay_world import EXPECTED, StoreClient, down, fill, history, up
 from waiting import wait_for
 
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.follower import detached, follower, keeper
+from mlflow_batchai.follower import detached, follower, supervisor
 from mlflow_batchai.job import lease as lease_module
 from mlflow_batchai.job.lease import Lease, LeaseState
 from mlflow_batchai.tracking import runs, stores
@@ -65,7 +65,7 @@ def test_a_run_that_is_restored_while_its_job_runs_is_relayed_on(following, monk
     made, client, follow = following
     run_id, looks = made.plan["runId"], []
     monkeypatch.setattr(follower, "GONE_LOOK_SECONDS", 1.0)
-    monkeypatch.setattr(keeper.Watch, "check_or_complain", lambda watch: None)
+    monkeypatch.setattr(supervisor.Watch, "check_or_complain", lambda watch: None)
 
     def run_gone(relay, run_gone=Relay.run_gone):
         looks.append(run_gone(relay))
@@ -103,7 +103,7 @@ def test_a_follower_whose_way_to_the_share_is_gone_leaves_when_another_has_ended
         return refused()
 
     monkeypatch.setattr(follower.Job, "state", state)
-    monkeypatch.setattr(keeper.Watch, "check_or_complain", lambda watch: None)
+    monkeypatch.setattr(supervisor.Watch, "check_or_complain", lambda watch: None)
     assert follow() is None
     assert 20 <= len(lost) <= 21
 
@@ -124,8 +124,8 @@ def test_the_deadline(following, monkeypatch):
         rf" results are at {re.escape(made.share.url)}/{made.paths.folder} and go .* with: batchai job attach toy-0123"
     )
     assert re.fullmatch(said, str(given_up.value))
-    glance = Lease(made.job).view()
-    assert (glance.state, glance.trouble) == (LeaseState.FREE, str(given_up.value))
+    view = Lease(made.job).view()
+    assert (view.state, view.trouble) == (LeaseState.FREE, str(given_up.value))
     up(client)
     assert follow().execution_state == "succeeded"
     run = client.get_run(made.plan["runId"])
@@ -169,8 +169,8 @@ def test_another_one_takes_over_from_a_follower_that_the_store_refuses(following
 
     first = threading.Thread(target=refused)
     first.start()
-    glance = wait_for(lambda: (seen := Lease(made.job).view()).trouble and seen)
-    assert glance.state is LeaseState.HELD and "401" in glance.trouble and glance.who.startswith("process ")
+    view = wait_for(lambda: (seen := Lease(made.job).view()).trouble and seen)
+    assert view.state is LeaseState.HELD and "401" in view.trouble and view.who.startswith("process ")
     # One that the store refuses, too, leaves it alone.
     mine.client = old
     assert follow() is None and not ended

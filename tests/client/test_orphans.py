@@ -58,12 +58,12 @@ class Jobs:
         made = JobFolder(self.root / name, name=name, job=name)
         if holder is not None:
             made.share.claim(made.paths.lease(1))
-            self.beat(made, 3, holder, finished=finished)
+            self.heartbeat(made, 3, holder, finished=finished)
         made.run_id = self.run(name, made.share.url, **run)
         made.write(made.paths.plan, {**made.plan, "runId": made.run_id})
         return made
 
-    def beat(self, made, counter, holder, **fields):
+    def heartbeat(self, made, counter, holder, **fields):
         made.write(
             made.paths.cursor(1),
             {"counter": counter, "attempt": 1, "finished": False, "holder": holder, "memory": {}, **fields},
@@ -91,7 +91,7 @@ def jobs(cli, tmp_path, monkeypatch):
 
 
 def test_each_job_is_looked_after(jobs, monkeypatch):
-    # The one that beats has to be heard, however busy this machine is.
+    # The one that sends heartbeats has to be heard, however busy this machine is.
     monkeypatch.setattr(lease, "PACE", (0.05, 4.0, 0.05))
     nobody, here, gone = jobs.job("nobody"), jobs.job("here", ME), jobs.job("gone", {**ME, "started": 1})
     lives, dead, over = jobs.job("lives", FAR), jobs.job("dead", FAR), jobs.job("over", ME, finished=True)
@@ -115,14 +115,14 @@ def test_each_job_is_looked_after(jobs, monkeypatch):
     jobs.job("ended", status="FINISHED")
     jobs.job("theirs", signed=False)
     jobs.client.delete_run(jobs.job("deleted").run_id)
-    beats = itertools.count(4)
+    counters = itertools.count(4)
     done = threading.Event()
 
-    def beat():
+    def heartbeat():
         while not done.wait(0.1):
-            jobs.beat(lives, next(beats), FAR)
+            jobs.heartbeat(lives, next(counters), FAR)
 
-    thread = threading.Thread(target=beat)
+    thread = threading.Thread(target=heartbeat)
     thread.start()
     try:
         code, rows, lines = jobs.attach()
@@ -205,7 +205,7 @@ def test_tables(jobs):
 
 
 def test_one_that_cannot_reach_the_store_is_replaced(jobs):
-    jobs.beat(jobs.job("troubled", ME), 4, ME, trouble="401 Unauthorized")
+    jobs.heartbeat(jobs.job("troubled", ME), 4, ME, trouble="401 Unauthorized")
     _, rows, _ = jobs.attach()
     host = socket.gethostname()
     told = f"follower started (process 4242); process {ME['pid']} on {host} says: 401 Unauthorized"

@@ -13,7 +13,7 @@ from idle_engine import Engine
 from waiting import wait_for
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.attempt import terms
+from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.client import attempts, runner
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.errors import ClusterError, JobError, JobFailedError
@@ -289,7 +289,7 @@ def test_a_job_on_fewer_nodes_is_put_back_for_as_many(scene, monkeypatch):
     made = scene.made
     scene.plan(nodeCount=3, ranks=3, processCount=3)
     made.verdict("queued", next=2, retry=True, retriesLeft=1)
-    made.job.at(1).begin(2, terms.record(1, terms.RETRY, "", {"nodeCount": 1, "processCount": 1, "ranks": 1}))
+    made.job.at(1).begin(2, overrides.record(1, overrides.RETRY, "", {"nodeCount": 1, "processCount": 1, "ranks": 1}))
     found = scene.found()
     ended = ends_once_asked(made.job.at(2), lambda: found.job.claim_verdict(protocol.requeued_record("room", "me", 2)))
     assert attempts.requeue(found, scene.cluster, "room", print)

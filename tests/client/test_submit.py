@@ -417,14 +417,14 @@ def test_a_share_that_is_away_when_the_job_has_just_ended_is_looked_for(watching
     made, submitted, script = watching
     made.verdict()
     looks = [ShareError("share https://x: there is no host x")]
-    glance = Lease.glance
+    view = Lease.view
 
     def look(lease):
         if looks:
             raise looks.pop()
-        return glance(lease)
+        return view(lease)
 
-    monkeypatch.setattr(Lease, "glance", look)
+    monkeypatch.setattr(Lease, "view", look)
     script += [lambda: None, lambda: finish(made)]
     console = Console()
     assert runner.watch(submitted, console, Signals()).execution_state == "succeeded"

@@ -22,7 +22,7 @@ from mlflow_batchai.cluster import clusters, records, scaling
 from mlflow_batchai.cluster import states as cluster_states
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.engines.base import Handle, StartRequest
-from mlflow_batchai.engines.census import Census, NodeReport, NodeState, Place, Ticket
+from mlflow_batchai.engines.census import Census, NodeReport, NodeState, Place, Reservation
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, UsageError
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.events import EventReader
@@ -148,9 +148,9 @@ def test_the_queue_by_names(site: Site) -> None:
     assert wait_for(waiting.news) == "queued behind b"
     # The name of a job whose folder is gone is its id.
     site.cluster.share.delete(protocol.JobPaths(first.folder).plan)
-    assert scaling.name_of(site.cluster.share, scaling.queue(site.cluster)[0].ticket) == "b"
-    tickets = [job.ticket._replace(folder=first.folder) for job in scaling.queue(site.cluster)[:1]]
-    assert scaling.name_of(site.cluster.share, tickets[0]) == second.plan.job
+    assert scaling.name_of(site.cluster.share, scaling.queue(site.cluster)[0].reservation) == "b"
+    reservations = [job.reservation._replace(folder=first.folder) for job in scaling.queue(site.cluster)[:1]]
+    assert scaling.name_of(site.cluster.share, reservations[0]) == second.plan.job
 
 
 def test_who_watches_a_queued_job_is_told_behind_whom_it_is(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +203,7 @@ def test_a_smaller_cluster_ends_jobs(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "tickets", "fates"),
+    ("states", "reservations", "fates"),
     [
         # (nodes, started) each. Nothing changes for who runs on an open node, or takes one just now.
         ("running idle", [([0], True)], []),
@@ -222,10 +222,10 @@ def test_a_smaller_cluster_ends_jobs(site: Site) -> None:
         ("running unusable", [([0], True), ([0], False)], []),
     ],
 )
-def test_what_becomes_of_jobs(states: str, tickets: list[tuple[list[int], bool]], fates: list[tuple[int, str]]) -> None:
+def test_what_becomes_of_jobs(states: str, reservations: list[tuple[list[int], bool]], fates: list[tuple[int, str]]) -> None:
     nodes = [NodeReport(Place(str(index), "", None), NodeState(state)) for index, state in enumerate(states.split())]
-    queue = [Ticket(number, "", "", tuple(where), started) for number, (where, started) in enumerate(tickets)]
-    assert [(ticket.number, fate) for ticket, fate in resizing.fates(Census(nodes, queue), "terminate")] == fates
+    queue = [Reservation(number, "", "", tuple(where), started) for number, (where, started) in enumerate(reservations)]
+    assert [(reservation.number, fate) for reservation, fate in resizing.fates(Census(nodes, queue), "terminate")] == fates
 
 
 def test_a_larger_cluster_has_nodes_for_who_waits(site: Site) -> None:
@@ -309,11 +309,11 @@ def test_nodes_are_not_removed_under_a_job(site: Site) -> None:
 def test_jobs_of_other_documents_with_the_same_machines_stay(site: Site) -> None:
     job, said = site.submit("a", "true"), site.said.append
     ssh: Any = SimpleNamespace(name="c", on_this_machine=False, share=job.share)
-    (ticket,) = site.cluster.scalable.census().tickets
-    assert scaling.sent_to(ssh, ticket) and scaling.sent_to(ssh, ticket._replace(folder=""))
-    assert not scaling.sent_to(ssh, ticket._replace(folder="jobs/on/another/share"))
-    ssh.name, ssh.scalable = "d", SimpleNamespace(census=lambda: Census([], [ticket], None, "node gpu1 is away"))
-    assert not scaling.sent_to(ssh, ticket)
+    (reservation,) = site.cluster.scalable.census().reservations
+    assert scaling.sent_to(ssh, reservation) and scaling.sent_to(ssh, reservation._replace(folder=""))
+    assert not scaling.sent_to(ssh, reservation._replace(folder="jobs/on/another/share"))
+    ssh.name, ssh.scalable = "d", SimpleNamespace(census=lambda: Census([], [reservation], None, "node gpu1 is away"))
+    assert not scaling.sent_to(ssh, reservation)
     resizing._end_jobs(ssh, no_store, said)
     assert site.said == ["node gpu1 is away; jobs that may run there were not ended"]
     assert job.requests() == []

@@ -107,7 +107,7 @@ def test_two_clients_at_once(world: Any, ssh_servers: SshNodes) -> None:
     world.wait_gone()
 
 
-def test_a_client_that_dies_with_its_tickets(world: Any, ssh_servers: SshNodes, here: HereClient) -> None:
+def test_a_client_that_dies_with_its_reservations(world: Any, ssh_servers: SshNodes, here: HereClient) -> None:
     """SIGKILL between taking nodes and starting agents: the next job has them after the arrival time, by itself."""
     describe(world, on_servers(ssh_servers, world))
     dies = """

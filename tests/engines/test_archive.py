@@ -38,10 +38,10 @@ def test_what_travels_is_python_3_8_and_needs_nothing_of_the_client():
                 found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 found += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
                 for module in found:
-                    rooms = ("mlflow_batchai.agent", "mlflow_batchai.training", "mlflow_batchai.horovod_wheel")
+                    packages = ("mlflow_batchai.agent", "mlflow_batchai.training", "mlflow_batchai.horovod_wheel")
                     if name == "mlflow_batchai/__init__.py" or name.startswith("mlflow_batchai/training/tracking/"):
                         continue  # the lazy front door to the backend; what MLflow itself calls in a rank
-                    fine = module == "mlflow_batchai" or module.startswith(rooms)
+                    fine = module == "mlflow_batchai" or module.startswith(packages)
                     assert not module.startswith("mlflow") or fine, (name, module)
 
 

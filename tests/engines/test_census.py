@@ -54,7 +54,7 @@ def test_states(answers: list[Any], book: list[Any], states: list[str], queue: l
     places = [Place(str(index), "127.0.0.1", None) for index in range(len(answers))]
     found = work_out(places, answers, [""] * len(answers), book, Gpus(2, 1))
     assert [node.state.value for node in found.nodes] == states
-    assert [(ticket.number, ticket.started) for ticket in found.tickets] == queue
+    assert [(reservation.number, reservation.started) for reservation in found.reservations] == queue
     assert found.gpus == (2, 1)
 
 
@@ -63,7 +63,7 @@ def test_a_node_that_lacks_something_is_unusable_unless_it_runs_a_job() -> None:
     answers = [answer(0, _1="held"), answer(1), answer(2, True)]
     found = work_out(places, answers, ["its disk is full"] * 3, [entry(1, 0)], None)
     assert [node.state for node in found.nodes] == [NodeState.RUNNING, NodeState.UNUSABLE, NodeState.CLOSED]
-    assert (found.nodes[0].ticket, found.nodes[1].why) == (1, "its disk is full")
+    assert (found.nodes[0].reservation, found.nodes[1].why) == (1, "its disk is full")
 
 
 def states(site: Any) -> list[str]:  # noqa: F811
@@ -80,8 +80,8 @@ def test_nodes_are_counted_and_closed(site: Any) -> None:  # noqa: F811
     assert states(site) == ["running", "leaving"]
     second = site.job("sleep 600")
     two = site.engine.submit(second)
-    tickets = site.engine.census().tickets
-    assert [(ticket.mark, ticket.folder, ticket.nodes, ticket.started) for ticket in tickets] == [
+    reservations = site.engine.census().reservations
+    assert [(reservation.mark, reservation.folder, reservation.nodes, reservation.started) for reservation in reservations] == [
         (first.mark, first.folder, (0, 1), True),
         (second.mark, second.folder, (0,), False),
     ]
@@ -131,7 +131,7 @@ def test_a_machine_that_is_down_is_unusable(tmp_path: Any, ssh_servers: SshNodes
     assert states(site) == ["closed", "idle"]
     ssh_servers[0].stop()
     try:
-        # It keeps the ticket book.
+        # It keeps the queue.
         found = site.engine.census()
         assert [node.state.value for node in found.nodes] == ["unusable", "idle"] and "refused the connection" in found.trouble
     finally:

@@ -194,7 +194,7 @@ def test_2_all_nodes_or_none(site):
     ):
         site.engine.submit(site.job("sleep 600", nodes=2))
     assert site.left() == []
-    # Its ticket is dropped: the next job does not wait for it.
+    # Its reservation is dropped: the next job does not wait for it.
     (site.node_root(1) / "logs").unlink()
     request = site.job("true", nodes=2)
     assert over(site, request, site.engine.submit(request)).execution_state == "succeeded"

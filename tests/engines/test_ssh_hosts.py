@@ -118,12 +118,12 @@ def test_nodes_that_cant_be_used_are_left_out(site: SshSite, ssh_servers: SshNod
     assert len(engine.check(3).warnings) == 1
 
 
-def test_without_the_keeper_of_the_book_there_is_no_job(site: SshSite, ssh_servers: SshNodes) -> None:
+def test_without_the_node_that_keeps_the_queue_there_is_no_job(site: SshSite, ssh_servers: SshNodes) -> None:
     engine = site.another_process(nodes=3)
     ssh_servers[0].stop()
     try:
         with pytest.raises(
-            ClusterError, match=r"node \S*127\.0\.0\.11\S* .*refused the connection.*; it keeps the cluster's ticket book"
+            ClusterError, match=r"node \S*127\.0\.0\.11\S* .*refused the connection.*; it keeps the cluster's queue"
         ):
             engine.check(2)
     finally:

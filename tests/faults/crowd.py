@@ -49,7 +49,7 @@ class Stay(NamedTuple):
 
     begun: float
     seen: float
-    ticket: int
+    reservation: int
     job: str
 
 
@@ -136,14 +136,14 @@ class Crowd:
         world = self.world
         yield from left_behind(world)
         verdicts: dict[str, Any] = {}
-        tickets: dict[str, int] = {}
+        reservations: dict[str, int] = {}
         marks: dict[str, str] = {}
         for folder in world.job_folders():
             plan = (closed(folder / "batchai" / "plan.json") or [{}])[0]
             attempt = folder / "batchai" / "attempts" / "1"
             verdicts[plan["name"]] = (closed(attempt / "verdict" / "verdict.json") or [None])[0]
             if handle := closed(attempt / "submitted.json"):
-                tickets[plan["name"]] = handle[0]["ticket"]
+                reservations[plan["name"]] = handle[0]["ticket"]
             marks[f"{plan['job']}-1"] = plan["name"]
         for name, verdict in verdicts.items():
             if verdict is None:
@@ -155,11 +155,11 @@ class Crowd:
         lost = sum(verdict is not None and verdict["executionState"] != "succeeded" for verdict in verdicts.values())
         if lost > len(self.killed):
             yield f"{lost} jobs have failed, and {len(self.killed)} processes were killed"
-        yield from self._wrong_order(tickets)
-        yield from self._wrong_stays(tickets, marks, verdicts)
+        yield from self._wrong_order(reservations)
+        yield from self._wrong_stays(reservations, marks, verdicts)
 
-    def _wrong_order(self, tickets: dict[str, int]) -> Iterator[str]:
-        """Tickets are in the order of the submits, as far as one was done before the other began."""
+    def _wrong_order(self, reservations: dict[str, int]) -> Iterator[str]:
+        """Reservations are in the order of the submits, as far as one was done before the other began."""
         submits = []
         for report in self.world.root.glob("report-*"):
             for line in report.read_text().splitlines():
@@ -170,23 +170,23 @@ class Crowd:
                     submits.append((float(before), float(after), name))
         for before, _, name in submits:
             for _, after, other in submits:
-                if after < before and tickets[other] > tickets[name]:
-                    yield f"{name} has a ticket before {other}, which had been submitted before it"
+                if after < before and reservations[other] > reservations[name]:
+                    yield f"{name} has a reservation before {other}, which had been submitted before it"
 
-    def _wrong_stays(self, tickets: dict[str, int], marks: dict[str, str], verdicts: dict[str, Any]) -> Iterator[str]:
+    def _wrong_stays(self, reservations: dict[str, int], marks: dict[str, str], verdicts: dict[str, Any]) -> Iterator[str]:
         stays: dict[str, list[Stay]] = defaultdict(list)
         for path in (self.world.share / "seen").glob("*"):
             mark, _, node = path.name.partition(" ")
             times = [float(line) for line in re.findall(r"(.+)\n", path.read_text())]
-            # Of one whose submitter died first the ticket is known to the book only, which has forgotten it.
+            # Of one whose submitter died first the reservation is known to the book only, which has forgotten it.
             if times:
-                stays[node].append(Stay(times[0], times[-1], tickets.get(marks[mark], 0), marks[mark]))
+                stays[node].append(Stay(times[0], times[-1], reservations.get(marks[mark], 0), marks[mark]))
         for node, found in sorted(stays.items()):
             found.sort()
             for earlier, later in zip(found, found[1:], strict=False):
                 if later.begun < earlier.seen:
                     yield f"node {node} had {earlier.job} and {later.job} at once, for {earlier.seen - later.begun:.3f} s"
-                if 0 < later.ticket < earlier.ticket:
+                if 0 < later.reservation < earlier.reservation:
                     yield f"node {node}: {later.job} ran after {earlier.job}, which came later"
         succeeded = [name for name, verdict in verdicts.items() if verdict and verdict["executionState"] == "succeeded"]
         seen = {stay.job for found in stays.values() for stay in found}

@@ -100,16 +100,16 @@ def wrong(world: SeedWorld, case: Case, codes: dict[str, int | None]) -> Iterato
 
 
 def left_behind(world: SeedWorld) -> Iterator[str]:
-    """Sentences on what is left of jobs on their nodes: processes, locks, tickets, mounts."""
+    """Sentences on what is left of jobs on their nodes: processes, locks, reservations, mounts."""
     yield from (f"pid {pid} is left: {command}" for pid, command in world.processes().items())
     yield from (f"somebody holds the lock {name}" for name in world.held_locks())
     nodes = world.home / "nodes" / "local"
     book = nodes / "book" / "book.json"
     # Of those that their submitter could not write down nobody knows; who takes the next one sees that they have ended.
     known = {record["ticket"] for path in world.share.rglob("submitted.json") for record in closed(path) or ()}
-    for ticket in json.loads(book.read_text())["tickets"] if book.exists() else ():
-        if ticket["number"] in known:
-            yield f"the ticket {ticket['number']} is left"
+    for reservation in json.loads(book.read_text())["tickets"] if book.exists() else ():
+        if reservation["number"] in known:
+            yield f"the reservation {reservation['number']} is left"
     with open("/proc/mounts", encoding="utf-8") as mounts:
         points = {line.split()[1] for line in mounts if str(world.root) in line} - {str(point) for point in world.mounts}
     yield from (f"a mount is left: {point}" for point in sorted(points))

@@ -10,10 +10,10 @@ from plans import bare_plan
 from relay_world import Crash, Time
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.attempt import terms
+from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, JobError, ShareError
-from mlflow_batchai.follower import detached, keeper, retries
+from mlflow_batchai.follower import detached, retries, supervisor
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.follower.retries import Leaving, NotHereError, Retries, fence_seconds, pause_before
 from mlflow_batchai.job.jobs import Job
@@ -96,11 +96,11 @@ def fails(made, left=1, attempt=1, reason="rank 1 was killed\nits last line"):
     """An attempt's verdict after which the job goes on."""
     paths = protocol.JobPaths(made.plan["folder"], attempt)
     failed = protocol.verdict_record(protocol.FAILED, "agent-0", 3, [protocol.error_record("JobFailed")], reason)
-    made.write(paths.verdict_file, terms.again(failed, attempt, left))
+    made.write(paths.verdict_file, overrides.again(failed, attempt, left))
 
 
 def own(made, attempt):
-    return made.job.at(attempt).terms()
+    return made.job.at(attempt).overrides()
 
 
 @pytest.mark.parametrize(("quick", "seconds"), [(0, 0), (1, 0), (2, 5), (3, 10), (4, 20), (5, 40), (6, 60), (99, 60)])
@@ -169,7 +169,9 @@ def test_fewer_nodes_are_enough(scene):
     fails(scene.made)
     scene.bring()
     record = own(scene.made, 2)
-    assert {key: record[key] for key in ("nodeCount", "processCount", "ranks")} == terms.on_nodes(scene.made.job.at(1).plan, 2)
+    assert {key: record[key] for key in ("nodeCount", "processCount", "ranks")} == overrides.on_nodes(
+        scene.made.job.at(1).plan, 2
+    )
     assert scene.engine.started[0].node_count == 2
     job = scene.made.job
     assert (job.node_count, job.plan.ranks, job.at(1).node_count) == (2, 4, 3)
@@ -350,7 +352,7 @@ def requeued(made):
 
 def test_who_put_it_back_in_the_queue_begins_it(scene):
     requeued(scene.made)
-    scene.hook = lambda now: now > 2 and scene.made.job.begin(2, terms.record(2, terms.REQUEUE, "room"))
+    scene.hook = lambda now: now > 2 and scene.made.job.begin(2, overrides.record(2, overrides.REQUEUE, "room"))
     scene.bring()
     assert scene.engine.started == [] and scene.time.now < 5
 
@@ -396,9 +398,9 @@ def test_volumes_that_can_not_be_opened_for_now(scene, monkeypatch):
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_job_that_waits_for_attach(following, monkeypatch, ahead):
-    """Its run says what is missing, the lease is free, and whoever ends the job needs nothing; also if the keeper knows that before
+    """Its run says what is missing, the lease is free, and whoever ends the job needs nothing; also if the supervisor knows that before
     the relay of the attempt before has ended."""
-    over = keeper.Keeper.over
+    over = supervisor.Supervisor.over
 
     def late(kept, attempt, seconds):
         state = over(kept, attempt, seconds)
@@ -406,7 +408,7 @@ def test_a_job_that_waits_for_attach(following, monkeypatch, ahead):
             kept._thread.join(60)
         return state
 
-    monkeypatch.setattr(keeper.Keeper, "over", late)
+    monkeypatch.setattr(supervisor.Supervisor, "over", late)
 
     def unknown(name):
         raise ClusterNotFoundError(f"there is no cluster '{name}'")

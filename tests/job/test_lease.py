@@ -97,7 +97,7 @@ def test_a_holder_that_is_certainly_gone_is_not_waited_for(folder):
     assert time.now == 1000.0
 
 
-def test_a_holder_that_beats_is_never_pushed_out_and_nobody_waits_behind_it(folder):
+def test_a_holder_that_sends_heartbeats_is_never_pushed_out_and_nobody_waits_behind_it(folder):
     made = folder()
     holder = lease(made)
     holder.acquire()
@@ -250,7 +250,7 @@ def test_nothing_is_written_below_an_empty_mount_point(folder):
     assert not made.share.list(made.paths.requests) and holder._job.claim_verdict({})
 
 
-def test_beating_keeps_it_and_stops_with_the_block(folder, monkeypatch):
+def test_heartbeats_keep_it_and_stops_with_the_block(folder, monkeypatch):
     monkeypatch.setattr(lease_module, "PACE", (0.01, GRACE_SECONDS, 0.5))
     made = folder()
     holder = lease(made)
@@ -330,12 +330,12 @@ def test_one_that_was_let_go_is_taken_at_once_with_its_memory(folder, monkeypatc
         holder.release("the server has been away for 24 h")
         assert lease(made).view()[0::4] == (LeaseState.FREE, "the server has been away for 24 h")
         assert not lease(made).finished()
-        beats = lease(made).view().counter
+        counter = lease(made).view().counter
         time = Time()
         heir = lease(made, time)
         assert heir.acquire() and time.now == 1000.0
     assert (heir.number, heir.memory, heir.trouble) == (2, {"state": "running"}, "")
-    assert protocol.decode_one(made.job.share.read(made.paths.cursor(1)))["counter"] == beats
+    assert protocol.decode_one(made.job.share.read(made.paths.cursor(1)))["counter"] == counter
     assert lease(made).view()[0::4] == (LeaseState.HELD, "")
 
 

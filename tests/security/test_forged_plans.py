@@ -19,7 +19,7 @@ from command_line import Cli
 from plans import toy_plan
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.attempt import terms
+from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.share import mountfiles
 
@@ -154,7 +154,7 @@ sys.exit(3)
 
 
 def test_a_forged_handle_ends_no_other_process(world: Any) -> None:
-    """H5: a folder of the rank's as a node's, whose ticket names a process of the submitter's."""
+    """H5: a folder of the rank's as a node's, whose reservation names a process of the submitter's."""
     victim = subprocess.Popen(["sleep", "300"])
     try:
         trap = world.root / "trap"
@@ -226,10 +226,10 @@ time.sleep(300)
 def test_an_agent_runs_no_other_plan_than_its_submitters(tmp_path: Path, record: str, told: str) -> None:
     """Whoever can write the share changes the plan, or what an attempt has of its own, before a node reads it."""
     plan = toy_plan(tmp_path, command=f"touch {tmp_path}/pwned")
-    own = terms.record(0, terms.MANUAL, "")
+    own = overrides.record(0, overrides.MANUAL, "")
     paths = protocol.JobPaths(plan["folder"], 2)
     mountfiles.write_closed(str(tmp_path), paths.plan, [plan])
-    mountfiles.write_closed(str(tmp_path), paths.terms, [own])
+    mountfiles.write_closed(str(tmp_path), paths.overrides, [own])
     digests = {"plan": protocol.digest(plan), "attempt": protocol.digest(own)}
     key = "plan" if record == "plan" else "attempt"
     digests |= {key: protocol.digest({**plan, "command": "true"}) if told != "none" else None}

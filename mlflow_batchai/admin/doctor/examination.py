@@ -1,4 +1,4 @@
-"""The examination: each node by itself first, then what they see of each other."""
+"""Examine a cluster's nodes: first each by itself, then the share and the network between them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mlflow_batchai.storage.base import identify
 ASK_SECONDS = 20.0
 # A first import of TensorFlow from a slow disk takes a minute.
 TRAINING_SECONDS = 90.0
-# Two engines may each take a while to say that they don't work (``engines.LOOK_SECONDS``).
+# Two engines may each take a while to say that they don't work (``containers.engines.LOOK_SECONDS``).
 CONTAINERS_SECONDS = 40.0
 # As long as a share's caches may take; a job would wait longer.
 VISIBLE_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""What nodes answer, judged: pure functions from answers to findings."""
+"""Turn the answers of nodes into findings: pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ended jobs have left, on control shares, nodes and this machine: found, shown, and freed when a person wants it.
+"""Find, show and free what ended jobs have left on control shares, on nodes and on this machine.
 
 Nothing is freed that a job may still need: of what can't be known to be over, the reason is said, and it stays.
 """

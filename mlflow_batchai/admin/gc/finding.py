@@ -1,4 +1,4 @@
-"""All that can be freed, of the clusters that were asked for."""
+"""Find everything that can be freed in the given clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One thing that can be freed, and the rule by which it is old enough."""
+"""An item that can be freed, and the rule for how old it must be."""
 
 from __future__ import annotations
 

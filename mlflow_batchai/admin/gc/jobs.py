@@ -1,4 +1,4 @@
-"""Job folders on a control share: which of them can go, and removing one."""
+"""Job folders on a control share: find those that can go, and remove them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies on nodes and on this machine that nothing uses."""
+"""Find and remove unused files on nodes and on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staged files on a control share that no job's plan names."""
+"""Find and remove staged files on a control share that no job's plan names."""
 
 from __future__ import annotations
 

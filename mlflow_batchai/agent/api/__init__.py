@@ -1,1 +1,1 @@
-"""What a client asks of a node, over its standard input and output."""
+"""Questions of clients to a node, answered over standard input and output."""

@@ -1,4 +1,4 @@
-"""What `batchai doctor` asks of a node, as verbs of ``host.py``: what it has, and whether it reaches the share and its peers.
+"""Verbs of `batchai doctor`: what a node has, and whether it reaches the share and its peers.
 
 Each may be asked twice. None needs a job; none leaves anything behind but a file in a folder that the asker removes.
 """

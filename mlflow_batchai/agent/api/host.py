@@ -1,4 +1,4 @@
-"""What a client asks of a node: one verb each, plain data in and out.
+"""Verbs that clients call on a node: plain data in, plain data out.
 
 On the local cluster the engine calls these functions itself; over SSH it asks a `serve` process that lives as long as its
 connection, one JSON line each way. Everything may be asked twice: an answer can be lost with the connection.
@@ -114,7 +114,7 @@ def start(
         reservation: ``number``, ``age`` (seconds since it was made) and ``after``.
         log: the agent's own log file, relative to the root.
         mark: the job's, by which the agent is known when it is to be ended.
-        secrets: what the agent is told (see ``agent.main``).
+        secrets: what the agent is told (see ``agent.agent.main``).
         keeper: the id of the node that keeps the queue; empty where there can be no other.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Whether a node has what a job wants of it besides a Python: asked before anything exists."""
+"""Check whether a node has the tools that a job's volumes and container need, before the job exists."""
 
 from __future__ import annotations
 

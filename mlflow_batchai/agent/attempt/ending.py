@@ -1,4 +1,4 @@
-"""The end of an attempt on one node: what runs there is ended, the last records leave, and how it ended is written.
+"""End an attempt on one node: stop its processes, send the last records, write the exit and the verdict.
 
 Whatever goes wrong on the way, the last word is still written: each step is done for itself.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 from mlflow_batchai.agent import outcome, protocol, staging
-from mlflow_batchai.agent.attempt import terms
+from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.agent.attempt.phases import Phases
 from mlflow_batchai.agent.layout import NodeLayout, node_id
 from mlflow_batchai.agent.outcome import Failure, Stop
@@ -221,7 +221,7 @@ class Ending:
         self._claim_verdict(verdict)
 
     def _going_on_after(self, verdict: dict[str, Any]) -> dict[str, Any]:
-        return terms.goes_on(verdict, self._layout.plan, self._layout.paths.attempt)
+        return overrides.goes_on(verdict, self._layout.plan, self._layout.paths.attempt)
 
     def _copy_logs(self) -> bool:
         """Copy the logs where stdOutErrPathPrefix wants them; whether something was written."""

@@ -1,4 +1,4 @@
-"""The step of an attempt that gives a node its GPUs: found on the machine, announced, checked against the plan.
+"""Allocate GPUs to an attempt on its node, announce them, and check them against the plan.
 
 It is apart from ``gpus`` because clients import that one, and this one needs an attempt. The node's lock keeps the GPUs of a
 node from other jobs of its cluster; jobs of other clusters and users on the same machine are a scheduler's business.

@@ -1,4 +1,4 @@
-"""How the agents of a job find the addresses at which their ranks meet, before anything is prepared.
+"""Choose the network interface over which the ranks of a job connect, before anything is prepared.
 
 A node uses the interface by which it reaches node 0, or the one that the cluster document names. Node 0 announces its
 interfaces and listens; every other node connects to each of them and tells node 0 the result; node 0 takes its first interface

@@ -1,4 +1,4 @@
-"""The job's command on one node: Horovod's rendezvous server where this is node 0, the ranks, and how they end."""
+"""Run the job's command on one node: Horovod's rendezvous server on node 0, the ranks, and their exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranks are started: which rank runs on which node, its command and its environment."""
+"""Compute which rank runs on which node, and each rank's command and environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of an attempt on one node that has been taken: announce, set up, prepare, meet, run the ranks."""
+"""The phases of an attempt on a reserved node: announce, set up, prepare, rendezvous, run the ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Phases:
 
     Args:
         part: (i, n, m): this node is the i-th of n on its machine, which share its cores, and of m, which share its GPUs.
-        credentials: what the agent was told on its standard input (see ``agent.main``).
+        credentials: what the agent was told on its standard input (see ``agent.agent.main``).
         name: what the cluster calls this node; empty: its id in the job.
 
     Raises (from ``run``):

@@ -1,4 +1,4 @@
-"""Making a taken node ready to train: the training interpreter, and the job's own preparation, cached if it may be."""
+"""Prepare a node for training: the training interpreter and the job's own preparation, cached where allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Horovod's own rendezvous server, in the training interpreter: started by node 0's agent, ended when its input closes."""
+"""Horovod's rendezvous server, run by the training interpreter; node 0's agent starts it and closes its input to end it."""
 
 from __future__ import annotations
 

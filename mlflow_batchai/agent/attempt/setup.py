@@ -1,4 +1,4 @@
-"""The cluster's setup task on one node: run once a boot and content, before the job's own steps, its output put on a share."""
+"""Run the cluster's setup task on a node: once per boot and content, with its output on a share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One container for one job on one node: its image is pulled, it is started, commands enter it, and it goes with the agent.
+"""The container of one job on one node: pull its image, start it, run commands in it, remove it with the agent.
 
 What the engine is told are pure functions; nothing secret stands among arguments.
 """

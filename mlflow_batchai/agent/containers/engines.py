@@ -1,4 +1,4 @@
-"""Container engines: which one a node has, how they differ, and removing the container that a job has left.
+"""Container engines: find the node's, a table of their differences, and removal of left containers.
 
 The record of a container stands on the node's disk, so that the next agent can remove it if this one is killed.
 """

@@ -1,1 +1,1 @@
-"""The Python environment that ranks run in."""
+"""The Python environments in which ranks run."""

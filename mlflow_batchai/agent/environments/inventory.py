@@ -1,4 +1,4 @@
-"""Which packages the training interpreter has: it tells so itself, in a process beside the ranks, which no rank waits for."""
+"""List the packages of the training interpreter, by a process beside the ranks that no rank waits for."""
 
 from __future__ import annotations
 

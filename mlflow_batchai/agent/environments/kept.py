@@ -1,4 +1,4 @@
-"""Folders that are made once for all jobs on a disk, and kept: training environments, and what job preparation made."""
+"""Folders that are made once and kept for later jobs: training environments, results of job preparations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training interpreter of a node: the cluster's, or that of ``python_env.yaml``, built once per content hash."""
+"""The training interpreter of a node: the cluster's, or one built from ``python_env.yaml`` once per content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Horovod in a training environment: a wheel that lies on the share if one works there, else one that is built and put there.
+"""Install Horovod into a training environment: a wheel from the share if one works, else build and publish one.
 
 Wheels lie under ``wheels/`` on the control share. A person may put some there; a node that has built one publishes it in a
 folder that carries its content key (``horovod_wheel.environment.cache_key``), for later jobs. Only those are installed that the

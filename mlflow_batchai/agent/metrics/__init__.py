@@ -1,1 +1,1 @@
-"""What a node uses of its machine, measured while a job runs there."""
+"""System metrics of a node while a job runs there."""

@@ -1,4 +1,4 @@
-"""How much of the node's GPUs is used, as nvidia-smi says."""
+"""GPU metrics of a node, from nvidia-smi."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of a node's processors, memory, disk and network is used, and how much of it by the job's own processes.
+"""Processor, memory, disk and network metrics of a node, in all and of the job's own processes.
 
 Names and units are those of MLflow's own system metrics: a megabyte is 10^6 bytes. The limit of a control group (a container's)
 counts instead of the machine's size: it is all that the node's job may use.

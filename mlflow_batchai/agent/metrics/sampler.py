@@ -1,4 +1,4 @@
-"""The agent's sampling thread: what the node's meters say, every few seconds, as records that travel with others."""
+"""The agent's sampling thread: read the node's metrics every few seconds and send them as records."""
 
 from __future__ import annotations
 

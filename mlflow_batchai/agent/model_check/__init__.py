@@ -1,1 +1,1 @@
-"""On node 0, after the ranks' good end: choose the job's model, load it and have it predict once."""
+"""On node 0, after the ranks have succeeded: choose the job's model, load it and let it predict once."""

@@ -1,4 +1,4 @@
-"""The check of a job's model on node 0: choose it, have it loaded and tried, and record what came of it."""
+"""Check the job's model on node 0: choose it, load and try it, and record the result."""
 
 from __future__ import annotations
 

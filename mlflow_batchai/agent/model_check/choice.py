@@ -1,4 +1,4 @@
-"""Which of the models that a job has saved is the one that batchai.yaml asks for: the node and its client choose alike."""
+"""Choose the saved model that batchai.yaml asks for; the node and the client choose alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a saved Keras model is, read from its file, without importing TensorFlow or Keras.
+"""Describe a saved Keras model from its file, without importing TensorFlow or Keras.
 
 Done on a node by the interpreter that trained (``trial``), so that the submitting
 machine, which may have another TensorFlow or none, can make an MLflow model of the file. Standard library,

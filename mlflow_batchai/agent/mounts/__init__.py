@@ -1,1 +1,1 @@
-"""Mounting a job's volumes on a node, and undoing it however the job ended."""
+"""Mount a job's volumes on a node, and unmount them however the job ends."""

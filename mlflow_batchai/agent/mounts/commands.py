@@ -1,4 +1,4 @@
-"""Volumes that one command mounts: a table of SMB, NFS, what the node has mounted already, and a document's own command.
+"""Volumes that one command mounts: a table of SMB, NFS, bind mounts and a document's own command.
 
 SMB's options: Microsoft's documentation "Mount SMB Azure file shares on Linux". ``closetimeo`` is left to the kernel's default
 (1 s): older kernels refuse an option that they don't know.

@@ -1,4 +1,4 @@
-"""One volume on one node: its mount point, its failures as sentences without secrets, and the symbolic link as a mount."""
+"""The mount of one volume on one node: its mount point, its errors without secrets, and symbolic links as mounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mount points of this node: what is mounted, which mounts are ours, undoing them, and removing folders around them.
+"""Mount points of this node: list them, find and undo our own, and remove folders without entering a mount.
 
 An agent that was killed leaves its mounts behind: they would keep its node from ever being cleared.
 """

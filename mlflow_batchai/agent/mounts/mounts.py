@@ -1,4 +1,4 @@
-"""All volumes of a job on one node: mounted at once, drained before the node says that it is done, undone in every case."""
+"""All volumes of a job on one node: mount them at once, drain them before the node is done, always unmount them."""
 
 from __future__ import annotations
 

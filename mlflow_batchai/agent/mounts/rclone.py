@@ -1,4 +1,4 @@
-"""A file share or a blob container over HTTPS: rclone's FUSE mount, as a helper process that dies with the agent.
+"""Mount a file share or blob container over HTTPS by rclone and FUSE, as a helper process of the agent.
 
 Why these flags: appending and renaming have to work for user code, a file that was closed has to be on the share soon, and one
 that another node closed has to be seen soon (measured; docs/azure_files.md).

@@ -1,4 +1,4 @@
-"""What a node mounts with: rclone (its own, the training interpreter's, or one that the client has sent), FUSE, mount(8)."""
+"""Find the tools with which a node mounts: rclone (installed or sent by the client), FUSE, mount(8)."""
 
 from __future__ import annotations
 

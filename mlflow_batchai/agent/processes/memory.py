@@ -1,4 +1,4 @@
-"""Whether the kernel has killed a process for want of memory: it says so in counters, and to nobody else.
+"""Detect from the kernel's counters whether it has killed a process for lack of memory.
 
 Counters of ``/proc/vmstat`` are the machine's; those of a control group (version 2: ``memory.events``, version 1:
 ``memory.oom_control``) tell of what ran in it, and its limit may have been reached long before the machine's memory was.

@@ -1,4 +1,4 @@
-"""The processes of a job on one node: finding them, ending them, and being their last parent.
+"""Find and end the processes of a job on one node, and adopt those whose parent has ended.
 
 Linux only. A process belongs to a job if its environment carries the job's mark, or if it descends from the agent: the agent
 makes itself a child subreaper, so a process that called setsid, or whose parent died, comes back to it.

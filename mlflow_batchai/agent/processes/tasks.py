@@ -1,4 +1,4 @@
-"""One process that the agent started (a rank, job preparation, a helper), and its output as whole lines."""
+"""A process that the agent has started (a rank, a preparation, a helper), with its output as whole lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node's own disk says of its reservations: whose agent has come, which process it is, what it said last.
+"""The agents of a node's reservations, from files on its own disk: which has come, its process, its last report.
 
 An agent keeps the file of its reservation locked while it lives. Node roots are folders on the node's own disk.
 """

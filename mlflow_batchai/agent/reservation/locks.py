@@ -1,4 +1,4 @@
-"""The locks by which a node is held: the kernel lets go of them however their holders end."""
+"""Locks that hold a node; the kernel releases them however their holders end."""
 
 from __future__ import annotations
 

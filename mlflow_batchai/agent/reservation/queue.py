@@ -1,4 +1,4 @@
-"""The queue of a cluster without a scheduler: which job has which nodes, in one order for all.
+"""The queue of a cluster without a scheduler: which job has reserved which nodes, in one order.
 
 There is no daemon. A job reserves its N nodes in one step under one lock, with one number that only rises, so all nodes serve
 jobs in the same order and two jobs of several nodes can't wait for each other. The queue is a file on the disk of the cluster's

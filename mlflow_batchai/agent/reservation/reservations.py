@@ -1,4 +1,4 @@
-"""How an agent gets its node: a place in the queue that it waits for, or a node that a scheduler has granted already."""
+"""Reservations of an agent: a place in the queue to wait for, or a node that a scheduler has granted."""
 
 from __future__ import annotations
 

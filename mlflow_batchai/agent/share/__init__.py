@@ -1,4 +1,4 @@
-"""The control share as agents see it: a directory of this node, or an Azure file share reached by REST."""
+"""The control share as agents see it: a directory of this node, or an Azure file share by REST."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agents need of the control share, whichever way they reach it."""
+"""Interface of the control share for agents, and of an attempt's files on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An attempt's files where every look costs a request: an index names what is there, so that one listing says all that is new.
+"""An attempt's files on a share where every look costs a request: one listing of an index says what is new.
 
 The index is a folder of markers: empty files whose size is a number. Who writes a file puts its marker there afterwards.
 """

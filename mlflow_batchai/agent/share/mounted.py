@@ -1,4 +1,4 @@
-"""The control share as a directory of this node: a local one, or a mount."""
+"""The control share as a directory of this node, local or mounted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files on a share that is a folder here, maybe a mount: read as they are now, written once under their final name."""
+"""Read and write files on a share that is a folder here: current content, written once under the final name."""
 
 from __future__ import annotations
 

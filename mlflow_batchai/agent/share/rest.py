@@ -1,4 +1,4 @@
-"""The control share as an Azure file share, reached by REST with a SAS: few requests, and every byte is sent once."""
+"""The control share as an Azure file share, by REST with a SAS: few requests, each byte sent once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of the share that an agent follows, or has to wait for: a peer's segments, the last word of a job."""
+"""Follow, or wait for, files of the share: a peer's segments, the verdict of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP to an Azure file share: connections that are kept, a SAS that is never shown, and patience with what passes.
+"""HTTP connections to an Azure file share: kept open, retried where errors may pass, without showing the SAS.
 
 Written from Microsoft's description of the Azure Files REST API. What failed is tried again while there is hope: no answer,
 429, 500, 502, 503, 504; everything that is sent here may arrive twice.

@@ -1,4 +1,4 @@
-"""What others say to an agent by the job folder: peers their records, people their requests, and whoever gives it the verdict.
+"""What an agent receives through the job folder: its peers' records, requests, and the verdict.
 
 The share thread reads; the main thread takes what was read, and never waits for the share.
 """

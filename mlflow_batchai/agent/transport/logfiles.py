@@ -1,4 +1,4 @@
-"""The log files that an agent writes into ``stdouterr/``: its own ranks', its own, and on node 0 the joined ``stdout.txt``."""
+"""The log files that an agent writes into ``stdouterr/``: its ranks', its own, and on node 0 the joined ``stdout.txt``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what ranks report (``training/report.py``) from the node-local spool: whole lines, each once, and how many there are.
+"""Read the reports of ranks (``training/report.py``) from the node-local spool: whole lines, each once, counted.
 
 Files are kept open: what a rank writes is read though somebody has removed its file or the folder.
 """

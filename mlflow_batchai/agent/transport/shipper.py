@@ -1,4 +1,4 @@
-"""The agent's share thread: all that is read from or written to the share while ranks run.
+"""The agent's share thread: it does all reading from and writing to the share while ranks run.
 
 Ranks and the agent's main thread never wait for the share. Records leave in closed segments, a moment after the first
 unsent one; output is kept in memory while the share stalls, up to a bound past which the oldest log text is dropped and
@@ -171,7 +171,7 @@ class Shipper(threading.Thread):
             if attempt.tells_sizes
             else None
         )
-        self._beat = 0
+        self._heartbeats = 0
         self._last_written = 0.0
         self._closing = False
         self._abandoned = False
@@ -386,7 +386,7 @@ class Shipper(threading.Thread):
                 quiet = time.monotonic() - self._last_written > self._layout.attempt.heartbeat_seconds
                 if quiet or everything:
                     self._outgoing = self._samples.take(0.0 if everything else self._layout.attempt.linger_seconds)
-                if not self._outgoing and not (quiet and self._beat_alone()):
+                if not self._outgoing and not (quiet and self._send_heartbeat()):
                     return
             if self._outgoing:
                 self._send(self._outgoing)
@@ -397,13 +397,13 @@ class Shipper(threading.Thread):
         # Ranks that write faster than the share takes it must not keep us from reading.
         self._wake.set()
 
-    def _beat_alone(self) -> bool:
+    def _send_heartbeat(self) -> bool:
         """Show that we live; whether that takes a segment, which is in ``_outgoing`` then: it must come again as it was."""
-        self._beat += 1
-        if self._layout.attempt.heartbeat(self._writer, self._beat):
+        self._heartbeats += 1
+        if self._layout.attempt.heartbeat(self._writer, self._heartbeats):
             self._last_written = time.monotonic()
             return False
-        self._outgoing = [{"k": "beat", "n": self._beat, "t": protocol.now_ms()}]
+        self._outgoing = [{"k": "beat", "n": self._heartbeats, "t": protocol.now_ms()}]
         return True
 
     def _send(self, records: list[Record]) -> None:

@@ -1,4 +1,4 @@
-"""What one agent has handed on in all, by its own count: with these numbers who reads an attempt sees what is missing."""
+"""Count everything that an agent hands on, so that readers of the attempt see what is missing."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Commands on other machines over SSH: where a machine is (``target``), and a kept-open connection to it (``connection``)."""
+"""Commands on other machines over SSH: the address (``target``) and the kept-open connection (``connection``)."""

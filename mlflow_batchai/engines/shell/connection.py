@@ -1,4 +1,4 @@
-"""Commands, files and line-by-line conversations on a machine, over one kept-open connection.
+"""One kept-open connection to a machine: commands, files, and line-by-line conversations.
 
 paramiko is imported when the first connection is opened.
 """

@@ -1,4 +1,4 @@
-"""Host keys: which ones the user's known_hosts files hold of a machine, and the refusal of a machine with another."""
+"""Check a machine's host key against the user's known_hosts files."""
 
 from __future__ import annotations
 

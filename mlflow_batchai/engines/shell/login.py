@@ -1,4 +1,4 @@
-"""Logging in to a machine: key files, the agent's keys, a password, in this order."""
+"""Log in to a machine: key files, the agent's keys, a password, in this order."""
 
 from __future__ import annotations
 

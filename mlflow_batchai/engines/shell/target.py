@@ -1,4 +1,4 @@
-"""Which machine an SSH address means: what the user wrote, what ``~/.ssh/config`` adds to it, and defaults."""
+"""Resolve an SSH address to a machine: what the user wrote, then ``~/.ssh/config``, then defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One authenticated connection to a machine: directly, through a jump host that others share, or by a ProxyCommand."""
+"""Open an authenticated connection to a machine: directly, through a shared jump host, or by a ProxyCommand."""
 
 from __future__ import annotations
 

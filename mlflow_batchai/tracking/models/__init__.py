@@ -1,4 +1,4 @@
-"""The model of a job becomes an MLflow model that loads, serves and registers, without TensorFlow here.
+"""Turn a job's model into an MLflow model that loads, serves and registers, without TensorFlow here.
 
 ``job_model`` begins: it takes what node 0 has chosen and tried; ``facts`` is what that node says of it, ``directory`` the
 MLflow model directory, ``logged`` its place in the tracking store and the registry, ``promotion`` the aliases.

@@ -1,4 +1,4 @@
-"""The MLflow model directory of what a job has saved: built of a Keras file or a SavedModel, or an MLflow model as it is.
+"""Build the MLflow model directory from a saved Keras file, a SavedModel, or an MLflow model.
 
 ``mlflow.tensorflow``, run later in an environment built from the *training* environment's requirements, opens
 ``data/model.h5``, ``data/model.keras`` or ``data/model``.

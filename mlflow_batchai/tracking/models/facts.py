@@ -1,4 +1,4 @@
-"""What a node says of a saved model, checked value by value: a job wrote it, and some of it gets into files that pip reads."""
+"""Check what a node says of a saved model, value by value: a job wrote it, and pip reads some of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that batchai.yaml asks for, of what a job has saved: made an MLflow model, registered, and promoted."""
+"""Choose the model that batchai.yaml asks for, make it an MLflow model, register and promote it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model as MLflow knows it: a logged model of the job's run, and a version of a registered model; each is made once."""
+"""Create a job's logged model and registered model version in MLflow, each once."""
 
 from __future__ import annotations
 

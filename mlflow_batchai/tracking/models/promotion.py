@@ -1,4 +1,4 @@
-"""An alias of a registered model moves to a new version: always, or only if that is better than the version that has it."""
+"""Move a registered model's alias to a new version: always, or only if that is better than the present one."""
 
 from __future__ import annotations
 

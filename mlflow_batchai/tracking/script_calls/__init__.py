@@ -1,1 +1,1 @@
-"""What a job's scripts have said by ``mlflow.*`` (``training/tracking``) goes into the job's run."""
+"""Write the ``mlflow.*`` calls of a job's scripts (``training/tracking``) into the job's run."""

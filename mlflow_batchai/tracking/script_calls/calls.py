@@ -1,4 +1,4 @@
-"""What scripts have logged by MLflow, besides metrics, goes into the job's run: params, tags, datasets, files, models."""
+"""Write params, tags, datasets, files and models that scripts have logged into the job's run."""
 
 from __future__ import annotations
 

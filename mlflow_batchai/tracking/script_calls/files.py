@@ -1,4 +1,4 @@
-"""Files that scripts have logged, on the share: which are to be sent, and each as a file of this machine."""
+"""Files on the share that scripts have logged: select those to send, and fetch each to this machine."""
 
 from __future__ import annotations
 

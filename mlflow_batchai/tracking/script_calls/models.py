@@ -1,4 +1,4 @@
-"""Logged models that scripts have made: what was said of each, and the real one that comes of it, once."""
+"""Create the logged models of scripts in MLflow, each once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tags a script may set: none that says whose a run is, where it comes from, to what it belongs, what its page shows."""
+"""Which tags a script may set: none that MLflow or this package uses for owner, source, parent or page."""
 
 from __future__ import annotations
 

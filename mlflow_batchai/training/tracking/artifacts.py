@@ -1,4 +1,4 @@
-"""Artifacts of a script go into a folder of the job on the share; who relays the job sends them on."""
+"""Store a script's artifacts in a folder of the job on the share; the relay sends them on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job's run as its agent has told it to the ranks, and who of them is heard."""
+"""The job's run as the agent describes it to ranks, and which ranks' calls count."""
 
 from __future__ import annotations
 

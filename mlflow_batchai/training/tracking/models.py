@@ -1,4 +1,4 @@
-"""Logged models of a script: they get an id here; who relays the job makes the real ones of what was said of them."""
+"""Logged models of a script: give each an id here; the relay creates the real ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MLflow's tracking store in a rank: it answers from what it holds, and appends what it is told to the job's records."""
+"""MLflow's tracking store in a rank: answer from memory, and append calls to the job's records."""
 
 from __future__ import annotations
 

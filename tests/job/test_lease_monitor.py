@@ -180,11 +180,11 @@ def test_a_follower_that_lost_the_race_ends(folder, monkeypatch, capsys):
     holder.acquire()
     over = threading.Event()
 
-    def beats() -> None:
+    def heartbeats() -> None:
         while not over.wait(0.1):
             holder.save({})
 
-    thread = threading.Thread(target=beats)
+    thread = threading.Thread(target=heartbeats)
     thread.start()
     try:
         assert follower.follow(made.job, None) is None

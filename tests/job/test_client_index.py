@@ -71,7 +71,7 @@ def test_looks_are_as_rare_as_news(made, job):
     later(job, IDLE_SECONDS)
     assert job.index.look()["beats-agent-1"] == 5
     later(job, IDLE_SECONDS - 0.01)
-    assert job.index.look() and len(job.share.calls) == len(looks) + 1, "a beat is no reason to hurry"
+    assert job.index.look() and len(job.share.calls) == len(looks) + 1, "a heartbeat is no reason to hurry"
     made.notice("segments-agent-0", 1)
     later(job, 0.02)
     assert job.index.look()["segments-agent-0"] == 1

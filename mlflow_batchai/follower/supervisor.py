@@ -1,5 +1,4 @@
-"""The keeper: sees to it that each attempt of a job ends, and goes on with the next one. It needs the share and the nodes, and
-nothing of MLflow.
+"""The supervisor: a thread that sees each attempt of a job to its end and begins the next; it does not need MLflow.
 
 It runs in a thread of the follower, beside the relay: a tracking server that is away or slow keeps no node from being given up
 or freed.
@@ -31,7 +30,7 @@ LEAVE_SECONDS = 10.0
 Result = TypeVar("Result")
 
 
-class Keeper:
+class Supervisor:
     """Keeps one job going, attempt after attempt.
 
     Args:
@@ -68,7 +67,7 @@ class Keeper:
         self._over: dict[int, JobState] = {}
         self._broken: BaseException | None = None
         self._retries = Retries(kept or {}, check, self._rest, self._wait_for)
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
@@ -86,7 +85,7 @@ class Keeper:
         """The state that an attempt ended in, once its nodes are free; waits for that so long, then None.
 
         Raises:
-            Exception: what ended the keeper before that.
+            Exception: what ended the supervisor before that.
         """
         return self._over[attempt] if self._await(lambda: attempt in self._over, seconds) else None
 

@@ -1,4 +1,4 @@
-"""What one attempt of a job has of its own, and whether the job goes on by itself after it: pure functions of its records.
+"""What an attempt changes in the job's plan, and whether the job goes on after it: pure functions.
 
 The plan is the same for all attempts. What differs stands in ``attempt.json`` of each attempt after the first, written once by
 who begins it: how many nodes and ranks it has, how many retries are left, who began it and why.
