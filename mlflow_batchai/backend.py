@@ -142,7 +142,7 @@ def _prepare(
     backend_config: Mapping[str, Any],
     say: submitting.Say,
 ) -> submitting.Ready:
-    """All that can be checked and worked out before anything exists."""
+    """Check and plan everything that is possible before anything exists."""
     _refuse_unusable(backend_config)
     settings = {key: value for key, value in backend_config.items() if key not in MLFLOW_KEYS}
     source = submitting.read(project_uri, entry_point, params, version, settings, say)

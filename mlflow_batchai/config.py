@@ -71,7 +71,7 @@ def _read(path: Path, changed: int) -> SettingsFile | None:
 
 
 def default(name: str) -> str | None:
-    """A default: BATCHAI_<NAME> of the environment, else ``defaults`` of config.yaml; None: nobody said.
+    """A default: BATCHAI_<NAME> of the environment, else ``defaults`` of config.yaml; None: there is none.
 
     Args:
         name: ``resource_group``, ``workspace``, ``experiment``, ``cluster`` or ``output``.

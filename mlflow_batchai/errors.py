@@ -143,7 +143,7 @@ class JobUnreadableError(JobError):
 
 
 class JobChangedError(JobError):
-    """What directs a job's clients was changed on the share; they obey nothing of it."""
+    """A record that directs a job's clients was changed on the share; they obey nothing of it."""
 
 
 class JobNotTrustedError(JobError):

@@ -82,7 +82,7 @@ def silence(stream: TextIO) -> None:
 
 
 def _begun(text: str) -> str:
-    """What stands at the end and may be the beginning of a sequence."""
+    """Unfinished control sequence at the end of a text."""
     start = text.rfind("\x1b", max(0, len(text) - LONGEST_SEQUENCE))
     if start >= 0 and _BEGUN.fullmatch(text, start):
         return text[start:]

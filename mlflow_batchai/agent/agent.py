@@ -143,7 +143,7 @@ def _plan(control: ControlShare, paths: protocol.JobPaths, given: Mapping[str, A
 
 
 def _awaited(control: ControlShare, path: str, what: str, digest: str | None) -> dict[str, Any]:
-    """A file that was written before we were started, by who started us: it has that digest."""
+    """Wait for a file that the starter of this agent wrote before, and check its digest."""
     until = time.monotonic() + PLAN_SECONDS
     while True:
         try:

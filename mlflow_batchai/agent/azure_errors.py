@@ -110,7 +110,7 @@ def is_missing(said: str) -> bool:
 
 
 def explain(said: str, what: str, host: str, sas: str, folder: str = "") -> str:
-    """The cause and the remedy behind what was said, without the SAS; empty if it isn't known.
+    """Cause and remedy of an error text, without the SAS; empty if unknown.
 
     Args:
         said: text with Azure's error codes, or with the words of a program that asked.

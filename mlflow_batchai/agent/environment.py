@@ -54,7 +54,7 @@ BUILD_PREFIXES = ("PIP_", "UV_")
 
 
 def for_builds(environment: Mapping[str, str]) -> dict[str, str]:
-    """What building a training environment may see besides: where packages come from and where they are cached."""
+    """Variables of the node that a build of a training environment also sees: package sources and caches."""
     return {name: value for name, value in environment.items() if name in BUILD_NAMES or name.startswith(BUILD_PREFIXES)}
 
 
@@ -81,12 +81,12 @@ ENGINE_NAMES = frozenset(
 
 
 def for_engines(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a container engine's client may see besides: where its daemon is, and its configuration. No secret is among it."""
+    """Variables of the node that a container engine's client also sees: its daemon and configuration, no secret."""
     return {name: value for name, value in environment.items() if name in ENGINE_NAMES}
 
 
 def for_agents(environment: Mapping[str, str]) -> dict[str, str]:
-    """What an agent is started with: ranks see ``allowed`` of it."""
+    """Environment in which an agent starts: ranks see ``allowed`` of it."""
     return dict(allowed(environment), **for_builds(environment), **for_engines(environment))
 
 
@@ -94,7 +94,7 @@ _WAY_OUT = re.compile(r"NCCL_\w+|(?i:(https?|no|all)_proxy)")
 
 
 def in_container(environment: Mapping[str, str], image: Mapping[str, str]) -> dict[str, str]:
-    """What processes in a container see of the node's environment: the way out, and what its network needs.
+    """Variables of the node that processes in a container see: proxies, and what its network needs.
 
     All else describes what lies on the node (PATH, libraries, locales): there the image's own counts.
 

@@ -185,7 +185,7 @@ def of_node(environment: Mapping[str, str], part: Part, wanted: int | None, node
 
 
 def variables(gpus: Gpus, local_rank: int | None = None) -> dict[str, str]:
-    """What a process is told of its GPUs: a Horovod rank of one, in turn where ranks share them; others of all.
+    """Variables that show a process its GPUs: one for a Horovod rank, in turn where ranks share them; else all.
 
     ``BATCHAI_NODE_GPUS`` has all of the node's, for ranks that choose their own by their local rank.
     """

@@ -82,7 +82,7 @@ class NodeLayout:
         return os.path.join(self.mounted_share, *path.split("/"))
 
     def input_path(self, staged: StagedInput) -> str:
-        """Where a staged parameter's file or folder lies on this node."""
+        """Path of a staged parameter's file or folder on this node."""
         return os.path.join(self.inputs, staged.variable, staged.name)
 
     def volume_root(self, path: str) -> str | None:

@@ -58,7 +58,7 @@ def leftovers(
     archive: str | None = None,
     remove: Sequence[str] | None = None,
 ) -> Answer:
-    """What wasn't used for so many seconds and isn't in use now; with ``remove``, those of them are removed.
+    """List what was unused for so many seconds and isn't in use now; with ``remove``, remove it.
 
     Args:
         root: the node's own folder.

@@ -119,7 +119,7 @@ def _all() -> dict[str, _State]:
 
 
 class Listener(socketserver.TCPServer):
-    """A thread that sends a token, as one line, to everyone who connects to any IPv4 address of this machine.
+    """A thread that sends a token, as one line, to each client that connects to any IPv4 address of this machine.
 
     It reads nothing, so a stranger learns the token (which is no secret) and can do no more.
 

@@ -90,7 +90,7 @@ class Failure(Exception):
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Failure:
-        """The failure that a peer told of; what is missing, or isn't what it should be, is left out: that it failed counts."""
+        """The failure in a peer's record; fields that are missing or of the wrong type are left out."""
 
         def get(key: str, kind: Any) -> Any:
             value = record.get(key)

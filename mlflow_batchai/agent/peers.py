@@ -137,7 +137,7 @@ class Peers:
             raise Stop("peer", f"{node_id(node)} ended its part: {why}")
 
     def wish(self, starting: bool) -> Stop | None:
-        """What people want of the attempt: its end, with that of the job or only for now.
+        """The request that ends the attempt, if any: for good (cancel) or for now (requeue).
 
         Args:
             starting: until every node is taken the job is queued, even if ours is taken already.
@@ -202,7 +202,7 @@ class Peers:
     # Node 0, at the end.
 
     def failures(self) -> list[Failure]:
-        """Failures that peers told of, with those that have come since."""
+        """Failures that peers have reported, the latest included."""
         with contextlib.suppress(Stop):
             self._listen()
         told = [record["failure"] for record in self.exits.values() if record.get("failure")]

@@ -34,7 +34,7 @@ def own_folder(root: str) -> str:
 
 
 def hello(root: str, share: str, identity: str, python: str, sas: str | None = None) -> Answer:
-    """What a client wants to know before it sends a job.
+    """Describe the node to a client that is about to send a job.
 
     Args:
         root: the node's own folder; made if it isn't there.
@@ -136,7 +136,7 @@ def share_trouble(share: str, identity: str, sas: str | None = None) -> str | No
 
 
 def filesystem(path: str) -> str:
-    """The type of the file system that a path lies on (``ext4``, ``nfs4``, ...), empty where it can't be told."""
+    """The type of the file system that a path lies on (``ext4``, ``nfs4``, ...), empty if unknown."""
     real = os.path.realpath(path)
     around = [mount for mount in mountpoints.mounts() if real == mount.point or real.startswith(mount.point.rstrip("/") + "/")]
     # Of several at one point the last one is seen.

@@ -132,7 +132,7 @@ class Volume:
 
     @property
     def mounted_by(self) -> str:
-        """What mounts it, one of ``MOUNTED_BY``."""
+        """The tool that mounts it, one of ``MOUNTED_BY``."""
         return self.how or self.kind
 
     @property
@@ -220,7 +220,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Model:
-    """What becomes the run's model.
+    """The model of the run, as ``batchai.yaml`` asks for it.
 
     Attributes:
         path: the saved model in the output directories; None: the one that is found.
@@ -341,7 +341,7 @@ class Plan:
 
     @property
     def least_nodes(self) -> int:
-        """How many nodes are enough for an attempt after the first."""
+        """Number of nodes that are enough for an attempt after the first."""
         return self.min_nodes or self.node_count
 
     @property

@@ -323,7 +323,7 @@ TREES = OBJECTS + "/trees"
 
 
 def object_path(sha256: str) -> str:
-    """Where a content-addressed file lies on the share."""
+    """Path of a content-addressed file on the share."""
     return f"{OBJECTS}/{sha256[:2]}/{sha256}"
 
 

@@ -274,7 +274,7 @@ class Runtime:
             self.pump(0.02)
 
     def rank_results(self) -> list[dict[str, Any]]:
-        """How each rank of this node ended."""
+        """Results of this node's ranks: how each ended."""
         return [
             {
                 "rank": task.rank,

@@ -47,7 +47,7 @@ class OddFileError(OSError):
 
 
 class OddFolderError(OddFileError, NotADirectoryError):
-    """What lies there in place of a folder, or on the way, is a link or a file."""
+    """A link or a file lies in place of a folder, or on the way to it."""
 
     number = errno.ENOTDIR
 
@@ -172,7 +172,7 @@ def open_to_write(
 
 
 def look(root: str, path: str) -> os.stat_result | None:
-    """What lies there, a link as a link; None if nothing does."""
+    """Status of a path, a link as a link; None if nothing lies there."""
     with _named(root, path):
         try:
             folder, name = _folder_of(root, path)

@@ -127,7 +127,7 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str, say: Callable[[str
 
 
 def _told_again(submitted: Submitted, cluster: Cluster) -> dict[str, Any]:
-    """What the agents of the next attempt are to be told.
+    """Collect the credentials and secrets for the agents of the next attempt.
 
     Raises:
         JobError: the job has ended, or they can't be told all.
@@ -159,7 +159,7 @@ def _await_verdict(job: Job) -> JobState:
 
 
 def _check_nodes(job: Job, cluster: Cluster, count: int) -> int:
-    """How many nodes can be used; an error if those are fewer than that many, or lack a tool that the job doesn't send."""
+    """Number of nodes that can be used; an error if too few, or if they lack a tool that the job doesn't send."""
     checked = cluster.engine.check(count, needs_of(job.plan))
     missing = sorted(set(checked.missing) - set(job.plan.tools))
     if missing:

@@ -55,7 +55,7 @@ class JobConsole:
         self._plain(self._err, f"batchai: {fit(sentence, self._err)}\n")
 
     def transfer(self, sent: int, total: int) -> None:
-        """How far files that are sent have come; what takes no time is not spoken of."""
+        """Show how far the upload of files is; short ones are not shown."""
         now = time.monotonic()
         if self._transfer_told is None or sent == 0:
             self._transfer_told = now
@@ -65,14 +65,14 @@ class JobConsole:
             self.state(f"sending {sent / 1e6:.1f} of {total / 1e6:.1f} MB")
 
     def sending(self, text: str) -> None:
-        """How far the outputs have come that go into the run; nothing: there is nothing to say of them."""
+        """Show how far the outputs are on their way into the run; empty: show nothing."""
         now, last = time.monotonic(), self._sending_told
         if text and text != self._sending and (last is None or now - last >= SENDING_SECONDS):
             self._sending, self._sending_told = text, now
             self.state(f"sending {text}")
 
     def state(self, text: str) -> None:
-        """What the job is doing: the line at the bottom on a terminal, a line of its own elsewhere."""
+        """Show the state of the job: as the bottom line of a terminal, else as a line of its own."""
         if self._rich is None:
             self.say(text)
             return

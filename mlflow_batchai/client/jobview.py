@@ -87,7 +87,7 @@ def view(submitted: Submitted) -> dict[str, Any]:
 
 
 def summary(run: Run, experiment: str | None = None) -> dict[str, Any]:
-    """What the run of a job says of it: enough for a list, with no look at the share.
+    """Summarize a job from its run alone, for lists, with no look at the share.
 
     Args:
         experiment: the name of the run's experiment; default: as its job's folder has it.
@@ -127,7 +127,7 @@ _FOLLOWER_STATES = {
 
 
 def follower(seen: LeaseView) -> dict[str, Any]:
-    """Who relays a job into its run: which process, on which host, and what keeps it from that."""
+    """Describe the follower of a job: its process and host, and the error that keeps it from relaying."""
     holder = seen.holder if seen.state in (LeaseState.HELD, LeaseState.UNKNOWN) else {}
     return {
         "state": _FOLLOWER_STATES[seen.state],
@@ -238,7 +238,7 @@ def _node(node: int, announce: Mapping[str, Any], snapshot: Snapshot) -> dict[st
 
 
 def _files(job: Job) -> dict[str, str]:
-    """Where the logs lie: their folder, and what all ranks wrote."""
+    """Paths of the logs: their folder, and the output of all ranks."""
     folder = job.paths.stdouterr
     names = {"stdouterr": folder, "stdout": f"{folder}/stdout.txt", "stderr": f"{folder}/stderr.txt"}
     return {key: address(job.share, path) for key, path in names.items()}

@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 
 class Result(Enum):
-    """What became of a job that was looked at."""
+    """Outcome for a job that was looked at."""
 
     FOLLOWED = "followed"
     STARTED = "followerStarted"
@@ -69,7 +69,7 @@ class Candidate:
     detail: str = ""
 
     def end(self, result: Result, detail: str) -> None:
-        """It is known what became of it."""
+        """Set the outcome."""
         self.result, self.detail = result, detail
 
     @property
@@ -210,7 +210,7 @@ def _lacking(candidate: Candidate) -> str:
 
 
 def _why(follower: LeaseView) -> str:
-    """What the one before has told, or where it was."""
+    """The error of the follower before, or where it was."""
     if follower.trouble:
         return f"; {follower.who} says: {follower.trouble}"
     return f"; {follower.who} is gone" if follower.holder else ""

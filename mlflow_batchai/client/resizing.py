@@ -91,7 +91,7 @@ def _resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Ca
 
 
 def fates(census: Census, option: str) -> list[tuple[Reservation, str]]:
-    """What becomes of the jobs of a cluster that was resized: of those for which that changes something.
+    """Decide what happens to the jobs of a resized cluster; lists those for which something changes.
 
     A job that runs on a node which leaves has the fate that ``option`` says. One that waits is put back in the queue if it
     stands at a closed node and would fit on the open ones, or behind others while as many nodes as it wants are free; at a
@@ -125,7 +125,7 @@ def _goes_on(cluster: Cluster, reservation: Reservation) -> bool:
 
 
 def _requeue(cluster: Cluster, reservation: Reservation, name: str, tracking: Callable[[], Tracking], say: Say) -> set[str]:
-    """Put a job back in the queue; one for which that can't be done is left alone, and it is said why.
+    """Put a job back in the queue; if that is impossible leave it alone and say why.
 
     Returns:
         The mark of the attempt that ends, if it does.
@@ -167,7 +167,7 @@ def _terminate(cluster: Cluster, reservation: Reservation, why: str, tracking: C
 
 
 def _have_relayed(job: Job, tracking: Callable[[], Tracking], say: Say) -> None:
-    """Start a follower for a job whose own is dead, as far as can be told: else its run would never end."""
+    """Start a follower for a job whose own seems dead: else its run would never end."""
     try:
         if Lease(job).view().state not in (LeaseState.HELD, LeaseState.FINISHED):
             detached.ensure_follower(lookup.find(job.plan.run_id, tracking()))

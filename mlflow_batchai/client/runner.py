@@ -45,7 +45,7 @@ def state(submitted: Submitted, ending: bool = True) -> JobState:
 
 
 def user() -> str:
-    """Who asks: the login name."""
+    """The login name of this user."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -84,7 +84,7 @@ class Patience:
 
     @contextlib.contextmanager
     def trying(self) -> Iterator[None]:
-        """What fails inside is tried again by the caller.
+        """Catch errors that may pass, so that the caller tries again.
 
         Raises:
             ShareError: it has failed for ``SHARE_PATIENCE_SECONDS``.
@@ -170,7 +170,7 @@ def _watch_attempts(submitted: Submitted, console: JobConsole, reader: EventRead
 
 
 def _goes_on(job: Job, over: JobState) -> str:
-    """What a person is told between two attempts."""
+    """Line that is shown between two attempts."""
     if over.retries_left is None:
         return f"the job waits in the queue again, as attempt {over.next_attempt}: {over.reason}"
     most = "" if job.plan.low_priority else f" of at most {(over.next_attempt or 0) + over.retries_left}"
@@ -200,7 +200,7 @@ def _await_run(submitted: Submitted, console: JobConsole, signals: Signals) -> l
 
 
 def _look_seconds(job: Job) -> float:
-    """How often it is worth asking for one file of a job."""
+    """Seconds between two looks at a file of a job."""
     return WATCH_SECONDS if job.index is None else INDEX_WATCH_SECONDS
 
 

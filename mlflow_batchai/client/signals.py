@@ -65,7 +65,7 @@ class Signals:
 
     @property
     def left(self) -> bool:
-        """Whether a signal has said to leave."""
+        """Whether a signal asked the process to leave."""
         return self._left is not None
 
     @contextlib.contextmanager

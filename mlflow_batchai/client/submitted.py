@@ -172,7 +172,7 @@ class SubmittedJob:
             return dict(runs.client(self._submitted.tracking).get_run(self.run_id).data.metrics)
 
     def outputs(self) -> dict[str, int]:
-        """What lies on the share in the job's logs and output directories, while it runs too: path -> size in bytes.
+        """Files of the job's logs and output directories on the share, also while it runs: path -> size in bytes.
 
         A path begins with the directory's id: ``stdouterr/stdout.txt``, ``MODEL/model.h5``.
 
@@ -227,7 +227,7 @@ class SubmittedJob:
         return f"<SubmittedJob {self.name}, run {self.run_id}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
+        """HTML for notebooks."""
         try:
             status = self.status
         except BatchAIError as error:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What a job's MLflow run is to be.
+    """Properties of a job's MLflow run.
 
     Attributes:
         tags: MLflow's own tags of the run.
@@ -137,7 +137,7 @@ def create(
 
 
 def _tags(prepared: Prepared, cluster: Cluster, request: RunRequest) -> dict[str, str]:
-    """The tags by which jobs are found; what goes without saying isn't said."""
+    """Tags by which jobs are found; defaults are left out."""
     group = request.resource_group or config.default("resource_group") or config.RESOURCE_GROUP
     # A cluster may belong to another workspace than its job.
     placed = {runs.TAG_RESOURCE_GROUP: group, runs.TAG_CLUSTER_ID: _cluster_id(cluster)}
@@ -194,7 +194,7 @@ class Ready:
 
     @property
     def sentence(self) -> str:
-        """What is about to start, and where."""
+        """Describe the job that is about to start, and where it will run."""
         plan, cluster = self.prepared.plan, self.source.cluster
         container = plan.container
         python = "python_env.yaml" if plan.environment else container.image if container else cluster.python
@@ -321,7 +321,7 @@ def experiment_named(tracking: runs.Tracking, name: str) -> Experiment:
 
 
 def parent_tags(tracking: runs.Tracking, run_id: str | None) -> dict[str, str]:
-    """What makes a job's run a child of the run that is active in this thread, if there is one in the same store.
+    """Tags that make a job's run a child of this thread's active run, if that is in the same store.
 
     Args:
         run_id: the run that is to be the job's: it is no child of itself.

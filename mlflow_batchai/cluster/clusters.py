@@ -58,7 +58,7 @@ class Cluster:
 
     @property
     def scale(self) -> ScaleSettings:
-        """How many nodes take jobs: as it was last resized to, else as the document says, where all of its nodes do."""
+        """Scale settings: as last resized, else as the document says, else all nodes."""
         if self.record and self.record.scale_settings:
             return self.record.scale_settings
         written = self.document.scale_settings
@@ -231,7 +231,7 @@ def _control_share(
 
 
 def share_secret(location: AzureLocation | None, seconds: float = CHECK_SECONDS) -> str | None:
-    """What opens an Azure control share for nodes, for at least so many seconds; None: nodes have it as a folder.
+    """SAS of an Azure control share for nodes, good for so many seconds; None: nodes have it as a folder.
 
     Raises:
         ShareError: there are no credentials that could.

@@ -53,7 +53,7 @@ def create(name: str, data: Mapping[str, Any], source: str, record: ClusterRecor
 
 
 def _settings(cluster: Cluster) -> ScaleSettings:
-    """What the document says, as far as the cluster can have it: with no word of it, all nodes."""
+    """Scale settings from the document; without them all nodes."""
     written = cluster.document.scale_settings
     if written and written.auto_scale:
         return scaling.automatic(cluster, written.auto_scale.minimum_node_count, written.auto_scale.maximum_node_count)

@@ -21,12 +21,12 @@ from mlflow_batchai.errors import ClusterError, UsageError
 
 
 def document_path(name: str) -> Path:
-    """Where a cluster's document lies."""
+    """Path of a cluster's document."""
     return home() / "clusters" / f"{name}.yaml"
 
 
 def record_path(name: str) -> Path:
-    """Where its record lies."""
+    """Path of a cluster's record."""
     return home() / "clusters" / f"{name}.state.json"
 
 
@@ -95,7 +95,7 @@ def locked(name: str, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _write(path: Path, text: str, new: bool = False) -> None:
-    """Whole, or not at all; ``new``: not over one that is there."""
+    """Write a file whole or not at all; ``new``: don't replace an existing one."""
     other = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -86,7 +86,7 @@ def sent_to(cluster: Cluster, reservation: Reservation) -> bool:
 
 
 class Waits(NamedTuple):
-    """What a queued job waits for.
+    """The reason why a queued job waits.
 
     Attributes:
         behind: names of the jobs before it on its nodes.
@@ -98,7 +98,7 @@ class Waits(NamedTuple):
 
 
 def waits(job: Job) -> Waits:
-    """What a queued job waits for, asked of its nodes.
+    """Ask the nodes why a queued job waits.
 
     Raises:
         BatchAIError: its cluster isn't known here, or its nodes can't be asked.
@@ -125,7 +125,7 @@ def closed(census: Census) -> set[int]:
 
 
 class WhyQueued:
-    """What a queued job waits for, asked of its nodes beside what else is done: soon, and now and then again.
+    """Ask the nodes now and then, in the background, why a queued job waits.
 
     Args:
         clock: seconds.
@@ -139,7 +139,7 @@ class WhyQueued:
         self._told = WAITING
 
     def news(self) -> str:
-        """What it waits for, if that has changed; else nothing. Returns at once."""
+        """The reason, if it has changed; else nothing. Returns at once."""
         if self._asked is None:
             if self._clock() >= self._next:
                 self._asked = in_background(functools.partial(waits, self._job))
@@ -154,7 +154,7 @@ class WhyQueued:
 
 
 def too_few(cluster: Cluster, node_count: int, census: Census | None = None) -> str:
-    """What a job says that waits for a cluster to grow."""
+    """Sentence on a job that waits for a cluster to grow."""
     takes = len(census.nodes) - len(closed(census)) if census else cluster.open_nodes
     return (
         f"{takes} of the {cluster.engine.node_limit} nodes of cluster '{cluster.name}' take jobs; "
@@ -163,7 +163,7 @@ def too_few(cluster: Cluster, node_count: int, census: Census | None = None) -> 
 
 
 def larger(cluster: Cluster, node_count: int) -> str:
-    """How a cluster that has too few nodes gets more, behind a sentence that says so."""
+    """Sentence on how to enlarge a cluster that has too few nodes."""
     if cluster.on_this_machine:
         return f"; it gets more by: batchai cluster resize -n {cluster.name} -t {node_count}"
     return "; name more hosts in its document"
@@ -213,7 +213,7 @@ def _check_size(cluster: Cluster, count: int) -> None:
 
 
 def apply(cluster: Cluster, settings: ScaleSettings) -> Cluster:
-    """Give a cluster other scale settings: the record first, then its nodes are told. What runs on them is left alone.
+    """Set a cluster's scale settings: the record first, then its nodes. Running jobs are left alone.
 
     Args:
         cluster: as it is just now; who lets two do this at once has the record of one and the nodes of the other.

@@ -52,7 +52,7 @@ def secrets(task: SetupTask) -> dict[str, str]:
 
 
 def identity(task: SetupTask) -> str:
-    """What tells one content from another: the command line, the variables, and the names of the secrets."""
+    """Identify a setup task by its content: command line, variables, names of secrets."""
     variables = [[entry.name, entry.value] for entry in task.environment_variables]
     content = json.dumps([task.command_line, variables, sorted(secret.name for secret in task.secrets)])
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:10]

@@ -49,7 +49,7 @@ def show(cluster: Cluster, census: Census | None) -> dict[str, Any]:
 
 
 def _node_setup(cluster: Cluster) -> dict[str, Any]:
-    """What nodes do before they take jobs, with the place of the setup task's logs as Batch AI showed it."""
+    """Node setup of the document, with the place of the setup task's logs as Batch AI showed it."""
     shown: dict[str, Any] = as_shown(cluster.document.node_setup)
     if task := cluster.document.node_setup.setup_task:
         shown["setupTask"]["stdOutErrPathSuffix"] = setup.suffix(cluster.name, cluster.record, task)
@@ -96,7 +96,7 @@ def allocation_state(cluster: Cluster, census: Census) -> str:
 
 
 def node_counts(cluster: Cluster, census: Census) -> dict[str, int]:
-    """How many nodes do what.
+    """Number of nodes in each state.
 
     Of a cluster that scales by itself, nodes that wait for no job count only as far as its minimum: this machine doesn't cost
     less for it, but a job finds as many nodes as there.

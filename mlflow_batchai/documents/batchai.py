@@ -75,7 +75,7 @@ class MetricRule(SpecModel):
 
 
 class Promotion(SpecModel):
-    """What a new version must be better in than the one that holds an alias: a metric, by its last value.
+    """Metric in which a new version must be better than the holder of an alias, by its last value.
 
     Without ``mode`` less is better of a metric whose name holds one of ``LESS_IS_BETTER``, and more of any other.
     """

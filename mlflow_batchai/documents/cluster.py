@@ -26,7 +26,7 @@ ServerFolder = Annotated[str, matching(r"[\w.:\[\]-]+:/\S*", "be host:/folder, a
 
 
 class Engine(str, Enum):
-    """What starts a job's command on the nodes."""
+    """Engine that starts a job's command on the nodes."""
 
     LOCAL = "local"
     SSH = "ssh"
@@ -105,7 +105,7 @@ class PerformanceCountersSettings(SpecModel):
 
 
 class NodeSetup(SpecModel):
-    """What each node does before it takes jobs: mounts, then the setup task."""
+    """Steps of each node before it takes jobs: mounts, then the setup task."""
 
     mount_volumes: MountVolumes = MountVolumes()
     setup_task: SetupTask | None = None
@@ -121,7 +121,7 @@ class UserAccountSettings(SpecModel):
 
 
 class ShareCredentials(SpecModel):
-    """What opens an Azure control share: the account's key, or a SAS that may read, create, write, delete and list."""
+    """Credentials of an Azure control share: the account's key, or a SAS that may read, create, write, delete and list."""
 
     alternatives: ClassVar[tuple[str, ...]] = ("account_key", "sas_token")
     account_key: SecretText | None = None
@@ -158,7 +158,7 @@ def _nodes(earlier: dict[str, Any]) -> int:
 
 
 class SshKeys(SpecModel):
-    """What a cluster document has with ``engine: ssh`` only."""
+    """Keys that a cluster document has only with ``engine: ssh``."""
 
     hosts: Annotated[tuple[HostEntry, ...], Field(max_length=MOST_NODES), distinct("host", lambda entry: entry.host)] = ()
     user: NonEmpty | None = None
@@ -272,7 +272,7 @@ def parse_cluster(data: object, source: str) -> tuple[ClusterDocument, list[str]
 
 
 class ClusterRecord(SpecModel):
-    """What of a cluster changes: where it belongs, since when, and how many nodes it is to have.
+    """Changing facts of a cluster: its workspace, creation time and number of nodes.
 
     It lies beside the document, and only ``batchai`` writes it; a hand-written document has none. ``nodes`` is what a
     local cluster has been made larger to than its document says; ``allocation_time`` is when the number of its nodes was

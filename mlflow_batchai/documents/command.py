@@ -458,7 +458,7 @@ def parameters(text: str) -> dict[str, str]:
 
 
 def _argument_words(text: str) -> list[str] | None:
-    """The words of the first command in a line of shell text, without their quotes; None if it can't be told."""
+    """The words of the first command in a line of shell text, without their quotes; None if unknown."""
     words: list[str] = []
     position = 0
     # Lines may be continued.

@@ -15,7 +15,7 @@ from mlflow_batchai.errors import DocumentError
 
 
 class FrameworkSettings(SpecModel):
-    """What starts, how many times, with which arguments.
+    """What to start, how many times, with which arguments.
 
     Every field is optional, since an MLflow project supplies its own command. ``programs`` are the fields of which a
     block that stands alone has exactly one (`require_complete`). ``counts`` are the fields that say how the program is

@@ -253,7 +253,7 @@ def _paths_to(wanted: str, model: type[SpecModel]) -> list[Path]:
 
 
 def _sentence(fault: ErrorDetails) -> str:
-    """What is wrong, to follow the path; repeats the value only where one of a few words was due."""
+    """Describe an error, to follow the path; repeat the value only if one of a few words was expected."""
     name, value, context = fault["type"], fault["input"], fault.get("ctx", {})
     if name == WRONG:
         return fault["msg"]

@@ -59,7 +59,7 @@ def load_list(text: str, source: str) -> list[Any]:
 
 
 def kind(value: object) -> str:
-    """What a person calls a value of this type: 'a list', 'text', ..."""
+    """Name of a value's type for people: 'a list', 'text', ..."""
     names = {dict: "a mapping", list: "a list", tuple: "a list", str: "text", bool: "true or false"}
     return names.get(type(value), "a number" if isinstance(value, (int, float)) else "an empty value")
 
@@ -103,7 +103,7 @@ def _refuse_constant(name: str, source: str) -> NoReturn:
 
 
 def _hint(error: json.JSONDecodeError) -> str:
-    """What most likely caused a JSON error."""
+    """Most likely cause of a JSON error."""
     here = error.doc[error.pos : error.pos + 1]
     if here and here in "/#":
         return "; JSON has no comments"

@@ -16,7 +16,7 @@ GroupName = Annotated[str, matching(r"[-\w.]{1,90}", "have 1 to 90 letters, digi
 
 
 class Defaults(SpecModel):
-    """What commands take where an option is absent."""
+    """Defaults of commands for absent options."""
 
     resource_group: GroupName | None = None
     workspace: Name | None = None
@@ -26,7 +26,7 @@ class Defaults(SpecModel):
 
 
 class AccountSettings(SpecModel):
-    """What opens a storage account, and where it is if not in the public cloud (``ACCOUNT`` in it is the account's name)."""
+    """Credentials of a storage account, and its place if not in the public cloud (``ACCOUNT`` is the account's name)."""
 
     account_key: SecretText | None = None
     sas_token: SecretText | None = None

@@ -35,7 +35,7 @@ class Known(NamedTuple):
 
 
 def census(nodes: Sequence[Node], known: Sequence[Known], book: str, each: Each) -> Census:
-    """What the nodes do: one question a machine, and one for the queue to the first node."""
+    """Ask what the nodes do: one question a machine, and one for the queue to the first node."""
     groups: dict[int, list[int]] = {}
     for index, node in enumerate(nodes):
         if known[index].lost is None:

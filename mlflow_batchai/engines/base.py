@@ -19,7 +19,7 @@ Handle = Mapping[str, Any]
 
 
 class PollState(enum.Enum):
-    """What an engine can say of a command that it started on N nodes."""
+    """State of a command that an engine has started on N nodes."""
 
     QUEUED = "queued"
     ALIVE = "alive"
@@ -54,7 +54,7 @@ class Poll(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What a job wants of a node besides a Python, as its plan says it.
+    """Requirements of a job on a node besides a Python, from its plan.
 
     Attributes:
         volumes: those to mount.
@@ -69,7 +69,7 @@ class Needs(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check has found.
+    """Result of a check.
 
     Attributes:
         usable: nodes that a job could be sent to.
@@ -83,7 +83,7 @@ class CheckResult:
 
 
 class StartRequest(NamedTuple):
-    """What to start.
+    """A command to start on nodes.
 
     Attributes:
         job: the job's id.
@@ -106,7 +106,7 @@ class StartRequest(NamedTuple):
 
 
 class NodeCommand(NamedTuple):
-    """What one node would run.
+    """The command that one node would run.
 
     Attributes:
         root: the node's own folder.
@@ -147,13 +147,13 @@ class Engine(Protocol):
         """
 
     def render(self, request: StartRequest) -> Sequence[NodeCommand]:
-        """What each node would run, without starting anything (node indexes of the cluster are not chosen yet)."""
+        """Show what each node would run, without starting anything (node indexes of the cluster are not chosen yet)."""
 
     def submit(self, request: StartRequest) -> Handle:
         """Start it; ClusterError if that can't be done."""
 
     def poll(self, handle: Handle) -> Poll:
-        """How it stands."""
+        """Report the state of a started command."""
 
     def cancel(self, handle: Handle) -> None:
         """End it, and everything it started."""
@@ -182,10 +182,10 @@ class Scalable(Protocol):
     """
 
     def census(self) -> Census:
-        """What the nodes do, and the queue; ClusterError if its book is there and can't be read."""
+        """Report what the nodes do, and the queue; ClusterError if its book is there and can't be read."""
 
     def admit(self, count: int) -> None:
-        """Have the first ``count`` nodes take jobs, and the others none; ClusterError if some could not be told."""
+        """Have the first ``count`` nodes take jobs, and the others none; ClusterError if some can't be reached."""
 
 
 @runtime_checkable

@@ -70,7 +70,7 @@ class NodeReport(NamedTuple):
 
 
 class Census(NamedTuple):
-    """What a cluster does.
+    """What the nodes of a cluster do, and its queue.
 
     Attributes:
         reservations: the queue, in its order: jobs that run and jobs that wait.

@@ -189,7 +189,7 @@ class Hosts:
         return Poll(PollState.ALIVE, frozen=frozen, failures=failures)
 
     def _told(self, handle: Handle, index: int, said: Outcome) -> str:
-        """What is to be said of a node that is gone or could not be asked."""
+        """Describe a node that is gone or could not be asked."""
         if isinstance(said, ClusterError):
             return str(said)
         return f"the agent of {self._called(handle, index)} is gone" + (f": {said['last']}" if said["last"] else "")
@@ -299,7 +299,7 @@ class Hosts:
         return node
 
     def _each(self, calls: Sequence[Callable[[], Answer]]) -> list[Outcome]:
-        """What each call answers, or the error that it ends in, all at once where they go to several machines."""
+        """Result or error of each call; calls run at once where they go to several machines."""
         guarded = [functools.partial(_outcome, call) for call in calls]
         return [call() for call in guarded] if self.kind == "local" else at_once(guarded)
 

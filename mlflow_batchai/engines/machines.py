@@ -30,7 +30,7 @@ SEND = "the archive is to be sent to "
 
 
 class ShellCommand(NamedTuple):
-    """What runs a person's shell line on a machine, and where it is started here."""
+    """Command here that runs a person's shell line on a machine, and its working directory."""
 
     argv: list[str]
     cwd: str | None
@@ -41,7 +41,7 @@ class Machine(Protocol):
 
     @property
     def title(self) -> str:
-        """How messages call it: ``node gpu1``."""
+        """Name of the machine in messages: ``node gpu1``."""
 
     @property
     def address(self) -> str | None:
@@ -49,14 +49,14 @@ class Machine(Protocol):
 
     @property
     def command(self) -> list[str] | None:
-        """What runs the agent there; None: whatever answers us."""
+        """Command that runs the agent there; None: whatever answers us."""
 
     @property
     def archive(self) -> str:
-        """Where the agent's archive lies there, or will."""
+        """Path of the agent's archive there, present or not."""
 
     def shown(self, arguments: list[str]) -> tuple[str, ...]:
-        """What would be run there, for people."""
+        """The command that would run there, for people."""
 
     def connect(self) -> Mapping[str, str]:
         """Connect and log in, if that isn't done: what ``doctor`` shows of it, by the name of its check; or ClusterError."""
@@ -65,7 +65,7 @@ class Machine(Protocol):
         """Ask a verb of ``agent/api/host.py``; ClusterError, with the machine in it, if it can't be done or asked."""
 
     def shell(self, line: str | None, folder: str | None, root: str, forwards: Sequence[str], terminal: bool) -> ShellCommand:
-        """What runs a shell line on the node whose own folder is ``root`` (see ``cli/node.py``)."""
+        """Command that runs a shell line on the node whose own folder is ``root`` (see ``cli/node.py``)."""
 
     def close(self) -> None:
         """Let go of the connection; the next question opens another."""
@@ -240,7 +240,7 @@ class SshMachine:
         return said
 
     def _greeted(self, argv: list[str]) -> Stream | str:
-        """The stream once it has said that it is there, else the last thing that it said instead."""
+        """The stream after its greeting, else the last line that came instead."""
         stream = self.connection.stream(argv)
         try:
             for _ in range(GREETING_LINES):
@@ -259,7 +259,7 @@ class SshMachine:
         return "its login prints more than can be read over; silence it for shells without a terminal"
 
     def _explained(self, trouble: str) -> str:
-        """What keeps the agent from running there, and what to do."""
+        """Why the agent can't run there, and what to do."""
         if trouble.endswith(("another user", "is not a folder", "other users can write")) or "can't be made" in trouble:
             return f"{trouble}; mend that, or name another folder (root in the cluster document)"
         if trouble.endswith("install 3.9 or newer"):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Site:
-    """What an engine is made of.
+    """Arguments from which an engine is built.
 
     Attributes:
         cluster: its name.

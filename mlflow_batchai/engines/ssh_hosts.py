@@ -263,7 +263,7 @@ _ADDRESS_SENTENCES = {
 
 
 def share_sentence(title: str, path: str, trouble: str | None) -> str:
-    """What a word of ``place.share_trouble`` means, and what to do; nothing for None."""
+    """Sentence and remedy for a word of ``place.share_trouble``; nothing for None."""
     if trouble and path.startswith(("https://", "http://")):
         return f"{title}: {_ADDRESS_SENTENCES.get(trouble, trouble)} ({path})"
     sentences = {

@@ -127,7 +127,7 @@ def _setup_secrets(job: Job, cluster: Cluster, kept: Mapping[str, str]) -> dict[
 
 
 def _opens(volume: Volume, seconds: float, kept: Mapping[str, str]) -> dict[str, str]:
-    """What opens a volume of the plan on nodes, made anew where that is possible; nothing for one that needs nothing.
+    """Credentials of a volume of the plan for nodes, new ones where possible; nothing if it needs none.
 
     Args:
         kept: what opened it before.
@@ -146,7 +146,7 @@ def _opens(volume: Volume, seconds: float, kept: Mapping[str, str]) -> dict[str,
 
 
 def _opens_anew(volume: Volume, seconds: float) -> dict[str, str]:
-    """What opens a volume of an account, made now.
+    """Make new credentials for a volume of an account.
 
     Raises:
         ShareError: it isn't to be had.

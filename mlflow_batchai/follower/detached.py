@@ -75,14 +75,14 @@ class Submitted:
 
     @property
     def monitor(self) -> LeaseMonitor:
-        """What tells the better whether anybody relays the job the more often it looks."""
+        """The monitor of the job's lease; it knows more with each look."""
         if self._monitor is None or self._monitor.job is not self.job:
             words = _arguments(self.job)
             self._monitor = LeaseMonitor(self.job, lambda: proc.that_run(words))
         return self._monitor
 
     def followed(self) -> LeaseView:
-        """Who relays the job now, as far as that can be told (``LeaseMonitor.look``).
+        """The present follower of the job, as far as known (``LeaseMonitor.look``).
 
         Raises:
             ShareError: its share can't be read now.
@@ -191,7 +191,7 @@ def reopen(submitted: Submitted) -> bool:
 
 
 def _arguments(job: Job) -> list[str]:
-    """What a job's follower is known by among all processes."""
+    """Arguments by which a job's follower is recognized among all processes."""
     return ["mlflow_batchai.follower", job.share.url, job.folder, job.plan.run_id]
 
 

@@ -248,7 +248,7 @@ class Follower:
 
 
 def _told(pipe: TextIO) -> dict[str, Any]:
-    """What agents have to be told; nothing if who started us says nothing, or was killed in the midst of it."""
+    """Read the agent secrets that the starter passes; nothing if it passes none, or was killed meanwhile."""
     # Who starts us by hand gives us no pipe.
     text = "" if pipe.isatty() else pipe.read()
     try:

@@ -48,7 +48,7 @@ class NotHereError(JobError):
 
 
 class Leaving(Exception):
-    """Told to leave meanwhile."""
+    """The follower was asked to leave meanwhile."""
 
 
 def pause_before(quick: int) -> float:

@@ -71,7 +71,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
-        """It works for the time of the block."""
+        """Run the thread during the block."""
         self._thread.start()
         try:
             yield
@@ -188,7 +188,7 @@ class Supervisor:
 
 
 def _engine(job: Job) -> Engine:
-    """What the job runs on; a machine that doesn't know its cluster can relay it all the same."""
+    """The engine of the job; on a machine that doesn't know its cluster an AbsentEngine: the relay goes on."""
     try:
         return clusters.load(job.plan.cluster)[0].engine
     except BatchAIError as error:

@@ -49,7 +49,7 @@ class Silence:
 
 
 class Watch:
-    """Sees that a job ends even when its agents can't say so.
+    """Detect that a job's agents can't give its verdict any more, and give it.
 
     Args:
         job: the job.
@@ -77,7 +77,7 @@ class Watch:
 
     @property
     def seconds(self) -> float:
-        """How often it is worth checking."""
+        """Seconds between two checks."""
         return self._engine.poll_seconds
 
     def check_or_complain(self) -> None:
@@ -129,7 +129,7 @@ class Watch:
                     self._heed(snapshot)
 
     def _patience(self) -> float:
-        """How long agents may take to end the job by themselves."""
+        """Seconds that agents have to end the job by themselves."""
         drains = any(volume.by_rclone for volume in self._job.plan.volumes)
         slow = self._job.index is not None
         waits = drains * DRAIN_PATIENCE_SECONDS + slow * INDEX_PATIENCE_SECONDS

@@ -122,7 +122,7 @@ def build_environment(
 
 
 def parallel_jobs(cores: int, memory: int) -> int:
-    """How many compilers to run on so many cores and bytes of memory; one takes up to 2 GiB."""
+    """Number of compilers for so many cores and bytes of memory; one takes up to 2 GiB."""
     return max(1, min(cores, memory // (2 << 30)))
 
 

@@ -64,7 +64,7 @@ class Parts(NamedTuple):
 def choose(
     interpreter: Interpreter, gpu: bool | None, architectures: Iterable[str], environ: Mapping[str, str]
 ) -> Target | None:
-    """What to build for, or None: without GPUs.
+    """Choose the GPU architectures to build for; None: build without GPUs.
 
     Args:
         gpu: whether it is to be for GPUs; None: where PyTorch is one for CUDA and this machine has a GPU that works.
@@ -128,7 +128,7 @@ def installed(environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
 
 
 def find(target: Target, interpreter: Interpreter, environ: Mapping[str, str]) -> Parts:
-    """What a build for these GPUs takes.
+    """Find the parts for a build for these GPUs.
 
     Raises:
         HorovodBuildError: a sentence for each part that is missing, with how to get it.

@@ -66,7 +66,7 @@ class Pip(NamedTuple):
 
 
 def pip_command(interpreter: Interpreter) -> list[str]:
-    """What runs pip for that interpreter: its own pip, or ours, if that can act for another (22.3).
+    """Command that runs pip for that interpreter: its own pip, or ours, if that can act for another (22.3).
 
     Raises:
         HorovodBuildError: neither is there.
@@ -95,7 +95,7 @@ def missing_tools(interpreter: Interpreter) -> list[str]:
 
 
 def progress_texts(lines: Iterable[str]) -> Iterator[str]:
-    """What a log of ``pip wheel -v`` says of progress: nothing twice, no percentage that falls (make -j mixes them)."""
+    """Progress lines from a log of ``pip wheel -v``: none twice, no falling percentage (make -j mixes them)."""
     highest, last = -1, ""
     for line in lines:
         percent = _PERCENT.match(line)

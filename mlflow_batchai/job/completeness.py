@@ -65,7 +65,7 @@ def _missing(known: Totals, cursor: Mapping[str, int], received: Mapping[str, Se
 
 
 def log_totals(known: Totals) -> dict[str, tuple[int, int]]:
-    """Of each log file how many bytes and lines its agent has given it."""
+    """Bytes and lines that an agent has given to each log file."""
     return {
         name: (size, lines)
         for told in known.values()

@@ -187,7 +187,7 @@ class Job:
         return any(entry.name == name for entry in self.share.list(folder))
 
     def overrides(self) -> Record:
-        """What this attempt has of its own (``attempt.json``); empty while it isn't there, and for the first."""
+        """The overrides of this attempt (``attempt.json``); empty while the file is absent, and for the first."""
         self._look_for_terms()
         return dict(self._own or {})
 
@@ -275,7 +275,7 @@ class Job:
 
     @property
     def plan_digest(self) -> str:
-        """The digest of the plan (``protocol.digest``), which agents are told."""
+        """The digest of the plan (``protocol.digest``), which agents check."""
         return protocol.digest(self._origin.record)
 
     @property
@@ -300,7 +300,7 @@ class Job:
         return self._closed(self.paths.spec) or {}
 
     def changes(self) -> Record:
-        """What its code differs in from its git commit (``plan.changes``); empty if it isn't in git."""
+        """How its code differs from its git commit (``plan.changes``); empty if it isn't in git."""
         return self._closed(self.paths.code) or {}
 
     def handle(self) -> Record | None:
@@ -318,7 +318,7 @@ class Job:
         return {**found, "mark": protocol.job_mark(self.plan.job, self.attempt)}
 
     def snapshot(self, leaving: Collection[int] | None = None) -> Snapshot:
-        """What lies there now. Files that never change are read once.
+        """Read the job folder. Files that never change are read once.
 
         Args:
             leaving: nodes whose ``exit.json`` is looked for, each in a folder of its own; None: all.
@@ -366,7 +366,7 @@ class Job:
         return fold(self.snapshot(None if ending else ()))
 
     def requests(self) -> list[Record]:
-        """What was asked of this attempt."""
+        """Requests for this attempt."""
         if self.index is not None:
             prefix = "request-"
             names = [f"{name[len(prefix) :]}.json" for name in self.index.look() if name.startswith(prefix)]
@@ -412,7 +412,7 @@ class Job:
         self._notice("verdict")
 
     def _notice(self, name: str) -> None:
-        """Have those who look at the index see what we have written."""
+        """Set a marker in the index for what we have written."""
         if self.index is not None:
             self.index.put(name)
             self.index.look(now=True)
@@ -426,7 +426,7 @@ class Job:
 
 
 def changed_sentence(what: str, name: str) -> str:
-    """What is said of a job some of whose records were changed on the share."""
+    """Sentence on a job of which a record was changed on the share."""
     return (
         f"the {what} of job {name} was changed on the share; nothing was read from it; what still runs of the job is ended by:"
         f" batchai job terminate {name}"

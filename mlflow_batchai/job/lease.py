@@ -55,7 +55,7 @@ class LeaseLostError(JobError):
 
 
 class LeaseState(Enum):
-    """What one look can tell of a lease."""
+    """State of a lease, as far as one look shows."""
 
     FINISHED = "finished"
     """The run is finished, or a relay is at a later attempt."""
@@ -87,7 +87,7 @@ class LeaseView(NamedTuple):
 
     @property
     def moves(self) -> tuple[int, int | None]:
-        """What stands still when nobody has it any more."""
+        """Values that stand still when nobody holds the lease."""
         return self.number, self.counter
 
     @property
@@ -183,7 +183,7 @@ class Lease:
         return [str(sentence) for sentence in memory.get(key, [])]
 
     def view(self) -> LeaseView:
-        """Who has it, as far as one look can tell."""
+        """Look once at the lease: its holder, as far as one look shows."""
         newest, cursor, taken = self._newest()
         over = newest > 0 and self._over(cursor)
         if taken > newest and not over:
@@ -245,7 +245,7 @@ class Lease:
         return False
 
     def _last_cursor(self, newest: int) -> Record:
-        """What the last holder that got to write anything wrote."""
+        """The cursor of the last holder that wrote one."""
         cursors = (self._cursor(number) for number in range(newest, max(0, newest - MOST_FORGED), -1))
         return next((cursor for cursor in cursors if cursor is not None), {})
 
@@ -282,7 +282,7 @@ class Lease:
             self._job.share.write(path, protocol.encode([signing.sign(path, record)]))
 
     def release(self, why: str) -> None:
-        """Let go of it before the end, for a reason that people are told: the next one has it at once."""
+        """Release the lease before the end, with a reason for people: the next holder has it at once."""
         with self._writing:
             self._released, self.trouble = True, why
             self.save({})

@@ -95,7 +95,7 @@ class Names:
         self._as_they_are = set(known) - self._changed.keys()
 
     def remember(self) -> dict[str, list[str]]:
-        """All that another process needs to go on, as JSON."""
+        """The memory for a later process, as JSON."""
         return {key: list(names) for key, names in self._changed.items()}
 
     def key(self, name: str) -> str:
@@ -179,7 +179,7 @@ class MetricFold:
         return found
 
     def remember(self) -> dict[str, Any]:
-        """All that another process needs to go on, as JSON."""
+        """The memory for a later process, as JSON."""
         return {
             "source": dict(self._source),
             "steps": _copied(self._steps),
@@ -207,7 +207,7 @@ class MetricFold:
 
     @property
     def pace(self) -> Pace | None:
-        """How far Keras' lines say that the training has come."""
+        """Progress of the training by Keras' lines."""
         return self._keras.pace
 
     @property
@@ -349,7 +349,7 @@ def _line(memory: Any) -> _Line | None:
 
 
 class Pace(NamedTuple):
-    """How far a training has come.
+    """Progress of a training.
 
     Attributes:
         epoch: the one that is being trained, from 1.
@@ -386,7 +386,7 @@ class KerasLines:
         self._last = _line(memory.get("last"))
 
     def remember(self) -> dict[str, Any]:
-        """All that another process needs to go on, as JSON."""
+        """The memory for a later process, as JSON."""
         return {
             "epoch": self._epoch,
             "epochs": self._epochs,
@@ -417,7 +417,7 @@ class KerasLines:
 
     @property
     def pace(self) -> Pace | None:
-        """How far the training has come; None: there is none."""
+        """Progress of the training; None: unknown."""
         if not self._epoch:
             return None
         done = self._epoch - self._first
@@ -472,7 +472,7 @@ class SampleFold:
         self.unread = int(memory.get("unread", 0))
 
     def remember(self) -> dict[str, Any]:
-        """All that another process needs to go on, as JSON."""
+        """The memory for a later process, as JSON."""
         return {"first": dict(self._first), "following": dict(self._following), "unread": self.unread}
 
     def feed(self, records: Iterable[Record]) -> list[Point]:

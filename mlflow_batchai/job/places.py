@@ -136,7 +136,7 @@ def locate(text: str, prefixes: Mapping[str, int], where: str) -> tuple[int, str
 
 
 def output_places(plan: Plan) -> list[dict[str, Any]]:
-    """Where each output directory lies that a client can read: ``{"id", "share": address, "path", "rclone"}``.
+    """Places of output directories that a client can read: ``{"id", "share": address, "path", "rclone"}``.
 
     The path is as nodes call it; ``rclone`` tells whether the share has it in rclone's spelling (``storage/spelling.py``).
     """
@@ -178,7 +178,7 @@ def place_logs(properties: JobProperties, volumes: Sequence[Volume], source: str
 
 
 def on_control(volumes: Sequence[Volume], index: int) -> str | None:
-    """Where on the control share a volume lies, empty for its root; None: elsewhere."""
+    """Path of a volume on the control share, empty for its root; None: it lies elsewhere."""
     control, volume = volumes[0].share or "", volumes[index].share
     if index == 0 or (volumes[index].kind == "azureFiles" and volume == control):
         return ""

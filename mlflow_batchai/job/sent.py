@@ -11,7 +11,7 @@ from mlflow_batchai.storage import job_file
 
 
 class Stamp(NamedTuple):
-    """What a file's content is known by.
+    """Size and time by which a file's content is known.
 
     Attributes:
         size: bytes.
@@ -42,7 +42,7 @@ class SentFiles:
         return self._known().get(artifact) == stamp
 
     def add(self, artifact: str, stamp: Stamp) -> None:
-        """It has been."""
+        """Note that a file was sent."""
         self._known()[artifact] = stamp
         self._unsaved = True
 
@@ -63,7 +63,7 @@ class SentFiles:
         return self._files
 
     def _read(self, number: int) -> Record | None:
-        """What a relay has noted; None: nothing, or nothing that can be read."""
+        """Read a relay's memory; None: there is none, or it can't be read."""
         try:
             record = protocol.decode_one(job_file(self._job.share, self._job.paths.sent(number)) or b"")
         except TornFileError:

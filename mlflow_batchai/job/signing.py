@@ -32,7 +32,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Signature(Enum):
-    """What the signature of a record says."""
+    """Result of checking a record's signature."""
 
     OWN = "own"
     """This user has written it."""

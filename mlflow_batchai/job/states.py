@@ -12,7 +12,7 @@ from mlflow_batchai.agent.protocol import Record
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the job folder holds of one attempt, as far as its state goes.
+    """Content of the job folder that decides the state of one attempt.
 
     Attributes:
         node_count: nodes of the job.

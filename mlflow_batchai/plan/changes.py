@@ -114,7 +114,7 @@ class _Git:
         self._until = time.monotonic() + GIT_SECONDS
 
     def ask(self, *words: str) -> bytes:
-        """What git says; nothing if it refuses."""
+        """Output of a git command; nothing if it fails."""
         argv, nothing = self._argv(words), subprocess.DEVNULL
         done = subprocess.run(argv, stdin=nothing, capture_output=True, check=False, timeout=self._rest(), env=_environment())
         return done.stdout if done.returncode == 0 else b""

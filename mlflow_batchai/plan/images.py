@@ -61,7 +61,7 @@ def choose_container(project: MLProject | None, properties: JobProperties, docum
 def copied_variables(
     project: MLProject, document: ClusterDocument, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """What ``docker_env.environment`` copies from the submitter's environment: treated as secret, never in the plan.
+    """Variables that ``docker_env.environment`` copies from the submitter: treated as secret, never in the plan.
 
     Raises:
         ProjectError: one of them is not set here (as MLflow has it).

@@ -78,7 +78,7 @@ WAITING_SECONDS = 7 * 86400.0
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What a job asks for besides its program, in Batch AI's documents without a word for it.
+    """Options of a job for which Batch AI's documents have no key.
 
     Attributes:
         retries: how often it starts again by itself when it fails.
@@ -105,7 +105,7 @@ class JobOptions:
 
 @dataclass(frozen=True)
 class Program:
-    """What a job runs, whatever describes it.
+    """The program of a job, whatever document describes it.
 
     Attributes:
         command: the shell line of every rank.

@@ -29,7 +29,7 @@ class Tool(NamedTuple):
     machine: str
 
     def entry(self) -> SentTool:
-        """As it stands in the plan."""
+        """Entry in the plan."""
         return SentTool(self.machine, self.file.sha256, self.file.size)
 
 
@@ -61,7 +61,7 @@ def rclone(machines: Collection[str]) -> Tool:
 
 
 def needs_of(plan: Plan) -> Needs | None:
-    """What a plan wants of its nodes that not every node has, or None."""
+    """Tools that a plan needs and not every node has, or None."""
     volumes = tuple(volume for volume in plan.volumes if volume.kind != "link")
     if not volumes and not plan.container:
         return None
@@ -102,7 +102,7 @@ class Prepared:
 
     @property
     def needs(self) -> Needs | None:
-        """What it wants of its nodes that not every node has, or None."""
+        """Tools that the job needs and not every node has, or None."""
         return needs_of(self.plan)
 
     def with_tools(self, missing: Mapping[str, Collection[str]]) -> Prepared:

@@ -200,7 +200,7 @@ def prepare(
 
 
 def _model(settings: ModelSettings) -> Model:
-    """As in the plan."""
+    """The model's part of the plan."""
     promotion = settings.promote_if
     return Model(
         settings.path,

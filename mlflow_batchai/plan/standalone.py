@@ -153,7 +153,7 @@ def check_script(prepared: Prepared, properties: JobProperties, source: str) -> 
 
 
 def _kind(share: str, path: str) -> str:
-    """What lies there, for a sentence; empty for nothing."""
+    """What lies at a path, for a sentence; empty for nothing."""
     if share.startswith("file:"):
         file = Path(_shown(share), path)
         return "a folder" if file.is_dir() else "a file" if file.exists() else ""

@@ -46,7 +46,7 @@ class FileShares:
         self.warnings: list[str] = []
 
     def volume(self, entry: AzureFileShare, at: str) -> tuple[Volume, dict[str, str]]:
-        """What a document's share becomes on nodes, its place left out, and what opens it there.
+        """Turn a document's share into a volume of the plan, without its place, and its credentials.
 
         Raises:
             DocumentError: it can't be used as it is described.
@@ -184,7 +184,7 @@ class Chosen(NamedTuple):
 
 
 def choose_volumes(properties: JobProperties, cluster: Cluster, source: str, seconds: float) -> Chosen:
-    """What the job and its cluster mount.
+    """Choose the volumes that the job and its cluster mount.
 
     Args:
         source: the job document's name in messages.
@@ -202,7 +202,7 @@ def choose_volumes(properties: JobProperties, cluster: Cluster, source: str, sec
 
 
 def cluster_volumes(cluster: Cluster) -> list[Volume]:
-    """What every job of a cluster mounts; raises as ``choose_volumes`` does."""
+    """Volumes that every job of a cluster mounts; raises as ``choose_volumes`` does."""
     chooser = _Chooser(cluster, LOOK_SECONDS)
     chooser.add_cluster()
     return chooser.volumes

@@ -46,7 +46,7 @@ def is_azure(account: str) -> bool:
 
 
 def folder(account: str) -> Path:
-    """What stands for an account that nothing opens: each folder in it is a file share."""
+    """Folder that stands for an account without credentials: each folder in it is a file share."""
     return home() / FOLDER / account.lower()
 
 

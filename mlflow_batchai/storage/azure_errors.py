@@ -135,7 +135,7 @@ def code_of(error: HttpResponseError) -> str:
 
 
 def _of_time(error: HttpResponseError, credential: Credential) -> str | None:
-    """What a refusal has to do with time, if anything."""
+    """Explain a refusal that has to do with time, if it has."""
     now = datetime.now(timezone.utc)
     with contextlib.suppress(TypeError, ValueError):
         ahead = (now - parsedate_to_datetime(getattr(error.response, "headers", {}).get("Date", ""))).total_seconds()

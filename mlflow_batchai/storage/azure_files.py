@@ -46,7 +46,7 @@ NOT_KNOWN = ("UnsupportedHeader", "ContentLengthMustBeZero", "InvalidHeaderValue
 
 
 class Piece(NamedTuple):
-    """What one ranged read gave.
+    """Result of one ranged read.
 
     Attributes:
         data: the bytes.

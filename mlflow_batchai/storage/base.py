@@ -45,7 +45,7 @@ class ShareEntry(NamedTuple):
 
 
 class Readable(Protocol):
-    """What is sent: a file that is open for reading bytes, or what looks like one."""
+    """A source to send: a file that is open for reading bytes, or an object like one."""
 
     def read(self, size: int, /) -> bytes:
         """At most so many bytes; none at its end."""
@@ -74,7 +74,7 @@ class Share(Protocol):
 
     @property
     def at_once(self) -> int:
-        """How many calls at once pay: 1 where each takes no longer than the data needs."""
+        """Number of parallel calls that pay: 1 where each takes no longer than the data needs."""
 
     @property
     def url(self) -> str:
@@ -107,7 +107,7 @@ class Share(Protocol):
         """Create a directory; False if it was there. Parents are made."""
 
     def list(self, path: str) -> list[Entry]:
-        """What lies directly in a directory, by name; empty if there is no such directory."""
+        """List a directory by name; empty if there is no such directory."""
 
     def delete(self, path: str) -> None:
         """Remove a file or a directory."""

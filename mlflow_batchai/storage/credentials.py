@@ -42,7 +42,7 @@ _CLOUD = re.compile(
 
 @dataclass(frozen=True)
 class Credential:
-    """What opens a storage account. With neither, it is opened by ``azure-identity`` (a login, a managed identity).
+    """Credential of a storage account. Without key and SAS ``azure-identity`` is used (a login, a managed identity).
 
     Attributes:
         key: the account's key, base64 text.
@@ -54,12 +54,12 @@ class Credential:
 
     @property
     def kind(self) -> str:
-        """How a sentence calls it."""
+        """Name of the credential's kind in sentences."""
         return "account key" if self.key else "SAS" if self.sas else "login"
 
 
 class Connection(NamedTuple):
-    """What a connection string says.
+    """Parts of a connection string.
 
     Attributes:
         account: its name, in small letters.
@@ -110,7 +110,7 @@ def find(account: str) -> Credential:
 
 
 def at(endpoint: str, account: str, service: str = "file") -> Credential:
-    """What opens an account at the address of its service: credentials go nowhere but to Azure and to where the user says.
+    """Credential for the address of an account's service: sent only to Azure and to addresses that the user names.
 
     Args:
         service: ``file`` or ``blob``.
@@ -277,7 +277,7 @@ def _of_connection(account: str) -> Credential | None:
 
 
 def _configured(account: str) -> Connection | None:
-    """What ``shares`` of config.yaml says of an account."""
+    """Entry for an account in ``shares`` of config.yaml."""
     file = settings()
     entry = {name.lower(): entry for name, entry in file.shares.items()}.get(account) if file else None
     if entry is None:

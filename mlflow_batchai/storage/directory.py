@@ -111,7 +111,7 @@ class DirectoryShare:
             return safeopen.open_file(str(self._base), self._below(path))
 
     def scan(self, path: str) -> list[os.DirEntry[str]]:
-        """What lies in a folder, links as links, by name; errors as ``open``."""
+        """Entries of a folder by name, links as links; errors as ``open``."""
         with self._errors(path), self._listed(path) as folder, os.scandir(folder) as found:
             entries = []
             for entry in found:
@@ -121,7 +121,7 @@ class DirectoryShare:
             return sorted(entries, key=lambda entry: entry.name)
 
     def look(self, path: str) -> os.stat_result | None:
-        """What lies there, a link as a link; None if nothing does."""
+        """Status of a path, a link as a link; None if nothing lies there."""
         with self._errors(path):
             return safeopen.look(str(self._base), self._below(path))
 
@@ -275,4 +275,4 @@ class DirectoryShare:
 
 
 class _NoDirectoryError(ShareError):
-    """What should be a directory is a file."""
+    """A file lies where a directory should be."""

@@ -54,7 +54,7 @@ class StagedFile(NamedTuple):
     size: int = 0
 
     def entry(self) -> CodeFile:
-        """As it stands in the plan."""
+        """Entry in the plan."""
         if self.link is not None:
             return CodeFile(self.path, link=self.link)
         return CodeFile(self.path, self.sha256, self.mode)

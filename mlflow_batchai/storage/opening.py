@@ -46,7 +46,7 @@ def needs_sdk() -> Iterator[None]:
 
 
 def for_nodes(location: AzureLocation, seconds: float) -> dict[str, str]:
-    """What agents open the share with, as ``{"sas": text}``.
+    """Credentials with which agents open the share, as ``{"sas": text}``.
 
     From a key, a new SAS of this share for as long as the job may take; from a login a user delegation SAS, which lasts a week
     at most; a SAS of the user's is passed on.

@@ -27,7 +27,7 @@ DEEPEST, MOST_LINKED = 100, 1000
 
 @dataclass
 class Found:
-    """What lies in a folder and below; names are paths from there.
+    """Entries of a folder and below; names are paths from there.
 
     Attributes:
         files: name -> (path on the share, without links; size in bytes; when it was written).
@@ -60,7 +60,7 @@ class Within:
         return self._share.real(path, self._bounds)
 
     def entries(self, path: str) -> list[Entry]:
-        """What lies in a folder, links as what they lead to; those that lead out or to nothing are none."""
+        """Entries of a folder, links as their targets; links that lead out or to nothing are left out."""
         entries: list[Entry] = []
         for name, _, status in self._scan(self.real(path)):
             if status is not None:

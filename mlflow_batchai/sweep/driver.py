@@ -314,7 +314,7 @@ class Driver:
             self._console.say(sentence)
 
     def _left(self) -> str:
-        """What becomes of a sweep that this process leaves."""
+        """Describe what happens to a sweep that this process leaves."""
         left = len(self._unstarted) if self._lock.held else 0
         waiting = f", {left} are not started until somebody attaches" if left else ""
         hint = f"batchai sweep attach {self._name} | batchai sweep terminate {self._name}"

@@ -55,7 +55,7 @@ class Row:
         return {**asdict(self), "metrics": metrics, "reason": self.reason or None}
 
     def sentence(self, metric: str | None) -> str:
-        """How the job has ended."""
+        """Describe how the job has ended."""
         value = f", {metric} {self.metrics[metric]:.6g}" if metric is not None and metric in self.metrics else ""
         why = f": {self.reason}" if self.state == protocol.FAILED and self.reason else ""
         return f"job {self.name} {self.state}{value}{_which(self)}{why}"

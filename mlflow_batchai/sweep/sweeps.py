@@ -37,7 +37,7 @@ _IS_SWEEP = f"tags.`{TAG_JOBS}` LIKE '%'"
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep is to run, kept as an artifact of its run; it holds no secret.
+    """Plan of a sweep, kept as an artifact of its run; it holds no secret.
 
     Attributes:
         settings: override keys of batchai.yaml.

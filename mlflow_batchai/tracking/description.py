@@ -36,7 +36,7 @@ FRAME = 40 + 2 * WIDEST_LINE
 
 @dataclass(frozen=True)
 class Facts:
-    """What there is to say of a job.
+    """Facts about a job for its description.
 
     Attributes:
         plan: the job's, as it holds for its attempt.
@@ -64,7 +64,7 @@ class Facts:
 
 
 def markdown(facts: Facts, room: int = LONGEST_TAG) -> str:
-    """What the description says, without its markers.
+    """Write the description, without its markers.
 
     What users and ranks have written stands in code only, where neither Markdown nor HTML means anything.
 
@@ -134,7 +134,7 @@ def _progress(facts: Facts) -> str:
 
 
 def commands(plan: Plan, state: JobState) -> list[str]:
-    """What a person may want to type about a job, as a shell takes it."""
+    """Shell commands that a person may want for a job."""
     name = plan.name
     if not state.ended:
         wanted = [["attach", name], ["logs", "-f", name], ["terminate", name]]
@@ -170,7 +170,7 @@ def _longest(text: str) -> int:
 
 
 def _tame(text: str) -> str:
-    """Without what a terminal would be told, and without what would be one of our markers."""
+    """Remove control sequences and text that looks like our markers."""
     lines = (as_shown(line) for line in text.split("\n"))
     shown = "\n".join("".join(letter if letter.isprintable() else " " for letter in line) for line in lines)
     return shown.replace("<!--", "<! --")

@@ -46,7 +46,7 @@ class Directory(NamedTuple):
         return inside if self.bounds is None else self.bounds.real(inside) or inside
 
     def called(self, name: str) -> str:
-        """What the job calls a name on the share."""
+        """Name that the job uses for a file of the share."""
         return spelling.on_mount(name) if self.rclone else name
 
     def entries(self, path: str) -> dict[str, Entry]:

@@ -30,7 +30,7 @@ def every(mlflow: MlflowClient, **which: Any) -> list[Experiment]:
 
 
 def pages(search: Callable[[str | None], PagedList[Found]]) -> Iterator[Found]:
-    """All that a search of MLflow finds.
+    """All results of a search of MLflow.
 
     Args:
         search: gives the page of a token; None: the first one.

@@ -153,7 +153,7 @@ def unended(tracking: Tracking) -> list[Run]:
 
 
 def _why(error: BaseException) -> str:
-    """What went wrong first, in one line: MLflow's own message repeats what each layer says of the one below."""
+    """First cause of an error in one line: MLflow's own message repeats it for each layer."""
     first = error
     while (below := first.__cause__ or first.__context__) is not None:
         first = below

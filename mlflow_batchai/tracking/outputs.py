@@ -103,7 +103,7 @@ SAVE_SECONDS = 10.0
 
 
 class Outputs:
-    """What ranks have left in the job's output directories, on its way to the run's artifacts: ``outputs/<id>/...``.
+    """Upload the job's output directories into the run's artifacts: ``outputs/<id>/...``.
 
     Args:
         sent: what is there already.

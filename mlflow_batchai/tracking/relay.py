@@ -142,12 +142,12 @@ class Relay:
         }
 
     def heard(self, node: int) -> int:
-        """How many of a node's segments have been read."""
+        """Number of a node's segments that were read."""
         return self._reader.cursor.get(protocol.agent_writer(node), 0)
 
     @property
     def ending(self) -> bool:
-        """Whether an agent has said that it failed or stops."""
+        """Whether an agent has reported a failure or a stop."""
         return self._reader.ending
 
     # Events: metrics, and what scripts have logged.

@@ -54,7 +54,7 @@ class LogThrottle:
         self.say(f"{_text(error)}\ntrying again in {wait:.0f} s, later every {LONGEST_WAIT_SECONDS:.0f} s at most")
 
     def over(self) -> None:
-        """It works; log that if it didn't the last time."""
+        """Note a success; log it if the last call failed."""
         if self._since is not None:
             self.say(f"it works again, after {spoken(self._clock() - self._since)}")
         self._logged_at.clear()
@@ -96,7 +96,7 @@ class RetryPolicy:
         sleep: Callable[[float], Any] | None = None,
         enough: Callable[[], bool] = lambda: False,
     ) -> Result | None:
-        """What comes of something, once it works; None once there is enough of trying.
+        """Result of a call, once it succeeds; None after giving up.
 
         Args:
             sleep: waits so many seconds, or less.

@@ -93,7 +93,7 @@ class Tracking:
 
     @property
     def address(self) -> str:
-        """What MLflow is to be told; a database's address holds its password."""
+        """Address of the store as MLflow takes it; a database's holds its password."""
         return self.environment["MLFLOW_TRACKING_URI"]
 
 

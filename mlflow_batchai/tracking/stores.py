@@ -98,7 +98,7 @@ def reaches(tracking: Tracking, run_id: str) -> bool:
 
 @contextlib.contextmanager
 def as_tracking_error() -> Iterator[None]:
-    """What MLflow raises inside becomes a TrackingError with its sentence."""
+    """Turn MLflow's errors into a TrackingError with MLflow's sentence."""
     try:
         yield
     except Exception as error:

@@ -214,7 +214,7 @@ class _Step:
 
 
 class _State:
-    """What we remember of one model's train step, so that a rank without data can take part in it."""
+    """State of one model's train step, so that a rank without data can take part in it."""
 
     plan: list[tuple[Any, list[Any], Any]] | None = None
     idle: Callable[[], Any] | None = None

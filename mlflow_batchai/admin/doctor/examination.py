@@ -41,7 +41,7 @@ CLIENT = "client"
 
 
 class JobCheck(NamedTuple):
-    """What is the same for all nodes, worked out once.
+    """Parameters of an examination that are the same for all nodes.
 
     Attributes:
         identity: the control share's.

@@ -39,7 +39,7 @@ _FRAMEWORKS = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 
 
 class State(enum.Enum):
-    """How a check came out."""
+    """Result of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -188,7 +188,7 @@ def mounts(said: Answer, names: Sequence[str]) -> Finding:
 
 
 def clock(offset: float, accuracy: float) -> Finding:
-    """How far a node's clock is ahead of this machine's, in seconds, and how exactly that is known."""
+    """Compare a node's clock with this machine's: the difference in seconds, and its uncertainty."""
     at_most = abs(offset) + accuracy
     if at_most < CLOCK_SECONDS_SHOWN:
         return ok(f"as this machine's, within {math.ceil(at_most * 1000)} ms")

@@ -30,7 +30,7 @@ OWN_SECONDS = 30 * 86400.0
 
 
 def of_local_nodes(names: Collection[str] | None, age: Age) -> list[Item]:
-    """What the folders of this machine's nodes hold, and what all of them share: environments, agents' archives.
+    """Unused files in the folders of this machine's nodes, and in those that they share: environments, archives.
 
     Args:
         names: clusters; None: all that there ever were.

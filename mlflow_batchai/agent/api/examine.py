@@ -71,7 +71,7 @@ def clock() -> Answer:
 
 
 def training(python: str, seconds: float) -> Answer:
-    """What the cluster's training interpreter can do, found out by importing Horovod in it, in a rank's environment.
+    """Examine the training interpreter by importing Horovod in it, in a rank's environment.
 
     Args:
         python: as the cluster document names it.

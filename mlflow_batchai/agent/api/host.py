@@ -31,7 +31,7 @@ IDLE_SECONDS = 300
 
 
 class HostError(Exception):
-    """What was asked can't be done here; the message is one sentence."""
+    """The node can't do what the client asked; the message is one sentence."""
 
 
 def ended(root: str, asked: Sequence[Sequence[Any]]) -> Answer:
@@ -76,7 +76,7 @@ def drain(root: str, drained: bool) -> Answer:
 
 
 def census(roots: Sequence[str]) -> Answer:
-    """What some nodes of this machine do just now.
+    """Report what some nodes of this machine do now.
 
     Returns:
         ``nodes``, one a root: ``id`` (None: it has had no job yet), ``drained``, and ``agents``: number of the reservation, as
@@ -163,7 +163,7 @@ def _spawn(argv: list[str], log: str, mark: str, stdin: bytes) -> int:
 
 
 def poll(root: str, number: int, identity: str) -> Answer:
-    """How a reservation's agent stands.
+    """Report the state of a reservation's agent.
 
     Args:
         identity: the id of the node that is meant; empty where it can be no other.

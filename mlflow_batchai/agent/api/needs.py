@@ -14,7 +14,7 @@ Answer = dict[str, Any]
 
 
 def needs(volumes: Sequence[Any], container: Any, python: str) -> Answer:
-    """What this node lacks for a job.
+    """List what this node lacks for a job.
 
     Args:
         volumes: those of the plan that have to be mounted, as plain data.

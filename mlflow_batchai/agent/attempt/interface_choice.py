@@ -44,7 +44,7 @@ class Meeting:
         self._listener: network.Listener | None = None
 
     def open(self) -> Record:
-        """What this node announces of its network; node 0 begins to listen.
+        """Compute what this node announces of its network; node 0 begins to listen.
 
         Raises:
             Failure: the interface that the cluster document names can't be used here.

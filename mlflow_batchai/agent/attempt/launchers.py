@@ -138,7 +138,7 @@ def hostfile(addresses: Sequence[str], sizes: Sequence[int]) -> str:
 
 
 class Known(NamedTuple):
-    """What a node knows of itself and its job.
+    """Facts about a node and its job from which the variables of its ranks are made.
 
     Attributes:
         environment: the node's own.
@@ -158,7 +158,7 @@ class Known(NamedTuple):
 
 
 def argv(plan: Plan) -> list[str]:
-    """What starts a rank."""
+    """The command that starts a rank."""
     return ["bash", "-c", plan.command]
 
 

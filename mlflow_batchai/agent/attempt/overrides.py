@@ -65,7 +65,7 @@ def on_nodes(plan: Plan, nodes: int) -> Mapping[str, int]:
 
 
 def counts_on(plan: Plan, nodes: int) -> Mapping[str, int] | None:
-    """What an attempt on so many nodes has of its own (``record``); None: it has all of them."""
+    """The overrides (``record``) of an attempt on so many nodes; None: it has all of them."""
     return None if nodes == plan.node_count else on_nodes(plan, nodes)
 
 

@@ -132,7 +132,7 @@ class SetupTaskRun:
         )
 
     def _environment(self) -> dict[str, str]:
-        """It is no part of the job that happens to come first: it sees the node, the cluster's mounts and its own variables."""
+        """Environment of the setup task: the node, the cluster's mounts and its own variables, nothing of the job."""
         environment = allowed(os.environ)
         environment["AZ_BATCHAI_MOUNT_ROOT"] = self._layout.cluster_mounts
         environment["AZ_BATCHAI_NUM_GPUS"] = str(self._gpus)

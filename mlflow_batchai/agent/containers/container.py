@@ -117,7 +117,7 @@ def create(
 
 
 def offered(engine: Engine, gpus: Sequence[str], specifications: str) -> Sequence[str]:
-    """What a container is given of the node's GPUs: by UUID just those, ``all`` where the engine can't tell them apart.
+    """The GPU option of a container: by UUID just its own, ``all`` where the engine can't tell them apart.
 
     Indexes would be others inside. An engine without a daemon knows the names of the container device interface (CDI), and not
     every tool that writes its specifications names UUIDs.
@@ -242,7 +242,7 @@ class Container:
             raise
 
     def _image(self) -> dict[str, Any]:
-        """What the engine says of the image (``Id``, ``Config``), pulling it first.
+        """Pull the image and return the engine's description of it (``Id``, ``Config``).
 
         Its registry is asked each time, since a tag may stand for another image by now; but for a name that can't change (a
         digest) or that no registry has (``localhost/...``) of which the node has the image. If a registry doesn't give it,
@@ -349,7 +349,7 @@ class Container:
         return [*found, Mount(archive_path(), read_only=True)]
 
     def _look_around(self) -> None:
-        """What the image has of the programs that we start, and a ``python`` for those that have only a python3."""
+        """Find the programs that we start in the image, and give a ``python`` to those that have only a python3."""
         code, said = self._ask("exec", self.name, "sh", "-c", _PROBE)
         if code != 0:
             raise self._failure(f"nothing can be run in it: {last_line(said)}")

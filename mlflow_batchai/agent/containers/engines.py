@@ -26,7 +26,7 @@ PAUSE_SECONDS = 0.2
 
 
 class Differences(NamedTuple):
-    """What the options that docker and podman share leave open.
+    """Differences between docker and podman.
 
     Attributes:
         probe: what a working engine answers: docker's daemon, podman's configuration and storage.
@@ -88,7 +88,7 @@ class Engine(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a node has.
+    """A container engine that a node has.
 
     Attributes:
         engine: the one that works, or None.

@@ -108,7 +108,7 @@ def _alone(folder: str, stack: contextlib.ExitStack) -> bool:
 
 
 def making(folder: str) -> str:
-    """Which of the times that a folder was made this is: another word for each, empty where none was written."""
+    """Identify which making of a folder this is: another text for each, empty where none was written."""
     try:
         with open(os.path.join(folder, MARKER), encoding="utf-8", errors="surrogateescape") as file:
             return file.read().partition("\n")[2].strip()

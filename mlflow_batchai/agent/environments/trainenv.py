@@ -172,7 +172,7 @@ def _build(layout: NodeLayout, environment: PythonEnvironment, steps: wheels.Ste
 
 
 def _framework(requirements: list[str]) -> str:
-    """What Horovod is built for: TensorFlow, unless only PyTorch is asked for."""
+    """The framework that Horovod is built for: TensorFlow, unless only PyTorch is asked for."""
     names = {match.group("name").lower() for match in map(wheels.REQUIREMENT.match, requirements) if match}
     return "torch" if "torch" in names and not any(name.startswith("tensorflow") for name in names) else "tensorflow"
 

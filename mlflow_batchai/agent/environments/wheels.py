@@ -42,7 +42,7 @@ if not hvd.nccl_built():
 
 
 class Steps(NamedTuple):
-    """How a build does things on its node.
+    """Functions by which a build works on its node.
 
     Attributes:
         attempt: runs one command (argv, what it is for people) to its end, its output in the preparation's log.

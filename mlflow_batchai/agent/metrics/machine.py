@@ -180,14 +180,14 @@ def _lowest(folders: Iterable[str], limit_of: Callable[[str], float | None], mos
 
 
 def core_limit(folder: str) -> float | None:
-    """How many cores a group may use; None: all."""
+    """Number of cores that a group may use; None: all."""
     words = (read(f"{folder}/cpu.max") or read(f"{folder}/cpu.cfs_quota_us")).split()
     period = words[1] if len(words) > 1 else read(f"{folder}/cpu.cfs_period_us").strip()
     return int(words[0]) / int(period) if words and words[0].isdigit() and period.isdigit() else None
 
 
 def memory_limit(folder: str) -> float | None:
-    """How many bytes of memory a group may use; None: all."""
+    """Bytes of memory that a group may use; None: all."""
     return _number(read(f"{folder}/memory.max") or read(f"{folder}/memory.limit_in_bytes"))
 
 

@@ -104,7 +104,7 @@ class Sampler:
             self._count += 1
 
     def _try(self, name: str, look: Callable[[], Any]) -> Any:
-        """What a meter says; None for one that fails: the job goes on without it."""
+        """Read a meter; None if it fails: the job goes on without it."""
         try:
             return look()
         except Exception as error:

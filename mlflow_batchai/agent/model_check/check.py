@@ -95,7 +95,7 @@ class ModelCheck:
         return stop
 
     def _known(self, path: str | None) -> list[dict[str, Any]]:
-        """What ranks reported, and what lies in the output directories."""
+        """Models that ranks reported, and files in the output directories."""
         reported = self.runtime.reported_models
         folders = [path for name, path in sorted(self.layout.directories().items()) if name.startswith("AZ_BATCHAI_OUTPUT_")]
         known = {os.path.realpath(str(body.get("path"))) for body in reported}
@@ -170,7 +170,7 @@ class ModelCheck:
         self.shipper.record("report", body=body)
 
     def _write_log(self, path: str, check: Mapping[str, Any] | None) -> None:
-        """What the check printed, in a file of its own beside the ranks' logs."""
+        """Write the check's output into a file of its own beside the ranks' logs."""
         result = f"{check['outcome']}: {check['why'] or 'loaded and tried'}" if check else "ended before its time"
         self.shipper.note(f"model check of {path}: {result}")
         with contextlib.suppress(OSError):  # the last line stands in the execution log

@@ -54,7 +54,7 @@ def describe(path: str) -> dict[str, Any]:
 
 
 def environment(backend: str, keras: str | None = None) -> dict[str, Any]:
-    """What of ``describe``'s record tells of this interpreter, for a model of a backend.
+    """The part of ``describe``'s record on this interpreter, for a model of a backend.
 
     Args:
         keras: the version of Keras that wrote it; None: it is no Keras file, and Keras is pinned if it is here.

@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
 
 
 def examine(path: str, load: bool, example: Any = None) -> Facts:
-    """What ``main`` prints.
+    """Make the record that ``main`` prints.
 
     Args:
         example: a batch of one that the training script gave: nested lists, or a mapping of the inputs' names to such.
@@ -102,7 +102,7 @@ def examine(path: str, load: bool, example: Any = None) -> Facts:
 
 
 def facts_of(path: str) -> Facts:
-    """What can be told of a model without loading it. Raises DescribeError."""
+    """Describe a model without loading it. Raises DescribeError."""
     if not os.path.isdir(path):
         return describe.describe(path)
     found = choice.folder_format(path)

@@ -39,7 +39,7 @@ _UNKNOWN_NAME = "the name {host} is not known there; correct it, or mend the nod
 
 
 class Kind(NamedTuple):
-    """How a command mounts volumes of one kind.
+    """Command and options that mount volumes of one kind.
 
     Attributes:
         command: its argv, a pure function of the volume, the mount point and the mount's own folder.
@@ -64,7 +64,7 @@ class Kind(NamedTuple):
     instead: str = ""
 
     def explain(self, said: str, volume: Volume) -> str:
-        """What a command's output means, and what to do; empty: the output has to speak for itself."""
+        """Cause and remedy of a command's output; empty: the output has to speak for itself."""
         return next((self.sentence(means, volume) for pattern, means in self.said if re.search(pattern, said)), "")
 
     def sentence(self, template: str, volume: Volume) -> str:

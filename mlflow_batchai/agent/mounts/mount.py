@@ -52,7 +52,7 @@ class Mask:
 
 
 class Place(NamedTuple):
-    """What a mount is given: this node's layout, its processes and its log."""
+    """Context of a mount: this node's layout, its processes and its log."""
 
     layout: NodeLayout
     runtime: Runtime

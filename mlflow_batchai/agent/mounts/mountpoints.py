@@ -79,7 +79,7 @@ def real(path: str) -> str:
 
 
 def at(path: str) -> Mounted | None:
-    """What is mounted at a path (the last one, if several are stacked), or None."""
+    """The mount at a path (the last one, if several are stacked), or None."""
     point = real(path)
     return next((mount for mount in reversed(mounts()) if mount.point == point), None)
 
@@ -126,7 +126,7 @@ def _commands(mounted: Mounted, lazy: bool) -> list[list[str]]:
 
 
 def _run(argv: Sequence[str]) -> str:
-    """Empty if the command did it, else what it said."""
+    """Run a command; its output if it failed, else empty."""
     try:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     except OSError as error:

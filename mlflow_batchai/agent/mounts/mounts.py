@@ -213,7 +213,7 @@ class Mounts:
 
 
 class _Progress:
-    """How the draining of one mount goes."""
+    """Progress of the draining of one mount."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

@@ -40,7 +40,7 @@ NOTED_LINES = 20
 
 
 class Pending(NamedTuple):
-    """What of a mount is not on the share yet.
+    """Files of a mount that are not on the share yet.
 
     Attributes:
         names: paths in the volume.
@@ -169,7 +169,7 @@ class RcloneMount(Mount):
         return azure_errors.explain(said, what, self._host, self.credentials.get("sas", ""), self.volume.folder)
 
     def _hear(self, task: Task, stream: str, lines: bytes) -> None:
-        """What rclone complains of while ranks run is worth a line in the log, but not thousands."""
+        """Log rclone's complaints while ranks run, but not thousands of them."""
         if self._probe is None or not self._probe.done:
             return
         for line in lines.decode("utf-8", "replace").splitlines():
@@ -180,7 +180,7 @@ class RcloneMount(Mount):
     # What was written and isn't on the share yet.
 
     def pending(self) -> Pending:
-        """What still has to be uploaded; of an rclone that is gone, what it had not.
+        """Files that still have to be uploaded; of an rclone that is gone, those that it had left.
 
         Raises:
             OSError, ControlError: rclone does not say it now.
@@ -332,7 +332,7 @@ class Probe(threading.Thread):
 
 
 class ControlError(Exception):
-    """rclone did not do what was asked; the message is what it said."""
+    """rclone refused a request; the message is rclone's."""
 
 
 class _Connection(http.client.HTTPConnection):

@@ -16,7 +16,7 @@ WHAT_TO_DO = "lower the batch size, run fewer ranks on a node, or take nodes wit
 
 
 class Group(NamedTuple):
-    """What is known of a control group.
+    """A control group: its limits and counters.
 
     Attributes:
         killed: how many of its processes were killed for want of memory.
@@ -30,7 +30,7 @@ class Group(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """What the kernel has counted.
+    """Counters of the kernel.
 
     Attributes:
         machine: processes killed for want of memory, on the whole machine; None: it doesn't say.
@@ -53,7 +53,7 @@ def counters(pid: int) -> Counters:
 
 
 def ran_out(before: Counters, now: Counters, total: int | None = None) -> str | None:
-    """What happened in between, for a sentence on a process that was killed; None: no process died for want of memory.
+    """Explain a killed process by the counters before and now; None: the kernel killed none for lack of memory.
 
     Args:
         total: bytes of memory that the machine has, None: not known.
@@ -104,7 +104,7 @@ def size(count: int) -> str:
 
 
 def machine_bytes() -> int | None:
-    """How much memory the machine has."""
+    """Bytes of memory of the machine."""
     with contextlib.suppress(ValueError, OSError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None

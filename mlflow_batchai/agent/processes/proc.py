@@ -82,7 +82,7 @@ def _has_ended(pid: int, state: bytes) -> bool:
 
 
 def boot_id() -> str:
-    """This boot of this machine, empty where that can't be told; containers on it share it."""
+    """Id of this boot of this machine, empty if unknown; containers on it share it."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

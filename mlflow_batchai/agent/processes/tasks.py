@@ -77,7 +77,7 @@ class LineBuffer:
         return whole
 
     def close(self) -> bytes:
-        """What is left, ended with a newline."""
+        """Return the unfinished last line, ended with a newline."""
         rest, self._rest = self._rest, b""
         return rest + b"\n" if rest else b""
 

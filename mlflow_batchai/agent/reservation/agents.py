@@ -86,7 +86,7 @@ def claim(root: str, number: int, taken: float, clock: Callable[[], float] = tim
 
 
 def before(root: str, after: Sequence[int], taken: float, now: float) -> list[int]:
-    """Those of the earlier reservations that still stand before us on this node."""
+    """Select the earlier reservations that still stand before ours on this node."""
     return [number for number in after if state(root, number, taken, now) != ENDED]
 
 
@@ -99,7 +99,7 @@ def report(root: str, number: int, said: Record) -> None:
 
 
 def told(root: str, number: int) -> Record:
-    """What the agent of a reservation wrote last; empty if nothing."""
+    """The last report of a reservation's agent; empty if there is none."""
     return _read(path_of(root, number) + ".state") or {}
 
 

@@ -118,7 +118,7 @@ class ControlShare(abc.ABC):
 
     @abc.abstractmethod
     def entries(self, path: str) -> list[Entry]:
-        """What lies directly in a directory; nothing if there is none."""
+        """Names directly in a directory; none if there is no directory."""
 
     @abc.abstractmethod
     def fetch(self, path: str, target: str) -> str:
@@ -200,7 +200,7 @@ class Attempt(abc.ABC):
 
     @abc.abstractmethod
     def pace(self, phase: str) -> None:
-        """How far the attempt is here: ``QUEUED`` at first."""
+        """Set how far the attempt is, which decides how often others are looked at: ``QUEUED`` at first."""
 
     @abc.abstractmethod
     def read(self, marker: str, path: str) -> Record | None:

@@ -211,7 +211,7 @@ class NamedFiles(Attempt):
         return self.heartbeat_seconds
 
     def hasty(self) -> None:
-        """How long the file system tries is its own affair."""
+        """Do nothing: the file system itself decides how long it tries."""
 
     def look(self) -> None:
         """Every reading looks."""

@@ -213,7 +213,7 @@ class RestShare(ControlShare):
         return answer
 
     def _make_folder(self, path: str) -> None:
-        """Make a folder in the job's; that one, and the share's own root, are made by who submits."""
+        """Make a folder in the job's; the submitter makes that one and the share's root."""
         if not path or (self._job + "/").startswith(path + "/"):
             raise ControlError(f"there is no folder {self.where(path)}", errno.ENOENT)
         self._create_folder(path)

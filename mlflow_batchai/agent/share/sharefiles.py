@@ -40,7 +40,7 @@ _DEFINITE_BY_REST = (errno.ENOSPC, errno.ENOENT)
 
 
 def sentence(error: OSError) -> str | None:
-    """What an error that doesn't pass by itself says of the share, and what to do; None: it may pass."""
+    """Describe an error of the share that doesn't pass by itself, with the remedy; None: it may pass."""
     if isinstance(error, ControlError):
         return str(error) if error.errno in _DEFINITE_BY_REST else None
     if error.errno not in _WORDS:
@@ -67,7 +67,7 @@ class ShareTrouble:
         self._error: OSError | None = None
 
     def saw(self, error: OSError | None) -> None:
-        """What came of a round of writing and reading."""
+        """Note the result of a round of writing and reading."""
         now = self._seen = self._clock()
         found = sentence(error) if error else None
         self._error = error
@@ -181,7 +181,7 @@ class Follower:
 
 
 class Rounds:
-    """Reads what several writers have said.
+    """Read the segments of several writers.
 
     Args:
         at_once: of how many at a time.

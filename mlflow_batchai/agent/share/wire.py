@@ -240,7 +240,7 @@ class Wire:
         return connection
 
     def refusal(self, method: str, path: str, status: int, code: str, headers: Mapping[str, str]) -> ControlError:
-        """What an answer says that isn't the one that was asked for; the SAS isn't in it."""
+        """Describe an unexpected answer, without the SAS."""
         what = f"the file share {self.name}"
         if code == "ShareNotFound":
             return ControlError(f"there is no file share {self.name}", errno.ENOENT)
@@ -274,7 +274,7 @@ def proxy_for(scheme: str, host: str) -> SplitResult | None:
 
 
 def _proxy_headers(proxy: SplitResult) -> dict[str, str]:
-    """What the proxy itself wants to know: who asks, if its address says so."""
+    """Headers for the proxy: credentials, if its address has them."""
     if not proxy.username:
         return {}
     pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"

@@ -63,11 +63,11 @@ class Inbox:
             self._followers[node].silent = 0.0
 
     def heard(self, node: int) -> int:
-        """How many of a peer's segments were read."""
+        """Number of a peer's segments that were read."""
         return self._followers[node].sequence
 
     def expect(self, node: int, segments: int) -> None:
-        """A peer has said how many segments it has written in all."""
+        """Note how many segments a peer says that it has written."""
         self._followers[node].final = segments
 
     def has_spoken(self, node: int) -> bool:

@@ -41,7 +41,7 @@ class Count(NamedTuple):
 
 
 def points_of(body: dict[str, Any]) -> int:
-    """How many points a record has."""
+    """Number of points in a record."""
     values = body.get("values")
     return len(values) if body.get("type") == "metric" and isinstance(values, dict) else 0
 
@@ -88,7 +88,7 @@ class ReportReader:
         return found
 
     def counts(self) -> dict[int, Count]:
-        """What the processes of each rank have handed in by now, by their own count."""
+        """Counts of each rank's processes: what they have handed in by now."""
         names: dict[str, tuple[int, Count]] = {}
         for key, file in self._files.items():
             if not file.is_open:
@@ -175,7 +175,7 @@ class _File:
         self._inside = False
 
     def lines(self) -> list[bytes]:
-        """Whole lines that have come, up to a piece of them."""
+        """Whole lines that have come, up to a limit."""
         try:
             data = b"" if self.is_read else os.pread(self._descriptor, PIECE, self.offset)
         except OSError:  # a disk that fails
@@ -194,7 +194,7 @@ class _File:
         return [line for line in lines if line]
 
     def head(self) -> Count | None:
-        """What the file's head counts, if it has one."""
+        """The count in the file's head, if it has one."""
         if not self.is_open:
             return self._head
         try:

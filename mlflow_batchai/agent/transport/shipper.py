@@ -75,7 +75,7 @@ class Sent(NamedTuple):
 
 
 class Resend:
-    """What an agent has sent, the last of it.
+    """The last segments that an agent has sent, to send them again if the share loses them.
 
     Args:
         sizes: given a sequence, the bytes of each of the agent's event files from that one on.
@@ -216,7 +216,7 @@ class Shipper(threading.Thread):
         self._said = time.monotonic()
 
     def stop_saying(self) -> None:
-        """What was said again and again has been heard."""
+        """Stop repeating a record that was heard."""
         with self._lock:
             self._standing = None
 
@@ -278,12 +278,12 @@ class Shipper(threading.Thread):
 
     @property
     def log_totals(self) -> dict[str, list[int]]:
-        """Of each log file how many bytes and lines it was given."""
+        """Bytes and lines given to each log file."""
         return {name: list(sizes) for name, sizes in list(self._files.totals.items())}
 
     @property
     def unsent_lines(self) -> int:
-        """How many lines are in no segment; after ``finish`` the share was given up before."""
+        """Number of lines in no segment; not 0 after ``finish`` if the share was given up before."""
         with self._lock:
             waiting = [*self._logs, *self._taken_logs]
             lines: int = sum(entry["b"].count(b"\n") for entry in waiting)

@@ -37,7 +37,7 @@ _PUT = (
 
 
 class Result(NamedTuple):
-    """How a command ended."""
+    """Result of a command."""
 
     code: int
     out: str
@@ -338,7 +338,7 @@ def _left(until: float) -> float:
 
 
 def _read_all(channel: paramiko.Channel, receive: Callable[[int], bytes], until: float) -> str:
-    """All that comes, as text; raises TimeoutError."""
+    """Read everything as text; raises TimeoutError."""
     parts = []
     while data := receive(65536):
         parts.append(data)

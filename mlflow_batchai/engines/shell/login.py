@@ -28,7 +28,7 @@ class LockedKeyError(Exception):
 
 @dataclass
 class _Tried:
-    """What was offered, for the sentence that says so."""
+    """Login methods that were tried, for the error sentence."""
 
     opened: list[Path] = field(default_factory=list)
     locked: list[Path] = field(default_factory=list)
@@ -150,7 +150,7 @@ def _unusable(file: Path, error: Exception) -> str:
 
 
 def _refused(target: Target, tried: _Tried, allowed: list[str]) -> str:
-    """Which of our offers were refused, and what would help."""
+    """Describe the refused login methods, and the remedy."""
     if tried.locked and not tried.opened:
         file = tried.locked[0]
         add = f"ssh-add {shlex.quote(str(file))}"

@@ -72,7 +72,7 @@ class Target:
 
     @property
     def label(self) -> str:
-        """How messages name it: ``node gpu1 (me@10.0.0.4:22)``."""
+        """Name of the machine in messages: ``node gpu1 (me@10.0.0.4:22)``."""
         return f"{self.noun} {self.name} ({self.address})"
 
     @property
@@ -204,7 +204,7 @@ def _resolve(
 
 
 def _place(text: str, user: str | None, port: int | None) -> tuple[Mapping[str, Any], _Place]:
-    """What the config says of an address, and where it leads."""
+    """Resolve an address by the config: machine and way there."""
     own_user, name, own_port = _parse(text)
     config = _lookup(name)
     host = config.get("hostname") or name
@@ -268,7 +268,7 @@ def _config_file() -> Path:
 
 
 def _lookup(name: str) -> Mapping[str, Any]:
-    """What the user's config says of a name; keys in lower case, values text, those of IdentityFile a list."""
+    """Look a name up in the user's config; keys in lower case, values text, those of IdentityFile a list."""
     file = _config_file()
     if not file.exists():
         return {}

@@ -169,7 +169,7 @@ def _socket(target: Target, stack: contextlib.ExitStack) -> socket.socket:
 
 
 def _not_connected(target: Target, error: Exception) -> ClusterError:
-    """What a failed connect means."""
+    """Turn a failed connect into an error with its cause."""
     code = getattr(error, "errno", None)
     up = f"check that the machine is up and port {target.port} is open"
     if isinstance(error, (socket.gaierror, UnicodeError)):

@@ -102,7 +102,7 @@ def check_file(file: Path, facts: ModelFacts) -> None:
 
 
 def check_folder(folder: Path) -> dict[str, Any]:
-    """What the ``MLmodel`` of an MLflow model says.
+    """Read and check the ``MLmodel`` of an MLflow model.
 
     Whoever loads the model follows its paths, on his own machine: none may lead out of the folder.
 

@@ -33,7 +33,7 @@ Tensors = Annotated[tuple[TensorFacts, ...], BeforeValidator(lambda value: value
 
 
 class ModelFacts(BaseModel):
-    """What the training side says of a saved model: its environment's versions, and its tensors if known.
+    """Facts about a saved model from the training side: versions of its environment, its tensors if known.
 
     Attributes:
         keras: the version that wrote it; None for what is no Keras file.

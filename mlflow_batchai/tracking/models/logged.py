@@ -160,7 +160,7 @@ def _link_version(client: MlflowClient, model_id: str, name: str, version: str) 
 
 @contextmanager
 def as_model_error(what: str, failed: str = "could not be made an MLflow model") -> Iterator[None]:
-    """Whatever MLflow raises becomes a ModelError that names the model, and says what has failed."""
+    """Turn MLflow's errors into a ModelError that names the model and what has failed."""
     try:
         yield
     except ModelError:

@@ -72,7 +72,7 @@ class ScriptCalls:
         self.script_note = str(said.get("scriptNote", ""))
 
     def remember(self) -> dict[str, Any]:
-        """All that another process needs to go on, as JSON: params, tags and datasets are sent before it is called."""
+        """The memory for a later process, as JSON: params, tags and datasets are sent before it is called."""
         said = {"notes": list(self._notes), "more": self._more, "scriptNote": self.script_note}
         return {"words": said, "files": self._files.remember(), "models": self._models.remember()}
 

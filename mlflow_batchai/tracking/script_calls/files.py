@@ -98,7 +98,7 @@ class RunFiles:
         self._refused: list[str] = list(memory.get("refused", []))
 
     def remember(self) -> dict[str, Any]:
-        """All that another process needs to go on, as JSON."""
+        """The memory for a later process, as JSON."""
         waiting = {path: list(entry) for path, entry in self._waiting.items()}
         return {
             "waiting": waiting,

@@ -61,11 +61,11 @@ class ScriptModels:
         self._described: dict[str, dict[str, Any]] = {model_id: dict(entry) for model_id, entry in memory.items()}
 
     def remember(self) -> dict[str, Any]:
-        """All that another process needs to go on, as JSON."""
+        """The memory for a later process, as JSON."""
         return {model_id: dict(entry) for model_id, entry in self._described.items()}
 
     def take(self, body: Record) -> bool:
-        """Note what was said of a model; False if it is no record of one."""
+        """Note a record of a model; False if it is none."""
         model_id = body.get("id")
         known = {name: check for name, check in FIELDS.items() if name in body}
         if not isinstance(model_id, str) or not model_id.isprintable() or not records.has(body, known):

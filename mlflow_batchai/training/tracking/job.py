@@ -97,7 +97,7 @@ Refusing: Any = type(
 
 
 class JobRun(NamedTuple):
-    """What a rank knows of its job's run.
+    """The job's run as a rank knows it.
 
     Attributes:
         run_id: MLflow's, as are ``name``, ``experiment_id`` and ``experiment``.
@@ -122,7 +122,7 @@ class JobRun(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """What the names of this rank's params, tags and artifacts begin with in the run."""
+        """Prefix of this rank's params, tags and artifacts in the run."""
         return f"rank_{self.rank}/" if self.rank else ""
 
     @property

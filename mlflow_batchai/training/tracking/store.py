@@ -144,7 +144,7 @@ class JobStore(Refusing):  # type: ignore[misc]
         return (SearchUtils.filter([self.get_run(self._run.run_id)], filter_string) if ours else []), None
 
     def get_metric_history(self, run_id: str, metric_key: str, max_results: Any = None, page_token: Any = None) -> Any:
-        """What this process has logged of a metric, as far back as it remembers."""
+        """Values of a metric that this process has logged, as far back as it remembers."""
         self._check(run_id)
         with self._lock:
             return PagedList([point for point in self._points.values() if point.key == metric_key], None)
@@ -263,11 +263,11 @@ class JobStore(Refusing):  # type: ignore[misc]
         return self._models.create(name, source_run_id, _pairs(tags), _pairs(params), model_type)
 
     def get_logged_model(self, model_id: str, *arguments: Any, **options: Any) -> Any:
-        """One that this process has made."""
+        """Return a model that this process has made."""
         return self._models.get(model_id)
 
     def search_logged_models(self, *arguments: Any, **options: Any) -> Any:
-        """Those that this process has made, newest first."""
+        """Return the models that this process has made, newest first."""
         return PagedList(self._models.all(), None)
 
     def finalize_logged_model(self, model_id: str, status: Any) -> Any:
