@@ -57,8 +57,8 @@ class JobFolder:
         directing = path.endswith(("/plan.json", "/submitted.json", "/attempt.json", "/cursor.json"))
         self.share.write(path, protocol.encode([signing.sign(path, record) if directing else record]))
 
-    def notice(self, name: str, count: int | None = None) -> None:
-        """A notice on the board: a folder, or a file as long as its number."""
+    def add_marker(self, name: str, count: int | None = None) -> None:
+        """A marker in the index: a folder, or a file as long as its number."""
         if count is None:
             self.share.claim(self.paths.marker(name))
         else:

@@ -123,10 +123,10 @@ class Job:
         identity = uuid.uuid4().hex
         path = self.paths.request(identity)
         mountfiles.write_closed(str(self.share), path, [protocol.request_record(kind, attempt, who, why)])
-        self.notice(f"request-{identity}")
+        self.add_marker(f"request-{identity}")
 
-    def notice(self, name: str) -> None:
-        """Have agents that look at the board see what was written."""
+    def add_marker(self, name: str) -> None:
+        """Have agents that look at the index see what was written."""
         if self.plan.board:
             (self.share / self.paths.marker(name)).mkdir(exist_ok=True)
 

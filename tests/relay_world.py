@@ -183,7 +183,7 @@ def following(relayed, monkeypatch):
 
     over = supervisor.Supervisor.over
     monkeypatch.setattr(follower.time, "sleep", nap)
-    monkeypatch.setattr(follower, "LEAVE_TROUBLE_SECONDS", 0.1)
+    monkeypatch.setattr(follower, "LEAVE_SECONDS", 0.1)
     monkeypatch.setattr(supervisor.Supervisor, "over", lambda kept, attempt, seconds: over(kept, attempt, min(seconds, 0.05)))
     monkeypatch.setattr(supervisor.Watch, "seconds", 0.01)
     monkeypatch.setattr(follower.runs, "client", lambda tracking: client)

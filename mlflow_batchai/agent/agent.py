@@ -109,7 +109,7 @@ class Agent:
             # A disk that is full, an account that may not: nobody wants to see our code for that.
             if error is self.shipper.broken:
                 tell(error, self.shipper)
-            failure = Failure(protocol.NODE_SETUP_FAILED, staging.disk_trouble(self.layout, error), node=self.node)
+            failure = Failure(protocol.NODE_SETUP_FAILED, staging.disk_error(self.layout, error), node=self.node)
         except Exception as error:
             # A bug in the agent must still end the job with its words, not leave it running for ever.
             tell(error, self.shipper)

@@ -91,12 +91,12 @@ def visible(environment: Mapping[str, str], run: Run = ask) -> Gpus:
     listed = _listed(text)
     if not listed:
         return Gpus([], last or "nvidia-smi -L failed")
-    trouble = f"nvidia-smi -L says: {last}" if last else ""
+    reason = f"nvidia-smi -L says: {last}" if last else ""
     chosen = _chosen(environment)
     if chosen is None:
-        return Gpus([name for names in listed.values() for name in names], "nvidia-smi -L", trouble)
+        return Gpus([name for names in listed.values() for name in names], "nvidia-smi -L", reason)
     ids, note = _choose(chosen, listed)
-    return Gpus(ids, note, trouble)
+    return Gpus(ids, note, reason)
 
 
 def _listed(text: str) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ from mlflow_batchai.agent.transport.shipper import Shipper
 # An agent comes within this many seconds of its reservation, so of ours, or never; it speaks from its first moment.
 COMING_SECONDS = ARRIVAL_SECONDS + MARGIN_SECONDS
 # Who is not let in on the share for so long (its SAS has expired, the account has new keys) never will be; until then it may be
-# a network rule that someone is just correcting. Less than ``sharetrouble.AWAY_SECONDS``, which count from when the share was
+# a network rule that someone is just correcting. Less than ``sharefiles.AWAY_SECONDS``, which count from when the share was
 # used last: why we are not let in is the better reason.
 REFUSED_SECONDS = 870.0
 # For how long a file that we wait for may be there and not be closed. Who writes one takes a moment.
@@ -122,9 +122,9 @@ class Peers:
         refused = self.layout.control.refused(REFUSED_SECONDS)
         if refused:
             raise Failure(protocol.NODE_LOST, f"{self.layout.node_id}: {refused}", node=self.layout.node)
-        trouble = self.shipper.trouble
-        if trouble:
-            raise Failure(protocol.SHARE_FAILED, f"{self.layout.node_id}: {trouble}", node=self.layout.node)
+        reason = self.shipper.trouble
+        if reason:
+            raise Failure(protocol.SHARE_FAILED, f"{self.layout.node_id}: {reason}", node=self.layout.node)
         if self.inbox.verdict is not None:
             raise Stop("verdict", "the attempt has its verdict already")
         wish = self.wish(starting)

@@ -44,10 +44,10 @@ def hello(root: str, share: str, identity: str, python: str, sas: str | None = N
         sas: for an address.
 
     Returns:
-        What ``place`` tells; ``share``: of ``share_trouble``; ``python``: whether there is such a program.
+        What ``place`` tells; ``share``: of ``share_problem``; ``python``: whether there is such a program.
     """
     there = shutil.which(os.path.expanduser(python)) is not None
-    return dict(place(root), share=share_trouble(share, identity, sas), python=there)
+    return dict(place(root), share=share_problem(share, identity, sas), python=there)
 
 
 def place(root: str) -> Answer:
@@ -122,7 +122,7 @@ def _read(path: str) -> str | None:
         return None
 
 
-def share_trouble(share: str, identity: str, sas: str | None = None) -> str | None:
+def share_problem(share: str, identity: str, sas: str | None = None) -> str | None:
     """Why a path on this node, or an address, can't be used as the control share; None: it can.
 
     Returns:

@@ -252,9 +252,9 @@ class Runtime:
         """End and remove the job's container, with the helpers in it; nothing can be started in it any more."""
         container, self.container = self.container, None
         if container:
-            trouble = container.remove()
-            if trouble:
-                self.shipper.note(trouble)
+            error = container.remove()
+            if error:
+                self.shipper.note(error)
 
     def _pump_for(self, seconds: float) -> None:
         until = time.monotonic() + seconds

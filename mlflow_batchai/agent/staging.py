@@ -24,7 +24,7 @@ class SetupError(Exception):
     """The node can't be made ready; the message is one sentence."""
 
 
-def disk_trouble(layout: NodeLayout, error: OSError) -> str:
+def disk_error(layout: NodeLayout, error: OSError) -> str:
     """A sentence on what a disk of this node refused."""
     node = f"{layout.node_id} ({socket.gethostname()})"
     path = error.filename or layout.root
@@ -146,7 +146,7 @@ def make_directories(layout: NodeLayout) -> None:
 def open_up(layout: NodeLayout) -> list[str]:
     """Have whoever may use a share's root use what ranks have left in the job's folders there; why that failed, if it did."""
     written = [path for name, path in sorted(layout.directories().items()) if not name.startswith("AZ_BATCHAI_INPUT_")]
-    troubles = []
+    errors = []
     for path in dict.fromkeys([*written, layout.shared_temp, layout.artifacts]):
         root = layout.volume_root(path)
         if root:
@@ -155,8 +155,8 @@ def open_up(layout: NodeLayout) -> list[str]:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                troubles.append(f"what ranks have left in {path} can't be opened up to other users: {error.strerror}")
-    return troubles
+                errors.append(f"what ranks have left in {path} can't be opened up to other users: {error.strerror}")
+    return errors
 
 
 def write_site(layout: NodeLayout, text: str) -> None:

@@ -92,7 +92,7 @@ def _free(items: Sequence[Item]) -> list[dict[str, Any]]:
     Raises:
         BatchAIError: something could not be freed; all else was.
     """
-    freed, troubles = [], []
+    freed, errors = [], []
     for item in items:
         try:
             if item.remove():
@@ -100,10 +100,10 @@ def _free(items: Sequence[Item]) -> list[dict[str, Any]]:
             else:
                 notice(f"{item.path} is in use by now, and stays")
         except BatchAIError as error:
-            troubles.append(f"{item.path} stays: {error}")
+            errors.append(f"{item.path} stays: {error}")
     told = f"freed {amount(sum(item.size for item in freed))}"
-    if troubles:
-        raise BatchAIError("; ".join([*troubles[:3], *([f"{len(troubles) - 3} more"] if len(troubles) > 3 else []), told]))
+    if errors:
+        raise BatchAIError("; ".join([*errors[:3], *([f"{len(errors) - 3} more"] if len(errors) > 3 else []), told]))
     notice(told)
     return [item.row() for item in freed]
 

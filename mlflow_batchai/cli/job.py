@@ -371,8 +371,8 @@ def _who(follower: LeaseView, job: str) -> str:
     from mlflow_batchai.job.lease import LeaseState
 
     if follower.state is LeaseState.HELD:
-        trouble = f", and says: {follower.trouble}; it is tried from here" if follower.trouble else ""
-        return f"{follower.who} relays job {job}{trouble}"
+        reason = f", and says: {follower.trouble}; it is tried from here" if follower.trouble else ""
+        return f"{follower.who} relays job {job}{reason}"
     if follower.state is LeaseState.UNKNOWN and follower.holder:
         return f"{follower.who} has relayed job {job}; if it is gone, that goes on from here"
     if follower.state is LeaseState.FREE and follower.trouble:

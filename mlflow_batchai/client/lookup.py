@@ -104,7 +104,7 @@ def _job_of(run: Run) -> Job:
     tags = run.data.tags
     cluster = tags[runs.TAG_CLUSTER]
     there: list[Share] = []
-    troubles: list[str] = []
+    errors: list[str] = []
     address = tags[runs.TAG_SHARE] if runs.is_signed(run) else signing.share_of(run.info.run_id)
     ways: list[Callable[[], Share]] = [lambda: clusters.load(cluster)[0].share]
     if address is not None:
@@ -120,17 +120,17 @@ def _job_of(run: Run) -> Job:
         except (JobChangedError, JobUnreadableError):
             raise
         except BatchAIError as error:
-            troubles.append(str(error))
+            errors.append(str(error))
     # A job's code is sent before its run is made: where nothing was ever sent to is a folder that only has the share's path.
     shares = [share.url for share in there if holds_any(share)]
-    if shares and len(there) == len(troubles):
+    if shares and len(there) == len(errors):
         raise NoFolderError(run, " and ".join(dict.fromkeys(shares)))
     if address is None:
-        troubles.append(
+        errors.append(
             f"its run is not signed with this user's key, so {tags[runs.TAG_SHARE]} was not opened; to see what that would"
             f" open: batchai job attach --trust {run.info.run_id}"
         )
-    why = "; ".join(dict.fromkeys(troubles))
+    why = "; ".join(dict.fromkeys(errors))
     if is_azure(tags[runs.TAG_SHARE]):
         raise ShareError(f"the share of job {tags[runs.TAG_JOB]} can't be read from here: {why}")
     raise ShareError(

@@ -68,15 +68,15 @@ def _resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Ca
         told, now = False, clusters.load(cluster.name)[0]
     census = now.scalable.census()
     ending = set()
-    for reservation, fate in fates(census, option):
+    for reservation, decision in decisions(census, option):
         if not _goes_on(now, reservation):
             continue
         name = scaling.name_of(now.share, reservation)
-        if fate == TERMINATE:
+        if decision == TERMINATE:
             ending |= _terminate(now, reservation, f"cluster {now.name} was resized", tracking, say)
-        elif fate == REQUEUE:
+        elif decision == REQUEUE:
             ending |= _requeue(now, reservation, name, tracking, say)
-        elif fate == STAY:
+        elif decision == STAY:
             say(f"job {name} goes on; its nodes leave when it has ended")
         else:
             say(f"job {name} waits: {scaling.too_few(now, len(reservation.nodes), census)}")
@@ -90,10 +90,10 @@ def _resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Ca
     return now
 
 
-def fates(census: Census, option: str) -> list[tuple[Reservation, str]]:
+def decisions(census: Census, option: str) -> list[tuple[Reservation, str]]:
     """Decide what happens to the jobs of a resized cluster; lists those for which something changes.
 
-    A job that runs on a node which leaves has the fate that ``option`` says. One that waits is put back in the queue if it
+    A job that runs on a node which leaves is treated as ``option`` says. One that waits is put back in the queue if it
     stands at a closed node and would fit on the open ones, or behind others while as many nodes as it wants are free; at a
     closed node it has to wait until the cluster grows (``GROW``) otherwise.
     """

@@ -22,7 +22,7 @@ from mlflow_batchai.job.states import JobState
 WATCH_SECONDS, INDEX_WATCH_SECONDS = 0.1, 2.0
 PATIENCE_SECONDS = 10.0
 # A share that is away: for how long it is looked for, and how often at most.
-SHARE_PATIENCE_SECONDS, TROUBLE_SECONDS = 600.0, 2.0
+SHARE_PATIENCE_SECONDS, RETRY_SECONDS = 600.0, 2.0
 
 
 def cancel(submitted: Submitted, why: str = "") -> None:
@@ -98,7 +98,7 @@ class Patience:
                 self._say(f"{error} (job {self._job.name} goes on; still looking for it)")
             if now - self._since >= SHARE_PATIENCE_SECONDS:
                 raise ShareError(f"{error}; job {self._job.name} goes on: batchai job attach {self._job.name}") from error
-            time.sleep(TROUBLE_SECONDS)
+            time.sleep(RETRY_SECONDS)
         else:
             self._since = None
 

@@ -33,8 +33,8 @@ def create(name: str, data: Mapping[str, Any], source: str, record: ClusterRecor
     for warning in warnings:
         say(warning)
     cluster, _ = clusters.make(name, document, Path(source), record)
-    if trouble := gpus.missing(cluster, document.nodes):
-        raise ClusterError(f"{source}: {trouble}: lower nodes or gpusPerNode")
+    if reason := gpus.missing(cluster, document.nodes):
+        raise ClusterError(f"{source}: {reason}: lower nodes or gpusPerNode")
     settings = _settings(cluster)
     records.add_document(name, dict(data))
     try:

@@ -73,9 +73,9 @@ def admit(nodes: Sequence[Node], count: int, each: Each) -> None:
     calls = [
         functools.partial(node.machine.ask, "drain", root=node.root, drained=index >= count) for index, node in enumerate(nodes)
     ]
-    troubles = [str(said) for said in each(calls) if isinstance(said, ClusterError)]
-    if troubles:
-        raise ClusterError("; ".join(troubles))
+    errors = [str(said) for said in each(calls) if isinstance(said, ClusterError)]
+    if errors:
+        raise ClusterError("; ".join(errors))
 
 
 def take(usable: Mapping[str, Node], keeper: Machine, book: str, request: StartRequest, each: Each) -> Answer:

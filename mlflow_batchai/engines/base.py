@@ -196,7 +196,7 @@ class NodeAccess(Protocol):
     def nodes(self) -> Sequence[Node]:
         """All of them, in the order of the cluster's document."""
 
-    def folder_troubles(self, places: Sequence[Answer | None]) -> Sequence[str]:
+    def folder_problems(self, places: Sequence[Answer | None]) -> Sequence[str]:
         """Why no job can be sent to nodes for their own folders: a sentence for each node, empty where it can.
 
         Args:

@@ -85,7 +85,7 @@ class Census(NamedTuple):
 
 
 def work_out(
-    places: Sequence[Place], said: Sequence[Said], troubles: Sequence[str], book: Sequence[Mapping[str, Any]], gpus: Gpus | None
+    places: Sequence[Place], said: Sequence[Said], problems: Sequence[str], book: Sequence[Mapping[str, Any]], gpus: Gpus | None
 ) -> Census:
     """The census.
 
@@ -94,13 +94,13 @@ def work_out(
 
     Args:
         said: of each node: what ``host.census`` says of it, or why it could not be asked.
-        troubles: why no job can be sent to it, or nothing.
+        problems: why no job can be sent to it, or nothing.
         book: the queue's reservations.
     """
     reservations = [reservation for entry in book if (reservation := _reservation(entry, said)) is not None]
     by_number = {reservation.number: reservation for reservation in reservations}
     nodes = []
-    for place, answer, trouble in zip(places, said, troubles, strict=True):
+    for place, answer, problem in zip(places, said, problems, strict=True):
         if isinstance(answer, ClusterError):
             nodes.append(NodeReport(place, NodeState.UNUSABLE, None, str(answer)))
             continue
@@ -111,8 +111,8 @@ def work_out(
             nodes.append(NodeReport(place, state, held[0]))
         elif answer["drained"]:
             nodes.append(NodeReport(place, NodeState.CLOSED))
-        elif trouble:
-            nodes.append(NodeReport(place, NodeState.UNUSABLE, None, trouble))
+        elif problem:
+            nodes.append(NodeReport(place, NodeState.UNUSABLE, None, problem))
         elif waiting:
             nodes.append(NodeReport(place, NodeState.PREPARING, waiting[0]))
         else:

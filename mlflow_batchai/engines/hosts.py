@@ -60,7 +60,7 @@ class Hosts:
     def nodes(self) -> Sequence[Node]:
         return self._nodes
 
-    def folder_troubles(self, places: Sequence[Answer | None]) -> Sequence[str]:
+    def folder_problems(self, places: Sequence[Answer | None]) -> Sequence[str]:
         return [""] * len(places)
 
     def census(self) -> Census:
@@ -170,8 +170,8 @@ class Hosts:
             self.cancel(handle)
 
     def poll(self, handle: Handle) -> Poll:
-        if trouble := self._other_engine(handle):
-            return self._cant_say(handle, trouble)
+        if reason := self._other_engine(handle):
+            return self._cant_say(handle, reason)
         answers = self._poll_nodes(handle)
         gone = tuple(index for index, said in enumerate(answers) if isinstance(said, dict) and not said["alive"])
         unknown = tuple(index for index, said in enumerate(answers) if not isinstance(said, dict))
@@ -243,8 +243,8 @@ class Hosts:
         return said
 
     def cancel(self, handle: Handle) -> None:
-        if trouble := self._other_engine(handle):
-            raise ClusterError(f"{trouble}; what runs there of the job may go on: end it by hand")
+        if reason := self._other_engine(handle):
+            raise ClusterError(f"{reason}; what runs there of the job may go on: end it by hand")
         machines: dict[int, list[Handle]] = {}
         for entry in handle["nodes"]:
             node = self._node(entry)
@@ -262,9 +262,9 @@ class Hosts:
         self._end_all([functools.partial(_end_marked, mark, [(node, "") for node in nodes]) for nodes in machines.values()])
 
     def _end_all(self, calls: Sequence[Callable[[], Answer]]) -> None:
-        troubles = [str(said) for said in self._each(calls) if isinstance(said, ClusterError)]
-        if troubles:
-            raise ClusterError("; ".join(troubles) + "; what runs there of the job may go on: end it by hand")
+        errors = [str(said) for said in self._each(calls) if isinstance(said, ClusterError)]
+        if errors:
+            raise ClusterError("; ".join(errors) + "; what runs there of the job may go on: end it by hand")
 
     def _end(self, handle: Handle, entries: Sequence[Handle]) -> Answer:
         """End the job on one machine."""

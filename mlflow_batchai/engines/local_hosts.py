@@ -52,8 +52,8 @@ class LocalHosts(Hosts):
     def _usable(self, node_count: int) -> Sequence[Node]:
         nodes = super()._usable(node_count)
         # What one of them lacks all do.
-        if trouble := self._lack(nodes[0]):
-            raise ClusterError(trouble)
+        if reason := self._lack(nodes[0]):
+            raise ClusterError(reason)
         return nodes
 
     def _node(self, entry: Handle) -> Node | None:

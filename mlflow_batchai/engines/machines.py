@@ -258,15 +258,15 @@ class SshMachine:
         stream.close()
         return "its login prints more than can be read over; silence it for shells without a terminal"
 
-    def _explained(self, trouble: str) -> str:
+    def _explained(self, reason: str) -> str:
         """Why the agent can't run there, and what to do."""
-        if trouble.endswith(("another user", "is not a folder", "other users can write")) or "can't be made" in trouble:
-            return f"{trouble}; mend that, or name another folder (root in the cluster document)"
-        if trouble.endswith("install 3.9 or newer"):
-            return f"{trouble}, or name one (agentPython in the cluster document)"
-        if "not found" in trouble or "No such file" in trouble:
+        if reason.endswith(("another user", "is not a folder", "other users can write")) or "can't be made" in reason:
+            return f"{reason}; mend that, or name another folder (root in the cluster document)"
+        if reason.endswith("install 3.9 or newer"):
+            return f"{reason}, or name one (agentPython in the cluster document)"
+        if "not found" in reason or "No such file" in reason:
             return f"there is no {self._python}; install python3 (3.9 or newer), or name one (agentPython)"
-        return f"the agent can't be run: {trouble or 'it said nothing'}"
+        return f"the agent can't be run: {reason or 'it said nothing'}"
 
     def _drop(self) -> None:
         if self._stream is not None:

@@ -173,12 +173,12 @@ class SshHosts(Hosts):
         calls = [functools.partial(self._hello, node, identity, secret) for node in up]
         answers.update(zip((node.name for node in up), self._each(calls), strict=True))
         answered = [answers[node.name] for node in self._nodes]
-        folders = self.folder_troubles([None if isinstance(said, ClusterError) else said for said in answered])
+        folders = self.folder_problems([None if isinstance(said, ClusterError) else said for said in answered])
         return [
             (node, said)
             if isinstance(said, ClusterError)
-            else (node._replace(id=said["id"]), trouble or self._trouble(node, said))
-            for node, said, trouble in zip(self._nodes, answered, folders, strict=True)
+            else (node._replace(id=said["id"]), reason or self._problem(node, said))
+            for node, said, reason in zip(self._nodes, answered, folders, strict=True)
         ]
 
     def _hello(self, node: Node, identity: str, secret: str | None) -> Answer:
@@ -186,7 +186,7 @@ class SshHosts(Hosts):
         said = node.machine.ask("hello", root=node.root, share=share, identity=identity, python=self._trainer, sas=secret)
         return {**said, "lack": self._lack(node)}
 
-    def folder_troubles(self, places: Sequence[Answer | None]) -> Sequence[str]:
+    def folder_problems(self, places: Sequence[Answer | None]) -> Sequence[str]:
         found = []
         names: dict[str, str] = {}
         ids: dict[str, str] = {}
@@ -204,11 +204,11 @@ class SshHosts(Hosts):
             )
         return found
 
-    def _trouble(self, node: Node, said: Answer) -> str:
+    def _problem(self, node: Node, said: Answer) -> str:
         """Why a node that answers, and whose own folder is fine, can't be used, or nothing."""
         title = node.machine.title
-        if trouble := share_sentence(title, self._share, said["share"]) or str(said["lack"]):
-            return trouble
+        if reason := share_sentence(title, self._share, said["share"]) or str(said["lack"]):
+            return reason
         if not said["python"] and not (self._needs and self._needs.container):
             return f"{title}: there is no program {self._trainer} there; correct python in the cluster document"
         return ""
@@ -262,14 +262,14 @@ _ADDRESS_SENTENCES = {
 }
 
 
-def share_sentence(title: str, path: str, trouble: str | None) -> str:
-    """Sentence and remedy for a word of ``place.share_trouble``; nothing for None."""
-    if trouble and path.startswith(("https://", "http://")):
-        return f"{title}: {_ADDRESS_SENTENCES.get(trouble, trouble)} ({path})"
+def share_sentence(title: str, path: str, reason: str | None) -> str:
+    """Sentence and remedy for a word of ``place.share_problem``; nothing for None."""
+    if reason and path.startswith(("https://", "http://")):
+        return f"{title}: {_ADDRESS_SENTENCES.get(reason, reason)} ({path})"
     sentences = {
         "missing": f"{title}: there is no folder {path} there; mount the share, or say where it lies (shareOnNodes)",
         "another": f"{title}: its {path} is not the share that this machine has; mount the same one, or say where it lies"
         " (shareOnNodes)",
         "read-only": f"{title}: its login may not write in {path}; give it the right to, or mount the share for it",
     }
-    return sentences[trouble] if trouble else ""
+    return sentences[reason] if reason else ""

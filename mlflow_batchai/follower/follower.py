@@ -32,9 +32,9 @@ from mlflow_batchai.tracking.retrying import GAVE_UP, GivenUpError, LogThrottle,
 STEP_SECONDS = 0.5
 TAG_SECONDS = 5.0
 # For how long a share is away before we ask whether it is for us alone.
-LEAVE_TROUBLE_SECONDS = 10.0
+LEAVE_SECONDS = 10.0
 # For how long a store takes nothing from us before others may know it, who might get on better.
-TELL_TROUBLE_SECONDS = 60.0
+TELL_SECONDS = 60.0
 # How often a run that was deleted is looked at again: it may be restored.
 GONE_LOOK_SECONDS = 10.0
 RELAY_SECONDS = 86400.0
@@ -123,7 +123,7 @@ class Follower:
     ) -> None:
         self.job = job
         self._lease = lease
-        self._retry = RetryPolicy(seconds, log, lambda: self.supervisor.ended, self._troubled)
+        self._retry = RetryPolicy(seconds, log, lambda: self.supervisor.ended, self._note_error)
         # Not made yet: a database that is away is no reason to leave the nodes alone.
         self._mlflow = stores.client_when_used(tracking)
         self._relay = Relay(job, self._mlflow, lease)
@@ -238,12 +238,12 @@ class Follower:
 
         return self._retry.do(tried, **how)
 
-    def _troubled(self, error: BaseException, seconds: float) -> None:
+    def _note_error(self, error: BaseException, seconds: float) -> None:
         if isinstance(error, ShareError):
-            if seconds > LEAVE_TROUBLE_SECONDS and self._relay.run_ended():
+            if seconds > LEAVE_SECONDS and self._relay.run_ended():
                 # Our way to the share is gone (its SAS has expired, say), and someone who has one has done the rest.
                 raise LeaseLostError("another process has ended the run") from error
-        elif seconds > TELL_TROUBLE_SECONDS:
+        elif seconds > TELL_SECONDS:
             self._lease.trouble = stores.sentence(error)
 
 

@@ -167,21 +167,21 @@ class Supervisor:
 
     def _until(self, look: Callable[[], Result | None], seconds: float) -> Result | None:
         """Look every so many seconds until something comes of it; None when told to leave."""
-        trouble = 0.0
+        wait = 0.0
         while not self._leaving:
             begun = time.monotonic()
             try:
                 if (found := look()) is not None:
                     return found
-                trouble = 0.0
+                wait = 0.0
                 self._log.over()
                 pause = pause_after(time.monotonic() - begun, seconds)
             except (Leaving, LeaseLostError, NotHereError, JobChangedError):
                 raise
             except Exception as error:  # a share that is away: nobody else will come and watch
-                trouble = min(trouble * 2 or 1.0, LONGEST_WAIT_SECONDS)
-                self._log.error(error, trouble)
-                pause = trouble
+                wait = min(wait * 2 or 1.0, LONGEST_WAIT_SECONDS)
+                self._log.error(error, wait)
+                pause = wait
             self._awake.wait(pause)
             self._awake.clear()
         return None

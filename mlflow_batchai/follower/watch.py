@@ -113,8 +113,8 @@ class Watch:
         silent = self._silence.seconds(now, self._count())
         if 0 in (*poll.unknown, *poll.frozen) and silent > self._job.plan.loss_seconds + SILENCE_MARGIN_SECONDS:
             # Its peers have given it up before; nobody but us is left who could say so, or finish what it has begun to say.
-            trouble = "its agent was stopped (SIGSTOP)" if 0 in poll.frozen else poll.of(0)
-            why = f"it has not been heard of for {silent:.0f} s, and {trouble}"
+            reason = "its agent was stopped (SIGSTOP)" if 0 in poll.frozen else poll.of(0)
+            why = f"it has not been heard of for {silent:.0f} s, and {reason}"
             self._give_up(snapshot, 0, why, alone=True)
             return
         if snapshot.requests:
@@ -147,7 +147,7 @@ class Watch:
         return Poll(PollState.UNKNOWN, why, (), nodes)
 
     def _count(self) -> int:
-        """How many segments node 0 has begun; nobody else counts them once the run was deleted. Or what its notices come to."""
+        """How many segments node 0 has begun; nobody else counts them once the run was deleted. Or what its markers come to."""
         if (index := self._job.index) is not None:
             index.look()
             writer = protocol.agent_writer(0)

@@ -74,7 +74,7 @@ class Index:
             return self._seen
 
     def count(self, name: str) -> int:
-        """The number of a notice as of the last look, 0 if it wasn't there."""
+        """The number of a marker as of the last look, 0 if it wasn't there."""
         return self._seen.get(name, 0)
 
     def put(self, name: str) -> None:
@@ -394,13 +394,13 @@ class Job:
         record = protocol.request_record(kind, self.attempt, who, why)
         identity = uuid.uuid4().hex
         self.share.write(self.paths.request(identity), protocol.encode([record]))
-        self._notice(f"request-{identity}")
+        self._mark(f"request-{identity}")
 
     def claim_verdict(self, verdict: Record) -> bool:
         """Give the attempt its one verdict; False if it has one, or another is just being given."""
         if not self.share.claim(self.paths.verdict):
             if self.index is not None and self._verdict() is not None:
-                self._notice("verdict")  # its writer may have died before it could
+                self._mark("verdict")  # its writer may have died before it could
             return False
         if self._verdict() is not None:
             return False  # we were frozen since the claim, and given up: someone else has finished it
@@ -409,9 +409,9 @@ class Job:
 
     def _write_verdict(self, verdict: Record) -> None:
         self.share.write(self.paths.verdict_file, protocol.encode([verdict]))
-        self._notice("verdict")
+        self._mark("verdict")
 
-    def _notice(self, name: str) -> None:
+    def _mark(self, name: str) -> None:
         """Set a marker in the index for what we have written."""
         if self.index is not None:
             self.index.put(name)

@@ -173,8 +173,8 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         )
     if framework == HOROVOD:
         _check_gpus(cluster, process_count, node_count, source)
-    if trouble := gpus.missing(cluster, node_count):
-        raise ClusterError(f"{source}: {trouble}: lower nodeCount, or gpusPerNode of cluster '{cluster.name}'")
+    if reason := gpus.missing(cluster, node_count):
+        raise ClusterError(f"{source}: {reason}: lower nodeCount, or gpusPerNode of cluster '{cluster.name}'")
     limit = _seconds(properties)
     chosen = choose_volumes(properties, cluster, source, limit + WAITING_SECONDS)
     warnings = list(chosen.warnings)

@@ -148,8 +148,8 @@ def check_script(prepared: Prepared, properties: JobProperties, source: str) -> 
         return
     found = _kind(volume.share, inside)
     if found != "a file":
-        trouble = f"that is {found}" if found else "there is no such file"
-        raise DocumentError(f"{what}, and {trouble}: looked for '{inside}' on the {volume.name} ({_shown(volume.share)})")
+        reason = f"that is {found}" if found else "there is no such file"
+        raise DocumentError(f"{what}, and {reason}: looked for '{inside}' on the {volume.name} ({_shown(volume.share)})")
 
 
 def _kind(share: str, path: str) -> str:

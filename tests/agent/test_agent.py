@@ -287,7 +287,7 @@ def test_a_verdict_by_a_client_ends_the_agents(any_cluster: Cluster) -> None:
     client = {"executionState": "failed", "exitCode": None, "errors": [], "reason": "mine", "terminated": False, "endTime": 1}
     (job.share / job.paths.verdict).mkdir()
     mountfiles.write_closed(str(job.share), job.paths.verdict_file, [client])
-    job.notice("verdict")
+    job.add_marker("verdict")
     assert job.wait() == client
     assert_clean(any_cluster, job)
 

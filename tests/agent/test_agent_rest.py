@@ -273,7 +273,7 @@ def test_ten_idle_agents_ask_little(ten: Cluster, azure: AzureServer) -> None:
 
 
 def test_latency_of_a_line(rest_cluster: Cluster) -> None:
-    """From a rank's print to a reader of the board at a client's pace."""
+    """From a rank's print to a reader of the index at a client's pace."""
     job = rest_cluster.submit(f"for i in $(seq 30); do echo at $(date +%s.%N); sleep 0.7; done; {HOLD}", nodes=2)
     share = DirectoryShare(job.share)
     wait_for(lambda: (job.share / job.paths.index / "announce-0").exists())

@@ -255,8 +255,8 @@ def test_trouble(site: Site, share: ControlShare) -> None:
     assert share.trouble("one") == "another"
     (site.folder / ".batchai" / "identity" / "one").mkdir(parents=True)
     assert share.trouble("one") is None
-    assert place.share_trouble(site.address, "one", site.sas) is None
-    there = place.share_trouble(site.address + "/none", "one", site.sas)
+    assert place.share_problem(site.address, "one", site.sas) is None
+    there = place.share_problem(site.address + "/none", "one", site.sas)
     assert there == "missing"
     said = examine.offer(site.address, "one", "made/file", site.sas)
     assert (said["trouble"], said["why"]) == (None, "")
@@ -291,7 +291,7 @@ def test_who_may_not(azure: AzureServer, request: pytest.FixtureRequest) -> None
     (site.folder / ".batchai" / "identity" / "one").mkdir(parents=True)
 
     def trouble(sas: str | None) -> str:
-        return place.share_trouble(site.address, "one", sas) or "none"
+        return place.share_problem(site.address, "one", sas) or "none"
 
     def denied(sas: str | None) -> str:
         share = open_control(site.address, sas, 5.0)
@@ -312,16 +312,16 @@ def test_who_may_not(azure: AzureServer, request: pytest.FixtureRequest) -> None
     assert "the SAS is not valid now" in denied(azure.sas(name, starts=600))
     assert "127.0.0.1" in (wrong := denied(azure.sas(name).replace("sig=", "sig=AAAA"))) and "refused the SAS" in wrong
     assert "asks for a SAS" in denied(None)
-    assert place.share_trouble(azure.url("nosuchshare"), "one", azure.sas()) == "missing"
+    assert place.share_problem(azure.url("nosuchshare"), "one", azure.sas()) == "missing"
     (site.folder / ".batchai" / "identity" / "one").rmdir()
     assert trouble(azure.sas(name)) == "another"
 
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = place.share_trouble("http://127.0.0.1:9/devaccount/share", "one", "sig=hidden")
+    said = place.share_problem("http://127.0.0.1:9/devaccount/share", "one", "sig=hidden")
     assert said == "unreachable: the file share http://127.0.0.1:9/devaccount/share can't be reached: Connection refused"
     monkeypatch.setattr(place, "SHARE_SECONDS", 0.2)
-    said = place.share_trouble("https://acct.nowhere.invalid/share", "one", "sig=hidden")
+    said = place.share_problem("https://acct.nowhere.invalid/share", "one", "sig=hidden")
     assert said and said.startswith("unreachable: the file share https://acct.nowhere.invalid/share can't be reached: ")
     assert "hidden" not in said
 
@@ -356,10 +356,10 @@ def test_a_certificate_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with AzureServer(tmp_path, certificate=certificate, private_key=key) as server:
         folder = server.share("data")
         (folder / ".batchai" / "identity" / "one").mkdir(parents=True)
-        said = place.share_trouble(server.url("data"), "one", server.sas("data"))
+        said = place.share_problem(server.url("data"), "one", server.sas("data"))
         assert said and "its certificate is not trusted here" in said
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        assert place.share_trouble(server.url("data"), "one", server.sas("data")) is None
+        assert place.share_problem(server.url("data"), "one", server.sas("data")) is None
 
 
 @pytest.mark.parametrize("kinds", [("503",), ("429",), ("cut",), ("503", "429", "cut")])

@@ -169,7 +169,7 @@ def test_hello(root: Path, tmp_path: Path) -> None:
         == said["place"]
     )
     for path, identity, trouble in ((share, "two", "another"), (tmp_path / "none", "one", "missing")):
-        assert place.share_trouble(str(path), identity) == trouble
+        assert place.share_problem(str(path), identity) == trouble
 
 
 def test_a_root_of_someone_else_is_refused(tmp_path: Path) -> None:

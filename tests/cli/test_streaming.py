@@ -188,7 +188,7 @@ def test_what_is_written_shows_within_a_second(attempts: Attempts) -> None:
 
 
 def test_a_share_where_every_look_costs_a_request(azure: AzureServer) -> None:
-    """An Azure file share: the end is noticed by the board."""
+    """An Azure file share: the end is seen in the index."""
     azure.share("streams")
     credentials.remember(azure.account, Credential(azure.key))
     attempts = Attempts(open_share(azure.url("streams")), board=True)

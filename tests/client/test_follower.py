@@ -152,7 +152,7 @@ def test_a_database_that_cannot_be_opened_is_waited_for_while_the_nodes_are_watc
 def test_another_one_takes_over_from_a_follower_that_the_store_refuses(following, monkeypatch):
     """Its token has expired. Whoever attaches with a new one goes on at once; the old one leaves, and writes nothing more."""
     made, client, follow = following
-    monkeypatch.setattr(follower, "TELL_TROUBLE_SECONDS", 0.1)
+    monkeypatch.setattr(follower, "TELL_SECONDS", 0.1)
     monkeypatch.setattr(lease_module, "PACE", (0.05, 20.0, 0.05))
     monkeypatch.setattr(follower.time, "sleep", _nap)
     fill(made)

@@ -203,7 +203,7 @@ def test_a_smaller_cluster_ends_jobs(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "reservations", "fates"),
+    ("states", "reservations", "decisions"),
     [
         # (nodes, started) each. Nothing changes for who runs on an open node, or takes one just now.
         ("running idle", [([0], True)], []),
@@ -222,10 +222,14 @@ def test_a_smaller_cluster_ends_jobs(site: Site) -> None:
         ("running unusable", [([0], True), ([0], False)], []),
     ],
 )
-def test_what_becomes_of_jobs(states: str, reservations: list[tuple[list[int], bool]], fates: list[tuple[int, str]]) -> None:
+def test_what_becomes_of_jobs(
+    states: str, reservations: list[tuple[list[int], bool]], decisions: list[tuple[int, str]]
+) -> None:
     nodes = [NodeReport(Place(str(index), "", None), NodeState(state)) for index, state in enumerate(states.split())]
     queue = [Reservation(number, "", "", tuple(where), started) for number, (where, started) in enumerate(reservations)]
-    assert [(reservation.number, fate) for reservation, fate in resizing.fates(Census(nodes, queue), "terminate")] == fates
+    assert [
+        (reservation.number, decision) for reservation, decision in resizing.decisions(Census(nodes, queue), "terminate")
+    ] == decisions
 
 
 def test_a_larger_cluster_has_nodes_for_who_waits(site: Site) -> None:

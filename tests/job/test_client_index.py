@@ -67,12 +67,12 @@ def test_looks_are_as_rare_as_news(made, job):
         later(job, 0.25)
     gaps = [second - first for first, second in zip(looks, looks[1:], strict=False)]
     assert gaps[0] <= 2 * FAST_SECONDS and gaps == sorted(gaps) and gaps[-1] == pytest.approx(IDLE_SECONDS, abs=0.25)
-    made.notice("beats-agent-1", 5)
+    made.add_marker("beats-agent-1", 5)
     later(job, IDLE_SECONDS)
     assert job.index.look()["beats-agent-1"] == 5
     later(job, IDLE_SECONDS - 0.01)
     assert job.index.look() and len(job.share.calls) == len(looks) + 1, "a heartbeat is no reason to hurry"
-    made.notice("segments-agent-0", 1)
+    made.add_marker("segments-agent-0", 1)
     later(job, 0.02)
     assert job.index.look()["segments-agent-0"] == 1
     later(job, FAST_SECONDS)
@@ -85,18 +85,18 @@ def test_a_look_that_fails_is_made_up_for_at_once(made, job):
     with pytest.raises(ShareError):
         job.index.look()
     job.share.broken = False
-    made.notice("verdict")
+    made.add_marker("verdict")
     assert "verdict" in job.index.look()
 
 
-def test_an_idle_round_asks_for_nothing_but_the_board(made, job):
+def test_an_idle_round_asks_for_nothing_but_the_index(made, job):
     made.announce(0)
     made.announce(1)
-    made.notice("announce-0")
-    made.notice("announce-1")
+    made.add_marker("announce-0")
+    made.add_marker("announce-1")
     for number in range(3):
         made.segment(number, {"k": "beat", "n": number})
-    made.notice("segments-agent-0", 3)
+    made.add_marker("segments-agent-0", 3)
     reader = EventReader(job)
     assert read(reader) == [("agent-0", 0, [0]), ("agent-0", 1, [1]), ("agent-0", 2, [2])]
     assert job.state().execution_state == "running"
@@ -111,7 +111,7 @@ def test_an_idle_round_asks_for_nothing_but_the_board(made, job):
 def test_what_has_no_notice_is_not_there_yet_but_at_the_end(made, job):
     made.segment(0, {"k": "beat", "n": 0})
     made.segment(0, {"k": "beat", "n": 5}, writer="agent-1")
-    made.notice("segments-agent-0", 1)
+    made.add_marker("segments-agent-0", 1)
     reader = EventReader(job)
     assert read(reader) == [("agent-0", 0, [0])]
     made.segment(1, {"k": "beat", "n": 1})
@@ -123,7 +123,7 @@ def test_what_has_no_notice_is_not_there_yet_but_at_the_end(made, job):
 def test_a_notice_ahead_of_its_file_is_waited_for(made, job):
     made.segment(0, {"k": "beat", "n": 0})
     made.segment(2, {"k": "beat", "n": 2})
-    made.notice("segments-agent-0", 3)
+    made.add_marker("segments-agent-0", 3)
     reader = EventReader(job)
     assert read(reader) == [("agent-0", 0, [0])]
     made.segment(1, {"k": "beat", "n": 1})
@@ -132,7 +132,7 @@ def test_a_notice_ahead_of_its_file_is_waited_for(made, job):
 
 def test_deflated_segments_are_read_like_others(made, job):
     made.share.write(made.paths.segment("agent-0", 0), protocol.encode([{"k": "beat", "n": 7}], compress=True))
-    made.notice("segments-agent-0", 1)
+    made.add_marker("segments-agent-0", 1)
     assert read(EventReader(job)) == [("agent-0", 0, [7])]
 
 

@@ -85,7 +85,7 @@ def test_requests_are_for_one_attempt(folder, board):
     made = folder(board=board)
     made.job.request_cancel("me", "it is wrong")
     assert made.job.state().execution_state == "terminating"
-    made.notice("verdict")
+    made.add_marker("verdict")
     made.verdict("failed", terminated=True)
     made.begin(2)
     assert (made.job.requests(), made.job.state().execution_state) == ([], "queued")

@@ -103,7 +103,7 @@ def test_segments_that_are_missing_are_passed_over_together(folder, clock, board
     made = folder(board=board)
     made.segment(0, BEAT)
     made.segment(4, BEAT)
-    made.notice("segments-agent-0", 5)
+    made.add_marker("segments-agent-0", 5)
     reader = EventReader(made.job)
     found = []
     for _ in range(30):

@@ -236,7 +236,7 @@ def test_results_on_a_share_that_is_away_are_waited_for(scene, monkeypatch, stay
     made, client, relay = scene
     made.write(made.paths.plan, {**made.plan, "board": True, "model": None})
     made.verdict()
-    made.notice("verdict")
+    made.add_marker("verdict")
     ending = relay()
     now = [1000.0]
     monkeypatch.setattr(relay_module.time, "monotonic", lambda: now[0])

@@ -231,12 +231,12 @@ def _compare(cluster: Cluster, nodes: Sequence[NodeCheck]) -> None:
     """Judge what can only be judged when all have answered: their GPUs, and their folders, of which the engine says it."""
     gpus = {node.name: node.answers["accelerators"] for node in nodes if "accelerators" in node.answers}
     counts = [said["count"] for said in gpus.values() if not said["trouble"]]
-    troubles = cluster.node_access.folder_troubles([node.answers.get("place") for node in nodes])
-    for node, trouble in zip(nodes, troubles, strict=True):
+    problems = cluster.node_access.folder_problems([node.answers.get("place") for node in nodes])
+    for node, reason in zip(nodes, problems, strict=True):
         if node.name in gpus:
             node.tell("GPUs", findings.accelerators(gpus[node.name], counts, node.answers.get("training")))
-        if trouble:
-            node.tell("space", failed(node.plain(trouble)))
+        if reason:
+            node.tell("space", failed(node.plain(reason)))
         elif place := node.answers.get("place"):
             node.tell("space", findings.space(place["root"], place["free"], node.answers.get("offer", {}).get("free")))
 

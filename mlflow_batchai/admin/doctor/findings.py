@@ -150,8 +150,8 @@ def share(said: Answer, path: str, title: str) -> Finding:
     if said["trouble"] == "failed":
         mend = "" if is_azure(path) else "; if the machine is fine, mount the share anew"
         return failed(f"{path} can't be written: {said['why']}{mend}")
-    if trouble := share_sentence(title, path, said["trouble"]):
-        return failed(trouble.removeprefix(f"{title}: ") + (f" ({said['why']})" if said["why"] else ""))
+    if reason := share_sentence(title, path, said["trouble"]):
+        return failed(reason.removeprefix(f"{title}: ") + (f" ({said['why']})" if said["why"] else ""))
     return ok(f"{path}, the same as here, writable" + (f" ({said['filesystem']})" if said["filesystem"] else ""))
 
 
@@ -164,15 +164,15 @@ def visible(missed: Mapping[str, str], unseen_here: str, others: int, seconds: f
         others: how many other nodes wrote one.
         seconds: how long was looked.
     """
-    troubles = []
+    problems = []
     if missed:
         told = named([f"{who} ({why})" for who, why in missed.items()])
-        troubles.append(f"doesn't see what others wrote: {told}")
+        problems.append(f"doesn't see what others wrote: {told}")
     if unseen_here:
-        troubles.append(f"this machine doesn't see what it wrote ({unseen_here})")
-    if troubles:
+        problems.append(f"this machine doesn't see what it wrote ({unseen_here})")
+    if problems:
         return failed(
-            f"after {seconds:.0f} s it {' and '.join(troubles)}: give the share's users the right to read what others write"
+            f"after {seconds:.0f} s it {' and '.join(problems)}: give the share's users the right to read what others write"
             " (umask, owner), and mount it with a short attribute cache (NFS: actimeo=3)"
         )
     return ok("sees what this machine wrote" + (f", and {others} other node{'s' * (others > 1)}" if others else ""))

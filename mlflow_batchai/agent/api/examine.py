@@ -30,7 +30,7 @@ from mlflow_batchai.agent.staging import SetupError
 
 Answer = dict[str, Any]
 
-_WRITE_TROUBLES = {
+_WRITE_REASONS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "full"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "read-only"),
 }
@@ -93,13 +93,13 @@ def training(python: str, seconds: float) -> Answer:
         if line.startswith(_MARK):
             return dict(json.loads(line[len(_MARK) :]), path=path)
     if status is None:
-        trouble = text.replace(code, "...")
+        reason = text.replace(code, "...")
     elif status < 0:
-        trouble = f"it was ended by signal {-status} while it imported them (a CPU too old for this build?)"
+        reason = f"it was ended by signal {-status} while it imported them (a CPU too old for this build?)"
     else:
         last = ([line.strip() for line in text.splitlines() if line.strip()] or ["nothing"])[-1]
-        trouble = f"it exits with {status} and says: {last[:300]}"
-    return {"path": path, "trouble": trouble}
+        reason = f"it exits with {status} and says: {last[:300]}"
+    return {"path": path, "trouble": reason}
 
 
 def accelerators(part: str, wanted: int | None) -> Answer:
@@ -158,22 +158,22 @@ def offer(share: str, identity: str, path: str, sas: str | None = None) -> Answe
         sas: for an address.
 
     Returns:
-        ``trouble``: None, or what ``place.share_trouble`` says, or ``full``, or ``failed``; ``why``: what the system says of a
+        ``trouble``: None, or what ``place.share_problem`` says, or ``full``, or ``failed``; ``why``: what the system says of a
         write that failed, else empty; ``filesystem`` (``nfs4``, ...; ``Azure Files`` for an address), ``free`` (bytes; None
         where that can't be told).
     """
-    trouble, why = place.share_trouble(share, identity, sas), ""
-    if trouble is None:
+    reason, why = place.share_problem(share, identity, sas), ""
+    if reason is None:
         try:
             with contextlib.closing(open_control(share, sas, place.SHARE_SECONDS)) as control:
                 control.write_closed(path, [{"host": socket.gethostname()}])
         except OSError as error:
             # Whatever the permissions say, a server may map this user to nobody.
-            trouble, why = _WRITE_TROUBLES.get(error.errno or 0, "failed"), error.strerror or str(error)
+            reason, why = _WRITE_REASONS.get(error.errno or 0, "failed"), error.strerror or str(error)
     if is_address(share):
-        return {"trouble": trouble, "why": why, "filesystem": "Azure Files", "free": None}
-    free = None if trouble == "missing" else shutil.disk_usage(share).free
-    return {"trouble": trouble, "why": why, "filesystem": place.filesystem(share), "free": free}
+        return {"trouble": reason, "why": why, "filesystem": "Azure Files", "free": None}
+    free = None if reason == "missing" else shutil.disk_usage(share).free
+    return {"trouble": reason, "why": why, "filesystem": place.filesystem(share), "free": free}
 
 
 def unseen(share: str, folder: str, names: Sequence[str], sas: str | None = None) -> Answer:
@@ -201,11 +201,11 @@ def listen(token: str, interface: str | None, seconds: float) -> Answer:
         ``interfaces``, ``port``, ``ports`` (the range that ranks listen in), ``machine`` (the same for nodes that meet on
         loopback), ``trouble``: why the named interface can't be used, else empty.
     """
-    trouble = ""
+    reason = ""
     try:
         own = network.interfaces(interface)
     except network.InterfaceError as error:
-        own, trouble = [], str(error)
+        own, reason = [], str(error)
     listener = network.Listener(token)
     timer = threading.Timer(seconds, listener.close)
     timer.daemon = True
@@ -215,7 +215,7 @@ def listen(token: str, interface: str | None, seconds: float) -> Answer:
         "port": listener.port,
         "ports": network.port_range(),
         "machine": network.machine(),
-        "trouble": trouble,
+        "trouble": reason,
     }
 
 

@@ -60,7 +60,7 @@ class Ending:
         self._peers = peers
         self._phases = phases
         self._report = report
-        self._trouble = False
+        self._failed = False
         self._lost_share: Failure | None = None
 
     def run(self, failure: Failure | None, stop: Stop | None) -> bool:
@@ -91,8 +91,8 @@ class Ending:
             self._shipper.note(f"could not end pids {sorted(left)}")
         with self._going_on():
             if self._runtime.held is not None and not self._lost_share:
-                for trouble in staging.open_up(self._layout):
-                    self._shipper.note(trouble)
+                for error in staging.open_up(self._layout):
+                    self._shipper.note(error)
         with self._going_on():
             self._drain()
         exit_record: dict[str, Any] = {
@@ -118,12 +118,12 @@ class Ending:
                 self._claim_verdict(self._going_on_after(outcome.verdict(failure, None, self._node)))
         with self._going_on():
             if self._runtime.held is not None:
-                for trouble in self._phases.mounts.unmount_all():
-                    sys.stderr.write(f"{trouble}\n")
+                for error in self._phases.mounts.unmount_all():
+                    sys.stderr.write(f"{error}\n")
                 staging.remove_job_folder(self._layout.job)
         with self._going_on():
             self._report("ended", self._lost_share)
-        return self._trouble
+        return self._failed
 
     def _give_up_share(self, failure: Failure) -> None:
         """Nobody hears us by the share: the engine's poll tells the client at once, before ranks have saved what they can."""
@@ -152,7 +152,7 @@ class Ending:
         try:
             yield
         except Exception as error:
-            self._trouble = True
+            self._failed = True
             tell(error, self._shipper)
 
     def _finish_shipping(self) -> None:
@@ -165,7 +165,7 @@ class Ending:
             if time.monotonic() >= until and (hurried or not self._shipper.hangs):
                 break
         if not self._shipper.finish(0.0):
-            self._trouble = True
+            self._failed = True
             # It must not take the room that is kept for the last word.
             self._shipper.abandon()
             why = self._shipper.broken or self._shipper.error
@@ -231,7 +231,7 @@ class Ending:
         try:
             staging.copy_logs(self._layout)
         except OSError as error:
-            self._trouble = True
+            self._failed = True
             sys.stderr.write(f"the logs could not all be copied to stdOutErrPathPrefix: {error}\n")
         return bool(prefix)
 

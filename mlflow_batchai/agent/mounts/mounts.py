@@ -167,7 +167,7 @@ class Mounts:
                     pending = mount.pending()
                 except Exception as error:  # too slow, or just dying: asked again
                     pending = None
-                    progress.trouble = str(error)
+                    progress.error = str(error)
                 if progress.settled(pending):
                     del waiting[mount]
                     continue
@@ -188,7 +188,7 @@ class Mounts:
             more = f" and {len(names) - NAMED_FILES} more" if len(names) > NAMED_FILES else ""
             what = f"{len(names)} file(s) ({', '.join(names[:NAMED_FILES])}{more})"
         else:
-            what = f"what rclone holds ({progress.trouble or 'it does not say what'})"
+            what = f"what rclone holds ({progress.error or 'it does not say what'})"
         failure = mount.failure(why, mount.tail())
         sentence = f"{mount.volume.title} on {self._layout.node_id}: {what} could not be written to it: {why}"
         return Failure(failure.code, mount.mask(sentence), self._layout.node, exit_code=failure.exit_code, tail=failure.tail)
@@ -217,7 +217,7 @@ class _Progress:
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self.trouble = ""
+        self.error = ""
         self._moved = -1
         self._last = time.monotonic()
         self._empty_since: float | None = None

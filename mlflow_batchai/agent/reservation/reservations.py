@@ -85,20 +85,20 @@ class QueueReservation:
         self._number: int = place["number"]
         self._taken: float = place["taken"]
         self._after: Sequence[int] = place["after"]
-        self._trouble: Exception | None = None
+        self._error: Exception | None = None
         try:
             # It stays open until this process ends.
             self._file = agents.claim(root, self._number, self._taken)
             agents.sign(root, self._number)
         except (OSError, agents.LateError) as error:
-            self._trouble = error  # the job is to hear of it
+            self._error = error  # the job is to hear of it
 
     def report(self, state: str, failure: Failure | None = None) -> None:
         agents.report(self._root, self._number, _said(state, failure))
 
     def acquire(self, layout: NodeLayout, note: Callable[[str], None], check: Callable[[], None]) -> Sequence[int]:
-        if self._trouble is not None:
-            raise self._trouble
+        if self._error is not None:
+            raise self._error
         node_lock = locks.open_node_lock(self._root)
         agent_lock = locks.open_agent_lock(self._root)  # ours until this process ends
         self.report(agents.WAITING)

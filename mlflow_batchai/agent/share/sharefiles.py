@@ -49,7 +49,7 @@ def sentence(error: OSError) -> str | None:
     return f"{what} ({os.strerror(error.errno)}); {remedy}"
 
 
-class ShareTrouble:
+class ShareErrors:
     """For how long the share has failed, and how.
 
     Args:

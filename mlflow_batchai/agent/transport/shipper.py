@@ -19,7 +19,7 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.agent.share.base import MAX_PENDING_BYTES, NotMountedError
-from mlflow_batchai.agent.share.sharefiles import ShareTrouble
+from mlflow_batchai.agent.share.sharefiles import ShareErrors
 from mlflow_batchai.agent.transport.inbox import Inbox
 from mlflow_batchai.agent.transport.logfiles import EXECUTION, LogFiles, log_record
 
@@ -175,7 +175,7 @@ class Shipper(threading.Thread):
         self._last_written = 0.0
         self._closing = False
         self._abandoned = False
-        self._trouble = ShareTrouble(layout.plan.loss_seconds / 2)
+        self._errors = ShareErrors(layout.plan.loss_seconds / 2)
         self.error: OSError | None = None
         self.broken: Exception | None = None
 
@@ -252,7 +252,7 @@ class Shipper(threading.Thread):
     @property
     def trouble(self) -> str | None:
         """Why the job has to end since the share fails: a sentence, or None."""
-        return self._trouble.told()
+        return self._errors.told()
 
     def abandon(self) -> None:
         """Write and read nothing more: what is left of the share's room is for the job's last word."""
@@ -323,7 +323,7 @@ class Shipper(threading.Thread):
                 unsent = self._attempt(functools.partial(self._resend.check, last=closing_since is not None))
             # Where the share takes nothing from us, others can't say anything either.
             unread = self._attempt(functools.partial(self.inbox.read, heeds=unsent is None))
-            self._trouble.saw(unsent or unread)
+            self._errors.saw(unsent or unread)
             unwritten = self._attempt(self._flush)
             patience = None if closing_since is None else closing_since + LOG_FILE_SECONDS - time.monotonic()
             if patience is not None and not unsent and (not unwritten or patience < 0):

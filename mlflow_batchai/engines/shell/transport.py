@@ -125,24 +125,24 @@ def _negotiated(sock: Any, target: Target, stack: contextlib.ExitStack) -> param
     transport.banner_timeout = transport.handshake_timeout = target.timeout
     host_keys.prefer_known(transport, target)
     until = time.monotonic() + target.timeout
-    trouble: Exception | None = None
+    failed: Exception | None = None
     try:
         # A little later than paramiko's own timers, which tell more.
         transport.start_client(timeout=target.timeout + 0.2)
     except (paramiko.SSHException, EOFError, OSError) as error:
-        trouble = error
+        failed = error
     if time.monotonic() >= until:
         raise ClusterError(
             f"{target.label} takes connections but did not answer as an SSH server within {target.timeout:g} s; check that "
             f"port {target.port} is sshd's and that the machine is not overloaded"
-        ) from trouble
-    if isinstance(trouble, paramiko.SSHException) and not str(trouble).startswith("Error reading SSH protocol banner"):
+        ) from failed
+    if isinstance(failed, paramiko.SSHException) and not str(failed).startswith("Error reading SSH protocol banner"):
         raise ClusterError(
-            f"{target.label} can't be talked to: {trouble}; check that port {target.port} is sshd's and that OpenSSH there is "
+            f"{target.label} can't be talked to: {failed}; check that port {target.port} is sshd's and that OpenSSH there is "
             "not older than 7.2"
-        ) from trouble
-    if trouble:
-        raise _hung_up(target) from trouble
+        ) from failed
+    if failed:
+        raise _hung_up(target) from failed
     return transport
 
 

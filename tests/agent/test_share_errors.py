@@ -9,7 +9,7 @@ import pytest
 
 from mlflow_batchai.agent import peers
 from mlflow_batchai.agent.share.base import ControlError
-from mlflow_batchai.agent.share.sharefiles import AWAY_SECONDS, ShareTrouble, sentence
+from mlflow_batchai.agent.share.sharefiles import AWAY_SECONDS, ShareErrors, sentence
 
 
 def error(number: int) -> OSError:
@@ -19,7 +19,7 @@ def error(number: int) -> OSError:
 class Scene:
     def __init__(self) -> None:
         self.now = 100.0
-        self.trouble = ShareTrouble(30.0, lambda: self.now)
+        self.trouble = ShareErrors(30.0, lambda: self.now)
 
     def after(self, seconds: float, found: OSError | None) -> str | None:
         self.now += seconds
