@@ -379,14 +379,14 @@ def test_a_share_that_is_away_is_the_callers(scene, monkeypatch):
 
 
 def test_volumes_that_can_not_be_opened_for_now(scene, monkeypatch):
-    real, answers = retries.told, [JobError("Azure does not answer")] * 2
+    real, answers = retries.for_next_attempt, [JobError("Azure does not answer")] * 2
 
-    def told(*arguments):
+    def collect(*arguments):
         if answers:
             raise answers.pop()
         return real(*arguments)
 
-    monkeypatch.setattr(retries, "told", told)
+    monkeypatch.setattr(retries, "for_next_attempt", collect)
     fails(scene.made)
     scene.bring()
     assert scene.said[:1] == ["attempt 2 waits: Azure does not answer"] and len(scene.engine.started) == 1

@@ -87,7 +87,7 @@ def test_a_claim_of_a_new_path_costs_one_request_a_folder(azure, opened):
 
 
 def test_what_is_new_of_ten_writers_costs_a_listing_and_a_read_each(azure, opened):
-    """As docs/architecture.md has it: the board is one listing, and then each file that is new is one request."""
+    """As docs/architecture.md has it: the index is one listing, and then each file that is new is one request."""
     share = opened()
     for writer in range(10):
         share.write(f"job/board/segments-agent-{writer}", bytes(1))

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mlflow_batchai.training import _gradients, _tensors  # noqa: E402
+from mlflow_batchai.training import _optimizer, _tensors  # noqa: E402
 
 
 class Horovod:
@@ -109,7 +109,7 @@ def test_gradients_are_divided_by_a_tensor(monkeypatch, old):
 
     if old:
         monkeypatch.setattr(torch, "_foreach_div", refuse)
-    found = _gradients._divided([torch.ones(2), torch.ones(1, 3).half()], torch.tensor(4.0))
+    found = _optimizer._divided([torch.ones(2), torch.ones(1, 3).half()], torch.tensor(4.0))
     assert [(one.dtype, one.shape, float(one.sum())) for one in found] == [
         (torch.float32, (2,), 0.5),
         (torch.float16, (1, 3), 0.75),
