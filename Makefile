@@ -24,7 +24,7 @@ setup-dev: $(VENV)/.setup-dev ## The same with what tests and checks need.
 demo: $(VENV)/.setup ## Train the CIFAR network on real digit images: two ranks on two nodes of this machine.
 	@BATCHAI_HOME=$(DEMO_HOME)/batchai MLFLOW_TRACKING_URI=sqlite:///$(DEMO_HOME)/mlflow.db scripts/demo.sh $(BIN) $(DEMO_HOME)
 
-test: $(VENV)/.setup-dev ## What a change can break, a file at a time in each of two processes (about 15 minutes on 2 cores).
+test: $(VENV)/.setup-dev ## Tests that a change can break, a file at a time in each of two processes (about 15 minutes on 2 cores).
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: $(VENV)/.setup-dev ## Every test: also trainings, browsers, random faults, wheels, machines, documentation (about 40 minutes).
@@ -39,7 +39,7 @@ else
 	$(BIN)/python tests/faults/crowd.py --kills 8
 endif
 
-contract: $(VENV)/.setup-dev ## What scripts say by MLflow, with the oldest and the newest MLflow (a minute).
+contract: $(VENV)/.setup-dev ## Calls of scripts to MLflow, with the oldest and the newest MLflow (a minute).
 	@scripts/contract.sh $(BIN)
 
 bench: $(VENV)/.setup-dev ## All benchmarks: ratios measured side by side (minutes).

@@ -65,7 +65,7 @@ def own_folder(path: str) -> str:
 
 
 def walk(path: str, make: bool = False) -> os.stat_result:
-    """What lies at a path, every folder and link on the way there being such that only this user and root can change it.
+    """Status of a path; refuse it if other users than this one and root can change a folder or link on the way.
 
     Args:
         make: whether folders that aren't there are made, the last one for this user alone.
@@ -127,7 +127,7 @@ def _is_root_or_us(user: int) -> bool:
 
 
 def _unmapped_root() -> int:
-    """What root's files show as their owner in a user namespace that has no root (Apptainer's, say); -1 elsewhere."""
+    """Owner that root's files show in a user namespace without root (Apptainer's, say); -1 elsewhere."""
     try:
         with (
             open("/proc/self/uid_map", encoding="ascii") as mapped,

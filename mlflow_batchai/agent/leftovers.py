@@ -154,7 +154,7 @@ def _is_old(folder: str, before: float) -> bool:
 
 
 def _last_use(folder: str) -> float | None:
-    """The time of its marker, which those who use it keep young; of one that was never finished, its own."""
+    """Time of the marker, which users of the folder refresh; without a marker, time of the folder."""
     for path in (os.path.join(folder, kept.MARKER), folder):
         try:
             return os.lstat(path).st_mtime

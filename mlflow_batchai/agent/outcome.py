@@ -139,8 +139,7 @@ def first_cause(failures: list[Failure]) -> Failure | None:
 
 
 def verdict(cause: Failure | None, stop: Stop | None, node: int = 0, attempt: int = 1) -> protocol.Record:
-    """What node 0 says of an attempt, or the node that stands in for it: a wish to end it comes before failures, which it may
-    have caused."""
+    """Make the verdict on an attempt: a request to end it comes before failures, which it may have caused."""
     by = protocol.agent_writer(node)
     if stop and stop.kind == protocol.REQUEUE:
         return protocol.requeued_record(str(stop), by, attempt)

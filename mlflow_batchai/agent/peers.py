@@ -32,7 +32,7 @@ TERMINATION_SECONDS = 25.0
 
 
 class Peers:
-    """The attempt's other agents, and the people who watch it: node 0 hears all other nodes, they hear node 0.
+    """The attempt's other agents and the people who watch it: node 0 hears all other nodes, they hear node 0.
 
     Attributes:
         announces: node -> announce.json, as far as they are there; our own is put in by who wrote it.

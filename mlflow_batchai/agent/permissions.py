@@ -133,7 +133,7 @@ def open_up_tree(root: str, path: Sequence[str]) -> None:
 
 
 def _owner_of_ours(folder: int) -> int | None:
-    """Whose a file is that we make there: a file server may have another name for us. None: we can't make one."""
+    """Owner of files that we make there: a file server may map our user to another. None: we can't make one."""
     name = f".batchai-{uuid.uuid4().hex}"
     try:
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)

@@ -240,7 +240,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Artifacts:
-    """Which files of output directories become the run's artifacts: ``exclude`` has patterns of those that don't."""
+    """Selection of output files for the run's artifacts: ``exclude`` has patterns of those to leave out."""
 
     checkpoints: bool = False
     exclude: tuple[str, ...] = ()

@@ -47,7 +47,7 @@ def is_mapping(value: object) -> bool:
 
 
 def or_none(check: Check) -> Check:
-    """What the check takes, or nothing."""
+    """A check that also accepts None."""
     return lambda value: value is None or check(value)
 
 

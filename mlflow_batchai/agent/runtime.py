@@ -146,7 +146,7 @@ class Runtime:
         return bool(self.reports.moved or unread)
 
     def how(self, task: Task) -> str:
-        """How an ended task ended, for a sentence; with the want of memory that it was killed for, if the kernel says so."""
+        """Describe how a task ended, including a lack of memory if the kernel reports one."""
         why = None
         if task.exit_code == 128 + signal.SIGKILL:
             why = memory.ran_out(self._memory[task], self._counters(), memory.machine_bytes())

@@ -332,7 +332,7 @@ def _empty(folder: int, top: int, level: int) -> bool:
 
 @contextlib.contextmanager
 def _changing() -> Iterator[None]:
-    """What has gone by now, or has become something else: whoever removes the folder looks again."""
+    """Ignore entries that have gone or changed their kind meanwhile: the removal looks again."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

@@ -95,7 +95,7 @@ def _fetch(control: ControlShare, entry: CodeFile, target: str, umask: int) -> N
 
 
 def _forget(verb: str, control: ControlShare) -> str:
-    """What has the next submit look for each object: where that costs requests, it believes what says that all are there."""
+    """Advice to remove the folder that says all objects are there, so that the next submit looks for each."""
     if control.at_once == 1:
         return ""
     return f"{verb} the folder {TREES} there, and " if verb else f"the folder {TREES} there, and "
@@ -221,7 +221,7 @@ def locate(layout: NodeLayout, path: str) -> tuple[int, str] | None:
 
 
 def copy_logs(layout: NodeLayout) -> None:
-    """Where stdOutErrPathPrefix lies on another volume than the job folder: copy the logs there at the end."""
+    """Copy the logs to stdOutErrPathPrefix at the end, if that lies on another volume than the job folder."""
     prefix = layout.plan.log_copy_prefix
     if prefix is None or prefix.volume is None:
         return

@@ -207,7 +207,7 @@ def delete(scope: Scope, name: str, yes: bool) -> None:
 
 
 def _jobs(name: str) -> list[str]:
-    """The jobs that a cluster has, as far as that can be told."""
+    """Jobs of a cluster, as far as known."""
     from mlflow_batchai.cluster import clusters, scaling
 
     try:
@@ -302,7 +302,7 @@ def _overlay(data: Document, options: Mapping[str, Any]) -> str:
 
 
 def _get(data: Document, key: str) -> Any:
-    """What a document says, under ``properties`` or beside it."""
+    """Value of a document's key, under ``properties`` or beside it."""
     inner = data.get("properties")
     return data[key] if key in data else inner.get(key) if isinstance(inner, Mapping) else None
 

@@ -73,7 +73,7 @@ def list_cluster(scope: Scope, name: str, path: str) -> Any:
 
 
 def _setup_logs(cluster: Cluster) -> Directory | None:
-    """Where the logs of a cluster's setup task lie; None if it has none.
+    """Place of the logs of a cluster's setup task; None if it has none.
 
     Raises:
         ShareError: they lie where this machine can't read them.
@@ -131,7 +131,7 @@ def list_job(scope: Scope, job: str, identity: str, path: str, attempt: int | No
 
 
 def _url(place: Directory, path: str, entry: Entry, minutes: int) -> str | None:
-    """Where a file can be downloaded from for so long; None for a folder, and where that can't be had, which is said."""
+    """Address to download a file for so long; None for a folder, or with a notice if there can be none."""
     from mlflow_batchai.storage.opening import download_url
 
     if entry.is_directory:

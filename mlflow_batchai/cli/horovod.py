@@ -68,7 +68,7 @@ def build(python: str, framework: str, gpu: bool | None, cuda_arch: str, source:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """What shows a few words of progress on standard error: in one line with the time on a terminal, else a line a step."""
+    """Show progress on standard error: one line with the time on a terminal, else a line for each step."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import Progress, TextColumn, TimeElapsedColumn

@@ -367,7 +367,7 @@ def _trust(scope: Scope, name: str, yes: bool) -> None:
 
 
 def _who(follower: LeaseView, job: str) -> str:
-    """Who relays the job, and whether that goes on from here; empty if there is nothing to say of it."""
+    """Describe who relays the job, and whether that continues from here; empty if there is nothing to say."""
     from mlflow_batchai.job.lease import LeaseState
 
     if follower.state is LeaseState.HELD:
@@ -401,7 +401,7 @@ def _attach_all(waits: bool) -> Result:
 
 
 def _end_sweeps(store: Tracking) -> None:
-    """Runs of sweeps whose jobs have all ended are ended too; of the others it is said what they wait for."""
+    """End the runs of sweeps whose jobs have all ended; say what the others wait for."""
     from mlflow_batchai.sweep import sweeps
     from mlflow_batchai.tracking import runs
 

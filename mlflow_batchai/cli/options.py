@@ -154,7 +154,7 @@ def command(
 
 
 def default_output(otherwise: str) -> str:
-    """How results are printed where no option says it.
+    """Form of results without ``--output``.
 
     Raises:
         UsageError: BATCHAI_OUTPUT is no way to print them.
@@ -294,7 +294,7 @@ def tracking() -> Tracking:
 
 
 class MountOptions(NamedTuple):
-    """What mounts file systems besides those of a document, as ``az batchai`` had it, for jobs and clusters alike."""
+    """Options for more mounts than a document has, as in ``az batchai``, for jobs and clusters alike."""
 
     storage_account_name: str | None = None
     storage_account_key: str | None = None

@@ -98,8 +98,11 @@ def _check_tags(run: Run) -> None:
 
 
 def _job_of(run: Run) -> Job:
-    """The job of a run: where its submitter had it, if he was this user, or where this user has said that it may lie; else
-    where this machine's document of its cluster says. An address that anybody may have written is not opened."""
+    """Find the job of a run, without opening an address that anybody may have written.
+
+    It lies at the address in the run's tags, if this user has signed it or trusts it; else where this machine's document of
+    its cluster says.
+    """
     _check_tags(run)
     tags = run.data.tags
     cluster = tags[runs.TAG_CLUSTER]

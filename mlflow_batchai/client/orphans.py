@@ -197,8 +197,8 @@ def _judge(candidate: Candidate) -> None:
 
 
 def _lacking(candidate: Candidate) -> str:
-    """What the next attempt of a job, which nobody has started yet, needs and we don't have: a follower would only say so and
-    end, at every look again. Empty: nothing."""
+    """What we lack to start the next attempt of a job: a follower would only say so and end, at every look again. Empty:
+    nothing, or the attempt was started."""
     job = candidate.found.job
     if candidate.state != protocol.QUEUED or job.attempt == 1 or job.handle() is not None or job.is_begun():
         return ""

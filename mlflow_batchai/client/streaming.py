@@ -91,7 +91,7 @@ def _check(place: directories.Directory, path: str) -> None:
 
 
 def lines(pieces: Iterator[str]) -> Iterator[str]:
-    """Whole lines of a text that comes in pieces, without their ends; what is left at the end counts as one."""
+    """Split a text that comes in pieces into lines without their ends; a rest at the end counts as one."""
     rest: list[str] = []
     for piece in pieces:
         first, *more = piece.split("\n")

@@ -179,7 +179,7 @@ _UNUSED = ("vm_size", "virtual_machine_configuration", "user_account_settings", 
 
 
 def _azure(document: ClusterDocument, path: Path) -> AzureLocation | None:
-    """Where the control share lies if it is an Azure file share, whose credentials are remembered.
+    """Location of a control share that is an Azure file share; its credentials are remembered.
 
     Raises:
         ClusterError: no share can have that address.

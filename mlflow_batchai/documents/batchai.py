@@ -131,7 +131,7 @@ def _fits_a_file(pattern: str) -> str:
 
 
 class ArtifactSettings(SpecModel):
-    """Which files of output directories go into the run's artifacts.
+    """Selection of output files that go into the run's artifacts.
 
     ``exclude`` has patterns as in a ``.gitignore`` in the output directory.
     """

@@ -68,7 +68,7 @@ class MLProject:
 
 @dataclass(frozen=True)
 class Value:
-    """A parameter's value: ``text`` is what the user gave or the default, as it will be told to MLflow."""
+    """A parameter's value: ``text`` is what the user gave or the default, as MLflow gets it."""
 
     parameter: Parameter
     text: str

@@ -22,7 +22,7 @@ _MAIN = "import sys\nfrom mlflow_batchai.agent.__main__ import main\n\nsys.exit(
 
 
 def boot() -> str:
-    """What runs first on a node over SSH (``agent/boot.py``), as one line of Python: csh ends a quoted word at a line's end."""
+    """The first program on a node over SSH (``agent/boot.py``) as one line of Python: csh ends a quoted word at a newline."""
     text = files("mlflow_batchai").joinpath("agent").joinpath("boot.py").read_bytes()
     return f"import base64; exec(base64.b64decode('{base64.b64encode(text).decode()}').decode())"
 

@@ -49,7 +49,7 @@ class Poll(NamedTuple):
     failures: Mapping[int, Record] = MappingProxyType({})
 
     def of(self, node: int) -> str:
-        """What is known of a node."""
+        """State of a node, as far as known."""
         return self.nodes.get(node, self.detail)
 
 

@@ -83,7 +83,7 @@ class Hosts:
         return CheckResult(len(usable), dict(self._missing))
 
     def _lack(self, node: Node) -> str:
-        """What a node lacks for the job's needs, as a sentence, or nothing; tools that can be sent are noted."""
+        """Sentence on what a node lacks for the job, or nothing; note tools that can be sent."""
         if self._needs is None:
             return ""
         said = node.machine.ask("needs", **plain(self._needs._asdict()))
@@ -289,7 +289,7 @@ class Hosts:
         ]
 
     def _node(self, entry: Handle) -> Node | None:
-        """The node of a handle as the cluster's document has it: where its folder is, and who we are there, no handle says."""
+        """The node of a handle by the cluster's document, which alone decides its folder and login."""
         return next((node for node in self._nodes if node.name == entry["name"]), None)
 
     def _asking(self, entry: Handle) -> Node:

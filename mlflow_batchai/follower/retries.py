@@ -160,7 +160,7 @@ class Retries:
         job.claim_verdict(failed if job.attempt >= overrides.MOST_ATTEMPTS else overrides.again(failed, job.attempt, left))
 
     def _nobody_begins(self, before: Job, job: Job) -> bool:
-        """Whether who has put the job back in the queue doesn't begin its next attempt in time."""
+        """Whether the process that put the job back in the queue fails to begin the next attempt in time."""
         until = self._clock() + REQUESTER_SECONDS
         while not job.is_begun():
             if self._clock() > until:
@@ -248,7 +248,7 @@ def _look_for_cancel(before: Job, job: Job) -> None:
 
 
 def _is_free(before: Job, watch: Watch) -> bool:
-    """Whether nothing of an attempt that is over can run: its nodes say so, or have said so, or it came to none."""
+    """Whether no process of an ended attempt can run any more: its nodes say so or said so, or it never started."""
     try:
         watch.clean_up()
         if before.handle() is not None:
@@ -292,7 +292,7 @@ def _secrets(job: Job, cluster: Cluster, kept: Mapping[str, Any]) -> dict[str, A
 
 
 def _nodes(job: Job, cluster: Cluster) -> int:
-    """How many nodes the next attempt has: those that answer and take jobs, enough for it and no more than it had at first.
+    """Number of nodes of the next attempt: those that answer and take jobs, enough and no more than at first.
 
     Raises:
         ClusterError: too few can be used.
@@ -304,5 +304,5 @@ def _nodes(job: Job, cluster: Cluster) -> int:
 
 
 def fitting_nodes(plan: Plan, cluster: Cluster, usable: int) -> int:
-    """How many nodes the next attempt has of a cluster of which so many, ``Plan.least_nodes`` at least, can be used."""
+    """Number of nodes of the next attempt, given how many can be used (``Plan.least_nodes`` at least)."""
     return max(plan.least_nodes, min(plan.node_count, usable, cluster.open_nodes))

@@ -124,7 +124,7 @@ class Supervisor:
                 self.job, self._heard = self.job.at(state.next_attempt), 0
 
     def _keep_attempt(self, engine: Engine) -> JobState | None:
-        """See an attempt started, over, and its nodes free; its state then, None when told to leave."""
+        """See an attempt started, ended, and its nodes free; return its state, None if asked to leave."""
         try:
             self._until(functools.partial(self._bring, engine), LOOK_SECONDS)
         except Leaving:
@@ -166,7 +166,7 @@ class Supervisor:
         return state if state.ended or state.next_attempt else None
 
     def _until(self, look: Callable[[], Result | None], seconds: float) -> Result | None:
-        """Look every so many seconds until something comes of it; None when told to leave."""
+        """Call a step at intervals until it has a result; None if asked to leave."""
         wait = 0.0
         while not self._leaving:
             begun = time.monotonic()

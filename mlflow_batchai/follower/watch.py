@@ -147,7 +147,7 @@ class Watch:
         return Poll(PollState.UNKNOWN, why, (), nodes)
 
     def _count(self) -> int:
-        """How many segments node 0 has begun; nobody else counts them once the run was deleted. Or what its markers come to."""
+        """Number of node 0's segments, or of its markers; nobody else counts them once the run was deleted."""
         if (index := self._job.index) is not None:
             index.look()
             writer = protocol.agent_writer(0)

@@ -55,7 +55,7 @@ class Nccl(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a build for GPUs takes; ``nccl`` is None where the user's variables say where NCCL lies."""
+    """Parts of a GPU build; ``nccl`` is None where the user's variables say where NCCL lies."""
 
     toolkit: Toolkit
     nccl: Nccl | None
@@ -182,7 +182,7 @@ def _parsed(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _known(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of the names that are compute capabilities, without their points, in rising order."""
+    """Select the names that are compute capabilities, without their points, in rising order."""
     return tuple(sorted({"".join(match.groups()) for match in map(_ARCHITECTURE.match, names) if match}, key=int))
 
 

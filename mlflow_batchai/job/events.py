@@ -115,7 +115,7 @@ class EventReader:
                 return
 
     def _segments(self, wanted: Mapping[str, str]) -> Generator[Segment, None, list[str]]:
-        """Those of the wanted files (path -> writer) that are there, each writer's in order, up to the first that isn't.
+        """The wanted files (path -> writer) that exist: each writer's in order, up to the first that is missing.
 
         Returns:
             Their writers.

@@ -352,8 +352,7 @@ class LeaseMonitor:
         self._since = 0.0
 
     def look(self) -> LeaseView:
-        """Who relays the job: as ``Lease.view`` has it, but HELD or FREE instead of UNKNOWN once time has told, and HELD if
-        one is on its way.
+        """Look at the lease: ``Lease.view``, but HELD or FREE in place of UNKNOWN after some looks, and HELD if a follower starts.
 
         Raises:
             ShareError: the share can't be read now.

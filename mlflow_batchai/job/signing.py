@@ -95,7 +95,7 @@ def is_own(found: object) -> bool:
 
 
 def fingerprints() -> list[str]:
-    """What the keys are known by, which tells nothing of them; the signing one first. Raises as ``mac`` does."""
+    """Public names of the keys, the signing one first. Raises as ``mac`` does."""
     return [_fingerprint(key) for key in _keys()]
 
 

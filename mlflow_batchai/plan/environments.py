@@ -207,7 +207,7 @@ def training_environment(project: MLProject, manager: str | None, cluster: Clust
 
 
 def preparation_cache(plan: Plan, cache: bool | Collection[str], source: str) -> str | None:
-    """What names the folder in which nodes keep what job preparation made: a hash over all that it is said to depend on.
+    """Name of the folder in which nodes keep a job preparation's results: a hash over everything it depends on.
 
     Those are its command with the parameters that it names, the document's variables, the training interpreter or the
     image, and the files of the project that ``cache`` lists (true: all). Of a secret only the name counts.

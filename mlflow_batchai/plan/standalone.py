@@ -72,7 +72,7 @@ def prepare(document: JobDocument, name: str, cluster: Cluster, source: str, job
 
 
 def _program(properties: JobProperties, container: Container | None) -> Program:
-    """What the framework block says to run; a block of another kind, or none, is refused by the plan."""
+    """The program of the framework block; the plan refuses a block of another kind, or none."""
     settings = properties.horovod_settings
     if settings is None:
         custom = properties.custom_toolkit_settings

@@ -175,7 +175,7 @@ class AzureFilesShare:
         end: int,
         each: Callable[[Callable[[int], Piece], Iterable[int]], Iterator[Piece]],
     ) -> Iterator[bytes]:
-        """What lies between two positions of the content that ``first`` is of. Raises _ChangedError if it lies there no more.
+        """Content between two positions of the version that ``first`` is of; raises _ChangedError if it has changed.
 
         Args:
             each: calls a function for each of several, as ``map``.
@@ -188,7 +188,7 @@ class AzureFilesShare:
             yield piece.data
 
     def _ahead(self, act: Callable[[Item], Result], items: Iterable[Item], most: int) -> Iterator[Result]:
-        """What comes of doing something with each, in their order; so many are done ahead of the one that is taken."""
+        """Results of a function for each item, in order, computed so many ahead."""
         running: deque[Future[Result]] = deque()
         try:
             for item in items:

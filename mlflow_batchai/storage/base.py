@@ -113,7 +113,7 @@ class Share(Protocol):
         """Remove a file or a directory."""
 
     def keeping(self, folder: str) -> Share:
-        """The share for who works in a folder that is there."""
+        """The same share for writers in a folder that must exist already."""
 
     def send(self, path: str, source: Readable, size: int) -> None:
         """Write a whole file, atomically, from what is read; what reading raises is raised, and nothing is written then.
@@ -133,7 +133,7 @@ def job_file(share: Share, path: str) -> bytes | None:
 
 
 def check_end(path: str, source: Readable, taken: int, size: int) -> None:
-    """Raise ShareError if what was read of a source isn't all of it, or isn't as long as was said."""
+    """Raise ShareError if the source was not read to its end, or has another length than announced."""
     if source.read(1) or taken != size:
         raise ShareError(f"'{path}' has not the {size} bytes that were to be sent: it changed meanwhile; send it again")
 

@@ -86,7 +86,7 @@ def remember(account: str, credential: Credential) -> None:
 
 
 def find(account: str) -> Credential:
-    """What opens an account. The first that names it: what was remembered, what our parent process exported,
+    """Find the credential of an account. The first that names it: what was remembered, what our parent process exported,
     AZURE_BATCHAI_STORAGE_ACCOUNT with _KEY, then as the `az` command has it AZURE_STORAGE_CONNECTION_STRING, and
     AZURE_STORAGE_ACCOUNT with _KEY or _SAS_TOKEN, then ``shares`` of config.yaml. An empty one if none does.
 

@@ -61,7 +61,7 @@ class IgnoreRules:
         self._rules.reverse()
 
     def leave_out(self, name: str, is_directory: bool) -> str:
-        """Which kind of ignore file says that a name in this folder is no part of the project; empty: it is one.
+        """The kind of ignore file that excludes a name in this folder; empty: the name belongs to the project.
 
         Of a folder that is none nothing is.
         """

@@ -202,7 +202,7 @@ def upload(share: Share, files: Sequence[StagedFile], progress: Progress | None 
 
 
 def confirm(share: Share, files: Sequence[StagedFile], anew: bool) -> int:
-    """Have the next submit of the same set believe that it lies there: who calls this knows that a plan names it.
+    """Record that the set lies there, for the next submit of it: the caller knows that a plan names it.
 
     Args:
         anew: whether files may have been removed since ``upload``: then they are sent again.
@@ -222,7 +222,7 @@ def _tree(wanted: Iterable[str]) -> str:
 
 
 def each(share: Share, act: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """What comes of doing something with each of several, as many at once as pay; the first failure ends it."""
+    """Results of a function for each item, as many at once as pay; the first failure ends it."""
     if share.at_once == 1:
         return [act(item) for item in items]
     with ThreadPoolExecutor(share.at_once, "batchai-objects") as pool:
@@ -243,7 +243,7 @@ def _make_folders(share: Share, wanted: Collection[str]) -> set[str]:
 
 
 def _missing(share: Share, wanted: dict[str, StagedFile], folders: Collection[str]) -> list[StagedFile]:
-    """Those that lie in none of the folders, in the order of their paths."""
+    """Objects that lie in none of the folders, in the order of their paths."""
     known: set[str] = set()
 
     def look(folder: str) -> None:

@@ -20,7 +20,7 @@ def on_share(path: str) -> str:
 
 
 def on_mount(path: str) -> str:
-    """A path on the share as who wrote it on a mount called it; what would lead elsewhere stays as it is."""
+    """A share's path as its writer on a mount spelled it; one that would lead elsewhere stays as it is."""
     return "/".join(map(_read, path.split("/")))
 
 

@@ -148,7 +148,7 @@ class Within:
 
 
 def is_foreign(status: os.stat_result, folder: os.stat_result) -> bool:
-    """Whether a file is a hard link to one of another user than a folder's: who made it may have had no right to read that."""
+    """Whether a file is a hard link to a file of another user than the folder's, which its maker may not read."""
     return status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode) and status.st_uid != folder.st_uid
 
 

@@ -161,7 +161,7 @@ def log_file(client: MlflowClient, job: Job, file: Path, artifact: str) -> str:
 
 
 def _line(text: str) -> str:
-    """A name, or what is said of one, in one line that every store takes."""
+    """A name, or a sentence on one, in one line that every store takes."""
     return " ".join(runs.plain(text).split())
 
 
@@ -180,7 +180,7 @@ def _portions(sizes: Mapping[str, int]) -> Iterator[list[str]]:
 
 
 def bounds_of(job: Job, share: DirectoryShare, path: str) -> Within:
-    """What links must not lead out of: the job's own folder on a share, in which a path lies.
+    """The job's own folder around a path on a share: links must not lead out of it.
 
     Ranks can put a link anywhere, and files of other jobs, or of this machine, are not theirs to send.
     """
@@ -211,7 +211,7 @@ def files_below(share: Share, path: str) -> tuple[dict[str, Stamp], list[str]]:
 
 
 def at_once(share: Share, act: Callable[[str], Result], sizes: Mapping[str, int]) -> list[Result]:
-    """What comes of something that is done for each file, as many at a time as pay, and as have room in memory."""
+    """Results of a function for each file, as many at a time as pay and as memory allows."""
     room, free = Condition(), FETCHED_AT_ONCE
 
     def within(name: str) -> Result:

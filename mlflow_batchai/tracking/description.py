@@ -183,7 +183,7 @@ def _folded(text: str) -> str:
 
 
 def _bounded(reason: str) -> str:
-    """The parts of a failure that may be told."""
+    """The parts of a failure that the description shows."""
     first, _, rest = reason.partition("\n")
     return f"{first[:LONGEST_REASON]}\n{rest[-2 * LONGEST_REASON :]}" if rest else first[:LONGEST_REASON]
 

@@ -359,7 +359,7 @@ class Relay:
             self._next_logs = ended + max(self._log_interval, LOG_PARTS * (ended - begun))
 
     def pass_on(self) -> None:
-        """The attempt is over and the job goes on with another one: send the rest of what it said, and its logs.
+        """Send the rest of an ended attempt's records and logs before the job goes on with the next.
 
         Raises:
             ShareError: a share over the network is away, perhaps for a moment: call it again.
@@ -370,7 +370,7 @@ class Relay:
         self._lease.save({**self._memory(), "notes": [*self.notes, *notes], **left})
 
     def _send_rest(self, goes_on: bool = False) -> list[str]:
-        """The attempt is over: send the rest of what it said, and its logs; sentences on what could not be sent."""
+        """Send the rest of an ended attempt's records and logs; return sentences on what could not be sent."""
         self._begin()
         self.step(to_the_end=True)
         self._pace = self._metrics.pace or self._pace
@@ -410,7 +410,7 @@ class Relay:
         self._lease.save({**self._memory(), **left}, finished=True)
 
     def _show_sending(self, state: JobState, text: str) -> None:
-        """Say how far the outputs have come: in the description, and to who watches the lease."""
+        """Show how far the outputs are: in the description, and in the lease."""
         begins = not self._lease.sending
         self._lease.sending = text
         if begins:
@@ -488,8 +488,8 @@ class Finish:
                 self._since = None
         return list(self._done[what])
 
-    def _may_pass(self, error: Exception, patient: bool) -> bool:
+    def _may_pass(self, error: Exception, retry: bool) -> bool:
         if isinstance(error, ShareError):
-            return patient and self._job.index is not None and not isinstance(error, ShareNotFoundError)
+            return retry and self._job.index is not None and not isinstance(error, ShareNotFoundError)
         # What is said of a model hides what the store has said.
-        return (patient and stores.may_pass(error.__cause__ or error)) or not self._answers()
+        return (retry and stores.may_pass(error.__cause__ or error)) or not self._answers()

@@ -46,7 +46,7 @@ _REASON = re.compile(r"\[Errno -?\d+\] ([^'\")\]]+)|(certificate verify failed[^
 
 
 def bound_calls() -> None:
-    """Have each call of MLflow come back within minutes, for who tries again by himself; what the user has set stays.
+    """Limit each call of MLflow to minutes, for callers that retry by themselves; the user's settings stay.
 
     Its libraries say nothing of the tries in between: errors say it.
     """
@@ -58,7 +58,7 @@ def bound_calls() -> None:
 
 @contextlib.contextmanager
 def tried_shortly() -> Iterator[None]:
-    """Have a server that is down be told of within seconds in here; what the user has set stays.
+    """Limit retries inside, so that a server that is down is reported within seconds; the user's settings stay.
 
     The variable is gone afterwards: processes that are started later wait as long as they mean to.
     """
@@ -131,7 +131,7 @@ def away(error: BaseException) -> str | None:
 
 
 def is_answer(error: BaseException) -> bool:
-    """Whether an error is a store's answer, or the want of one; who made the call doesn't matter then."""
+    """Whether an error is a store's answer, or the lack of one, whichever call it came from."""
     from mlflow.exceptions import MlflowException
     from requests import RequestException
 

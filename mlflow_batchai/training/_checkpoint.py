@@ -209,7 +209,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             sys.excepthook = hook
 
     def _end_by_exception(self, kind: Any, error: Any, traceback: Any) -> None:
-        """End a process that was told to: what has failed on it is that rank 0, or another one, has ended before."""
+        """End a process that was asked to end: its exception says that another rank has ended before."""
         told, hook = self._told, self._before[1] if self._before else sys.__excepthook__
         self._give_back()
         if told is not None:

@@ -22,7 +22,7 @@ class RanksDivergedError(RuntimeError):
 
 
 class RanksDisagreeError(RuntimeError):
-    """The ranks were told different epochs and would wait for each other for ever."""
+    """The ranks were given different epochs and would wait for each other forever."""
 
 
 def with_watch(model: Any, callbacks: Any) -> Any:
@@ -97,7 +97,7 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]
-    """Compares the weights the ranks start from, and makes all ranks stop when one was told to."""
+    """Compare the weights at the start, and stop all ranks when one was asked to."""
 
     def __init__(self, hvd: Any, ours: bool) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ _CHUNK = 1024 * 1024
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that lies there can't be used, or it can't be told whether it can; the message says what to do."""
+    """A checkpoint can't be used, or can't be checked; the message says what to do."""
 
 
 class Found(NamedTuple):

@@ -75,7 +75,7 @@ def failed(text: str) -> Finding:
 
 
 def training(said: Answer, python: str) -> Finding:
-    """Of ``examine.training``; ``python`` is the interpreter as the cluster document names it."""
+    """Judge ``examine.training``; ``python`` is the interpreter as the cluster document names it."""
     without = "(projects that are run with --env-manager virtualenv need only the agent's python)"
     if said["path"] is None:
         return failed(
@@ -101,7 +101,7 @@ def training(said: Answer, python: str) -> Finding:
 
 
 def accelerators(said: Answer, counts: Sequence[int], trains: Answer | None = None) -> Finding:
-    """Of ``examine.accelerators``.
+    """Judge ``examine.accelerators``.
 
     Args:
         counts: of all nodes of which it is known.
@@ -132,7 +132,7 @@ def accelerators(said: Answer, counts: Sequence[int], trains: Answer | None = No
 
 
 def containers(said: Answer, ignored: bool) -> Finding:
-    """Of ``examine.containers``; whether the cluster document has jobs run without their container (``ignored``)."""
+    """Judge ``examine.containers``; ``ignored``: the cluster document has jobs run without their container."""
     if ignored:
         return ok("not needed: the cluster document says containers: ignore")
     if said["kind"]:
@@ -144,7 +144,7 @@ def containers(said: Answer, ignored: bool) -> Finding:
 
 
 def share(said: Answer, path: str, title: str) -> Finding:
-    """Of ``examine.offer``; ``path`` is the control share's on the node, ``title`` what sentences call the node."""
+    """Judge ``examine.offer``; ``path`` is the control share's on the node, ``title`` the node's name in sentences."""
     if said["trouble"] == "full":
         return failed(f"{path} is full, or this user's quota is used up: free some space there")
     if said["trouble"] == "failed":
@@ -179,7 +179,7 @@ def visible(missed: Mapping[str, str], unseen_here: str, others: int, seconds: f
 
 
 def mounts(said: Answer, names: Sequence[str]) -> Finding:
-    """Of the verb ``needs``; ``names`` are of the volumes that every job of the cluster mounts."""
+    """Judge the verb ``needs``; ``names`` are of the volumes that every job of the cluster mounts."""
     if said["trouble"]:
         return failed(said["trouble"])
     if said["lacking"]:
@@ -199,7 +199,7 @@ def clock(offset: float, accuracy: float) -> Finding:
 
 
 def space(root: str, free: int, share_free: int | None) -> Finding:
-    """Free bytes of the node's folder, and of the control share as the node sees it (None where that can't be told)."""
+    """Judge the free bytes of the node's folder, and of the control share as the node sees it (None: unknown)."""
     places = [(free, root)] + ([(share_free, "the share")] if share_free is not None else [])
     text = ", ".join(f"{size(amount)} free for {where}" for amount, where in places)
     least = min(amount for amount, _ in places)
@@ -209,7 +209,7 @@ def space(root: str, free: int, share_free: int | None) -> Finding:
 
 
 def network(answers: Mapping[str, Answer], reached: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, Finding]:
-    """Which interface each node would use, or why none would do.
+    """Judge which interface each node would use, or why it has none.
 
     Args:
         answers: node -> what ``examine.listen`` said.

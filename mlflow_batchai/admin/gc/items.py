@@ -16,7 +16,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Age:
-    """How long ago a job must have ended, or a thing have been used last, to be freed: ``seconds`` before ``now``."""
+    """The age from which things are freed: ended or last used ``seconds`` before ``now``."""
 
     seconds: float
     now: float = field(default_factory=time.time)
@@ -48,7 +48,7 @@ class Item:
     remove: Callable[[], bool] = field(repr=False, compare=False)
 
     def row(self) -> dict[str, Any]:
-        """As plain data."""
+        """Plain data of the item."""
         when = None
         if self.modified is not None:
             when = datetime.fromtimestamp(self.modified, timezone.utc).isoformat(timespec="seconds")

@@ -49,7 +49,7 @@ def of_local_nodes(names: Collection[str] | None, age: Age) -> list[Item]:
 
 
 def of_other_machines(cluster: Cluster, age: Age, say: Say) -> list[Item]:
-    """What the machines of a cluster hold, all asked at once; one that can't be asked is told of, and keeps what it has."""
+    """Unused files of a cluster's machines, all asked at once; one that can't be asked is named and skipped."""
     if not isinstance(cluster.engine, NodeAccess):
         return []
 

@@ -38,7 +38,7 @@ RANKS_REST, DRAIN_REST, EXITS_REST, SHIP_REST = 15.0, 10.0, 6.0, 3.0
 
 
 class Ending:
-    """How one agent ends its part; node 0's joins what all say of it to the verdict.
+    """The end of an attempt on one node; on node 0 with the verdict, from the exits of all nodes.
 
     Args:
         report: told (state, why the share was given up) for whoever asks the node itself (``Reservation.report``).

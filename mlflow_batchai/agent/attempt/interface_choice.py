@@ -94,7 +94,7 @@ class Meeting:
         self.shipper.note(f"network interface: {own['name']} ({own['address']})")
 
     def _choose(self, announces: list[Record], wait: Callable[[], None]) -> list[Interface]:
-        """Node 0: choose and publish the interfaces, when all other nodes have told what they reach."""
+        """On node 0: choose and publish the interfaces, after all other nodes have reported which they reach."""
         names = [f"{node_id(node)} ({announce['host']})" for node, announce in enumerate(announces)]
         for name, announce in zip(names, announces):
             if not announce["interfaces"]:

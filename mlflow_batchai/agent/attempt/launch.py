@@ -158,7 +158,7 @@ class Launch:
 
 
 def _port(said: bytes) -> int | None:
-    """Where the server listens, if it has said so; other lines are those of what its interpreter runs at its start."""
+    """Port in the rendezvous server's output; None for other lines, which its interpreter prints at its start."""
     for line in said.splitlines():
         try:
             found = json.loads(line.decode("utf-8"))

@@ -58,7 +58,7 @@ def slots_of(plan: Plan, gpus: Sequence[int]) -> list[Slot]:
 
 
 def slots_per_node(plan: Plan, gpus: Sequence[int]) -> list[int]:
-    """What the hostfile says of each node: its ranks; for a command that starts ranks itself its GPUs."""
+    """Slots of each node in the hostfile: its ranks; for a command that starts ranks itself its GPUs."""
     return spread(plan.process_count, gpus) if plan.is_horovod else list(gpus)
 
 

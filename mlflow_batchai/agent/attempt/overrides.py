@@ -70,7 +70,7 @@ def counts_on(plan: Plan, nodes: int) -> Mapping[str, int] | None:
 
 
 def goes_on(verdict: Record, plan: Plan, attempt: int) -> Record:
-    """A verdict, or if the attempt has failed and the job starts again by itself, what is said of the attempt only.
+    """Turn the verdict of a failed attempt into a requeue if the job starts again by itself; else return it as it is.
 
     That is in the queue again, as after a requeue, with what failed kept: ``retry`` is true, ``retriesLeft`` what the next
     attempt has.

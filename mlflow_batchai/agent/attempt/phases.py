@@ -220,7 +220,7 @@ class Phases:
         return container.members() if container else set()
 
     def _environment(self) -> dict[str, str]:
-        """Of preparation and helpers."""
+        """Environment of preparation and helpers."""
         return launchers.job_variables(self.layout, self._known())
 
     def _known(self) -> launchers.Known:

@@ -122,7 +122,7 @@ class Preparation:
 
     @contextlib.contextmanager
     def _disk(self, code: str, doing: str) -> Iterator[None]:
-        """What our own writing finds wrong with the node's disk is a sentence."""
+        """Turn errors of the node's disk while we write into a sentence."""
         try:
             yield
         except OSError as error:

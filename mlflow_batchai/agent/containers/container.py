@@ -71,8 +71,10 @@ def _inside(path: str, folder: str) -> bool:
 
 
 def propagation(path: str, mounted: Sequence[mountpoints.Mounted]) -> str:
-    """How mounts below a real path reach the container: ``rslave`` (as they come and go) where the node's own mount there is
-    shared, which engines insist on; else ``rprivate``, those that are there when it starts.
+    """Mount propagation of a real path into the container.
+
+    ``rslave`` (mounts come and go) where the node's own mount there is shared, which engines insist on; else ``rprivate``
+    (the mounts that are there when it starts).
     """
     around = [mount for mount in reversed(mounted) if _inside(path, mount.point)]
     return "rslave" if around and max(around, key=lambda mount: len(mount.point)).shared else "rprivate"

@@ -52,7 +52,7 @@ class Inventory:
 
 
 def _told(line: bytes) -> dict[str, Any] | None:
-    """What an interpreter has said; other lines are those of what it runs at its start."""
+    """The interpreter's answer in its output, among lines that it prints at its start."""
     try:
         found = json.loads(line.decode("utf-8"))
     except ValueError:

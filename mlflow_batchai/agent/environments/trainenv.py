@@ -236,7 +236,7 @@ def find(python: str | None, environment: Mapping[str, str]) -> str | None:
 
 
 class _SilentError(Exception):
-    """An interpreter is there, and it can't be told which one; the message is a few words on why."""
+    """An interpreter is there but does not say which one; the message is a few words on why."""
 
 
 def _version_of(python: str) -> str:

@@ -251,7 +251,7 @@ def _zeros(inputs: list[Facts]) -> Batch:
 
 
 def _numpy_type(name: str) -> str:
-    """Of types that NumPy doesn't know the one that frameworks take for them."""
+    """NumPy's type for a tensor's; for types that NumPy doesn't know, the one that frameworks accept instead."""
     return {"string": "str", "bfloat16": "float32"}.get(name, name)
 
 

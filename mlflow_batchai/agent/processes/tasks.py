@@ -15,7 +15,7 @@ from mlflow_batchai.agent.processes import proc
 
 
 def waiting(members: set[int]) -> set[int]:
-    """Of what runs in a container the first process of each command, if something runs below it and SIGTERM would end it."""
+    """First process of each command in a container, if something runs below it and SIGTERM would end it."""
     above = {pid: proc.parent(pid) for pid in members}
     parents = set(above.values())
     return {pid for pid, parent in above.items() if parent not in members and pid in parents and not _catches_sigterm(pid)}
@@ -50,7 +50,7 @@ FULL_READ = 32768
 
 
 def readable(text: str) -> str:
-    """What a terminal would show in the end: of a progress bar that redraws itself with carriage returns, the last state."""
+    """Text as a terminal would show it in the end: of a redrawn progress bar, the last state."""
     if "\r" not in text:
         return text
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
@@ -202,7 +202,7 @@ class Task:
 
     @property
     def verdict(self) -> str:
-        """How it ended, for a sentence: ``exited with code 1`` or ``was killed by SIGKILL (exit code 137)``."""
+        """Describe how it ended: ``exited with code 1`` or ``was killed by SIGKILL (exit code 137)``."""
         number = self.signal
         if number is None and self.exit_code is not None and 128 < self.exit_code < 128 + 65:
             # bash says a killed command this way

@@ -187,8 +187,7 @@ class Attempt(abc.ABC):
     @property
     @abc.abstractmethod
     def longest_silence(self) -> float:
-        """How many seconds of silence one look shows at most: time in which the share let us see nothing says nothing of the
-        others."""
+        """Longest silence in seconds that one look shows: time in which we saw nothing of the share doesn't count."""
 
     @abc.abstractmethod
     def hasty(self) -> None:

@@ -48,7 +48,7 @@ PACES = {
 
 
 class Index:
-    """What others have written, as the last look at the index says; looked at quickly while there is news, else rarely.
+    """The index at the last look: what other writers have written; looked at quickly while there is news, else rarely.
 
     Args:
         listing: marker -> number of every marker there is.

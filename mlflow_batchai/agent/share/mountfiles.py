@@ -10,7 +10,7 @@ from mlflow_batchai.agent import permissions, protocol, safeopen
 
 
 def which(folder: str) -> tuple[int, int] | None:
-    """What tells a folder from another that lies at its path later, such as an empty mount point; None: there is none."""
+    """Identify a folder, to tell it from another one later at its path (an empty mount point); None: there is none."""
     try:
         status = os.stat(folder)
     except (FileNotFoundError, NotADirectoryError):

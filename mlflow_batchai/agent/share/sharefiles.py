@@ -164,7 +164,7 @@ class Follower:
         return [*events, records.skipped(others)] if others else events
 
     def _skip(self, attempt: Attempt) -> list[Record] | None:
-        """What stands for a segment that will never be closed; None while it may be."""
+        """Placeholder for a segment that will never be closed; None while it may be."""
         now = time.monotonic()
         if self.sequence >= self.final:
             # Who is well says something more often than that; to look ahead costs a few requests to the file system.

@@ -54,7 +54,7 @@ class Answer(NamedTuple):
 
 
 class Denied(NamedTuple):
-    """All that was asked was refused for want of the right to ask, or of a share.
+    """The service refuses all requests: no permission, or no such share.
 
     Attributes:
         since: when that began (``time.monotonic``).

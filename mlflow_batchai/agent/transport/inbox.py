@@ -17,7 +17,7 @@ from mlflow_batchai.agent.share.sharefiles import Follower, Rounds
 
 
 class Inbox:
-    """What has come so far.
+    """Records, requests and verdict that others have written for this agent so far.
 
     Args:
         layout: the job on this node.

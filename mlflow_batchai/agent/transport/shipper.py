@@ -261,7 +261,7 @@ class Shipper(threading.Thread):
 
     @property
     def busy(self) -> bool:
-        """Whether much output waits although the share takes it: who writes that much may wait for it, as for any disk."""
+        """Whether much output waits although the share accepts writes: writers of that much may wait, as for any disk."""
         healthy = self.error is None and time.monotonic() - self._last_written < HEALTHY_SECONDS
         return healthy and self._log_bytes > MAX_PENDING_BYTES // 2
 

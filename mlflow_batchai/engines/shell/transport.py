@@ -257,7 +257,7 @@ _JUMPS: dict[Target, _Jump] = {}
 
 
 def _shared(target: Target, stack: contextlib.ExitStack) -> Link:
-    """A jump host's link, for as long as the stack lasts; the first to ask opens it, and all who wait share its failure."""
+    """A jump host's link while the stack lasts; the first caller opens it, and all who wait share its failure."""
     with _LOCK:
         jump = _JUMPS.get(target)
         first = jump is None or not jump.usable

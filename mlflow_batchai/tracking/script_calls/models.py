@@ -182,5 +182,5 @@ class ScriptModels:
 
 
 def _plain_pairs(pairs: Mapping[str, str | None]) -> dict[str, str]:
-    """Those that are there, as every store takes them."""
+    """Pairs with a value, as every store takes them."""
     return {runs.plain(key): runs.plain(value) for key, value in pairs.items() if value is not None}

@@ -65,7 +65,7 @@ class JobArtifacts(LocalArtifactRepository):
                 self.log_artifact(os.path.join(parent, name), None if folder == "." else folder)
 
     def download_artifacts(self, artifact_path: str, dst_path: str | None = None) -> str:
-        """What lies here; of what a rank that isn't heard has logged there is nothing."""
+        """Copy artifacts that lie here; there are none of ranks whose calls don't count."""
         try:
             return str(LocalArtifactRepository.download_artifacts(self, artifact_path, dst_path))
         except MlflowException as error:
@@ -75,7 +75,7 @@ class JobArtifacts(LocalArtifactRepository):
             raise RefusedError(f"{sentence}: do that on rank 0 ({error.message})") from error
 
     def delete_artifacts(self, artifact_path: str | None = None) -> None:
-        """What may have been sent on can't be taken back from here."""
+        """Refuse: artifacts may have been sent on already."""
         raise RefusedError("artifacts can't be deleted from a node: do it where the tracking server is, with MLflow's client")
 
 
