@@ -352,7 +352,7 @@ class LeaseMonitor:
         self._since = 0.0
 
     def look(self) -> LeaseView:
-        """Look at the lease: ``Lease.view``, but HELD or FREE in place of UNKNOWN after some looks, and HELD if a follower starts.
+        """Look at the lease: ``Lease.view``, but HELD or FREE in place of UNKNOWN in time, and HELD if a follower starts.
 
         Raises:
             ShareError: the share can't be read now.
