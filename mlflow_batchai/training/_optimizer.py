@@ -399,19 +399,19 @@ def _agree_on_counters(hvd: Any, optimizers: list[Any]) -> None:
 def _idle_step(hvd: Any, plan: list[tuple[Any, list[Any], Any]], eager: bool) -> Callable[[], Any]:
     """Return a function that makes one train step without rows, and returns 0 if no other rank had rows either."""
 
-    def empty(specs: list[Any], variables: Any) -> list[Any]:
+    def empties(specs: list[Any], variables: Any) -> list[Any]:
         return [empty(spec, variable) for spec, variable in zip(specs, variables)]
 
     def first(rows: Any) -> tuple[list[Any], Any]:
         optimizer, specs, variables = plan[0]
-        return reduce(hvd, getattr(optimizer, _MARK), empty(specs, _known(optimizer, variables)), rows)
+        return reduce(hvd, getattr(optimizer, _MARK), empties(specs, _known(optimizer, variables)), rows)
 
     def update(rows: Any, grads: list[Any]) -> None:
         optimizer, _, variables = plan[0]
         type(optimizer).apply(optimizer, grads, variables)
         with _step(rows):
             for optimizer, specs, variables in plan[1:]:
-                optimizer.apply(empty(specs, _known(optimizer, variables)), variables)
+                optimizer.apply(empties(specs, _known(optimizer, variables)), variables)
 
     if hvd.__name__ == "horovod.torch":
         import torch
