@@ -87,7 +87,7 @@ def test_only_engines_know_which_engine_it_is():
         ("mlflow_batchai", {"mlflow_batchai"}),
         (
             "mlflow_batchai.training.report",
-            {"mlflow_batchai", *(f"mlflow_batchai.training{name}" for name in ("", ".report", ".spool"))},
+            {"mlflow_batchai", *(f"mlflow_batchai.training{name}" for name in ("", ".report"))},
         ),
         ("mlflow_batchai.agent.__main__", {"mlflow_batchai", "mlflow_batchai.agent", "mlflow_batchai.agent.__main__"}),
     ],
