@@ -98,7 +98,7 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str, say: Callable[[str
         JobFailedError: the next attempt could not be started: the job has failed with that reason.
         BatchAIError: its share can't be used.
     """
-    secrets = _told_again(submitted, cluster)
+    secrets = _agent_secrets(submitted, cluster)
     before, submitted.secrets = submitted.job, secrets
     detached.ensure_follower(submitted)
     before.request_requeue(runner.user(), why)
@@ -126,7 +126,7 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str, say: Callable[[str
     return True
 
 
-def _told_again(submitted: Submitted, cluster: Cluster) -> dict[str, Any]:
+def _agent_secrets(submitted: Submitted, cluster: Cluster) -> dict[str, Any]:
     """Collect the credentials and secrets for the agents of the next attempt.
 
     Raises:

@@ -133,7 +133,7 @@ def _opened(found: Sequence[Run], tracking: Tracking) -> list[Candidate]:
         except lookup.NoFolderError as lost:
             candidate.end(*_without_folder(lost))
         except Exception as error:  # whatever is wrong with one job, the others are looked after
-            candidate.end(Result.UNSEEN, _told(error))
+            candidate.end(Result.UNSEEN, _sentence(error))
         else:
             _try(candidate, _look)
     return candidates
@@ -159,10 +159,10 @@ def _try(candidate: Candidate, step: Callable[[Candidate], object]) -> None:
     try:
         step(candidate)
     except Exception as error:  # as above
-        candidate.end(Result.UNSEEN, _told(error))
+        candidate.end(Result.UNSEEN, _sentence(error))
 
 
-def _told(error: Exception) -> str:
+def _sentence(error: Exception) -> str:
     return str(error) if isinstance(error, BatchAIError) else f"{type(error).__name__}: {error}"
 
 

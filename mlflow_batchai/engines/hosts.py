@@ -179,7 +179,7 @@ class Hosts:
         frozen = tuple(index for index, said in told.items() if said.get("frozen"))
         failures = {index: said["failure"] for index, said in told.items() if said.get("failure")}
         if gone or unknown:
-            nodes = {index: self._told(handle, index, answers[index]) for index in (*gone, *unknown)}
+            nodes = {index: self._described(handle, index, answers[index]) for index in (*gone, *unknown)}
             state = PollState.GONE if gone else PollState.UNKNOWN
             return Poll(state, nodes[(*gone, *unknown)[0]], gone, unknown, nodes, frozen, failures)
         waiting = sum(isinstance(said, dict) and said["state"] == "waiting" for said in answers)
@@ -188,7 +188,7 @@ class Hosts:
             return Poll(PollState.QUEUED, why, frozen=frozen, failures=failures)
         return Poll(PollState.ALIVE, frozen=frozen, failures=failures)
 
-    def _told(self, handle: Handle, index: int, said: Outcome) -> str:
+    def _described(self, handle: Handle, index: int, said: Outcome) -> str:
         """Describe a node that is gone or could not be asked."""
         if isinstance(said, ClusterError):
             return str(said)

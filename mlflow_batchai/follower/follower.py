@@ -247,7 +247,7 @@ class Follower:
             self._lease.trouble = stores.sentence(error)
 
 
-def _told(pipe: TextIO) -> dict[str, Any]:
+def _read_secrets(pipe: TextIO) -> dict[str, Any]:
     """Read the agent secrets that the starter passes; nothing if it passes none, or was killed meanwhile."""
     # Who starts us by hand gives us no pipe.
     text = "" if pipe.isatty() else pipe.read()
@@ -269,7 +269,7 @@ def main() -> int:
             job.check_trusted()
             if job.plan.run_id != run_id:
                 raise JobChangedError(f"the plan of job {job.name} is another run's; nothing was read from it")
-            follow(job, tracking, _told(sys.stdin))
+            follow(job, tracking, _read_secrets(sys.stdin))
         except (JobChangedError, JobNotTrustedError) as error:
             # Who started us had trusted the plan: it is another one by now.
             LogThrottle().say(f"{error}; the job is ended")

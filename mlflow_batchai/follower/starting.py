@@ -20,20 +20,20 @@ from mlflow_batchai.tracking import runs
 from mlflow_batchai.tracking.runs import Tracking
 
 
-def start(submitted: Submitted, cluster: Cluster, told: Mapping[str, Any], follow: bool = True) -> None:
+def start(submitted: Submitted, cluster: Cluster, agent_secrets: Mapping[str, Any], follow: bool = True) -> None:
     """Start the agents of the attempt that ``submitted.job`` is at, and a follower.
 
     Args:
-        told: what agents hear on their standard input and nowhere else (``agent/agent.py``).
+        agent_secrets: what agents read on their standard input and nowhere else (``agent/agent.py``).
         follow: whether nobody relays the job yet.
 
     Raises:
         BatchAIError: it can't be done; no agent is left.
     """
-    submitted.secrets = told
+    submitted.secrets = agent_secrets
     with contextlib.ExitStack() as undo:
         undo.callback(cluster.engine.close)
-        handle = start_agents(submitted.job, cluster, told)
+        handle = start_agents(submitted.job, cluster, agent_secrets)
         undo.callback(_end_agents, cluster, handle)
         if follow:
             start_follower(submitted)
@@ -42,7 +42,7 @@ def start(submitted: Submitted, cluster: Cluster, told: Mapping[str, Any], follo
     cluster.engine.close()
 
 
-def start_agents(job: Job, cluster: Cluster, told: Mapping[str, Any]) -> Handle:
+def start_agents(job: Job, cluster: Cluster, agent_secrets: Mapping[str, Any]) -> Handle:
     """Start the agents of a job's attempt, and write down how they are known; see ``start``.
 
     Raises:
@@ -51,7 +51,7 @@ def start_agents(job: Job, cluster: Cluster, told: Mapping[str, Any]) -> Handle:
     mark = protocol.job_mark(job.plan.job, job.attempt)
     # Agents obey these two records, and no others that may lie in their place.
     digests = {"plan": job.plan_digest, "attempt": job.terms_digest}
-    request = StartRequest(job.plan.job, mark, job.folder, job.attempt, job.node_count, {**told, **digests})
+    request = StartRequest(job.plan.job, mark, job.folder, job.attempt, job.node_count, {**agent_secrets, **digests})
     with contextlib.ExitStack() as undo:
         handle = cluster.engine.submit(request)
         undo.callback(_end_agents, cluster, handle)

@@ -37,7 +37,7 @@ def assert_clean(cluster: Cluster, job: Job) -> None:
         assert agents.state(root, job.reservation["number"], 0, time.time()) == "ended"
         assert proc.lock_holders(locks.lock_path(root)) == set()
         assert os.listdir(os.path.join(root, "jobs")) == []
-        assert agents.told(root, job.reservation["number"]) == {"state": "ended"}
+        assert agents.last_report(root, job.reservation["number"]) == {"state": "ended"}
 
 
 def release(job: Job) -> None:

@@ -46,7 +46,7 @@ def test_a_cable_is_cut(tmp_path: Path, agent_pyz: Path) -> None:
             assert verdict is not None and verdict["errors"][0]["code"] == "NodeLost", job.said()
             assert verdict["reason"].startswith("node-1 has not been heard of for ")
             job.agents[1].wait(60)
-            told = agents.told(str(cluster.roots[int(job.reservation["nodes"][1])]), job.reservation["number"])
+            told = agents.last_report(str(cluster.roots[int(job.reservation["nodes"][1])]), job.reservation["number"])
             assert told["failure"]["code"] == "ShareFailed"
             assert told["failure"]["message"].startswith("node-1: the share could not be used for ")
             assert not job.processes()

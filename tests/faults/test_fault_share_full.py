@@ -42,7 +42,7 @@ def up(cluster: Cluster) -> Job:
 def told(cluster: Cluster, job: Job, node: int) -> dict[str, Any]:
     """What a node's agent has said on its own disk."""
     root = str(cluster.roots[int(job.reservation["nodes"][node])])
-    found: dict[str, Any] = host.agents.told(root, job.reservation["number"])
+    found: dict[str, Any] = host.agents.last_report(root, job.reservation["number"])
     return found
 
 

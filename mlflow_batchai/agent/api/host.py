@@ -177,7 +177,7 @@ def poll(root: str, number: int, identity: str) -> Answer:
     known = agents.read(root, number)
     if known is None or (identity and place.identity(root) != identity):
         return {"alive": None, "state": "", "last": "", "failure": None, "frozen": False}
-    said = agents.told(root, number)
+    said = agents.last_report(root, number)
     failure = said.get("failure")
     if agents.is_alive(known):
         frozen = proc.is_stopped(known["pid"])

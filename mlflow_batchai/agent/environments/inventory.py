@@ -46,12 +46,12 @@ class Inventory:
 
     def _hear(self, task: Task, stream: str, lines: bytes) -> None:
         for line in lines.splitlines() if stream == "out" else ():
-            told = _told(line)
-            if told:
-                self._shipper.record("environment", **told)
+            found = _answer(line)
+            if found:
+                self._shipper.record("environment", **found)
 
 
-def _told(line: bytes) -> dict[str, Any] | None:
+def _answer(line: bytes) -> dict[str, Any] | None:
     """The interpreter's answer in its output, among lines that it prints at its start."""
     try:
         found = json.loads(line.decode("utf-8"))

@@ -98,7 +98,7 @@ def report(root: str, number: int, said: Record) -> None:
     _replace(path_of(root, number) + ".state", said)
 
 
-def told(root: str, number: int) -> Record:
+def last_report(root: str, number: int) -> Record:
     """The last report of a reservation's agent; empty if there is none."""
     return _read(path_of(root, number) + ".state") or {}
 
@@ -160,7 +160,7 @@ def living(root: str) -> list[Record]:
 def states(root: str) -> dict[str, str]:
     """Number, as text, -> ``waiting``, ``held`` or ``ended``, of the reservations whose agents have come."""
     return {
-        str(number): told(root, number).get("state", WAITING) if is_alive(agent) else ENDED
+        str(number): last_report(root, number).get("state", WAITING) if is_alive(agent) else ENDED
         for number, agent in sorted(known(root).items())
     }
 
