@@ -75,7 +75,7 @@ class KeeperError(Exception):
     """The node's jobs are in another queue; the message is a sentence without the node's name."""
 
 
-def set_keeper(root: str, keeper: str) -> None:
+def set_queue_node(root: str, keeper: str) -> None:
     """Write whose queue the jobs of this node are in.
 
     Raises:

@@ -78,31 +78,31 @@ def admit(nodes: Sequence[Node], count: int, each: Each) -> None:
         raise ClusterError("; ".join(errors))
 
 
-def take(usable: Mapping[str, Node], keeper: Machine, book: str, request: StartRequest, each: Each) -> Answer:
-    """A reservation for the job; what nodes say of earlier ones is asked first, since only they can know.
+def reserve(usable: Mapping[str, Node], first: Machine, book: str, request: StartRequest, each: Each) -> Answer:
+    """Reserve nodes for the job, after asking them which earlier reservations have ended: only they can know.
 
     Args:
         usable: id -> node, in the cluster's order.
-        keeper: the machine that keeps the book.
+        first: the machine that keeps the queue.
     """
-    earlier = keeper.ask("listing", book=book)["reservations"]
+    earlier = first.ask("listing", book=book)["reservations"]
     calls = []
     for identity, node in usable.items():
         asked = [(reservation["number"], reservation["age"]) for reservation in earlier if identity in reservation["nodes"]]
         calls.append(functools.partial(node.machine.ask, "ended", root=node.root, asked=asked))
-    ended, closed = {}, []
+    ended, drained = {}, []
     for identity, said in zip(usable, each(calls), strict=True):
         if isinstance(said, ClusterError):
             raise said
         ended[identity] = said["ended"]
-        closed += [identity] if said["drained"] else []
-    return keeper.ask(
+        drained += [identity] if said["drained"] else []
+    return first.ask(
         "reserve",
         book=book,
         nodes=list(usable),
         job=request.mark,
         count=request.node_count,
         ended=ended,
-        drained=closed,
+        drained=drained,
         folder=request.folder,
     )

@@ -111,7 +111,7 @@ class Hosts:
     def submit(self, request: StartRequest) -> Handle:
         usable = {node.id: node for node in self._usable(request.node_count)}
         asked = time.monotonic()
-        reservation = asking.take(usable, self._nodes[0].machine, self._book, request, self._each)
+        reservation = asking.reserve(usable, self._nodes[0].machine, self._book, request, self._each)
         chosen = [usable[identity] for identity in reservation["nodes"]]
         handle: dict[str, Any] = {
             "engine": self.kind,
@@ -136,7 +136,7 @@ class Hosts:
                 log=f"logs/{request.job}-{request.attempt}.log",
                 mark=request.mark,
                 secrets=dict(request.secrets),
-                keeper=self._keeper(),
+                keeper=self._queue_node(),
             )
 
         with contextlib.ExitStack() as undo:
@@ -156,7 +156,7 @@ class Hosts:
             undo.pop_all()
         return handle
 
-    def _keeper(self) -> str:
+    def _queue_node(self) -> str:
         """The id of the node that keeps the queue; nothing where no other book could be used by mistake."""
         return ""
 

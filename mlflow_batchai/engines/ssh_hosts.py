@@ -116,13 +116,13 @@ class SshHosts(Hosts):
         usable, problems = self._checked
         if len(usable) < node_count or usable[0].name != self._nodes[0].name:
             more = f" (and {len(problems) - 1} more of the {self.node_limit} nodes can't be used)" if len(problems) > 1 else ""
-            keeper = "; it keeps the cluster's queue" if len(usable) >= node_count else ""
+            note = "; it keeps the cluster's queue" if len(usable) >= node_count else ""
             self._checked = None
             self.close()
-            raise ClusterError(f"{problems[0]}{keeper}{more}")
+            raise ClusterError(f"{problems[0]}{note}{more}")
         return usable
 
-    def _keeper(self) -> str:
+    def _queue_node(self) -> str:
         assert self._checked
         return self._checked[0][0].id
 
@@ -198,7 +198,7 @@ class SshHosts(Hosts):
             found.append(
                 twin_sentence(title, names.setdefault(said["place"], node.name), node.name, said["root"])
                 or root_sentence(title, said)
-                or (places[0] and keeper_sentence(title, said, places[0]))
+                or (places[0] and other_queue_sentence(title, said, places[0]))
                 or copy_sentence(title, ids.setdefault(said["id"], node.name), node.name, said["root"])
                 or ""
             )
@@ -228,7 +228,7 @@ def copy_sentence(title: str, first: str, name: str, root: str) -> str:
     return f"{title} has the id of node {first}: its disk was copied from it; remove {root}/id there"
 
 
-def keeper_sentence(title: str, said: Answer, first: Answer) -> str:
+def other_queue_sentence(title: str, said: Answer, first: Answer) -> str:
     """A node whose jobs are in another queue than the first one's, as ``place.place`` tells of both, or nothing."""
     if not said["busy"] or said["keeper"] in (None, first["id"]):
         return ""

@@ -148,19 +148,19 @@ def test_hello(root: Path, tmp_path: Path) -> None:
     # Others write to this disk.
     assert {**again, "free": 0} == {**said, "free": 0}
     assert (said["keeper"], said["busy"], len(said["id"])) == (None, False, 32)
-    place.set_keeper(str(root), "k")
+    place.set_queue_node(str(root), "k")
     agent = subprocess.Popen([sys.executable, "-c", SIGNS, str(root)], stdout=subprocess.PIPE, text=True)
     try:
         assert agent.stdout and agent.stdout.readline() == "ready\n"
-        place.set_keeper(str(root), "k")
+        place.set_queue_node(str(root), "k")
         with pytest.raises(place.KeeperError, match="first host is another"):
-            place.set_keeper(str(root), "other")
+            place.set_queue_node(str(root), "other")
         again = place.place(str(root))
         assert (again["keeper"], again["busy"]) == ("k", True)
     finally:
         agent.kill()
         agent.communicate()
-    place.set_keeper(str(root), "other")
+    place.set_queue_node(str(root), "other")
     (tmp_path / "link").symlink_to(root)
     assert (
         host.answer("hello", {"root": str(tmp_path / "link"), "share": "/nope", "identity": "one", "python": "python3"})[

@@ -123,7 +123,7 @@ def start(
     """
     root = place.own_folder(root)
     if keeper:
-        place.set_keeper(root, keeper)
+        place.set_queue_node(root, keeper)
     number = reservation["number"]
     given = {"number": number, "taken": time.time() - reservation["age"], "after": reservation["after"]}
     with agents.locked(root, number):

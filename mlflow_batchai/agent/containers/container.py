@@ -422,9 +422,9 @@ class Container:
 
     def members(self) -> set[int]:
         """Pids, on the node, of what runs in the container, but for helpers and for what keeps it alive."""
-        keeper = _file(self.first, "cmdline")
+        first = _file(self.first, "cmdline")
         helper = f"{HELPER_VARIABLE}=1".encode()
-        found = {pid for pid in self._all() if pid != self.first and _file(pid, "cmdline") != keeper}
+        found = {pid for pid in self._all() if pid != self.first and _file(pid, "cmdline") != first}
         return {pid for pid in found if helper not in _file(pid, "environ").split(b"\0")}
 
     def machinery(self) -> set[int]:
