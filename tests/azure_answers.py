@@ -1,4 +1,4 @@
-"""What passes between the connection and the services of the storage endpoint: a request, an answer, a refusal as Azure words it."""
+"""Requests, answers and refusals between the connection and the services of the storage endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what at the storage endpoint: SharedKey and shared access signatures, written from Microsoft's description of them.
+"""Authorization at the storage endpoint: SharedKey and shared access signatures, from Microsoft's description.
 
 Nothing of an SDK is used, so that a client and this endpoint can't share an error.
 

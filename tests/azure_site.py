@@ -1,4 +1,4 @@
-"""What the listeners of one storage endpoint share: who may come in, which requests fail, the record of what came."""
+"""State that the listeners of one storage endpoint share: access, injected failures, the record of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a share keeps beside its directory: names and paths, metadata, HTTP headers, the share's size limit.
+"""Metadata of a share beside its directory: names and paths, HTTP headers, the share's size limit.
 
 The directory is the truth: a file that something else makes there (a bind mount, a test) is served at once. Only what a directory can't
 hold is in memory, by path.

@@ -1,4 +1,4 @@
-"""What an example's README has its reader type."""
+"""Commands in an example's README."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node says of a saved model, and a file that looks like one."""
+"""Facts of a node on a saved model, and a file that looks like one."""
 
 from __future__ import annotations
 

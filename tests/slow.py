@@ -1,4 +1,4 @@
-"""What `make test` leaves to `make test-all`, by its place below this folder; the marker ``slow``.
+"""Tests that `make test` leaves to `make test-all`, by their place below this folder; the marker ``slow``.
 
 It trains, builds, looks at pages in a browser, follows the documentation, makes machines of namespaces, or waits for the paces and
 losses of real jobs: each takes tens of seconds.

@@ -1,4 +1,4 @@
-"""What the storage endpoint of the tests refuses, as Azure does; what it does is seen by the tests that use it."""
+"""Refusals of the tests' storage endpoint, as Azure's; the tests that use it show the rest."""
 
 from __future__ import annotations
 

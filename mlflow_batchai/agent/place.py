@@ -21,7 +21,7 @@ Answer = dict[str, Any]
 # Someone waits for the answer.
 SHARE_SECONDS = 8.0
 
-OTHER_KEEPER = "it has jobs of a cluster document whose first host is another, and two queues would block each other"
+OTHER_QUEUE = "it has jobs of a cluster document whose first host is another, and two queues would block each other"
 
 
 def own_folder(root: str) -> str:
@@ -71,7 +71,7 @@ def place(root: str) -> Answer:
     }
 
 
-class KeeperError(Exception):
+class OtherQueueError(Exception):
     """The node's jobs are in another queue; the message is a sentence without the node's name."""
 
 
@@ -79,7 +79,7 @@ def set_queue_node(root: str, keeper: str) -> None:
     """Write whose queue the jobs of this node are in.
 
     Raises:
-        KeeperError: a job that is in another one has the node, or waits for it: the two would wait for each other.
+        OtherQueueError: a job that is in another one has the node, or waits for it: the two would wait for each other.
     """
     path = os.path.join(root, "keeper")
     with open(path + ".lock", "a") as lock:
@@ -88,7 +88,7 @@ def set_queue_node(root: str, keeper: str) -> None:
         if known == keeper:
             return
         if known and agents.living(root):
-            raise KeeperError(OTHER_KEEPER)
+            raise OtherQueueError(OTHER_QUEUE)
         with open(path + ".new", "w", encoding="ascii") as file:
             file.write(keeper)
         os.replace(path + ".new", path)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mlflow_batchai.agent.place import OTHER_KEEPER
+from mlflow_batchai.agent.place import OTHER_QUEUE
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.engines.asking import Known
 from mlflow_batchai.engines.base import CheckResult, Handle, Needs
@@ -239,7 +239,7 @@ def other_queue_sentence(title: str, said: Answer, first: Answer) -> str:
             " was removed while they ran, end them (batchai job terminate) or wait for their end; if another host was first in"
             " the cluster document, name that one first"
         )
-    return f"{title}: {OTHER_KEEPER}; name the same host first in all documents"
+    return f"{title}: {OTHER_QUEUE}; name the same host first in all documents"
 
 
 def root_sentence(title: str, said: Answer) -> str:

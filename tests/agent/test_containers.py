@@ -1,4 +1,4 @@
-"""What engines are told, as text, and a whole job by a stand-in for docker that notes its arguments: no daemon runs here."""
+"""Commands of container engines, as text, and a whole job by a stand-in for docker that notes its arguments."""
 
 from __future__ import annotations
 

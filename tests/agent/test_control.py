@@ -1,4 +1,4 @@
-"""What agents need of the control share: one suite for both ways to reach it, a directory and the Azure Files REST API."""
+"""The control share for agents: one suite for both ways to reach it, a directory and the Azure Files REST API."""
 
 from __future__ import annotations
 

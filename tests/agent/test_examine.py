@@ -1,4 +1,4 @@
-"""What a node answers to the doctor of its writing on the share."""
+"""A node's answers to the doctor on writing to the share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client asks of a node: answers may be lost and asked for again, and what can't be done is one sentence."""
+"""Verbs of a node: answers may be lost and asked for again, and what can't be done is one sentence."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_hello(root: Path, tmp_path: Path) -> None:
     try:
         assert agent.stdout and agent.stdout.readline() == "ready\n"
         place.set_queue_node(str(root), "k")
-        with pytest.raises(place.KeeperError, match="first host is another"):
+        with pytest.raises(place.OtherQueueError, match="first host is another"):
             place.set_queue_node(str(root), "other")
         again = place.place(str(root))
         assert (again["keeper"], again["busy"]) == ("k", True)

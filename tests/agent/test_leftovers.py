@@ -1,4 +1,4 @@
-"""What lies on a node that nothing uses is found and removed when a person asks; what is in use stays, and what is young."""
+"""Unused files of a node are found, and removed when a person asks; used and young ones stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Want of memory is told from what the kernel counts: contents of its files as machines have them, and the sentence."""
+"""Lack of memory, from the kernel's counters: contents of its files as machines have them, and the sentence."""
 
 from __future__ import annotations
 

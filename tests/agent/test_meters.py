@@ -1,4 +1,4 @@
-"""What the node's meters make of the kernel's texts and of nvidia-smi's table, and when the sampler asks them."""
+"""System metrics from the kernel's texts and nvidia-smi's table, and when the sampler reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is mounted on a node is known, undone when nobody holds it, and never removed through."""
+"""Mounts on a node are listed, undone when nobody holds them, and never removed through."""
 
 from __future__ import annotations
 

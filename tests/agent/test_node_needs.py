@@ -1,4 +1,4 @@
-"""What travels to nodes needs nothing but a Python 3.9: its grammar, its standard library, and no import of anything else."""
+"""The code that travels to nodes needs only Python 3.9: its grammar, its standard library, no other import."""
 
 from __future__ import annotations
 

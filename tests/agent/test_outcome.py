@@ -1,4 +1,4 @@
-"""Of several failures the one that brought the others about is told, in Batch AI's words."""
+"""Of several failures the first cause is reported, in Batch AI's words."""
 
 from __future__ import annotations
 

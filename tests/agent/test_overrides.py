@@ -1,4 +1,4 @@
-"""What an attempt has of its own, and whether a job goes on after it."""
+"""The overrides of an attempt, and whether a job goes on after it."""
 
 from __future__ import annotations
 

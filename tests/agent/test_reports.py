@@ -1,4 +1,4 @@
-"""What ranks report is read from the spool: whole lines, each once, and nothing that they write there can stop us."""
+"""Reports of ranks are read from the spool: whole lines, each once, and nothing that ranks write can stop us."""
 
 from __future__ import annotations
 

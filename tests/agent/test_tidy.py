@@ -1,4 +1,4 @@
-"""What jobs long past have left on a node is removed, by age; what runs or may be used again stays."""
+"""Leftovers of old jobs on a node are removed by age; what runs or may be used again stays."""
 
 from __future__ import annotations
 

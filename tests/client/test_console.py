@@ -1,4 +1,4 @@
-"""What a person sees: ranks' output on the right stream, one plain line an epoch where there is no terminal."""
+"""Terminal output: ranks' output on the right stream, one plain line an epoch where there is no terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another attempt of a job: what is refused before anything is touched, what is told to its agents, and what half a start leaves."""
+"""Another attempt of a job: refusals before anything is touched, the agents' secrets, and a start that fails half-way."""
 
 from __future__ import annotations
 

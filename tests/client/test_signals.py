@@ -1,4 +1,4 @@
-"""What a signal does while a job is being submitted, and while it is watched."""
+"""Signals while a job is being submitted, and while it is watched."""
 
 from __future__ import annotations
 

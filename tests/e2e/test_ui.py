@@ -1,4 +1,4 @@
-"""What a person sees: the pages of a real MLflow server, in a real Chromium.
+"""The pages of a real MLflow server, in a real Chromium.
 
 ``--screenshots docs/images`` keeps pictures of the pages, of jobs that train the CIFAR project.
 """

@@ -1,4 +1,4 @@
-"""What a cluster is said to do: worked out of nodes' answers, and with real agents on this machine and over SSH."""
+"""The census of a cluster: from nodes' answers, and with real agents on this machine and over SSH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine over SSH does when nodes hang, vanish, or can't be used, with real servers."""
+"""The engine over SSH when nodes hang, vanish, or can't be used, with real servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank of a fault's test does: it trains until a file on the share tells it to end."""
+"""Program of a rank in the fault tests: it trains until a file on the share tells it to end."""
 
 # Each step says in a file that it was made.
 STEPS = """

@@ -1,4 +1,4 @@
-"""A wheel for GPUs: which GPUs, where CUDA's toolkit and NCCL are, what the build is told; each missing part is a sentence."""
+"""GPU builds: architectures, CUDA's toolkit and NCCL, the build's settings; each missing part is a sentence."""
 
 import os
 import sys

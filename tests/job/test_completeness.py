@@ -1,4 +1,4 @@
-"""What is missing of an attempt, by its agents' totals: data that others may have written."""
+"""Missing data of an attempt by its agents' totals, which others may have written."""
 
 from __future__ import annotations
 

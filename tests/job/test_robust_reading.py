@@ -1,4 +1,4 @@
-"""What lies damaged on the share, or was never lawful, stops nothing: it is left out, counted and told of."""
+"""Damaged or unlawful files on the share stop nothing: they are left out, counted and reported."""
 
 from __future__ import annotations
 

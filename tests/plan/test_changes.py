@@ -1,4 +1,4 @@
-"""What a job's code differs in from its git commit: real repositories, secrets, files that stay here, too much of it."""
+"""Changes of a job's code since its git commit: real repositories, secrets, files that stay here, too much of it."""
 
 from __future__ import annotations
 

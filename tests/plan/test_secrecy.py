@@ -1,4 +1,4 @@
-"""What of a project stays on the client, and what is refused, so that no secret comes to lie on the share."""
+"""Project files that stay on the client, and refusals, so that no secret comes to lie on the share."""
 
 from __future__ import annotations
 

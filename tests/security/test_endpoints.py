@@ -1,4 +1,4 @@
-"""What opens a storage account goes to Azure's own clouds and to services that the user has named: no one else is even asked."""
+"""Storage credentials go only to Azure's own clouds and to services that the user has named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training script can write into its own job folder directs no client: real jobs whose ranks try it.
+"""Files that a training script writes into its own job folder direct no client: real jobs whose ranks try it.
 
 On the local cluster a rank is the submitter's own user and could read the key as well; these ranks don't, as on nodes where
 they are another user.

@@ -1,4 +1,4 @@
-"""What others may do with what a job makes: nothing on its node, and on its share what they may do with the share's root."""
+"""Rights of other users on a job's files: none on its node, on its share those that the share's root gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank, or another user of the share, puts where files of a job folder are expected: it hangs nobody and fills no memory.
+"""Odd files in place of a job folder's files hang nobody and fill no memory.
 
 A FIFO without a writer blocks who opens it, and one who may not be stopped for ever; a sparse file of 6 GiB costs nothing to
 make; a few kilobytes can be inflated to hundreds of megabytes.

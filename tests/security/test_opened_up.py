@@ -1,4 +1,4 @@
-"""What an agent opens up on a share at the end of an attempt: what the job's user has made there, by its own names, no more."""
+"""At the end of an attempt an agent opens up on the share only what the job's user has made there."""
 
 from __future__ import annotations
 

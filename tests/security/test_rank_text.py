@@ -1,4 +1,4 @@
-"""What ranks say stays text: on the submitter's terminal, in the run's tags, and on the pages that MLflow makes of them."""
+"""Text of ranks stays text: on the submitter's terminal, in the run's tags, and on MLflow's pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank, or another user of the share, puts in place of files of a job: none of this machine's own goes into the run."""
+"""Odd files in place of a job's files bring none of this machine's own files into the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ignore files leave out of a project, compared with what git itself leaves out."""
+"""Files that ignore files leave out of a project, compared with git itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has become of a sweep's jobs, as their runs say: order, best, text."""
+"""Results of a sweep's jobs from their runs: order, best, text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What says what exactly ran, in a real store: sent as soon as it is there, and by the next relay if the first one died."""
+"""The files that describe what ran, in a real store: sent early, and by the next relay if the first one died."""
 
 from __future__ import annotations
 

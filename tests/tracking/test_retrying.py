@@ -1,4 +1,4 @@
-"""What is tried again, how often, for how long, and what the log says of it."""
+"""Retries: of what, how often, for how long, and what the log says of it."""
 
 from __future__ import annotations
 

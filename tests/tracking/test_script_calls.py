@@ -1,4 +1,4 @@
-"""What scripts have logged by MLflow, relayed into a real store: each thing once, wherever the relay dies, and nothing astray."""
+"""MLflow calls of scripts, relayed into a real store: each once, wherever the relay dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an error of the tracking store says, and for how long a call may wait for it."""
+"""Errors of the tracking store as sentences, and limits of time for its calls."""
 
 from __future__ import annotations
 

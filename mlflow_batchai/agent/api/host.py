@@ -262,7 +262,7 @@ def answer(verb: str, arguments: Mapping[str, Any]) -> Answer:
         return _verb(verb)(**arguments)
     except boot.FolderError as error:
         raise HostError(f"{error}; mend that, or name another folder (root in the cluster document)") from error
-    except (queue.QueueError, place.KeeperError) as error:
+    except (queue.QueueError, place.OtherQueueError) as error:
         raise HostError(str(error)) from error
     except OSError as error:
         what = f": {error.filename}" if error.filename else ""

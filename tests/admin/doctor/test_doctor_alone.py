@@ -1,4 +1,4 @@
-"""What the doctor asks of one node gets the time that the node itself gives it."""
+"""Checks of one node get as much time as the node itself allows for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nodes answer is judged the same whoever answers: tables of answers and findings."""
+"""Findings from nodes' answers: tables of answers and findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all nodes tried of each other's addresses says for each of them which interface it would use, or what to mend."""
+"""Findings on the network from what all nodes tried of each other's addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node says of a saved model is checked value by value."""
+"""Facts of a node on a saved model are checked value by value."""
 
 import pytest
 from saved_models import facts
