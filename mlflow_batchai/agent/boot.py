@@ -129,11 +129,11 @@ def _is_root_or_us(user: int) -> bool:
 def _unmapped_root() -> int:
     """Owner that root's files show in a user namespace without root (Apptainer's, say); -1 elsewhere."""
     try:
-        with (
-            open("/proc/self/uid_map", encoding="ascii") as mapped,
-            open("/proc/sys/kernel/overflowuid", encoding="ascii") as other,
-        ):
-            return -1 if any(line.split()[0] == "0" for line in mapped) else int(other.read())
+        with open("/proc/self/uid_map", encoding="ascii") as mapped:
+            if any(line.split()[0] == "0" for line in mapped):
+                return -1
+        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as other:
+            return int(other.read())
     except (OSError, ValueError):
         return -1
 

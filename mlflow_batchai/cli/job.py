@@ -474,7 +474,7 @@ def terminate(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
         return
     except JobChangedError as error:
         ask(f"{error}. Terminate the job by its mark on the nodes?", yes)
-        detached.end(store, run.info.run_id, f"terminated; {error}", "KILLED")
+        detached.end_changed(store, run.info.run_id, f"terminated; {error}", "KILLED")
         notice(f"{error}; nothing of the job runs any more, and its run is KILLED")
         return
     if found.job.state().ended:
@@ -525,7 +525,7 @@ def delete(scope: Scope, name: str, yes: bool, no_wait: bool) -> None:
     except lookup.NoFolderError:
         pass
     except JobChangedError as error:
-        detached.end(store, run_id, str(error), "KILLED")
+        detached.end_changed(store, run_id, str(error), "KILLED")
         files = f"{error}: its files stay"
     except ShareError as error:
         if run.info.end_time is None:

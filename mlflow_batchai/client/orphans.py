@@ -143,7 +143,7 @@ def _open(run: Run, tracking: Tracking) -> Submitted:
     try:
         submitted = lookup.of_run(run, tracking)
     except JobChangedError as error:
-        detached.end(tracking, run.info.run_id, str(error))
+        detached.end_changed(tracking, run.info.run_id, str(error))
         raise
     submitted.followed()
     return submitted

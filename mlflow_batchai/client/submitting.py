@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from mlflow.entities import Experiment
 
 
+DEFAULT_EXPERIMENT = "0"
+Say = Callable[[str], None]
+
+
 @dataclass(frozen=True)
 class RunRequest:
     """Properties of a job's MLflow run.
@@ -159,10 +163,6 @@ def _cluster_id(cluster: Cluster) -> str:
     record = cluster.record
     group, workspace = (record.resource_group, record.workspace) if record else (config.RESOURCE_GROUP, config.WORKSPACE)
     return arm_id(group, workspace, "clusters", cluster.name)
-
-
-DEFAULT_EXPERIMENT = "0"
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -22,34 +22,6 @@ from mlflow_batchai.storage import credentials
 from mlflow_batchai.tracking import runs
 from mlflow_batchai.tracking.runs import Tracking
 
-
-def end(tracking: runs.Tracking, run_id: str, why: str, status: str = "FAILED") -> None:
-    """End the job of a run, unless the run has ended.
-
-    Args:
-        why: a sentence for people.
-        status: the run's.
-
-    Raises:
-        JobNotTrustedError: this user has not submitted it, so its tags may be anybody's.
-        BatchAIError: its cluster isn't known here, or some of it may still run; its run has ended all the same.
-    """
-    mlflow = runs.client(tracking)
-    run = mlflow.get_run(run_id)
-    if run.info.status not in ("RUNNING", "SCHEDULED"):
-        return
-    if not runs.is_signed(run):
-        raise JobNotTrustedError(
-            f"{why}; the tags of its run {run_id} were changed as well, so its nodes were not asked to end it"
-        )
-    try:
-        cluster, _ = clusters.load(run.data.tags[runs.TAG_CLUSTER])
-        with contextlib.closing(cluster.engine) as engine:
-            engine.end_job(run.data.tags[runs.TAG_FOLDER].rpartition("/")[2])
-    finally:
-        runs.fail(mlflow, run_id, why, status)
-
-
 FOLLOWER_STARTS = 3
 # What a follower says that lets go of a job because it can't start its next attempt: one that is told more can.
 WAITS_FOR_ATTACH = "waiting for attach"
@@ -227,3 +199,30 @@ def _child_alive(pid: int) -> bool:
     except ChildProcessError:
         return Path(f"/proc/{pid}").exists()
     return ended == 0
+
+
+def end_changed(tracking: runs.Tracking, run_id: str, why: str, status: str = "FAILED") -> None:
+    """End the job of a run whose files or tags were changed by someone else, unless the run has ended.
+
+    Args:
+        why: a sentence for people.
+        status: the run's.
+
+    Raises:
+        JobNotTrustedError: this user has not submitted it, so its tags may be anybody's.
+        BatchAIError: its cluster isn't known here, or some of it may still run; its run has ended all the same.
+    """
+    mlflow = runs.client(tracking)
+    run = mlflow.get_run(run_id)
+    if run.info.status not in ("RUNNING", "SCHEDULED"):
+        return
+    if not runs.is_signed(run):
+        raise JobNotTrustedError(
+            f"{why}; the tags of its run {run_id} were changed as well, so its nodes were not asked to end it"
+        )
+    try:
+        cluster, _ = clusters.load(run.data.tags[runs.TAG_CLUSTER])
+        with contextlib.closing(cluster.engine) as engine:
+            engine.end_job(run.data.tags[runs.TAG_FOLDER].rpartition("/")[2])
+    finally:
+        runs.fail(mlflow, run_id, why, status)

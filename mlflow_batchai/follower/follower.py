@@ -72,7 +72,7 @@ def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = N
             return None
         except JobChangedError as error:
             with contextlib.suppress(BatchAIError):
-                detached.end(tracking, job.plan.run_id, str(error))
+                detached.end_changed(tracking, job.plan.run_id, str(error))
             with contextlib.suppress(ShareError):
                 # For those who watch it; nothing else of the job is obeyed or relayed.
                 verdict = failed_verdict(protocol.SHARE_FAILED, str(error), "follower")
@@ -273,7 +273,7 @@ def main() -> int:
         except (JobChangedError, JobNotTrustedError) as error:
             # Who started us had trusted the plan: it is another one by now.
             LogThrottle().say(f"{error}; the job is ended")
-            detached.end(tracking, run_id, str(error))
+            detached.end_changed(tracking, run_id, str(error))
             return 1
     except GivenUpError as error:
         LogThrottle().say(str(error))

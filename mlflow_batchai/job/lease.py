@@ -50,6 +50,11 @@ _CURSOR: Shape = {
 }
 
 
+# What a relay has noted in its cursor, as far as the next one can go on from it: it may have been damaged on the share.
+DAMAGED = "what the relay had noted on the share was damaged: the attempt's events were read again from the first one"
+_SENTENCES = ("notes", "leftOut", "onlyThere", "missing")
+
+
 class LeaseLostError(JobError):
     """Another relay has taken over; this one must write nothing more."""
 
@@ -380,10 +385,6 @@ class LeaseMonitor:
         return view._replace(state=LeaseState.HELD) if lives else view
 
 
-# What a relay has noted in its cursor, as far as the next one can go on from it: it may have been damaged on the share.
-DAMAGED = "what the relay had noted on the share was damaged: the attempt's events were read again from the first one"
-
-
 def _mapping_of(check: Check) -> Check:
     return lambda value: isinstance(value, dict) and all(map(check, value.values()))
 
@@ -459,7 +460,6 @@ _PLACE: Shape = {
     "skipped": is_pair_of_counts,
     "state": is_text,
 }
-_SENTENCES = ("notes", "leftOut", "onlyThere", "missing")
 
 
 def usable(memory: object) -> Record:

@@ -24,6 +24,12 @@ TOP = "workspaces"
 _LEVELS: Sequence[str | None] = (TOP, None, "experiments", None, "jobs", None, None)
 
 
+CONTROL_MOUNT = "share"
+DEFAULT_PREFIX = f"$AZ_BATCHAI_MOUNT_ROOT/{CONTROL_MOUNT}"
+# Stand-ins for the mount roots, which are a node's business: no user writes a NUL.
+_CLUSTER_ROOT, _JOB_ROOT = "\0cluster", "\0job"
+
+
 def note(share: Share, prefix: str) -> None:
     """Write that job folders lie under a path of the share (empty: its root, where they are looked for anyway)."""
     if prefix:
@@ -78,13 +84,6 @@ def find_plan(share: Share, folder: str) -> Plan | None:
         return read_plan(plan_record(share, folder))
     except PlanError:
         return None
-
-
-CONTROL_MOUNT = "share"
-DEFAULT_PREFIX = f"$AZ_BATCHAI_MOUNT_ROOT/{CONTROL_MOUNT}"
-
-# Stand-ins for the mount roots, which are a node's business: no user writes a NUL.
-_CLUSTER_ROOT, _JOB_ROOT = "\0cluster", "\0job"
 
 
 def slug(text: str, longest: int = 40) -> str:

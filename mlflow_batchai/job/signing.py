@@ -31,6 +31,10 @@ _MOST = 64 << 10
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
+# Path and time of the file -> its keys: another process may take over a key while this one runs.
+_cached: dict[tuple[Path, int], list[bytes]] = {}
+
+
 class Signature(Enum):
     """Result of checking a record's signature."""
 
@@ -123,10 +127,6 @@ def take_key(text: str) -> str:
     _write([text, *(key for key in known if key != text)])
     _cached.clear()
     return _fingerprint(bytes.fromhex(text))
-
-
-# Path and time of the file -> its keys: another process may take over a key while this one runs.
-_cached: dict[tuple[Path, int], list[bytes]] = {}
 
 
 def _keys() -> list[bytes]:

@@ -40,6 +40,23 @@ from mlflow_batchai.plan.volumes import choose_volumes
 VARIABLES = ("AZ_BATCHAI_MOUNT_ROOT", "AZ_BATCHAI_NUM_GPUS")
 
 
+LOSS_SECONDS = 60.0
+# Where looking costs requests agents speak, and are looked at, less often.
+INDEX_LOSS_SECONDS = 90.0
+# How long a job may wait for nodes with what opens its volumes still good after its time limit.
+WAITING_SECONDS = 7 * 86400.0
+SERVICE_NAMES = (
+    "MOUNT_ROOT",
+    "JOB_MOUNT_ROOT",
+    "JOB_TEMP",
+    "JOB_TEMP_DIR",
+    "SHARED_JOB_TEMP",
+    "STDOUTERR_DIR",
+    "NUM_GPUS",
+    "MPI_HOST_FILE",
+)
+
+
 def choose_setup(cluster: Cluster, volumes: Sequence[Volume]) -> tuple[SetupTask | None, list[str]]:
     """(the setup task as it stands in a plan, None if there is none; warnings).
 
@@ -67,13 +84,6 @@ def choose_setup(cluster: Cluster, volumes: Sequence[Volume]) -> tuple[SetupTask
         tuple(secret.name for secret in task.secrets),
     )
     return planned, [f"{where}: ${name} is used and nothing defines it" for name in unknown]
-
-
-LOSS_SECONDS = 60.0
-# Where looking costs requests agents speak, and are looked at, less often.
-INDEX_LOSS_SECONDS = 90.0
-# How long a job may wait for nodes with what opens its volumes still good after its time limit.
-WAITING_SECONDS = 7 * 86400.0
 
 
 @dataclass(frozen=True)
@@ -292,15 +302,3 @@ def _undefined(properties: JobProperties, command: str, source: str) -> list[str
         texts.append(properties.job_preparation.command_line)
     found = dict.fromkeys(name for text in texts for name in undefined(text, table))
     return [f"{source}: ${name} is used and nothing defines it" for name in found]
-
-
-SERVICE_NAMES = (
-    "MOUNT_ROOT",
-    "JOB_MOUNT_ROOT",
-    "JOB_TEMP",
-    "JOB_TEMP_DIR",
-    "SHARED_JOB_TEMP",
-    "STDOUTERR_DIR",
-    "NUM_GPUS",
-    "MPI_HOST_FILE",
-)

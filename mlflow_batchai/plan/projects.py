@@ -34,6 +34,9 @@ from mlflow_batchai.storage.objects import StagedFile, scan, scan_input
 LONGEST_VARIABLE = 131071
 
 
+_SCRIPT = re.compile(r"\s*(?:python[\d.]*|bash|sh)\s+(?:-u\s+)?(?P<script>[\w.-][\w./-]*\.(?:py|sh))(?=\s|$)")
+
+
 def choose_inputs(
     values: Sequence[Value], variables: Mapping[str, str], stage: Collection[str], cwd: Path
 ) -> tuple[list[StagedFile], list[StagedInput], dict[str, str]]:
@@ -247,9 +250,6 @@ def _command(entry: EntryPoint, values: Sequence[Value], source: str) -> str:
     return command + "".join(
         f' --{shlex.quote(value.parameter.name)} "${{{variables[value.parameter.name]}}}"' for value in values if value.extra
     )
-
-
-_SCRIPT = re.compile(r"\s*(?:python[\d.]*|bash|sh)\s+(?:-u\s+)?(?P<script>[\w.-][\w./-]*\.(?:py|sh))(?=\s|$)")
 
 
 def _script(command: str) -> str | None:

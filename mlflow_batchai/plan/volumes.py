@@ -29,6 +29,9 @@ from mlflow_batchai.storage import accounts, credentials, open_share
 from mlflow_batchai.storage.location import AzureLocation, parse
 from mlflow_batchai.storage.opening import for_nodes
 
+# For who only looks where they are.
+LOOK_SECONDS = 3600.0
+
 
 class FileShares:
     """Describes file shares for one cluster.
@@ -160,10 +163,6 @@ def default_account(cluster: Cluster) -> str:
     """The storage account of documents that name none: the environment's, else the control share's."""
     control = cluster.location
     return accounts.default() or (control.account if control else "")
-
-
-# For who only looks where they are.
-LOOK_SECONDS = 3600.0
 
 
 class Chosen(NamedTuple):

@@ -26,6 +26,12 @@ _KEYS = frozenset({"epochs_done", "batches", "sha256", "settings", "state"})
 _LONGEST_NOTE = 1 << 20
 
 
+# What has fewer bytes and takes less time isn't worth a word.
+LARGE, SHORT_SECONDS = 64 << 20, 5.0
+# How often the next relay is told what it needn't send.
+SAVE_SECONDS = 10.0
+
+
 class Selected(NamedTuple):
     """The files of one output directory, divided.
 
@@ -94,12 +100,6 @@ def _is_note(path: str, read: Callable[[str], bytes]) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(note, dict) and note.keys() >= _KEYS
-
-
-# What has fewer bytes and takes less time isn't worth a word.
-LARGE, SHORT_SECONDS = 64 << 20, 5.0
-# How often the next relay is told what it needn't send.
-SAVE_SECONDS = 10.0
 
 
 class Outputs:

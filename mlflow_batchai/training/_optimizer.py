@@ -14,6 +14,9 @@ from mlflow_batchai.training import _hvd
 ROWS = 32
 
 
+_MARK = "_batchai_horovod"
+
+
 def reduce(hvd: Any, settings: Any, grads: list[Any], rows: Any) -> tuple[list[Any], Any]:
     """Return the mean over all ranks' rows of each gradient (None where it is None), and a number.
 
@@ -192,9 +195,6 @@ def none() -> Any:
         with tf.init_scope(), tf.device("/CPU:0"):
             _Zero.variable = tf.Variable(0, dtype=tf.int32, trainable=False)
     return _Zero.variable.read_value()
-
-
-_MARK = "_batchai_horovod"
 
 
 class Settings:

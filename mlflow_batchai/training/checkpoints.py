@@ -1,6 +1,6 @@
 """Checkpoints in a folder, usually on a share: find the newest whole one, keep the last two.
 
-    pass
+    from mlflow_batchai.training.checkpoints import Checkpoints
 
     checkpoints = Checkpoints(os.environ["AZ_BATCHAI_OUTPUT_MODEL"] + "/checkpoints", suffix=".pt")
     found = checkpoints.newest()

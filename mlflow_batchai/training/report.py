@@ -1,10 +1,10 @@
 """Report metrics and saved models from a training script; outside a job it does nothing.
 
-    pass
+    from mlflow_batchai.training import report
 
-    log(step=epoch, loss=0.31, val_loss=0.4)
-    model.fit(..., callbacks=[keras_callback()])
-    model("outputs/model.h5", model)
+    report.log(step=epoch, loss=0.31, val_loss=0.4)
+    model.fit(..., callbacks=[report.keras_callback()])
+    report.model("outputs/model.h5", model)
 
 A record is one JSON line, appended in one write to a file of this process in the node-local folder
 that the agent names in BATCHAI_SPOOL (``Spool``). Nothing that a disk refuses stops the training. Standard library only.
@@ -46,6 +46,10 @@ _Line = tuple[bytes, Sequence[str]]
 _MOST_NAMES = 1000
 
 _encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
+_LONGEST_EXAMPLE = 128 << 10
+_RANK_VARIABLES = ("BATCHAI_RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK")
 
 
 def _encoded(text: str, more: str = "") -> bytes:
@@ -205,10 +209,6 @@ class Spool:
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             os.close(descriptor)
-
-
-_LONGEST_EXAMPLE = 128 << 10
-_RANK_VARIABLES = ("BATCHAI_RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK")
 
 
 def log(metrics: Mapping[str, Any] | None = None, step: int = 0, all_ranks: bool = False, **values: Any) -> None:

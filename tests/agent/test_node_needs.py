@@ -55,6 +55,14 @@ def test_grammar_and_library_are_those_of_3_9(file: Path) -> None:
     assert names & TOO_NEW == set()
 
 
+def test_an_old_python_can_say_that_it_is_too_old() -> None:
+    text = (PACKAGE / "agent" / "boot.py").read_text(encoding="utf-8")
+    assert not [
+        node for node in ast.walk(ast.parse(text, feature_version=(3, 6))) if isinstance(node, (ast.JoinedStr, ast.NamedExpr))
+    ]
+    assert "annotations" not in text
+
+
 def imported(python: str, archive_file: Path, code: str) -> list[str]:
     program = f"import sys; sys.path.insert(0, {str(archive_file)!r})\n{code}\nprint('\\n'.join(sorted(sys.modules)))"
     done = subprocess.run([python, "-I", "-S", "-c", program], capture_output=True, text=True, check=False)

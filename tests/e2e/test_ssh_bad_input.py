@@ -188,7 +188,7 @@ def test_a_folder_of_somebody_else(world: Any, machines: Machines, here: HereCli
 @pytest.mark.parametrize(
     ("odd", "pattern"),
     [
-        (NO_PYTHON, r": there is no python3; install python3 \(3\.8 or newer\), or name one \(agentPython\)"),
+        (NO_PYTHON, r": there is no python3; install python3 \(3\.9 or newer\), or name one \(agentPython\)"),
         (OTHER_SHARE, r": its /mnt/share is not the share that this machine has; mount the same one"),
         (NO_SHARE, r": there is no folder /mnt/share there; mount the share, or say where it lies \(shareOnNodes\)"),
         (READ_ONLY, r": its login may not write in /mnt/share; give it the right to"),
@@ -211,7 +211,7 @@ def test_a_python_that_is_too_old(world: Any, machines: Machines, here: HereClie
     finally:
         program.unlink()
     assert re.search(
-        rf"node {machines[GOOD].address}.*python3 is Python 3\.6\.9; install 3\.8 or newer, or name one \(agentPython", said
+        rf"node {machines[GOOD].address}.*python3 is Python 3\.6\.9; install 3\.9 or newer, or name one \(agentPython", said
     ), said
 
 

@@ -391,7 +391,7 @@ def test_without_its_own_pip_ours_is_used(world):
     "change, message",
     [
         ({"tensorflow": None}, r"TensorFlow is not installed in .*: run `.* -m pip install tensorflow-cpu`"),
-        ({"version": [3, 6]}, r"is Python 3\.6: Horovod is built here for 3\.8 or newer"),
+        ({"version": [3, 6]}, r"is Python 3\.6: Horovod is built here for 3\.9 or newer"),
     ],
 )
 def test_an_unfit_interpreter_is_refused(world, change, message):

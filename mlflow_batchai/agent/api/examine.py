@@ -43,7 +43,7 @@ _TRAINING = """
 import sys
 if sys.path and not sys.path[0]:
     del sys.path[0]
-import importlib, importlib.util, json
+import importlib, importlib.util, json, platform
 said = {"version": platform.python_version(), "horovod": None, "works": [], "missing": [], "broken": []}
 for framework in ("tensorflow", "torch"):
     if importlib.util.find_spec(framework) is None:

@@ -13,40 +13,12 @@ from typing import IO, Callable
 from mlflow_batchai.agent.permissions import PRIVATE
 from mlflow_batchai.agent.processes import proc
 
-
-def waiting(members: set[int]) -> set[int]:
-    """First process of each command in a container, if something runs below it and SIGTERM would end it."""
-    above = {pid: proc.parent(pid) for pid in members}
-    parents = set(above.values())
-    return {pid for pid, parent in above.items() if parent not in members and pid in parents and not _catches_sigterm(pid)}
-
-
-def hold(pids: set[int]) -> None:
-    """Keep them from going on with their next command."""
-    proc.send(pids, signal.SIGSTOP)
-
-
-def release(pids: set[int]) -> None:
-    """Let them go on, to SIGTERM and nothing else."""
-    proc.send(pids, signal.SIGTERM)
-    proc.send(pids, signal.SIGCONT)
-
-
-def _catches_sigterm(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            masks = [line.split()[1] for line in file if line.startswith(("SigCgt:", "SigIgn:"))]
-    except OSError:  # it has gone
-        return False
-    return any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in masks)
-
-
 # A line longer than this is passed on in pieces.
 LONGEST_LINE = 65536
 TAIL_LINES = 30
-
 # A pipe holds 64 KiB: a read that brings this much found it (nearly) full.
 FULL_READ = 32768
+Output = Callable[["Task", str, bytes], None]
 
 
 def readable(text: str) -> str:
@@ -80,9 +52,6 @@ class LineBuffer:
         """Return the unfinished last line, ended with a newline."""
         rest, self._rest = self._rest, b""
         return rest + b"\n" if rest else b""
-
-
-Output = Callable[["Task", str, bytes], None]
 
 
 class Task:
@@ -214,3 +183,30 @@ class Task:
         except ValueError:
             name = f"signal {number}"
         return f"was killed by {name} (exit code {self.exit_code})"
+
+
+def waiting(members: set[int]) -> set[int]:
+    """Of what runs in a container the first process of each command, if something runs below it and SIGTERM would end it."""
+    above = {pid: proc.parent(pid) for pid in members}
+    parents = set(above.values())
+    return {pid for pid, parent in above.items() if parent not in members and pid in parents and not _catches_sigterm(pid)}
+
+
+def hold(pids: set[int]) -> None:
+    """Keep them from going on with their next command."""
+    proc.send(pids, signal.SIGSTOP)
+
+
+def release(pids: set[int]) -> None:
+    """Let them go on, to SIGTERM and nothing else."""
+    proc.send(pids, signal.SIGTERM)
+    proc.send(pids, signal.SIGCONT)
+
+
+def _catches_sigterm(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            masks = [line.split()[1] for line in file if line.startswith(("SigCgt:", "SigIgn:"))]
+    except OSError:  # it has gone
+        return False
+    return any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in masks)

@@ -39,6 +39,13 @@ _WORDS = {
 _DEFINITE_BY_REST = (errno.ENOSPC, errno.ENOENT)
 
 
+PATIENCE_SECONDS = 60.0
+# Writers that say more than can be read must not keep an agent from saying something itself: others would think it gone.
+ROUNDS_SECONDS = 5.0
+# A writer that has said nothing for so long may have gone on behind a segment that is missing.
+QUIET_SECONDS = 8.0
+
+
 def sentence(error: OSError) -> str | None:
     """Describe an error of the share that doesn't pass by itself, with the remedy; None: it may pass."""
     if isinstance(error, ControlError):
@@ -88,13 +95,6 @@ class ShareErrors:
             why = (self._error.strerror or str(self._error)) if self._error else "it doesn't answer"
             return f"the share could not be used for {now - self._good:.0f} s ({why})"
         return None
-
-
-PATIENCE_SECONDS = 60.0
-# Writers that say more than can be read must not keep an agent from saying something itself: others would think it gone.
-ROUNDS_SECONDS = 5.0
-# A writer that has said nothing for so long may have gone on behind a segment that is missing.
-QUIET_SECONDS = 8.0
 
 
 class Follower:

@@ -28,8 +28,28 @@ MOST = 4096
 MOST_AT_ONCE = 256
 
 
+# How often it is looked whether the share still has what it took in the last minutes, and how much is kept for that: a server
+# that crashes may lose what it has acknowledged (nfs(5): async), and somebody may remove a file.
+CHECK_SECONDS, RECENT_SECONDS = 5.0, 120.0
+MOST_KEPT, MOST_KEPT_BYTES = 2000, 8 << 20
+TICK_SECONDS = 0.25
+# Of output in one segment, and in one record: as JSON each byte may be six.
+MAX_SEGMENT_BYTES, MAX_LOG_BYTES = 768 << 10, protocol.LONGEST_LINE // 8
+# Of reports in one segment: as objects they take twenty times as much, here and where they are read.
+MAX_REPORT_BYTES = 1 << 18
+SEGMENTS_A_TURN = 8
+# A share that took something within this many seconds is not stalled.
+HEALTHY_SECONDS = 1.0
+# One that took nothing for so long, and didn't refuse it either, hangs.
+HANGING_SECONDS = 5.0
+# How long an agent that ends waits for log files that can't be written (their text is in the segments already).
+LOG_FILE_SECONDS = 5.0
+# How often what others wait for is said again.
+AGAIN_SECONDS = 15.0
+
+
 class Unhurried:
-    """A queue of such records, for several threads.
+    """Records that nobody waits for: they leave with others, and alone only after a while. For several threads.
 
     Args:
         clock: seconds.
@@ -59,12 +79,6 @@ class Unhurried:
             return taken
 
 
-# How often it is looked whether the share still has what it took in the last minutes, and how much is kept for that: a server
-# that crashes may lose what it has acknowledged (nfs(5): async), and somebody may remove a file.
-CHECK_SECONDS, RECENT_SECONDS = 5.0, 120.0
-MOST_KEPT, MOST_KEPT_BYTES = 2000, 8 << 20
-
-
 class Sent(NamedTuple):
     """An event file of so many bytes that the share has taken at that time (``time.monotonic``)."""
 
@@ -75,7 +89,7 @@ class Sent(NamedTuple):
 
 
 class Resend:
-    """The last segments that an agent has sent, to send them again if the share loses them.
+    """Event files that the share has taken, kept for a while: what it has lost is written again.
 
     Args:
         sizes: given a sequence, the bytes of each of the agent's event files from that one on.
@@ -112,22 +126,6 @@ class Resend:
             if there.get(sent.sequence) != sent.size:
                 self._send(sent.sequence, sent.records)
         self._checked, self._is_over = now, last
-
-
-TICK_SECONDS = 0.25
-# Of output in one segment, and in one record: as JSON each byte may be six.
-MAX_SEGMENT_BYTES, MAX_LOG_BYTES = 768 << 10, protocol.LONGEST_LINE // 8
-# Of reports in one segment: as objects they take twenty times as much, here and where they are read.
-MAX_REPORT_BYTES = 1 << 18
-SEGMENTS_A_TURN = 8
-# A share that took something within this many seconds is not stalled.
-HEALTHY_SECONDS = 1.0
-# One that took nothing for so long, and didn't refuse it either, hangs.
-HANGING_SECONDS = 5.0
-# How long an agent that ends waits for log files that can't be written (their text is in the segments already).
-LOG_FILE_SECONDS = 5.0
-# How often what others wait for is said again.
-AGAIN_SECONDS = 15.0
 
 
 class Shipper(threading.Thread):

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.tracking import MlflowClient
 
+# How often an alias is looked at again that another job has moved meanwhile.
+LOOKS = 5
+# What a version's tag says until it is known whether the alias points to it.
+LOOKING = "being decided"
+
 
 @dataclass(frozen=True)
 class Promotion:
@@ -28,39 +33,77 @@ class Promotion:
 
 
 def promote(client: MlflowClient, name: str, version: str, alias: str, condition: Condition | None) -> Promotion:
-    """Have an alias point to a version, if it is to; the version's tag ``batchai.promotion.ALIAS`` says what came of it.
+    """Have an alias point to a version; a tag of the version (``tag_of``) says what came of it.
 
-    A registry has no way to move an alias only if nobody else has moved it: what was moved is looked at once more, and of jobs
-    that end at once the last one to look has compared. A second call for the same version changes nothing.
+    A registry has no way to move an alias only if nobody else has moved it. So a job says that it looks before it looks at the
+    alias's holder, and what it has moved it looks at again, together with the others that have looked meanwhile: of jobs
+    that end at once the last to move the alias finds all others, and the best one has it (without a condition the newest).
+    A second call for the same version changes nothing.
 
     Raises:
         ModelError: the registry failed.
     """
     with as_model_error(f"the alias {alias} of {name}", f"could not be moved to version {version}"):
-        made = Promotion(alias, version, *_moved(client, name, version, alias, condition))
-        client.set_model_version_tag(name, version, f"batchai.promotion.{alias}", str(made))
+        decided = {other for other, told in _candidates(client, name, alias).items() if told != LOOKING}
+        client.set_model_version_tag(name, version, tag_of(alias), LOOKING)
+        made = Promotion(alias, version, *_moved(client, name, version, alias, condition, decided))
+        client.set_model_version_tag(name, version, tag_of(alias), str(made))
         return made
 
 
-def _moved(client: MlflowClient, name: str, version: str, alias: str, condition: Condition | None) -> tuple[bool, str]:
-    """(whether the alias points to the version, why)"""
+def tag_of(alias: str) -> str:
+    """The tag of a model version that says whether an alias points to it, and why."""
+    return f"batchai.promotion.{alias}"
+
+
+def _moved(
+    client: MlflowClient, name: str, version: str, alias: str, condition: Condition | None, decided: set[str]
+) -> tuple[bool, str]:
+    """(whether the alias points to the version, why); ``decided`` were the versions whose jobs looked before this one's."""
+    contender, why = version, "it had it"
+    for _ in range(LOOKS):
+        holder = _holder(client, name, alias)
+        if holder is None or str(holder.version) != contender:
+            better, told = _compared(client, name, contender, holder, condition)
+            if not better:
+                return False, told if contender == version else _compared(client, name, version, holder, condition)[1]
+            if _set(client, name, alias, contender, holder):
+                why = told
+            continue
+        # What another job set between a look and a move of ours is not to be seen in the registry any more.
+        best = holder
+        for rival in _candidates(client, name, alias).keys() - decided:
+            if _compared(client, name, rival, best, condition)[0]:
+                best = client.get_model_version(name, rival)
+        if best is holder:
+            return (True, why) if contender == version else (False, _compared(client, name, version, holder, condition)[1])
+        contender = str(best.version)
+    return False, "other jobs move it all the time"
+
+
+def _set(client: MlflowClient, name: str, alias: str, version: str, holder: ModelVersion | None) -> bool:
+    """Point an alias to a version; False if another job has made it since it was looked for: a database adds it once."""
     from mlflow.exceptions import MlflowException
 
-    why = "it had it"
-    for _ in range(2):
-        holder = _holder(client, name, alias)
-        if holder is not None and str(holder.version) == version:
-            break
-        better, why = _compared(client, name, version, holder, condition)
-        if not better:
-            return False, why
-        try:
-            client.set_registered_model_alias(name, alias, version)
-        except MlflowException:
-            # A database adds an alias once: another job has made it since it was looked for.
-            if holder is not None or _holder(client, name, alias) is None:
-                raise
-    return True, why
+    try:
+        client.set_registered_model_alias(name, alias, version)
+    except MlflowException:
+        if holder is not None or _holder(client, name, alias) is None:
+            raise
+        return False
+    return True
+
+
+def _candidates(client: MlflowClient, name: str, alias: str) -> dict[str, str]:
+    """What the tag says of each version that was to have the alias."""
+    found: dict[str, str] = {}
+    token = None
+    while True:
+        page = client.search_model_versions(_named(name), page_token=token)
+        found.update({str(one.version): one.tags[tag_of(alias)] for one in page if tag_of(alias) in one.tags})
+        token = page.token
+        if not token:
+            return found
 
 
 def _holder(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
@@ -108,3 +151,9 @@ def _metric(client: MlflowClient, run_id: str, metric: str) -> float | None:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise
+
+
+def _named(name: str) -> str:
+    """A registry's filter for the versions of a model, whatever quotes are in its name."""
+    quote = '"' if "'" in name else "'"
+    return f"name = {quote}{name}{quote}"

@@ -21,6 +21,26 @@ _OURS = tuple(
 )
 
 
+# What AbstractStore itself makes of the calls that a store answers.
+_INHERITED = frozenset(
+    [
+        "end_async_logging",
+        "flush_async_logging",
+        "log_batch_async",
+        "log_metric",
+        "log_metric_async",
+        "log_param",
+        "log_param_async",
+        "search_runs",
+        "set_tag",
+        "set_tag_async",
+        "shut_down_async_logging",
+        "supports_trace_archival",
+        "supports_workspaces",
+    ]
+)
+
+
 class RefusedError(MlflowException):
     """A call that no node can answer. A script that doesn't catch it ends with one line."""
 
@@ -52,26 +72,6 @@ def _where(trace: Any) -> str:
             break
         called = f"{frame.filename}:{frame.lineno}: "
     return called
-
-
-# What AbstractStore itself makes of the calls that a store answers.
-_INHERITED = frozenset(
-    [
-        "end_async_logging",
-        "flush_async_logging",
-        "log_batch_async",
-        "log_metric",
-        "log_metric_async",
-        "log_param",
-        "log_param_async",
-        "search_runs",
-        "set_tag",
-        "set_tag_async",
-        "shut_down_async_logging",
-        "supports_trace_archival",
-        "supports_workspaces",
-    ]
-)
 
 
 def _refusing(name: str) -> Any:

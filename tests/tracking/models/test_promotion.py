@@ -120,6 +120,28 @@ def test_a_registry_that_gives_no_alias(registry):
         promote(client, "net", version(), "champion", None)
 
 
+@pytest.mark.parametrize("condition", [MORE, None])
+def test_a_better_one_that_was_done_between_a_look_and_a_move(registry, condition):
+    """It was overwritten, and nothing in the registry but its tag says that it had the alias."""
+    client, version = registry
+    first, ours = version(accuracy=[0.7]), version(accuracy=[0.8])
+    promote(client, "net", first, "champion", condition)
+    others = [version(accuracy=[value]) for value in (0.85, 0.95, 0.9)]
+    best = others[1] if condition else others[2]
+    real = client.set_registered_model_alias
+
+    def after_the_others(name, alias, to):
+        client.set_registered_model_alias = real
+        for other in others:
+            promote(client, "net", other, "champion", condition)
+        real(name, alias, to)
+
+    client.set_registered_model_alias = after_the_others
+    told = promote(client, "net", ours, "champion", condition)
+    assert (told.done, holder(client)) == (False, best)
+    assert f"version {best}" in told.why
+
+
 def test_what_a_person_has_moved_stays(registry):
     """A version that was better, and lost the alias to a person, gets it back from no other job."""
     client, version = registry
