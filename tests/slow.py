@@ -7,7 +7,7 @@ losses of real jobs: each takes tens of seconds.
 from __future__ import annotations
 
 SLOW = (
-    "agent/test_meeting.py::test_horovod_over_the_network_that_was_found",
+    "agent/attempt/test_meeting.py::test_horovod_over_the_network_that_was_found",
     "agent/model_check/test_trial.py",
     "e2e/test_azure_share.py",
     "e2e/test_big_logs.py",
