@@ -114,6 +114,10 @@ class Peers:
         """Seconds that a step of the end may take: after a SIGTERM fewer, so that ``rest`` seconds are left for later ones."""
         return max(0.0, min(seconds, self._end_until - rest - self._clock()))
 
+    def processes_rest(self) -> float:
+        """Seconds that ending processes may still take."""
+        return self.within(math.inf, PROCESSES_REST)
+
     def check(self, starting: bool = False) -> None:
         """Raise if what others say ends the attempt here.
 

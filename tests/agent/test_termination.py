@@ -16,6 +16,7 @@ from mlflow_batchai.agent import protocol
 # A rank that says a last word when it is ended, and one that doesn't go.
 LAST_WORD = "trap 'echo the last word; exit 0' TERM; echo up; while true; do sleep 0.05; done"
 STAYS = "trap '' TERM; echo up; while true; do sleep 0.05; done"
+BOOM = "def boom(*args, **kwargs):\n    raise ZeroDivisionError('a bug')\n"
 
 
 def up(job: Job, ranks: int) -> None:
@@ -103,6 +104,24 @@ def test_ranks_that_do_not_go_leave_time_for_the_verdict(cluster: Cluster) -> No
     up(job, 1)
     job.agents[0].send_signal(signal.SIGTERM)
     assert_ended(cluster, job, 0, 17)
+
+
+def test_while_ranks_take_their_time_after_a_cancel(cluster: Cluster) -> None:
+    job = cluster.submit(STAYS, terminateSeconds=600, patch="peers.TERMINATION_SECONDS = 17.0")
+    up(job, 1)
+    job.cancel("me", "")
+    wait_for(lambda: "stopping" in job.log("execution.log"))
+    job.agents[0].send_signal(signal.SIGTERM)
+    assert job.wait(17)["terminated"], job.said()
+    assert job.processes() == set()
+
+
+def test_no_time_is_left_for_permissions(cluster: Cluster) -> None:
+    job = cluster.submit(LAST_WORD, patch=BOOM + "peers.PROCESSES_REST = 25.0\nstaging.open_up = boom")
+    up(job, 1)
+    job.agents[0].send_signal(signal.SIGTERM)
+    assert_ended(cluster, job, 0, 10)
+    assert job.logs[0].read_text() == ""
 
 
 def test_when_all_has_ended_well(cluster: Cluster) -> None:

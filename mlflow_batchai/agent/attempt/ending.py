@@ -6,7 +6,6 @@ Whatever goes wrong on the way, the last word is still written: each step is don
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 import time
 import traceback
@@ -18,7 +17,7 @@ from mlflow_batchai.agent.attempt import terms
 from mlflow_batchai.agent.attempt.phases import Phases
 from mlflow_batchai.agent.layout import NodeLayout, node_id
 from mlflow_batchai.agent.outcome import Failure, Stop
-from mlflow_batchai.agent.peers import DRAIN_REST, LOGS_REST, PEERS_REST, PROCESSES_REST, RECORDS_REST, Peers
+from mlflow_batchai.agent.peers import DRAIN_REST, LOGS_REST, PEERS_REST, RECORDS_REST, Peers
 from mlflow_batchai.agent.runtime import Runtime
 from mlflow_batchai.agent.share import sharefiles
 from mlflow_batchai.agent.share.base import ENDING, ControlError
@@ -82,12 +81,12 @@ class Ending:
         with self._going_on():
             self._phases.sampler.stop()
         with self._going_on():
-            most = self._peers.within(math.inf, PROCESSES_REST)
-            left = self._runtime.end_everything(kill_first=bool(failure or stop), most=most)
+            left = self._runtime.end_everything(kill_first=bool(failure or stop), rest=self._peers.processes_rest)
         if left:
             self._shipper.note(f"could not end pids {sorted(left)}")
         with self._going_on():
-            if self._runtime.held is not None and not self._lost_share:
+            # It may take as long as ranks have left files.
+            if self._runtime.held is not None and not self._lost_share and self._peers.processes_rest() > 0:
                 for trouble in staging.open_up(self._layout):
                     self._shipper.note(trouble)
         with self._going_on():
