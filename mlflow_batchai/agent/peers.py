@@ -27,6 +27,8 @@ _EXIT: records.Shape = dict(records.EXIT, segments=records.is_count)
 SKEW_MS = 15000
 # For a peer that has ended its ranks to say so.
 LAST_WORDS_SECONDS = 10.0
+# Between two processes of a job that are told to end at the same moment.
+SAME_MOMENT_SECONDS = 0.2
 # From SIGTERM to our exit. What sends it (Slurm, systemd) often sends SIGKILL after 30 s.
 TERMINATION_SECONDS = 25.0
 # Who may take until when: seconds that have to be left of these when a step of the end is over, in the order of the steps.
@@ -113,6 +115,15 @@ class Peers:
     def within(self, seconds: float, rest: float) -> float:
         """Seconds that a step of the end may take: after a SIGTERM fewer, so that ``rest`` seconds are left for later ones."""
         return max(0.0, min(seconds, self._end_until - rest - self._clock()))
+
+    def await_termination(self) -> None:
+        """After a process of the job has ended by a SIGTERM that wasn't ours: wait a moment for this agent's own SIGTERM.
+
+        What ends a whole job (Slurm, systemd) sends it to one process after the other.
+        """
+        until = self._clock() + SAME_MOMENT_SECONDS
+        while self.termination is None and self._clock() < until:
+            time.sleep(0.02)
 
     def processes_rest(self) -> float:
         """Seconds that ending processes may still take."""

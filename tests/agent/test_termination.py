@@ -75,6 +75,19 @@ def test_ranks_are_told_at_the_same_moment(cluster: Cluster) -> None:
     assert job.processes() == set()
 
 
+@pytest.mark.parametrize("preparation", [None, "echo up; (sleep 0.1; kill -TERM $PPID) & kill -TERM $$"])
+def test_others_are_told_a_moment_before(cluster: Cluster, preparation: str | None) -> None:
+    command = "echo up; (sleep 0.1; kill -TERM $PPID) & kill -TERM $$"
+    job = cluster.submit(command, preparation=preparation, patch="peers.SAME_MOMENT_SECONDS = 5.0")
+    assert_ended(cluster, job, 0, 20)
+
+
+def test_a_rank_that_ends_itself_by_sigterm_has_failed(cluster: Cluster) -> None:
+    verdict = cluster.submit("kill -TERM $$").wait()
+    assert verdict["errors"][0]["code"] == protocol.JOB_FAILED
+    assert verdict["reason"].startswith("rank 0 on node-0 was killed by SIGTERM (exit code 143)")
+
+
 def test_while_it_waits_for_its_node(cluster: Cluster) -> None:
     first = cluster.submit(LAST_WORD)
     up(first, 1)

@@ -44,6 +44,8 @@ def _catches_sigterm(pid: int) -> bool:
 # A line longer than this is passed on in pieces.
 LONGEST_LINE = 65536
 TAIL_LINES = 30
+# The exit code of a task that a SIGTERM has ended.
+TERMINATED = 128 + signal.SIGTERM
 
 # A pipe holds 64 KiB: a read that brings this much found it (nearly) full.
 FULL_READ = 32768
