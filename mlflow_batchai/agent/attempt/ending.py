@@ -137,8 +137,9 @@ class Ending:
 
     def _drain(self, rest: float) -> None:
         """What was written on mounts since the ranks' good end, or before a bad one, is worth a while, and not the verdict."""
+        until = time.monotonic() + 3 * LAST_DRAIN_SECONDS
         try:
-            self._phases.mounts.drain(LAST_DRAIN_SECONDS, most=self._peers.within(3 * LAST_DRAIN_SECONDS, rest))
+            self._phases.mounts.drain(LAST_DRAIN_SECONDS, lambda: self._peers.within(until - time.monotonic(), rest))
         except Failure as failure:
             self._shipper.note(str(failure))
 
