@@ -137,6 +137,22 @@ def test_no_time_is_left_for_permissions(cluster: Cluster) -> None:
     assert job.logs[0].read_text() == ""
 
 
+def test_a_container_is_removed_when_the_last_word_is_written(cluster: Cluster) -> None:
+    patch = """
+def remove(self):
+    paths = self.layout.paths
+    last = paths.exit(1) if self.layout.node else paths.verdict_file
+    sys.stderr.write(f"{self.layout.control.read_closed(last) is not None}\\n")
+runtime.Runtime.remove_container = remove
+"""
+    job = cluster.submit(LAST_WORD, nodes=2, patch=patch)
+    up(job, 2)
+    for agent in job.agents:
+        agent.send_signal(signal.SIGTERM)
+    job.wait()
+    assert [log.read_text() for log in job.logs] == ["True\n", "True\n"]
+
+
 def test_when_all_has_ended_well(cluster: Cluster) -> None:
     patch = """
 import os, signal

@@ -102,8 +102,7 @@ class Ending:
             if self._node == 0:
                 self._end_as_node_zero(failure, stop, exit_record)
             else:
-                with self._going_on():
-                    self._runtime.remove_container()
+                self._remove_container()
                 self._shipper.note("done")
                 self._finish_shipping()
                 exit_record.update(self._totals())
@@ -112,6 +111,8 @@ class Ending:
             if failure and self._peers.leaderless:
                 # Of several that come to this the first gives it; nobody may be left who could.
                 self._claim_verdict(self._going_on_after(outcome.verdict(failure, None, self._node)))
+        with self._going_on():
+            self._runtime.remove_container()
         with self._going_on():
             if self._runtime.held is not None:
                 for trouble in self._phases.mounts.unmount_all():
@@ -151,6 +152,12 @@ class Ending:
         except Exception as error:
             self._trouble = True
             tell(error, self._shipper)
+
+    def _remove_container(self) -> None:
+        """Its engine may take a minute for it, so after a SIGTERM this comes last; it goes with this agent anyway."""
+        if not self._peers.termination:
+            with self._going_on():
+                self._runtime.remove_container()
 
     def _finish_shipping(self) -> None:
         until = time.monotonic() + (LOST_SHARE_SECONDS if self._lost_share else DRAIN_SECONDS)
@@ -201,8 +208,7 @@ class Ending:
                 verdict = outcome.verdict(None, cut, attempt=self._layout.paths.attempt)
         with self._going_on():
             self._runtime.stop_helpers()
-        with self._going_on():
-            self._runtime.remove_container()
+        self._remove_container()
         self._shipper.note(f"verdict: {verdict['executionState']} {verdict['reason'] or ''}")
         self._finish_shipping()
         with self._going_on():
