@@ -113,10 +113,14 @@ def test_ranks_that_take_their_time(cluster: Cluster, signals: int) -> None:
 
 
 def test_ranks_that_do_not_go_leave_time_for_the_verdict(cluster: Cluster) -> None:
-    job = cluster.submit(STAYS, terminateSeconds=600, patch="peers.TERMINATION_SECONDS = 17.0")
-    up(job, 1)
-    job.agents[0].send_signal(signal.SIGTERM)
-    assert_ended(cluster, job, 0, 17)
+    job = cluster.submit(STAYS, nodes=2, terminateSeconds=600, patch="peers.TERMINATION_SECONDS = 17.0")
+    up(job, 2)
+    for agent in job.agents:
+        agent.send_signal(signal.SIGTERM)
+    verdict = job.wait(17)
+    assert verdict["errors"][0]["code"] == protocol.NODE_LOST, job.said()
+    assert set(verdict["totals"]) == {"0", "1"}
+    assert job.processes() == set()
 
 
 def test_while_ranks_take_their_time_after_a_cancel(cluster: Cluster) -> None:
