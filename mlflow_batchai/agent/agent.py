@@ -24,7 +24,7 @@ from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.outcome import Failure, Stop
 from mlflow_batchai.agent.peers import Peers
 from mlflow_batchai.agent.plan import Plan, PlanError, read_plan
-from mlflow_batchai.agent.processes import proc
+from mlflow_batchai.agent.processes import proc, tasks
 from mlflow_batchai.agent.reservation.agents import LateError, TwinError
 from mlflow_batchai.agent.reservation.reservations import GrantedReservation, QueueReservation, Reservation
 from mlflow_batchai.agent.runtime import Runtime
@@ -118,6 +118,8 @@ class Agent:
                 f"the agent of {self.layout.node_id} failed: {type(error).__name__}: {error}",
                 node=self.node,
             )
+        if failure and failure.exit_code == tasks.TERMINATED:
+            self.peers.await_termination()
         if self.peers.termination and _may_follow(failure, stop):
             failure, stop = self.peers.termination, None
         ending = Ending(self.layout, self.shipper, self.runtime, self.peers, self.phases, self.reservation.report)

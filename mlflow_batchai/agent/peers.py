@@ -27,8 +27,17 @@ _EXIT: records.Shape = dict(records.EXIT, segments=records.is_count)
 SKEW_MS = 15000
 # For a peer that has ended its ranks to say so.
 LAST_WORDS_SECONDS = 10.0
+# Between two processes of a job that are told to end at the same moment.
+SAME_MOMENT_SECONDS = 0.2
 # From SIGTERM to our exit. What sends it (Slurm, systemd) often sends SIGKILL after 30 s.
 TERMINATION_SECONDS = 25.0
+# Who may take until when: seconds that have to be left of these when a step of the end is over, in the order of the steps.
+PROCESSES_REST = 13.0  # ranks have saved (for 10 s) or were killed, and their reports have been read
+DRAIN_REST = 10.0  # mounts have sent what they held
+PEERS_REST = 8.0  # records of nodes other than 0 have left; then these say how they ended
+EXITS_REST = 5.0  # node 0 waits no longer for them to say so
+RECORDS_REST = 3.0  # node 0's records have left; then it copies logs where the plan wants them
+LOGS_REST = 1.5  # mounts have sent these; then it gives the verdict
 
 
 class Peers:
@@ -44,10 +53,11 @@ class Peers:
         termination: the failure that this agent's end by SIGTERM is, once it was told to end.
     """
 
-    def __init__(self, layout: NodeLayout, shipper: Shipper) -> None:
+    def __init__(self, layout: NodeLayout, shipper: Shipper, clock: Callable[[], float] = time.monotonic) -> None:
         self.layout = layout
         self.shipper = shipper
         self.inbox = shipper.inbox
+        self._clock = clock
         self.announces: dict[int, dict[str, Any]] = {}
         self.network: list[Interface] = []
         self.reached: dict[int, list[dict[str, Any]]] = {}
@@ -100,11 +110,24 @@ class Peers:
         if self.termination is None:
             sentence = f"{self.layout.node_id}: the agent was told to end (SIGTERM)"
             self.termination = Failure(protocol.NODE_LOST, sentence, node=self.layout.node)
-            self._end_until = time.monotonic() + TERMINATION_SECONDS
+            self._end_until = self._clock() + TERMINATION_SECONDS
 
     def within(self, seconds: float, rest: float) -> float:
         """Seconds that a step of the end may take: after a SIGTERM fewer, so that ``rest`` seconds are left for later ones."""
-        return max(0.0, min(seconds, self._end_until - rest - time.monotonic()))
+        return max(0.0, min(seconds, self._end_until - rest - self._clock()))
+
+    def await_termination(self) -> None:
+        """After a process of the job has ended by a SIGTERM that wasn't ours: wait a moment for this agent's own SIGTERM.
+
+        What ends a whole job (Slurm, systemd) sends it to one process after the other.
+        """
+        until = self._clock() + SAME_MOMENT_SECONDS
+        while self.termination is None and self._clock() < until:
+            time.sleep(0.02)
+
+    def processes_rest(self) -> float:
+        """Seconds that ending processes may still take."""
+        return self.within(math.inf, PROCESSES_REST)
 
     def check(self, starting: bool = False) -> None:
         """Raise if what others say ends the attempt here.
@@ -224,16 +247,15 @@ class Peers:
             if record.get("stopped")
         ]
 
-    def await_exits(self, pump: Callable[[], object], rest: float) -> None:
+    def await_exits(self, pump: Callable[[], object]) -> None:
         """After a stop: give the peers time to hear of it, to end what they have, and to say how it ended.
 
         Args:
             pump: what is done meanwhile, again and again; it takes a moment.
-            rest: see ``within``.
         """
         plan = self.layout.plan
-        begun, most = time.monotonic(), plan.loss_seconds + plan.terminate_seconds + LAST_WORDS_SECONDS
-        while not self.all_ended() and self.inbox.verdict is None and time.monotonic() - begun < self.within(most, rest):
+        until = self._clock() + plan.loss_seconds + plan.terminate_seconds + LAST_WORDS_SECONDS
+        while not self.all_ended() and self.inbox.verdict is None and self.within(until - self._clock(), EXITS_REST) > 0:
             if self.shipper.trouble:
                 return  # we don't hear each other any more
             self.failures()

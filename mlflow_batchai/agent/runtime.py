@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlflow_batchai.agent import records
@@ -24,6 +24,8 @@ PUMP_SECONDS = 0.2
 # For reports that wait on the node's disk when its ranks have ended: as long as for the rest of what it has to send.
 LAST_REPORTS_SECONDS = 60.0
 LEAST_PUMP_SECONDS = 0.02
+# For what ended tasks have left in their pipes.
+DRAIN_SECONDS = 2.0
 # Of what a job leaves when it ends well: nobody waits for it.
 STRAGGLER_SECONDS = 1.0
 # What has ended in a container is passed on by the engine's client, which then ends itself.
@@ -163,7 +165,7 @@ class Runtime:
                 check()
         self.drain([task])
 
-    def drain(self, tasks: list[Task], seconds: float = 2.0) -> None:
+    def drain(self, tasks: list[Task], seconds: float = DRAIN_SECONDS) -> None:
         """Read what ended tasks have left in their pipes."""
         until = time.monotonic() + seconds
         while any(task.descriptors for task in tasks) and time.monotonic() < until:
@@ -203,47 +205,47 @@ class Runtime:
     def _left_spared(self) -> set[int]:
         return self._alive_spared() & self.family()
 
-    def end_everything(self, kill_first: bool, most: float = math.inf) -> set[int]:
+    def end_everything(self, kill_first: bool, rest: Callable[[], float] = lambda: math.inf) -> set[int]:
         """End every process of the job on this node, helpers excepted, and read the rest of their output.
 
         All of them are asked by SIGTERM at once, and have ``terminateSeconds`` of the plan to save what they have.
 
         Args:
             kill_first: False after a normal end, when only stragglers can be left.
-            most: seconds that they have at most.
+            rest: seconds that this may still take (``proc.sweep``); output and reports that have not been read then are lost.
 
         Returns:
             Pids that would not go.
         """
         left: set[int] = set()
-        grace = min(most, self.layout.plan.terminate_seconds if kill_first else STRAGGLER_SECONDS)
+        grace = self.layout.plan.terminate_seconds if kill_first else STRAGGLER_SECONDS
         if self.container:
             begun = time.monotonic()
-            left = self._end_inside(self.container, grace)
+            left = self._end_inside(self.container, grace, rest)
             # Outside of it are only the clients, which follow.
             grace = max(min(grace, STRAGGLER_SECONDS), grace - (time.monotonic() - begun))
         if self.held is not None or self.tasks:
-            left |= proc.sweep(self._ours, grace, sleep=self._pump_for)
-        self.drain(self.ranks)
+            left |= proc.sweep(self._ours, grace, sleep=self._pump_for, rest=rest)
+        self.drain(self.ranks, min(DRAIN_SECONDS, rest()))
         # A rank may have reported between the last look at the spool and its end.
         until = time.monotonic() + LAST_REPORTS_SECONDS
-        while self._take_reports() and time.monotonic() < until:
+        while self._take_reports() and time.monotonic() < until and rest() > 0:
             if self.shipper.crowded:
                 if self.shipper.trouble or not self.shipper.is_alive():
                     break  # nobody takes them any more
                 time.sleep(LEAST_PUMP_SECONDS)
         return left
 
-    def _end_inside(self, container: Container, grace: float) -> set[int]:
+    def _end_inside(self, container: Container, grace: float, rest: Callable[[], float]) -> set[int]:
         """End what runs in the container, helpers excepted; the clients that stand for it follow, each with its exit code."""
         begun = time.monotonic()
         held = tasks.waiting(container.members())
         tasks.hold(held)
-        proc.sweep(lambda: container.members() - held, grace, sleep=self._pump_for)
+        proc.sweep(lambda: container.members() - held, grace, sleep=self._pump_for, rest=rest)
         tasks.release(held)
-        rest = max(STRAGGLER_SECONDS, grace - (time.monotonic() - begun))
-        left = proc.sweep(container.members, rest, sleep=self._pump_for)
-        until = time.monotonic() + CLIENT_SECONDS
+        grace = max(STRAGGLER_SECONDS, grace - (time.monotonic() - begun))
+        left = proc.sweep(container.members, grace, sleep=self._pump_for, rest=rest)
+        until = time.monotonic() + min(CLIENT_SECONDS, rest())
         while any(task not in self.helpers for task in self.tasks.values()) and time.monotonic() < until:
             self.pump(0.02)
         return left

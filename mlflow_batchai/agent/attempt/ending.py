@@ -6,7 +6,6 @@ Whatever goes wrong on the way, the last word is still written: each step is don
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 import time
 import traceback
@@ -18,7 +17,7 @@ from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.agent.attempt.phases import Phases
 from mlflow_batchai.agent.layout import NodeLayout, node_id
 from mlflow_batchai.agent.outcome import Failure, Stop
-from mlflow_batchai.agent.peers import Peers
+from mlflow_batchai.agent.peers import DRAIN_REST, LOGS_REST, PEERS_REST, RECORDS_REST, Peers
 from mlflow_batchai.agent.runtime import Runtime
 from mlflow_batchai.agent.share import sharefiles
 from mlflow_batchai.agent.share.base import ENDING, ControlError
@@ -32,9 +31,6 @@ LAST_DRAIN_SECONDS = 20.0
 CLAIM_SECONDS = sharefiles.PATIENCE_SECONDS + 10.0
 # Of a share that was given up: its engine tells the client.
 LOST_SHARE_SECONDS = 2.0
-# After a SIGTERM: seconds of ``peers.TERMINATION_SECONDS`` that have to be left when ranks have ended, when mounts have sent
-# what they held, when peers have said how they ended, and when records have left.
-RANKS_REST, DRAIN_REST, EXITS_REST, SHIP_REST = 15.0, 10.0, 6.0, 3.0
 
 
 class Ending:
@@ -85,16 +81,16 @@ class Ending:
         with self._going_on():
             self._phases.sampler.stop()
         with self._going_on():
-            most = self._peers.within(math.inf, RANKS_REST)
-            left = self._runtime.end_everything(kill_first=bool(failure or stop), most=most)
+            left = self._runtime.end_everything(kill_first=bool(failure or stop), rest=self._peers.processes_rest)
         if left:
             self._shipper.note(f"could not end pids {sorted(left)}")
         with self._going_on():
-            if self._runtime.held is not None and not self._lost_share:
+            # It may take as long as ranks have left files.
+            if self._runtime.held is not None and not self._lost_share and self._peers.processes_rest() > 0:
                 for error in staging.open_up(self._layout):
                     self._shipper.note(error)
         with self._going_on():
-            self._drain()
+            self._drain(DRAIN_REST)
         exit_record: dict[str, Any] = {
             "node": self._node,
             "failure": failure.as_record() if failure else None,
@@ -106,8 +102,7 @@ class Ending:
             if self._node == 0:
                 self._end_as_node_zero(failure, stop, exit_record)
             else:
-                with self._going_on():
-                    self._runtime.remove_container()
+                self._remove_container()
                 self._shipper.note("done")
                 self._finish_shipping()
                 exit_record.update(self._totals())
@@ -116,6 +111,8 @@ class Ending:
             if failure and self._peers.leaderless:
                 # Of several that come to this the first gives it; nobody may be left who could.
                 self._claim_verdict(self._going_on_after(outcome.verdict(failure, None, self._node)))
+        with self._going_on():
+            self._runtime.remove_container()
         with self._going_on():
             if self._runtime.held is not None:
                 for error in self._phases.mounts.unmount_all():
@@ -139,10 +136,11 @@ class Ending:
         else:
             sharefiles.patiently(step, sharefiles.PATIENCE_SECONDS)
 
-    def _drain(self) -> None:
+    def _drain(self, rest: float) -> None:
         """What was written on mounts since the ranks' good end, or before a bad one, is worth a while, and not the verdict."""
+        until = time.monotonic() + 3 * LAST_DRAIN_SECONDS
         try:
-            self._phases.mounts.drain(LAST_DRAIN_SECONDS, most=self._peers.within(3 * LAST_DRAIN_SECONDS, DRAIN_REST))
+            self._phases.mounts.drain(LAST_DRAIN_SECONDS, lambda: self._peers.within(until - time.monotonic(), rest))
         except Failure as failure:
             self._shipper.note(str(failure))
 
@@ -155,14 +153,21 @@ class Ending:
             self._failed = True
             tell(error, self._shipper)
 
+    def _remove_container(self) -> None:
+        """Its engine may take a minute for it, so after a SIGTERM this comes last; it goes with this agent anyway."""
+        if not self._peers.termination:
+            with self._going_on():
+                self._runtime.remove_container()
+
     def _finish_shipping(self) -> None:
-        until = time.monotonic() + (LOST_SHARE_SECONDS if self._lost_share else self._peers.within(DRAIN_SECONDS, SHIP_REST))
-        while not self._shipper.finish(min(1.0, max(0.1, until - time.monotonic()))):
+        until = time.monotonic() + (LOST_SHARE_SECONDS if self._lost_share else DRAIN_SECONDS)
+        rest = RECORDS_REST if self._node == 0 else PEERS_REST
+        while not self._shipper.finish(min(1.0, max(0.1, self._peers.within(until - time.monotonic(), rest)))):
             if not self._shipper.is_alive() or self._shipper.trouble:
                 break
             # A share that hangs would take no last word either: it is waited for, as while ranks run.
             hurried = self._lost_share or self._peers.termination
-            if time.monotonic() >= until and (hurried or not self._shipper.hangs):
+            if not self._peers.within(until - time.monotonic(), rest) and (hurried or not self._shipper.hangs):
                 break
         if not self._shipper.finish(0.0):
             self._failed = True
@@ -184,7 +189,7 @@ class Ending:
         with self._going_on():
             heard = not self._layout.control.refused(0.0) and not self._lost_share
             if heard and (failure or stop) and not (stop and (stop.queued or stop.kind == "verdict")):
-                self._peers.await_exits(lambda: self._runtime.pump(0.05), EXITS_REST)
+                self._peers.await_exits(lambda: self._runtime.pump(0.05))
             for node, record in sorted(self._peers.exits.items()):
                 if record.get("left"):
                     self._shipper.note(f"{node_id(node)} could not end pids {record['left']}")
@@ -203,13 +208,12 @@ class Ending:
                 verdict = outcome.verdict(None, cut, attempt=self._layout.paths.attempt)
         with self._going_on():
             self._runtime.stop_helpers()
-        with self._going_on():
-            self._runtime.remove_container()
+        self._remove_container()
         self._shipper.note(f"verdict: {verdict['executionState']} {verdict['reason'] or ''}")
         self._finish_shipping()
         with self._going_on():
             if self._runtime.held is not None and self._copy_logs():
-                self._drain()
+                self._drain(LOGS_REST)
         exit_record.update(self._totals())
         verdict["segments"] = exit_record["segments"]
         verdict["totals"] = {str(node): totals.of(record) for node, record in self._peers.exits.items()}

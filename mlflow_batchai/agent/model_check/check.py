@@ -14,7 +14,7 @@ from mlflow_batchai.agent.layout import NodeLayout, archive_path
 from mlflow_batchai.agent.model_check import choice
 from mlflow_batchai.agent.outcome import Stop
 from mlflow_batchai.agent.peers import Peers
-from mlflow_batchai.agent.processes.tasks import Task
+from mlflow_batchai.agent.processes.tasks import TERMINATED, Task
 from mlflow_batchai.agent.runtime import Runtime
 from mlflow_batchai.agent.transport.shipper import Shipper
 
@@ -77,8 +77,9 @@ class ModelCheck:
         self._printed: list[bytes] = []
         begun = time.monotonic()
         stop, late = None, False
-        if self.python:
-            stop, late = self._await(task, self._argv(path, reported, bool(limit)), reported, limit or DESCRIBE_SECONDS)
+        cut = bool(self.peers.termination)
+        if self.python and not cut:
+            stop, late, cut = self._await(task, self._argv(path, reported, bool(limit)), reported, limit or DESCRIBE_SECONDS)
         found = self._answer()
         if stop is None:
             said = found.get("meta")
@@ -88,7 +89,7 @@ class ModelCheck:
             if "error" in reported and isinstance(said, dict) and "error" not in said:
                 del body["meta"]["error"]
             if limit:
-                body["check"] = found.get("check") or self._without_answer(task, late, limit, time.monotonic() - begun)
+                body["check"] = found.get("check") or self._without_answer(task, late, cut, limit, time.monotonic() - begun)
             self._record(body)
         if limit:
             self._write_log(path, body.get("check"))
@@ -116,7 +117,7 @@ class ModelCheck:
         return [*argv, path]
 
     def _await(self, task: Task, argv: list[str], reported: Mapping[str, Any], limit: float) -> Any:
-        """(what has ended it before its time, whether it took too long)"""
+        """(what has ended it before its time, whether it didn't end by itself, whether this agent's end has ended it)"""
         own = dict(NO_GPUS, MLFLOW_TRACKING_URI="")
         if isinstance(reported.get("backend"), str):
             own["KERAS_BACKEND"] = reported["backend"]
@@ -135,9 +136,12 @@ class ModelCheck:
             if self.peers.termination:
                 break
         late = task.status is None
-        self.runtime.end_everything(kill_first=late)
+        if task.exit_code == TERMINATED:
+            self.peers.await_termination()
+        cut = bool(self.peers.termination) and (late or task.exit_code == TERMINATED)
+        self.runtime.end_everything(kill_first=late, rest=self.peers.processes_rest)
         self.runtime.drain([task], 0.5)
-        return stop, late
+        return stop, late, cut
 
     def _take(self, task: Task, stream: str, lines: bytes) -> None:
         if stream == "out":
@@ -152,13 +156,13 @@ class ModelCheck:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def _without_answer(self, task: Task, late: bool, limit: float, seconds: float) -> dict[str, Any]:
+    def _without_answer(self, task: Task, late: bool, cut: bool, limit: float, seconds: float) -> dict[str, Any]:
         """A check of which nothing came."""
         if not self.python:
             return choice.outcome(choice.UNCHECKED, "there is no Python in the job's container", seconds)
-        if self.peers.termination:
-            why = "the agent was told to end (SIGTERM) before it was tried"
-        elif late:
+        if cut:
+            return choice.outcome(choice.UNCHECKED, "the agent was told to end (SIGTERM) before it was tried", seconds)
+        if late:
             why = f"it could not be loaded and tried in {limit:.0f} s (model.checkTimeout)"
         else:
             why = f"the check {self.runtime.how(task)}"

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 DRAIN_SECONDS = 120.0
 # An empty queue says all only when it stays empty: a file that was just closed comes to it a moment later.
 SETTLE_SECONDS = 0.3
+# A wait for it is never shorter: an empty queue would be taken for a loss.
+LEAST_DRAIN_SECONDS = 1.0
 SAY_SECONDS = 5.0
 NAMED_FILES = 5
 # After so many attempts bytes that move are no sign of progress any more.
@@ -144,12 +146,13 @@ class Mounts:
                     f"its SAS does not permit to create, write and delete, and {users[0]} lies there; make one that does"
                 )
 
-    def drain(self, seconds: float = DRAIN_SECONDS, most: float | None = None) -> None:
+    def drain(self, seconds: float = DRAIN_SECONDS, rest: Callable[[], float] | None = None) -> None:
         """Wait until all that was written is on the shares.
 
         Args:
             seconds: for how long nothing may move.
-            most: for how long at most, whatever happens meanwhile. None: as long as something moves, unless the attempt ends.
+            rest: seconds that it may still take (``LEAST_DRAIN_SECONDS`` in all at least), asked again and again. None: as long
+                as something moves, unless the attempt ends.
 
         Raises:
             Failure: something could not be uploaded; its files are named.
@@ -172,13 +175,14 @@ class Mounts:
                     del waiting[mount]
                     continue
                 why = mount.stuck(pending) if pending else ""
-                if most is not None and time.monotonic() - begun > most:
-                    why = why or f"{most:.0f} s were not enough"
+                passed = time.monotonic() - begun
+                if rest and rest() <= 0 and passed > LEAST_DRAIN_SECONDS:
+                    why = why or f"{passed:.0f} s were not enough"
                 if why or progress.silent > seconds:
                     raise self._undrained(mount, progress, why or f"nothing has moved for {seconds:.0f} s")
             if waiting:
                 self._runtime.pump(0.1)
-                if most is None:
+                if not rest:
                     self._check()
 
     def _undrained(self, mount: RcloneMount, progress: _Progress, why: str) -> Failure:

@@ -6,6 +6,7 @@ makes itself a child subreaper, so a process that called setsid, or whose parent
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -27,6 +28,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 EXEC_PAUSES = (0.001, 0.003, 0.009, 0.027, 0.08, 0.25, 0.5, 1.0)
 # Nobody waits longer than this many of them for one that was started without any environment.
 BARE_PAUSES = 4
+# Of a sweep that has only so many seconds: the last of them are for SIGKILL.
+KILL_SECONDS = 2.0
 
 
 def _prctl(option: int, value: int) -> bool:
@@ -287,23 +290,30 @@ def sweep(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
     give_up: float = 30.0,
+    rest: Callable[[], float] = lambda: math.inf,
 ) -> set[int]:
-    """End all that ``find`` finds: SIGTERM, after ``grace`` seconds SIGKILL, until nothing is left.
+    """End all that ``find`` finds: SIGTERM, after ``grace`` seconds SIGKILL (once at least), until nothing is left.
+
+    Args:
+        sleep: may raise what is to end the sweep.
+        rest: seconds that it may still take, asked again and again: ``grace`` and ``give_up`` end earlier with them.
 
     Returns:
         What is still there after ``grace + give_up`` seconds (a process in uninterruptible sleep), usually nothing.
     """
     begun = clock()
     terminated: set[int] = set()
+    killed = False
     while True:
-        left = find()
-        if not left or clock() - begun > grace + give_up:
-            return left
-        if clock() - begun < grace:
-            send(left - terminated, signal.SIGTERM)
-            terminated |= left
+        found = find()
+        if not found or (killed and (clock() - begun > grace + give_up or rest() <= 0)):
+            return found
+        if not killed and clock() - begun < grace and rest() > KILL_SECONDS:
+            send(found - terminated, signal.SIGTERM)
+            terminated |= found
         else:
-            send(left, signal.SIGKILL)
+            send(found, signal.SIGKILL)
+            killed = True
         sleep(0.05)
 
 

@@ -16,6 +16,8 @@ from mlflow_batchai.agent.processes import proc
 # A line longer than this is passed on in pieces.
 LONGEST_LINE = 65536
 TAIL_LINES = 30
+# The exit code of a task that a SIGTERM has ended.
+TERMINATED = 128 + signal.SIGTERM
 # A pipe holds 64 KiB: a read that brings this much found it (nearly) full.
 FULL_READ = 32768
 Output = Callable[["Task", str, bytes], None]

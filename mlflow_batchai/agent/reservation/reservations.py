@@ -138,19 +138,22 @@ class QueueReservation:
 
     def _lock(self, node_lock: int, agent_lock: int, note: Callable[[str], None], check: Callable[[], None]) -> None:
         """Take both locks, and end what the job before us left."""
+
+        def wait(seconds: float) -> None:
+            check()
+            time.sleep(seconds)
+
         while not locks.try_lock(agent_lock):
-            check()
-            time.sleep(POLL_SECONDS)
+            wait(POLL_SECONDS)
         while not locks.try_lock(node_lock):
-            check()
             # The agent before us is gone, its processes are not.
             note("ending what the job before us left on this node")
-            left = proc.sweep(self._left_behind, grace=5.0)
+            left = proc.sweep(self._left_behind, grace=5.0, sleep=wait)
             if left:
                 note(f"still there: pids {sorted(left)}")
-            time.sleep(POLL_SECONDS)
+            wait(POLL_SECONDS)
         # Those that have closed the lock's descriptor (daemons do) carry the mark still.
-        if proc.sweep(self._left_behind, grace=5.0):
+        if proc.sweep(self._left_behind, grace=5.0, sleep=wait):
             note("processes of the job before us would not end")
 
     def _left_behind(self) -> set[int]:

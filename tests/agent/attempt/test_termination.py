@@ -16,6 +16,7 @@ from mlflow_batchai.agent import protocol
 # A rank that says a last word when it is ended, and one that doesn't go.
 LAST_WORD = "trap 'echo the last word; exit 0' TERM; echo up; while true; do sleep 0.05; done"
 STAYS = "trap '' TERM; echo up; while true; do sleep 0.05; done"
+BOOM = "def boom(*args, **kwargs):\n    raise ZeroDivisionError('a bug')\n"
 
 
 def up(job: Job, ranks: int) -> None:
@@ -74,6 +75,19 @@ def test_ranks_are_told_at_the_same_moment(cluster: Cluster) -> None:
     assert job.processes() == set()
 
 
+@pytest.mark.parametrize("preparation", [None, "echo up; (sleep 0.1; kill -TERM $PPID) & kill -TERM $$"])
+def test_others_are_told_a_moment_before(cluster: Cluster, preparation: str | None) -> None:
+    command = "echo up; (sleep 0.1; kill -TERM $PPID) & kill -TERM $$"
+    job = cluster.submit(command, preparation=preparation, patch="peers.SAME_MOMENT_SECONDS = 5.0")
+    assert_ended(cluster, job, 0, 20)
+
+
+def test_a_rank_that_ends_itself_by_sigterm_has_failed(cluster: Cluster) -> None:
+    verdict = cluster.submit("kill -TERM $$").wait()
+    assert verdict["errors"][0]["code"] == protocol.JOB_FAILED
+    assert verdict["reason"].startswith("rank 0 on node-0 was killed by SIGTERM (exit code 143)")
+
+
 def test_while_it_waits_for_its_node(cluster: Cluster) -> None:
     first = cluster.submit(LAST_WORD)
     up(first, 1)
@@ -99,10 +113,48 @@ def test_ranks_that_take_their_time(cluster: Cluster, signals: int) -> None:
 
 
 def test_ranks_that_do_not_go_leave_time_for_the_verdict(cluster: Cluster) -> None:
+    job = cluster.submit(STAYS, nodes=2, terminateSeconds=600, patch="peers.TERMINATION_SECONDS = 17.0")
+    up(job, 2)
+    for agent in job.agents:
+        agent.send_signal(signal.SIGTERM)
+    verdict = job.wait(17)
+    assert verdict["errors"][0]["code"] == protocol.NODE_LOST, job.said()
+    assert set(verdict["totals"]) == {"0", "1"}
+    assert job.processes() == set()
+
+
+def test_while_ranks_take_their_time_after_a_cancel(cluster: Cluster) -> None:
     job = cluster.submit(STAYS, terminateSeconds=600, patch="peers.TERMINATION_SECONDS = 17.0")
     up(job, 1)
+    job.cancel("me", "")
+    wait_for(lambda: "stopping" in job.log("execution.log"))
     job.agents[0].send_signal(signal.SIGTERM)
-    assert_ended(cluster, job, 0, 17)
+    assert job.wait(17)["terminated"], job.said()
+    assert job.processes() == set()
+
+
+def test_no_time_is_left_for_permissions(cluster: Cluster) -> None:
+    job = cluster.submit(LAST_WORD, patch=BOOM + "peers.PROCESSES_REST = 25.0\nstaging.open_up = boom")
+    up(job, 1)
+    job.agents[0].send_signal(signal.SIGTERM)
+    assert_ended(cluster, job, 0, 10)
+    assert job.logs[0].read_text() == ""
+
+
+def test_a_container_is_removed_when_the_last_word_is_written(cluster: Cluster) -> None:
+    patch = """
+def remove(self):
+    paths = self.layout.paths
+    last = paths.exit(1) if self.layout.node else paths.verdict_file
+    sys.stderr.write(f"{self.layout.control.read_closed(last) is not None}\\n")
+runtime.Runtime.remove_container = remove
+"""
+    job = cluster.submit(LAST_WORD, nodes=2, patch=patch)
+    up(job, 2)
+    for agent in job.agents:
+        agent.send_signal(signal.SIGTERM)
+    job.wait()
+    assert [log.read_text() for log in job.logs] == ["True\n", "True\n"]
 
 
 def test_when_all_has_ended_well(cluster: Cluster) -> None:

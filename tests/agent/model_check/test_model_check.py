@@ -26,12 +26,25 @@ PASSED = {"meta": {"format": "keras", "keras": "3.1"}, "check": {"outcome": "pas
 def submit(cluster: Cluster, tmp_path: Path) -> Callable[..., Job]:
     """Starts a job that saves a model, whose interpreter does so with it."""
 
-    def start(does: str, command: str = 'touch "$AZ_BATCHAI_OUTPUT_M"/net.keras', **model: Any) -> Job:
+    def start(
+        does: str,
+        command: str = 'touch "$AZ_BATCHAI_OUTPUT_M"/net.keras',
+        patch: str = "",
+        terminateSeconds: float = 5.0,
+        **model: Any,
+    ) -> Job:
         python = tmp_path / "python"
         python.write_text(PYTHON.format(does))
         python.chmod(0o755)
         outputs = [{"id": "M", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": "m"}]
-        return cluster.submit(command, trainer=str(python), model={**MODEL, **model}, outputDirectories=outputs)
+        return cluster.submit(
+            command,
+            trainer=str(python),
+            model={**MODEL, **model},
+            outputDirectories=outputs,
+            patch=patch,
+            terminateSeconds=terminateSeconds,
+        )
 
     return start
 
@@ -75,6 +88,39 @@ def test_a_job_that_is_terminated_meanwhile_ends_at_once(submit: Callable[..., J
     verdict = job.wait()
     assert (verdict["executionState"], verdict["terminated"]) == ("failed", True)
     assert not job.processes() and not [record for record in job.records("report") if record["body"].get("chosen")]
+
+
+# A SIGTERM to the agent, and to the check itself: before it or after.
+@pytest.mark.parametrize(
+    "does",
+    [
+        "kill -TERM $PPID; sleep 600",
+        "(sleep 0.1; kill -TERM $PPID) & kill -TERM $$",
+        "trap '' TERM; kill -TERM $PPID; sleep 600",
+    ],
+)
+def test_an_agent_that_is_told_to_end_says_nothing_of_the_model(submit: Callable[..., Job], does: str) -> None:
+    job = submit(does, patch="peers.SAME_MOMENT_SECONDS = 5.0; peers.TERMINATION_SECONDS = 17.0", terminateSeconds=600)
+    assert job.wait(17)["executionState"] == "succeeded"
+    check = told(job)["check"]
+    assert (check["outcome"], check["why"]) == ("unchecked", "the agent was told to end (SIGTERM) before it was tried")
+    assert not job.processes()
+
+
+def test_a_check_that_had_crashed_before_the_agent_was_told_to_end(submit: Callable[..., Job]) -> None:
+    patch = """
+import os, signal
+from mlflow_batchai.agent.model_check import check
+answer = check.ModelCheck._answer
+def told(self):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return answer(self)
+check.ModelCheck._answer = told
+"""
+    job = submit("exit 3", patch=patch)
+    assert job.wait()["executionState"] == "succeeded"
+    check = told(job)["check"]
+    assert check["outcome"] == "failed" and check["why"].startswith("the check exited with code 3")
 
 
 def test_without_a_check_only_facts_are_asked_for(submit: Callable[..., Job]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -186,6 +187,33 @@ def test_sweep_is_bounded() -> None:
     left = proc.sweep(lambda: {gone}, grace=2.0, sleep=sleep, clock=lambda: moment[0], give_up=3.0)
     assert left == {gone}
     assert 5.0 <= moment[0] < 5.2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "terminated", "over"),
+    [
+        (math.inf, 20.0, 50.0),
+        (12.0, 10.0, 12.0),  # some are left for SIGKILL
+        (1.0, 0.0, 1.0),
+        (0.0, 0.0, 0.0),  # one SIGKILL all the same
+    ],
+)
+def test_sweep_takes_no_longer_than_it_may(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, terminated: float, over: float
+) -> None:
+    """Even if that is known only when it has begun."""
+    moment, sent = [0.0], dict[int, float]()
+    monkeypatch.setattr(proc, "send", lambda pids, number: sent.setdefault(number, moment[0]))
+
+    def sleep(pause: float) -> None:
+        moment[0] += pause
+
+    def rest() -> float:
+        return seconds - moment[0] if moment[0] >= min(5.0, seconds / 2) else math.inf
+
+    assert proc.sweep(lambda: {1}, 20.0, sleep, lambda: moment[0], rest=rest) == {1}
+    assert sent[signal.SIGKILL] == pytest.approx(terminated, abs=0.6)
+    assert moment[0] == pytest.approx(over, abs=0.2)
 
 
 def test_the_command_sweeps_one_node(

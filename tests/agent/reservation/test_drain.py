@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from booking import reserve
 from node_world import Cluster
 from waiting import wait_for
 
 from mlflow_batchai.agent.api.host import census, drain
+from mlflow_batchai.agent.outcome import Stop
 from mlflow_batchai.agent.reservation import agents, locks, queue
 from mlflow_batchai.agent.reservation.reservations import QueueReservation
 
@@ -111,3 +115,36 @@ def test_a_node_that_is_drained_while_it_is_taken(tmp_path: Path) -> None:
     os.close(lock)
     reservation._file.close()
     assert told == ["waiting", "held", "waiting", "held"]
+
+
+def test_an_end_is_heeded_while_leftovers_are_ended(tmp_path: Path) -> None:
+    """They have seconds to end by themselves, and these don't."""
+    root = str(tmp_path)
+    lock = locks.open_node_lock(root)
+    assert locks.try_lock(lock)
+    code = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True)); print(1, flush=True); time.sleep(60)"
+    left = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True, pass_fds=[lock])
+    os.close(lock)
+    assert left.stdout and left.stdout.readline()
+    asked: list[str] = []
+
+    def check() -> None:
+        assert left.stdout
+        if noted and not asked:
+            asked.append(left.stdout.readline())
+            raise Stop("cancel", "enough")
+
+    noted: list[str] = []
+    layout: Any = SimpleNamespace(root=root, mark="j/1", node=0)
+    reservation = QueueReservation(root, {"number": 1, "after": [], "taken": time.time()})
+    begun = time.monotonic()
+    try:
+        with pytest.raises(Stop):
+            reservation.acquire(layout, noted.append, check)
+        assert time.monotonic() - begun < 4
+        assert (noted, asked) == (["ending what the job before us left on this node"], ["asked\n"])
+        assert left.poll() is None
+    finally:
+        left.kill()
+        left.communicate()
+        reservation._file.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -481,8 +482,9 @@ def test_reports_leave_in_pieces_and_wait_on_the_disk_while_the_share_stalls(mak
     assert max(sizes) < 2 * shipper.MAX_REPORT_BYTES
 
 
-def test_reports_that_nobody_takes_any_more_hold_up_no_end(make: Callable[..., Thread]) -> None:
-    thread = make(lossSeconds=1.0)
+@pytest.mark.parametrize(("loss", "rest"), [(1.0, math.inf), (600.0, 1.0)])
+def test_reports_that_nobody_takes_any_more_hold_up_no_end(make: Callable[..., Thread], loss: float, rest: float) -> None:
+    thread = make(lossSeconds=loss)
     spool = Path(thread.layout.spool)
     spool.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"type": "metric", "pad": "x" * 1000}) + "\n"
@@ -491,7 +493,7 @@ def test_reports_that_nobody_takes_any_more_hold_up_no_end(make: Callable[..., T
     thread.shipper.start()
     runtime = Runtime(thread.layout, thread.shipper, {})
     begun = time.monotonic()
-    assert runtime.end_everything(kill_first=False) == set()
+    assert runtime.end_everything(kill_first=False, rest=lambda: begun + rest - time.monotonic()) == set()
     assert thread.shipper.crowded
     assert time.monotonic() - begun < 10
     thread.recover()
