@@ -15,7 +15,7 @@ from plans import toy_plan
 
 from mlflow_batchai.agent import staging
 from mlflow_batchai.agent.attempt import phases
-from mlflow_batchai.agent.attempt.launchers import Known, Slot, rank_environment
+from mlflow_batchai.agent.attempt.ranks import Known, Slot, rank_environment
 from mlflow_batchai.agent.gpus import Gpus
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.plan import read_plan

@@ -73,7 +73,7 @@ def driver(report: Report) -> gpus.Gpus:
     """What nvidia-smi says, how long it takes, and a sample of its meters."""
     for turn in ("first", "second"):
         begun = time.monotonic()
-        found = gpus.visible(os.environ)
+        found = gpus.list_gpus(os.environ)
         report.say(f"listing, {turn}", f"{len(found.ids)} in {time.monotonic() - begun:.2f} s ({found.note}) {found.trouble}")
     report.check("GPUs", bool(found.ids), ", ".join(found.ids) or "none")
     report.say("in use", f"by processes {sorted(gpus.busy(found.ids, os.environ))}")
@@ -86,7 +86,7 @@ def driver(report: Report) -> gpus.Gpus:
 def like_a_rank(report: Report, found: gpus.Gpus) -> None:
     """Each GPU as the one of a process, without a job."""
     for name in found.ids:
-        own = gpus.variables(gpus.Gpus([name], ""), 0)
+        own = gpus.visibility_variables(gpus.Gpus([name], ""), 0)
         done = subprocess.run(
             [sys.executable, "-c", RANK],
             env={**os.environ, **own},

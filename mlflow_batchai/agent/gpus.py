@@ -73,7 +73,7 @@ def ask(argv: list[str], environment: Mapping[str, str], seconds: float = LISTIN
     return process.returncode, output.decode("utf-8", "replace")
 
 
-def visible(environment: Mapping[str, str], run: Run = ask) -> Gpus:
+def list_gpus(environment: Mapping[str, str], run: Run = ask) -> Gpus:
     """The GPUs that a process with this environment could use, or why there are none.
 
     They are those of ``nvidia-smi -L``, in its order; a GPU that is cut up counts as its MIG instances. CUDA_VISIBLE_DEVICES,
@@ -161,7 +161,7 @@ def of_node(environment: Mapping[str, str], part: Part, wanted: int | None, node
         numbers = [str(number) for number in range(wanted * max(parts, index + 1))]
         found = Gpus(numbers if chosen is None else chosen, "gpusPerNode")
     else:
-        found = visible(environment, run)
+        found = list_gpus(environment, run)
     count = len(found.ids)
     if wanted:
         ids = found.ids[index * wanted : (index + 1) * wanted]
@@ -184,7 +184,7 @@ def of_node(environment: Mapping[str, str], part: Part, wanted: int | None, node
     return found._replace(ids=ids, hidden=bool(count) and not ids)
 
 
-def variables(gpus: Gpus, local_rank: int | None = None) -> dict[str, str]:
+def visibility_variables(gpus: Gpus, local_rank: int | None = None) -> dict[str, str]:
     """Variables that show a process its GPUs: one for a Horovod rank, in turn where ranks share them; else all.
 
     ``BATCHAI_NODE_GPUS`` has all of the node's, for ranks that choose their own by their local rank.

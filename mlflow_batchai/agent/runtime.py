@@ -205,20 +205,20 @@ class Runtime:
     def _left_spared(self) -> set[int]:
         return self._alive_spared() & self.family()
 
-    def end_everything(self, kill_first: bool, rest: Callable[[], float] = lambda: math.inf) -> set[int]:
+    def end_everything(self, cut_short: bool, rest: Callable[[], float] = lambda: math.inf) -> set[int]:
         """End every process of the job on this node, helpers excepted, and read the rest of their output.
 
         All of them are asked by SIGTERM at once, and have ``terminateSeconds`` of the plan to save what they have.
 
         Args:
-            kill_first: False after a normal end, when only stragglers can be left.
+            cut_short: False after a normal end, when only stragglers can be left.
             rest: seconds that this may still take (``proc.sweep``); output and reports that have not been read then are lost.
 
         Returns:
             Pids that would not go.
         """
         left: set[int] = set()
-        grace = self.layout.plan.terminate_seconds if kill_first else STRAGGLER_SECONDS
+        grace = self.layout.plan.terminate_seconds if cut_short else STRAGGLER_SECONDS
         if self.container:
             begun = time.monotonic()
             left = self._end_inside(self.container, grace, rest)

@@ -18,7 +18,7 @@ def missing(cluster: Cluster, nodes: int) -> str:
     environment = for_agents(os.environ)
     if not cluster.on_this_machine or not wanted or gpus.nvidia_smi(environment) is None:
         return ""
-    found = gpus.visible(environment)
+    found = gpus.list_gpus(environment)
     if not found.ids or len(found.ids) >= wanted * nodes:
         return ""
     return (

@@ -172,9 +172,9 @@ class Watch:
         if snapshot.requests:
             self._heed(snapshot, alone)
             return
-        self._claim(self._going_on(verdict), alone)
+        self._claim(self._with_retry(verdict), alone)
 
-    def _going_on(self, verdict: protocol.Record) -> protocol.Record:
+    def _with_retry(self, verdict: protocol.Record) -> protocol.Record:
         attempt, plan = self._job.attempt, self._job.plan
         requeued = self._handle is None and self._job.overrides().get("by") == overrides.REQUEUE
         if requeued and attempt < overrides.MOST_ATTEMPTS:

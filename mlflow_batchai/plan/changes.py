@@ -34,14 +34,14 @@ class _Change(NamedTuple):
     text: bytes
 
 
-def since_commit(folder: Path, code: Sequence[StagedFile], spoken: Collection[str]) -> dict[str, Any] | None:
+def since_commit(folder: Path, code: Sequence[StagedFile], secret_texts: Collection[str]) -> dict[str, Any] | None:
     """The commit that a project's folder is at, and what the code that is sent differs in; None: it isn't in git.
 
     Files that are not sent are no part of it, and neither is a file that holds a secret, or has held one when it was committed.
 
     Args:
         code: what is sent to the nodes.
-        spoken: every text that must stand nowhere.
+        secret_texts: every text that must stand nowhere.
 
     Returns:
         ``commit``, ``differs``; ``changed``, ``deleted``, ``untracked`` (paths, of each ``MOST_NAMES`` at most), ``withheld``
@@ -58,7 +58,7 @@ def since_commit(folder: Path, code: Sequence[StagedFile], spoken: Collection[st
         changes = list(_changes(answer, whole))
         sent = {file.path for file in code}
         shown = [change for change in changes if change.path in sent]
-        withheld = [change.path for change in shown if _speaks(git, change, spoken)]
+        withheld = [change.path for change in shown if _speaks(git, change, secret_texts)]
     except FileNotFoundError:
         return None  # there is no git here
     except subprocess.TimeoutExpired:
@@ -94,11 +94,11 @@ def _changes(answer: bytes, whole: bool) -> Iterator[_Change]:
         yield _Change(os.fsdecode(name), about.split()[2].decode(), texts[number] if number < len(texts) else b"")
 
 
-def _speaks(git: _Git, change: _Change, spoken: Collection[str]) -> bool:
+def _speaks(git: _Git, change: _Change, secret_texts: Collection[str]) -> bool:
     """Whether a change, or the committed content that it shows a part of, holds a secret."""
-    if is_secret(change.path, change.text, spoken):
+    if is_secret(change.path, change.text, secret_texts):
         return True
-    return change.blob != _NONE and is_secret(change.path, git.ask("cat-file", "blob", change.blob), spoken)
+    return change.blob != _NONE and is_secret(change.path, git.ask("cat-file", "blob", change.blob), secret_texts)
 
 
 class _Git:

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlflow_batchai import terminal
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.attempt import launchers
+from mlflow_batchai.agent.attempt import ranks
 from mlflow_batchai.agent.environment import thread_variables
 from mlflow_batchai.agent.environments import trainenv
 from mlflow_batchai.agent.gpus import Gpus, of_node
@@ -80,14 +80,14 @@ def _ranks(plan: Plan, prepared: Prepared, cluster: Cluster, commands: Sequence[
     counted = [_gpus(plan, cluster, command.node) for command in commands]
     addresses = [LOOPBACK["address"] if loopback else f"<address of {node_id(command.node)}>" for command in commands]
     interface = str(LOOPBACK["name"]) if loopback else plan.network_interface or "<network interface>"
-    rendezvous = {"address": addresses[0], "port": "<port>" if launchers.needs_rendezvous(plan) else 0}
+    rendezvous = {"address": addresses[0], "port": "<port>" if ranks.needs_rendezvous(plan) else 0}
     own = {name: terminal.shown(value) if name.lower().endswith("_proxy") else value for name, value in os.environ.items()}
     document = {entry.name for entry in plan.environment_variables} | set(prepared.secrets)
     found = []
-    for slot in launchers.slots_of(plan, [len(gpus.ids) for gpus in counted]):
+    for slot in ranks.slots_of(plan, [len(gpus.ids) for gpus in counted]):
         command = commands[slot.node]
         layout = NodeLayout(command.root, plan, slot.node)
-        known = launchers.Known(
+        known = ranks.Known(
             own if here else {name: f"<{name} of the node>" for name in ("PATH", "HOME")},
             addresses,
             counted[slot.node],
@@ -96,7 +96,7 @@ def _ranks(plan: Plan, prepared: Prepared, cluster: Cluster, commands: Sequence[
             {"PATH": "<PATH of the image>"} if plan.container else None,
         )
         cores = max(1, len(os.sched_getaffinity(0)) // cluster.engine.node_limit) if here else 0
-        environment = launchers.rank_environment(layout, known, slot, rendezvous, interface, cores, command.archive)
+        environment = ranks.rank_environment(layout, known, slot, rendezvous, interface, cores, command.archive)
         if not here:
             threads = f"<cores of {node_id(slot.node)} / {slot.local_size}>"
             environment.update(dict.fromkeys(thread_variables(1).keys() - document, threads))
@@ -104,7 +104,7 @@ def _ranks(plan: Plan, prepared: Prepared, cluster: Cluster, commands: Sequence[
             {
                 "rank": slot.rank,
                 "node": node_id(slot.node),
-                "argv": launchers.argv(plan),
+                "argv": ranks.argv(plan),
                 "directory": layout.code,
                 "environment": environment,
             }

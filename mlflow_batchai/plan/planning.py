@@ -33,13 +33,14 @@ from mlflow_batchai.documents.job import JobProperties
 from mlflow_batchai.documents.model import SpecModel, secret_values
 from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError
 from mlflow_batchai.job.places import CONTROL_MOUNT, locate, mount_points, on_control, place_logs
-from mlflow_batchai.plan.secrecy import refuse_spoken
+from mlflow_batchai.plan.secrecy import refuse_secrets
 from mlflow_batchai.plan.volumes import choose_volumes
 
 # What a setup task is told of the node (``agent/attempt/setup.py``).
 VARIABLES = ("AZ_BATCHAI_MOUNT_ROOT", "AZ_BATCHAI_NUM_GPUS")
 
 
+# A node that is silent for so long is given up, by its peers (``Peers._listen``) and the follower (``Watch.check``).
 LOSS_SECONDS = 60.0
 # Where looking costs requests agents speak, and are looked at, less often.
 INDEX_LOSS_SECONDS = 90.0
@@ -151,7 +152,7 @@ class Planned:
         secrets: variable -> value.
         setup: the same of the cluster's setup task.
         credentials: index of a volume -> what opens it.
-        spoken: every text that must stand nowhere.
+        secret_texts: every text that must stand nowhere.
         seconds: how long the job may take, with its waiting.
         warnings: sentences to print.
     """
@@ -160,7 +161,7 @@ class Planned:
     secrets: dict[str, str] = field(repr=False)
     setup: dict[str, str] = field(repr=False)
     credentials: dict[str, dict[str, str]] = field(repr=False)
-    spoken: frozenset[str] = field(repr=False)
+    secret_texts: frozenset[str] = field(repr=False)
     seconds: float
     warnings: list[str]
 
@@ -243,10 +244,10 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
     secrets = {entry.name: _secret(entry, source) for entry in properties.secrets}
     task = cluster.document.node_setup.setup_task
     opening = (text for opens in chosen.credentials.values() for name, text in opens.items() if name != "endpoint")
-    spoken = frozenset((*secret_values(document), *secret_values(task), *opening))
-    refuse_spoken(plan.record(), spoken, source, program.where)
+    secret_texts = frozenset((*secret_values(document), *secret_values(task), *opening))
+    refuse_secrets(plan.record(), secret_texts, source, program.where)
     setup_secrets = setup.secrets(task) if task else {}
-    return Planned(plan, secrets, setup_secrets, chosen.credentials, spoken, limit + WAITING_SECONDS, warnings)
+    return Planned(plan, secrets, setup_secrets, chosen.credentials, secret_texts, limit + WAITING_SECONDS, warnings)
 
 
 def _framework(properties: JobProperties, source: str) -> tuple[str, int, int]:

@@ -159,23 +159,23 @@ def prepare(
         metrics=[MetricRule(rule.name, rule.regex, rule.step) for rule in config.metrics],
         model=_model(config.model) if config.model else None,
         options=JobOptions(
-            config.retries,
-            config.min_nodes,
-            config.terminate_grace.total_seconds(),
-            config.relay_deadline.total_seconds(),
-            config.system_metrics.total_seconds() if config.system_metrics else None,
-            config.ranks == "all",
-            config.artifacts.checkpoints,
-            config.artifacts.exclude,
-            config.umask,
+            retries=config.retries,
+            min_nodes=config.min_nodes,
+            terminate_seconds=config.terminate_grace.total_seconds(),
+            relay_seconds=config.relay_deadline.total_seconds(),
+            system_seconds=config.system_metrics.total_seconds() if config.system_metrics else None,
+            all_ranks=config.ranks == "all",
+            checkpoints=config.artifacts.checkpoints,
+            exclude=config.artifacts.exclude,
+            umask=config.umask,
         ),
     )
     planned = plan_job(program, properties, config, cluster, source)
     warnings = [*notices, *planned.warnings]
     if like is None:
-        code, notices = _code(project, entry, cluster, planned.spoken, documents)
+        code, notices = _code(project, entry, cluster, planned.secret_texts, documents)
         warnings += notices
-        changes = since_commit(project.directory, code, planned.spoken)
+        changes = since_commit(project.directory, code, planned.secret_texts)
         wheels, notices = choose_wheels(program.environment, project.directory, cluster.share)
         warnings += notices
     else:
@@ -216,19 +216,19 @@ def _model(settings: ModelSettings) -> Model:
 
 
 def _code(
-    project: MLProject, entry: EntryPoint, cluster: Cluster, spoken: Collection[str], documents: Collection[Path]
+    project: MLProject, entry: EntryPoint, cluster: Cluster, secret_texts: Collection[str], documents: Collection[Path]
 ) -> tuple[list[StagedFile], list[str]]:
     """(the project's files that go to the nodes, sentences on those that stay here).
 
     Args:
-        spoken: every text that must stand nowhere.
+        secret_texts: every text that must stand nowhere.
 
     Raises:
         ProjectError: a file can't be read, or the command's own holds a secret.
     """
     left_out: Counter[str] = Counter()
     files = scan(project.directory, _ours(cluster), lambda file: left_out.update([file]))
-    code, withheld = without_secrets(files, spoken, documents)
+    code, withheld = without_secrets(files, secret_texts, documents)
     if (script := _script(entry.command)) in withheld:
         raise ProjectError(
             f"{project.source}: the command runs '{script}', which holds the text of a secret and can't be sent to the nodes;"

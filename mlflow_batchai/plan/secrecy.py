@@ -1,4 +1,4 @@
-"""Keep secrets off the share: which project files stay here, and which documents contain a secret."""
+"""Keep secrets off the share: project files that hold one stay here, and a plan that would hold one is refused."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _opens_storage(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(_opens_storage(inner) for inner in value)
 
 
-def refuse_spoken(record: Mapping[str, Any], secrets: Collection[str], source: str, command: str) -> None:
+def refuse_secrets(record: Mapping[str, Any], secrets: Collection[str], source: str, command: str) -> None:
     """Refuse a plan, which lies on the share for all to read, that holds the text of a secret.
 
     Args:

@@ -18,7 +18,7 @@ from mlflow_batchai.job.places import locate, mount_points
 from mlflow_batchai.plan.images import choose_container
 from mlflow_batchai.plan.planning import JobOptions, Program, plan_job
 from mlflow_batchai.plan.prepared import Prepared
-from mlflow_batchai.plan.secrecy import refuse_spoken
+from mlflow_batchai.plan.secrecy import refuse_secrets
 from mlflow_batchai.storage import open_share
 
 _REFERENCE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_]\w*)\}|(?P<plain>[A-Za-z_]\w*))", re.ASCII)
@@ -54,7 +54,7 @@ def prepare(document: JobDocument, name: str, cluster: Cluster, source: str, job
     plan = planned.plan
     arguments = _parameters(properties)
     # Without its quotes an argument may say what the command line, as it is written, doesn't.
-    refuse_spoken({"command": list(arguments.values())}, planned.spoken, source, program.where)
+    refuse_secrets({"command": list(arguments.values())}, planned.secret_texts, source, program.where)
     return Prepared(
         name,
         plan.job,

@@ -41,16 +41,16 @@ def four(machine: Machine) -> Machine:
 
 
 def test_all_that_nvidia_smi_lists(four: Machine) -> None:
-    assert gpus.visible(four.environment) == Gpus(UUIDS, "nvidia-smi -L")
+    assert gpus.list_gpus(four.environment) == Gpus(UUIDS, "nvidia-smi -L")
 
 
 def test_a_gpu_that_is_cut_up_is_its_instances(machine: Machine) -> None:
     first, second = LISTING.splitlines(keepends=True)[:2]
     machine.smi(first + MIG + MIG.replace("MIG-c", "MIG-d").replace("0:", "1:") + second)
     instances = ["MIG-c7384736-a75d-5afc-978f-d2f1294409fd", "MIG-d7384736-a75d-5afc-978f-d2f1294409fd"]
-    assert gpus.visible(machine.environment).ids == [*instances, UUIDS[1]]
-    assert gpus.visible({**machine.environment, "CUDA_VISIBLE_DEVICES": "0"}).ids == instances[:1]
-    assert gpus.visible({**machine.environment, "CUDA_VISIBLE_DEVICES": "MIG-d738"}).ids == instances[1:]
+    assert gpus.list_gpus(machine.environment).ids == [*instances, UUIDS[1]]
+    assert gpus.list_gpus({**machine.environment, "CUDA_VISIBLE_DEVICES": "0"}).ids == instances[:1]
+    assert gpus.list_gpus({**machine.environment, "CUDA_VISIBLE_DEVICES": "MIG-d738"}).ids == instances[1:]
 
 
 @pytest.mark.parametrize("code", [0, 15])
@@ -87,30 +87,30 @@ def test_a_lost_gpu_leaves_the_others(machine: Machine, code: int) -> None:
     ],
 )
 def test_the_node_s_own_choice(four: Machine, chosen: str, ids: list[int]) -> None:
-    found = gpus.visible({**four.environment, "CUDA_VISIBLE_DEVICES": chosen})
+    found = gpus.list_gpus({**four.environment, "CUDA_VISIBLE_DEVICES": chosen})
     assert found.ids == [UUIDS[index] for index in ids]
     assert found.note.startswith(f"CUDA_VISIBLE_DEVICES={chosen.replace(' ', '')}")
 
 
 def test_no_tool_no_gpus(machine: Machine) -> None:
     machine.environment["PATH"] = str(machine.folder)
-    assert gpus.visible(machine.environment) == Gpus([], "no nvidia-smi on PATH")
+    assert gpus.list_gpus(machine.environment) == Gpus([], "no nvidia-smi on PATH")
 
 
 def test_a_tool_that_fails_says_why(machine: Machine) -> None:
     machine.smi("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", code=9)
-    assert gpus.visible(machine.environment) == Gpus(
+    assert gpus.list_gpus(machine.environment) == Gpus(
         [], "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     )
     machine.smi(program="no program")
-    found = gpus.visible(machine.environment)
+    found = gpus.list_gpus(machine.environment)
     assert found.ids == [] and found.note == f"{machine.folder}/nvidia-smi can't be run: Exec format error"
 
 
 def test_a_tool_that_hangs_is_given_up(machine: Machine) -> None:
     machine.smi(program="#!/bin/sh\nsleep 600 & wait\n")
     begun = time.monotonic()
-    found = gpus.visible(machine.environment, lambda argv, environment: gpus.ask(argv, environment, 0.2))
+    found = gpus.list_gpus(machine.environment, lambda argv, environment: gpus.ask(argv, environment, 0.2))
     said = "nvidia-smi -L did not answer within 0 s"
     assert found == Gpus([], said, "no GPU is used: " + said)
     assert time.monotonic() - begun < 40.0
@@ -161,9 +161,9 @@ def test_the_cluster_document_is_believed_where_nobody_can_be_asked(machine: Mac
 def test_variables() -> None:
     two = Gpus(["3", "1"], "")
     rest = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "BATCHAI_NODE_GPUS": "3,1"}
-    assert gpus.variables(two) == {"CUDA_VISIBLE_DEVICES": "3,1", **rest}
-    assert [gpus.variables(two, rank) for rank in (0, 1, 2)] == [
+    assert gpus.visibility_variables(two) == {"CUDA_VISIBLE_DEVICES": "3,1", **rest}
+    assert [gpus.visibility_variables(two, rank) for rank in (0, 1, 2)] == [
         {"CUDA_VISIBLE_DEVICES": device, **rest} for device in ("3", "1", "3")
     ]
-    assert gpus.variables(Gpus([], ""), 0) == {}
-    assert gpus.variables(Gpus([], "", hidden=True), 0) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert gpus.visibility_variables(Gpus([], ""), 0) == {}
+    assert gpus.visibility_variables(Gpus([], "", hidden=True), 0) == {"CUDA_VISIBLE_DEVICES": ""}

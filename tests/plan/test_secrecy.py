@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.plan.secrecy import refuse_spoken, without_secrets
+from mlflow_batchai.plan.secrecy import refuse_secrets, without_secrets
 from mlflow_batchai.storage.objects import scan
 
 SECRET = "hunter2hunter2"
@@ -95,7 +95,7 @@ def test_a_few_letters_are_no_secret(project):
 )
 def test_a_plan_that_says_it_aloud_is_refused(plan, place):
     with pytest.raises(DocumentError) as caught:
-        refuse_spoken({"ranks": 2, **plan}, [SECRET], "batchai.yaml", "the entry point's command")
+        refuse_secrets({"ranks": 2, **plan}, [SECRET], "batchai.yaml", "the entry point's command")
     assert str(caught.value).startswith(f"batchai.yaml: {place} holds the text of a secret")
     assert SECRET not in str(caught.value)
-    refuse_spoken({**plan, "secretNames": [SECRET]}, ["another-secret"], "batchai.yaml", "the command")
+    refuse_secrets({**plan, "secretNames": [SECRET]}, ["another-secret"], "batchai.yaml", "the command")

@@ -182,7 +182,7 @@ def _machine(job: JobCheck, nodes: Sequence[NodeCheck]) -> list[NodeCheck]:
 
 
 def _reach(node: NodeCheck) -> bool:
-    """Whether a node can be spoken to, and runs the agent."""
+    """Whether a node answers, and runs the agent."""
     try:
         for name, text in node.node.machine.connect().items():
             node.tell(name, ok(text))

@@ -86,7 +86,7 @@ def census(roots: Sequence[str]) -> Answer:
     from mlflow_batchai.agent import gpus  # few clients ask this; the others don't wait for all that it imports
 
     environment = for_agents(os.environ)
-    ids = gpus.visible(environment).ids
+    ids = gpus.list_gpus(environment).ids
     return {
         "nodes": [
             {"id": place.identity(root), "drained": agents.is_drained(root), "agents": agents.states(root)}

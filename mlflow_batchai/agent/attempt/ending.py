@@ -67,7 +67,7 @@ class Ending:
         """
         self._layout.attempt.pace(ENDING)
         if failure and failure.code == protocol.SHARE_FAILED:
-            with self._going_on():
+            with self._guarded():
                 self._give_up_share(failure)
         if failure:
             self._shipper.record("failed", urgent=True, **failure.as_record())
@@ -78,18 +78,18 @@ class Ending:
             # Node 0 tells the others; those only say why they leave.
             self._shipper.keep_saying("stop", why=str(failure or stop))
         left: set[int] = set()
-        with self._going_on():
+        with self._guarded():
             self._phases.sampler.stop()
-        with self._going_on():
-            left = self._runtime.end_everything(kill_first=bool(failure or stop), rest=self._peers.processes_rest)
+        with self._guarded():
+            left = self._runtime.end_everything(cut_short=bool(failure or stop), rest=self._peers.processes_rest)
         if left:
             self._shipper.note(f"could not end pids {sorted(left)}")
-        with self._going_on():
+        with self._guarded():
             # It may take as long as ranks have left files.
             if self._runtime.held is not None and not self._lost_share and self._peers.processes_rest() > 0:
                 for error in staging.open_up(self._layout):
                     self._shipper.note(error)
-        with self._going_on():
+        with self._guarded():
             self._drain(DRAIN_REST)
         exit_record: dict[str, Any] = {
             "node": self._node,
@@ -98,7 +98,7 @@ class Ending:
             "ranks": self._runtime.rank_results(),
             "left": sorted(left),
         }
-        with self._going_on():
+        with self._guarded():
             if self._node == 0:
                 self._end_as_node_zero(failure, stop, exit_record)
             else:
@@ -107,18 +107,18 @@ class Ending:
                 self._finish_shipping()
                 exit_record.update(self._totals())
                 self._write_exit(exit_record)
-        with self._going_on():
+        with self._guarded():
             if failure and self._peers.leaderless:
                 # Of several that come to this the first gives it; nobody may be left who could.
-                self._claim_verdict(self._going_on_after(outcome.verdict(failure, None, self._node)))
-        with self._going_on():
+                self._claim_verdict(self._with_retry(outcome.verdict(failure, None, self._node)))
+        with self._guarded():
             self._runtime.remove_container()
-        with self._going_on():
+        with self._guarded():
             if self._runtime.held is not None:
                 for error in self._phases.mounts.unmount_all():
                     sys.stderr.write(f"{error}\n")
                 staging.remove_job_folder(self._layout.job)
-        with self._going_on():
+        with self._guarded():
             self._report("ended", self._lost_share)
         return self._failed
 
@@ -145,7 +145,7 @@ class Ending:
             self._shipper.note(str(failure))
 
     @contextlib.contextmanager
-    def _going_on(self) -> Iterator[None]:
+    def _guarded(self) -> Iterator[None]:
         """An error in this step of the end must not keep the next ones from being done."""
         try:
             yield
@@ -156,7 +156,7 @@ class Ending:
     def _remove_container(self) -> None:
         """Its engine may take a minute for it, so after a SIGTERM this comes last; it goes with this agent anyway."""
         if not self._peers.termination:
-            with self._going_on():
+            with self._guarded():
                 self._runtime.remove_container()
 
     def _finish_shipping(self) -> None:
@@ -186,7 +186,7 @@ class Ending:
 
     def _end_as_node_zero(self, failure: Failure | None, stop: Stop | None, exit_record: dict[str, Any]) -> None:
         failures = [failure] if failure else []
-        with self._going_on():
+        with self._guarded():
             heard = not self._layout.control.refused(0.0) and not self._lost_share
             if heard and (failure or stop) and not (stop and (stop.queued or stop.kind == "verdict")):
                 self._peers.await_exits(lambda: self._runtime.pump(0.05))
@@ -202,29 +202,29 @@ class Ending:
         verdict = outcome.verdict(outcome.first_cause(failures), stop, attempt=self._layout.paths.attempt)
         wish = self._peers.wish(False)
         if wish is None or wish.kind != protocol.CANCEL:
-            verdict = self._going_on_after(verdict)
-        with self._going_on():
+            verdict = self._with_retry(verdict)
+        with self._guarded():
             if verdict["executionState"] == protocol.SUCCEEDED and (cut := self._phases.check_model()):
                 verdict = outcome.verdict(None, cut, attempt=self._layout.paths.attempt)
-        with self._going_on():
+        with self._guarded():
             self._runtime.stop_helpers()
         self._remove_container()
         self._shipper.note(f"verdict: {verdict['executionState']} {verdict['reason'] or ''}")
         self._finish_shipping()
-        with self._going_on():
+        with self._guarded():
             if self._runtime.held is not None and self._copy_logs():
                 self._drain(LOGS_REST)
         exit_record.update(self._totals())
         verdict["segments"] = exit_record["segments"]
         verdict["totals"] = {str(node): totals.of(record) for node, record in self._peers.exits.items()}
         verdict["totals"]["0"] = totals.of(exit_record)
-        with self._going_on():
+        with self._guarded():
             self._layout.control.release(self._layout.paths.reserve)
-        with self._going_on():
+        with self._guarded():
             self._write_exit(exit_record)
         self._claim_verdict(verdict)
 
-    def _going_on_after(self, verdict: dict[str, Any]) -> dict[str, Any]:
+    def _with_retry(self, verdict: dict[str, Any]) -> dict[str, Any]:
         return overrides.goes_on(verdict, self._layout.plan, self._layout.paths.attempt)
 
     def _copy_logs(self) -> bool:

@@ -11,7 +11,7 @@ import threading
 from typing import Callable
 
 from mlflow_batchai.agent import gpus, protocol
-from mlflow_batchai.agent.attempt import launchers
+from mlflow_batchai.agent.attempt import ranks
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.peers import Peers
@@ -71,11 +71,11 @@ class GpuAllocation:
         """Raise a Failure if there are more ranks than GPUs; every agent comes to the same, from the announces."""
         plan, counts = self._layout.plan, self.counts()
         hosts = [self._peers.announces[node]["host"] for node in range(plan.node_count)]
-        refusal = launchers.refusal(plan, counts, hosts)
+        refusal = ranks.refusal(plan, counts, hosts)
         if refusal:
             raise Failure(protocol.NODE_SETUP_FAILED, refusal, node=self._layout.node)
         if self._layout.node == 0:
-            for sentence in filter(None, [launchers.without_gpus(plan, counts, hosts), launchers.idle_gpus(plan, counts)]):
+            for sentence in filter(None, [ranks.without_gpus(plan, counts, hosts), ranks.idle_gpus(plan, counts)]):
                 self._say(sentence)
 
     def _say(self, sentence: str) -> None:

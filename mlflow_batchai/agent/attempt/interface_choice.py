@@ -30,7 +30,7 @@ NO_INTERFACE = (
 )
 
 
-class Meeting:
+class InterfaceChoice:
     """One node's part: ``open``, announce what that returned, and when all nodes have announced, ``settle``."""
 
     def __init__(self, layout: NodeLayout, shipper: Shipper, peers: Peers) -> None:

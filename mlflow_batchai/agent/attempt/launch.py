@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.attempt import launchers
+from mlflow_batchai.agent.attempt import ranks
 from mlflow_batchai.agent.attempt.preparation import logged_task
 from mlflow_batchai.agent.layout import NodeLayout, archive_path, node_id
 from mlflow_batchai.agent.outcome import Failure, Stop
@@ -36,7 +36,7 @@ class Launch:
         shipper: Shipper,
         runtime: Runtime,
         peers: Peers,
-        known: launchers.Known,
+        known: ranks.Known,
         counts: Sequence[int],
         check: Callable[[], None],
     ) -> None:
@@ -48,7 +48,7 @@ class Launch:
         self._known = known
         self._counts = counts
         self._check = check
-        self._slots = [slot for slot in launchers.slots_of(self._plan, counts) if slot.node == layout.node]
+        self._slots = [slot for slot in ranks.slots_of(self._plan, counts) if slot.node == layout.node]
 
     def serve(self) -> int:
         """Node 0: start Horovod's rendezvous server; the port that it listens on, 0 where the framework needs none.
@@ -56,11 +56,11 @@ class Launch:
         Raises:
             Failure: it did not start.
         """
-        if not launchers.needs_rendezvous(self._plan):
+        if not ranks.needs_rendezvous(self._plan):
             return 0
         said: list[bytes] = []
         task = Task("rendezvous server", None, lambda task, stream, lines: said.append(lines) if stream == "out" else None)
-        sizes = launchers.spread(self._plan.process_count, self._counts)
+        sizes = ranks.spread(self._plan.process_count, self._counts)
         hosts = ",".join(f"{node_id(node)}:{size}" for node, size in enumerate(sizes) if size)
         argv = [
             self._known.python,
@@ -70,7 +70,7 @@ class Launch:
             hosts,
             str(self._plan.process_count),
         ]
-        self._runtime.start(task, argv, launchers.job_variables(self._layout, self._known), stdin=True, helper=True)
+        self._runtime.start(task, argv, ranks.job_variables(self._layout, self._known), stdin=True, helper=True)
         until = time.monotonic() + RENDEZVOUS_SECONDS
         while True:
             self._runtime.pump(0.02)
@@ -99,7 +99,7 @@ class Launch:
         layout = self._layout
         for slot in self._slots:
             task = logged_task(self._shipper, f"rank {slot.rank}", slot.rank)
-            environment = launchers.rank_environment(
+            environment = ranks.rank_environment(
                 layout,
                 self._known,
                 slot,
@@ -108,7 +108,7 @@ class Launch:
                 self._peers.announces[layout.node]["cores"],
                 archive_path(),
             )
-            self._runtime.start(task, launchers.argv(self._plan), environment)
+            self._runtime.start(task, ranks.argv(self._plan), environment)
         self._shipper.record("started", urgent=True, node=layout.node, ranks=[slot.rank for slot in self._slots])
         self._shipper.note(f"started {len(self._slots)} rank(s): {self._plan.command}")
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlflow_batchai.agent import containers, protocol, staging
-from mlflow_batchai.agent.attempt import launchers
+from mlflow_batchai.agent.attempt import ranks
 from mlflow_batchai.agent.attempt.gpu_allocation import GpuAllocation
-from mlflow_batchai.agent.attempt.interface_choice import Meeting
+from mlflow_batchai.agent.attempt.interface_choice import InterfaceChoice
 from mlflow_batchai.agent.attempt.launch import Launch
 from mlflow_batchai.agent.attempt.preparation import Preparation
 from mlflow_batchai.agent.environments.inventory import Inventory
@@ -55,7 +55,7 @@ class Phases:
         self.shipper = shipper
         self.runtime = runtime
         self.peers = peers
-        self.meeting = Meeting(layout, shipper, peers)
+        self.meeting = InterfaceChoice(layout, shipper, peers)
         self.part = part
         self.name = name or layout.node_id
         self.gpus = GpuAllocation(layout, shipper, peers, (part[0], part[2]), self._wait_a_little)
@@ -126,9 +126,9 @@ class Phases:
         staging.link_inputs(self.layout)
         staging.write_site(self.layout, _sitecustomize())
         staging.write_run(self.layout, *_plugins())
-        sizes = launchers.slots_per_node(self.plan, self.gpus.counts())
+        sizes = ranks.slots_per_node(self.plan, self.gpus.counts())
         with open(self.layout.hostfile, "w", encoding="utf-8") as file:
-            file.write(launchers.hostfile(self.peers.addresses(), sizes))
+            file.write(ranks.hostfile(self.peers.addresses(), sizes))
 
     def _run_setup_task(self) -> None:
         """The cluster's, where it hasn't run on this node yet. Its time is not the job's: the job's clock stands still."""
@@ -221,10 +221,10 @@ class Phases:
 
     def _environment(self) -> dict[str, str]:
         """Environment of preparation and helpers."""
-        return launchers.job_variables(self.layout, self._known())
+        return ranks.job_variables(self.layout, self._known())
 
-    def _known(self) -> launchers.Known:
-        return launchers.Known(
+    def _known(self) -> ranks.Known:
+        return ranks.Known(
             os.environ,
             self.peers.addresses(),
             self.gpus.own,

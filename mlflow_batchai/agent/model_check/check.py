@@ -139,7 +139,7 @@ class ModelCheck:
         if task.exit_code == TERMINATED:
             self.peers.await_termination()
         cut = bool(self.peers.termination) and (late or task.exit_code == TERMINATED)
-        self.runtime.end_everything(kill_first=late, rest=self.peers.processes_rest)
+        self.runtime.end_everything(cut_short=late, rest=self.peers.processes_rest)
         self.runtime.drain([task], 0.5)
         return stop, late, cut
 

@@ -97,7 +97,7 @@ class ShareErrors:
         return None
 
 
-class Follower:
+class SegmentReader:
     """Reads one writer's segments in order, each once.
 
     One that is damaged or missing for a while, though its writer went on, is skipped: a record of kind ``records.SKIPPED``
@@ -180,14 +180,14 @@ class Follower:
         return [records.skipped(0, 1)] if now - self._stuck >= records.SETTLE_SECONDS else None
 
 
-class Rounds:
+class SegmentReaders:
     """Read the segments of several writers.
 
     Args:
         at_once: of how many at a time.
     """
 
-    def __init__(self, followers: Mapping[int, Follower], attempt: Attempt, at_once: int) -> None:
+    def __init__(self, followers: Mapping[int, SegmentReader], attempt: Attempt, at_once: int) -> None:
         self._followers = followers
         self._attempt = attempt
         self._at_once = min(at_once, len(followers))
@@ -198,7 +198,7 @@ class Rounds:
         that none waits for the many of another.
 
         Args:
-            heeds: whether silence means something (``Follower.read``).
+            heeds: whether silence means something (``SegmentReader.read``).
 
         Raises:
             OSError: the share can't be read (what was read before that is taken).

@@ -13,7 +13,7 @@ from typing import Callable
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.protocol import Record
-from mlflow_batchai.agent.share.sharefiles import Follower, Rounds
+from mlflow_batchai.agent.share.sharefiles import SegmentReader, SegmentReaders
 
 
 class Inbox:
@@ -31,8 +31,8 @@ class Inbox:
     def __init__(self, layout: NodeLayout, peers: list[int], join: Callable[[Record], None]) -> None:
         self._layout = layout
         self._join = join
-        self._followers = {node: Follower(protocol.agent_writer(node)) for node in peers}
-        self._rounds = Rounds(self._followers, layout.attempt, layout.control.at_once)
+        self._followers = {node: SegmentReader(protocol.agent_writer(node)) for node in peers}
+        self._rounds = SegmentReaders(self._followers, layout.attempt, layout.control.at_once)
         self._lock = threading.Lock()
         self._records: collections.deque[tuple[int, Record]] = collections.deque()
         self._requests: dict[str, Record] = {}
@@ -80,7 +80,7 @@ class Inbox:
         """Take in what is new.
 
         Args:
-            heeds: whether silence means something (``Follower.read``).
+            heeds: whether silence means something (``SegmentReader.read``).
 
         Raises:
             OSError: the share can't be read, or the job's folder is gone from it.

@@ -279,7 +279,7 @@ def test_a_mount_command(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found.kind == "tmpfs"
     (node.targets[0] / "file").write_text("x")
     node.runtime.stop_helpers()
-    assert node.runtime.end_everything(kill_first=True) == set()
+    assert node.runtime.end_everything(cut_short=True) == set()
     daemon = Path("/proc") / said.read_text().strip()
     assert daemon.exists()
     node.close()

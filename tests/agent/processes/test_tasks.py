@@ -238,7 +238,7 @@ def test_reports_are_shipped_to_the_last(runtime: Runtime, said: dict[str, bytes
     with open(f"{spool}/report-0-1.jsonl", "a") as file:
         file.write('{"type": "metric"}\n{"type": "half')
     assert not runtime.tasks
-    assert runtime.end_everything(kill_first=False) == set()
+    assert runtime.end_everything(cut_short=False) == set()
     bodies = [record["body"] for record in runtime.shipper.records]  # type: ignore[attr-defined]
     model = {"type": "model", "path": "/a", "meta": {}}
     assert bodies == [model, {"type": "metric"}]

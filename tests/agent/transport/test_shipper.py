@@ -18,7 +18,7 @@ from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.runtime import Runtime
 from mlflow_batchai.agent.share import base, mounted, mountfiles, sharefiles
 from mlflow_batchai.agent.share.mounted import MountedShare
-from mlflow_batchai.agent.share.sharefiles import Follower, Rounds
+from mlflow_batchai.agent.share.sharefiles import SegmentReader, SegmentReaders
 from mlflow_batchai.agent.transport import shipper
 from mlflow_batchai.agent.transport.inbox import Inbox
 from mlflow_batchai.agent.transport.shipper import Shipper
@@ -297,7 +297,7 @@ def test_node_zero_joins_what_its_peers_send(make: Callable[..., Thread]) -> Non
 
 
 def test_a_follower_reads_each_segment_once_in_order(make_layout: Callable[..., NodeLayout]) -> None:
-    layout, follower = make_layout(), Follower("agent-1")
+    layout, follower = make_layout(), SegmentReader("agent-1")
 
     def write(sequence: int, cut: int = 0) -> None:
         path = Path(on_share(layout, layout.paths.segment("agent-1", sequence)))
@@ -336,7 +336,7 @@ def test_silence_is_what_was_looked_at(make_layout: Callable[..., NodeLayout], m
     moment = [1000.0]
     monkeypatch.setattr(sharefiles.time, "monotonic", lambda: moment[0])
     monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", 5.0)
-    layout, follower = make_layout(), Follower("agent-1")
+    layout, follower = make_layout(), SegmentReader("agent-1")
     for _ in range(8):
         moment[0] += 0.25
         follower.read(layout.attempt)
@@ -354,7 +354,7 @@ def test_silence_is_what_was_looked_at(make_layout: Callable[..., NodeLayout], m
 
 
 class Watched:
-    """Of ``Attempt`` what a Follower needs, where looks are rare."""
+    """Of ``Attempt`` what a SegmentReader needs, where looks are rare."""
 
     looked = 1000.0
     longest_silence = 24.0
@@ -369,7 +369,7 @@ class Watched:
 
 def test_between_two_looks_nobody_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharefiles.time, "monotonic", lambda: 1000.0)
-    follower, attempt = Follower("agent-1"), Watched()
+    follower, attempt = SegmentReader("agent-1"), Watched()
     for moment in (1000.0, 1000.0, 1004.0, 1004.0, 1008.0):
         attempt.looked = moment
         follower.read(attempt)  # type: ignore[arg-type]
@@ -414,11 +414,11 @@ class Talkers:
 def test_many_who_say_much_are_not_listened_to_for_ever(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     """Node 0 of a hundred would say nothing itself meanwhile, and be given up."""
     monkeypatch.setattr(sharefiles, "ROUNDS_SECONDS", 0.3)
-    followers = {node: Follower(f"agent-{node}") for node in range(16)}
+    followers = {node: SegmentReader(f"agent-{node}") for node in range(16)}
     heard: dict[int, list[int]] = {node: [] for node in followers}
     attempt = Talkers(seconds=0.01 / at_once)
     monkeypatch.setattr(sharefiles, "time", attempt)
-    rounds = Rounds(followers, attempt, at_once)  # type: ignore[arg-type]
+    rounds = SegmentReaders(followers, attempt, at_once)  # type: ignore[arg-type]
     with contextlib.closing(rounds):
         for _ in range(2):
             rounds.read(lambda node, records: heard[node].extend(record["n"] for record in records))
@@ -431,10 +431,10 @@ def test_many_who_say_much_are_not_listened_to_for_ever(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_what_others_said_is_not_lost_with_one_who_cant_be_read(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     monkeypatch.setattr(sharefiles, "ROUNDS_SECONDS", 0.0)
-    followers = {node: Follower(f"agent-{node}") for node in range(6)}
+    followers = {node: SegmentReader(f"agent-{node}") for node in range(6)}
     heard: dict[int, list[int]] = {node: [] for node in followers}
     attempt = Talkers(unreadable="agent-3")
-    with contextlib.closing(Rounds(followers, attempt, at_once)) as rounds:  # type: ignore[arg-type]
+    with contextlib.closing(SegmentReaders(followers, attempt, at_once)) as rounds:  # type: ignore[arg-type]
         for trial in range(3):
             attempt.unreadable = "agent-3" if trial < 2 else ""
             with contextlib.nullcontext() if trial == 2 else pytest.raises(OSError, match="away"):
@@ -493,7 +493,7 @@ def test_reports_that_nobody_takes_any_more_hold_up_no_end(make: Callable[..., T
     thread.shipper.start()
     runtime = Runtime(thread.layout, thread.shipper, {})
     begun = time.monotonic()
-    assert runtime.end_everything(kill_first=False, rest=lambda: begun + rest - time.monotonic()) == set()
+    assert runtime.end_everything(cut_short=False, rest=lambda: begun + rest - time.monotonic()) == set()
     assert thread.shipper.crowded
     assert time.monotonic() - begun < 10
     thread.recover()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import bare_plan
 
-from mlflow_batchai.agent.attempt import launchers
+from mlflow_batchai.agent.attempt import ranks
 from mlflow_batchai.agent.layout import node_id
 
 TABLE = [(processes, nodes) for nodes in (1, 2, 3, 4, 7) for processes in (1, 2, 3, 4, 5, 8, 9, 16, 29)]
@@ -18,10 +18,10 @@ TABLE = [(processes, nodes) for nodes in (1, 2, 3, 4, 7) for processes in (1, 2,
 @pytest.mark.parametrize(("processes", "nodes"), TABLE)
 def test_slots_are_horovod_s(processes: int, nodes: int) -> None:
     hosts = pytest.importorskip("horovod.runner.common.util.hosts")
-    sizes = launchers.spread(processes, [0] * nodes)
+    sizes = ranks.spread(processes, [0] * nodes)
     text = ",".join(f"{node_id(node)}:{size}" for node, size in enumerate(sizes) if size)
     theirs = hosts.get_host_assignments(hosts.parse_hosts(text), processes)
-    ours = launchers.assign(sizes)
+    ours = ranks.assign(sizes)
     assert [
         (node_id(slot.node), slot.rank, slot.size, slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size)
         for slot in ours
@@ -56,19 +56,19 @@ def test_slots_are_horovod_s(processes: int, nodes: int) -> None:
     ],
 )
 def test_spread(processes: int, gpus: list[int], sizes: list[int]) -> None:
-    assert launchers.spread(processes, gpus) == sizes
+    assert ranks.spread(processes, gpus) == sizes
 
 
 @settings(deadline=None, derandomize=True, database=None)
 @given(processes=st.integers(1, 40), gpus=st.lists(st.integers(0, 9), min_size=1, max_size=8))
 def test_any_spread(processes: int, gpus: list[int]) -> None:
-    sizes = launchers.spread(processes, gpus)
+    sizes = ranks.spread(processes, gpus)
     assert sum(sizes) == processes
     if processes <= sum(gpus):
         assert all(size <= count for size, count in zip(sizes, gpus, strict=True))
         # Who has room has at most one less than any other.
         assert all(size >= max(sizes) - 1 for size, count in zip(sizes, gpus, strict=True) if size < count)
-    assert [slot.rank for slot in launchers.assign(sizes)] == list(range(processes))
+    assert [slot.rank for slot in ranks.assign(sizes)] == list(range(processes))
 
 
 HOSTS = ["gpu-a", "gpu-b", "gpu-c"]
@@ -96,43 +96,43 @@ HOSTS = ["gpu-a", "gpu-b", "gpu-c"]
 )
 def test_more_ranks_than_gpus(processes: int, gpus: list[int], sentence: str | None) -> None:
     plan = bare_plan(framework="horovod", process_count=processes, oversubscribe=False)
-    assert launchers.refusal(plan, gpus, HOSTS) == sentence
-    assert launchers.refusal(replace(plan, oversubscribe=True), gpus, HOSTS) is None
-    assert launchers.refusal(replace(plan, framework="custom"), gpus, HOSTS) is None
+    assert ranks.refusal(plan, gpus, HOSTS) == sentence
+    assert ranks.refusal(replace(plan, oversubscribe=True), gpus, HOSTS) is None
+    assert ranks.refusal(replace(plan, framework="custom"), gpus, HOSTS) is None
 
 
 def test_nodes_that_get_nothing_to_do() -> None:
     plan = bare_plan(framework="horovod", process_count=4)
-    assert (launchers.without_gpus(plan, [4, 0], HOSTS) or "").startswith("node-1 (gpu-b): no GPU, and so no rank")
-    assert launchers.without_gpus(plan, [0, 0], HOSTS) is None
-    assert launchers.without_gpus(plan, [2, 2], HOSTS) is None
-    assert launchers.without_gpus(bare_plan(), [4, 0], HOSTS) is None
+    assert (ranks.without_gpus(plan, [4, 0], HOSTS) or "").startswith("node-1 (gpu-b): no GPU, and so no rank")
+    assert ranks.without_gpus(plan, [0, 0], HOSTS) is None
+    assert ranks.without_gpus(plan, [2, 2], HOSTS) is None
+    assert ranks.without_gpus(bare_plan(), [4, 0], HOSTS) is None
 
 
 def test_gpus_that_no_rank_uses() -> None:
     plan = bare_plan(framework="horovod", process_count=2)
-    assert launchers.idle_gpus(plan, [4, 4]) == "2 rank(s) use 2 of 8 GPUs: set horovodSettings.processCount to 8 to use all"
-    assert launchers.idle_gpus(plan, [1, 1]) is None is launchers.idle_gpus(replace(plan, framework="custom"), [4, 4])
+    assert ranks.idle_gpus(plan, [4, 4]) == "2 rank(s) use 2 of 8 GPUs: set horovodSettings.processCount to 8 to use all"
+    assert ranks.idle_gpus(plan, [1, 1]) is None is ranks.idle_gpus(replace(plan, framework="custom"), [4, 4])
 
 
 def test_custom_runs_once_on_node_zero() -> None:
     plan = bare_plan(framework="custom", process_count=1, node_count=3)
-    slots = launchers.slots_of(plan, [2, 2, 0])
-    assert slots == [launchers.Slot(0, 1, 0, 0, 1, 0, 1)]
-    assert not launchers.needs_rendezvous(plan)
-    assert launchers.rank_variables(plan, slots[0], {"address": "a", "port": 0}, "lo") == {
+    slots = ranks.slots_of(plan, [2, 2, 0])
+    assert slots == [ranks.Slot(0, 1, 0, 0, 1, 0, 1)]
+    assert not ranks.needs_rendezvous(plan)
+    assert ranks.rank_variables(plan, slots[0], {"address": "a", "port": 0}, "lo") == {
         "BATCHAI_RANK!": "0",
         "BATCHAI_SIZE!": "1",
     }
     # What it starts itself may use every GPU.
-    assert launchers.slots_per_node(plan, [2, 2, 0]) == [2, 2, 0]
+    assert ranks.slots_per_node(plan, [2, 2, 0]) == [2, 2, 0]
 
 
 def test_variables_of_a_rank() -> None:
     plan = bare_plan(framework="horovod", process_count=3, node_count=2)
-    assert launchers.slots_per_node(plan, [0, 0]) == [2, 1]
-    slot = launchers.slots_of(plan, [0, 0])[2]
-    found = launchers.rank_variables(plan, slot, {"address": "10.0.0.4", "port": 4711}, None)
+    assert ranks.slots_per_node(plan, [0, 0]) == [2, 1]
+    slot = ranks.slots_of(plan, [0, 0])[2]
+    found = ranks.rank_variables(plan, slot, {"address": "10.0.0.4", "port": 4711}, None)
     assert found == {
         "BATCHAI_RANK!": "2",
         "BATCHAI_SIZE!": "3",
@@ -149,8 +149,8 @@ def test_variables_of_a_rank() -> None:
         "HOROVOD_CPU_OPERATIONS!": "gloo",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "60",
     }
-    assert launchers.rank_variables(plan, slot, {"address": "a", "port": 1}, "eth0")["HOROVOD_GLOO_IFACE"] == "eth0"
+    assert ranks.rank_variables(plan, slot, {"address": "a", "port": 1}, "eth0")["HOROVOD_GLOO_IFACE"] == "eth0"
 
 
 def test_hostfile() -> None:
-    assert launchers.hostfile(["a", "b"], [3, 0]) == "a slots=3\nb slots=1\n"
+    assert ranks.hostfile(["a", "b"], [3, 0]) == "a slots=3\nb slots=1\n"

@@ -175,7 +175,7 @@ def job_variables(layout: NodeLayout, known: Known, extra: Mapping[str, str] | N
         len(known.gpus.ids),
         known.secrets,
         known.python,
-        dict(gpus.variables(known.gpus), **(extra or {})),
+        dict(gpus.visibility_variables(known.gpus), **(extra or {})),
         known.image,
     )
 
@@ -198,7 +198,7 @@ def rank_environment(
         archive: where scripts import our helpers from.
     """
     extra = rank_variables(layout.plan, slot, rendezvous, interface)
-    extra.update(gpus.variables(known.gpus, slot.local_rank if layout.plan.is_horovod else None))
+    extra.update(gpus.visibility_variables(known.gpus, slot.local_rank if layout.plan.is_horovod else None))
     extra.update(thread_variables(cores // slot.local_size))
     extra["PYTHONPATH"] = layout.site + os.pathsep + archive
     return job_variables(layout, known, extra)
