@@ -1,4 +1,4 @@
-"""Registry of engines by their names in cluster documents: module, document keys, install hint."""
+"""Registry of engines by their names in cluster documents: module, traits, install hint (keys: ``documents.cluster.KEYS_OF``)."""
 
 from __future__ import annotations
 
