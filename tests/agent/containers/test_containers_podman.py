@@ -20,6 +20,7 @@ from podman_engine import IMAGE, Podman
 from waiting import wait_for
 
 from mlflow_batchai.agent.processes import proc
+from mlflow_batchai.agent.reservation import agents
 
 SECRET = "s3cret-of-the-job"
 PASSWORD = "p4ssword-of-the-registry"
@@ -232,12 +233,10 @@ def test_end(cluster: Cluster, podman: Podman, how: str) -> None:
         wait_for(lambda: not job.processes(), what="ranks have outlived their agent")
     begun = time.monotonic()
     root = str(cluster.roots[0])
-    agents = [[root, ""]]
+    nodes = [[root, ""]]
     if how == "its agent lives":
         wait_for(lambda: agents.read(root, job.reservation["number"]))
-    code = (
-        f"import json; from mlflow_batchai.agent.api import host; print(json.dumps(host.end({job.mark!r}, {agents!r}, 10.0)))"
-    )
+    code = f"import json; from mlflow_batchai.agent.api import host; print(json.dumps(host.end({job.mark!r}, {nodes!r}, 10.0)))"
     environment = {**os.environ, **podman.environment}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"left": []}
