@@ -452,6 +452,14 @@ def test_nothing_answers(reach):
         assert "did not answer within 0.7 s; check that the machine is up and port" in text and text.endswith("is open")
 
 
+def test_addresses_that_swallow_packets_leave_time_for_one_that_answers(nodes, reach, monkeypatch):
+    with swallowing() as port:
+        addresses = [("127.0.0.1", port), ("127.0.0.1", port), (nodes[0].address, nodes.port)]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", address) for address in addresses]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **named: found)
+        assert reach(nodes[0], timeout=3.0).run(["pwd"]).out == f"{nodes[0].home}\n"
+
+
 def test_a_node_behind_a_jump_host_does_not_answer(nodes, reach):
     jump = f"127.0.0.11:{nodes.port}"
     neighbour = reach(nodes[1], jump=jump, timeout=0.7)
