@@ -41,6 +41,8 @@ ATTEMPTS, READS = 6, 8
 STRAY = "\uff0e"
 # https://learn.microsoft.com/rest/api/storageservices/naming-and-referencing-shares--directories--files--and-metadata
 NOT_IN_NAMES = frozenset('"\\:|<>*?') | {chr(code) for code in (*range(32), 127)}
+# Endpoints that were seen to keep what a file is made with.
+_proven: set[str] = set()
 # A request that the service does not know in this form.
 NOT_KNOWN = ("UnsupportedHeader", "ContentLengthMustBeZero", "InvalidHeaderValue", "InvalidInput", "RequestBodyTooLarge")
 
@@ -267,15 +269,20 @@ class AzureFilesShare:
         """Make a file with all of its content by one request; False if the service doesn't know such a request."""
         with self._errors(full):
             client = self._share.get_file_client(full)
+            if data.count(0) == len(data):  # as any new file
+                client.create_file(len(data))
+                return True
             try:
-                if data.count(0) == len(data):  # as any new file
-                    client.create_file(len(data))
-                else:
-                    client.create_file(len(data), data=data)
+                client.create_file(len(data), data=data)
             except HttpResponseError as error:
                 if code_of(error) in NOT_KNOWN or error.status_code in (411, 413, 501):
                     return False
                 raise
+        if self.location.endpoint not in _proven:
+            # A service or a proxy that passes over the content makes a file of NULs: the first one is looked at.
+            if not any(self._get(full, 0, len(data)).data):
+                return False
+            _proven.add(self.location.endpoint)
         return True
 
     def _upload(self, full: str, source: _Counted, size: int) -> None:
