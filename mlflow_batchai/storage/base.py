@@ -134,7 +134,7 @@ def job_file(share: Share, path: str) -> bytes | None:
 
 
 class Source:
-    """A file to send, as ``Share.send`` reads it: its errors are told from the share's, and its end must come where it was said."""
+    """A file to send, as shares read it: its errors are told from the share's, and its end must come where it was said."""
 
     def __init__(self, path: str, file: Readable, size: int) -> None:
         self._path = path
