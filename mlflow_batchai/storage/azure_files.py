@@ -25,7 +25,7 @@ from mlflow_batchai.errors import ShareError, ShareMissingError, ShareNotFoundEr
 from mlflow_batchai.storage import credentials
 from mlflow_batchai.storage.azure_client import FIRST_PAUSE_SECONDS, Again, service_client
 from mlflow_batchai.storage.azure_errors import ExistsError, code_of, of_network, translated
-from mlflow_batchai.storage.base import TEMPORARY, Entry, Readable, ShareEntry, check_end
+from mlflow_batchai.storage.base import TEMPORARY, Entry, Readable, ShareEntry, Source
 from mlflow_batchai.storage.location import AzureLocation
 
 Item = TypeVar("Item")
@@ -41,6 +41,8 @@ ATTEMPTS, READS = 6, 8
 STRAY = "\uff0e"
 # https://learn.microsoft.com/rest/api/storageservices/naming-and-referencing-shares--directories--files--and-metadata
 NOT_IN_NAMES = frozenset('"\\:|<>*?') | {chr(code) for code in (*range(32), 127)}
+# Endpoints that were seen to keep what a file is made with.
+_proven: set[str] = set()
 # A request that the service does not know in this form.
 NOT_KNOWN = ("UnsupportedHeader", "ContentLengthMustBeZero", "InvalidHeaderValue", "InvalidInput", "RequestBodyTooLarge")
 
@@ -242,21 +244,19 @@ class AzureFilesShare:
         self.send(path, io.BytesIO(data), len(data))
 
     def send(self, path: str, source: Readable, size: int) -> None:
-        full = self._full(path)
+        full, whole = self._full(path), Source(path, source, size)
         if size <= PIECE and self._takes_content:
-            data = source.read(size)
-            check_end(path, source, len(data), size)
+            data = whole.read_all()
             self._takes_content = self._in_folder(full, lambda: self._create(full, data))
             if self._takes_content:
                 return
-            source = io.BytesIO(data)
+            whole = Source(path, io.BytesIO(data), size)
         # Ranges of a file of another name in the same folder, as the SDK sends them; then it gets its own.
         folder = full.rpartition("/")[0]
         temporary = f"{folder}/{TEMPORARY}{uuid.uuid4().hex}" if folder else f"{TEMPORARY}{uuid.uuid4().hex}"
-        counted = _Counted(source)
         try:
-            self._in_folder(temporary, lambda: self._upload(temporary, counted, size))
-            check_end(path, source, counted.taken, size)
+            self._in_folder(temporary, lambda: self._upload(temporary, whole, size))
+            whole.read(1)  # is there more of it?
             self._rename(temporary, full, size)
         except BaseException:
             with contextlib.suppress(ShareError):
@@ -267,18 +267,23 @@ class AzureFilesShare:
         """Make a file with all of its content by one request; False if the service doesn't know such a request."""
         with self._errors(full):
             client = self._share.get_file_client(full)
+            if data.count(0) == len(data):  # as any new file
+                client.create_file(len(data))
+                return True
             try:
-                if data.count(0) == len(data):  # as any new file
-                    client.create_file(len(data))
-                else:
-                    client.create_file(len(data), data=data)
+                client.create_file(len(data), data=data)
             except HttpResponseError as error:
                 if code_of(error) in NOT_KNOWN or error.status_code in (411, 413, 501):
                     return False
                 raise
+        if self.location.endpoint not in _proven:
+            # A service or a proxy that passes over the content makes a file of NULs: the first one is looked at.
+            if not any(self._get(full, 0, len(data)).data):
+                return False
+            _proven.add(self.location.endpoint)
         return True
 
-    def _upload(self, full: str, source: _Counted, size: int) -> None:
+    def _upload(self, full: str, source: Source, size: int) -> None:
         with self._errors(full):
             self._share.get_file_client(full).upload_file(cast(BinaryIO, source), length=size, max_concurrency=AT_ONCE)
 
@@ -438,22 +443,6 @@ class AzureShares:
     def open(self, share: str) -> AzureFilesShare:
         """One of them; ShareMissingError when it is first used, if there is none."""
         return AzureFilesShare(self._location._replace(share=share))
-
-
-class _Counted:
-    """A source that is read, and how much was. An error of reading it must not pass for one of the share's."""
-
-    def __init__(self, source: Readable) -> None:
-        self._source = source
-        self.taken = 0
-
-    def read(self, size: int) -> bytes:
-        try:
-            data = self._source.read(size)
-        except OSError as error:
-            raise ShareError(f"what is sent can't be read: {error.strerror or error}") from error
-        self.taken += len(data)
-        return data
 
 
 def _modified(written: object) -> float | None:

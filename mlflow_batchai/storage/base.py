@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -116,14 +117,14 @@ class Share(Protocol):
         """The same share for writers in a folder that must exist already."""
 
     def send(self, path: str, source: Readable, size: int) -> None:
-        """Write a whole file, atomically, from what is read; what reading raises is raised, and nothing is written then.
+        """Write a whole file, atomically, from what is read; if that fails, nothing is written.
 
         Args:
             source: read to its end.
             size: how many bytes it has.
 
         Raises:
-            ShareError: it has not so many.
+            ShareError: it has not so many, or reading it raised OSError or ValueError; what else that raises is raised.
         """
 
 
@@ -132,10 +133,37 @@ def job_file(share: Share, path: str) -> bytes | None:
     return next((data for _, data in share.read_many([path], longest(path))), None)
 
 
-def check_end(path: str, source: Readable, taken: int, size: int) -> None:
-    """Raise ShareError if the source was not read to its end, or has another length than announced."""
-    if source.read(1) or taken != size:
-        raise ShareError(f"'{path}' has not the {size} bytes that were to be sent: it changed meanwhile; send it again")
+class Source:
+    """A file to send, as shares read it: its errors are told from the share's, and its end must come where it was said."""
+
+    def __init__(self, path: str, file: Readable, size: int) -> None:
+        self._path = path
+        self._file = file
+        self._size = size
+        self._taken = 0
+
+    def read(self, size: int) -> bytes:
+        """At most so many bytes; none at its end, which has to be asked for.
+
+        Raises:
+            ShareError: it can't be read, or is longer or shorter than was said.
+        """
+        try:
+            data = self._file.read(size)
+        except (OSError, ValueError) as error:
+            said = getattr(error, "strerror", None) or error
+            raise ShareError(f"'{self._path}' was not sent: what was to be sent can't be read: {said}") from error
+        self._taken += len(data)
+        at_end = size and not data
+        if self._taken > self._size or (at_end and self._taken < self._size):
+            raise ShareError(
+                f"'{self._path}' has not the {self._size} bytes that were to be sent: it changed meanwhile; send it again"
+            )
+        return data
+
+    def read_all(self) -> bytes:
+        """All of it; raises as ``read``."""
+        return b"".join(iter(functools.partial(self.read, max(1, self._size)), b""))
 
 
 def identify(share: Share) -> str:

@@ -15,7 +15,7 @@ from typing import BinaryIO, TypeVar
 from mlflow_batchai.agent import permissions, protocol, safeopen
 from mlflow_batchai.agent.share import mountfiles
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
-from mlflow_batchai.storage.base import TEMPORARY, Entry, Readable, check_end
+from mlflow_batchai.storage.base import TEMPORARY, Entry, Readable, Source
 
 FILE_BITS = 0o666
 BLOCK = 1 << 20
@@ -241,7 +241,7 @@ class DirectoryShare:
         return found
 
     def send(self, path: str, source: Readable, size: int) -> None:
-        temporary = f"{TEMPORARY}{uuid.uuid4().hex}"
+        temporary, whole = f"{TEMPORARY}{uuid.uuid4().hex}", Source(path, source, size)
         with self._errors(path):
             *above, name = safeopen.parts_of(path)
             with self._make("/".join(above)) as folder:
@@ -251,9 +251,8 @@ class DirectoryShare:
 
                 try:
                     with open(temporary, "xb", opener=opener) as file:
-                        while block := source.read(BLOCK):
+                        while block := whole.read(BLOCK):
                             file.write(block)
-                        check_end(path, source, file.tell(), size)
                         file.flush()
                         self._open_up(file.fileno(), FILE_BITS)
                     os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -289,7 +289,10 @@ class _Checked:
         self._size = 0
 
     def read(self, size: int) -> bytes:
-        data = self._incoming.read(size)
+        try:
+            data = self._incoming.read(size)
+        except OSError as error:
+            raise ProjectError(f"'{self._file.source}' can't be read: {error.strerror}") from error
         self._digest.update(data)
         self._size += len(data)
         at_end = size and not data

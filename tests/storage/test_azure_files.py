@@ -37,6 +37,7 @@ def opened(azure, monkeypatch):
             name = f"share-{uuid.uuid4().hex}"
             azure.share(name)
         credentials.remember(azure.account, credential or Credential(azure.key))
+        azure_files._proven.add(azure.endpoint)
         share = open_share(azure.url(name, folder))
         azure.reset()
         return share
@@ -78,6 +79,27 @@ def test_what_things_cost(azure, opened):
     assert sent(azure) == [("GET", "er", "list")]
     share.delete("y")
     assert sent(azure) == [("DELETE", "y", "")]
+
+
+def test_the_first_content_of_all_is_looked_at(azure, opened, monkeypatch):
+    share = opened()
+    monkeypatch.setattr(azure_files, "_proven", set())
+    share.write("x", b"1")
+    share.write("y", b"1")
+    assert sent(azure) == [("PUT", "x", ""), ("GET", "x", ""), ("PUT", "y", "")]
+
+
+def test_a_service_that_passes_over_the_content(azure, opened, monkeypatch):
+    """It makes a file of NULs."""
+    create = ShareFileClient.create_file
+    monkeypatch.setattr(
+        ShareFileClient, "create_file", lambda client, size, data=None, **options: create(client, size, **options)
+    )
+    share = opened()
+    monkeypatch.setattr(azure_files, "_proven", set())
+    for name in ("x", "y"):
+        share.write(name, b"content")
+        assert share.read(name) == b"content"
 
 
 def test_a_claim_of_a_new_path_costs_one_request_a_folder(azure, opened):

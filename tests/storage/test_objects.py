@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from mlflow_batchai.errors import ProjectError, ShareError
 from mlflow_batchai.storage import credentials, objects, open_share
 from mlflow_batchai.storage.credentials import Credential
 from mlflow_batchai.storage.directory import DirectoryShare
-from mlflow_batchai.storage.objects import scan, scan_input, upload
+from mlflow_batchai.storage.objects import StagedFile, scan, scan_input, upload
 from mlflow_batchai.storage.sweeps import settle
 
 
@@ -67,6 +68,12 @@ def test_a_file_that_goes_meanwhile_is_a_sentence(share, project):
     (project / "a.py").unlink()
     with pytest.raises(ProjectError, match=r"a\.py' can't be read: No such file"):
         upload(share, files)
+
+
+def test_a_file_that_cant_be_read_is_a_sentence(share):
+    file = StagedFile("mem", Path("/proc/self/mem"), "ab" * 32, 0o644, size=5)
+    with pytest.raises(ProjectError, match=r"^'/proc/self/mem' can't be read: Input/output error$"):
+        upload(share, [file])
 
 
 def test_links_send_nothing(share, project):

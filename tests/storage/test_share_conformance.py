@@ -107,16 +107,27 @@ def test_1_what_is_sent_appears_when_all_of_it_is_there_and_not_before(share, na
 
 @pytest.mark.parametrize("before", [None, b"old"])
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("change", [-1, 1, 5 << 20, "fails"])
+@pytest.mark.parametrize("change", [-1, 1, 5 << 20, "gone", "fails"])
 def test_2_what_cant_be_sent_whole_leaves_what_was_there(share, before, size, change):
     if before is not None:
         share.write("a/x", before)
     if change == "fails":
         with pytest.raises(ZeroDivisionError):
             share.send("a/x", Source(bytes(size), lambda: 1 / 0), size)
+        for error in (FileNotFoundError(2, "No such file"), OSError(5, "I/O error"), ValueError("closed file")):
+
+            def fail(error=error):
+                raise error
+
+            with pytest.raises(ShareError, match=r"^'a/x' was not sent: what was to be sent can't be read: ") as caught:
+                share.send("a/x", Source(bytes(size), fail), size)
+            assert type(caught.value) is ShareError and caught.value.__cause__ is error
     else:
-        with pytest.raises(ShareError, match="'a/x' has not the"):
-            share.send("a/x", Source(os.urandom(size + change)), size)
+        content = b"" if change == "gone" else os.urandom(size + change)
+        with pytest.raises(
+            ShareError, match=f"'a/x' has not the {size} bytes that were to be sent: it changed meanwhile; send"
+        ):
+            share.send("a/x", Source(content), size)
     assert told(share, "a") == ([("x", 3, False)] if before else [])
     if before:
         assert share.read("a/x") == before

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Bytes per second at which a file is sent at least.
 SLOWEST = 20_000
+# Seconds without output after which a command that has its exit code is done.
+SILENCE = 1.0
 # Bytes of a command's standard error that are kept.
 KEPT_ERRORS = 8000
 # Writes a file whole under its name, or not at all; its words: folder, temporary name, name, size, mode.
@@ -95,6 +97,8 @@ class Connection:
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Result:
         """Run a command to its end.
 
+        What it leaves running may hold its output open: a second without any after its exit code is the end, too.
+
         Args:
             stdin: sent to it, then closed; the place for secrets.
             timeout: seconds; a command that takes longer is left alone on the node.
@@ -108,7 +112,6 @@ class Connection:
         """
         until = time.monotonic() + timeout
         with self._executing(argv) as channel:
-            channel.settimeout(_left(until))
             errors = in_background(functools.partial(_read_all, channel, channel.recv_stderr, until))
             sent = in_background(functools.partial(_send_all, channel, stdin))
             try:
@@ -338,12 +341,24 @@ def _left(until: float) -> float:
 
 
 def _read_all(channel: paramiko.Channel, receive: Callable[[int], bytes], until: float) -> str:
-    """Read everything as text; raises TimeoutError."""
-    parts = []
-    while data := receive(65536):
-        parts.append(data)
-        channel.settimeout(_left(until))
-    return b"".join(parts).decode("utf-8", "backslashreplace")
+    """All that comes, as text: to the end, or until the command has its exit code and then nothing comes for a while.
+
+    Raises:
+        TimeoutError: neither in time.
+    """
+    parts: list[bytes] = []
+    while True:
+        ended = channel.status_event.is_set()
+        channel.settimeout(min(SILENCE, _left(until)))
+        try:
+            parts.append(receive(65536))
+            done = not parts[-1]
+        except TimeoutError:
+            if time.monotonic() >= until:
+                raise
+            done = ended
+        if done:
+            return b"".join(parts).decode("utf-8", "backslashreplace")
 
 
 def _send_all(channel: paramiko.Channel, data: bytes) -> None:

@@ -101,7 +101,8 @@ def _read(file: Path, name: str) -> Iterator[KnownKey]:
         words = line.split()
         revoked = words[:1] == ["@revoked"]
         words = words[revoked : revoked + 3]
-        if len(words) < 3 or not _match(words[0].split(","), name):
+        # A comment (#old,gpu1 ...) and a line with another marker name no machine.
+        if len(words) < 3 or words[0].startswith(("#", "@")) or not _match(words[0].split(","), name):
             continue
         try:
             entry = paramiko.hostkeys.HostKeyEntry.from_line(" ".join(words), number)

@@ -20,11 +20,14 @@ import pytest
 from sshd import SshNode, SshNodes, make_key, ssh_nodes
 from waiting import wait_for
 
+from mlflow_batchai.engines.shell import transport
 from mlflow_batchai.engines.shell.connection import Connection, open_all
 from mlflow_batchai.engines.shell.target import resolve
 from mlflow_batchai.errors import ClusterError, ConnectionLostError, HostKeyError, LoginError
 
 SECRET = "tr0ub4dor&3"
+# Seconds for connections that nobody answers.
+TIMEOUT = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +38,14 @@ def nodes(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    """A user without keys, agent or config of his own."""
+    """A user without keys, agent or config of his own; at the end no jump host is left open."""
     folder = tmp_path / "home"
     (folder / ".ssh").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(folder))
     for name in ("SSH_AUTH_SOCK", "BATCHAI_SSH_PASSWORD", "BATCHAI_SSH_PASSPHRASE"):
         monkeypatch.delenv(name, raising=False)
-    return folder
+    yield folder
+    assert not transport._JUMPS
 
 
 @pytest.fixture
@@ -97,6 +101,14 @@ def listener():
     """A server that isn't sshd, at 127.0.0.1."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server
+
+
+@contextlib.contextmanager
+def in_time():
+    """What happens inside takes one TIMEOUT or two, on a busy machine too, and not a dozen."""
+    begun = time.monotonic()
+    yield
+    assert time.monotonic() - begun < 6 * TIMEOUT
 
 
 def problem(connection: Connection, kind: type[ClusterError] = ClusterError) -> str:
@@ -207,11 +219,15 @@ def test_an_answer_that_comes_late(nodes, reach):
 
 def test_a_command_that_takes_too_long(nodes, reach):
     connection = reach(nodes[0])
-    begun = time.monotonic()
-    with pytest.raises(ClusterError, match=r"^node .*: sleep took longer than 0.3 s; check"):
-        connection.run(["sleep", "20"], timeout=0.3)
-    assert time.monotonic() - begun < 15
+    with in_time(), pytest.raises(ClusterError, match=r"^node .*: sleep took longer than 1 s; check"):
+        connection.run(["sleep", "20"], timeout=TIMEOUT)
     assert connection.alive
+
+
+@pytest.mark.parametrize("held", ["<&- >&-", "<&- 2>&-"])
+def test_what_runs_on_in_the_background_does_not_hold_up_the_command(nodes, reach, held):
+    script = f"echo out; echo err >&2; sleep 20 {held} & exit 3"
+    assert reach(nodes[0]).run(["sh", "-c", script], timeout=12) == (3, "out\n", "err\n")
 
 
 def test_many_threads_share_a_connection(nodes, reach):
@@ -373,6 +389,16 @@ def test_a_jump_host_that_forwards_nothing(nodes, reach, special):
     assert text.endswith("it doesn't forward connections; set AllowTcpForwarding yes in its sshd_config")
 
 
+def test_the_connection_is_kept_awake_and_fast(nodes, reach):
+    behind, plain = reach(nodes[0], jump=f"127.0.0.12:{nodes.port}"), reach(nodes[2])
+    assert open_all([behind, plain]) == {"127.0.0.11": None, "127.0.0.13": None}
+    (jump,) = transport._JUMPS.values()
+    for link in (plain._link, jump.link.result()):
+        assert link.transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    for link in (plain._link, jump.link.result(), behind._link):
+        assert link.transport.packetizer._Packetizer__keepalive_interval == 15
+
+
 def test_a_proxy_command(nodes, reach, home):
     way = shlex.join(
         ["ssh", "-F", "none", "-i", str(nodes.key_file), "-o", f"UserKnownHostsFile={nodes.known_hosts}", "-p", str(nodes.port)]
@@ -445,44 +471,45 @@ def test_a_refused_connection(nodes, reach):
 
 
 def test_nothing_answers(reach):
+    with swallowing() as port, in_time():
+        text = problem(reach("127.0.0.1", port=port, timeout=TIMEOUT))
+    assert "did not answer within 1 s; check that the machine is up and port" in text and text.endswith("is open")
+
+
+def test_addresses_that_swallow_packets_leave_time_for_one_that_answers(nodes, reach, monkeypatch):
     with swallowing() as port:
-        begun = time.monotonic()
-        text = problem(reach("127.0.0.1", port=port, timeout=0.7))
-        assert time.monotonic() - begun < 9  # of 10 that are the default
-        assert "did not answer within 0.7 s; check that the machine is up and port" in text and text.endswith("is open")
+        addresses = [("127.0.0.1", port), ("127.0.0.1", port), (nodes[0].address, nodes.port)]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", address) for address in addresses]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **named: found)
+        assert reach(nodes[0], timeout=3.0).run(["pwd"]).out == f"{nodes[0].home}\n"
 
 
 def test_a_node_behind_a_jump_host_does_not_answer(nodes, reach):
     jump = f"127.0.0.11:{nodes.port}"
-    neighbour = reach(nodes[1], jump=jump, timeout=0.7)
+    neighbour = reach(nodes[1], jump=jump, timeout=TIMEOUT)
     neighbour.open()
-    with swallowing() as port:
-        begun = time.monotonic()
-        text = problem(reach("127.0.0.1", port=port, jump=jump, timeout=0.7))
-        assert time.monotonic() - begun < 9  # of 10 that are the default
-    assert f"can't be reached from jump host {jump}" in text and "no answer within 0.7 s" in text
+    with swallowing() as port, in_time():
+        text = problem(reach("127.0.0.1", port=port, jump=jump, timeout=TIMEOUT))
+    assert f"can't be reached from jump host {jump}" in text and "no answer within 1 s" in text
     # The others that go through it don't suffer.
     assert neighbour.alive and neighbour.run(["echo", "fine"]).out == "fine\n"
 
 
 def test_a_server_that_accepts_and_says_nothing(listener, reach):
-    begun = time.monotonic()
-    text = problem(reach("127.0.0.1", port=listener.getsockname()[1], timeout=0.7))
-    assert time.monotonic() - begun < 9  # of 10 that are the default
-    assert "takes connections but did not answer as an SSH server within 0.7 s" in text
+    with in_time():
+        text = problem(reach("127.0.0.1", port=listener.getsockname()[1], timeout=TIMEOUT))
+    assert "takes connections but did not answer as an SSH server within 1 s" in text
 
 
 def test_a_node_that_hangs(nodes, reach):
-    connection = reach(nodes[3], timeout=0.5)
+    connection = reach(nodes[3], timeout=TIMEOUT)
     connection.open()
     nodes[3].freeze()
-    begun = time.monotonic()
     try:
-        with pytest.raises(ClusterError, match=r"takes connections but did not answer as an SSH server within 0.5 s"):
+        with in_time(), pytest.raises(ClusterError, match=r"takes connections but did not answer as an SSH server within 1 s"):
             connection.run(["true"])
     finally:
         nodes[3].thaw()
-    assert time.monotonic() - begun < 9
     assert connection.run(["echo", "back"]).out == "back\n"
 
 

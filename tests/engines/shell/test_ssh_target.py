@@ -230,7 +230,11 @@ def test_known_names(tmp_path, names):
 
 
 @pytest.mark.parametrize(
-    "names", ["gp", "gpu2", "!gpu,*", "[gpu]:2222", hashed("other"), "|1|x", "#gpu", "@cert-authority gpu"]
+    "names",
+    [
+        *("gp", "gpu2", "!gpu,*", "[gpu]:2222", hashed("other"), "|1|x", "#gpu", "#old,gpu"),
+        *("@revoked #old,gpu", "@cert-authority gpu", "@cert-authority #old,gpu", "@unknown,gpu"),
+    ],
 )
 def test_other_names(tmp_path, names):
     (tmp_path / "known").write_text(f"{names} ssh-ed25519 {KEY}\n")
