@@ -110,11 +110,11 @@ def test_a_job_folder_is_not_removed_through_a_mount(
     with monkeypatch.context() as patch:
         patch.setattr(mountpoints, "_run", lambda argv: "busy")
         patch.setattr(mountpoints, "BUSY_SECONDS", 0.0)
-        staging.prepare_folders(make_layout(job="new"))
+        assert staging.prepare_folders(make_layout(job="new")) == [f"{old.job} can't be removed ({target}: it is mounted)"]
         assert (data / "file").read_text() == "precious"
         assert (target / "file").exists()
         assert not os.path.exists(old.temp)
-    staging.prepare_folders(make_layout(job="new"))
+    assert staging.prepare_folders(make_layout(job="new")) == []
     assert (data / "file").read_text() == "precious"
     assert os.listdir(os.path.dirname(old.job)) == ["new"]
 
@@ -180,7 +180,8 @@ def test_an_agent_imports_what_its_volumes_need() -> None:
 def test_a_folder_deeper_than_a_path_may_be_goes_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, levels: int
 ) -> None:
-    """What a job has made must not keep the next ones from the node."""
+    """What a job has made must not keep the next ones from the node, which needs no program for that."""
+    monkeypatch.setenv("PATH", "")
     top = tmp_path / "job"
     top.mkdir()
     monkeypatch.chdir(top)
@@ -189,5 +190,21 @@ def test_a_folder_deeper_than_a_path_may_be_goes_too(
         os.chdir(name)
         Path("file").touch()
     os.chdir(tmp_path)
-    mountpoints.remove_tree(str(top))
+    assert mountpoints.remove_tree(str(top)) == ""
     assert not top.exists()
+    assert mountpoints.remove_tree(str(top)) == ""
+
+
+@needs_root
+def test_what_was_mounted_since_the_table_was_read_stays(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    (root / "a").mkdir()
+    (root / "a" / "link").symlink_to(tmp_path)
+    tmpfs(root / "a" / "b")
+    (root / "a" / "b" / "precious").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(mountpoints, "mounts", list)
+        assert mountpoints.remove_tree(str(root)) == "b: it is mounted"
+    assert os.listdir(root / "a") == ["b"]
+    assert (root / "a" / "b" / "precious").exists()
+    assert (tmp_path / "file").exists()
