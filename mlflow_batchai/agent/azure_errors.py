@@ -25,8 +25,6 @@ FULL = (
 )
 # The credential is good, and does not permit this.
 NOT_PERMITTED = ("AuthorizationPermissionMismatch", "InsufficientAccountPermissions", "AuthorizationResourceTypeMismatch")
-# The account's network rules, or those of the SAS.
-NOT_FROM_HERE = ("AuthorizationFailure", "AuthorizationProtocolMismatch", "AuthorizationSourceIPMismatch")
 # The credential itself is refused.
 NOT_AUTHENTICATED = ("AuthenticationFailed", "NoAuthenticationInformation", "InvalidAuthenticationInfo")
 
@@ -51,18 +49,36 @@ _ROWS = (
         True,
         "the account key is not one (it is base64 text); give the one that the portal shows",
     ),
-    _row("address", NOT_FROM_HERE, True, "the SAS or the account's firewall does not allow this node's address"),
+    _row(
+        "address",
+        "AuthorizationSourceIPMismatch",
+        True,
+        "the SAS or the account's firewall does not allow this node's address",
+    ),
+    _row(
+        "protocol",
+        "AuthorizationProtocolMismatch",
+        True,
+        "the SAS is for https only (spr=https), and the address is an http one; correct the address, or make another SAS",
+    ),
+    _row(
+        "permission or address",
+        "AuthorizationFailure",
+        True,
+        "the {credential} lacks a permission{has}, or the account's firewall does not allow this node's address",
+    ),
     _row(
         "time",
         "specified time frame|expired|not valid in the",
         True,
-        "the SAS is not valid now{ends}; make a new one, or set the node's clock",
+        "the SAS {time}; make a new one, or set the node's clock",
     ),
     _row(
         "permission",
         (*NOT_PERMITTED, "AuthorizationServiceMismatch"),
         True,
-        "the {credential} does not allow it: it has to permit reading, listing, and for results creating, writing and deleting",
+        "the {credential} does not allow it: it has to permit reading, listing, and for results creating, writing and deleting"
+        "{has}",
     ),
     _row(
         "credential",
@@ -109,7 +125,7 @@ def is_missing(said: str) -> bool:
     return any(row.reason in ("no share", "no folder") and row.pattern.search(said) for row in _ROWS)
 
 
-def explain(said: str, what: str, host: str, sas: str, folder: str = "") -> str:
+def explain(said: str, what: str, host: str, sas: str, folder: str = "", date: str = "") -> str:
     """Cause and remedy of an error text, without the SAS; empty if unknown.
 
     Args:
@@ -118,8 +134,9 @@ def explain(said: str, what: str, host: str, sas: str, folder: str = "") -> str:
         host: where it lies: name and port.
         sas: the SAS that was used; empty: an account key.
         folder: the folder in it that was asked for.
+        date: of the service's answer, if that is known.
     """
-    ends = parse_qs(sas).get("se", [""])[0]
+    permits, ends = (parse_qs(sas).get(name, [""])[0] for name in ("sp", "se"))
     for row in _ROWS:
         if not row.pattern.search(said) or (row.reason == "time" and not sas):
             continue
@@ -131,13 +148,14 @@ def explain(said: str, what: str, host: str, sas: str, folder: str = "") -> str:
             name=host.rpartition(":")[0],
             folder=folder,
             credential="SAS" if sas else "account key",
-            ends=f" (it ends at {ends})" if ends else "",
+            has=f" (it has sp={permits}; rcwdl is needed)" if permits else "",
+            time=time_trouble(sas, date) or "is not valid now" + (f" (it ends at {ends})" if ends else ""),
         )
     return ""
 
 
-def is_in_time(sas: str, date: str) -> bool:
-    """Whether a SAS is neither expired nor to come; in doubt it is in time.
+def time_trouble(sas: str, date: str) -> str:
+    """That a SAS has expired or is still to come, as the end of a sentence; empty: it is in time, as far as can be told.
 
     Args:
         date: of the service's answer: its clock is the one that counts. Without it ours is asked.
@@ -146,12 +164,16 @@ def is_in_time(sas: str, date: str) -> bool:
         now = parsedate_to_datetime(date).astimezone(timezone.utc)
     except (TypeError, ValueError, IndexError):
         now = datetime.now(timezone.utc)
-    said = parse_qs(sas)
-    start, end = (_moment(said.get(name, [""])[0]) for name in ("st", "se"))
-    return (start is None or start <= now) and (end is None or now < end)
+    start, end = (parse_qs(sas).get(name, [""])[0] for name in ("st", "se"))
+    starts, ends = _moment(start), _moment(end)
+    if ends and ends <= now:
+        return f"has expired (it ended at {end})"
+    return f"is not valid before {start}" if starts and starts > now else ""
 
 
 def _moment(text: str) -> datetime | None:
+    # Azure's have up to seven digits behind the point; Python before 3.11 reads three or six.
+    text = re.sub(r"\.(\d+)", lambda match: f".{match.group(1)[:6]:0<6}", text)
     try:
         found = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:

@@ -33,22 +33,31 @@ def disk_error(layout: NodeLayout, error: OSError) -> str:
     return f"{node} can't use {path}: {error.strerror or error}"
 
 
-def prepare_folders(layout: NodeLayout) -> None:
-    """Fresh folders of this job on the node's own disk; what earlier jobs left is unmounted and wiped, as Batch AI did."""
+def prepare_folders(layout: NodeLayout) -> list[str]:
+    """Fresh folders of this job on the node's own disk; what earlier jobs left is unmounted and wiped, as Batch AI did.
+
+    Returns:
+        What could not be wiped, a sentence for each job.
+    """
     mountpoints.sweep(layout.root, ours=True)
     jobs = os.path.dirname(layout.job)
-    if os.path.isdir(jobs):
-        for name in os.listdir(jobs):
-            remove_job_folder(os.path.join(jobs, name))
+    names = os.listdir(jobs) if os.path.isdir(jobs) else []
+    left = [remove_job_folder(os.path.join(jobs, name)) for name in names]
     for folder in (layout.job_mounts, layout.temp, layout.inputs, layout.spool, layout.site):
         os.makedirs(folder, exist_ok=True)
+    return [sentence for sentence in left if sentence]
 
 
-def remove_job_folder(folder: str) -> None:
-    """Remove a job's folder. Nothing that is linked or mounted there is touched: a mount that will not go stays."""
+def remove_job_folder(folder: str) -> str:
+    """Remove a job's folder. Nothing that is linked or mounted there is touched: a mount that will not go stays.
+
+    Returns:
+        A sentence on what stays; empty: nothing.
+    """
     for mounted in mountpoints.below(folder):
         mountpoints.unmount(mounted.point)
-    mountpoints.remove_tree(folder)
+    left = mountpoints.remove_tree(folder)
+    return f"{folder} can't be removed ({left})" if left else ""
 
 
 def fetch_code(layout: NodeLayout) -> None:

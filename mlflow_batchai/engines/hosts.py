@@ -19,7 +19,7 @@ from mlflow_batchai.agent.plan import plain
 from mlflow_batchai.agent.reservation.agents import ARRIVAL_SECONDS
 from mlflow_batchai.engines import asking
 from mlflow_batchai.engines.asking import Known
-from mlflow_batchai.engines.base import CheckResult, Handle, Needs, NodeCommand, Poll, PollState, StartRequest
+from mlflow_batchai.engines.base import Handle, Needs, NodeCommand, Poll, PollState, StartRequest
 from mlflow_batchai.engines.census import Census, Place
 from mlflow_batchai.engines.machines import Answer, Node
 from mlflow_batchai.engines.parallel import at_once, in_background
@@ -53,8 +53,6 @@ class Hosts:
         self._share = share
         self._asked: dict[tuple[Any, str], Future[Outcome]] = {}
         self._said: dict[str, Outcome] = {}
-        self._needs: Needs | None = None
-        self._missing: dict[str, set[str]] = {}
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -77,19 +75,13 @@ class Hosts:
     def node_limit(self) -> int:
         return len(self._nodes)
 
-    def check(self, node_count: int, needs: Needs | None = None) -> CheckResult:
-        self._needs, self._missing = needs, {}
-        usable = self._usable(node_count)
-        return CheckResult(len(usable), dict(self._missing))
-
-    def _lack(self, node: Node) -> str:
-        """Sentence on what a node lacks for the job, or nothing; note tools that can be sent."""
-        if self._needs is None:
-            return ""
-        said = node.machine.ask("needs", **plain(self._needs._asdict()))
-        for tool in said["lacking"]:
-            self._missing.setdefault(tool, set()).add(said["machine"])
-        return f"{node.machine.title}: {said['trouble']}" if said["trouble"] else ""
+    def _lack(self, node: Node, needs: Needs | None) -> tuple[str, dict[str, set[str]]]:
+        """What a node lacks for a job: a sentence, or nothing; and the tools that can be sent to it, as in ``CheckResult``."""
+        if needs is None:
+            return "", {}
+        said = node.machine.ask("needs", **plain(needs._asdict()))
+        lack = f"{node.machine.title}: {said['trouble']}" if said["trouble"] else ""
+        return lack, {tool: {said["machine"]} for tool in said["lacking"]}
 
     def _usable(self, node_count: int) -> Sequence[Node]:
         """The nodes that jobs can be sent to."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 
 from mlflow_batchai.agent.staging import remove_job_folder
-from mlflow_batchai.engines.base import Handle, Poll
+from mlflow_batchai.engines.base import CheckResult, Handle, Needs, Poll
 from mlflow_batchai.engines.hosts import Hosts
 from mlflow_batchai.engines.machines import LocalMachine, Node
 from mlflow_batchai.engines.registry import Site
@@ -49,12 +48,13 @@ class LocalHosts(Hosts):
         super().__init__(made, str(folder / "book"), share)
         self._here = machine
 
-    def _usable(self, node_count: int) -> Sequence[Node]:
-        nodes = super()._usable(node_count)
+    def check(self, node_count: int, needs: Needs | None = None) -> CheckResult:
+        nodes = self._usable(node_count)
         # What one of them lacks all do.
-        if reason := self._lack(nodes[0]):
-            raise ClusterError(reason)
-        return nodes
+        lack, missing = self._lack(nodes[0], needs)
+        if lack:
+            raise ClusterError(lack)
+        return CheckResult(len(nodes), missing)
 
     def _node(self, entry: Handle) -> Node | None:
         # The cluster's document may name fewer nodes by now.

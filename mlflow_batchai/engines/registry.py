@@ -1,4 +1,4 @@
-"""Registry of engines by their names in cluster documents: module, traits, install hint (keys: ``documents.cluster.KEYS_OF``)."""
+"""Registry of engines by their names in cluster documents: module, traits, install hint (keys: ``KEYS_OF`` of documents)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlflow_batchai.errors import ClusterError, NotSupportedError
+from mlflow_batchai.errors import NotSupportedError
 
 if TYPE_CHECKING:
     from mlflow_batchai.documents.cluster import ClusterDocument
@@ -48,33 +48,25 @@ class EngineKind:
         on_this_machine: whether its nodes are this machine, cut into as many as a person wants: they belong to no other
             cluster, and divide the machine's GPUs.
         uses: fields of Batch AI's document that mean something to it, and nothing to most engines.
-        install: what provides the libraries that its module imports.
     """
 
     module: str
     on_this_machine: bool = False
     uses: tuple[str, ...] = ()
-    install: str = "pip install mlflow-batchai"
 
     def build(self, site: Site) -> Engine:
         """The engine of a cluster.
 
         Raises:
-            ClusterError: a library is missing; the message has the command that installs it.
+            ClusterError: it can't be made of the document, or a library is missing.
         """
-        try:
-            module = importlib.import_module(self.module)
-        except ImportError as error:
-            raise ClusterError(
-                f"cluster '{site.cluster}': its engine can't be loaded ({error}); run: {self.install}"
-            ) from error
-        made: Engine = module.build(site)
+        made: Engine = importlib.import_module(self.module).build(site)
         return made
 
 
 ENGINES = {
     "local": EngineKind("mlflow_batchai.engines.local_hosts", on_this_machine=True),
-    "ssh": EngineKind("mlflow_batchai.engines.ssh_hosts", uses=("user_account_settings",), install="pip install paramiko"),
+    "ssh": EngineKind("mlflow_batchai.engines.ssh_hosts", uses=("user_account_settings",)),
 }
 DEFAULT = "local"
 

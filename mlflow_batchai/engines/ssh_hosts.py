@@ -41,6 +41,20 @@ class SshNode(NamedTuple):
     root: str
 
 
+class _Look(NamedTuple):
+    """What a look at all nodes has found.
+
+    Attributes:
+        usable: the nodes that jobs can be sent to.
+        problems: a sentence on each of the others.
+        missing: as in ``CheckResult``.
+    """
+
+    usable: list[Node]
+    problems: list[str]
+    missing: dict[str, set[str]]
+
+
 def build(site: Site) -> SshHosts:
     nodes = _nodes(site.document)
     return SshHosts(nodes, site.share, site.document.agent_python, site.python, site.identity, site.secret)
@@ -94,7 +108,8 @@ class SshHosts(Hosts):
         self._identity = identity
         self._secret = secret
         self._trainer = trainer
-        self._checked: tuple[list[Node], list[str]] | None = None
+        self._needs: Needs | None = None
+        self._checked: _Look | None = None
         self._looked = 0.0
         self._looking = threading.Lock()
 
@@ -103,17 +118,17 @@ class SshHosts(Hosts):
 
     def check(self, node_count: int, needs: Needs | None = None) -> CheckResult:
         if needs != self._needs:
-            self._needs, self._checked, self._missing = needs, None, {}
+            self._needs, self._checked = needs, None
         usable = self._usable(node_count)
         assert self._checked
-        warnings = tuple(f"{problem}; going on without it" for problem in self._checked[1])
-        return CheckResult(len(usable), dict(self._missing), warnings)
+        warnings = tuple(f"{problem}; going on without it" for problem in self._checked.problems)
+        return CheckResult(len(usable), self._checked.missing, warnings)
 
     def _usable(self, node_count: int) -> Sequence[Node]:
         super()._usable(node_count)
         if self._checked is None:
             self._checked = self._look()
-        usable, problems = self._checked
+        usable, problems, _ = self._checked
         if len(usable) < node_count or usable[0].name != self._nodes[0].name:
             more = f" (and {len(problems) - 1} more of the {self.node_limit} nodes can't be used)" if len(problems) > 1 else ""
             note = "; it keeps the cluster's queue" if len(usable) >= node_count else ""
@@ -124,7 +139,7 @@ class SshHosts(Hosts):
 
     def _queue_node(self) -> str:
         assert self._checked
-        return self._checked[0][0].id
+        return self._checked.usable[0].id
 
     def _expected(self, entry: Handle) -> str:
         return str(entry["id"])
@@ -136,14 +151,18 @@ class SshHosts(Hosts):
             with self._looking:
                 if self._checked is None or time.monotonic() - self._looked > LOOK_AGAIN_SECONDS:
                     self._checked, self._looked = self._look(), time.monotonic()
-                usable = self._checked[0]
+                usable = self._checked.usable
             found = next((node for node in usable if node.id == entry["id"]), None)
         return found
 
-    def _look(self) -> tuple[list[Node], list[str]]:
-        """(nodes that can be used, sentences on the others)."""
+    def _look(self) -> _Look:
         seen = self._inspect()
-        return [node for node, problem in seen if not problem], [str(problem) for _, problem in seen if problem]
+        missing: dict[str, set[str]] = {}
+        for _, _, tools in seen:
+            for tool, machines in tools.items():
+                missing.setdefault(tool, set()).update(machines)
+        usable = [node for node, problem, _ in seen if not problem]
+        return _Look(usable, [str(problem) for _, problem, _ in seen if problem], missing)
 
     def _known(self) -> Sequence[Known]:
         targets = [machine.connection.target for machine in self._machines]
@@ -155,11 +174,14 @@ class SshHosts(Hosts):
             return [Known(place, None, str(error)) for place in places]
         return [
             Known(place, *((problem, "") if isinstance(problem, ClusterError) else (None, problem)))
-            for place, (_, problem) in zip(places, seen, strict=True)
+            for place, (_, problem, _) in zip(places, seen, strict=True)
         ]
 
-    def _inspect(self) -> list[tuple[Node, ClusterError | str]]:
-        """All nodes, and why no job can be sent to them, or nothing; an error says that the node could not be asked."""
+    def _inspect(self) -> list[tuple[Node, ClusterError | str, dict[str, set[str]]]]:
+        """All nodes; why no job can be sent to them, or nothing; and the tools that they lack and that can be sent.
+
+        An error says that the node could not be asked.
+        """
         opened = open_all(machine.connection for machine in self._machines)
         identity, secret = self._identity(), self._secret()
         answers: dict[str, Answer | ClusterError] = {}
@@ -175,16 +197,17 @@ class SshHosts(Hosts):
         answered = [answers[node.name] for node in self._nodes]
         folders = self.folder_problems([None if isinstance(said, ClusterError) else said for said in answered])
         return [
-            (node, said)
+            (node, said, {})
             if isinstance(said, ClusterError)
-            else (node._replace(id=said["id"]), reason or self._problem(node, said))
+            else (node._replace(id=said["id"]), reason or self._problem(node, said), said["missing"])
             for node, said, reason in zip(self._nodes, answered, folders, strict=True)
         ]
 
     def _hello(self, node: Node, identity: str, secret: str | None) -> Answer:
         share = self._share
         said = node.machine.ask("hello", root=node.root, share=share, identity=identity, python=self._trainer, sas=secret)
-        return {**said, "lack": self._lack(node)}
+        lack, missing = self._lack(node, self._needs)
+        return {**said, "lack": lack, "missing": missing}
 
     def folder_problems(self, places: Sequence[Answer | None]) -> Sequence[str]:
         found = []

@@ -213,31 +213,33 @@ def _tried(wheel: Path, interpreter: Interpreter, environ: Mapping[str, str], ki
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(unpacked)
         arguments = [unpacked, interpreter.framework, kind, ",".join(_OPERATIONS), _MARK, str(tools)]
+        process = subprocess.Popen(
+            [interpreter.path, "-c", _TRIAL, *arguments],
+            env=clean,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+        )
         try:
-            done = subprocess.run(
-                [interpreter.path, "-c", _TRIAL, *arguments],
-                env=clean,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                encoding="utf-8",
-                errors="replace",
-                timeout=_TRIAL_SECONDS,
-            )
+            text, _ = process.communicate(timeout=_TRIAL_SECONDS)
         except subprocess.TimeoutExpired:
             raise HorovodBuildError(
                 f"The wheel that was built hangs: importing it and one allreduce took longer than {_TRIAL_SECONDS:.0f} s; the "
                 f"build's log is {log}."
             ) from None
+        finally:
+            process.kill()  # and not waited for: a GPU's driver may hold it in the kernel for ever
     with log.open("a", encoding="utf-8") as sink:
-        sink.write(done.stdout)
-    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+        sink.write(text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in lines:
         if line.startswith(_MARK):
             return json.loads(line[len(_MARK) :])
     raise HorovodBuildError(
-        f"The wheel that was built does not work in {interpreter.path}, which exits with {done.returncode} and says: "
+        f"The wheel that was built does not work in {interpreter.path}, which exits with {process.returncode} and says: "
         f"{(lines or ['nothing'])[-1][:300]} (the build's log is {log})."
     )
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import requests
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError, ServiceResponseError
 
-from mlflow_batchai.agent.azure_errors import FULL, NOT_FROM_HERE, NOT_PERMITTED
+from mlflow_batchai.agent.azure_errors import FULL, NOT_PERMITTED
 from mlflow_batchai.errors import ShareError, ShareMissingError, ShareNotFoundError
 from mlflow_batchai.storage.credentials import Credential, expiry
 from mlflow_batchai.storage.location import AzureLocation
@@ -50,7 +50,7 @@ BY_CODE = {
         "the {kind} lacks the permission for this ({code}); {grant}",
     ),
     **dict.fromkeys(
-        NOT_FROM_HERE,
+        ("AuthorizationFailure", "AuthorizationProtocolMismatch", "AuthorizationSourceIPMismatch"),
         "the account refuses this machine or this request ({code}): look at its network rules, or at those of the SAS",
     ),
 }

@@ -149,7 +149,7 @@ def test_a_sas_that_ends_before_the_job(rest_cluster: Cluster, azure: AzureServe
     job = rest_cluster.submit("sleep 4", nodes=2, patch=QUICK + hurry)
     for agent, log in zip(job.agents, job.logs, strict=True):
         assert agent.wait(60) == 1
-        assert re.search(r"the file share \S+ .*the SAS is not valid now \(it ends at", log.read_text().splitlines()[-1]), (
+        assert re.search(r"the file share \S+ .*the SAS has expired \(it ended at", log.read_text().splitlines()[-1]), (
             log.read_text()
         )
     assert (job.verdict(), job.processes()) == (None, set())
@@ -172,7 +172,7 @@ def test_a_peer_that_only_sends_heartbeats_has_come(rest_cluster: Cluster) -> No
         ({"share": None}, "asks for a SAS, and there is none"),
         (
             {"share": "sv=2021-08-06&se=2020-01-01T00%3A00%3A00Z&sr=s&sp=rcwdl&sig=aGlkZGVu"},
-            "the SAS is not valid now (it ends at 2020-01-01T00:00:00Z)",
+            "the SAS has expired (it ended at 2020-01-01T00:00:00Z)",
         ),
         ({"share": "sv=2021-08-06&se=2099-01-01T00%3A00%3A00Z&sr=s&sp=rcwdl&sig=aGlkZGVu"}, "refused the SAS"),
     ],

@@ -196,6 +196,22 @@ def test_a_wheel_is_tried_with_what_the_interpreter_lacks(world, tmp_path):
         builder.try_wheel(tmp_path / WHEEL, interpreter, os.environ, False, tmp_path / "log", tmp_path / "none")
 
 
+def test_a_trial_that_can_not_be_killed_is_not_waited_for(world, tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / WHEEL, "w") as archive:
+        archive.writestr("horovod/__init__.py", "import time\ntime.sleep(300)\n")
+    held = []
+    kill = subprocess.Popen.kill
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: held.append(process))
+    monkeypatch.setattr(builder, "_TRIAL_SECONDS", 0.2)
+    interpreter = probe(str(world.python), "tensorflow")._replace(path=sys.executable)
+    with pytest.raises(HorovodBuildError, match="The wheel that was built hangs: importing it"):
+        builder.try_wheel(tmp_path / WHEEL, interpreter, os.environ, False, tmp_path / "log", tmp_path)
+    (process,) = held
+    assert process.poll() is None
+    kill(process)
+    process.communicate()
+
+
 def test_out_gets_a_copy(world, tmp_path):
     path = world.build(out=str(tmp_path / "new" / "folder"))
     assert path == str(tmp_path / "new" / "folder" / WHEEL)

@@ -40,10 +40,10 @@ def find(share: Share, found: Sequence[str], going: Collection[str], age: Age) -
 
 def _unnamed(share: Share, named: Collection[str], age: Age) -> list[tuple[str, Entry]]:
     """(path, entry) of the staged files that aren't among the named ones and were sent long enough ago."""
-    places = [f"{OBJECTS}/{entry.name}" for entry in share.list(OBJECTS) if entry.is_directory and len(entry.name) == 2]
+    folders = [f"{OBJECTS}/{entry.name}" for entry in share.list(OBJECTS) if entry.is_directory and len(entry.name) == 2]
     return [
-        (f"{place}/{entry.name}", entry)
-        for place, entries in zip(places, each(share, share.list, places), strict=True)
+        (f"{folder}/{entry.name}", entry)
+        for folder, entries in zip(folders, each(share, share.list, folders), strict=True)
         for entry in entries
         if entry.name not in named and age.is_past(entry.modified, YOUNG_SECONDS)
     ]

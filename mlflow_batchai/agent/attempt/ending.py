@@ -117,7 +117,9 @@ class Ending:
             if self._runtime.held is not None:
                 for error in self._phases.mounts.unmount_all():
                     sys.stderr.write(f"{error}\n")
-                staging.remove_job_folder(self._layout.job)
+                stays = staging.remove_job_folder(self._layout.job)
+                if stays:
+                    sys.stderr.write(f"{stays}\n")
         with self._guarded():
             self._report("ended", self._lost_share)
         return self._failed

@@ -70,7 +70,8 @@ class Phases:
 
     def run(self) -> None:
         """All steps, in the order of a Batch AI job: mounts, setup task, code, environment, preparation, command."""
-        staging.prepare_folders(self.layout)
+        for trouble in staging.prepare_folders(self.layout):
+            self.shipper.note(trouble)
         self.layout.attempt.pace(GATHERING)
         self._announce()
         self._await_announces()

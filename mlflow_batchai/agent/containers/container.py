@@ -255,8 +255,7 @@ class Container:
         if own and (_DIGEST.search(image) or image.startswith("localhost/")):
             return own
         pull = self._with_login(self._credentials) if self._credentials else [self._engine.program, "pull"]
-        self._shipper.record("phase", urgent=True, phase=f"pulling the image {image}", node=self._layout.node)
-        self._shipper.note(f"pulling the image {image}")
+        self._say(f"pulling the image {image}")
         task = self._run([*pull, qualified(image)], lambda line: self._shipper.note(f"{self._engine.kind}: {line}"))
         if task.exit_code == 0:
             found = self._inspect(qualified(image))
@@ -266,7 +265,7 @@ class Container:
         why = last_line("\n".join(task.tail))
         if own:
             why = self._masked(why)
-            self._shipper.note(f"the image {image} can't be pulled ({why}); this node has one of that name, which is used")
+            self._say(f"the image {image} can't be pulled ({why}); this node has one of that name, which is used")
             return own
         remedy = "correct its name, give its registry's credentials, or pull it on the nodes"
         raise self._failure(f"it can't be pulled: {why}; {remedy}", task.tail)
@@ -393,6 +392,11 @@ class Container:
         self._runtime.start(task, argv, self._client, cwd="/", inside=False)
         self._runtime.run_to_end(task, check or self._check)
         return task
+
+    def _say(self, text: str) -> None:
+        """Tell those who watch the job, and the execution log."""
+        self._shipper.record("phase", urgent=True, phase=text, node=self._layout.node)
+        self._shipper.note(text)
 
     def _masked(self, text: str) -> str:
         """The text without the registry's password."""

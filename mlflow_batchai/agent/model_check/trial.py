@@ -210,7 +210,7 @@ def _try(loaded: Loaded, meta: Facts, example: Any) -> str | None:
 
     The outputs are put into ``meta``, if the model doesn't tell them itself.
     """
-    inputs = loaded.inputs or meta.get("inputs") or []
+    inputs = loaded.inputs
     batch = loaded.example
     if batch is None:
         if not inputs:

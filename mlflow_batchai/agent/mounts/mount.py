@@ -147,19 +147,22 @@ class Mount:
                 f"{self.volume.source} is not a directory there; create it, mount the share at it, or correct the path"
             )
 
-    def make_target(self) -> None:
-        """The directory that is mounted over, empty; a link that an earlier job left there goes.
-
-        Raises:
-            Failure: something else is there.
-        """
-        # The table first: looking at a path whose server hangs would hang us, too.
+    def check_unmounted(self) -> None:
+        """Raise a failure if somebody has mounted something there: looking at a path whose server hangs would hang us, too."""
         mounted = mountpoints.at(self.target)
         if mounted is not None:
             raise self.failure(
                 f"{self.target} is taken: somebody has mounted {mounted.source} ({mounted.kind}) there; unmount it, or give the"
                 " volume another relativeMountPath"
             )
+
+    def make_target(self) -> None:
+        """The directory that is mounted over, empty; a link that an earlier job left there goes.
+
+        Raises:
+            Failure: something else is there.
+        """
+        self.check_unmounted()
         if os.path.islink(self.target):
             os.unlink(self.target)
         try:
@@ -204,13 +207,16 @@ class Mount:
 class LinkMount(Mount):
     """A symbolic link to a folder of the node, which needs no right to mount.
 
-    One of the cluster's stays after the job, as its mounts did on Batch AI.
+    A directory of the cluster's stays linked after the job, as its mounts did on Batch AI; what is bound where there is a right
+    to mount does not.
     """
 
     def start(self) -> None:
         self.check_source()
+        self.check_unmounted()
         source = self.volume.source
         os.makedirs(os.path.dirname(self.target), exist_ok=True)
+        self._begun = True
         if os.path.islink(self.target):
             if os.readlink(self.target) == source:
                 return
@@ -226,6 +232,7 @@ class LinkMount(Mount):
         return True
 
     def undo(self) -> str:
-        if self.volume.scope == "job" and os.path.islink(self.target):
+        goes = self.volume.scope == "job" or self.volume.mounted_by == "bind"
+        if self._begun and goes and os.path.islink(self.target):
             os.unlink(self.target)
         return ""

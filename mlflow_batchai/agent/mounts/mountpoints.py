@@ -6,13 +6,14 @@ An agent that was killed leaves its mounts behind: they would keep its node from
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mlflow_batchai.agent.reservation import locks
@@ -22,7 +23,10 @@ STEP_SECONDS = 10.0
 BUSY_SECONDS = 1.0
 LAST_SECONDS = 60.0
 KILL_SECONDS = 1.0
+# Folders in folders that are open at once while they are removed.
+DEEPEST = 100
 
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -203,17 +207,79 @@ def _undo_all(root: str) -> list[str]:
     return left
 
 
-def remove_tree(folder: str) -> None:
-    """Remove a folder with all that is in it, except what is mounted there; what can't be removed stays."""
-    _remove(real(folder), [mounted.point for mounted in below(folder)])
+def remove_tree(folder: str) -> str:
+    """Remove a folder with all that is in it, except what is mounted there.
+
+    Returns:
+        The first thing that stays, and why; empty: all is gone.
+    """
+    left: list[str] = []
+    _remove(real(folder), [mounted.point for mounted in below(folder)], left)
+    return left[0] if left else ""
 
 
-def _remove(path: str, points: Sequence[str]) -> None:
-    if not any(point == path or point.startswith(f"{path}/") for point in points):
-        # It goes deeper than a path may be long, and stops at what was mounted since we looked.
-        with contextlib.suppress(OSError):
-            subprocess.run(["rm", "-rf", "--one-file-system", "--", path], stderr=subprocess.DEVNULL, check=False)
-    elif path not in points:
-        with contextlib.suppress(OSError):
-            for name in os.listdir(path):
-                _remove(os.path.join(path, name), points)
+def _remove(path: str, points: Sequence[str], left: list[str]) -> None:
+    if path in points:
+        left.append(f"{path}: it is mounted")
+        return
+    with _noting(path, left):
+        if not any(point.startswith(f"{path}/") for point in points):
+            _remove_unmounted(path, left)
+            return
+        for name in os.listdir(path):
+            _remove(os.path.join(path, name), points, left)
+
+
+def _remove_unmounted(path: str, left: list[str]) -> None:
+    """Remove what nothing is mounted below. No path is followed, so it may go deeper than one may be long."""
+    try:
+        top = os.open(path, _FOLDER)
+    except NotADirectoryError:  # a link to one, too
+        os.unlink(path)
+        return
+    try:
+        while _empty(top, top, left):
+            pass
+    finally:
+        os.close(top)
+    os.rmdir(path)
+
+
+def _empty(folder: int, top: int, left: list[str], level: int = 1) -> bool:
+    """Remove what is in an open folder, but for other file systems: they were mounted since we looked.
+
+    Returns:
+        Whether folders that lie too deep were moved up to the top, whose turn has to come again.
+    """
+    moved = False
+    with os.scandir(folder) as entries:
+        found = list(entries)
+    for entry in found:
+        with _noting(entry.name, left):
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.name, dir_fd=folder)
+                continue
+            if level == DEEPEST:
+                os.rename(entry.name, f"deep-{time.monotonic_ns()}", src_dir_fd=folder, dst_dir_fd=top)
+                moved = True
+                continue
+            child = os.open(entry.name, _FOLDER, dir_fd=folder)
+            try:
+                if os.fstat(child).st_dev != os.fstat(top).st_dev:
+                    raise OSError(errno.EXDEV, "it is mounted")
+                moved = _empty(child, top, left, level + 1) or moved
+            finally:
+                os.close(child)
+            os.rmdir(entry.name, dir_fd=folder)
+    return moved
+
+
+@contextlib.contextmanager
+def _noting(name: str, left: list[str]) -> Iterator[None]:
+    """Note what can't be removed, and go on."""
+    try:
+        yield
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        left.append(f"{name}: {error.strerror}")

@@ -250,10 +250,10 @@ class Wire:
             return ControlError(f"{what} refuses {method} of {path or 'its root'}: {status} {code}", errno.EIO)
         if not self._sas:
             return ControlError(f"{what} asks for a SAS, and there is none: submit with credentials for it", errno.EACCES)
-        said = code or azure_errors.NOT_AUTHENTICATED[0]
-        if not azure_errors.is_in_time(self._sas, headers.get("date", "")):
+        said, date = code or azure_errors.NOT_AUTHENTICATED[0], headers.get("date", "")
+        if azure_errors.time_trouble(self._sas, date):
             said = "not valid in the specified time frame"
-        why = azure_errors.explain(said, "share", f"{self._host}:{self._port}", self._sas)
+        why = azure_errors.explain(said, "share", f"{self._host}:{self._port}", self._sas, date=date)
         why = why or "look at the account's network rules"
         return ControlError(f"{what} does not let this node in ({code or status}): {why}", errno.EACCES)
 

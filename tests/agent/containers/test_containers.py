@@ -302,6 +302,7 @@ def test_an_image_of_the_node_serves_where_its_registry_does_not(cluster: Cluste
     assert job.wait()["executionState"] == "succeeded", job.said()
     note = "the image team/toy:1 can't be pulled (manifest unknown); this node has one of that name, which is used"
     assert note in job.log("execution.log")
+    assert note in [record["phase"] for record in job.records("phase")]
 
 
 @pytest.mark.parametrize("image", ["localhost/toy:1", "team/toy@sha256:" + "ab" * 32])

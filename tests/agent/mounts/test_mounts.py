@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from mount_world import needs_root
@@ -110,11 +111,11 @@ def test_a_job_folder_is_not_removed_through_a_mount(
     with monkeypatch.context() as patch:
         patch.setattr(mountpoints, "_run", lambda argv: "busy")
         patch.setattr(mountpoints, "BUSY_SECONDS", 0.0)
-        staging.prepare_folders(make_layout(job="new"))
+        assert staging.prepare_folders(make_layout(job="new")) == [f"{old.job} can't be removed ({target}: it is mounted)"]
         assert (data / "file").read_text() == "precious"
         assert (target / "file").exists()
         assert not os.path.exists(old.temp)
-    staging.prepare_folders(make_layout(job="new"))
+    assert staging.prepare_folders(make_layout(job="new")) == []
     assert (data / "file").read_text() == "precious"
     assert os.listdir(os.path.dirname(old.job)) == ["new"]
 
@@ -134,6 +135,11 @@ def test_secrets_are_masked() -> None:
         ("ShareNotFound", "there is no such share in the account; create it, or correct the address"),
         ("ShareSizeLimitReached", "the share is full; free some space, or raise its quota"),
         ("AuthorizationSourceIPMismatch", "the SAS or the account's firewall does not allow this node's address"),
+        ("AuthorizationProtocolMismatch", "the SAS is for https only (spr=https), and the address is an http one; correct the"),
+        (
+            "AuthorizationFailure",
+            "the account key lacks a permission, or the account's firewall does not allow this node's address",
+        ),
         ("x509: certificate signed by unknown authority", "the certificate of h:443 is not trusted there; set SSL_CERT_FILE"),
         ("dial tcp 1.2.3.4:443: i/o timeout", "h:443 can't be reached from there; open its port, or set https_proxy"),
         ("lookup h: no such host", "the name h is not known there; correct the account's name"),
@@ -144,6 +150,21 @@ def test_what_azure_says_is_explained(said: str, sentence: str) -> None:
     explained = azure_errors.explain(said, "share", "h:443", "")
     assert explained.startswith(sentence)
     assert bool(explained) == bool(sentence)
+
+
+@pytest.mark.parametrize("point", ["", ".5", ".12", ".123", ".1234567"])
+@pytest.mark.parametrize(
+    ("start", "end", "sentence"),
+    [
+        ("2026-01-02T00:00:00{}Z", "2026-01-03", "is not valid before 2026-01-02T00:00:00{}Z"),
+        ("2025-12-31", "2026-01-01T00:00:00{}Z", ""),
+        ("", "2025-12-31T23:59:58{}Z", "has expired (it ended at 2025-12-31T23:59:58{}Z)"),
+    ],
+)
+def test_when_a_sas_is_valid(start: str, end: str, sentence: str, point: str) -> None:
+    """Python 3.9 and 3.10 read fractions of three or six digits only."""
+    sas = urlencode({"st": start.format(point), "se": end.format(point)})
+    assert azure_errors.time_trouble(sas, "Wed, 31 Dec 2025 23:59:59 GMT") == sentence.format(point)
 
 
 @needs_root
@@ -180,7 +201,8 @@ def test_an_agent_imports_what_its_volumes_need() -> None:
 def test_a_folder_deeper_than_a_path_may_be_goes_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, levels: int
 ) -> None:
-    """What a job has made must not keep the next ones from the node."""
+    """What a job has made must not keep the next ones from the node, which needs no program for that."""
+    monkeypatch.setenv("PATH", "")
     top = tmp_path / "job"
     top.mkdir()
     monkeypatch.chdir(top)
@@ -189,5 +211,21 @@ def test_a_folder_deeper_than_a_path_may_be_goes_too(
         os.chdir(name)
         Path("file").touch()
     os.chdir(tmp_path)
-    mountpoints.remove_tree(str(top))
+    assert mountpoints.remove_tree(str(top)) == ""
     assert not top.exists()
+    assert mountpoints.remove_tree(str(top)) == ""
+
+
+@needs_root
+def test_what_was_mounted_since_the_table_was_read_stays(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    (root / "a").mkdir()
+    (root / "a" / "link").symlink_to(tmp_path)
+    tmpfs(root / "a" / "b")
+    (root / "a" / "b" / "precious").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(mountpoints, "mounts", list)
+        assert mountpoints.remove_tree(str(root)) == "b: it is mounted"
+    assert os.listdir(root / "a") == ["b"]
+    assert (root / "a" / "b" / "precious").exists()
+    assert (tmp_path / "file").exists()

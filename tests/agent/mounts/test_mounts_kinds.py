@@ -252,18 +252,33 @@ def test_bind(nodes: Any, tmp_path: Path) -> None:
     assert str(tools.missing(read(Volume, volume))).startswith(f"{source} is not a directory")
 
 
-def test_bind_without_root_is_a_link(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scope", ["job", "cluster"])
+def test_bind_without_root_is_a_link(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scope: str) -> None:
     source = tmp_path / "share"
     source.mkdir()
     (source / "file").write_text("precious")
-    node = nodes(cifs_volume(how="bind", source=str(source)))
+    node = nodes(cifs_volume(how="bind", source=str(source), scope=scope))
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: 1000)
         node.mounts.mount_all()
     assert (node.targets[0] / "file").read_text() == "precious"
     assert node.targets[0].is_symlink()
     node.close()
+    assert not os.path.lexists(node.targets[0])
     assert (source / "file").exists()
+
+
+@needs_root
+def test_a_link_where_somebody_has_mounted_something(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks at the path: its server may hang."""
+    node = nodes({"scope": "job", "path": "data", "kind": "link", "source": str(tmp_path)})
+    node.targets[0].mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "somebody's", str(node.targets[0])], check=True)
+    looked: list[str] = []
+    islink = os.path.islink
+    monkeypatch.setattr(os.path, "islink", lambda path: looked.append(str(path)) or islink(path))
+    assert "data is taken: somebody has mounted somebody's (tmpfs) there; unmount it" in str(node.failure())
+    assert str(node.targets[0]) not in looked
 
 
 @needs_root

@@ -166,7 +166,7 @@ CASES = {
     "expired SAS": (
         {},
         lambda azure: {"sas": azure.sas("data", seconds=-9)},
-        r": the SAS is not valid now \(it ends at 20..-.*Z\); make a new one",
+        r": the SAS has expired \(it ended at 20..-.*Z\); make a new one",
     ),
     "SAS without list": (
         {},
@@ -333,7 +333,7 @@ def test_a_sas_that_expires_on_the_way(azure: AzureServer, make_node: NodeMaker)
         time.sleep(8)
         file.write(b"m")
     with pytest.raises(
-        Failure, match=r"1 file\(s\) \(model.h5\) could not be written to it: the SAS is not valid now \(it ends at"
+        Failure, match=r"1 file\(s\) \(model.h5\) could not be written to it: the SAS has expired \(it ended at"
     ):
         node.mounts.drain(30)
 

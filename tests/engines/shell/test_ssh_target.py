@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mlflow_batchai.engines.shell import host_keys
+from mlflow_batchai.engines.shell.connection import Connection
 from mlflow_batchai.engines.shell.target import Target, resolve
 from mlflow_batchai.errors import ClusterError
 
@@ -247,6 +248,19 @@ def test_names_with_a_port_and_revoked_keys(tmp_path):
     assert known(tmp_path, 2222) == [(1, KEY, False), (2, OTHER, True)]
     # Like ssh: a key that is known for the machine's port 22 will do.
     assert known(tmp_path, 2223) == [(3, OTHER, False)]
+
+
+def test_without_paramiko_its_install_command_is_told(config, monkeypatch):
+    target = resolve("gpu1")
+    config("Host gpu1\n")
+    monkeypatch.setitem(sys.modules, "paramiko", None)
+    told = "SSH needs paramiko, which can't be imported .*; run: pip install paramiko"
+    with pytest.raises(ClusterError, match=told):
+        resolve("gpu1")
+    with pytest.raises(ClusterError, match=told):
+        Connection(target).open()
+    with pytest.raises(ClusterError, match=told):
+        Connection(target).run(["true"])
 
 
 @pytest.mark.parametrize("module", ["connection", "target"])
