@@ -131,7 +131,7 @@ def _choose(chosen: Sequence[str], listed: Mapping[str, Sequence[str]]) -> tuple
 
 
 def busy(ids: Sequence[str], environment: Mapping[str, str], run: Run = ask) -> set[str]:
-    """The GPUs among ``visible`` on which any process computes; none where nvidia-smi can't say."""
+    """The GPUs among ``ids`` on which any process computes; none where nvidia-smi can't say."""
     program = nvidia_smi(environment)
     if program is None:
         return set()

@@ -133,7 +133,8 @@ class Volume:
     @property
     def mounted_by(self) -> str:
         """The tool that mounts it, one of ``MOUNTED_BY``."""
-        return self.how or self.kind
+        # Plans of earlier versions name blobfuse2, whose containers rclone mounts now.
+        return "rclone" if self.how == "blobfuse2" else self.how or self.kind
 
     @property
     def by_rclone(self) -> bool:

@@ -263,7 +263,11 @@ def _empty(folder: int, top: int, left: list[str], level: int = 1) -> bool:
                 os.rename(entry.name, f"deep-{time.monotonic_ns()}", src_dir_fd=folder, dst_dir_fd=top)
                 moved = True
                 continue
-            child = os.open(entry.name, _FOLDER, dir_fd=folder)
+            try:
+                child = os.open(entry.name, _FOLDER, dir_fd=folder)
+            except PermissionError:
+                os.rmdir(entry.name, dir_fd=folder)  # it may be empty
+                continue
             try:
                 if os.fstat(child).st_dev != os.fstat(top).st_dev:
                     raise OSError(errno.EXDEV, "it is mounted")

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 SLOWEST = 20_000
 # Seconds without output after which a command that has its exit code is done.
 SILENCE = 1.0
+# Bytes of standard input sent at a time.
+PIECE = 1 << 16
 # Bytes of a command's standard error that are kept.
 KEPT_ERRORS = 8000
 # Writes a file whole under its name, or not at all; its words: folder, temporary name, name, size, mode.
@@ -113,7 +115,7 @@ class Connection:
         until = time.monotonic() + timeout
         with self._executing(argv) as channel:
             errors = in_background(functools.partial(_read_all, channel, channel.recv_stderr, until))
-            sent = in_background(functools.partial(_send_all, channel, stdin))
+            sent = in_background(functools.partial(_send_all, channel, stdin, until))
             try:
                 output = _read_all(channel, channel.recv, until)
                 if not channel.status_event.wait(_left(until)):
@@ -363,10 +365,16 @@ def _read_all(channel: paramiko.Channel, receive: Callable[[int], bytes], until:
             return b"".join(parts).decode("utf-8", "backslashreplace")
 
 
-def _send_all(channel: paramiko.Channel, data: bytes) -> None:
+def _send_all(channel: paramiko.Channel, data: bytes, until: float) -> None:
     # A command that ends without reading its input is no error.
     with contextlib.suppress(OSError):
-        channel.sendall(data)
+        sent = 0
+        while sent < len(data):
+            # The node may take nothing for a while (a slow link, a busy machine), and readers have set a short timeout.
+            with contextlib.suppress(TimeoutError):
+                sent += channel.send(data[sent : sent + PIECE])
+            if channel.closed or time.monotonic() >= until:
+                return
         channel.shutdown_write()
 
 

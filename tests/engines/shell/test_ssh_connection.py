@@ -230,6 +230,12 @@ def test_what_runs_on_in_the_background_does_not_hold_up_the_command(nodes, reac
     assert reach(nodes[0]).run(["sh", "-c", script], timeout=12) == (3, "out\n", "err\n")
 
 
+def test_input_that_a_command_takes_later_arrives_whole(nodes, reach):
+    size = 12_000_000  # more than the window and all buffers hold
+    done = reach(nodes[0]).run(["sh", "-c", "sleep 2.5; wc -c"], stdin=b"x" * size, timeout=60)
+    assert (done[0], done[1].strip()) == (0, str(size))
+
+
 def test_many_threads_share_a_connection(nodes, reach):
     # What tests before this one left there would be counted.
     nodes[0].drop()
