@@ -237,9 +237,7 @@ class Job:
         except PlanError as error:
             # The plan comes before any attempt is begun, and goes only with all of the folder.
             there = {entry.name for entry in self.share.list(f"{self.folder}/batchai")}
-            # What this user has signed was written so by another version.
-            is_altered = signature is not Signature.OWN and record.get("protocol") in (None, protocol.PROTOCOL_VERSION)
-            if is_altered and "attempts" in there and "removing" not in there:
+            if "attempts" in there and "removing" not in there and record.get("protocol") in (None, protocol.PROTOCOL_VERSION):
                 raise self._changed("plan") from None
             place = f"at {self.folder} on {self.share.url}"
             if found is None:

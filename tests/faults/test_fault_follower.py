@@ -41,7 +41,7 @@ def running(world: Any, here: HereClient, batchai: str = TWO) -> Any:
     return run
 
 
-def ended(world: Any, run: Any, seconds: float) -> dict[str, str]:
+def ended(world: Any, run: Any, seconds: float = 120) -> dict[str, str]:
     """The tags of a run that has failed, once nothing of it is left."""
     world.wait(lambda: world.client.get_run(run.info.run_id).info.status == "FAILED", seconds)
     world.wait_gone()
