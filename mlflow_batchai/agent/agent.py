@@ -80,7 +80,7 @@ class Agent:
     def run(self) -> int:
         """Take part in the attempt until its end; 0 unless this node could not do its part."""
         proc.become_subreaper()
-        signal.signal(signal.SIGTERM, lambda *_: self.peers.terminate())
+        signal.signal(signal.SIGTERM, lambda *_: self.peers.on_sigterm())
         failure: Failure | None = None
         stop: Stop | None = None
         self.shipper.start()

@@ -105,7 +105,7 @@ class Peers:
         """Node 0: whether every other node is set up."""
         return len(self._ready) == self._node_count - 1
 
-    def terminate(self) -> None:
+    def on_sigterm(self) -> None:
         """Have this agent end its part (the handler of SIGTERM)."""
         if self.termination is None:
             sentence = f"{self.layout.node_id}: the agent was told to end (SIGTERM)"

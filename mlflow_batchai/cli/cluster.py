@@ -382,7 +382,7 @@ def _setup_task(written: Any, command_line: str | None, output: str | None) -> D
 
 def _mount(data: Document, mounts: MountOptions, auto_storage: bool, engine: str) -> None:
     """Put the volumes of options into a document; keys of accounts never go there."""
-    from mlflow_batchai.plan.placeholders import ACCOUNT
+    from mlflow_batchai.plan.account_placeholders import ACCOUNT
 
     setup = _get(data, "nodeSetup")
     before = setup if isinstance(setup, Mapping) else {}

@@ -14,7 +14,7 @@ from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import Job, changed_sentence
 from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.storage import Share, open_share
-from mlflow_batchai.storage.location import is_azure
+from mlflow_batchai.storage.location import is_web_address
 from mlflow_batchai.storage.objects import holds_any
 from mlflow_batchai.tracking import index, runs
 from mlflow_batchai.tracking.runs import Tracking
@@ -134,7 +134,7 @@ def _job_of(run: Run) -> Job:
             f" open: batchai job attach --trust {run.info.run_id}"
         )
     why = "; ".join(dict.fromkeys(errors))
-    if is_azure(tags[runs.TAG_SHARE]):
+    if is_web_address(tags[runs.TAG_SHARE]):
         raise ShareError(f"the share of job {tags[runs.TAG_JOB]} can't be read from here: {why}")
     raise ShareError(
         f"the share of job {tags[runs.TAG_JOB]} is not on this machine ({why}); mount it there, or describe cluster "

@@ -17,7 +17,7 @@ from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, DocumentEr
 from mlflow_batchai.storage import Share, accounts, credentials, open_share
 from mlflow_batchai.storage.base import identify
 from mlflow_batchai.storage.directory import DirectoryShare
-from mlflow_batchai.storage.location import AzureLocation, is_azure, parse
+from mlflow_batchai.storage.location import AzureLocation, is_web_address, parse
 from mlflow_batchai.storage.opening import for_nodes
 
 DEFAULT_CLUSTER = "local"
@@ -185,7 +185,7 @@ def _azure(document: ClusterDocument, path: Path) -> AzureLocation | None:
         ClusterError: no share can have that address.
     """
     text = document.share or ""
-    if not is_azure(text):
+    if not is_web_address(text):
         return None
     try:
         location = parse(text)

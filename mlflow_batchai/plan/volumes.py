@@ -24,7 +24,7 @@ from mlflow_batchai.documents.common import (
 from mlflow_batchai.documents.job import JobProperties
 from mlflow_batchai.errors import BatchAIError, DocumentError, ShareError
 from mlflow_batchai.job.places import CONTROL_MOUNT
-from mlflow_batchai.plan.placeholders import ACCOUNT, ACCOUNT_VARIABLE, KEY_VARIABLE, filled, has_key, remember
+from mlflow_batchai.plan.account_placeholders import ACCOUNT, ACCOUNT_VARIABLE, KEY_VARIABLE, filled, has_key, remember
 from mlflow_batchai.storage import accounts, credentials, open_share
 from mlflow_batchai.storage.location import AzureLocation, parse
 from mlflow_batchai.storage.opening import for_nodes

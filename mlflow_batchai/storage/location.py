@@ -56,8 +56,8 @@ class AzureLocation(NamedTuple):
         return self._replace(folder="/".join(part for part in (self.folder, *_parts(path, self.url)) if part))
 
 
-def is_azure(url: str) -> bool:
-    """Whether an address is one of an Azure file share, if any: ``parse`` says what is wrong with one that isn't."""
+def is_web_address(url: str) -> bool:
+    """Whether a share is given by a web address: ``parse`` says what is wrong with one that is no Azure file share."""
     return url.lower().startswith(("https://", "http://"))
 
 

@@ -10,7 +10,7 @@ from mlflow_batchai.errors import NotSupportedError, ShareError
 from mlflow_batchai.storage import credentials
 from mlflow_batchai.storage.base import Share
 from mlflow_batchai.storage.directory import DirectoryShare
-from mlflow_batchai.storage.location import FORM, AzureLocation, is_azure, parse
+from mlflow_batchai.storage.location import FORM, AzureLocation, is_web_address, parse
 
 
 def open_share(url: str) -> Share:
@@ -21,7 +21,7 @@ def open_share(url: str) -> Share:
         NotSupportedError: no kind of share has this form of address.
         ShareError: there is no such directory on this machine, or what opens the Azure share can't be used.
     """
-    if is_azure(url):
+    if is_web_address(url):
         with needs_sdk():
             from mlflow_batchai.storage.azure_files import AzureFilesShare
         return AzureFilesShare(parse(url))

@@ -17,7 +17,7 @@ ROWS = 32
 _MARK = "_batchai_horovod"
 
 
-def reduce(hvd: Any, settings: Any, grads: list[Any], rows: Any) -> tuple[list[Any], Any]:
+def reduce_gradients(hvd: Any, settings: Any, grads: list[Any], rows: Any) -> tuple[list[Any], Any]:
     """Return the mean over all ranks' rows of each gradient (None where it is None), and a number.
 
     ``rows`` are those behind this rank's gradients; the number is above 0 as long as any rank has some. It travels
@@ -145,7 +145,7 @@ def _elements(gradient: Any) -> int:
     return count
 
 
-def spec(gradient: Any) -> Any:
+def gradient_spec(gradient: Any) -> Any:
     """Return what is needed to make an empty gradient of the same kind: None, or (kind, row shape, dtypes)."""
     if gradient is None:
         return None
@@ -154,8 +154,8 @@ def spec(gradient: Any) -> Any:
     return ("dense", list(gradient.shape), gradient.dtype, None)
 
 
-def empty(spec: Any, variable: Any) -> Any:
-    """Return a gradient of zeros, or of no rows, as ``spec`` describes it."""
+def empty_gradient(spec: Any, variable: Any) -> Any:
+    """Return a gradient of zeros, or of no rows, as ``gradient_spec`` describes it."""
     if spec is None:
         return None
     kind, shape, dtype, index_dtype = spec
@@ -167,7 +167,7 @@ def empty(spec: Any, variable: Any) -> Any:
         return torch.zeros(shape, dtype=dtype, device=variable.value.device)
     import tensorflow as tf
 
-    zero = none()
+    zero = no_rows()
     if kind == "dense":
         return tf.fill(shape, tf.cast(zero, dtype))
     return tf.IndexedSlices(
@@ -178,12 +178,12 @@ def empty(spec: Any, variable: Any) -> Any:
 
 
 class _Zero:
-    """The variable that ``none`` reads, made when it is first needed."""
+    """The variable that ``no_rows`` reads, made when it is first needed."""
 
     variable: Any = None
 
 
-def none() -> Any:
+def no_rows() -> Any:
     """Return a TensorFlow zero that is read from a variable.
 
     Horovod's operations look free of side effects to TensorFlow, which would run one of constants once, while it
@@ -249,8 +249,8 @@ def _apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
     if settings.sparse_as_dense:
         grads = [g if g is None or not is_sparse(g) else densify(g) for g in grads]
     if _Step.applied is not None:
-        _Step.applied.append((self, [spec(g) for g in grads], trainable_variables))
-    reduced, _ = reduce(hvd, settings, grads, _Step.rows)
+        _Step.applied.append((self, [gradient_spec(g) for g in grads], trainable_variables))
+    reduced, _ = reduce_gradients(hvd, settings, grads, _Step.rows)
     return inner(self, reduced, trainable_variables)
 
 
@@ -355,7 +355,7 @@ def _rows(data: Any) -> Any:
     elif first is not None and len(first.shape):
         rows = tf.shape(first)[0]
     with tf.device("/CPU:0"):
-        return tf.cast(rows, tf.float32) + tf.cast(none(), tf.float32)
+        return tf.cast(rows, tf.float32) + tf.cast(no_rows(), tf.float32)
 
 
 # --- ranks with fewer batches ---------------------------------------------------------------------------------------
@@ -400,11 +400,11 @@ def _idle_step(hvd: Any, plan: list[tuple[Any, list[Any], Any]], eager: bool) ->
     """Return a function that makes one train step without rows, and returns 0 if no other rank had rows either."""
 
     def empties(specs: list[Any], variables: Any) -> list[Any]:
-        return [empty(spec, variable) for spec, variable in zip(specs, variables)]
+        return [empty_gradient(spec, variable) for spec, variable in zip(specs, variables)]
 
     def first(rows: Any) -> tuple[list[Any], Any]:
         optimizer, specs, variables = plan[0]
-        return reduce(hvd, getattr(optimizer, _MARK), empties(specs, _known(optimizer, variables)), rows)
+        return reduce_gradients(hvd, getattr(optimizer, _MARK), empties(specs, _known(optimizer, variables)), rows)
 
     def update(rows: Any, grads: list[Any]) -> None:
         optimizer, _, variables = plan[0]
@@ -428,7 +428,7 @@ def _idle_step(hvd: Any, plan: list[tuple[Any, list[Any], Any]], eager: bool) ->
 
     def step() -> Any:
         with tf.device("/CPU:0"):
-            rows = tf.cast(none(), tf.float32)
+            rows = tf.cast(no_rows(), tf.float32)
         grads, total = first(rows)
 
         def train() -> Any:

@@ -20,8 +20,8 @@ from mlflow_batchai.agent.plan import MetricRule, plain
 from mlflow_batchai.agent.protocol import JobPaths, TornFileError
 from mlflow_batchai.errors import JobNotFoundError, JobUnreadableError
 from mlflow_batchai.job.events import EventReader
-from mlflow_batchai.job.lease import usable
 from mlflow_batchai.job.metrics import MetricFold
+from mlflow_batchai.job.relay_memory import usable
 from mlflow_batchai.job.states import fold
 
 few = settings(max_examples=30, suppress_health_check=list(HealthCheck), deadline=None, derandomize=True, database=None)

@@ -13,7 +13,8 @@ from mlflow_batchai.client.console import JobConsole
 from mlflow_batchai.errors import JobChangedError
 from mlflow_batchai.follower.watch import Watch
 from mlflow_batchai.job.events import EventReader
-from mlflow_batchai.job.lease import DAMAGED, Lease, LeaseState, usable
+from mlflow_batchai.job.lease import Lease, LeaseState
+from mlflow_batchai.job.relay_memory import DAMAGED, usable
 
 BEAT = {"k": "beat", "t": 1}
 

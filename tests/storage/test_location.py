@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.storage.location import AzureLocation, is_azure, parse
+from mlflow_batchai.storage.location import AzureLocation, is_web_address, parse
 
 AZURE = "https://acct.file.core.windows.net"
 
@@ -30,7 +30,7 @@ AZURE = "https://acct.file.core.windows.net"
 def test_an_address_names_a_location_and_the_other_way_round(url, expected):
     assert parse(url) == expected
     assert parse(expected.url) == expected
-    assert is_azure(url)
+    assert is_web_address(url)
     assert parse(url, expected.account.upper()) == expected
 
 
@@ -80,5 +80,5 @@ def test_below():
 
 
 def test_directories_are_none():
-    assert not is_azure("file:///x")
-    assert not is_azure("/x")
+    assert not is_web_address("file:///x")
+    assert not is_web_address("/x")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mlflow_batchai.agent.attempt.interface_choice import NO_INTERFACE
 from mlflow_batchai.engines.ssh_hosts import LEAST_FREE_BYTES, share_sentence
-from mlflow_batchai.storage.location import is_azure
+from mlflow_batchai.storage.location import is_web_address
 
 Answer = Mapping[str, Any]
 
@@ -148,7 +148,7 @@ def share(said: Answer, path: str, title: str) -> Finding:
     if said["trouble"] == "full":
         return failed(f"{path} is full, or this user's quota is used up: free some space there")
     if said["trouble"] == "failed":
-        mend = "" if is_azure(path) else "; if the machine is fine, mount the share anew"
+        mend = "" if is_web_address(path) else "; if the machine is fine, mount the share anew"
         return failed(f"{path} can't be written: {said['why']}{mend}")
     if reason := share_sentence(title, path, said["trouble"]):
         return failed(reason.removeprefix(f"{title}: ") + (f" ({said['why']})" if said["why"] else ""))
