@@ -255,14 +255,14 @@ class Cluster:
                 lines = [
                     "import sys",
                     f"sys.path.insert(0, {str(self._agent)!r})",
-                    "from mlflow_batchai.agent import agent, peers, protocol, runtime, staging",
+                    "from mlflow_batchai.agent import __main__, agent, peers, protocol, runtime, staging",
                     "from mlflow_batchai.agent.attempt import ending, phases",
                     "from mlflow_batchai.agent.reservation import agents",
                     "from mlflow_batchai.agent.transport import inbox, shipper",
                     "from mlflow_batchai.agent.share import index, mounted, mountfiles, rest, sharefiles, wire",
                     self.patch,
                     patch,
-                    "sys.exit(agent.main(sys.argv[2:]))",
+                    "sys.exit(__main__.main(sys.argv[1:]))",
                 ]
                 argv = [python, "-I", "-S", "-c", "\n".join(lines)]
             argv += [

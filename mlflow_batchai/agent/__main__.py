@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 
 
@@ -10,6 +11,8 @@ def main(arguments: list[str]) -> int:
     """Run a verb; 2 for an unknown one."""
     verb, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if verb == "agent":
+        # One that comes before the agent can act on it waits until it can (``Agent.run``).
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         from mlflow_batchai.agent import agent
 
         return agent.main(rest)

@@ -81,6 +81,7 @@ class Agent:
         """Take part in the attempt until its end; 0 unless this node could not do its part."""
         proc.become_subreaper()
         signal.signal(signal.SIGTERM, lambda *_: self.peers.on_sigterm())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         failure: Failure | None = None
         stop: Stop | None = None
         self.shipper.start()

@@ -157,6 +157,18 @@ runtime.Runtime.remove_container = remove
     assert [log.read_text() for log in job.logs] == ["True\n", "True\n"]
 
 
+def test_before_it_listens(cluster: Cluster) -> None:
+    patch = """
+import os, signal
+init = agent.Agent.__init__
+def told(self, *arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    init(self, *arguments)
+agent.Agent.__init__ = told
+"""
+    assert_ended(cluster, cluster.submit(STAYS, patch=patch), 0, 15)
+
+
 def test_when_all_has_ended_well(cluster: Cluster) -> None:
     patch = """
 import os, signal
