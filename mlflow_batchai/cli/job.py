@@ -26,7 +26,6 @@ from mlflow_batchai.cli.options import (
     tracking,
 )
 from mlflow_batchai.cli.output import Column, Result, echo, render
-from mlflow_batchai.cli.sweep import driver_of
 from mlflow_batchai.cluster import workspaces
 from mlflow_batchai.config import default
 from mlflow_batchai.errors import BatchAIError, JobChangedError, JobFailedError, ShareError, UsageError
@@ -308,7 +307,7 @@ def attach(scope: Scope, name: str | None, only_new: bool, every: bool, waits: b
     `batchai job terminate` ends it.
 
     With --all, for cron: all jobs of yours in the tracking store, in whatever experiment, as your key's signature says. Those
-    that nobody relays any more get a follower on this machine; no output is shown. Sweeps whose jobs have all ended are ended.
+    that nobody relays any more get a follower on this machine; no output is shown. Sweeps that nobody drives go on.
     Exit code 1 if some jobs can't be looked at from here.
     """
     from mlflow_batchai.client import runner
@@ -395,24 +394,25 @@ def _attach_all(waits: bool) -> Result:
     if waits:
         for candidate in orphans.wait(candidates, notice):
             _said(candidate)
-    _end_sweeps(store)
+    _attach_sweeps(store)
     seen = all(candidate.result is not orphans.Result.UNSEEN for candidate in candidates)
     return Result([candidate.row() for candidate in candidates], complete=seen)
 
 
-def _end_sweeps(store: Tracking) -> None:
-    """End the runs of sweeps whose jobs have all ended; say what the others wait for."""
-    from mlflow_batchai.sweep import sweeps
+def _attach_sweeps(store: Tracking) -> None:
+    """Go on with sweeps that no process drives any more."""
+    from mlflow_batchai.sweep import driver, sweeps
     from mlflow_batchai.tracking import runs
 
     for run in sweeps.unended(runs.client(store)):
         try:
             sweep = sweeps.of_run(run, store)
-            told = (
-                driver_of(sweep).end_if_over()
-                if sweep.is_own
-                else "its plan was changed in the tracking store; it is left alone"
-            )
+            if not sweep.is_own:
+                told = "its plan was changed in the tracking store; it is left alone"
+            elif (process := driver.ensure(sweep)) is None:
+                told = "a process of this machine drives it"
+            else:
+                told = f"process {process} goes on with it, if no other machine does"
         except BatchAIError as error:
             told = str(error)
         echo(f"batchai: sweep {run.data.tags[sweeps.TAG_NAME]} (run {run.info.run_id}): {told}", err=True)
