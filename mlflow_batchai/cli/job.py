@@ -297,8 +297,8 @@ def attach(scope: Scope, name: str | None, only_new: bool, every: bool, waits: b
     """Show a job's output and progress until it has ended; exit code 0 only if it succeeds.
 
     It can be any job whose share this machine sees, by its name or its run id. If nobody relays it into MLflow any more, that
-    goes on from here, if it is yours: signed with your key, which a second machine of yours gets by `batchai key import`. Ctrl-C
-    leaves the job running; `batchai job terminate` ends it.
+    goes on from here, if it is yours: signed with your key, which a second machine of yours gets by `batchai key import`.
+    Ctrl-C leaves the job running; `batchai job terminate` ends it.
 
     With --all, for cron: all jobs of yours in the tracking store, in whatever experiment, as your key's signature says. Those
     that nobody relays any more get a follower on this machine; no output is shown. Sweeps that nobody drives go on.

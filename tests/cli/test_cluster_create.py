@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import stat
 from pathlib import Path
@@ -251,32 +250,3 @@ def test_nodes_that_take_their_time(capsys: pytest.CaptureFixture[str], monkeypa
 
 def test_a_path_is_no_cluster(cli: Cli, tmp_path: Path) -> None:
     assert cli("cluster", "show", "-n", "../clusters/x").code == 3
-
-
-def test_gpus_in_use(cli: Cli, tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    listing = 'for i in 0 1 2 3; do echo "GPU $i: X (UUID: GPU-$i)"; done'
-    tool.write_text(f"#!/bin/sh\ncase $1 in\n-L) {listing};;\n*) echo GPU-2;;\nesac\n", encoding="utf-8")
-    tool.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    assert cli.json("cluster", "show", "local", "--query", "gpus", PATH=path) == {
-        "perNode": 2,
-        "total": 4,
-        "inUse": 1,
-        "free": 3,
-    }
-    # Fewer than nodes: none has any.
-    document = tmp_path / "c.json"
-    document.write_text('{"nodes": 5}')
-    cli.json("cluster", "create", "-n", "five", "-f", str(document), PATH=path)
-    assert cli.json("cluster", "show", "five", PATH=path)["gpus"] is None
-    # More than the machine has.
-    document.write_text('{"gpusPerNode": 3}')
-    refused = cli("cluster", "create", "-n", "four", "-f", str(document), PATH=path)
-    assert refused.code == 1
-    assert "2 node(s) with gpusPerNode: 3 take 6 GPUs, and this machine has 4 (nvidia-smi -L): lower nodes" in refused.err
-    assert cli("cluster", "show", "-n", "four").code == 3
-    document.write_text('{"gpusPerNode": 1}')
-    assert cli.json("cluster", "create", "-n", "two", "-f", str(document), PATH=path)["gpus"]["total"] == 2
-    # Two of the machine's four are as many as it has; one of those is in other hands.
-    assert cli.json("cluster", "show", "two", "--query", "gpus", PATH=path) == {"perNode": 1, "total": 2, "inUse": 0, "free": 2}
