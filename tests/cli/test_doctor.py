@@ -117,8 +117,8 @@ def test_a_cluster_that_is_ready(ssh):
     assert [line for line in lines if not line.startswith("  ")] == [server.address for server in ssh.servers]
     told = [line[2:].split("  ") for line in lines[1 : len(REMOTE) + 1]]
     assert [parts[0] for parts in told] == ["ok"] * len(REMOTE)
-    assert [line[11:23].strip() for line in lines[1 : len(REMOTE) + 1]] == REMOTE
-    text = dict(zip(REMOTE, (line[23:].strip() for line in lines[1:]), strict=False))
+    assert [line[11:22].strip() for line in lines[1 : len(REMOTE) + 1]] == REMOTE
+    text = dict(zip(REMOTE, (line[22:].strip() for line in lines[1:]), strict=False))
     server = ssh.servers[0]
     assert text["reachable"].startswith(f"{server.user}@{server.address}:{server.port} in ")
     assert text["host key"].startswith("ED25519 SHA256:") and f"({server.known_hosts}, line 1)" in text["host key"]
@@ -422,7 +422,7 @@ def test_an_azure_share_that_may_only_be_read(ssh, azure):
     on_azure = {"share": azure.url("batchai"), "fileEndpoint": azure.endpoint}
     ssh.document(**{**ssh.base, **on_azure, "credentials": {"sasToken": azure.sas("batchai", "rl")}})
     ended, _, err = ssh.run("c")
-    assert ended == 1 and "lacks the permission for this" in err
+    assert ended == 1 and "does not permit to create, write, delete" in err
 
 
 @pytest.mark.parametrize(
