@@ -104,7 +104,8 @@ def examine(cluster: Cluster, tell: Callable[[], None] = lambda: None) -> list[C
         NotSupportedError: the cluster's engine has no nodes to look into.
     """
     nodes = [NodeCheck(index, node, tell) for index, node in enumerate(cluster.node_access.nodes)]
-    job = JobCheck(cluster, identify(cluster.share), f".batchai/doctor/{uuid.uuid4().hex}", share_secret(cluster.location))
+    secret = share_secret(cluster.location)
+    job = JobCheck(cluster, identify(cluster.share), f".batchai/doctor/{uuid.uuid4().hex}", secret)
     cluster.share.claim(job.folder)
     try:
         _examine(job, nodes)
