@@ -62,7 +62,6 @@ class Driver:
         self._submitted: dict[int, Submitted] = {}
         self._unfollowed: dict[int, str] = {}
         self._cancelled: set[int] = set()
-        self._note = ""
 
     def run(self) -> None:
         """Stay until the sweep's run has ended.
@@ -86,9 +85,6 @@ class Driver:
         seen = sweeps.look(self._mlflow, self._sweep)
         if seen.status != "RUNNING":
             return True
-        if (note := judge(self._sweep.plan, seen.jobs, protocol.now_ms()).description) != self._note:
-            self._mlflow.set_tag(self._sweep.run_id, sweeps.TAG_NOTE, runs.tag_text(note))
-            self._note = note
         for number in sorted(seen.active - set(self._unfollowed)):
             self._follow(seen.jobs[number], number)
             if seen.is_cancelled and number in self._submitted and number not in self._cancelled:
