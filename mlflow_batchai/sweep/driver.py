@@ -180,9 +180,10 @@ def _repeat(step: Callable[[], bool], say: Callable[[str], None], sleep: Callabl
 def _identity(tags: Mapping[str, str]) -> dict[str, Any]:
     """The process that drives the sweep, or has driven it, as its tag says; anybody can write a tag."""
     try:
-        return dict(json.loads(tags.get(sweeps.TAG_DRIVER, "{}")))
+        found = dict(json.loads(tags.get(sweeps.TAG_DRIVER, "{}")))
     except (ValueError, TypeError):
         return {}
+    return found if all(isinstance(found.get(key), int) for key in ("pid", "started")) else {}
 
 
 def _log(sweep: Sweep) -> Path:
@@ -190,8 +191,13 @@ def _log(sweep: Sweep) -> Path:
 
 
 def ensure(sweep: Sweep) -> int | None:
-    """Start the process that drives a sweep, unless it runs; its process id. Raises ``ClusterError`` if it can't be started."""
-    if proc.is_certainly_alive(_identity(sweeps.look(runs.client(sweep.tracking), sweep).tags)):
+    """Start the process that drives a sweep, unless it runs or the sweep has ended; its process id.
+
+    Raises:
+        ClusterError: it can't be started.
+    """
+    seen = sweeps.look(runs.client(sweep.tracking), sweep)
+    if seen.status != "RUNNING" or proc.is_certainly_alive(_identity(seen.tags)):
         return None
     return detached.spawn(["-m", "mlflow_batchai.sweep", sweep.run_id], sweep.tracking, _log(sweep))
 

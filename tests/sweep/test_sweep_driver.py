@@ -156,6 +156,16 @@ def test_one_process_of_a_machine_drives(store) -> None:
         lock.close()
 
 
+@pytest.mark.parametrize("tag", ["", "{", "[]", '{"host": "x"}', json.dumps({**proc.identity(), "pid": "1"})])
+def test_a_tag_that_anybody_can_write(store, mlflow, toys, monkeypatch, tag: str) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(detached, "spawn", lambda *given: started.append(given) or 7)
+    sweep = begin(store, {sweeps.TAG_DRIVER: tag})
+    assert driver.ensure(sweep) == 7 and len(started) == 1
+    assert drive(sweep, toys, toys.end_all)[1] == "FINISHED"
+    assert driver.ensure(sweep) is None, "it has ended"
+
+
 # Ending it.
 
 
