@@ -33,6 +33,8 @@ from mlflow_batchai.sweep.sweeps import Sweep
 from mlflow_batchai.tracking import runs, stores
 
 LOOK_SECONDS, TROUBLE_SECONDS = 1.0, 5.0
+# Looks at which nobody drives the sweep, before that is said.
+MOST_MISSED = 3
 # How long the tracking store, the share or the cluster may be away.
 PATIENCE_SECONDS = 600.0
 
@@ -248,16 +250,15 @@ def watch(sweep: Sweep, process: int | None, console: JobConsole, signals: Signa
     """
     mlflow, plan = runs.client(sweep.tracking), sweep.plan
     seen = sweeps.look(mlflow, sweep)
-    told, state = set(seen.jobs) - seen.active, ""
+    told, state, missed = set(seen.jobs) - seen.active, "", 0
 
     def cancel() -> None:
         console.say(f"ending sweep {plan.name} ({len(seen.active)} jobs); press Ctrl-C again to leave it to end by itself")
         mlflow.set_tag(sweep.run_id, runs.TAG_CANCEL, "true")
 
     def step() -> bool:
-        nonlocal seen, state
+        nonlocal seen, state, missed
         signals.check(cancel)
-        is_gone = (process is None or _has_ended(process)) and not proc.is_certainly_alive(_identity(seen.tags))
         seen = sweeps.look(mlflow, sweep)
         found = judge(plan, seen.jobs, protocol.now_ms())
         ended = set(seen.jobs) - seen.active - told
@@ -267,7 +268,10 @@ def watch(sweep: Sweep, process: int | None, console: JobConsole, signals: Signa
                 console.say(row.sentence(found.metric))
         if state != (state := "; ".join(filter(None, (found.counts, found.summary)))) and (seen.unstarted or seen.active):
             console.state(f"sweep {plan.name}: {state}")
-        if seen.status == "RUNNING" and is_gone and not proc.is_certainly_alive(_identity(seen.tags)):
+        # Ours ends if another one has the lock, which may not have written its tag yet.
+        is_driven = (process is not None and not _has_ended(process)) or proc.is_certainly_alive(_identity(seen.tags))
+        missed = 0 if is_driven else missed + 1
+        if seen.status == "RUNNING" and missed > MOST_MISSED:
             raise JobError(
                 f"nobody drives sweep {plan.name} any more: {_last_line(_log(sweep))}; batchai sweep attach {plan.name}"
             )

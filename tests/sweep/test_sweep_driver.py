@@ -202,7 +202,8 @@ def test_ctrl_c_of_who_watches(store, mlflow, monkeypatch, cancels: bool, capsys
         assert runs.TAG_CANCEL not in mlflow.get_run(sweep.run_id).data.tags
 
 
-def test_who_watches_learns_that_nobody_drives_any_more(store) -> None:
+def test_who_watches_learns_that_nobody_drives_any_more(store, monkeypatch) -> None:
+    monkeypatch.setattr(driver, "LOOK_SECONDS", 0.01)
     sweep = begin(store)
     log = driver._log(sweep)
     log.parent.mkdir(parents=True)
