@@ -13,7 +13,6 @@ lost() {{ [ -e "lost-$1" ] && echo "Unable to determine the device handle for GP
 i=0
 case $1 in
   -L) while read -r id; do lost $i || echo "GPU $i: NVIDIA H100 80GB HBM3 (UUID: $id)"; i=$((i+1)); done < ids;;
-  --query-compute-apps=gpu_uuid) sort -u busy 2> /dev/null;;
   --query-gpu=index,uuid,*) while read -r id; do
     lost $i || echo "$i, $id, $((10 * i)), 1000, 81559, 350.00, 700.00, $((40 + i))"; i=$((i+1)); done < ids;;
   *) echo "Unknown option: $1" >&2; exit 2;;
@@ -44,7 +43,3 @@ class NvidiaSmi:
     def lose(self, index: int) -> None:
         """Have a GPU fall off the bus."""
         (self._folder / f"lost-{index}").touch()
-
-    def use(self, *indexes: int) -> None:
-        """Have processes of somebody compute on these."""
-        (self._folder / "busy").write_text("".join(f"{self.ids[index]}\n" for index in indexes))

@@ -157,7 +157,7 @@ class Site:
 
 
 def jobs(report: Report, site: Site, found: gpus.Gpus) -> None:
-    """As many jobs as GPUs at once, one more that waits, counts while they run, and their metrics."""
+    """As many jobs as GPUs at once, one more that waits, and their metrics."""
     from mlflow.tracking import MlflowClient
 
     site.cluster("gpus", {"nodes": len(found.ids), "gpusPerNode": 1})
@@ -166,8 +166,6 @@ def jobs(report: Report, site: Site, found: gpus.Gpus) -> None:
     while time.monotonic() < until and not all("SAW " in site.log(job.run_id) for job in started[:-1]):
         time.sleep(0.2)
     report.check("one more waits", site.log(started[-1].run_id) == "", started[-1].status)
-    counted = site.batchai("cluster", "show", "-n", "gpus", "--query", "gpus", "-o", "json")
-    report.check("cluster show", '"free": 0' in counted, " ".join(counted.split()))
     for job in started:
         while time.monotonic() < until and job.status not in ("FINISHED", "FAILED", "KILLED"):
             time.sleep(0.2)
@@ -177,8 +175,6 @@ def jobs(report: Report, site: Site, found: gpus.Gpus) -> None:
         metrics = MlflowClient().get_run(job.run_id).data.metrics
         sampled = {name: value for name, value in metrics.items() if "/gpu_" in name}
         report.check("system metrics", "system/node-0/gpu_0_utilization_percentage" in sampled, json.dumps(sampled))
-    counted = site.batchai("cluster", "show", "-n", "gpus", "--query", "gpus", "-o", "json")
-    report.check("afterwards", f'"free": {len(found.ids)}' in counted, " ".join(counted.split()))
     report.say("batchai doctor", "\n" + site.batchai("doctor", "gpus"))
 
 

@@ -130,15 +130,6 @@ def _choose(chosen: Sequence[str], listed: Mapping[str, Sequence[str]]) -> tuple
     return ids, note
 
 
-def busy(ids: Sequence[str], environment: Mapping[str, str], run: Run = ask) -> set[str]:
-    """The GPUs among ``ids`` on which any process computes; none where nvidia-smi can't say."""
-    program = nvidia_smi(environment)
-    if program is None:
-        return set()
-    _, used = run([program, "--query-compute-apps=gpu_uuid", "--format=csv,noheader"], environment)
-    return set(ids) & {line.strip() for line in used.splitlines()}
-
-
 def of_node(environment: Mapping[str, str], part: Part, wanted: int | None, node: str, run: Run = ask) -> Gpus:
     """The GPUs of one node: nodes of one machine have different ones, by index.
 

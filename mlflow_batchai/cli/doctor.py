@@ -11,42 +11,28 @@ from typing import Any
 import click
 
 from mlflow_batchai.admin.doctor import CHECKS, Check, State, examine
-from mlflow_batchai.cli import output as printing
-from mlflow_batchai.cli.options import OUTPUTS, default_output
+from mlflow_batchai.cli.options import command, notice
+from mlflow_batchai.cli.output import Result
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.config import default
 
 _COLORS = {State.OK: "green", State.WARNING: "yellow", State.FAILED: "red"}
 
 
-@click.command(
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Example: batchai doctor nc6cluster",
-)
+@command(example="batchai doctor nc6cluster", scoped=False, output="table")
 @click.argument("cluster", required=False)
-@click.option("-o", "--output", type=click.Choice(OUTPUTS), help="How it is printed.  [table]")
-@click.option("--query", metavar="JMESPATH", help="The part of the result that is printed.")
-@click.option("--debug", is_flag=True, hidden=True, expose_value=False)
-def doctor(cluster: str | None, output: str | None, query: str | None) -> int:
+def doctor(cluster: str | None) -> Result:
     """Whether a cluster is ready for jobs: every node, one line a check.
 
     CLUSTER is the name of a document in $BATCHAI_HOME/clusters, by default BATCHAI_CLUSTER or the local cluster. A check that
     failed says what to do; the exit code is then 1. Jobs that run are not disturbed.
     """
-    search = None if query is None else printing.check_query(query)
-    output = output or default_output("table")
     found, warnings = clusters.load(cluster or default("cluster"))
-    for warning in warnings:
-        printing.echo(f"batchai: {warning}", err=True)
+    notice(*warnings)
     checks = _examined(found)
     nodes = list(dict.fromkeys(check.node for check in checks))
-    if output == "table" and not search:
-        for node in nodes:
-            _show(node, [check for check in checks if check.node == node])
-        click.echo(_summary(nodes, checks))
-    else:
-        printing.emit(_data(found.name, nodes, checks), output, search)
-    return 1 if any(check.state is State.FAILED for check in checks) else 0
+    is_fine = not any(check.state is State.FAILED for check in checks)
+    return Result(_data(found.name, nodes, checks), lambda: _table(nodes, checks), complete=is_fine)
 
 
 def _examined(cluster: clusters.Cluster) -> list[Check]:
@@ -76,16 +62,18 @@ def _data(cluster: str, nodes: Sequence[str], checks: Sequence[Check]) -> dict[s
     }
 
 
-def _show(node: str, checks: Sequence[Check]) -> None:
-    """A node's block."""
+def _table(nodes: Sequence[str], checks: Sequence[Check]) -> str:
+    """A block of lines for each node, and the summary."""
     colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     state_width, name_width = max(len(state.value) for state in State), max(len(name) for name in CHECKS)
-    lines = [node]
-    for check in checks:
-        state = check.state.value.ljust(state_width)
-        shown = click.style(state, fg=_COLORS[check.state]) if colored else state
-        lines.append(f"  {shown}  {check.name.ljust(name_width)}  {check.text}")
-    printing.echo("\n".join(lines))
+    lines = []
+    for node in nodes:
+        lines.append(node)
+        for check in (check for check in checks if check.node == node):
+            state = check.state.value.ljust(state_width)
+            shown = click.style(state, fg=_COLORS[check.state]) if colored else state
+            lines.append(f"  {shown}  {check.name.ljust(name_width)}  {check.text}")
+    return "\n".join([*lines, _summary(nodes, checks)])
 
 
 def _summary(nodes: Sequence[str], checks: Sequence[Check]) -> str:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlflow_batchai.admin.doctor.findings import size as amount
 from mlflow_batchai.cli.options import ask, command, confirmed, notice, tracking
 from mlflow_batchai.cli.output import Column, render
 from mlflow_batchai.errors import BatchAIError
@@ -20,6 +19,16 @@ if TYPE_CHECKING:
     from mlflow_batchai.admin.gc import Item
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+def amount(size: int) -> str:
+    """Bytes, for people."""
+    value, unit = float(size), "B"
+    for bigger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, bigger
+    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
 
 
 def _age(row: Any) -> str:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from datetime import timedelta
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +16,7 @@ from mlflow_batchai.errors import UsageError
 from mlflow_batchai.terminal import printable
 
 if TYPE_CHECKING:
-    from mlflow_batchai.sweep.driver import Driver
+    from mlflow_batchai.client.signals import Signals
     from mlflow_batchai.sweep.results import Results
     from mlflow_batchai.sweep.sweeps import Sweep
 
@@ -32,17 +31,11 @@ COLUMNS: list[Column] = [
 
 sweep = Noun("sweep", usual="run", scoped=False, output="table")
 _named = named("sweep")
-_taking_over = click.option(
-    "--take-over", is_flag=True, help="Another machine's process that starts its jobs is gone: go on from here."
-)
 
 
 @sweep.verb("run", example="batchai sweep run . -P learning_rate=1e-4,3e-4 -P batch_size=32,64")
 @click.argument("project", default=".")
 @click.option("-P", "--param-list", "values", metavar="NAME=VALUE,...", multiple=True, help="A parameter and its values.")
-@click.option(
-    "--from", "file", metavar="FILE", type=click.Path(path_type=Path), help="Sets of parameters: CSV, or a YAML or JSON list."
-)
 @click.option("--random", "sample", metavar="N", type=click.IntRange(1), help="Only N of the combinations, by chance.")
 @click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="Of --random: the same takes the same.")
 @click.option("-e", "--entry-point", metavar="NAME", default="main", show_default=True, help="Entry point of the project.")
@@ -55,11 +48,10 @@ _taking_over = click.option(
 @click.option("--parallel", metavar="N", type=click.IntRange(1), help="Jobs at once.  [as many as have nodes, and one]")
 @click.option("--metric", metavar="NAME", help="What jobs are compared by.  [model.promoteIf, or a usual one]")
 @click.option("--mode", type=click.Choice(["max", "min"]), help="Whether more or less is better.  [less of a loss or an error]")
-@click.option("--no-wait", is_flag=True, help="Return at once; a process of its own starts the jobs.")
+@click.option("--no-wait", is_flag=True, help="Return at once.")
 def run(
     project: str,
     values: Sequence[str],
-    file: Path | None,
     sample: int | None,
     seed: int,
     experiment_name: str | None,
@@ -68,62 +60,52 @@ def run(
 ) -> Result:
     """Run a project once for each combination of values, and show what came of it, the best first.
 
-    A value with a comma is written as in CSV: -P 'layers="64,32",128' are two. With --from, each of its sets is combined with
-    the values of -P. Everything is checked before anything starts. Exit code 0 only if all jobs succeeded.
+    A value with a comma is written as in CSV: -P 'layers="64,32",128' are two. Everything is checked before anything starts.
+    Exit code 0 only if all jobs succeeded.
 
-    Ctrl-C ends all jobs; a terminal that closes leaves them, and `batchai sweep attach` goes on with the rest. The word `run`
-    may be left out.
+    A process of its own starts the jobs. Ctrl-C ends them all; a terminal that closes leaves the sweep, which goes on. The word
+    `run` may be left out.
     """
     from mlflow_batchai.client import runner, submitting
-    from mlflow_batchai.client.console import JobConsole
     from mlflow_batchai.client.signals import Signals
-    from mlflow_batchai.sweep import driver, leader_lock, sweeps
-    from mlflow_batchai.sweep.parameters import combine, parse_values, read_rows
+    from mlflow_batchai.sweep import driver, sweeps
+    from mlflow_batchai.sweep.parameters import combine, parse_values
     from mlflow_batchai.sweep.results import judge
-    from mlflow_batchai.sweep.starter import JobStarter
+    from mlflow_batchai.sweep.starter import plan_sweep
     from mlflow_batchai.tracking import runs
 
-    if not values and file is None:
-        raise UsageError("there is nothing to sweep: give a parameter's values (-P learning_rate=1e-4,3e-4) or --from FILE")
-    combinations, repeated = combine(parse_values(values), read_rows(file) if file else (), sample, seed)
+    if not values:
+        raise UsageError("there is nothing to sweep: give a parameter's values (-P learning_rate=1e-4,3e-4)")
+    combinations, repeated = combine(parse_values(values), sample, seed)
     if repeated:
         notice(f"{repeated} combination(s) stand there more than once; each is run once")
-    console = JobConsole(1)
-    starter = JobStarter(notice, console.transfer)
-    plan, ready = starter.plan(project, combinations, **options)
+    plan, ready = plan_sweep(project, combinations, notice, **options)
     store = tracking()
     if experiment_name:
         experiment = submitting.experiment_named(store, experiment_name)
     else:
         experiment = submitting.choose_experiment(store, ready.source, os.environ.get("MLFLOW_EXPERIMENT_ID") or None)
     tags = runs.source_tags(plan.uri, plan.entry_point, ready.source.project.directory, runner.user())
-    if not no_wait:
-        tags[sweeps.TAG_LEADER] = leader_lock.this_process()
-    signals = Signals(ends="the sweep ends as soon as this submit is done")
-    with signals.installed():
-        begun = sweeps.begin(plan, store, experiment.experiment_id, tags)
-        where = runs.page(store.uri, experiment.experiment_id, begun.run_id) or store.uri
-        notice(f"sweep {plan.name}: {len(plan.combinations)} jobs, {plan.parallel} at once; run {begun.run_id}: {where}")
-        if no_wait:
-            if signals.cancelled:
-                runs.client(store).set_tag(begun.run_id, runs.TAG_CANCEL, "true")  # the process that starts now ends it
-            log = driver.start_process(begun)
-            notice(f"its jobs are started by a process that writes to {log}: batchai sweep attach {plan.name}")
-            return _shown(begun, judge(plan, {}, 0), "RUNNING")
-        return _drive(driver.Driver(begun, starter.submit, console, signals, fresh=True), begun)
+    begun = sweeps.begin(plan, store, experiment.experiment_id, tags)
+    where = runs.page(store.uri, experiment.experiment_id, begun.run_id) or store.uri
+    notice(f"sweep {plan.name}: {len(plan.combinations)} jobs, {plan.parallel} at once; run {begun.run_id}: {where}")
+    if no_wait:
+        driver.ensure(begun)
+        notice(f"stay with it: batchai sweep attach {plan.name}")
+        return _shown(begun, judge(plan, {}, 0), "RUNNING")
+    return _watch(begun, Signals())
 
 
 @sweep.verb("attach", example="batchai sweep attach digits-sweep-3f2a1c")
 @_named
-@_taking_over
-def attach(name: str, take_over: bool) -> Result:
-    """Go on with a sweep and stay until it has ended: jobs that nobody has started are started from here.
+def attach(name: str) -> Result:
+    """Stay with a sweep until it has ended, and go on with it if the process that starts its jobs has ended.
 
-    One process at a time starts jobs; if another one does, this one watches, and goes on when that is gone. Ctrl-C leaves the
-    sweep; `batchai sweep terminate` ends it. The project must lie where it did, as it was.
+    Ctrl-C leaves the sweep; `batchai sweep terminate` ends it. The project must lie where it did, as it was.
     """
-    found = _found(name)
-    return _drive(driver_of(found, take_over), found)
+    from mlflow_batchai.client.signals import Signals
+
+    return _watch(_found(name), Signals(cancels=False))
 
 
 @sweep.verb("show", example="batchai sweep show digits-sweep-3f2a1c -o json --query best.runId")
@@ -136,8 +118,8 @@ def show(name: str) -> Result:
     from mlflow_batchai.tracking import runs
 
     found = _found(name)
-    parent, jobs = sweeps.read_runs(runs.client(found.tracking), found)
-    return _shown(found, judge(found.plan, jobs, protocol.now_ms()), str(parent.info.status) if parent else "DELETED")
+    seen = sweeps.look(runs.client(found.tracking), found)
+    return _shown(found, judge(found.plan, seen.jobs, protocol.now_ms()), seen.status)
 
 
 @sweep.verb("list", COLUMNS, example="batchai sweep list")
@@ -168,33 +150,24 @@ def list_sweeps() -> list[dict[str, Any]]:
 @sweep.verb("terminate", example="batchai sweep terminate digits-sweep-3f2a1c -y")
 @_named
 @confirmed
-@_taking_over
 @click.option("--no-wait", is_flag=True, help="Return before its jobs have ended.")
-def terminate(name: str, yes: bool, take_over: bool, no_wait: bool) -> Result | None:
+def terminate(name: str, yes: bool, no_wait: bool) -> Result | None:
     """End a sweep: its jobs are ended, no more are started, and its run is KILLED when this returns."""
+    from mlflow_batchai.client.signals import Signals
     from mlflow_batchai.sweep import driver, sweeps
     from mlflow_batchai.tracking import runs
 
-    store = tracking()
-    parent, mlflow = sweeps.find(store, name), runs.client(store)
-    called, run_id = f"sweep {parent.data.tags[sweeps.TAG_NAME]}", parent.info.run_id
-    if parent.info.status != "RUNNING":
-        notice(f"{called} has ended already ({parent.info.status})")
+    found = _found(name)
+    mlflow = runs.client(found.tracking)
+    if (status := sweeps.look(mlflow, found).status) != "RUNNING":
+        notice(f"sweep {found.plan.name} has ended already ({status})")
         return None
-    if sweeps.TAG_SWEEP not in parent.data.tags:
-        # The process that began it died before it kept the plan, so it has no jobs.
-        ask(f"Terminate {called}, which was never started?", yes)
-        mlflow.set_terminated(run_id, "KILLED")
-        return None
-    found = sweeps.of_run(parent, store)
-    ask(f"Terminate {called} and all of its jobs?", yes)
-    mlflow.set_tag(run_id, runs.TAG_CANCEL, "true")
+    ask(f"Terminate sweep {found.plan.name} and all of its jobs?", yes)
+    mlflow.set_tag(found.run_id, runs.TAG_CANCEL, "true")
     if no_wait:
-        driver.start_process(found)
+        driver.ensure(found)
         return None
-    driving = driver_of(found, take_over)
-    driving.run()
-    return _shown(found, driving.results, driving.status)
+    return _watch(found, Signals(cancels=False))._replace(complete=True)
 
 
 def _found(name: str) -> Sweep:
@@ -204,22 +177,14 @@ def _found(name: str) -> Sweep:
     return sweeps.of_run(sweeps.find(store, name), store)
 
 
-def driver_of(begun: Sweep, take_over: bool = False) -> Driver:
-    """The driver of a sweep that was begun earlier; Ctrl-C leaves the sweep."""
-    from mlflow_batchai.client.console import JobConsole
-    from mlflow_batchai.client.signals import Signals
-    from mlflow_batchai.sweep.driver import Driver
-    from mlflow_batchai.sweep.starter import JobStarter
-
-    console = JobConsole(1)
-    return Driver(begun, JobStarter(notice, console.transfer).submit, console, Signals(cancels=False), take_over)
-
-
-def _drive(driving: Driver, begun: Sweep) -> Result:
+def _watch(begun: Sweep, signals: Signals) -> Result:
     """Stay to the end; the command fails unless all jobs have succeeded."""
-    driving.run()
-    notice(f"sweep {begun.plan.name}: {driving.results.counts}")
-    return _shown(begun, driving.results, driving.status)._replace(complete=driving.status == "FINISHED")
+    from mlflow_batchai.client.console import JobConsole
+    from mlflow_batchai.sweep import driver
+
+    found, status = driver.watch(begun, driver.ensure(begun), JobConsole(1), signals)
+    notice(f"sweep {begun.plan.name}: {found.counts}")
+    return _shown(begun, found, status)._replace(complete=status == "FINISHED")
 
 
 def _shown(begun: Sweep, results: Results, status: str) -> Result:

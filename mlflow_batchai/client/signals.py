@@ -49,15 +49,13 @@ class Signals:
 
     Args:
         cancels: whether Ctrl-C ends the job (for its submitter) or leaves it.
-        ends: what a person is told who presses it while the job is being submitted.
 
     Attributes:
         submitting: True until ``watching`` was called.
     """
 
-    def __init__(self, cancels: bool = True, ends: str = "the job ends as soon as it is submitted") -> None:
+    def __init__(self, cancels: bool = True) -> None:
         self._cancels = cancels
-        self._ends = ends
         self._told = False
         self._left: str | None = None
         self.cancelled = False
@@ -103,7 +101,7 @@ class Signals:
                 raise KeyboardInterrupt
             self.cancelled = True
             # os.write: what the handler interrupted may be in the middle of printing.
-            os.write(2, f"\nbatchai: {self._ends}; press Ctrl-C again to undo that\n".encode())
+            os.write(2, b"\nbatchai: the job ends as soon as it is submitted; press Ctrl-C again to undo that\n")
             return
         if not self._cancels:
             self._leave_now("left")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlflow_batchai.cluster import clusters, gpus, records, scaling
+from mlflow_batchai.cluster import clusters, records, scaling
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.cluster import ClusterRecord, ScaleSettings, parse_cluster
 from mlflow_batchai.errors import BatchAIError, ClusterError, UsageError
@@ -33,8 +33,6 @@ def create(name: str, data: Mapping[str, Any], source: str, record: ClusterRecor
     for warning in warnings:
         say(warning)
     cluster, _ = clusters.make(name, document, Path(source), record)
-    if reason := gpus.missing(cluster, document.nodes):
-        raise ClusterError(f"{source}: {reason}: lower nodes or gpusPerNode")
     settings = _settings(cluster)
     records.add_document(name, dict(data))
     try:

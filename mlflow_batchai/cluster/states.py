@@ -44,7 +44,7 @@ def show(cluster: Cluster, census: Census | None) -> dict[str, Any]:
         "userAccountSettings": account and {key: value for key, value in account.items() if key != "adminUserPassword"},
         "subnet": as_shown(document.subnet),
         "engine": document.engine.value,
-        "gpus": _gpus(cluster, census),
+        "gpusPerNode": document.gpus_per_node,
     }
 
 
@@ -114,27 +114,6 @@ def _allocated(scale: AutoScale, census: Census) -> int:
     """Nodes that a cluster with this queue would have: those that its jobs have or wait for, within its limits."""
     wanted = {node for reservation in census.reservations for node in reservation.nodes}
     return min(max(len(wanted), scale.minimum_node_count), scale.maximum_node_count)
-
-
-def _gpus(cluster: Cluster, census: Census | None) -> dict[str, int] | None:
-    """``perNode``, ``total``, ``inUse`` and ``free``, those that its next jobs could have; null where no node has any.
-
-    Its machines may have more GPUs than the cluster, and others may use them.
-    """
-    written = cluster.document.gpus_per_node
-    divided = not written and cluster.on_this_machine
-    nodes = cluster.document.nodes if divided else cluster.engine.node_limit
-    if census is None or census.gpus is None:
-        return {"perNode": written, "total": written * nodes, "inUse": 0, "free": written * nodes} if written else None
-    there, in_use = census.gpus
-    # One machine that has fewer than nodes gives them none (``agent.gpus.of_node``).
-    if written == 0 or (divided and there < nodes):
-        return None
-    total = min(written * nodes, there) if written else there
-    per_node = written or total // nodes
-    taken = sum(node.state in (NodeState.RUNNING, NodeState.PREPARING, NodeState.LEAVING) for node in census.nodes)
-    free = max(0, min(total - per_node * taken, there - in_use))
-    return {"perNode": per_node, "total": total, "inUse": total - free, "free": free}
 
 
 def show_node(report: NodeReport, jobs: dict[int, str]) -> dict[str, Any]:

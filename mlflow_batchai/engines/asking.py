@@ -6,17 +6,13 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from mlflow_batchai.agent import gpus
 from mlflow_batchai.engines.base import StartRequest
-from mlflow_batchai.engines.census import Census, Place, Said, add_up, work_out
+from mlflow_batchai.engines.census import Census, Place, Said, work_out
 from mlflow_batchai.engines.machines import Answer, Machine
 from mlflow_batchai.errors import ClusterError
 
 if TYPE_CHECKING:
     from mlflow_batchai.engines.machines import Node
-
-# nvidia-smi is asked twice there, and may take its time.
-CENSUS_SECONDS = 2 * gpus.LISTING_SECONDS + 10.0
 
 Each = Callable[[Sequence[Callable[[], Answer]]], Sequence[Answer | ClusterError]]
 
@@ -45,7 +41,7 @@ def census(nodes: Sequence[Node], known: Sequence[Known], book: str, each: Each)
         calls.append(functools.partial(nodes[0].machine.ask, "listing", book=book))
     for group in groups.values():
         roots = [nodes[index].root for index in group]
-        calls.append(functools.partial(nodes[group[0]].machine.ask, "census", CENSUS_SECONDS, roots=roots))
+        calls.append(functools.partial(nodes[group[0]].machine.ask, "census", roots=roots))
     answers = list(each(calls))
     listed = answers.pop(0) if known[0].lost is None else {"reservations": []}
     if isinstance(listed, ClusterError):
@@ -58,9 +54,7 @@ def census(nodes: Sequence[Node], known: Sequence[Known], book: str, each: Each)
             else:
                 told = answer["nodes"][position]
                 said[index] = {**told, "id": nodes[index].id or told["id"]}
-    found = work_out(
-        [one.place for one in known], said, [one.trouble for one in known], listed["reservations"], add_up(answers)
-    )
+    found = work_out([one.place for one in known], said, [one.trouble for one in known], listed["reservations"])
     return found if known[0].lost is None else found._replace(trouble=str(known[0].lost))
 
 

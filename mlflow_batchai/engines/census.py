@@ -40,13 +40,6 @@ class Reservation(NamedTuple):
     started: bool
 
 
-class Gpus(NamedTuple):
-    """GPUs of a cluster's machines: all of them, and those that a job has or some process computes on."""
-
-    total: int
-    in_use: int
-
-
 class Place(NamedTuple):
     """Where a node is, for people."""
 
@@ -74,18 +67,16 @@ class Census(NamedTuple):
 
     Attributes:
         reservations: the queue, in its order: jobs that run and jobs that wait.
-        gpus: None where no machine has any.
         trouble: why the queue can't be seen, or nothing.
     """
 
     nodes: Sequence[NodeReport]
     reservations: Sequence[Reservation]
-    gpus: Gpus | None = None
     trouble: str = ""
 
 
 def work_out(
-    places: Sequence[Place], said: Sequence[Said], problems: Sequence[str], book: Sequence[Mapping[str, Any]], gpus: Gpus | None
+    places: Sequence[Place], said: Sequence[Said], problems: Sequence[str], book: Sequence[Mapping[str, Any]]
 ) -> Census:
     """The census.
 
@@ -117,7 +108,7 @@ def work_out(
             nodes.append(NodeReport(place, NodeState.PREPARING, waiting[0]))
         else:
             nodes.append(NodeReport(place, NodeState.IDLE))
-    return Census(nodes, reservations, gpus)
+    return Census(nodes, reservations)
 
 
 def _numbers(answer: Mapping[str, Any], word: str) -> list[int]:
@@ -140,9 +131,3 @@ def _reservation(entry: Mapping[str, Any], said: Sequence[Said]) -> Reservation 
         return None
     started = "waiting" not in states
     return Reservation(entry["number"], entry["job"], entry.get("folder", ""), tuple(places), started)
-
-
-def add_up(answers: Sequence[Said]) -> Gpus | None:
-    """The GPUs of some machines, each of which has answered once."""
-    found = [answer["gpus"] for answer in answers if not isinstance(answer, ClusterError) and answer["gpus"]]
-    return Gpus(sum(one["total"] for one in found), sum(one["inUse"] for one in found)) if found else None

@@ -26,7 +26,7 @@ from mlflow_batchai.agent.plan import (
     Volume,
 )
 from mlflow_batchai.agent.protocol import PROTOCOL_VERSION
-from mlflow_batchai.cluster import gpus, setup
+from mlflow_batchai.cluster import setup
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.cluster.scaling import larger, too_few
 from mlflow_batchai.documents.job import JobProperties
@@ -184,8 +184,6 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         )
     if framework == HOROVOD:
         _check_gpus(cluster, process_count, node_count, source)
-    if reason := gpus.missing(cluster, node_count):
-        raise ClusterError(f"{source}: {reason}: lower nodeCount, or gpusPerNode of cluster '{cluster.name}'")
     limit = _seconds(properties)
     chosen = choose_volumes(properties, cluster, source, limit + WAITING_SECONDS)
     warnings = list(chosen.warnings)

@@ -6,7 +6,6 @@ Raises ImportError where the SDK isn't installed: import it where it is used (``
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import time
 import uuid
@@ -21,11 +20,11 @@ from typing import BinaryIO, NamedTuple, TypeVar, cast
 from azure.core.exceptions import HttpResponseError, ResourceModifiedError, ServiceResponseError
 
 from mlflow_batchai.agent.protocol import LONGEST_SEGMENT
-from mlflow_batchai.errors import ShareError, ShareMissingError, ShareNotFoundError
+from mlflow_batchai.errors import ShareError, ShareNotFoundError
 from mlflow_batchai.storage import credentials
 from mlflow_batchai.storage.azure_client import FIRST_PAUSE_SECONDS, Again, service_client
 from mlflow_batchai.storage.azure_errors import ExistsError, code_of, of_network, translated
-from mlflow_batchai.storage.base import TEMPORARY, Entry, Readable, ShareEntry, Source
+from mlflow_batchai.storage.base import TEMPORARY, Entry, Readable, Source
 from mlflow_batchai.storage.location import AzureLocation
 
 Item = TypeVar("Item")
@@ -133,9 +132,8 @@ class AzureFilesShare:
             return None
         return data if len(data) <= most else b""
 
-    def download(self, path: str, target: Path, progress: Callable[[int], None] | None = None) -> None:
-        # What there was before a failure lies beside the target, named by its content's ETag: the next call goes on there.
-        full, tell = self._full(path), progress or (lambda count: None)
+    def download(self, path: str, target: Path) -> None:
+        full, partial = self._full(path), target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
 
         def ahead(fetch: Callable[[int], Piece], positions: Iterable[int]) -> Iterator[Piece]:
             return self._ahead(fetch, positions, READ_AT_ONCE)
@@ -144,26 +142,17 @@ class AzureFilesShare:
             target.parent.mkdir(parents=True, exist_ok=True)
             for _ in range(READS):
                 first = self._get(full, 0, PIECE)
-                digest = hashlib.sha256(f"{target.name}\0{first.etag}".encode("utf-8", "surrogateescape")).hexdigest()
-                partial = target.with_name(f".{digest[:32]}.part")
-                try:
-                    with partial.open("ab") as file:
-                        have = file.tell()
-                        if have < len(first.data):
-                            file.truncate(0)
-                            have = file.write(first.data)
-                        tell(have)
-                        # In their order: the file's length is how far it has come even if we are killed.
-                        for data in self._rest(full, first, have, first.size, ahead):
+                with contextlib.suppress(_ChangedError):
+                    with partial.open("wb") as file:
+                        file.write(first.data)
+                        for data in self._rest(full, first, len(first.data), first.size, ahead):
                             file.write(data)
-                            tell(len(data))
-                except _ChangedError:
-                    partial.unlink(missing_ok=True)
-                    continue
-                partial.replace(target)
-                return
+                    partial.replace(target)
+                    return
         except OSError as error:
             raise ShareError(f"'{target}' can't be written: {error.strerror or error}") from error
+        finally:
+            partial.unlink(missing_ok=True)
         raise self._replaced(path)
 
     def _replaced(self, path: str) -> ShareError:
@@ -391,58 +380,6 @@ class AzureFilesShare:
 
     def keeping(self, folder: str) -> AzureFilesShare:
         return self
-
-
-class AzureShares:
-    """The file shares of a storage account.
-
-    Args:
-        account: its name.
-        endpoint: its file service.
-
-    Raises:
-        ShareError: what opens it can't be used.
-    """
-
-    def __init__(self, account: str, endpoint: str) -> None:
-        self._location = AzureLocation(endpoint, account, "")
-        self._credential = credentials.at(endpoint, account)
-        with self._errors(""):
-            self._client = service_client(self._location, self._credential)
-
-    def _errors(self, share: str) -> contextlib.AbstractContextManager[None]:
-        return translated(self._location._replace(share=share), self._credential, "")
-
-    def list(self) -> list[ShareEntry]:
-        """All of them, by name."""
-        with self._errors(""):
-            found = self._client.list_shares()
-            return sorted(ShareEntry(share.name, share.quota, share.last_modified.timestamp()) for share in found)
-
-    def create(self, share: str, quota: int | None) -> bool:
-        """Make one; False if it was there."""
-        again = Again()
-        try:
-            with self._errors(share):
-                self._client.create_share(share, quota=quota, retry_hook=again)
-        except ExistsError:
-            # An answer may have been lost: then it is our own that is there already.
-            return again.happened
-        return True
-
-    def delete(self, share: str) -> None:
-        """Remove one with all that is on it; ShareMissingError if there is none."""
-        again = Again()
-        try:
-            with self._errors(share):
-                self._client.delete_share(share, retry_hook=again)
-        except ShareMissingError:
-            if not again.happened:
-                raise
-
-    def open(self, share: str) -> AzureFilesShare:
-        """One of them; ShareMissingError when it is first used, if there is none."""
-        return AzureFilesShare(self._location._replace(share=share))
 
 
 def _modified(written: object) -> float | None:

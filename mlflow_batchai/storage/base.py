@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -31,20 +31,6 @@ class Entry(NamedTuple):
     modified: float | None = None
 
 
-class ShareEntry(NamedTuple):
-    """One file share of a storage account.
-
-    Attributes:
-        name: of the share.
-        quota: how much it may hold, in GiB; None: as much as the disk has.
-        modified: when it was last changed itself, in seconds since the epoch.
-    """
-
-    name: str
-    quota: int | None
-    modified: float
-
-
 class Readable(Protocol):
     """A source to send: a file that is open for reading bytes, or an object like one."""
 
@@ -64,7 +50,7 @@ class Share(Protocol):
         6. Other failures of the share are ShareError, with the share's address and the path in it.
         7. ``read_many`` finds what was there when it was called, and costs little where next to nothing is: a name is asked for
            once, and a mount, which may remember that a name was missing, has to look anew once a folder.
-        8. ``download`` gives a file whole, of one time, or fails; then the next call goes on where it was, if that saves time.
+        8. ``download`` gives a file whole, of one time, or fails.
         9. All of it may be called by many threads at once.
         10. ``list`` tells when a file was last written, by the clock of what keeps it, and costs nothing more for that.
         11. No path leads out of it: a link is an entry like any other, and is never followed.
@@ -91,11 +77,8 @@ class Share(Protocol):
             most: bytes of each. The content of one that is longer, and of what is no file, is empty: as damaged ones may be.
         """
 
-    def download(self, path: str, target: Path, progress: Callable[[int], None] | None = None) -> None:
+    def download(self, path: str, target: Path) -> None:
         """Copy a file to one of this machine, whose folder is made.
-
-        Args:
-            progress: called with the number of bytes that came since its last call.
 
         Raises:
             ShareNotFoundError: it isn't there.

@@ -108,13 +108,11 @@ class Results:
 
     @property
     def description(self) -> str:
-        """The parent run's description, as Markdown."""
+        """The ended parent run's description, as Markdown."""
         lines = [f"Sweep of {len(self.rows)} jobs: {self.counts}."]
         if self.summary:
             lines.append(f"The best is {code(self.summary.removeprefix('best is '))}.")
         lines += [f"- {code(row.name)} {row.state}: {code(row.reason)}" for row in self.rows if row.reason][:10]
-        if any(row.state not in (protocol.SUCCEEDED, *UNSUCCESSFUL) for row in self.rows):
-            lines.append(f"Go on with it: `batchai sweep attach {self.name}`. End it: `batchai sweep terminate {self.name}`.")
         return "\n\n".join(lines)
 
 

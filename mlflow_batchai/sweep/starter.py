@@ -15,7 +15,7 @@ from mlflow_batchai.agent.plan import plain
 from mlflow_batchai.client import submitting
 from mlflow_batchai.documents.model import secret_values
 from mlflow_batchai.documents.reading import load_text
-from mlflow_batchai.errors import BatchAIError, JobError, ParameterError, UsageError
+from mlflow_batchai.errors import JobError, ParameterError, UsageError
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.places import slug
 from mlflow_batchai.sweep.parameters import Combination, shown
@@ -26,120 +26,100 @@ from mlflow_batchai.tracking import runs
 # The most letters that MLflow's tables take.
 LONGEST_NAME = 250
 
+Say = Callable[[str], None]
 
-class UnstartableError(JobError):
-    """No job of the sweep can be started from here; trying again does not help."""
+
+def plan_sweep(
+    project: str, combinations: Sequence[Combination], say: Say, backend_config: str | None, cluster: str | None, **fields: Any
+) -> tuple[SweepPlan, submitting.Ready]:
+    """Plan a new sweep; all that can be checked before anything exists is. Also returns its first job.
+
+    Args:
+        project: its address, as the user wrote it.
+        say: told each warning.
+        backend_config: settings over batchai.yaml: JSON, or a file.
+        fields: those of the plan that the user has given; None: they follow from the project.
+
+    Raises:
+        UsageError: what would be kept with the sweep's run holds a secret, or the name can't be used.
+        BatchAIError: as ``check``.
+    """
+    settings = _settings(backend_config, cluster)
+    plan = SweepPlan(
+        **fields, uri=_address(project), settings=settings, cwd=str(Path.cwd()), combinations=combinations, code=""
+    )
+    ready = check(plan, say)
+    source, text = ready.source, json.dumps(settings, ensure_ascii=False)
+    if any(json.dumps(secret, ensure_ascii=False)[1:-1] in text for secret in secret_values(source.config) if secret):
+        raise UsageError(
+            "--backend-config holds a secret, and would be kept with the sweep's run; put it into a file: --backend-config FILE"
+        )
+    name = plan.name or source.config.name or f"{slug(source.project.name, 30)}-sweep-{uuid.uuid4().hex[:6]}"
+    if not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME or set("'\"") <= set(name):
+        raise UsageError(
+            f"the sweep's name '{terminal.printable(name[:LONGEST_NAME])}' should be one line of 1 to {LONGEST_NAME}"
+            " letters, without both kinds of quotes: --run-name NAME"
+        )
+    parallel = plan.parallel or max(1, source.cluster.open_nodes // ready.prepared.plan.node_count) + 1
+    metric, mode = comparison(plan.metric, plan.mode, source.config)
+    return dataclasses.replace(plan, name=name, parallel=parallel, metric=metric, mode=mode, code=code_hash(ready)), ready
+
+
+def check(plan: SweepPlan, say: Say) -> submitting.Ready:
+    """Read the project, prepare all of its jobs, and ask the nodes about the first: all jobs need the same of them.
+
+    Raises:
+        ParameterError: a combination can't be used; the message says which.
+        BatchAIError: no job of the project could run.
+    """
+    source = submitting.read(plan.uri, plan.entry_point, plan.combinations[0], plan.version, plan.settings, say)
+    first: submitting.Ready | None = None
+    for number, parameters in enumerate(plan.combinations, 1):
+        try:
+            ready = submitting.prepare(source, parameters, plan.env_manager, say, Path(plan.cwd), first)
+        except ParameterError as error:
+            which = f"combination {number} of {len(plan.combinations)}: {shown(parameters)}"
+            raise ParameterError(f"{error} ({which})") from error
+        first = first or ready
+    assert first is not None
+    return submitting.check(first, say)
 
 
 class JobStarter:
-    """Submits jobs of a sweep. All of them have the code that the first one was prepared with.
+    """Submits jobs of a sweep. All of them have the code that the project has when this is made, and had when the sweep began.
 
-    Args:
-        say: told each warning.
-        progress: told (bytes sent, bytes to send) while files are sent.
-
-    Attributes:
-        first: the job whose code all have, once it was checked.
+    Raises:
+        JobError: the project has changed, or another user began the sweep.
+        BatchAIError: as ``check``.
     """
 
-    def __init__(self, say: Callable[[str], None], progress: Callable[[int, int], None] | None = None) -> None:
-        self._say = say
-        self._progress = progress
-        self.first: submitting.Ready | None = None
-
-    def plan(
-        self, project: str, combinations: Sequence[Combination], backend_config: str | None, cluster: str | None, **fields: Any
-    ) -> tuple[SweepPlan, submitting.Ready]:
-        """The plan of a new sweep, and its first job; all that can be checked before anything exists is.
-
-        Args:
-            project: its address, as the user wrote it.
-            backend_config: settings over batchai.yaml: JSON, or a file.
-            fields: those of the plan that the user has given; None: they follow from the project.
-
-        Raises:
-            UsageError: what would be kept with the sweep's run holds a secret, or the name can't be used.
-            BatchAIError: as ``check``.
-        """
-        settings = _settings(backend_config, cluster)
-        plan = SweepPlan(
-            **fields, uri=_address(project), settings=settings, cwd=str(Path.cwd()), combinations=combinations, code=""
-        )
-        ready = self.first = self.check(plan)
-        source, text = ready.source, json.dumps(settings, ensure_ascii=False)
-        if any(json.dumps(secret, ensure_ascii=False)[1:-1] in text for secret in secret_values(source.config) if secret):
-            raise UsageError(
-                "--backend-config holds a secret, and would be kept with the sweep's run; put it into a file: --backend-config"
-                " FILE"
-            )
-        name = plan.name or source.config.name or f"{slug(source.project.name, 30)}-sweep-{uuid.uuid4().hex[:6]}"
-        if not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME or set("'\"") <= set(name):
-            raise UsageError(
-                f"the sweep's name '{terminal.printable(name[:LONGEST_NAME])}' should be one line of 1 to {LONGEST_NAME}"
-                " letters, without both kinds of quotes: --run-name NAME"
-            )
-        parallel = plan.parallel or max(1, source.cluster.open_nodes // ready.prepared.plan.node_count) + 1
-        metric, mode = comparison(plan.metric, plan.mode, source.config)
-        code = code_hash(ready)
-        return dataclasses.replace(plan, name=name, parallel=parallel, metric=metric, mode=mode, code=code), ready
-
-    def check(self, plan: SweepPlan) -> submitting.Ready:
-        """Read the project, prepare all of its jobs, and ask the nodes about the first: all jobs need the same of them.
-
-        Raises:
-            ParameterError: a combination can't be used; the message says which.
-            BatchAIError: no job of the project could run.
-        """
-        parameters = plan.combinations[0]
-        source = submitting.read(plan.uri, plan.entry_point, parameters, plan.version, plan.settings, self._say)
-        first: submitting.Ready | None = None
-        for number, parameters in enumerate(plan.combinations, 1):
-            try:
-                ready = submitting.prepare(source, parameters, plan.env_manager, self._say, Path(plan.cwd), first)
-            except ParameterError as error:
-                which = f"combination {number} of {len(plan.combinations)}: {shown(parameters)}"
-                raise ParameterError(f"{error} ({which})") from error
-            first = first or ready
-        assert first is not None
-        return submitting.check(first, self._say)
-
-    def submit(self, sweep: Sweep, number: int) -> Submitted:
-        """Start a job.
-
-        Raises:
-            UnstartableError: the project is not here or has changed, or another user began the sweep.
-            BatchAIError: the job could not be started.
-        """
-        first = self.first = self.first or self._resume(sweep)
-        plan, name = sweep.plan, sweep.plan.job_name(number)
-        # Prepared again: credentials of storage are made for the time that a job may take.
-        parameters = plan.combinations[number - 1]
-        ready = submitting.prepare(first.source, parameters, plan.env_manager, self._say, Path(plan.cwd), first)
-        ready = submitting.check(ready, self._say)
-        ready = dataclasses.replace(ready, prepared=dataclasses.replace(ready.prepared, name=name))
-        experiment = runs.client(sweep.tracking).get_experiment(sweep.experiment_id)
-        tags = sweep.job_tags(number)
-        return submitting.submit(ready, sweep.tracking, experiment, name, tags=tags, progress=self._progress)
-
-    def _resume(self, sweep: Sweep) -> submitting.Ready:
-        """Read the project of a sweep that another process began."""
+    def __init__(self, sweep: Sweep, say: Say) -> None:
+        self._sweep, self._say = sweep, say
         plan = sweep.plan
         if not sweep.is_own:
-            raise UnstartableError(
+            raise JobError(
                 f"the plan of sweep {plan.name} is not signed with this user's key, so no job is started as it says: take the"
                 " key of who began it along (batchai key export, batchai key import), or start a sweep of your own"
             )
-        try:
-            ready = self.check(dataclasses.replace(plan, combinations=plan.combinations[:1]))
-        except BatchAIError as error:
-            raise UnstartableError(f"jobs of sweep {plan.name} can't be started from here: {error}") from error
-        if code_hash(ready) != plan.code:
-            raise UnstartableError(
+        self._first = check(dataclasses.replace(plan, combinations=plan.combinations[:1]), say)
+        if code_hash(self._first) != plan.code:
+            raise JobError(
                 f"the project {terminal.shown(plan.uri)} has changed since sweep {plan.name} was started, and jobs of other"
                 " code can't be compared with those that ran: bring it back as it was and attach again, or end the sweep"
                 f" (batchai sweep terminate {plan.name}) and start another"
             )
-        return ready
+
+    def submit(self, number: int) -> Submitted:
+        """Start a job. Raises ``BatchAIError`` if it can't be started."""
+        sweep, plan, first = self._sweep, self._sweep.plan, self._first
+        # Prepared again: credentials of storage are made for the time that a job may take.
+        parameters = plan.combinations[number - 1]
+        ready = submitting.prepare(first.source, parameters, plan.env_manager, self._say, Path(plan.cwd), first)
+        ready = submitting.check(ready, self._say)
+        name = plan.job_name(number)
+        ready = dataclasses.replace(ready, prepared=dataclasses.replace(ready.prepared, name=name))
+        experiment = runs.client(sweep.tracking).get_experiment(sweep.experiment_id)
+        return submitting.submit(ready, sweep.tracking, experiment, name, tags=sweep.job_tags(number))
 
 
 def code_hash(ready: submitting.Ready) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Of the parent run and the jobs' runs: the parent's run id. Of a job's run: its number in the sweep.
 TAG_SWEEP, TAG_INDEX = "batchai.sweep", "batchai.sweepIndex"
 # Of the parent run.
-TAG_NAME, TAG_JOBS, TAG_LEADER = "batchai.sweepName", "batchai.sweepJobs", "batchai.sweepDriver"
+TAG_NAME, TAG_JOBS, TAG_DRIVER = "batchai.sweepName", "batchai.sweepJobs", "batchai.sweepDriver"
 TAG_BEST, TAG_BEST_METRIC = "batchai.sweepBest", "batchai.sweepBestMetric"
 TAG_PARENT, TAG_NOTE = "mlflow.parentRunId", "mlflow.note.content"
 PLAN, RESULTS = "sweep/plan.json", "sweep/results.json"
@@ -92,15 +92,15 @@ class Sweep:
 
 
 def begin(plan: SweepPlan, tracking: Tracking, experiment_id: str, tags: Mapping[str, str]) -> Sweep:
-    """Make the parent run, RUNNING, with its plan."""
+    """Make the parent run, RUNNING, with its plan. It is a sweep's run only when all of it is there."""
     mlflow = runs.client(tracking)
-    own = {TAG_NAME: plan.name, TAG_JOBS: str(len(plan.combinations))}
-    run_id = str(mlflow.create_run(experiment_id, tags={**tags, **own}, run_name=plan.name).info.run_id)
+    run_id = str(mlflow.create_run(experiment_id, tags=dict(tags), run_name=plan.name).info.run_id)
     text = json.dumps(asdict(plan), indent=1)
+    own = {runs.TAG_MAC: signing.mac(*_signed(run_id, text)), TAG_NAME: plan.name, TAG_SWEEP: run_id}
     try:
         mlflow.log_text(run_id, text, PLAN)
-        mlflow.set_tag(run_id, runs.TAG_MAC, signing.mac(*_signed(run_id, text)))
-        mlflow.set_tag(run_id, TAG_SWEEP, run_id)
+        for name, value in {**own, TAG_JOBS: str(len(plan.combinations))}.items():
+            mlflow.set_tag(run_id, name, value)
     except BaseException:
         # The first error is raised, even if the store fails again.
         with contextlib.suppress(Exception):
@@ -120,11 +120,6 @@ def of_run(run: Run, tracking: Tracking) -> Sweep:
         JobError: its plan can't be read.
     """
     run_id = str(run.info.run_id)
-    if TAG_SWEEP not in run.data.tags:
-        raise JobError(
-            f"sweep {run.data.tags[TAG_NAME]} has no plan: the process that began it died; end its run with: batchai sweep"
-            f" terminate {run_id}"
-        )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(runs.client(tracking).download_artifacts(run_id, PLAN, folder))
         try:
@@ -170,16 +165,54 @@ def search(mlflow: MlflowClient, condition: str = "", most: int = PAGE) -> list[
     return list(mlflow.search_runs(where, wanted, max_results=most, order_by=order)) if where else []
 
 
-def read_runs(mlflow: MlflowClient, sweep: Sweep) -> tuple[Run | None, dict[int, Run]]:
-    """The parent run (None: it is deleted) and the runs of jobs by number, deleted ones too, from one search."""
+@dataclass(frozen=True)
+class Seen:
+    """A sweep as its runs say that it is.
+
+    Attributes:
+        status: of the parent run.
+        tags: of the parent run.
+        jobs: number -> run of each job that was started; the run may be deleted since.
+        active: numbers of jobs that have not ended.
+        unstarted: numbers of jobs that are to be started.
+    """
+
+    status: str
+    tags: Mapping[str, str]
+    jobs: Mapping[int, Run]
+    active: Set[int]
+    unstarted: Sequence[int]
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody has asked to end it."""
+        return bool(self.tags.get(runs.TAG_CANCEL))
+
+
+def look(mlflow: MlflowClient, sweep: Sweep) -> Seen:
+    """Look at the runs of a sweep, deleted ones too, by one search.
+
+    Raises:
+        JobError: the parent run is deleted.
+    """
     found = index.deleted_too(mlflow, sweep.experiment_id, f"tags.`{TAG_SWEEP}` = '{sweep.run_id}'")
     # If a job has a deleted run and another one, the other one counts.
     found.sort(key=lambda run: str(run.info.lifecycle_stage), reverse=True)
     parent = next((run for run in found if run.info.run_id == sweep.run_id and run.info.lifecycle_stage == "active"), None)
+    if parent is None:
+        raise JobError(
+            f"the run of sweep {sweep.plan.name} is deleted; jobs that run go on, no more are started"
+            f" (mlflow runs restore --run-id {sweep.run_id})"
+        )
     # Anybody can tag a run as a job of the sweep.
     own = [run for run in found if runs.is_signed(run) or not sweep.is_own]
-    jobs = {int(run.data.tags[TAG_INDEX]): run for run in own if run.data.tags.get(TAG_INDEX, "").isdecimal()}
-    return parent, dict(sorted(jobs.items()))
+    numbered = {int(run.data.tags[TAG_INDEX]): run for run in own if run.data.tags.get(TAG_INDEX, "").isdecimal()}
+    jobs = dict(sorted(numbered.items()))
+    running = [number for number, run in jobs.items() if run.info.status in ("RUNNING", "SCHEDULED")]
+    active = {number for number in running if jobs[number].info.lifecycle_stage == "active"}
+    tags = parent.data.tags
+    unstarted = [] if tags.get(runs.TAG_CANCEL) else [number for number in sweep.plan.numbers if number not in jobs]
+    return Seen(str(parent.info.status), tags, jobs, active, unstarted)
 
 
 def add_failed_run(mlflow: MlflowClient, sweep: Sweep, number: int, why: str) -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import Cli
-
-from mlflow_batchai.sweep import sweeps
 
 MLPROJECT = """
     name: toy
@@ -48,7 +44,6 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (["-P", "bs=1,2"], 1, "'lr'"),
     (["-P", "lr=1", "-P", "batch=1"], 1, "'batch'"),
     (["-P", "lr=1", "-P", "data=data.csv,nope"], 1, "nope"),
-    (["-P", "lr=1", "--from", "nope.csv"], 1, "nope.csv: can't be read"),
     (["-P", "lr=1", "--cluster", "nope"], 3, "there is no cluster 'nope'"),
     (["-P", "lr=1", "-c", "nope.yaml"], 2, "--backend-config nope.yaml"),
     (["-P", "lr=1", "-c", '{"properties": {"nodeCount": 9}}'], 1, "properties.nodeCount is 9"),
@@ -83,42 +78,16 @@ def test_an_unknown_sweep(shared_cli: Cli, verb: str) -> None:
     assert (said.code, said.out) == (3, "") and "there is no sweep 'nope'; there are none in" in said.err
 
 
-def test_a_sweep_whose_process_died_at_its_start_can_be_ended(cli: Cli) -> None:
-    """It has a run, and neither plan nor jobs."""
-    tags = {sweeps.TAG_NAME: "half", sweeps.TAG_JOBS: "2"}
-    run_id = cli.world.client.create_run("0", tags=tags).info.run_id
-    said = cli("sweep", "attach", "half")
-    assert said.code == 1 and f"batchai sweep terminate {run_id}" in said.err
-    assert cli("sweep", "terminate", "half", "-y").code == 0
-    assert cli.world.last.info.status == "KILLED"
-
-
-def test_ctrl_c_while_a_sweep_that_nobody_stays_for_is_begun_ends_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = sweeps.begin
-
-    def interrupted(*given: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-        return real(*given)
-
-    monkeypatch.setattr(sweeps, "begin", interrupted)
-    (cli.world.cwd / "data.csv").write_text("1")
-    said = cli("sweep", cli.world.project(TRAIN, MLPROJECT), "-P", "lr=0.1,0.2", "--no-wait")
-    assert said.code == 0, said
-    cli.world.wait(
-        lambda: [run.info.status for run in cli.world.runs()] == ["KILLED"], what="it has ended, and no job is there"
-    )
-
-
 def test_a_grid_with_one_that_fails(cli: Cli) -> None:
     """The whole of it, on the local cluster."""
     world = cli.world
     project = world.project(TRAIN, MLPROJECT)
     (world.cwd / "data.csv").write_text("1")
-    (world.cwd / "sets.csv").write_text('lr,note\n0.1,"a,b"\n0.2,c\n0.1,"a,b"\n')
-    said = cli("sweep", project, "--from", "sets.csv", "-P", "bs=4,8", "--run-name", "grid", "-o", "json")
+    options = ("-P", "lr=0.1,0.2,0.1", "-P", 'note="a,b"', "-P", "bs=4,8", "--run-name", "grid", "-o", "json")
+    said = cli("sweep", project, *options)
     assert said.code == 1, said
     assert "2 combination(s) stand there more than once; each is run once" in said.err
-    assert "job grid-4 failed, val_accuracy 2.1 (lr=0.2, note=c, bs=8): rank 0 on node-0 exited with code 1: boom" in said.err
+    assert "job grid-4 failed, val_accuracy 2.1 (lr=0.2, bs=8): rank 0 on node-0 exited with code 1: boom" in said.err
     data: dict[str, Any] = json.loads(said.out)
     assert [(row["name"], row["state"]) for row in data["jobs"]] == [
         ("grid-2", "succeeded"),
@@ -142,7 +111,7 @@ def test_a_grid_with_one_that_fails(cli: Cli) -> None:
     shown = cli("sweep", "show", "grid")
     assert (shown.code, shown.out.splitlines()[0].split()) == (
         0,
-        ["lr", "note", "bs", "State", "val_accuracy", "Duration", "Job"],
+        ["lr", "bs", "State", "val_accuracy", "Duration", "Job"],
     )
     assert [row["name"] for row in cli.json("sweep", "list", "-o", "json")] == ["grid"]
     assert "sweep grid has ended already (FAILED)" in cli("sweep", "terminate", "grid", "-y").err

@@ -23,12 +23,6 @@ def test_ctrl_c_during_the_submit_waits_for_it_and_then_cancels(capfd):
     assert capfd.readouterr().err == "\nbatchai: the job ends as soon as it is submitted; press Ctrl-C again to undo that\n"
 
 
-def test_what_ends_has_its_name(capfd):
-    with Signals(ends="the sweep ends").installed():
-        os.kill(os.getpid(), signal.SIGINT)
-    assert capfd.readouterr().err == "\nbatchai: the sweep ends; press Ctrl-C again to undo that\n"
-
-
 def test_a_second_one_undoes_the_submit():
     signals = Signals()
     with signals.installed(), pytest.raises(KeyboardInterrupt):

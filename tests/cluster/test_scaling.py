@@ -316,7 +316,7 @@ def test_jobs_of_other_documents_with_the_same_machines_stay(site: Site) -> None
     (reservation,) = site.cluster.scalable.census().reservations
     assert scaling.sent_to(ssh, reservation) and scaling.sent_to(ssh, reservation._replace(folder=""))
     assert not scaling.sent_to(ssh, reservation._replace(folder="jobs/on/another/share"))
-    ssh.name, ssh.scalable = "d", SimpleNamespace(census=lambda: Census([], [reservation], None, "node gpu1 is away"))
+    ssh.name, ssh.scalable = "d", SimpleNamespace(census=lambda: Census([], [reservation], "node gpu1 is away"))
     assert not scaling.sent_to(ssh, reservation)
     resizing._end_jobs(ssh, no_store, said)
     assert site.said == ["node gpu1 is away; jobs that may run there were not ended"]

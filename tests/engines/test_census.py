@@ -9,10 +9,7 @@ from sshd import SshNodes
 from test_engine_conformance import site  # noqa: F401 (a fixture)
 from waiting import wait_for
 
-from mlflow_batchai.agent import gpus
-from mlflow_batchai.engines.asking import Known, census
-from mlflow_batchai.engines.census import Gpus, NodeState, Place, work_out
-from mlflow_batchai.engines.machines import Node
+from mlflow_batchai.engines.census import NodeState, Place, work_out
 from mlflow_batchai.errors import ClusterError
 
 
@@ -52,16 +49,15 @@ def entry(number: int, *nodes: int, age: float = 1000.0) -> dict[str, Any]:
 )
 def test_states(answers: list[Any], book: list[Any], states: list[str], queue: list[tuple[int, bool]]) -> None:
     places = [Place(str(index), "127.0.0.1", None) for index in range(len(answers))]
-    found = work_out(places, answers, [""] * len(answers), book, Gpus(2, 1))
+    found = work_out(places, answers, [""] * len(answers), book)
     assert [node.state.value for node in found.nodes] == states
     assert [(reservation.number, reservation.started) for reservation in found.reservations] == queue
-    assert found.gpus == (2, 1)
 
 
 def test_a_node_that_lacks_something_is_unusable_unless_it_runs_a_job() -> None:
     places = [Place(str(index), "127.0.0.1", None) for index in range(3)]
     answers = [answer(0, _1="held"), answer(1), answer(2, True)]
-    found = work_out(places, answers, ["its disk is full"] * 3, [entry(1, 0)], None)
+    found = work_out(places, answers, ["its disk is full"] * 3, [entry(1, 0)])
     assert [node.state for node in found.nodes] == [NodeState.RUNNING, NodeState.UNUSABLE, NodeState.CLOSED]
     assert (found.nodes[0].reservation, found.nodes[1].why) == (1, "its disk is full")
 
@@ -96,22 +92,6 @@ def test_nodes_are_counted_and_closed(site: Any) -> None:  # noqa: F811
     assert site.state(third).execution_state == "succeeded"
     site.engine.cancel(three)
     wait_for(lambda: states(site) == ["idle", "idle"])
-
-
-def test_a_machine_is_waited_for_as_long_as_its_driver_may_take() -> None:
-    """nvidia-smi is asked twice there; a machine that is given up before that would be unusable."""
-    asked: dict[str, float] = {}
-
-    class Machine:
-        def ask(self, verb: str, timeout: float = 30.0, **arguments: Any) -> Any:
-            asked[verb] = timeout
-            return {"reservations": []} if verb == "listing" else {"nodes": [answer(0)], "gpus": None}
-
-    machine: Any = Machine()
-    places = [Known(Place("a", "127.0.0.1", None))]
-    found = census([Node("a", machine, "/node")], places, "book", lambda calls: [call() for call in calls])
-    assert [node.state.value for node in found.nodes] == ["idle"]
-    assert asked["census"] > 2 * gpus.LISTING_SECONDS
 
 
 def test_a_machine_that_is_down_is_unusable(tmp_path: Any, ssh_servers: SshNodes) -> None:

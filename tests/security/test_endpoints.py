@@ -25,7 +25,7 @@ from mlflow_batchai.documents.model import parse as parse_model
 from mlflow_batchai.errors import BatchAIError, ShareError
 from mlflow_batchai.follower import credentials as of_attempts
 from mlflow_batchai.plan.volumes import check_volumes, choose_volumes
-from mlflow_batchai.storage import accounts, azure_client, credentials, open_share
+from mlflow_batchai.storage import azure_client, credentials, open_share
 from mlflow_batchai.storage.azure_files import AzureFilesShare
 from mlflow_batchai.storage.credentials import Credential
 from mlflow_batchai.storage.location import AzureLocation, account_of, parse
@@ -259,22 +259,15 @@ def by_config(endpoint: str) -> None:
     (Path(os.environ["BATCHAI_HOME"]) / "config.yaml").write_text(text, encoding="utf-8")
 
 
-def by_connection(endpoint: str) -> None:
-    os.environ["AZURE_STORAGE_CONNECTION_STRING"] = f"AccountName=acct;AccountKey={KEY};FileEndpoint={endpoint.lower()}/"
-
-
 def by_document(endpoint: str) -> None:
     write_cluster(fileEndpoint=endpoint.replace("acct", "ACCOUNT"))
 
 
-@pytest.mark.parametrize("named", [by_config, by_connection, by_document])
+@pytest.mark.parametrize("named", [by_config, by_document])
 @pytest.mark.parametrize(
     "endpoint", ["https://acct.file.corp.example", "http://127.0.0.2:PORT/acct", "https://acct.file.corp.example:8443"]
 )
-def test_what_the_user_has_named_is_asked(
-    named: Any, endpoint: str, attacker: Attacker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "")
+def test_what_the_user_has_named_is_asked(named: Any, endpoint: str, attacker: Attacker) -> None:
     endpoint = endpoint.replace("PORT", str(attacker.port))
     named(endpoint)
     with pytest.raises(ShareError):
@@ -289,17 +282,6 @@ def test_what_the_user_has_named_is_asked(
 def test_what_is_no_endpoint_can_t_be_named(named: Any, endpoint: str, attacker: Attacker) -> None:
     named(endpoint)
     refused(attacker, lambda: credentials.at(endpoint, ACCOUNT))
-
-
-def test_a_connection_string_of_a_command_is_the_users_word(attacker: Attacker) -> None:
-    accounts.open_account(ACCOUNT, f"http://127.0.0.2:{attacker.port}/acct")
-    with pytest.raises(ShareError):
-        accounts.open_account("acct2", None, login=True).using("x").__enter__().list("")
-    assert attacker.asked and set(attacker.asked) <= {
-        "acct2.file.core.windows.net",
-        "169.254.169.254",
-        "login.microsoftonline.com",
-    }
 
 
 # Redirects.

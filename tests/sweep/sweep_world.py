@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,27 +60,26 @@ class Toys:
     """Starts jobs that do nothing, and ends them when it is told to, or when they are cancelled.
 
     Attributes:
+        sweep: whose jobs they are.
         most: how many had not ended at once.
         failures: number of a job -> how often it can't be started.
         error: what that raises.
-        interrupts: numbers of jobs while whose submit Ctrl-C is pressed.
     """
 
     def __init__(self, mlflow: Any) -> None:
         self._mlflow = mlflow
+        self.sweep: Any = None
         self.started: list[int] = []
         self.active: dict[int, str] = {}
         self.most = 0
         self.failures: dict[int, int] = {}
         self.error: Exception = ShareError("the share is away")
-        self.interrupts: list[int] = []
 
-    def submit(self, sweep: Sweep, number: int) -> detached.Submitted:
+    def submit(self, number: int) -> detached.Submitted:
+        sweep = self.sweep
         if self.failures.get(number):
             self.failures[number] -= 1
             raise self.error
-        if number in self.interrupts:
-            os.kill(os.getpid(), signal.SIGINT)
         self.started.append(number)
         run_id = self.active[number] = add_job(self._mlflow, sweep, number)
         self.most = max(self.most, len(self.active))

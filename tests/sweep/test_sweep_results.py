@@ -96,7 +96,7 @@ def test_rows_data_description_and_table() -> None:
     assert data["best"] is None and data["jobs"][0]["reason"] is None
     failed = next(row for row in data["jobs"] if row["state"] == "failed")
     assert (failed["metrics"], failed["reason"]) == ({"acc": "inf"}, "rank 1 died: ValueError: no")
-    assert "- `toy-3` failed: `rank 1 died: ValueError: no`" in found.description and "sweep attach toy" in found.description
+    assert "- `toy-3` failed: `rank 1 died: ValueError: no`" in found.description
     lines = [line.split() for line in table(found).splitlines()]
     assert lines[0] == ["lr", "bs", "State", "acc", "Duration", "Job"]
     assert lines[2] == ["0.1", "4", "running", "0.99", "0:00:10", "toy-1"]

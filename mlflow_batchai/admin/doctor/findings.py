@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mlflow_batchai.agent.attempt.interface_choice import NO_INTERFACE
-from mlflow_batchai.engines.ssh_hosts import LEAST_FREE_BYTES, share_sentence
+from mlflow_batchai.engines.ssh_hosts import share_sentence
 from mlflow_batchai.storage.location import is_web_address
 
 Answer = Mapping[str, Any]
 
 # In the order in which they are shown; a node has those that its engine knows of.
-CHECKS = (
-    "reachable",
-    "host key",
-    "python",
-    "training",
-    "GPUs",
-    "containers",
-    "share",
-    "visible",
-    "mounts",
-    "network",
-    "clock",
-    "space",
-)
+CHECKS = ("reachable", "host key", "python", "training", "GPUs", "share", "folder", "network")
 
-CLOCK_SECONDS = 5.0
-CLOCK_SECONDS_SHOWN = 0.1
-LITTLE_FREE_BYTES = 2 << 30
 # Nodes that a sentence names one by one.
 MOST_NAMED = 3
 
@@ -131,18 +114,6 @@ def accelerators(said: Answer, counts: Sequence[int], trains: Answer | None = No
     return ok(text)
 
 
-def containers(said: Answer, ignored: bool) -> Finding:
-    """Judge ``examine.containers``; ``ignored``: the cluster document has jobs run without their container."""
-    if ignored:
-        return ok("not needed: the cluster document says containers: ignore")
-    if said["kind"]:
-        return ok(f"{said['kind']} ({said['program']})")
-    why = "; ".join(said["reasons"])
-    if said["broken"]:
-        return warning(f"none works ({why}): jobs that name a container fail there; mend it, or set containers: ignore")
-    return ok(f"none ({why}): jobs that name a container need docker or podman there")
-
-
 def share(said: Answer, path: str, title: str) -> Finding:
     """Judge ``examine.offer``; ``path`` is the control share's on the node, ``title`` the node's name in sentences."""
     if said["trouble"] == "full":
@@ -153,59 +124,6 @@ def share(said: Answer, path: str, title: str) -> Finding:
     if reason := share_sentence(title, path, said["trouble"]):
         return failed(reason.removeprefix(f"{title}: ") + (f" ({said['why']})" if said["why"] else ""))
     return ok(f"{path}, the same as here, writable" + (f" ({said['filesystem']})" if said["filesystem"] else ""))
-
-
-def visible(missed: Mapping[str, str], unseen_here: str, others: int, seconds: float) -> Finding:
-    """Whether a node sees what the others and this machine wrote, and this machine what it wrote.
-
-    Args:
-        missed: who wrote it -> why, of the files that the node doesn't see.
-        unseen_here: why this machine doesn't see the node's file, or nothing.
-        others: how many other nodes wrote one.
-        seconds: how long was looked.
-    """
-    problems = []
-    if missed:
-        told = named([f"{who} ({why})" for who, why in missed.items()])
-        problems.append(f"doesn't see what others wrote: {told}")
-    if unseen_here:
-        problems.append(f"this machine doesn't see what it wrote ({unseen_here})")
-    if problems:
-        return failed(
-            f"after {seconds:.0f} s it {' and '.join(problems)}: give the share's users the right to read what others write"
-            " (umask, owner), and mount it with a short attribute cache (NFS: actimeo=3)"
-        )
-    return ok("sees what this machine wrote" + (f", and {others} other node{'s' * (others > 1)}" if others else ""))
-
-
-def mounts(said: Answer, names: Sequence[str]) -> Finding:
-    """Judge the verb ``needs``; ``names`` are of the volumes that every job of the cluster mounts."""
-    if said["trouble"]:
-        return failed(said["trouble"])
-    if said["lacking"]:
-        return warning(f"has no {named(said['lacking'])}: each job sends it along; install it there to save that")
-    return ok(f"has what it takes to mount {named(names)}")
-
-
-def clock(offset: float, accuracy: float) -> Finding:
-    """Compare a node's clock with this machine's: the difference in seconds, and its uncertainty."""
-    at_most = abs(offset) + accuracy
-    if at_most < CLOCK_SECONDS_SHOWN:
-        return ok(f"as this machine's, within {math.ceil(at_most * 1000)} ms")
-    text = f"{abs(offset):.1f} s {'ahead of' if offset > 0 else 'behind'} this machine (±{accuracy:.1f} s)"
-    if abs(offset) - accuracy > CLOCK_SECONDS:
-        return warning(f"{text}: times that are shown will be off by that; set it by NTP (chrony, systemd-timesyncd)")
-    return ok(text)
-
-
-def space(root: str, free: int, share_free: int | None) -> Finding:
-    """Judge the free bytes of the node's folder, and of the control share as the node sees it (None: unknown)."""
-    places = [(free, root)] + ([(share_free, "the share")] if share_free is not None else [])
-    text = ", ".join(f"{size(amount)} free for {where}" for amount, where in places)
-    least = min(amount for amount, _ in places)
-    if least < LEAST_FREE_BYTES:
-        return failed(f"{text}: jobs need {size(LEAST_FREE_BYTES)} at the very least; free some space there")
-    return warning(f"{text}: that is little for a job; free some space there") if least < LITTLE_FREE_BYTES else ok(text)
 
 
 def network(answers: Mapping[str, Answer], reached: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, Finding]:
@@ -243,16 +161,6 @@ def network(answers: Mapping[str, Answer], reached: Mapping[str, Mapping[str, Se
 
 def _shown(interface: Answer) -> str:
     return f"{interface['name']} ({interface['address']})"
-
-
-def size(amount: int) -> str:
-    """Bytes, for people."""
-    value, unit = float(amount), "B"
-    for bigger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, bigger
-    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
 
 
 def named(texts: Sequence[str]) -> str:

@@ -11,21 +11,17 @@ import json
 import os
 import platform
 import re
-import shutil
 import socket
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable
 
 from mlflow_batchai.agent import gpus, network, place
-from mlflow_batchai.agent.containers import engines
 from mlflow_batchai.agent.environment import allowed
 from mlflow_batchai.agent.environments import trainenv
 from mlflow_batchai.agent.share import is_address, open_control
-from mlflow_batchai.agent.share.base import ControlError
 from mlflow_batchai.agent.staging import SetupError
 
 Answer = dict[str, Any]
@@ -63,11 +59,6 @@ print("\\n" + MARK + json.dumps(said))
 def facts() -> Answer:
     """``python`` (version), ``executable`` and ``host`` of what answers here."""
     return {"python": platform.python_version(), "executable": sys.executable, "host": socket.gethostname()}
-
-
-def clock() -> Answer:
-    """``time``: seconds since the epoch, by this machine's clock."""
-    return {"time": time.time()}
 
 
 def training(python: str, seconds: float) -> Answer:
@@ -136,20 +127,8 @@ def accelerators(part: str, wanted: int | None) -> Answer:
     }
 
 
-def containers() -> Answer:
-    """The container engine that jobs would have here.
-
-    Returns:
-        ``kind`` (docker, podman; None: none works), ``program``, ``reasons``: why those that were tried before don't work,
-        ``broken``: whether one of those is installed.
-    """
-    found = engines.look(os.environ)
-    kind, program = (found.engine.kind, found.engine.program) if found.engine else (None, None)
-    return {"kind": kind, "program": program, "reasons": found.reasons, "broken": found.broken}
-
-
 def offer(share: str, identity: str, path: str, sas: str | None = None) -> Answer:
-    """Put a file on the control share for the others to see.
+    """Write a file on the control share.
 
     Args:
         share: the share's path on this node, or its address.
@@ -159,8 +138,7 @@ def offer(share: str, identity: str, path: str, sas: str | None = None) -> Answe
 
     Returns:
         ``trouble``: None, or what ``place.share_problem`` says, or ``full``, or ``failed``; ``why``: what the system says of a
-        write that failed, else empty; ``filesystem`` (``nfs4``, ...; ``Azure Files`` for an address), ``free`` (bytes; None
-        where that can't be told).
+        write that failed, else empty; ``filesystem`` (``nfs4``, ...; ``Azure Files`` for an address).
     """
     reason, why = place.share_problem(share, identity, sas), ""
     if reason is None:
@@ -170,25 +148,7 @@ def offer(share: str, identity: str, path: str, sas: str | None = None) -> Answe
         except OSError as error:
             # Whatever the permissions say, a server may map this user to nobody.
             reason, why = _WRITE_REASONS.get(error.errno or 0, "failed"), error.strerror or str(error)
-    if is_address(share):
-        return {"trouble": reason, "why": why, "filesystem": "Azure Files", "free": None}
-    free = None if reason == "missing" else shutil.disk_usage(share).free
-    return {"trouble": reason, "why": why, "filesystem": place.filesystem(share), "free": free}
-
-
-def unseen(share: str, folder: str, names: Sequence[str], sas: str | None = None) -> Answer:
-    """``unseen``: name -> why, of the files in a folder of the share that this node can't read as others wrote them."""
-    found = {}
-    with contextlib.closing(open_control(share, sas, place.SHARE_SECONDS)) as control:
-        for name in names:
-            try:
-                if control.read_closed(f"{folder}/{name}") is None:
-                    found[name] = "not there"
-            except ControlError as error:
-                found[name] = str(error)
-            except OSError as error:
-                found[name] = (error.strerror or str(error)).lower()
-    return {"unseen": found}
+    return {"trouble": reason, "why": why, "filesystem": "Azure Files" if is_address(share) else place.filesystem(share)}
 
 
 def listen(token: str, interface: str | None, seconds: float) -> Answer:
@@ -227,5 +187,5 @@ def probe(targets: Sequence[Sequence[Any]], seconds: float) -> Answer:
 
 
 VERBS: dict[str, Callable[..., Answer]] = {
-    function.__name__: function for function in (facts, clock, training, accelerators, containers, offer, unseen, listen, probe)
+    function.__name__: function for function in (facts, training, accelerators, offer, listen, probe)
 }

@@ -80,19 +80,13 @@ def census(roots: Sequence[str]) -> Answer:
 
     Returns:
         ``nodes``, one a root: ``id`` (None: it has had no job yet), ``drained``, and ``agents``: number of the reservation, as
-        text, -> ``waiting``, ``held`` or ``ended``. ``gpus``: ``total`` and ``inUse`` of the machine, those that some process
-        computes on; None if it has none.
+        text, -> ``waiting``, ``held`` or ``ended``.
     """
-    from mlflow_batchai.agent import gpus  # few clients ask this; the others don't wait for all that it imports
-
-    environment = for_agents(os.environ)
-    ids = gpus.list_gpus(environment).ids
     return {
         "nodes": [
             {"id": place.identity(root), "drained": agents.is_drained(root), "agents": agents.states(root)}
             for root in map(os.path.expanduser, roots)
         ],
-        "gpus": {"total": len(ids), "inUse": len(gpus.busy(ids, environment))} if ids else None,
     }
 
 

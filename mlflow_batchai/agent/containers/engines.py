@@ -93,12 +93,10 @@ class Found(NamedTuple):
     Attributes:
         engine: the one that works, or None.
         reasons: why each of those that were tried before it doesn't.
-        broken: whether one of those is installed.
     """
 
     engine: Engine | None
     reasons: list[str]
-    broken: bool
 
 
 def look(environment: Mapping[str, str]) -> Found:
@@ -107,7 +105,7 @@ def look(environment: Mapping[str, str]) -> Found:
     Args:
         environment: the node's.
     """
-    reasons, broken = [], False
+    reasons: list[str] = []
     for name, differs in DIFFERENCES.items():
         program = shutil.which(name, path=environment.get("PATH", os.defpath))
         if program is None:
@@ -115,10 +113,9 @@ def look(environment: Mapping[str, str]) -> Found:
             continue
         code, said = ask([program, *differs.probe], own_environment(environment), seconds=LOOK_SECONDS)
         if code == 0:
-            return Found(Engine(program, "podman" if "podman" in said.lower() else name), reasons, broken)
-        broken = True
+            return Found(Engine(program, "podman" if "podman" in said.lower() else name), reasons)
         reasons.append(f"{name}: {last_line(said)}")
-    return Found(None, reasons, broken)
+    return Found(None, reasons)
 
 
 def engine() -> Engine | None:

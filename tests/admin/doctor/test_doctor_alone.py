@@ -31,9 +31,9 @@ class Machine:
 
 def test_a_driver_that_has_to_be_loaded_is_waited_for() -> None:
     machine: Any = Machine()
-    document = SimpleNamespace(gpus_per_node=None, containers="run")
+    document = SimpleNamespace(gpus_per_node=None)
     cluster: Any = SimpleNamespace(document=document, share_on_nodes="/share", python="python3")
     node = NodeCheck(0, Node("a", machine, "/node"), lambda: None)
-    assert _machine(JobCheck(cluster, "", "folder", None, []), [node]) == [node]
+    assert _machine(JobCheck(cluster, "", "folder", None), [node]) == [node]
     assert machine.seconds["accelerators"] > gpus.LISTING_SECONDS > machine.seconds["place"]
     assert node.found["GPUs"].text == "it says nothing"

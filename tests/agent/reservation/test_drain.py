@@ -77,22 +77,6 @@ def test_a_queue_of_an_earlier_version(tmp_path: Path) -> None:
     assert queue.listing(str(tmp_path), 101) == [{"number": 1, "job": "j/1", "folder": "", "nodes": ["0"], "age": 1}]
 
 
-def test_gpus_in_use(tmp_path: Path, monkeypatch: Any) -> None:
-    assert census([str(tmp_path / "none")]) == {"nodes": [{"id": None, "drained": False, "agents": {}}], "gpus": None}
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(
-        '#!/bin/sh\ncase $1 in\n-L) for i in 0 1 2; do echo "GPU $i: X (UUID: GPU-$i$i)"; done;;\n'
-        '--query-compute*) echo GPU-11; echo GPU-11; echo GPU-22; [ ! -e "$0.broken" ];;\nesac\n'
-    )
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert census([])["gpus"] == {"total": 3, "inUse": 2}
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert census([])["gpus"] == {"total": 2, "inUse": 1}
-    (tmp_path / "nvidia-smi.broken").touch()  # a lost one doesn't hide the others
-    assert census([])["gpus"] == {"total": 2, "inUse": 1}
-
-
 def test_a_node_that_is_drained_while_it_is_taken(tmp_path: Path) -> None:
     """Who drains it has seen an agent that waits, so it has to go on waiting, and holds up nobody meanwhile."""
     root, told = str(tmp_path), []

@@ -261,7 +261,6 @@ def test_trouble(site: Site, share: ControlShare) -> None:
     assert there == "missing"
     said = examine.offer(site.address, "one", "made/file", site.sas)
     assert (said["trouble"], said["why"]) == (None, "")
-    assert examine.unseen(site.address, "made", ["file", "other"], site.sas) == {"unseen": {"other": "not there"}}
 
 
 # Of REST alone.
