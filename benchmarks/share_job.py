@@ -162,6 +162,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="share-job-") as place, AzureServer(Path(place)) as server:
         scratch = Path(place)
         os.environ.update(AZURE_BATCHAI_STORAGE_ACCOUNT=server.account, AZURE_BATCHAI_STORAGE_KEY=server.key)
+        os.environ["AZURE_STORAGE_CONNECTION_STRING"] = f"AccountName={server.account};FileEndpoint={server.endpoint}"
         print(f"{options.nodes} nodes with a rank each on {os.cpu_count()} cores, a line every 0.2 s\n")
         measure(scratch, "directory", {}, None, options)
         away = [(f"REST, {options.round_trip:.0f} ms away", options.round_trip / 1000)] if options.round_trip else []
@@ -169,7 +170,7 @@ def main() -> None:
             share = f"bench{int(latency * 1000)}"
             server.share(share)
             server.latency(latency)
-            measure(scratch, name, {"share": server.url(share), "fileEndpoint": server.endpoint}, server, options)
+            measure(scratch, name, {"share": server.url(share)}, server, options)
         server.latency(0.0)
         bare_reader(server, "bench0", min(10.0, options.idle))
 

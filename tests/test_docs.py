@@ -129,6 +129,7 @@ def test_every_setting_is_named() -> None:
         "BATCHAI_SSH_PASSWORD",
         "AZURE_BATCHAI_STORAGE_ACCOUNT",
         "AZURE_BATCHAI_STORAGE_KEY",
+        "AZURE_STORAGE_CONNECTION_STRING",
         "AZURE_STORAGE_SAS_TOKEN",
         "BATCHAI_HOME",
         "BATCHAI_WORKSPACE",

@@ -30,13 +30,14 @@ class AccountSettings(SpecModel):
 
     account_key: SecretText | None = None
     sas_token: SecretText | None = None
+    connection_string: SecretText | None = None
     file_endpoint: Endpoint | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> AccountSettings:
         # A key may also come from the environment; then only the address stands here.
-        if self.file_endpoint is None or self.model_fields_set & {"account_key", "sas_token"}:
-            exactly_one(self, "account_key", "sas_token")
+        if self.file_endpoint is None or self.model_fields_set & {"account_key", "sas_token", "connection_string"}:
+            exactly_one(self, "account_key", "sas_token", "connection_string")
         return self
 
 

@@ -16,7 +16,9 @@ FOLDER = "shares"
 
 def default() -> str:
     """The storage account that the environment names; empty if it names none."""
-    return os.environ.get("AZURE_BATCHAI_STORAGE_ACCOUNT") or os.environ.get("AZURE_STORAGE_ACCOUNT") or ""
+    connected = credentials.connection(os.environ.get(credentials.CONNECTION_VARIABLE, ""))
+    named = os.environ.get("AZURE_BATCHAI_STORAGE_ACCOUNT") or os.environ.get("AZURE_STORAGE_ACCOUNT")
+    return named or (connected.account if connected else "")
 
 
 def is_azure(account: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import functools
 import json
 import os
@@ -15,18 +16,17 @@ import re
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from mlflow_batchai.config import home, settings
 from mlflow_batchai.errors import DocumentError, ShareError
-from mlflow_batchai.storage.location import AzureLocation, account_of
-
-if TYPE_CHECKING:
-    from mlflow_batchai.documents.settings import AccountSettings
+from mlflow_batchai.storage.location import AzureLocation, account_of, parse
 
 # How a process passes on what it read in documents to one that it starts: never in an argument.
 VARIABLE = "BATCHAI_STORAGE_CREDENTIALS"
+CONNECTION_VARIABLE = "AZURE_STORAGE_CONNECTION_STRING"
+_IN_CONFIG = "config.yaml: shares"
 KEY_BYTES = 64
 NODE_PERMISSIONS = "rcwdl"
 PERMISSION_NAMES = {"r": "read", "c": "create", "w": "write", "d": "delete", "l": "list"}
@@ -58,6 +58,20 @@ class Credential:
         return "account key" if self.key else "SAS" if self.sas else "login"
 
 
+class Connection(NamedTuple):
+    """Parts of a connection string.
+
+    Attributes:
+        account: its name, in small letters.
+        credential: what opens it.
+        endpoint: its file service, without a slash at its end; None: the public cloud's.
+    """
+
+    account: str
+    credential: Credential
+    endpoint: str | None
+
+
 _remembered: dict[str, Credential] = {}
 _named: set[str] = set()
 
@@ -73,8 +87,8 @@ def remember(account: str, credential: Credential) -> None:
 
 def find(account: str) -> Credential:
     """Find the credential of an account. The first that names it: what was remembered, what our parent process exported,
-    AZURE_BATCHAI_STORAGE_ACCOUNT with _KEY, then as the `az` command has it AZURE_STORAGE_ACCOUNT with _KEY or _SAS_TOKEN, then
-    ``shares`` of config.yaml. An empty one if none does.
+    AZURE_BATCHAI_STORAGE_ACCOUNT with _KEY, then as the `az` command has it AZURE_STORAGE_CONNECTION_STRING, and
+    AZURE_STORAGE_ACCOUNT with _KEY or _SAS_TOKEN, then ``shares`` of config.yaml. An empty one if none does.
 
     Raises:
         ShareError: what was found is no key or no SAS; the sentence says where it stands.
@@ -86,15 +100,13 @@ def find(account: str) -> Credential:
     for source, found in (
         (VARIABLE, _inherited().get(account)),
         ("AZURE_BATCHAI_STORAGE_KEY", _pair(account, "AZURE_BATCHAI_STORAGE")),
+        (CONNECTION_VARIABLE, _of_connection(account)),
         ("AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN", _pair(account, "AZURE_STORAGE")),
     ):
         if found:
             return _checked(account, found, f" ({source})")
-    entry = _configured(account)
-    if entry is None:
-        return Credential()
-    key, sas = (secret.get_secret_value() if secret else None for secret in (entry.account_key, entry.sas_token))
-    return _checked(account, Credential(key, sas), " (config.yaml: shares)")
+    configured = _configured(account)
+    return _checked(account, configured.credential, f" ({_IN_CONFIG})") if configured else Credential()
 
 
 def at(endpoint: str, account: str, service: str = "file") -> Credential:
@@ -162,13 +174,17 @@ def _of_cluster(path: Path, changed: int) -> tuple[str | None, str | None]:
 
 
 def file_endpoint(account: str) -> str | None:
-    """Where an account's file service is, as config.yaml says; None: it doesn't.
+    """Where an account's file service is, as AZURE_STORAGE_CONNECTION_STRING or config.yaml says; None: neither does.
 
     Raises:
         DocumentError: config.yaml is wrong.
     """
-    entry = _configured(account.lower())
-    return entry.file_endpoint.replace("ACCOUNT", account.lower()).rstrip("/") if entry and entry.file_endpoint else None
+    account = account.lower()
+    named = connection(os.environ.get(CONNECTION_VARIABLE, ""))
+    if named and named.account == account and named.endpoint:
+        return named.endpoint
+    configured = _configured(account)
+    return configured.endpoint if configured else None
 
 
 def is_key(text: str) -> bool:
@@ -177,6 +193,23 @@ def is_key(text: str) -> bool:
         return len(base64.b64decode(text.strip(), validate=True)) == KEY_BYTES
     except ValueError:
         return False
+
+
+def connection(text: str) -> Connection | None:
+    """A connection string taken apart; None if it names no storage account."""
+    parts = (part.partition("=") for part in text.split(";"))
+    fields = {name.strip().lower(): value.strip() for name, _, value in parts}
+    endpoint = fields.get("fileendpoint", "").rstrip("/") or None
+    account = fields.get("accountname", "").lower()
+    if not account and endpoint:
+        # One with a SAS may name its account by the endpoint only.
+        with contextlib.suppress(ShareError):
+            account = parse(f"{endpoint}/share").account
+    if not account:
+        return None
+    if not endpoint and (suffix := fields.get("endpointsuffix")):
+        endpoint = f"https://{account}.file.{suffix}"
+    return Connection(account, Credential(fields.get("accountkey"), fields.get("sharedaccesssignature")), endpoint)
 
 
 def exported() -> dict[str, str]:
@@ -237,7 +270,23 @@ def _pair(account: str, prefix: str) -> Credential | None:
     return Credential(key, sas) if key or sas else None
 
 
-def _configured(account: str) -> AccountSettings | None:
+def _of_connection(account: str) -> Credential | None:
+    named = connection(os.environ.get(CONNECTION_VARIABLE, ""))
+    found = named.credential if named and named.account == account else Credential()
+    return found if found.key or found.sas else None
+
+
+def _configured(account: str) -> Connection | None:
     """Entry for an account in ``shares`` of config.yaml."""
     file = settings()
-    return {name.lower(): entry for name, entry in file.shares.items()}.get(account) if file else None
+    entry = {name.lower(): entry for name, entry in file.shares.items()}.get(account) if file else None
+    if entry is None:
+        return None
+    endpoint = entry.file_endpoint.replace("ACCOUNT", account).rstrip("/") if entry.file_endpoint else None
+    if entry.connection_string:
+        named = connection(entry.connection_string.get_secret_value())
+        if named is None or named.account != account:
+            raise ShareError(f"the connectionString of storage account '{account}' ({_IN_CONFIG}) is not one of it")
+        return named._replace(endpoint=endpoint or named.endpoint)
+    key, sas = (secret.get_secret_value() if secret else None for secret in (entry.account_key, entry.sas_token))
+    return Connection(account, Credential(key, sas), endpoint)

@@ -51,7 +51,7 @@ BLOBS = {
 @pytest.fixture
 def scene(folder, store_template, tmp_path, monkeypatch):
     """A job that has failed, and its run."""
-    for name in ("AZURE_STORAGE_ACCOUNT", "AZURE_BATCHAI_STORAGE_ACCOUNT"):
+    for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT", "AZURE_BATCHAI_STORAGE_ACCOUNT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("mlflow_batchai.storage.credentials._remembered", {})
     monkeypatch.setenv("BATCHAI_HOME", str(tmp_path / "home"))

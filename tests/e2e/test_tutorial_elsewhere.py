@@ -7,6 +7,7 @@ import re
 import sys
 import textwrap
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ SCRIPT = """
         print("Epoch 2/2, ümlaut", flush=True)
         pathlib.Path(arguments.output, "cifar_cnn.h5").write_bytes(b"\\x89HDF" + bytes(100_000))
 """
+Keyed = Callable[[Any, AzureServer], None]
 MODEL = b"\x89HDF" + bytes(100_000)
 
 
@@ -46,6 +48,12 @@ def with_a_configuration(world: Any, azure: AzureServer) -> None:
     world.home.mkdir()
     entry = {"accountKey": azure.key, "fileEndpoint": azure.endpoint}
     (world.home / "config.yaml").write_text(json.dumps({"shares": {azure.account: entry}}))
+
+
+def with_a_connection_string(world: Any, azure: AzureServer) -> None:
+    """All in one variable, as Azure's portal gives it."""
+    parts = {"AccountName": azure.account, "AccountKey": azure.key, "FileEndpoint": azure.endpoint}
+    world.environment["AZURE_STORAGE_CONNECTION_STRING"] = ";".join(f"{name}={value}" for name, value in parts.items())
 
 
 def table(cli: Cli, *arguments: str) -> list[dict[str, str]]:
@@ -69,12 +77,16 @@ def fetched(url: str) -> bytes:
     return content
 
 
-@pytest.mark.parametrize("control", ["azure", "folder"])
-def test_from_first_to_last(cli: Cli, ssh_servers: SshNodes, azure: AzureServer, control: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "control"),
+    [(with_a_configuration, "azure"), (with_a_connection_string, "folder")],
+    ids=["config-azure", "environment-folder"],
+)
+def test_from_first_to_last(cli: Cli, ssh_servers: SshNodes, azure: AzureServer, key: Keyed, control: str) -> None:
     world = cli.world
     for name in [name for name in world.environment if name.startswith("AZURE_")]:
         del world.environment[name]
-    with_a_configuration(world, azure)
+    key(world, azure)
     share = azure.root / "file" / "myshare"
     place = azure.url("control") if control == "azure" else str(world.root / "share")
     (azure.share("control") if control == "azure" else world.root / "share").mkdir(exist_ok=True)

@@ -36,7 +36,7 @@ def nothing_known(monkeypatch):
     """No credentials of this machine's user, and none that another test has left."""
     monkeypatch.setattr(credentials, "_remembered", {})
     for name in ("AZURE_BATCHAI_STORAGE", "AZURE_STORAGE"):
-        for ending in ("_ACCOUNT", "_KEY", "_SAS_TOKEN"):
+        for ending in ("_ACCOUNT", "_KEY", "_SAS_TOKEN", "_CONNECTION_STRING"):
             monkeypatch.delenv(name + ending, raising=False)
     monkeypatch.delenv("BATCHAI_STORAGE_CREDENTIALS", raising=False)
 

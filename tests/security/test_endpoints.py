@@ -259,15 +259,22 @@ def by_config(endpoint: str) -> None:
     (Path(os.environ["BATCHAI_HOME"]) / "config.yaml").write_text(text, encoding="utf-8")
 
 
+def by_connection(endpoint: str) -> None:
+    os.environ["AZURE_STORAGE_CONNECTION_STRING"] = f"AccountName=acct;AccountKey={KEY};FileEndpoint={endpoint.lower()}/"
+
+
 def by_document(endpoint: str) -> None:
     write_cluster(fileEndpoint=endpoint.replace("acct", "ACCOUNT"))
 
 
-@pytest.mark.parametrize("named", [by_config, by_document])
+@pytest.mark.parametrize("named", [by_config, by_connection, by_document])
 @pytest.mark.parametrize(
     "endpoint", ["https://acct.file.corp.example", "http://127.0.0.2:PORT/acct", "https://acct.file.corp.example:8443"]
 )
-def test_what_the_user_has_named_is_asked(named: Any, endpoint: str, attacker: Attacker) -> None:
+def test_what_the_user_has_named_is_asked(
+    named: Any, endpoint: str, attacker: Attacker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "")
     endpoint = endpoint.replace("PORT", str(attacker.port))
     named(endpoint)
     with pytest.raises(ShareError):

@@ -11,7 +11,7 @@ from mlflow_batchai.storage.credentials import Credential
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A client's folder, and no credentials."""
-    for name in ("AZURE_BATCHAI_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT"):
+    for name in ("AZURE_BATCHAI_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_CONNECTION_STRING"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("BATCHAI_HOME", str(tmp_path))
     return tmp_path
@@ -25,6 +25,8 @@ def test_with_credentials_it_is_azures_and_without_a_directory(home):
 
 def test_the_account_that_the_environment_names(home, monkeypatch):
     assert accounts.default() == ""
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "AccountName=Third;AccountKey=x")
+    assert accounts.default() == "third"
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "second")
     assert accounts.default() == "second"
     monkeypatch.setenv("AZURE_BATCHAI_STORAGE_ACCOUNT", "first")

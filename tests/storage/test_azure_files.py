@@ -390,7 +390,7 @@ def test_a_service_that_stays_busy(azure, opened, monkeypatch):
 
 def test_no_login(azure, monkeypatch):
     monkeypatch.setattr(credentials, "_remembered", {})
-    for name in ("AZURE_STORAGE_ACCOUNT", "AZURE_BATCHAI_STORAGE_ACCOUNT"):
+    for name in ("AZURE_STORAGE_ACCOUNT", "AZURE_BATCHAI_STORAGE_ACCOUNT", "AZURE_STORAGE_CONNECTION_STRING"):
         monkeypatch.delenv(name, raising=False)
     text = refused(lambda: open_share(azure.url("data")))
     assert text.startswith(

@@ -16,7 +16,7 @@ from azure.storage.fileshare import ShareClient
 
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.storage import credentials, open_share
-from mlflow_batchai.storage.credentials import Credential, exported, file_endpoint, find, is_key, remember
+from mlflow_batchai.storage.credentials import Credential, connection, exported, file_endpoint, find, is_key, remember
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.storage.location import parse
 from mlflow_batchai.storage.opening import download_url, for_nodes
@@ -30,7 +30,7 @@ def nothing_known(monkeypatch):
     """No credential but the test's own."""
     monkeypatch.setattr(credentials, "_remembered", {})
     for name in ("AZURE_STORAGE", "AZURE_BATCHAI_STORAGE"):
-        for end in ("ACCOUNT", "KEY", "SAS_TOKEN"):
+        for end in ("ACCOUNT", "KEY", "SAS_TOKEN", "CONNECTION_STRING"):
             monkeypatch.delenv(f"{name}_{end}", raising=False)
     monkeypatch.delenv(credentials.VARIABLE, raising=False)
 
@@ -43,13 +43,28 @@ def test_the_first_that_names_the_account(monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
     assert find("Acct") == Credential(KEY)
     assert find("other") == Credential()
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"DefaultEndpointsProtocol=https;AccountName=acct;AccountKey={OTHER}")
+    assert find("acct") == Credential(OTHER)
     monkeypatch.setenv("AZURE_BATCHAI_STORAGE_ACCOUNT", "acct")
-    monkeypatch.setenv("AZURE_BATCHAI_STORAGE_KEY", OTHER)
-    assert find("acct") == Credential(OTHER)
-    monkeypatch.setenv(credentials.VARIABLE, json.dumps({"acct": [KEY, None]}))
+    monkeypatch.setenv("AZURE_BATCHAI_STORAGE_KEY", KEY)
     assert find("acct") == Credential(KEY)
-    remember("ACCT", Credential(OTHER))
+    monkeypatch.setenv(credentials.VARIABLE, json.dumps({"acct": [OTHER, None]}))
     assert find("acct") == Credential(OTHER)
+    remember("ACCT", Credential(KEY))
+    assert find("acct") == Credential(KEY)
+
+
+def test_a_connection_string_with_a_sas(monkeypatch):
+    text = f"FileEndpoint=https://acct.file.core.windows.net/;SharedAccessSignature={SAS}"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
+    assert find("acct") == Credential(sas=SAS)
+    assert find("other") == Credential()
+
+
+@pytest.mark.parametrize("text", ["nonsense", "a=b", "", ";;", "AccountName=acct"])
+def test_a_connection_string_of_something_else(monkeypatch, text):
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
+    assert find("acct") == Credential()
 
 
 def test_what_was_remembered_goes_to_processes_that_we_start_and_on_from_there(monkeypatch):
@@ -151,6 +166,8 @@ CONFIG = """
 shares:
   Acct: {accountKey: KEY, fileEndpoint: "http://127.0.0.1:10004/ACCOUNT/"}
   other: {sasToken: "?SAS"}
+  third: {connectionString: "AccountName=third;AccountKey=KEY;EndpointSuffix=core.chinacloudapi.cn"}
+  wrong: {connectionString: "AccountName=third;AccountKey=KEY"}
   spoilt: {accountKey: hush!}
 """
 
@@ -163,22 +180,37 @@ def configured(tmp_path, monkeypatch):
 
 
 def test_config_yaml_is_asked_last(configured, monkeypatch):
-    assert (find("ACCT"), find("other")) == (Credential(KEY), Credential(sas=SAS))
+    assert (find("ACCT"), find("other"), find("third")) == (Credential(KEY), Credential(sas=SAS), Credential(KEY))
     assert find("nobody") == Credential()
     assert file_endpoint("acct") == "http://127.0.0.1:10004/acct"
+    assert file_endpoint("third") == "https://third.file.core.chinacloudapi.cn"
     assert file_endpoint("other") is file_endpoint("nobody") is None
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "acct")
     monkeypatch.setenv("AZURE_STORAGE_KEY", OTHER)
     assert find("acct") == Credential(OTHER)
     assert file_endpoint("acct") == "http://127.0.0.1:10004/acct"
+    text = f"AccountName=acct;AccountKey={OTHER};FileEndpoint=http://10.0.0.1:1/acct/"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
+    assert file_endpoint("acct") == "http://10.0.0.1:1/acct"
 
 
-def test_what_config_yaml_has_wrong(configured):
-    with pytest.raises(
-        ShareError, match=r"the key of storage account 'spoilt' \(config.yaml: shares\) is not base64 text"
-    ) as error:
-        find("spoilt")
+@pytest.mark.parametrize(
+    ("account", "said"),
+    [
+        ("wrong", r"the connectionString of storage account 'wrong' \(config.yaml: shares\) is not one of it"),
+        ("spoilt", r"the key of storage account 'spoilt' \(config.yaml: shares\) is not base64 text"),
+    ],
+)
+def test_what_config_yaml_has_wrong(configured, account, said):
+    with pytest.raises(ShareError, match=said) as error:
+        find(account)
     assert "hush" not in str(error.value) and KEY not in str(error.value)
+
+
+def test_a_connection_string_names_its_account_by_an_emulators_endpoint():
+    found = connection(f"FileEndpoint=http://127.0.0.1:10004/devaccount/;SharedAccessSignature={SAS}")
+    assert found == ("devaccount", Credential(sas=SAS), "http://127.0.0.1:10004/devaccount")
+    assert connection(f"SharedAccessSignature={SAS}") is None
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_3_one_thread_of_many_gets_a_claim(share, name):
     assert told(share, "claims") == [(name, 0, True)]
 
 
-def test_3_one_process_of_many_gets_a_claim(share, tmp_path):
+def test_3_one_process_of_many_gets_a_claim(share):
     code = (
         "import sys; from mlflow_batchai.storage import open_share; share = open_share(sys.argv[1]); sys.stdin.read(1);"
         "print(*[int(share.claim(f'c/{n}')) for n in range(50)])"
@@ -185,8 +185,7 @@ def test_3_one_process_of_many_gets_a_claim(share, tmp_path):
     share.claim("another")
     environment = dict(os.environ)
     if location := getattr(share, "location", None):
-        (tmp_path / "config.yaml").write_text(f"shares: {{{location.account}: {{fileEndpoint: {location.endpoint}}}}}")
-        environment["BATCHAI_HOME"] = str(tmp_path)
+        environment["AZURE_STORAGE_CONNECTION_STRING"] = f"AccountName={location.account};FileEndpoint={location.endpoint}"
     processes = [
         subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)
     ]
