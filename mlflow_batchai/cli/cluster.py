@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import getpass
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from mlflow_batchai.cli.options import (
 )
 from mlflow_batchai.cli.output import Column
 from mlflow_batchai.cluster import workspaces
+from mlflow_batchai.config import home
 from mlflow_batchai.engines import registry
 from mlflow_batchai.errors import BatchAIError, ClusterNotFoundError, NotSupportedError, UsageError
 
@@ -35,8 +37,20 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
+# az batchai's short names for images.
+IMAGES = {
+    "ubuntults": "Canonical:UbuntuServer:16.04-LTS:latest",
+    "ubuntudsvm": "microsoft-ads:linux-data-science-vm-ubuntu:linuxdsvmubuntu:latest",
+}
 # Options that have a meaning on Azure's machines only.
 UNUSED = ("vm_size", "image", "custom_image", "generate_ssh_keys", "user_name", "ssh_key", "password", "subnet")
+AUTO_ACCOUNT = "autostorage"
+AUTO_NAME = "batchaishare"
+AUTO_SHARE = {
+    "accountName": AUTO_ACCOUNT,
+    "azureFileUrl": f"https://{AUTO_ACCOUNT}.file.core.windows.net/{AUTO_NAME}",
+    "relativeMountPath": "autoafs",
+}
 
 
 def _state(row: Mapping[str, Any]) -> object:
@@ -71,7 +85,7 @@ _named = named("cluster")
 @click.option("--python", metavar="PATH", help="The nodes' training interpreter.")
 @click.option("--share", metavar="PATH", help="Control share: a folder, or an Azure file share's address.")
 @mount_options
-@click.option("--use-auto-storage", is_flag=True, help="Refused: name a file share (--afs-name).")
+@click.option("--use-auto-storage", is_flag=True, help="On this machine: mount a directory as the file share `autoafs`.")
 @click.option("--setup-task", metavar="COMMAND", help="Shell line that each node runs before its first job.")
 @click.option("--setup-task-output", metavar="PATH", help="Where its logs go.  [$AZ_BATCHAI_MOUNT_ROOT/share]")
 @click.option("-u", "--user-name", metavar="NAME", help="The login, over SSH.")
@@ -82,11 +96,11 @@ _named = named("cluster")
     type=click.Choice(["dedicated", "lowpriority"], case_sensitive=False),
     help="lowpriority: jobs that lose a node start again.  [dedicated]",
 )
-@click.option("-i", "--image", metavar="IMAGE", help="Has no effect.")
-@click.option("--custom-image", metavar="ID", help="Has no effect.")
-@click.option("--subnet", metavar="ID", help="Has no effect.")
-@click.option("-k", "--ssh-key", metavar="KEY", help="Has no effect: nodes are this machine, or have their keys.")
-@click.option("--generate-ssh-keys", is_flag=True, help="Has no effect, likewise.")
+@click.option("-i", "--image", metavar="IMAGE", help="UbuntuLTS, UbuntuDSVM or publisher:offer:sku:version; as --vm-size.")
+@click.option("--custom-image", metavar="ID", help="Needs --image; as --vm-size.")
+@click.option("--subnet", metavar="ID", help="As --vm-size.")
+@click.option("-k", "--ssh-key", metavar="KEY", help="A public key, or its file; as --vm-size.")
+@click.option("--generate-ssh-keys", is_flag=True, help="Has no effect: nodes are this machine, or have their keys.")
 @click.option("-p", "--password", metavar="TEXT", help="Has no effect and is not kept; set BATCHAI_SSH_PASSWORD instead.")
 @click.option("--no-wait", is_flag=True, expose_value=False, help="Accepted; there is nothing to wait for.")
 def create(
@@ -105,14 +119,14 @@ def create(
     from mlflow_batchai.cluster import creation, states
     from mlflow_batchai.documents.cluster import ClusterRecord
     from mlflow_batchai.documents.reading import read
+    from mlflow_batchai.storage import accounts
+    from mlflow_batchai.storage.directory import DirectoryShare
 
     new_name(name, "cluster")
-    if use_auto_storage:
-        raise NotSupportedError("--use-auto-storage made a storage account in Azure; name a file share: --afs-name")
     workspace = workspaces.find(scope.workspace)
     data = read(file) if file else {}
     engine = _overlay(data, options)
-    _mount(data, mounts)
+    _mount(data, mounts, use_auto_storage, engine)
     _tell_unused(options, engine)
     record = ClusterRecord(
         workspace=scope.workspace,
@@ -121,6 +135,8 @@ def create(
         creation_time=workspaces.timestamp(),
     )
     made = creation.create(name, data, str(file) if file else "batchai cluster create", record, notice)
+    if use_auto_storage:
+        DirectoryShare(home()).claim(f"{accounts.FOLDER}/{AUTO_ACCOUNT}/{AUTO_NAME}")
     # As Batch AI answered: the cluster is accepted, and nobody has asked its nodes yet.
     return states.show(made, None)
 
@@ -271,16 +287,16 @@ def _overlay(data: Document, options: Mapping[str, Any]) -> str:
             as_is = options[key].startswith("~") or "://" in options[key] or (key == "python" and "/" not in options[key])
             _set(data, key, options[key] if as_is else str(Path(options[key]).absolute()), ours=True)
     scale = _scale(_get(data, "scaleSettings"), options["target"], options["minimum"], options["maximum"])
-    written = _get(data, "userAccountSettings")
-    before = written if isinstance(written, Mapping) else {}
-    account = {**before, "adminUserName": options["user_name"]} if options["user_name"] else None
+    account = _account(_get(data, "userAccountSettings"), options["user_name"], options["ssh_key"])
     setup = _setup_task(_get(data, "nodeSetup"), options["setup_task"], options["setup_task_output"])
     for key, value in (
         ("vmSize", options["vm_size"]),
         ("vmPriority", options["vm_priority"]),
         ("scaleSettings", scale),
+        ("virtualMachineConfiguration", _image(options["image"], options["custom_image"])),
         ("userAccountSettings", account),
         ("nodeSetup", setup),
+        ("subnet", {"id": options["subnet"]} if options["subnet"] else None),
     ):
         if value is not None:
             _set(data, key, value)
@@ -315,6 +331,40 @@ def _scale(written: Any, target: int | None, minimum: int | None, maximum: int |
     return {"manual": {**(before if isinstance(before, Mapping) else {}), "targetNodeCount": target}}
 
 
+def _image(image: str | None, custom: str | None) -> Document | None:
+    if image is None:
+        if custom:
+            raise UsageError("--custom-image needs --image, which says what it was made from")
+        return None
+    parts = IMAGES.get(image.lower(), image).split(":")
+    if len(parts) != 4 or not all(parts):
+        raise UsageError(f"--image '{image}' must be UbuntuLTS, UbuntuDSVM or publisher:offer:sku:version")
+    reference = dict(zip(("publisher", "offer", "sku", "version"), parts, strict=True))
+    return {"imageReference": {**reference, **({"virtualMachineImageId": custom} if custom else {})}}
+
+
+def _account(written: Any, user: str | None, key: str | None) -> Document | None:
+    if user is None and key is None:
+        return None
+    before = dict(written) if isinstance(written, Mapping) else {}
+    found = {**before, "adminUserName": user or before.get("adminUserName") or getpass.getuser()}
+    if key:
+        found["adminUserSshPublicKey"] = _public_key(key)
+    return found
+
+
+def _public_key(key: str) -> str:
+    """A public key that was given, or its file; a private one must not get into a document, which is shown."""
+    path = Path(key).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8").strip() if path.is_file() else key
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--ssh-key {key} can't be read as a public key: {error}") from error
+    if "PRIVATE KEY" in text:
+        raise UsageError("--ssh-key is a private key, which is not kept; give the public one (its file ends in .pub)")
+    return text
+
+
 def _setup_task(written: Any, command_line: str | None, output: str | None) -> Document | None:
     from mlflow_batchai.job.places import DEFAULT_PREFIX
 
@@ -332,7 +382,7 @@ def _setup_task(written: Any, command_line: str | None, output: str | None) -> D
     return {**before, "setupTask": task}
 
 
-def _mount(data: Document, mounts: MountOptions) -> None:
+def _mount(data: Document, mounts: MountOptions, auto_storage: bool, engine: str) -> None:
     """Put the volumes of options into a document; keys of accounts never go there."""
     from mlflow_batchai.plan.account_placeholders import ACCOUNT
 
@@ -348,6 +398,17 @@ def _mount(data: Document, mounts: MountOptions) -> None:
         notice(
             "--storage-account-key is not kept, since others can read arguments: set AZURE_BATCHAI_STORAGE_KEY, or shares: in"
             " config.yaml"
+        )
+    if auto_storage:
+        if engine not in registry.ENGINES or not registry.ENGINES[engine].on_this_machine:
+            raise NotSupportedError(
+                f"--use-auto-storage made a storage account in Azure, which is not done with engine: {engine}; name one of your"
+                " own: --storage-account-name"
+            )
+        found["azureFileShares"] = [*found.get("azureFileShares", ()), dict(AUTO_SHARE)]
+        notice(
+            f"--use-auto-storage: nothing is made in Azure; autoafs is the directory shares/{AUTO_ACCOUNT}/{AUTO_NAME} of"
+            f" {home()}, and there is no autobfs"
         )
     if found:
         _set(data, "nodeSetup", {**before, "mountVolumes": found})

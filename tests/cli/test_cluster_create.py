@@ -104,7 +104,9 @@ def test_a_document_with_options_over_it(cli: Cli) -> None:
     assert not (cli.world.home / "clusters" / "d.yaml").exists()
     shown = cli.json(f"cluster create -n d {options}")
     scale = {"manual": None, "autoScale": {"minimumNodeCount": 1, "maximumNodeCount": 4, "initialNodeCount": 0}}
-    assert (shown["scaleSettings"], shown["vmSize"]) == (scale, "X")
+    assert (shown["scaleSettings"], shown["vmSize"], shown["subnet"]) == (scale, "X", {"id": "/s"})
+    assert shown["userAccountSettings"]["adminUserSshPublicKey"] == "ssh-rsa AAAA"
+    assert shown["virtualMachineConfiguration"]["imageReference"]["offer"] == "UbuntuServer"
     assert document(cli, "d")["share"] == str(cli.world.cwd / "here")
     assert counts(cli, "d") == "1 0 0 0 0"
 
@@ -119,6 +121,10 @@ def test_volumes(cli: Cli) -> None:
         "azureBlobFileSystems": [{"containerName": "blobs", "relativeMountPath": "b", "accountName": "acc"}],
         "fileServers": [{"fileServer": {"id": "n"}, "relativeMountPath": "nfs"}],
     }
+    paths = "nodeSetup.mountVolumes.azureFileShares[].relativeMountPath"
+    said = cli(f"cluster create -n auto --use-auto-storage --query {paths}")
+    assert json.loads(said.out) == ["autoafs"] and "shares/autostorage/batchaishare" in said.err
+    assert (cli.world.home / "shares" / "autostorage" / "batchaishare").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -129,17 +135,21 @@ def test_volumes(cli: Cli) -> None:
         (("--min", "3", "--max", "2"), 2, "--min 3 is more than --max 2"),
         (("-t", "101"), 1, "scaleSettings.manual.targetNodeCount must be at most 100"),
         (("-t", "-1"), 2, "x>=0"),
+        (("--custom-image", "x"), 2, "--custom-image needs --image"),
+        (("-i", "x"), 2, "--image 'x' must be UbuntuLTS"),
         (("--vm-priority", "cheap"), 2, "dedicated"),
         (("--setup-task-output", "x"), 2, "--setup-task-output says where the logs of --setup-task go; give that, too"),
         (("--setup-task", "x", "--setup-task-output", "y"), 1, "stdOutErrPathPrefix is 'y', which lies on no mounted volume"),
         (("--host", "a"), 1, "has engine: ssh and no share"),
-        (("--use-auto-storage",), 1, "--use-auto-storage made a storage account in Azure"),
+        (("--host", "a", "--share", "/", "--use-auto-storage"), 1, "--use-auto-storage made a storage account in Azure"),
         (("--host", "203.0.113.1", "--share", "/nope"), 1, "there is no folder /nope on this machine"),
         (("--host", "203.0.113.1", "--share", "/", "-t", "2"), 1, "has 1 hosts; name more"),
         (("-f", "none.json"), 1, "none.json: can't be read: No such file"),
         (("-f", "empty.json"), 1, "empty.json"),
         (("-f", "bad.json"), 1, "bad.json: properties.vmSise is not a known key; did you mean vmSize?"),
         (("-f", "slurm.yaml"), 1, "slurm.yaml: engine slurm is not supported yet"),
+        (("-k", "id"), 2, "--ssh-key is a private key, which is not kept; give the public one"),
+        (("-k", "binary"), 2, "--ssh-key binary can't be read as a public key: "),
         (("-w", "nope"), 3, "there is no workspace 'nope'; the workspaces are: default"),
     ],
 )
@@ -147,6 +157,8 @@ def test_refusals_leave_nothing(cli: Cli, options: tuple[str, ...], code: int, m
     written(cli, "", "empty.json")
     written(cli, {"properties": {"vmSise": "x"}}, "bad.json")
     written(cli, "engine: slurm", "slurm.yaml")
+    written(cli, "-----BEGIN OPENSSH PRIVATE KEY-----", "id")
+    (cli.world.cwd / "binary").write_bytes(b"\xff")
     said = cli("cluster", "create", "-n", "c", *options)
     assert (said.code, said.out) == (code, "") and message in said.err, said
     folder = cli.world.home / "clusters"
