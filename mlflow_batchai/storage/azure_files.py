@@ -6,6 +6,7 @@ Raises ImportError where the SDK isn't installed: import it where it is used (``
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import time
 import uuid
@@ -132,8 +133,9 @@ class AzureFilesShare:
             return None
         return data if len(data) <= most else b""
 
-    def download(self, path: str, target: Path) -> None:
-        full, partial = self._full(path), target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
+    def download(self, path: str, target: Path, progress: Callable[[int], None] | None = None) -> None:
+        # What there was before a failure lies beside the target, named by its content's ETag: the next call goes on there.
+        full, tell = self._full(path), progress or (lambda count: None)
 
         def ahead(fetch: Callable[[int], Piece], positions: Iterable[int]) -> Iterator[Piece]:
             return self._ahead(fetch, positions, READ_AT_ONCE)
@@ -142,17 +144,26 @@ class AzureFilesShare:
             target.parent.mkdir(parents=True, exist_ok=True)
             for _ in range(READS):
                 first = self._get(full, 0, PIECE)
-                with contextlib.suppress(_ChangedError):
-                    with partial.open("wb") as file:
-                        file.write(first.data)
-                        for data in self._rest(full, first, len(first.data), first.size, ahead):
+                digest = hashlib.sha256(f"{target.name}\0{first.etag}".encode("utf-8", "surrogateescape")).hexdigest()
+                partial = target.with_name(f".{digest[:32]}.part")
+                try:
+                    with partial.open("ab") as file:
+                        have = file.tell()
+                        if have < len(first.data):
+                            file.truncate(0)
+                            have = file.write(first.data)
+                        tell(have)
+                        # In their order: the file's length is how far it has come even if we are killed.
+                        for data in self._rest(full, first, have, first.size, ahead):
                             file.write(data)
-                    partial.replace(target)
-                    return
+                            tell(len(data))
+                except _ChangedError:
+                    partial.unlink(missing_ok=True)
+                    continue
+                partial.replace(target)
+                return
         except OSError as error:
             raise ShareError(f"'{target}' can't be written: {error.strerror or error}") from error
-        finally:
-            partial.unlink(missing_ok=True)
         raise self._replaced(path)
 
     def _replaced(self, path: str) -> ShareError:

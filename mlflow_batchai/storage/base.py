@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -50,7 +50,7 @@ class Share(Protocol):
         6. Other failures of the share are ShareError, with the share's address and the path in it.
         7. ``read_many`` finds what was there when it was called, and costs little where next to nothing is: a name is asked for
            once, and a mount, which may remember that a name was missing, has to look anew once a folder.
-        8. ``download`` gives a file whole, of one time, or fails.
+        8. ``download`` gives a file whole, of one time, or fails; then the next call goes on where it was, if that saves time.
         9. All of it may be called by many threads at once.
         10. ``list`` tells when a file was last written, by the clock of what keeps it, and costs nothing more for that.
         11. No path leads out of it: a link is an entry like any other, and is never followed.
@@ -77,8 +77,11 @@ class Share(Protocol):
             most: bytes of each. The content of one that is longer, and of what is no file, is empty: as damaged ones may be.
         """
 
-    def download(self, path: str, target: Path) -> None:
+    def download(self, path: str, target: Path, progress: Callable[[int], None] | None = None) -> None:
         """Copy a file to one of this machine, whose folder is made.
+
+        Args:
+            progress: called with the number of bytes that came since its last call.
 
         Raises:
             ShareNotFoundError: it isn't there.

@@ -133,7 +133,7 @@ class DirectoryShare:
         looked.add(folder)
         return None
 
-    def download(self, path: str, target: Path) -> None:
+    def download(self, path: str, target: Path, progress: Callable[[int], None] | None = None) -> None:
         with self._errors(path):
             incoming = mountfiles.open_fresh(str(self.root), path)
         partial = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
@@ -144,6 +144,8 @@ class DirectoryShare:
                     with partial.open("xb") as outgoing:
                         while block := incoming.read(BLOCK):
                             outgoing.write(block)
+                            if progress:
+                                progress(len(block))
                     partial.replace(target)
                 except BaseException:
                     partial.unlink(missing_ok=True)

@@ -315,8 +315,10 @@ def test_8_a_download_is_the_file_and_nothing_beside_it(share, tmp_path, size):
     data = os.urandom(1 << 20) * (size >> 20) + os.urandom(size & 0xFFFFF)
     share.send("a/big", io.BytesIO(data), size)
     target = tmp_path / "not" / "there" / "yet"
-    share.download("a/big", target)
+    told = []
+    share.download("a/big", target, told.append)
     assert target.read_bytes() == data == share.read("a/big")
+    assert sum(told) == size
     assert list(target.parent.iterdir()) == [target]
     share.write("a/big", b"new")
     share.download("a/big", target)
