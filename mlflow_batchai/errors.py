@@ -15,9 +15,11 @@ A message is one sentence (or a sentence and the last lines of a log): what was 
     ├── NotFoundError            there is nothing of that name; the message has the names that exist
     │   ├── ClusterNotFoundError     (a ClusterError, too)
     │   ├── WorkspaceNotFoundError
-    │   └── ExperimentNotFoundError
+    │   ├── ExperimentNotFoundError
+    │   └── StorageNotFoundError     no such share, folder or file in a storage account
     ├── ShareError               the control share can't be read or written
-    │   └── ShareNotFoundError   no such file on the share
+    │   ├── ShareNotFoundError   no such file on the share
+    │   └── ShareMissingError    there is no such share
     ├── TrackingError            the tracking store can't be asked
     ├── HorovodBuildError        the Horovod wheel could not be built
     ├── ModelError               a saved model can't become an MLflow model
@@ -100,12 +102,20 @@ class ExperimentNotFoundError(NotFoundError):
     """No experiment of that name in the tracking store."""
 
 
+class StorageNotFoundError(NotFoundError):
+    """No such share, folder or file in a storage account."""
+
+
 class ShareError(BatchAIError):
     """The control share can't be read or written."""
 
 
 class ShareNotFoundError(ShareError):
     """No such file on the share."""
+
+
+class ShareMissingError(ShareError):
+    """There is no such share."""
 
 
 class TrackingError(BatchAIError):

@@ -19,11 +19,11 @@ step 4 its nodes
 batchai cluster show -n nc6cluster -w myworkspace -g batchai.horovod --output table
 
 step 5 file share
-share="${BATCHAI_HOME:-$HOME/.batchai}/shares/$AZURE_BATCHAI_STORAGE_ACCOUNT/myshare"
-mkdir -p "$share/cifar"
+batchai storage share create -n myshare
+batchai storage directory create -s myshare -n cifar
 
 step 6 script
-cp "$here/cifar_cnn_distributed.py" "$share/cifar"
+batchai storage file upload -s myshare --source "$here/cifar_cnn_distributed.py" --path cifar
 
 step 7 job
 batchai job create -n cifar_distributed -c nc6cluster -e cifar -w myworkspace -g batchai.horovod --config-file "$here/job.json"
@@ -43,12 +43,12 @@ batchai job file list -j cifar_distributed -e cifar -w myworkspace -d MODEL --ou
 
 step 11 the trained network
 segment=$(batchai job show -n cifar_distributed -e cifar -w myworkspace --query jobOutputDirectoryPathSegment -o tsv)
-cp "$share/$segment/outputs/Models/cifar_cnn.h5" .
+batchai storage file download -s myshare --path "$segment/outputs/Models/cifar_cnn.h5" --dest cifar_cnn.h5
 
 step 12 resize
 batchai cluster resize -n nc6cluster -w myworkspace --target 0
 
 step 13 delete
 batchai job delete -n cifar_distributed -e cifar -w myworkspace -y
-rm -r "$share"
+batchai storage share delete -n myshare -y
 batchai workspace delete -n myworkspace -y

@@ -27,7 +27,6 @@ from mlflow_batchai.cli.options import (
 )
 from mlflow_batchai.cli.output import Column
 from mlflow_batchai.cluster import workspaces
-from mlflow_batchai.config import home
 from mlflow_batchai.engines import registry
 from mlflow_batchai.errors import BatchAIError, ClusterNotFoundError, NotSupportedError, UsageError
 
@@ -120,7 +119,6 @@ def create(
     from mlflow_batchai.documents.cluster import ClusterRecord
     from mlflow_batchai.documents.reading import read
     from mlflow_batchai.storage import accounts
-    from mlflow_batchai.storage.directory import DirectoryShare
 
     new_name(name, "cluster")
     workspace = workspaces.find(scope.workspace)
@@ -136,7 +134,7 @@ def create(
     )
     made = creation.create(name, data, str(file) if file else "batchai cluster create", record, notice)
     if use_auto_storage:
-        DirectoryShare(home()).claim(f"{accounts.FOLDER}/{AUTO_ACCOUNT}/{AUTO_NAME}")
+        accounts.open_account(AUTO_ACCOUNT).create(AUTO_NAME)
     # As Batch AI answered: the cluster is accepted, and nobody has asked its nodes yet.
     return states.show(made, None)
 
@@ -407,8 +405,8 @@ def _mount(data: Document, mounts: MountOptions, auto_storage: bool, engine: str
             )
         found["azureFileShares"] = [*found.get("azureFileShares", ()), dict(AUTO_SHARE)]
         notice(
-            f"--use-auto-storage: nothing is made in Azure; autoafs is the directory shares/{AUTO_ACCOUNT}/{AUTO_NAME} of"
-            f" {home()}, and there is no autobfs"
+            f"--use-auto-storage: nothing is made in Azure; autoafs is a directory of this machine, for `batchai storage` the"
+            f" file share '{AUTO_NAME}' of the account '{AUTO_ACCOUNT}', and there is no autobfs"
         )
     if found:
         _set(data, "nodeSetup", {**before, "mountVolumes": found})

@@ -30,6 +30,7 @@ NOUNS = {
     "cluster": "Named sets of nodes.",
     "job": "Jobs: see, follow and steer them.",
     "sweep": "One project run with many sets of parameters (`sweep run` may be written `sweep`).",
+    "storage": "File shares: Azure's, or directories that stand for them.",
     "doctor": "Whether a cluster is ready: what each node has, and what it lacks.",
     "gc": "Free what ended jobs have left: folders, staged files, environments, wheels.",
     "horovod": "Horovod for today's TensorFlow or PyTorch.",

@@ -19,7 +19,7 @@ import requests
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError, ServiceResponseError
 
 from mlflow_batchai.agent.azure_errors import FULL, NOT_PERMITTED
-from mlflow_batchai.errors import ShareError, ShareNotFoundError
+from mlflow_batchai.errors import ShareError, ShareMissingError, ShareNotFoundError
 from mlflow_batchai.storage.credentials import Credential, expiry
 from mlflow_batchai.storage.location import AzureLocation
 
@@ -74,7 +74,7 @@ class ExistsError(ShareError):
 
 @contextlib.contextmanager
 def translated(location: AzureLocation, credential: Credential, path: str) -> Iterator[None]:
-    """Raise what is raised inside as ShareError, ShareNotFoundError or ExistsError."""
+    """Raise what is raised inside as ShareError, ShareNotFoundError, ShareMissingError or ExistsError."""
     try:
         yield
     except (AzureError, requests.RequestException, OSError, ValueError) as error:
@@ -109,7 +109,7 @@ def _of_answer(location: AzureLocation, credential: Credential, path: str, error
     code, status = code_of(error), error.status_code or 0
     if code == "ShareNotFound":
         named = f"file share '{location.share}' in the storage account '{location.account}' ({location.root})"
-        return ShareError(f"there is no {named}; create it, or correct the name")
+        return ShareMissingError(f"there is no {named}; create it, or correct the name")
     sentence = BY_CODE.get(code)
     if code == "ParentNotFound" or (status == 404 and sentence is None):
         return ShareNotFoundError(f"there is no '{path}' on the share {location.url}")

@@ -21,11 +21,11 @@ from typing import BinaryIO, NamedTuple, TypeVar, cast
 from azure.core.exceptions import HttpResponseError, ResourceModifiedError, ServiceResponseError
 
 from mlflow_batchai.agent.protocol import LONGEST_SEGMENT
-from mlflow_batchai.errors import ShareError, ShareNotFoundError
+from mlflow_batchai.errors import ShareError, ShareMissingError, ShareNotFoundError
 from mlflow_batchai.storage import credentials
 from mlflow_batchai.storage.azure_client import FIRST_PAUSE_SECONDS, Again, service_client
 from mlflow_batchai.storage.azure_errors import ExistsError, code_of, of_network, translated
-from mlflow_batchai.storage.base import TEMPORARY, Entry, Readable, Source
+from mlflow_batchai.storage.base import TEMPORARY, Entry, Readable, ShareEntry, Source
 from mlflow_batchai.storage.location import AzureLocation
 
 Item = TypeVar("Item")
@@ -391,6 +391,58 @@ class AzureFilesShare:
 
     def keeping(self, folder: str) -> AzureFilesShare:
         return self
+
+
+class AzureShares:
+    """The file shares of a storage account.
+
+    Args:
+        account: its name.
+        endpoint: its file service.
+
+    Raises:
+        ShareError: what opens it can't be used.
+    """
+
+    def __init__(self, account: str, endpoint: str) -> None:
+        self._location = AzureLocation(endpoint, account, "")
+        self._credential = credentials.at(endpoint, account)
+        with self._errors(""):
+            self._client = service_client(self._location, self._credential)
+
+    def _errors(self, share: str) -> contextlib.AbstractContextManager[None]:
+        return translated(self._location._replace(share=share), self._credential, "")
+
+    def list(self) -> list[ShareEntry]:
+        """All of them, by name."""
+        with self._errors(""):
+            found = self._client.list_shares()
+            return sorted(ShareEntry(share.name, share.quota, share.last_modified.timestamp()) for share in found)
+
+    def create(self, share: str, quota: int | None) -> bool:
+        """Make one; False if it was there."""
+        again = Again()
+        try:
+            with self._errors(share):
+                self._client.create_share(share, quota=quota, retry_hook=again)
+        except ExistsError:
+            # An answer may have been lost: then it is our own that is there already.
+            return again.happened
+        return True
+
+    def delete(self, share: str) -> None:
+        """Remove one with all that is on it; ShareMissingError if there is none."""
+        again = Again()
+        try:
+            with self._errors(share):
+                self._client.delete_share(share, retry_hook=again)
+        except ShareMissingError:
+            if not again.happened:
+                raise
+
+    def open(self, share: str) -> AzureFilesShare:
+        """One of them; ShareMissingError when it is first used, if there is none."""
+        return AzureFilesShare(self._location._replace(share=share))
 
 
 def _modified(written: object) -> float | None:

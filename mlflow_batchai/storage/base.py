@@ -31,6 +31,20 @@ class Entry(NamedTuple):
     modified: float | None = None
 
 
+class ShareEntry(NamedTuple):
+    """One file share of a storage account.
+
+    Attributes:
+        name: of the share.
+        quota: how much it may hold, in GiB; None: as much as the disk has.
+        modified: when it was last changed itself, in seconds since the epoch.
+    """
+
+    name: str
+    quota: int | None
+    modified: float
+
+
 class Readable(Protocol):
     """A source to send: a file that is open for reading bytes, or an object like one."""
 

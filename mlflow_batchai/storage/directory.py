@@ -38,7 +38,8 @@ class DirectoryShare:
     at_once = 1
 
     def __init__(self, root: str | Path) -> None:
-        self.root = Path(root).absolute()
+        self.root = self._base = Path(root).absolute()
+        self._before = ""
         # A folder that isn't made anew elsewhere, and what lay at the base when it was last seen there.
         self._kept = "/"
         self._seen: tuple[int, int] | None = None
@@ -59,6 +60,16 @@ class DirectoryShare:
             raise ShareError(f"there is no folder {root} on this machine; mount the share there")
         return cls(root)
 
+    def inside(self, path: str) -> DirectoryShare:
+        """A folder of the share as a share of its own, which no link in place of that folder leads elsewhere.
+
+        Raises:
+            ShareError: there is no such folder.
+        """
+        found = DirectoryShare.existing(self.local(path))
+        found._base, found._before = self._base, self._below("/".join(safeopen.parts_of(path)))
+        return found
+
     @property
     def url(self) -> str:
         return self.root.as_uri()
@@ -72,12 +83,16 @@ class DirectoryShare:
         with self._errors(path):
             return self.root.joinpath(*safeopen.parts_of(path))
 
+    def _below(self, path: str) -> str:
+        """A path from the folder that was chosen here: the root, or that of the share that the root lies in."""
+        return f"{self._before}/{path}" if self._before else path
+
     def real(self, path: str, bounds: str) -> str | None:
         """The path without links of what lies at a path; None: it lies outside of a folder of the share.
 
         It only says where to look: what is opened there is opened without following any link.
         """
-        top = Path(os.path.realpath(self.root))
+        top = Path(os.path.realpath(self._base), self._before)
         try:
             found = Path(os.path.realpath(top / path.lstrip("/")))
             within = top.joinpath(*safeopen.parts_of(bounds))
@@ -93,7 +108,7 @@ class DirectoryShare:
             ShareError: something else is, or it can't be read.
         """
         with self._errors(path):
-            return safeopen.open_file(str(self.root), path)
+            return safeopen.open_file(str(self._base), self._below(path))
 
     def scan(self, path: str) -> list[os.DirEntry[str]]:
         """Entries of a folder by name, links as links; errors as ``open``."""
@@ -108,14 +123,14 @@ class DirectoryShare:
     def look(self, path: str) -> os.stat_result | None:
         """Status of a path, a link as a link; None if nothing lies there."""
         with self._errors(path):
-            return safeopen.look(str(self.root), path)
+            return safeopen.look(str(self._base), self._below(path))
 
     def _listed(self, path: str) -> safeopen.Descriptor:
-        return permissions.patiently(lambda: safeopen.open_folder(str(self.root), path))
+        return permissions.patiently(lambda: safeopen.open_folder(str(self._base), self._below(path)))
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         with self._errors(path):
-            return mountfiles.read_fresh(str(self.root), path, start, -1 if length is None else length)
+            return mountfiles.read_fresh(str(self._base), self._below(path), start, -1 if length is None else length)
 
     def read_many(self, paths: Iterable[str], most: int = protocol.LONGEST_SEGMENT) -> Iterator[tuple[str, bytes]]:
         looked: set[str] = set()
@@ -127,7 +142,7 @@ class DirectoryShare:
 
     def _read_if_there(self, path: str, looked: set[str], most: int) -> bytes | None:
         """A file's content; ``looked``: folders that a mount was made to look at anew before, so that a miss there is true."""
-        base, whole, folder = str(self.root), path, path.rpartition("/")[0]
+        base, whole, folder = str(self._base), self._below(path), path.rpartition("/")[0]
         with contextlib.suppress(FileNotFoundError, safeopen.OddFolderError):
             return mountfiles.read_whole(base, whole, most, fresh=folder not in looked)
         looked.add(folder)
@@ -135,7 +150,7 @@ class DirectoryShare:
 
     def download(self, path: str, target: Path, progress: Callable[[int], None] | None = None) -> None:
         with self._errors(path):
-            incoming = mountfiles.open_fresh(str(self.root), path)
+            incoming = mountfiles.open_fresh(str(self._base), self._below(path))
         partial = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
         try:
             with incoming:
@@ -158,7 +173,7 @@ class DirectoryShare:
 
     def claim(self, path: str) -> bool:
         with self._errors(path):
-            return self._making(path, lambda *how: safeopen.claim(str(self.root), path, *how))
+            return self._making(path, lambda *how: safeopen.claim(str(self._base), self._below(path), *how))
 
     def made(self, path: str) -> Path:
         """A directory of the share, made with its parents if it isn't there. Raises ShareError."""
@@ -167,7 +182,7 @@ class DirectoryShare:
 
     def _make(self, path: str) -> safeopen.Descriptor:
         """A directory with its parents."""
-        return self._making(path, lambda *how: safeopen.make_folders(str(self.root), path, *how))
+        return self._making(path, lambda *how: safeopen.make_folders(str(self._base), self._below(path), *how))
 
     def _making(self, path: str, step: Callable[..., Made]) -> Made:
         """Do something that makes folders.
@@ -176,17 +191,17 @@ class DirectoryShare:
             step: takes ``made`` and ``within`` (``safeopen.make_folders``).
         """
         if f"{path}/".startswith(f"{self._kept}/"):
-            root = mountfiles.which(str(self.root))
+            root = mountfiles.which(str(self._base))
             try:
-                made = step(self._open_up, self._kept)
+                made = step(self._open_up, self._below(self._kept))
             except FileNotFoundError as error:
-                if mountfiles.which(str(self.root)) != self._seen:
-                    raise ShareError(f"the share isn't mounted at {self.root} any more; mount it there again") from error
+                if mountfiles.which(str(self._base)) != self._seen:
+                    raise ShareError(f"the share isn't mounted at {self._base} any more; mount it there again") from error
             else:
                 self._seen = root
                 return made
-        if not self.root.is_dir():
-            self.root.mkdir(parents=True, exist_ok=True)
+        if not self._base.is_dir():
+            self._base.mkdir(parents=True, exist_ok=True)
         return step(self._open_up)
 
     def _open_up(self, made: int, bits: int = 0o7777 & ~stat.S_ISVTX) -> None:
@@ -215,14 +230,14 @@ class DirectoryShare:
 
     def delete(self, path: str) -> None:
         with contextlib.suppress(ShareNotFoundError), self._errors(path):
-            safeopen.remove(str(self.root), path)
+            safeopen.remove(str(self._base), self._below(path))
 
     def keeping(self, folder: str) -> DirectoryShare:
         if folder == self._kept:
             return self
         found = copy.copy(self)
         with self._errors(folder):
-            found._kept, found._seen = folder, mountfiles.which(str(self.root))
+            found._kept, found._seen = folder, mountfiles.which(str(self._base))
         return found
 
     def send(self, path: str, source: Readable, size: int) -> None:

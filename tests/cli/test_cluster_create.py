@@ -123,8 +123,8 @@ def test_volumes(cli: Cli) -> None:
     }
     paths = "nodeSetup.mountVolumes.azureFileShares[].relativeMountPath"
     said = cli(f"cluster create -n auto --use-auto-storage --query {paths}")
-    assert json.loads(said.out) == ["autoafs"] and "shares/autostorage/batchaishare" in said.err
-    assert (cli.world.home / "shares" / "autostorage" / "batchaishare").is_dir()
+    assert json.loads(said.out) == ["autoafs"] and "file share 'batchaishare' of the account 'autostorage'" in said.err
+    assert cli.json("storage share list --account-name autostorage --query [].name") == ["batchaishare"]
 
 
 @pytest.mark.parametrize(

@@ -28,20 +28,22 @@ CONFIG = """
 """
 
 
-def test_what_lies_there_is_trained_with_and_what_comes_of_it_lies_there(cli: Cli, azure: AzureServer) -> None:
+def test_what_is_uploaded_is_trained_with_and_what_comes_of_it_is_downloaded(cli: Cli, azure: AzureServer) -> None:
     world = cli.world
     world.home.mkdir()
     entry = {"accountKey": azure.key, "fileEndpoint": azure.endpoint}
     (world.home / "config.yaml").write_text(json.dumps({"shares": {azure.account: entry}}))
     world.environment["AZURE_BATCHAI_STORAGE_ACCOUNT"] = azure.account
-    azure.share("data")
-    (azure.root / "file" / "data" / "in").mkdir()
-    (azure.root / "file" / "data" / "in" / "words.txt").write_text("words")
+    (world.cwd / "words.txt").write_text("words")
+    cli.json("storage", "share", "create", "-n", "data")
+    cli.json("storage", "file", "upload", "-s", "data", "--source", "words.txt", "-p", "in/")
 
     done = world.run(world.project(TRAIN, batchai=CONFIG))
     assert done.returncode == 0, done.stderr
     assert "no key or SAS" not in done.stderr and azure.key not in done.stderr
 
     (made,) = (azure.root / "file" / "data").rglob("m.h5")
-    assert made.read_text() == world.artifact("outputs/MODEL/m.h5") == "WORDS"
+    path = made.relative_to(azure.root / "file" / "data")
+    cli.json("storage", "file", "download", "-s", "data", "-p", path)
+    assert (world.cwd / "m.h5").read_text() == world.artifact("outputs/MODEL/m.h5") == "WORDS"
     assert not (world.home / "shares").exists()

@@ -111,9 +111,11 @@ def test_from_first_to_last(cli: Cli, ssh_servers: SshNodes, azure: AzureServer,
     (row,) = table(cli, "cluster", "show", "-n", CLUSTER, "-w", "myworkspace", "-g", "batchai.horovod")
     assert (row["State"], row["Idle"], row["Workspace"], row["VM Size"]) == ("steady", "4", "myworkspace", "STANDARD_NC6")
 
-    azure.share("myshare")
-    (share / "cifar").mkdir()
-    (share / "cifar" / "cifar_cnn_distributed.py").write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
+    assert step("storage", "share", "create", "-n", "myshare") == {"created": True}
+    assert step("storage", "directory", "create", "-s", "myshare", "-n", "cifar") == {"created": True}
+    (world.cwd / "cifar_cnn_distributed.py").write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
+    step("storage", "file", "upload", "-s", "myshare", "--source", "cifar_cnn_distributed.py", "--path", "cifar")
+    assert (share / "cifar" / "cifar_cnn_distributed.py").is_file()
 
     submitted = ("job", "create", "-n", JOB, "-c", CLUSTER, *IN, "-g", "batchai.horovod", "--config-file", str(DOCUMENT))
     assert step(*submitted)["executionState"] in ("queued", "running")
@@ -130,7 +132,8 @@ def test_from_first_to_last(cli: Cli, ssh_servers: SshNodes, azure: AzureServer,
     assert {row["IP"] for row in table(cli, "job", "node", "list", "-j", JOB, *IN)} == {
         ssh_servers[number].address for number in range(4)
     }
-    (share / "cifar" / "go").touch()
+    (world.cwd / "go").touch()
+    step("storage", "file", "upload", "-s", "myshare", "--source", "go", "--path", "cifar/")
     rest, noted = stream.communicate(timeout=120)
     assert (stream.returncode, rest) == (0, "[0] Epoch 2/2, ümlaut\n"), noted
 
@@ -148,7 +151,8 @@ def test_from_first_to_last(cli: Cli, ssh_servers: SshNodes, azure: AzureServer,
 
     segment = step("job", "show", "-n", JOB, *IN, "--query", "jobOutputDirectoryPathSegment")
     path = f"{segment}/outputs/Models/cifar_cnn.h5"
-    assert (share / path).read_bytes() == MODEL
+    step("storage", "file", "download", "-s", "myshare", "--path", path, "--dest", "cifar_cnn.h5")
+    assert (world.cwd / "cifar_cnn.h5").read_bytes() == (share / path).read_bytes() == MODEL
     # The document's stdOutErrPathPrefix lies on that share, the control share elsewhere: logs come there at the end.
     copied = share / segment / "stdouterr" / "stdout.txt"
     until(world, lambda: copied.is_file() and copied.read_text(encoding="utf-8").endswith(rest))
@@ -158,7 +162,9 @@ def test_from_first_to_last(cli: Cli, ssh_servers: SshNodes, azure: AzureServer,
     assert json.loads(resized.out)["currentNodeCount"] == 0
 
     step("job", "delete", "-n", JOB, *IN, "-y")
+    step("storage", "share", "delete", "-n", "myshare", "-y")
     step("workspace", "delete", "-n", "myworkspace", "-y")
+    assert not share.exists()
     for noun, name in (("job", JOB), ("cluster", CLUSTER), ("workspace", "myworkspace")):
         assert cli(noun, "show", name).code == 3
     assert not [line for line in said if "is the directory" in line], "no directory stands for the account"

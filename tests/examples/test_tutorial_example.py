@@ -51,6 +51,7 @@ def test_from_first_to_last(world: Any, tmp_path: Path) -> None:
     cells = "nc6cluster batchai.horovod myworkspace STANDARD_NC6 steady 4 0 0 0 0"
     assert row.split() == cells.split()
 
+    assert '"created": true' in step[5]
     job = json.loads(step[7])
     assert (job["name"], job["toolType"], job["nodeCount"]) == ("cifar_distributed", "horovod", 4)
     # Its nodes are free: a machine that is slow to ask finds it there.

@@ -25,7 +25,7 @@ from mlflow_batchai.documents.model import parse as parse_model
 from mlflow_batchai.errors import BatchAIError, ShareError
 from mlflow_batchai.follower import credentials as of_attempts
 from mlflow_batchai.plan.volumes import check_volumes, choose_volumes
-from mlflow_batchai.storage import azure_client, credentials, open_share
+from mlflow_batchai.storage import accounts, azure_client, credentials, open_share
 from mlflow_batchai.storage.azure_files import AzureFilesShare
 from mlflow_batchai.storage.credentials import Credential
 from mlflow_batchai.storage.location import AzureLocation, account_of, parse
@@ -289,6 +289,17 @@ def test_what_the_user_has_named_is_asked(
 def test_what_is_no_endpoint_can_t_be_named(named: Any, endpoint: str, attacker: Attacker) -> None:
     named(endpoint)
     refused(attacker, lambda: credentials.at(endpoint, ACCOUNT))
+
+
+def test_a_connection_string_of_a_command_is_the_users_word(attacker: Attacker) -> None:
+    accounts.open_account(ACCOUNT, f"http://127.0.0.2:{attacker.port}/acct")
+    with pytest.raises(ShareError):
+        accounts.open_account("acct2", None, login=True).using("x").__enter__().list("")
+    assert attacker.asked and set(attacker.asked) <= {
+        "acct2.file.core.windows.net",
+        "169.254.169.254",
+        "login.microsoftonline.com",
+    }
 
 
 # Redirects.
