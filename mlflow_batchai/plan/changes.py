@@ -1,66 +1,147 @@
-"""Collect which files of a job's code differ from its git commit, by reading ``git`` only."""
+"""Collect how a job's code differs from its git commit, by reading ``git`` only."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from mlflow_batchai.plan.secrecy import is_secret
 from mlflow_batchai.storage.objects import StagedFile
 
 GIT_SECONDS = 10.0
+MOST_DIFF_BYTES = 1 << 20
+# Of git's answer: names of changed files, and their changes.
+MOST_BYTES = 8 << 20
 MOST_NAMES = 1000
+_DIFF = (
+    *("--patch-with-raw", "-z", "--no-abbrev", "--relative", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv"),
+    *("--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=all"),
+)
+_HEADER = b"diff --git "
+_NONE = "0" * 40
 
 
-def since_commit(folder: Path, code: Sequence[StagedFile]) -> dict[str, Any] | None:
-    """The commit that a project's folder is at, and the names of files that differ; None: it isn't in git.
+class _Change(NamedTuple):
+    """One changed file: its path from the project's folder, the hash of its committed content, the text of the change."""
+
+    path: str
+    blob: str
+    text: bytes
+
+
+def since_commit(folder: Path, code: Sequence[StagedFile], secret_texts: Collection[str]) -> dict[str, Any] | None:
+    """The commit that a project's folder is at, and what the code that is sent differs in; None: it isn't in git.
+
+    Files that are not sent are no part of it, and neither is a file that holds a secret, or has held one when it was committed.
 
     Args:
-        code: what is sent to the nodes; files that are not sent count only when they are deleted.
+        code: what is sent to the nodes.
+        secret_texts: every text that must stand nowhere.
 
     Returns:
-        ``commit``, ``differs``; ``changed``, ``deleted``, ``untracked`` (paths, of each ``MOST_NAMES`` at most), ``note`` (what
-        could not be found out, or None).
+        ``commit``, ``differs``; ``changed``, ``deleted``, ``untracked`` (paths, of each ``MOST_NAMES`` at most), ``withheld``
+        (those whose change holds a secret); ``diff`` (text, bytes that are no UTF-8 as lone surrogates; None: nothing to
+        show) and ``note`` (what could not be found out, or None).
     """
+    git = _Git(folder)
     try:
-        commit = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD").decode("ascii", "replace").strip()
+        commit = git.ask("rev-parse", "--verify", "--quiet", "HEAD").decode("ascii", "replace").strip()
         if not commit:
             return None
-        tracked = _names(folder, "ls-files", "-z")
-        # The user's own programs for diffs are not run.
-        words = ("--name-only", "-z", "--relative", "--no-renames", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all")
-        differing = _names(folder, "diff", "HEAD", *words, "--", ".")
+        tracked = {os.fsdecode(name) for name in git.ask("ls-files", "-z").split(b"\0")}
+        answer, whole = git.beginning("diff", "HEAD", *_DIFF, "--", ".")
+        changes = list(_changes(answer, whole))
+        sent = {file.path for file in code}
+        shown = [change for change in changes if change.path in sent]
+        withheld = [change.path for change in shown if _speaks(git, change, secret_texts)]
     except FileNotFoundError:
         return None  # there is no git here
     except subprocess.TimeoutExpired:
         return {"commit": None, "note": f"git took more than {GIT_SECONDS:.0f} s to say what has changed"}
-    sent = {file.path for file in code}
-    found = {
-        "changed": sorted(differing & sent),
-        "deleted": sorted(path for path in differing if not os.path.lexists(folder / path)),
-        "untracked": sorted(sent - tracked),
+    untracked = sorted(sent - tracked)
+    deleted = [change.path for change in changes if not os.path.lexists(folder / change.path)]
+    changed = [change.path for change in shown]
+    diff = b"".join(change.text for change in shown if change.path not in withheld)
+    if len(diff) > MOST_DIFF_BYTES or not whole:
+        diff = diff[: diff.rfind(b"\n", 0, MOST_DIFF_BYTES) + 1] + b"# cut here: the rest is not kept\n"
+    return {
+        "commit": commit,
+        "differs": bool(changed or deleted or untracked),
+        "changed": changed[:MOST_NAMES],
+        "deleted": deleted[:MOST_NAMES],
+        "untracked": untracked[:MOST_NAMES],
+        "withheld": withheld[:MOST_NAMES],
+        "diff": diff.decode("utf-8", "surrogateescape") or None,
+        "note": None,
     }
-    names = {key: paths[:MOST_NAMES] for key, paths in found.items()}
-    return {"commit": commit, "differs": any(found.values()), **names, "note": None}
 
 
-def _names(folder: Path, *words: str) -> set[str]:
-    return {os.fsdecode(name) for name in _git(folder, *words).split(b"\0") if name}
+def _changes(answer: bytes, whole: bool) -> Iterator[_Change]:
+    """What git says of changed files first, then shows one after the other; one whose text didn't come has none."""
+    names, _, patch = answer.partition(b"\0\0")
+    fields = names.split(b"\0")
+    # Every other line of a patch begins with another letter, or with a word of git's.
+    texts = [_HEADER + text for text in (b"\n" + patch).split(b"\n" + _HEADER)[1:]]
+    texts = [text if text.endswith(b"\n") else text + b"\n" for text in texts]
+    if whole and len(texts) != len(fields) // 2:
+        texts = []  # whose they are can't be told
+    for number, (about, name) in enumerate(zip(fields[::2], fields[1::2], strict=False)):
+        yield _Change(os.fsdecode(name), about.split()[2].decode(), texts[number] if number < len(texts) else b"")
 
 
-def _git(folder: Path, *words: str) -> bytes:
-    """Output of a git command; nothing if it fails.
+def _speaks(git: _Git, change: _Change, secret_texts: Collection[str]) -> bool:
+    """Whether a change, or the committed content that it shows a part of, holds a secret."""
+    if is_secret(change.path, change.text, secret_texts):
+        return True
+    return change.blob != _NONE and is_secret(change.path, git.ask("cat-file", "blob", change.blob), secret_texts)
 
-    Raises:
+
+class _Git:
+    """Asks git about a folder, for ``GIT_SECONDS`` in all.
+
+    Raises (from every method):
         FileNotFoundError: there is no git.
         TimeoutExpired: it takes too long.
     """
-    # What has the content that it had is no change; no program of the repository's configuration is run; nothing is written.
-    argv = ["git", "-C", str(folder), "-c", "diff.autoRefreshIndex=true", "-c", "core.fsmonitor=false", *words]
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
-    done = subprocess.run(
-        argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=GIT_SECONDS, env=environment
-    )
-    return done.stdout if done.returncode == 0 else b""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._until = time.monotonic() + GIT_SECONDS
+
+    def ask(self, *words: str) -> bytes:
+        """Output of a git command; nothing if it fails."""
+        argv, nothing = self._argv(words), subprocess.DEVNULL
+        done = subprocess.run(argv, stdin=nothing, capture_output=True, check=False, timeout=self._rest(), env=_environment())
+        return done.stdout if done.returncode == 0 else b""
+
+    def beginning(self, *words: str) -> tuple[bytes, bool]:
+        """(the first ``MOST_BYTES`` of what git says, whether that is all)."""
+        argv, nothing = self._argv(words), subprocess.DEVNULL
+        with subprocess.Popen(argv, stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, env=_environment()) as process:
+            alarm = threading.Timer(self._rest(), process.kill)
+            alarm.start()
+            assert process.stdout is not None
+            answer = process.stdout.read(MOST_BYTES)
+            whole = not process.stdout.read(1)
+            alarm.cancel()
+            process.kill()
+        if time.monotonic() >= self._until:
+            raise subprocess.TimeoutExpired(argv, GIT_SECONDS)
+        return answer, whole
+
+    def _argv(self, words: Sequence[str]) -> list[str]:
+        # What has the content that it had is no change, and no program of the repository's configuration is run.
+        return ["git", "-C", str(self._folder), "-c", "diff.autoRefreshIndex=true", "-c", "core.fsmonitor=false", *words]
+
+    def _rest(self) -> float:
+        return max(0.001, self._until - time.monotonic())
+
+
+def _environment() -> dict[str, str]:
+    # Nothing is written into the user's repository.
+    return {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}

@@ -175,7 +175,7 @@ def prepare(
     if like is None:
         code, notices = _code(project, entry, cluster, planned.secret_texts, documents)
         warnings += notices
-        changes = since_commit(project.directory, code)
+        changes = since_commit(project.directory, code, planned.secret_texts)
         wheels, notices = choose_wheels(program.environment, project.directory, cluster.share)
         warnings += notices
     else:

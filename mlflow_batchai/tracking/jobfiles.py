@@ -1,4 +1,4 @@
-"""Upload what a job runs into the artifacts ``job/``: document, plan, code and commit, packages."""
+"""Upload what a job runs into the artifacts ``job/``: document, plan, code, changes since the commit, packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.agent.plan import plain
 from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.job.jobs import Job
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 ARTIFACT = "job"
-_GIT = ("commit", "differs", "changed", "deleted", "untracked", "note")
+MOST_NAMES_SHOWN = 20
+_GIT = ("commit", "differs", "changed", "deleted", "untracked", "withheld", "note")
+_CHANGES: records.Shape = {"diff": records.or_none(records.is_text), "withheld": records.list_of(records.is_text)}
 
 
 class JobFiles:
@@ -32,6 +34,7 @@ class JobFiles:
         self._job = job
         self._environment = environment
         self._sent = False
+        self._notes: list[str] = []
 
     def take(self, record: Record) -> None:
         """Take an ``environment`` event."""
@@ -42,8 +45,8 @@ class JobFiles:
         """The packages that are still to be sent."""
         return self._environment
 
-    def send(self) -> None:
-        """Send what is there and was not sent.
+    def send(self) -> list[str]:
+        """Send what is there and was not sent; sentences on what stays out of it.
 
         Raises:
             ShareError: it can't be read.
@@ -59,6 +62,7 @@ class JobFiles:
                     Path(scratch, name).write_bytes(text.encode("utf-8", "surrogateescape"))
                 self._client.log_artifacts(self._job.plan.run_id, scratch, ARTIFACT)
         self._sent, self._environment = True, None
+        return list(self._notes)
 
     def _files(self) -> dict[str, str]:
         files = {"plan.json": _readable(self._job.plan.record())}
@@ -73,6 +77,10 @@ class JobFiles:
                     "git": {key: changes.get(key) for key in _GIT} if changes else None,
                 }
             )
+            if records.has(changes, _CHANGES):
+                if changes["diff"]:
+                    files["changes.diff"] = changes["diff"]
+                self._notes = [f"{ARTIFACT}/changes.diff lacks {_listed(changes['withheld'])}"] if changes["withheld"] else []
         return files
 
 
@@ -80,3 +88,9 @@ def _readable(record: Record) -> str:
     # What is no UTF-8 (in the name of a file) stays an escape, which JSON has for it.
     text = json.dumps(record, indent=2, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode() + "\n"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES_SHOWN} more" if len(names) > MOST_NAMES_SHOWN else ""
+    those = "it holds a secret" if len(names) == 1 else "they hold a secret"
+    return f"{', '.join(names[:MOST_NAMES_SHOWN])}{more}: {those}, or did when committed"

@@ -462,11 +462,11 @@ class Finish:
         self._done: dict[str, list[str]] = {}
         self._since: float | None = None
 
-    def once(self, what: str, send: Callable[[], Sequence[str] | None]) -> list[str]:
+    def once(self, what: str, send: Callable[[], Sequence[str]]) -> list[str]:
         """Send a thing, if it hasn't been sent; sentences on what could not be sent of it.
 
         Args:
-            send: may return such sentences; what it raises is one, too, unless it may pass.
+            send: returns such sentences; what it raises is one, too, unless it may pass.
 
         Raises:
             Exception: the thing may be taken if it is sent again: call again.
@@ -476,7 +476,7 @@ class Finish:
             self._lease.check()
             self._since = self._since or time.monotonic()
             try:
-                self._done[what] = list(send() or ())
+                self._done[what] = list(send())
             except LeaseLostError:
                 raise
             except Exception as error:  # MLflow raises whatever its store raises; the run must end all the same
