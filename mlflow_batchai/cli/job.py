@@ -29,6 +29,7 @@ from mlflow_batchai.cli.output import Column, Result, echo, render
 from mlflow_batchai.cluster import workspaces
 from mlflow_batchai.config import default
 from mlflow_batchai.errors import BatchAIError, JobChangedError, JobFailedError, ShareError, UsageError
+from mlflow_batchai.terminal import printable
 from mlflow_batchai.tracking import experiments
 
 if TYPE_CHECKING:
@@ -293,12 +294,17 @@ def wait(scope: Scope, name: str, interval: int) -> None:
 @click.option("--new", "only_new", is_flag=True, help="Only output that comes from now on.")
 @click.option("--all", "every", is_flag=True, help="Give each of your jobs that has not ended a follower, if it has none.")
 @click.option("--wait", "waits", is_flag=True, help="With --all: until all of them have ended.")
-def attach(scope: Scope, name: str | None, only_new: bool, every: bool, waits: bool) -> Any:
+@click.option(
+    "--trust", "trusts", is_flag=True, help="Obey the plan of a job that was signed with another key, once it was shown."
+)
+@confirmed
+def attach(scope: Scope, name: str | None, only_new: bool, every: bool, waits: bool, trusts: bool, yes: bool) -> Any:
     """Show a job's output and progress until it has ended; exit code 0 only if it succeeds.
 
     It can be any job whose share this machine sees, by its name or its run id. If nobody relays it into MLflow any more, that
-    goes on from here, if it is yours: signed with your key, which a second machine of yours gets by `batchai key import`.
-    Ctrl-C leaves the job running; `batchai job terminate` ends it.
+    goes on from here, if it is yours: signed with your key, which a second machine of yours gets by `batchai key import`. For a
+    job of another key --trust shows what its plan would have this machine open, and asks. Ctrl-C leaves the job running;
+    `batchai job terminate` ends it.
 
     With --all, for cron: all jobs of yours in the tracking store, in whatever experiment, as your key's signature says. Those
     that nobody relays any more get a follower on this machine; no output is shown. Sweeps that nobody drives go on.
@@ -310,12 +316,14 @@ def attach(scope: Scope, name: str | None, only_new: bool, every: bool, waits: b
     from mlflow_batchai.follower import detached
 
     if every:
-        _refuse(name, only_new)
+        _refuse(name, only_new, trusts)
         return _attach_all(waits)
     if waits:
         raise click.UsageError("--wait belongs to --all; without that, attach always stays until the job has ended")
     if not name:
         raise click.UsageError("the name of the job is missing: -n NAME (or --all, for all of yours)")
+    if trusts:
+        _trust(scope, name, yes)
     found = find_job(scope, name)
     console = JobConsole(found.job.plan.ranks)
     if told := _who(detached.ensure_follower(found), found.job.name):
@@ -325,11 +333,36 @@ def attach(scope: Scope, name: str | None, only_new: bool, every: bool, waits: b
     return None
 
 
-def _refuse(name: str | None, only_new: bool) -> None:
+def _refuse(name: str | None, only_new: bool, trusts: bool) -> None:
     context = click.get_current_context()
     given = [option for key, option in _SCOPE.items() if context.get_parameter_source(key) is ParameterSource.COMMANDLINE]
-    for what in [*([name] if name else []), *(["--new"] if only_new else []), *given]:
+    for what in [*([name] if name else []), *(["--new"] if only_new else []), *(["--trust"] if trusts else []), *given]:
         raise click.UsageError(f"--all is about all jobs of yours in the tracking store; it can't stand with {what}")
+
+
+def _trust(scope: Scope, name: str, yes: bool) -> None:
+    """Show what the plan of a job would have this machine do, and trust that plan if the person agrees."""
+    from mlflow_batchai.client import lookup
+    from mlflow_batchai.job import signing
+    from mlflow_batchai.job.places import output_places
+
+    run, _ = find_run(scope, name)
+    job = lookup.untrusted(run)
+    if job.is_trusted:
+        return
+    plan = job.plan
+    places = [f"{place['share']}/{place['path']}" for place in output_places(plan)]
+    for what, values in (
+        ("plan", [f"{job.share.url}/{job.folder}/batchai/plan.json"]),
+        ("run that is written", [job.plan.run_id]),
+        ("cluster that is asked", [plan.cluster]),
+        ("logs that are sent to the run", [f"{job.share.url}/{job.paths.stdouterr}"]),
+        ("outputs that are sent to the run", places),
+    ):
+        for value in values:
+            click.echo(f"batchai: {what}: {printable(value)}", err=True)
+    ask(f"Trust the plan of job {job.name}, as it is now, on this machine?", yes)
+    signing.pin(run.info.run_id, job.plan_digest, job.share.url)
 
 
 def _who(follower: LeaseView, job: str) -> str:

@@ -10,6 +10,7 @@ from mlflow_batchai.agent.protocol import QUEUED
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.errors import BatchAIError, JobChangedError, JobError, JobNotFoundError, JobUnreadableError, ShareError
 from mlflow_batchai.follower.detached import Submitted
+from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import Job, changed_sentence
 from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.storage import Share, open_share
@@ -73,6 +74,14 @@ def of_run(run: Run, tracking: Tracking) -> Submitted:
     return Submitted(job, run.info.run_id, tracking)
 
 
+def untrusted(run: Run) -> Job:
+    """The job of a run of whomever, where the run's tags say that it lies, for a person to decide about; raises as ``find``."""
+    _check_tags(run)
+    job = Job(open_share(run.data.tags[runs.TAG_SHARE]), run.data.tags[runs.TAG_FOLDER])
+    _check_run(job, run)
+    return job
+
+
 def _check_run(job: Job, run: Run) -> None:
     if job.plan.run_id != run.info.run_id:
         raise JobError(
@@ -91,7 +100,7 @@ def _check_tags(run: Run) -> None:
 def _job_of(run: Run) -> Job:
     """Find the job of a run, without opening an address that anybody may have written.
 
-    It lies at the address in the run's tags, if this user has signed it; else where this machine's document of
+    It lies at the address in the run's tags, if this user has signed it or trusts it; else where this machine's document of
     its cluster says.
     """
     _check_tags(run)
@@ -99,7 +108,7 @@ def _job_of(run: Run) -> Job:
     cluster = tags[runs.TAG_CLUSTER]
     there: list[Share] = []
     errors: list[str] = []
-    address = tags[runs.TAG_SHARE] if runs.is_signed(run) else None
+    address = tags[runs.TAG_SHARE] if runs.is_signed(run) else signing.share_of(run.info.run_id)
     ways: list[Callable[[], Share]] = [lambda: clusters.load(cluster)[0].share]
     if address is not None:
         ways.insert(0, functools.partial(open_share, address))
@@ -121,8 +130,8 @@ def _job_of(run: Run) -> Job:
         raise NoFolderError(run, " and ".join(dict.fromkeys(shares)))
     if address is None:
         errors.append(
-            f"its run is not signed with this user's key, so {tags[runs.TAG_SHARE]} was not opened; if it is"
-            " yours, take the key along (batchai key export, batchai key import)"
+            f"its run is not signed with this user's key, so {tags[runs.TAG_SHARE]} was not opened; to see what that would"
+            f" open: batchai job attach --trust {run.info.run_id}"
         )
     why = "; ".join(dict.fromkeys(errors))
     if is_web_address(tags[runs.TAG_SHARE]):

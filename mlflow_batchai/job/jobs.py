@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import uuid
@@ -30,6 +31,7 @@ _HANDLE: records.Shape = {
     "ticket": records.is_count,
     "nodes": records.list_of(lambda node: records.has(node, {"name": records.is_text, "id": records.is_text})),
 }
+_JOB_ID = re.compile(r"[A-Za-z0-9]{1,64}")
 
 
 class Index:
@@ -254,15 +256,21 @@ class Job:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether clients may obey the plan: this user has signed it."""
-        return self.signature is Signature.OWN
+        """Whether clients may obey the plan: this user has signed it, or has pinned it (``trust``)."""
+        if self.signature is Signature.OWN:
+            return True
+        plan, identity = self._origin.plan, self.folder.rpartition("/")[2]
+        # Processes are ended by it, and files of this machine are named after it.
+        named = _JOB_ID.fullmatch(identity) is not None and plan.job == identity
+        return named and signing.is_pinned(plan.run_id, self.plan_digest)
 
     def check_trusted(self) -> None:
         """Raise JobNotTrustedError unless clients may obey the plan."""
         if not self.is_trusted:
             raise JobNotTrustedError(
                 f"job {self.name} was submitted by another user, or from a machine with another key: take that key along"
-                " (batchai key export, batchai key import)"
+                " (batchai key export, batchai key import), or see what the job would open and decide:"
+                f" batchai job attach --trust {self.name}"
             )
 
     @property

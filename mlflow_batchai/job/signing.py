@@ -1,4 +1,4 @@
-"""Sign records with the user's key and check them.
+"""Sign records with the user's key and check them; trust single jobs of other users on this machine.
 
 A signature stands in a record that directs a client, under ``mac``, or in a run's tag. It is good for one path only, so a
 record that was copied to another job, attempt or name is as good as a changed one.
@@ -28,6 +28,7 @@ from mlflow_batchai.errors import UsageError
 BYTES = 32
 _KEY = re.compile(r"[0-9a-f]{64}")
 _MOST = 64 << 10
+_RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 # Path and time of the file -> its keys: another process may take over a key while this one runs.
@@ -163,8 +164,8 @@ def _read(where: Path) -> list[bytes]:
         raise UsageError(f"the key {where} can't be read: {error.strerror}") from error
     if not lines or not all(map(_KEY.fullmatch, lines)):
         raise UsageError(
-            f"{where} holds no key (64 hexadecimal digits a line); restore it, or remove it: jobs that were submitted"
-            " with it are another user's then"
+            f"{where} holds no key (64 hexadecimal digits a line); restore it, or remove it and attach to the jobs that were"
+            " submitted with it by: batchai job attach --trust"
         )
     return [bytes.fromhex(line) for line in lines]
 
@@ -196,3 +197,50 @@ def _mac(key: bytes, purpose: str, digest: str) -> str:
 
 def _fingerprint(key: bytes) -> str:
     return hashlib.sha256(b"mlflow-batchai key\0" + key).hexdigest()[:16]
+
+
+# Jobs of other keys that are trusted on this machine.
+
+
+def pin(run_id: str, plan: str, share: str) -> None:
+    """Trust a job of another key from now on (``batchai job attach --trust``), as long as its plan is the one that was shown.
+
+    Args:
+        plan: the digest of its plan.
+        share: the address at which the plan was found.
+
+    Raises:
+        UsageError: that can't be kept.
+    """
+    try:
+        path = _pin_path(run_id)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_text(json.dumps({"plan": plan, "share": share}), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{home()} can't be written ({error.strerror}), so nobody would know that the job is trusted"
+        ) from error
+
+
+def is_pinned(run_id: object, plan: str) -> bool:
+    """Whether a plan is that of a trusted job, unchanged."""
+    return isinstance(run_id, str) and _read_pin(run_id).get("plan") == plan
+
+
+def share_of(run_id: str) -> str | None:
+    """Where the plan of a trusted job was found; None for any other job."""
+    return _read_pin(run_id).get("share")
+
+
+def _pin_path(run_id: str) -> Path:
+    return home() / "trusted" / f"{run_id}.json"
+
+
+def _read_pin(run_id: str) -> dict[str, str]:
+    if not _RUN_ID.fullmatch(run_id):
+        return {}
+    try:
+        found = json.loads(_pin_path(run_id).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

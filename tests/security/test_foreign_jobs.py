@@ -128,7 +128,7 @@ def test_no_command_opens_the_share_of_a_foreign_run(
     opened: list[str] = []
     monkeypatch.setattr("mlflow_batchai.client.lookup.open_share", opened.append)
     said = cli("job", verb, run_id, *(["-y"] if verb in ("terminate", "delete") else []))
-    assert said.code == 1 and "is not signed with this user's key" in said.err and "batchai key import" in said.err
+    assert said.code == 1 and "is not signed with this user's key" in said.err and f"--trust {run_id}" in said.err
     assert (opened, followers) == ([], [])
     assert cli.world.client.get_run(run_id).info.lifecycle_stage == "active"
 
@@ -147,6 +147,29 @@ def test_a_foreign_job_on_a_share_of_ours_is_seen_and_not_obeyed(
     listed = cli("job", "file", "list", "-j", run_id, "-d", "EVIL")
     assert listed.code == 1 and "another key" in listed.err and "id_rsa" not in listed.out
     assert followers == []
+
+
+def test_trust_is_given_to_what_was_shown(cli: Cli, attacker: Attacker, followers: list[list[str]]) -> None:
+    run_id = attacker.job()
+    said = cli("job", "attach", "--trust", run_id)
+    assert said.code == 2 and "needs -y where there is no terminal" in said.err
+    shown = said.err
+    assert f"outputs that are sent to the run: file://{attacker.victims.parent}/outputs" in shown.replace("////", "///")
+    assert run_id in shown and attacker.share.url in shown and followers == []
+    # It waits for its follower, which is not started here, but has ended the run.
+    cli.world.client.set_terminated(run_id, "FAILED")
+    attacker.share.claim(protocol.JobPaths(FOLDER).lease(1))
+    cursor = {"counter": 1, "attempt": 1, "finished": True, "holder": {}, "memory": {}}
+    attacker.share.write(protocol.JobPaths(FOLDER).cursor(1), protocol.encode([cursor]))
+    said = cli("job", "attach", "--trust", run_id, "-y")
+    assert said.code == 1 and "job bait failed" in said.err
+    assert cli("job", "wait", run_id).code == 1
+    # Another plan than was shown is not trusted.
+    path = attacker.share.root / FOLDER / "batchai" / "plan.json"
+    plan = protocol.decode_one(path.read_bytes())
+    path.write_bytes(protocol.encode([{**plan, "command": "another"}]))
+    said = cli("job", "file", "list", "-j", run_id, "-d", "EVIL")
+    assert said.code == 1 and "another key" in said.err
 
 
 def test_another_machine_of_the_same_user(world: Any, tmp_path: Path) -> None:
