@@ -24,7 +24,7 @@ LONGEST_CHAIN = 8
 # As OpenSSH's READCONF_MAX_DEPTH.
 DEEPEST_INCLUDE = 16
 
-# What may stand in the ProxyCommand of `ssh_command`, which a shell reads: as OpenSSH since 9.6, and nothing like an option.
+# What may stand in a ProxyCommand, which a shell reads: as OpenSSH since 9.6, and nothing that looks like an option.
 _HOST = re.compile(r"[\w.:%][\w.:%-]*")
 _USER = re.compile(r"[^\s'\"`$\\;&<>|(){}-][^\s'\"`$\\;&<>|(){}]*")
 _BLOCK = re.compile(r"\s*(include|host|match)\b\s*=?\s*(.*)", re.IGNORECASE)
@@ -41,6 +41,7 @@ class Target:
         known_hosts: files with host keys; lines to add go to the first.
         host_key_alias: the name under which they hold this machine's key, if it isn't its host and port.
         jump: the machine through which it is reached.
+        proxy_command: the user's shell line whose standard input and output lead there.
         password, passphrase: secrets, never shown; the passphrase opens key files.
         identities_only: of the keys in a running ssh-agent, offer only those of ``key_files``.
         timeout: seconds to connect, again to negotiate, and again to log in.
@@ -56,6 +57,7 @@ class Target:
     known_hosts: tuple[Path, ...] = ()
     host_key_alias: str | None = None
     jump: Target | None = None
+    proxy_command: str | None = None
     password: str | None = field(default=None, repr=False)
     passphrase: str | None = field(default=None, repr=False)
     identities_only: bool = False
@@ -95,8 +97,8 @@ def resolve(
     """The target of an address, as ``ssh`` would find it.
 
     Precedence: what ``host`` itself says, arguments, ``~/.ssh/config`` (HostName, Port, User, IdentityFile, IdentitiesOnly,
-    UserKnownHostsFile, HostKeyAlias, ProxyJump, ConnectTimeout, Include), defaults. StrictHostKeyChecking is not heeded: host
-    keys are always checked. Nothing is connected to.
+    UserKnownHostsFile, HostKeyAlias, ProxyJump, ProxyCommand, ConnectTimeout, Include), defaults. StrictHostKeyChecking is not
+    heeded: host keys are always checked. Nothing is connected to.
 
     Args:
         host: ``name``, ``user@name``, ``name:port``, ``[v6]:port`` or a bare IPv6 address.
@@ -107,7 +109,7 @@ def resolve(
         timeout: seconds; 10 unless the config says otherwise.
 
     Raises:
-        ClusterError: the address can't be read, the config is broken, or says ProxyCommand.
+        ClusterError: the address can't be read, or the config is broken.
     """
     return _resolve(host, user, port, jump, password, _Shared(key_file, known_hosts, timeout), 0)
 
@@ -146,7 +148,7 @@ def ssh_command(
 
 
 def _ssh(target: Target, options: Sequence[str], program: str) -> list[str]:
-    through = None
+    through = target.proxy_command
     if target.jump:
         # -J would not hand on keys and known hosts. Whatever has a % in it is meant for the ssh that this line starts.
         words = [word.replace("%", "%%") for word in _ssh(target.jump, [], program)]
@@ -194,8 +196,6 @@ def _resolve(
         [shared.key_file] if shared.key_file else [file for file in config.get("identityfile", []) if file.lower() != "none"]
     )
     through = _jump(text, place, config.get("proxyjump") if jump is None else jump, shared, depth)
-    if jump is None and not through and config.get("proxycommand"):
-        raise ClusterError(f"node address {text!r}: {_config_file()} says ProxyCommand, which is not supported; use ProxyJump")
     return Target(
         name=text,
         host=place.host,
@@ -206,6 +206,7 @@ def _resolve(
         known_hosts=(_path(shared.known_hosts),) if shared.known_hosts else _known_hosts(config.get("userknownhostsfile")),
         host_key_alias=config.get("hostkeyalias"),
         jump=through,
+        proxy_command=config.get("proxycommand") if jump is None and not through else None,
         password=password or os.environ.get(PASSWORD_VARIABLE) or None,
         passphrase=os.environ.get(PASSPHRASE_VARIABLE) or None,
         identities_only=config.get("identitiesonly", "no").lower() == "yes",

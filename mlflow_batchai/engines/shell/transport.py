@@ -1,4 +1,4 @@
-"""Open an authenticated connection to a machine: directly, or through jump hosts."""
+"""Open an authenticated connection to a machine: directly, through a shared jump host, or by a ProxyCommand."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import contextlib
 import errno
 import logging
 import socket
+import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FuturesTimeoutError
+from dataclasses import dataclass, field
 from typing import Any
 
 import paramiko
 from paramiko.common import MSG_CHANNEL_CLOSE
 
+from mlflow_batchai.engines.parallel import in_background
 from mlflow_batchai.engines.shell import host_keys, login
 from mlflow_batchai.engines.shell.target import Target
 from mlflow_batchai.errors import ClusterError
@@ -22,8 +27,6 @@ from mlflow_batchai.errors import ClusterError
 KEEPALIVE = 15.0
 # Seconds until the kernel gives up on a peer that acknowledges nothing: keepalives are sent, so a dead machine is noticed.
 GIVE_UP = 45
-# Connections through jump hosts that are opened at a time: sshd drops some of more than ten logins (MaxStartups).
-_JUMPING = threading.Semaphore(8)
 
 # paramiko logs tracebacks of what it also raises; whoever wants them sets the level of its logger.
 _logger = logging.getLogger("paramiko")
@@ -88,7 +91,7 @@ class Link:
         return self.transport.is_active()
 
     def close(self) -> None:
-        """Close it, and those to the jump hosts that it goes through."""
+        """Close it, and the jump host's if nobody else uses that."""
         self._under.close()
 
 
@@ -98,14 +101,13 @@ def open_link(target: Target) -> Link:
     Raises:
         ClusterError: one sentence that says why not.
     """
-    with _JUMPING if target.jump else contextlib.nullcontext():
-        return _opened(target)
-
-
-def _opened(target: Target) -> Link:
     with contextlib.ExitStack() as stack:
-        sock = _through_jump(target, target.jump, stack) if target.jump else _socket(target, stack)
-        transport = _negotiated(sock, target, stack)
+        if target.jump:
+            transport = _negotiated(_through_jump(target, target.jump, stack), target, stack)
+        elif target.proxy_command:
+            transport = _through_command(target, stack)
+        else:
+            transport = _negotiated(_socket(target, stack), target, stack)
         host_key = host_keys.check(transport, target)
         try:
             login.log_in(transport, target)
@@ -152,16 +154,35 @@ def _hung_up(target: Target, said: str = "") -> ClusterError:
 
 
 def _socket(target: Target, stack: contextlib.ExitStack) -> socket.socket:
-    """A socket to the first of its addresses that answers; each has the target's timeout."""
+    """A socket to the first of its addresses that answers; the target's timeout is for all of them, and finding them."""
+    until = time.monotonic() + target.timeout
     try:
-        sock = stack.enter_context(socket.create_connection((target.host, target.port), target.timeout))
+        # A resolver can't be told how long it may take.
+        finding = in_background(lambda: socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
+        sock = stack.enter_context(_first(finding.result(target.timeout), until))
         # Without this a command on an open connection takes 49 ms instead of 8.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVE_UP * 1000)
         return sock
-    except (OSError, UnicodeError) as error:
+    except (OSError, UnicodeError, FuturesTimeoutError) as error:
         raise _not_connected(target, error) from error
+
+
+def _first(found: Sequence[tuple[Any, ...]], until: float) -> socket.socket:
+    """A socket to the first address that answers; each gets its share of the time, as one may swallow packets."""
+    trouble: OSError = socket.gaierror("no address")
+    for number, (family, kind, protocol, _, address) in enumerate(found):
+        try:
+            with contextlib.ExitStack() as stack:
+                sock = stack.enter_context(socket.socket(family, kind, protocol))
+                sock.settimeout(max(0.1, (until - time.monotonic()) / (len(found) - number)))
+                sock.connect(address)
+                stack.pop_all()
+                return sock
+        except OSError as error:
+            trouble = error
+    raise trouble
 
 
 def _not_connected(target: Target, error: Exception) -> ClusterError:
@@ -170,7 +191,7 @@ def _not_connected(target: Target, error: Exception) -> ClusterError:
     up = f"check that the machine is up and port {target.port} is open"
     if isinstance(error, (socket.gaierror, UnicodeError)):
         what = f": the name {target.host} can't be resolved; correct it, or give it an address with HostName in ~/.ssh/config"
-    elif isinstance(error, TimeoutError) or code == errno.ETIMEDOUT:
+    elif isinstance(error, (TimeoutError, FuturesTimeoutError)) or code == errno.ETIMEDOUT:
         what = f" did not answer within {target.timeout:g} s; {up}"
     elif code == errno.ECONNREFUSED:
         what = f" refused the connection; check that sshd runs there and listens on port {target.port}"
@@ -181,17 +202,50 @@ def _not_connected(target: Target, error: Exception) -> ClusterError:
     return ClusterError(f"{target.label}{what}")
 
 
-def _through_jump(target: Target, jump: Target, stack: contextlib.ExitStack) -> paramiko.Channel:
-    """A channel from its jump host."""
+def _through_command(target: Target, stack: contextlib.ExitStack) -> paramiko.Transport:
+    """Through the user's own ProxyCommand, which a shell reads, as ssh does it."""
+    errors = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+    ours, theirs = socket.socketpair()
+    stack.callback(ours.close)
+    with theirs:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f"exec {target.proxy_command}"],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=errors.fileno(),
+            start_new_session=True,
+        )
+    stack.callback(_end, process)
     try:
-        link = _opened(jump)
+        return _negotiated(ours, target, stack)
+    except ClusterError as error:
+        errors.seek(0)
+        lines = errors.read().decode("utf-8", "backslashreplace").split("\n")
+        said = next((f" ({line.strip()})" for line in reversed(lines) if line.strip()), "")
+        raise ClusterError(
+            f"{target.label} can't be reached through its ProxyCommand{said}; try that command by hand: {target.proxy_command}"
+        ) from error
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(2)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _through_jump(target: Target, jump: Target, stack: contextlib.ExitStack) -> paramiko.Channel:
+    """A channel from its jump host, whose connection is shared by all that go through it."""
+    try:
+        transport = _shared(jump, stack).transport
     except ClusterError as error:
         raise type(error)(f"{target.label} can't be reached: {error}") from error
-    stack.callback(link.close)
-    transport = link.transport
     try:
         channel = transport.open_channel("direct-tcpip", (target.host, target.port), ("127.0.0.1", 0), timeout=target.timeout)
     except (paramiko.SSHException, EOFError, OSError) as error:
+        # The jump host itself may be fine, and others stand on it: its connection is left alone.
         if isinstance(error, paramiko.ChannelException) and error.code == 1:
             what = "it doesn't forward connections; set AllowTcpForwarding yes in its sshd_config"
         else:
@@ -201,3 +255,47 @@ def _through_jump(target: Target, jump: Target, stack: contextlib.ExitStack) -> 
     # The connection inside is written to by its own threads.
     stack.enter_context(closing(channel))
     return channel
+
+
+@dataclass(eq=False)
+class _Jump:
+    """The connection to a jump host, and how many stand on it."""
+
+    link: Future[Link] = field(default_factory=Future)
+    users: int = 0
+
+    @property
+    def usable(self) -> bool:
+        return not self.link.done() or (self.link.exception() is None and self.link.result().alive)
+
+
+_LOCK = threading.Lock()
+_JUMPS: dict[Target, _Jump] = {}
+
+
+def _shared(target: Target, stack: contextlib.ExitStack) -> Link:
+    """A jump host's link while the stack lasts; the first caller opens it, and all who wait share its failure."""
+    with _LOCK:
+        jump = _JUMPS.get(target)
+        first = jump is None or not jump.usable
+        if jump is None or first:
+            jump = _JUMPS[target] = _Jump()
+        jump.users += 1
+    stack.callback(_leave, target, jump)
+    if first:
+        try:
+            jump.link.set_result(open_link(target))
+        except BaseException as error:
+            jump.link.set_exception(error)
+    return jump.link.result()
+
+
+def _leave(target: Target, jump: _Jump) -> None:
+    with _LOCK:
+        jump.users -= 1
+        if jump.users:
+            return
+        if _JUMPS.get(target) is jump:
+            del _JUMPS[target]
+    if jump.link.exception() is None:
+        jump.link.result().close()

@@ -90,7 +90,7 @@ def test_without_a_config_the_usual_files_count(home):
     target = resolve("gpu1")
     assert target.key_files == (home / ".ssh" / "id_rsa",)
     assert target.known_hosts == (home / ".ssh" / "known_hosts", Path("/etc/ssh/ssh_known_hosts"))
-    assert not target.explicit_keys and target.jump is None
+    assert not target.explicit_keys and target.jump is None and target.proxy_command is None
 
 
 def test_the_config_is_honoured(config, home):
@@ -172,14 +172,12 @@ def test_a_circle_of_jump_hosts(config):
         resolve("a")
 
 
-def test_a_proxy_command_is_refused(config):
-    config("Host gpu\n ProxyCommand nc %h %p\nHost plain\n ProxyCommand none\n")
-    with pytest.raises(
-        ClusterError, match=r"^node address 'gpu': .*config says ProxyCommand, which is not supported; use ProxyJump$"
-    ):
-        resolve("gpu")
-    assert resolve("gpu", jump="none").jump is None and resolve("gpu", jump="b").jump
-    assert resolve("plain").jump is None
+def test_a_proxy_command(config):
+    config("Host gpu\n HostName 10.0.0.4\n ProxyCommand nc %h %p 2>/dev/null\nHost plain\n ProxyCommand none\n")
+    assert resolve("gpu", port=5).proxy_command is not None
+    assert resolve("gpu").proxy_command == "nc 10.0.0.4 22 2>/dev/null"
+    assert resolve("gpu", jump="none").proxy_command is None and resolve("gpu", jump="b").proxy_command is None
+    assert resolve("plain").proxy_command is None
 
 
 @pytest.mark.parametrize("text", ["Port twenty\n", "Host\n", "Host 'a\n", "nonsense\n", "ConnectTimeout x\n", 'Include "a\n'])
