@@ -129,6 +129,6 @@ def _by_uv(python: str, wanted: list[str], arguments: list[str], environment: di
 def _fetched(python: str, folder: str) -> str | None:
     """uv as pip brings it, for this once (pip keeps what it has downloaded): it is no part of the environment."""
     quick = ["--quiet", "--retries", "0", "--timeout", "15", "--no-deps", "--only-binary", ":all:"]
-    command = [python, "-m", "pip", "install", *quick, "--target", folder, "uv"]
+    command = [python, "-m", "pip", "install", *quick, "--target", folder, "uv<1"]
     subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return shutil.which("uv", path=os.path.join(folder, "bin"))
