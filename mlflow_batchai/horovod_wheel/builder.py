@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -111,6 +112,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--framework", choices=[*FRAMEWORKS], default="tensorflow")
     parser.add_argument("--out")
     options = parser.parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _end)  # compilers would go on for minutes
     try:
         show = each_step(lambda text: print("Horovod:", text, file=sys.stderr, flush=True))
         print(build(**vars(options), progress=show))
@@ -118,6 +122,10 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def each_step(show: Callable[[str], None]) -> Callable[[str], None]:

@@ -303,13 +303,20 @@ def test_an_interrupted_build_leaves_no_process_and_no_wheel(world):
     assert world.wheels() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_command_that_is_ended_leaves_no_process_and_no_wheel(world, tmp_path, number):
+@pytest.mark.parametrize(
+    "number, command",
+    [
+        (signal.SIGTERM, "from mlflow_batchai.cli.horovod import build; build()"),
+        (signal.SIGHUP, "from mlflow_batchai.cli.horovod import build; build()"),
+        (signal.SIGHUP, "import sys; from mlflow_batchai.horovod_wheel.builder import main; main(sys.argv[1:])"),
+    ],
+)
+def test_a_command_that_is_ended_leaves_no_process_and_no_wheel(world, tmp_path, number, command):
     world.order(sleep=True)
     (tmp_path / "temporary").mkdir()
     environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
     code = f"from mlflow_batchai.horovod_wheel import source; source.SDIST_SHA256 = {source.SDIST_SHA256!r}\n"
-    code += "from mlflow_batchai.cli.horovod import build; build()"
+    code += command
     process = subprocess.Popen([sys.executable, "-c", code, "--python", str(world.python)], env=environment)
     try:
         wait_for(lambda: (world.home / "pid").exists() and (world.home / "pid").read_text())
