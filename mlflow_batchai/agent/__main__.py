@@ -36,6 +36,10 @@ def main(arguments: list[str]) -> int:
         from mlflow_batchai.agent.environments import inventory
 
         return inventory.main(rest)
+    if verb == "install":
+        from mlflow_batchai.agent.environments import installing
+
+        return installing.main(rest)
     if verb == "horovod-build":
         from mlflow_batchai.horovod_wheel import builder
 

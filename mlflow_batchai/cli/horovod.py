@@ -12,6 +12,7 @@ from mlflow_batchai import horovod_wheel
 from mlflow_batchai.cli.options import Noun
 from mlflow_batchai.client import signals
 from mlflow_batchai.errors import HorovodBuildError
+from mlflow_batchai.horovod_wheel import builder
 
 horovod = Noun("horovod")
 
@@ -51,7 +52,7 @@ horovod = Noun("horovod")
 def build(python: str, framework: str, gpu: bool | None, cuda_arch: str, source: str | None, out: str | None) -> None:
     """Build a Horovod wheel, try it, and print its path.
 
-    A build takes minutes; the wheel is kept in ~/.cache/mlflow-batchai/horovod (or $BATCHAI_HOROVOD_CACHE),
+    A build takes a minute or more; the wheel is kept in ~/.cache/mlflow-batchai/horovod (or $BATCHAI_HOROVOD_CACHE),
     and the next call with the same interpreter and framework prints its path at once. Nothing is installed
     into the interpreter. Horovod's build variables (HOROVOD_GPU_OPERATIONS, ...) are honoured.
     """
@@ -78,13 +79,4 @@ def _progress() -> Iterator[Callable[[str], None]]:
             task = line.add_task("")
             yield lambda text: line.update(task, description=text)
         return
-    told = ""
-
-    def tell(text: str) -> None:
-        nonlocal told
-        step = text.rstrip("% 0123456789") if text.endswith("%") else text
-        if step != told:
-            click.echo(f"Horovod: {step}", err=True)
-        told = step
-
-    yield tell
+    yield builder.each_step(lambda text: click.echo(f"Horovod: {text}", err=True))

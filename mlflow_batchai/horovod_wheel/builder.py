@@ -9,9 +9,11 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -72,7 +74,7 @@ def build(
         python: path or name of the interpreter the wheel is for.
         framework: "tensorflow" or "torch".
         out: folder that gets a copy, made if it isn't there; the result is then the copy's path.
-        progress: called with a few words whenever there is news ("compiling 42 %").
+        progress: called with a few words whenever there is news ("compiling 42 %"), at last with what took how long.
         gpu: whether it is to be for GPUs, with NCCL (PyTorch only); None: where PyTorch is one for CUDA and this
             machine has a GPU.
         architectures: compute capabilities ("90") to build for; by default those of this machine's GPUs.
@@ -91,7 +93,7 @@ def build(
             if target is None and gpu is None and interpreter.cuda:
                 why = gpus.installed(os.environ)[1]
                 progress(f"for CPUs only, for there is no GPU here ({why}); --cuda-arch names those elsewhere")
-            wheel = _wheel_in(folder) or _build_into(folder, interpreter, target, archive, progress)
+            wheel = _wheel_in(folder) or _build_into(folder, interpreter, target, archive, _Timed(progress))
     if out is None:
         return str(wheel)
     there = Path(out).expanduser().absolute()
@@ -110,17 +112,56 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--framework", choices=[*FRAMEWORKS], default="tensorflow")
     parser.add_argument("--out")
     options = parser.parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _end)  # compilers would go on for minutes
     try:
-        print(build(**vars(options), progress=lambda text: print("Horovod:", text, file=sys.stderr, flush=True)))
+        show = each_step(lambda text: print("Horovod:", text, file=sys.stderr, flush=True))
+        print(build(**vars(options), progress=show))
     except HorovodBuildError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def _build_into(
-    folder: Path, interpreter: Interpreter, target: Target | None, archive: Path | None, progress: Callable[[str], None]
-) -> Path:
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def each_step(show: Callable[[str], None]) -> Callable[[str], None]:
+    """Progress in lines: shows each step once, without its percentages."""
+    shown = ""
+
+    def tell(text: str) -> None:
+        nonlocal shown
+        step = text.rstrip("% 0123456789") if text.endswith("%") else text
+        if step != shown:
+            show(step)
+        shown = step
+
+    return tell
+
+
+class _Timed:
+    """Passes progress on, and knows what each kind of step took ("fetching", "compiling", ...)."""
+
+    def __init__(self, progress: Callable[[str], None]) -> None:
+        self._progress = progress
+        self._begun: list[tuple[str, float]] = []
+
+    def __call__(self, text: str) -> None:
+        self._begun.append((text.partition(" ")[0], time.monotonic()))
+        self._progress(text)
+
+    def end(self, text: str) -> None:
+        """Pass on the last words, with the seconds."""
+        spent: dict[str, float] = {}
+        for (step, begun), (_, ended) in zip(self._begun, [*self._begun[1:], ("", time.monotonic())]):
+            spent[step] = spent.get(step, 0.0) + ended - begun
+        self._progress(f"{text} ({', '.join(f'{step} {seconds:.0f} s' for step, seconds in spent.items())})")
+
+
+def _build_into(folder: Path, interpreter: Interpreter, target: Target | None, archive: Path | None, progress: _Timed) -> Path:
     check_programs(interpreter, os.environ)
     parts = gpus.find(target, interpreter, os.environ) if target else None
     command = pip_command(interpreter)
@@ -158,7 +199,7 @@ def _build_into(
             raise HorovodBuildError(f"pip made no Horovod wheel and told of no error; its log is {log}.")
         progress("trying the wheel")
         nccl = environment.get("HOROVOD_GPU_OPERATIONS") == "NCCL" and target is not None
-        progress(try_wheel(made, interpreter, os.environ, nccl, log, tools))
+        progress.end(try_wheel(made, interpreter, os.environ, nccl, log, tools))
         with _io_errors(f"The cache of Horovod wheels {folder.parent}"):
             kept = _copy(made, folder)
             log.unlink()

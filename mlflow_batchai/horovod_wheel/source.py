@@ -21,6 +21,20 @@ class Patch(NamedTuple):
     new: str
 
 
+def _together(file: str, target: str, name: str) -> Patch:
+    """Compile twelve files at once, for most of the time goes into the same headers (CMake 3.16 and newer does that).
+
+    Not with parts for which this wasn't tried: their files may have names in common.
+    """
+    old = f'set_target_properties(${{{target}}} PROPERTIES OUTPUT_NAME "{name}")\n'
+    return Patch(
+        file,
+        old,
+        old + "if(NOT HAVE_MPI AND NOT HAVE_CUDA AND NOT HAVE_ROCM AND NOT HAVE_NVTX AND NOT HAVE_CCL)\n"
+        f"  set_target_properties(${{{target}}} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)\nendif()\n",
+    )
+
+
 _COMMON = (
     # Contexts of process sets ignore HOROVOD_GLOO_IFACE and use the host name's address: on Debian 127.0.1.1.
     Patch(
@@ -34,9 +48,18 @@ _COMMON = (
         "from distutils.spawn import find_executable\n",
         "from shutil import which as find_executable\n",
     ),
+    # What the linker strips is not made first: a quarter of the compiler's time.
+    Patch(
+        "CMakeLists.txt",
+        'string(REPLACE "-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO ',
+        'string(REPLACE "-O2 -g" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO ',
+    ),
+    # For TensorFlow Gloo is compiled again, as C++17, and this one links to nothing.
+    Patch("CMakeLists.txt", "add_subdirectory(third_party/gloo)\n", "add_subdirectory(third_party/gloo EXCLUDE_FROM_ALL)\n"),
 )
 
 _TENSORFLOW = (
+    _together("horovod/tensorflow/CMakeLists.txt", "TF_TARGET_LIB", "mpi_lib"),
     # The block is all GPU code, and includes headers that TensorFlow 2.19 and newer no longer ship.
     Patch(
         "horovod/tensorflow/xla_mpi_ops.cc",
@@ -57,6 +80,7 @@ _TENSORFLOW = (
 )
 
 _TORCH = (
+    _together("horovod/torch/CMakeLists.txt", "PYTORCH_TARGET_LIB", "mpi_lib_v2"),
     # PyTorch's headers need C++17.
     Patch("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)\n", "set(CMAKE_CXX_STANDARD 17)\n"),
     Patch("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)\n", "set(CMAKE_CXX_STANDARD 17)\n"),

@@ -6,6 +6,7 @@ import pytest
 
 from mlflow_batchai.horovod_wheel.environment import build_environment, cache_key, cache_root, flags, parallel_jobs
 from mlflow_batchai.horovod_wheel.interpreter import Interpreter
+from mlflow_batchai.horovod_wheel.source import PATCHES
 
 GIB = 1024**3
 INTERPRETER = Interpreter(
@@ -39,6 +40,12 @@ def test_the_key_names_interpreter_platform_framework_and_version():
 )
 def test_the_key_differs_where_the_wheel_would(change):
     assert cache_key(INTERPRETER._replace(**change), {}) != cache_key(INTERPRETER, {})
+
+
+def test_a_changed_recipe_makes_another_wheel(monkeypatch):
+    before = cache_key(INTERPRETER, {})
+    monkeypatch.setitem(PATCHES, "tensorflow", PATCHES["tensorflow"][1:])
+    assert cache_key(INTERPRETER, {}) != before
 
 
 @pytest.mark.parametrize(

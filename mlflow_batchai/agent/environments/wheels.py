@@ -15,6 +15,7 @@ import re
 import shutil
 import stat
 import sys
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -98,7 +99,9 @@ def install(layout: NodeLayout, python: str, framework: str, requirements: list[
     out = os.path.join(layout.temp, "wheel")
     os.makedirs(out, exist_ok=True)
     builder = [sys.executable, archive_path(), "horovod-build"]
+    began = time.monotonic()
     steps.must([*builder, "--python", python, "--framework", framework, "--out", out], "building the Horovod wheel")
+    steps.say(f"Horovod wheel: {time.monotonic() - began:.0f} s")
     built = [os.path.join(out, name) for name in sorted(os.listdir(out)) if WHEEL.match(name)]
     steps.must([*install_wheel, *built], "installing Horovod")
     steps.must(check, "importing Horovod")

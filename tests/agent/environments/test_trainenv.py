@@ -85,7 +85,9 @@ def test_it_is_built_once(layout: NodeLayout) -> None:
     assert run.steps[3][1][-1].endswith("horovod-0.28.1-py3-none-any.whl")
     assert run.said == [
         "building the training environment",
+        "packages: 0 s",
         "building a Horovod wheel, which takes minutes unless this node has built it before",
+        "Horovod wheel: 0 s",
     ]
     assert run.build(layout, environment) == python
     assert len(run.steps) == 5
