@@ -35,12 +35,15 @@ class Thread:
     def on_share(self, path: str) -> Path:
         return Path(self.layout.control.where(path))
 
-    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+    def segments(self) -> list[list[dict[str, Any]]]:
+        found = []
         for file in sorted(self.events.glob("*/*.jsonl")):
             with contextlib.suppress(protocol.TornFileError):  # it is just being written
-                found += protocol.decode(file.read_bytes())
-        return [record for record in found if kind in (None, record["k"])]
+                found.append(protocol.decode(file.read_bytes()))
+        return found
+
+    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
+        return [record for segment in self.segments() for record in segment if kind in (None, record["k"])]
 
     def text(self, name: str) -> str:
         return self.written(name).decode()
@@ -492,7 +495,7 @@ def ship(make: Maker, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Thread]:
 
 def kinds(thread: Thread) -> list[list[str]]:
     """The kinds of records in each segment."""
-    return [[record["k"] for record in protocol.decode(file.read_bytes())] for file in sorted(thread.events.glob("*/*.jsonl"))]
+    return [[record["k"] for record in segment] for segment in thread.segments()]
 
 
 def test_it_rides_along(ship: Callable[..., Thread]) -> None:
