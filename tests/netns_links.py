@@ -28,7 +28,7 @@ class Network:
 
     Attributes:
         bridge: its interface here.
-        client, client6: this machine's addresses on it.
+        client: this machine's address on it.
     """
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class Network:
                 break
         else:
             raise RuntimeError("no free network among 10.77.1.0 to 10.77.254.0")
-        self.client, self.client6 = self.address(1), self.address6(1)
+        self.client = self.address(1)
         ip(
             [
                 f"link set {self.bridge} alias {OWNER}:{os.getpid()}",
                 f"address add {self.client}/24 dev {self.bridge}",
-                f"address add {self.client6}/64 dev {self.bridge} nodad",
+                f"address add {self.address6(1)}/64 dev {self.bridge} nodad",
                 f"link set {self.bridge} up",
             ]
         )

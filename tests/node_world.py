@@ -133,6 +133,15 @@ class Job:
     def processes(self) -> set[int]:
         return proc.marked(self.mark)
 
+    def running(self, word: str) -> list[int]:
+        """Those of them that have a word in their arguments."""
+        found = []
+        for pid in self.processes():
+            with contextlib.suppress(OSError):  # it has just ended
+                if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
+
 
 def _own(reservation: dict[str, Any], name: str) -> dict[str, Any]:
     """What one node's agent is told of it."""

@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from closed_file import read_closed
-from node_world import SAVES, Cluster, Job, PlanMaker, python39
+from node_world import SAVES, Cluster, Job, python39
 from waiting import wait_for
 
 from mlflow_batchai.agent import protocol
@@ -25,6 +24,7 @@ from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.reservation import agents, locks
 from mlflow_batchai.agent.share import mountfiles, sharefiles
 
+STAYS = "trap '' TERM; echo started; while true; do sleep 0.1; done"
 # Runs until ``release``.
 HOLD = 'echo go; until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/end" ]; do sleep 0.05; done'
 
@@ -97,53 +97,68 @@ def test_two_nodes_succeed(any_cluster: Cluster) -> None:
     assert_clean(any_cluster, job)
 
 
-def test_the_first_cause_is_the_verdict(any_cluster: Cluster) -> None:
-    """Rank 0 ends because rank 1 did, and its own agent sees that first."""
-    job = any_cluster.submit(
-        'cd "$AZ_BATCHAI_SHARED_JOB_TEMP"; if [ $BATCHAI_RANK = 0 ]; then until [ -e gone ]; do sleep 0.02; done;'
-        " echo 'HorovodInternalError: Connection closed by peer' >&2; exit 1; fi; echo boom >&2; touch gone; exit 3",
-        nodes=2,
-    )
+WAITS = 'until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/up" ]; do sleep 0.02; done'
+UP = 'touch "$AZ_BATCHAI_SHARED_JOB_TEMP/up"'
+NODE_0_IS_LOST = """
+if "--node=1" in sys.argv:
+    def check(self, starting=False):
+        if len(self.runtime.ranks):
+            raise phases.Stop("node0", "node-0 has not been heard of for 60 s")
+    phases.Phases._check = check
+"""
+FAILURES = {
+    # Rank 0 ends because rank 1 did, and its own agent sees that first.
+    "first cause": (
+        f"if [ $BATCHAI_RANK = 0 ]; then {WAITS}; echo 'HorovodInternalError: Connection closed by peer' >&2; exit 1; fi;"
+        f" echo boom >&2; {UP}; exit 3",
+        {},
+        (protocol.JOB_FAILED, 3, "rank 1 on node-1 exited with code 3\nboom"),
+    ),
+    "signal": (
+        f"if [ $BATCHAI_RANK = 1 ]; then {WAITS}; kill -SEGV $$; fi; (setsid sleep 600 &) ; {UP}; sleep 600",
+        {},
+        (protocol.JOB_FAILED, 139, "rank 1 on node-1 was killed by SIGSEGV (exit code 139)"),
+    ),
+    "SIGTERM": ("kill -TERM $$", {}, (protocol.JOB_FAILED, 143, "rank 0 on node-0 was killed by SIGTERM (exit code 143)")),
+    "preparation": (
+        "echo never",
+        {"preparation": "[ $BATCHAI_NODE = 0 ] && exec sleep 600; echo no disk; exit 5"},
+        (protocol.JOB_PREPARATION_FAILED, 5, "job preparation on node-1 exited with code 5\nno disk"),
+    ),
+    "wall clock": ("sleep 600", {"maxWallClockSeconds": 0.5}, (protocol.JOB_TIMEOUT, None, "")),
+    "node 0 is lost": (
+        "[ $BATCHAI_RANK = 1 ] && sleep 600; true",
+        {"patch": NODE_0_IS_LOST},
+        (protocol.NODE_LOST, None, "node-1 ended its part: node-0 has not been heard of for 60 s"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_failure_ends_all_nodes(cluster: Cluster, case: str) -> None:
+    command, changes, (code, exit_code, reason) = FAILURES[case]
+    job = cluster.submit(command, nodes=1 if case in ("SIGTERM", "wall clock") else 2, **changes)
     verdict = job.wait()
-    assert (verdict["executionState"], verdict["exitCode"]) == ("failed", 3)
-    assert verdict["reason"] == "rank 1 on node-1 exited with code 3\nboom"
     [error] = verdict["errors"]
-    assert (error["code"], error["message"]) == ("JobFailed", "Job failed with non-zero exit code")
-    assert {"name": "rank", "value": "1"} in error["details"]
-    assert_clean(any_cluster, job)
+    assert (verdict["executionState"], error["code"], verdict["exitCode"]) == ("failed", code, exit_code), job.said()
+    assert verdict["reason"].startswith(reason) and "never" not in job.log("stdout.txt")
+    if case == "signal":
+        assert job.exit(0)["ranks"][0]["signal"] == signal.SIGTERM
+    assert_clean(cluster, job)
 
 
-def test_a_failing_rank_ends_those_that_would_run_on(any_cluster: Cluster) -> None:
-    waits = 'until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/up" ]; do sleep 0.02; done'
-    runs_on = '(setsid sleep 600 &) ; touch "$AZ_BATCHAI_SHARED_JOB_TEMP/up"; sleep 600'
-    job = any_cluster.submit(f"if [ $BATCHAI_RANK = 1 ]; then {waits}; kill -SEGV $$; fi; {runs_on}", nodes=2)
-    verdict = job.wait()
-    assert (verdict["exitCode"], verdict["reason"]) == (139, "rank 1 on node-1 was killed by SIGSEGV (exit code 139)")
-    assert job.exit(0)["ranks"][0]["signal"] == signal.SIGTERM
-    assert_clean(any_cluster, job)
-
-
-def test_failing_preparation_stops_a_node_that_still_prepares(any_cluster: Cluster) -> None:
-    job = any_cluster.submit("echo never", nodes=2, preparation="[ $BATCHAI_NODE = 0 ] && exec sleep 600; echo no disk; exit 5")
-    verdict = job.wait()
-    assert (verdict["errors"][0]["code"], verdict["exitCode"]) == ("JobPreparationFailed", 5)
-    assert verdict["reason"] == "job preparation on node-1 exited with code 5\nno disk"
-    assert job.log("stdout.txt") == ""
-    assert_clean(any_cluster, job)
-
-
-@pytest.mark.parametrize(("why", "reason"), [("wrong data", "terminated by ann: wrong data"), ("", "terminated by ann")])
-def test_cancel_while_running(cluster: Cluster, why: str, reason: str) -> None:
-    job = cluster.submit("trap '' TERM; echo started; while true; do sleep 0.1; done", nodes=2, terminateSeconds=0.5)
+def test_cancel_while_running(cluster: Cluster) -> None:
+    job = cluster.submit(STAYS, nodes=2, terminateSeconds=0.5)
     wait_for(lambda: job.log("stdout.txt").count("started") == 2)
-    job.cancel("ann", why)
+    job.cancel("ann", "wrong data")
     verdict = job.wait()
     assert (verdict["executionState"], verdict["terminated"], verdict["exitCode"]) == ("failed", True, None)
-    assert verdict["reason"] == reason
-    assert verdict["errors"][0]["code"] == "JobTerminate"
-    # Whoever looks meanwhile sees it ending, not running again.
-    exits = [read_closed(str(job.share / job.paths.exit(node))) for node in range(2)]
-    assert all(record and record["stopped"] for record in exits)
+    assert (verdict["reason"], verdict["errors"][0]["code"]) == ("terminated by ann: wrong data", "JobTerminate")
+    # Whoever looks meanwhile sees it ending, not running again: each agent says so before it writes its exit.
+    segments = (job.share / job.paths.events).glob("*/*.jsonl")
+    stops = [file.name for file in segments if any(record["k"] == "stop" for record in protocol.decode(file.read_bytes()))]
+    assert {name.rsplit("-", 1)[0] for name in stops} == {"agent-0", "agent-1"}
+    assert all(record and record["stopped"] and record["failure"] is None for record in map(job.exit, range(2)))
     assert_clean(cluster, job)
 
 
@@ -161,24 +176,25 @@ def test_who_saves_has_the_time_that_its_plan_gives(cluster: Cluster) -> None:
     assert_clean(cluster, job)
 
 
-def test_cancel_while_queued_leaves_the_job_before_alone(cluster: Cluster) -> None:
+@pytest.mark.parametrize("kind", [protocol.CANCEL, protocol.REQUEUE])
+def test_a_request_while_queued_leaves_the_job_before_alone(cluster: Cluster, kind: str) -> None:
     first = cluster.submit(HOLD)
+    first.ask(protocol.CANCEL, "ann", "of another attempt", attempt=3)
     wait_for(lambda: first.log("stdout.txt"))
-    # On both nodes: one is free and is taken, the other is waited for.
     second = cluster.submit("echo never", nodes=2)
     wait_for(lambda: "node taken" in second.log("execution-node-1.log") and "waiting" in second.log("execution-node-0.log"))
-    second.cancel("bob", "")
+    second.ask(kind, "bob", "")
     verdict = second.wait()
-    assert (verdict["errors"][0]["code"], verdict["reason"], verdict["terminated"]) == (
-        "JobTerminated",
-        "terminated by bob",
-        True,
-    )
+    if kind == protocol.CANCEL:
+        assert (verdict["errors"][0]["code"], verdict["terminated"]) == ("JobTerminated", True)
+        assert verdict["reason"] == "terminated by bob"
+    else:
+        assert verdict["next"] == 2
     assert second.log("stdout.txt") == ""
     release(first)
 
 
-def test_cancel_when_only_a_peer_is_queued(any_cluster: Cluster) -> None:
+def test_a_cancel_when_only_a_peer_is_queued(any_cluster: Cluster) -> None:
     first, second = any_cluster.submit(HOLD), any_cluster.submit(HOLD)
     wait_for(lambda: first.log("stdout.txt") and second.log("stdout.txt"))
     release(first)
@@ -187,6 +203,33 @@ def test_cancel_when_only_a_peer_is_queued(any_cluster: Cluster) -> None:
     third.cancel("bob", "")
     assert third.wait()["errors"][0]["code"] == "JobTerminated"
     release(second)
+
+
+def test_requeue_while_running(cluster: Cluster) -> None:
+    """Its ranks have their time to save; that they end so is no failure."""
+    saves = "trap 'echo saved > \"$AZ_BATCHAI_SHARED_JOB_TEMP/$BATCHAI_RANK\"; exit 5' TERM; echo started; while true; do sleep 0.05; done"
+    job = cluster.submit(saves, nodes=2)
+    wait_for(lambda: job.log("stdout.txt").count("started") == 2)
+    job.ask(protocol.REQUEUE, "ann", "the cluster gets smaller")
+    verdict = job.wait()
+    assert (verdict["executionState"], verdict["next"], verdict["reason"]) == ("queued", 2, "the cluster gets smaller")
+    assert (verdict["errors"], verdict["exitCode"], verdict["terminated"]) == ([], None, False)
+    shared = job.share / job.plan.folder / "shared"
+    assert [(shared / str(rank)).read_text() for rank in (0, 1)] == ["saved\n", "saved\n"]
+    assert_clean(cluster, job)
+
+
+def test_who_wants_the_end_comes_before_who_wants_room(cluster: Cluster) -> None:
+    """Even if he comes while the ranks are being ended for the other."""
+    job = cluster.submit(STAYS, terminateSeconds=1.5)
+    wait_for(lambda: job.log("stdout.txt"))
+    job.ask(protocol.REQUEUE, "bob", "")
+    wait_for(lambda: "stopping" in job.log("execution.log"))
+    job.cancel("ann", "enough")
+    verdict = job.wait()
+    assert (verdict["executionState"], verdict["reason"]) == ("failed", "terminated by ann: enough")
+    assert "next" not in verdict
+    assert_clean(cluster, job)
 
 
 def test_a_deleted_queue_kills_nobody(cluster: Cluster) -> None:
@@ -199,17 +242,6 @@ def test_a_deleted_queue_kills_nobody(cluster: Cluster) -> None:
     assert second.log("stdout.txt") == ""
     release(first)
     assert second.wait()["executionState"] == "succeeded"
-
-
-def test_jobs_are_served_in_order(cluster: Cluster) -> None:
-    jobs = [cluster.submit("date +%s.%N; sleep 0.1; date +%s.%N", nodes=2) for _ in range(3)]
-    times = []
-    for job in jobs:
-        assert job.wait()["executionState"] == "succeeded", job.said()
-        found = sorted(float(line.split()[1]) for line in job.log("stdout.txt").splitlines())
-        times.append((found[0], found[-1]))
-    assert times == sorted(times)
-    assert all(before[1] <= after[0] for before, after in zip(times, times[1:], strict=False))
 
 
 def test_a_lost_node_fails_the_job_and_the_next_job_sweeps_it(cluster: Cluster) -> None:
@@ -249,36 +281,15 @@ def test_a_daemon_that_closed_the_lock_is_swept_too(cluster: Cluster) -> None:
     assert job.processes() == set()
 
 
-def test_a_peer_that_is_done_is_not_lost(any_cluster: Cluster) -> None:
+def test_a_peer_that_is_done_is_not_lost(cluster: Cluster) -> None:
     """Rank 0 often saves and evaluates for minutes after the others have left."""
-    job = any_cluster.submit(
+    job = cluster.submit(
         "[ $BATCHAI_RANK = 0 ] && sleep 5; true",
         nodes=2,
         patch="mounted.HEARTBEAT_SECONDS = 0.2",
         lossSeconds=3.0,
     )
     assert job.wait()["executionState"] == "succeeded", job.said()
-
-
-def test_a_node_that_lost_sight_of_node_zero_is_no_success(cluster: Cluster) -> None:
-    patch = """
-if "--node=1" in sys.argv:
-    def check(self, starting=False):
-        if len(self.runtime.ranks):
-            raise phases.Stop("node0", "node-0 has not been heard of for 60 s")
-    phases.Phases._check = check
-"""
-    job = cluster.submit("[ $BATCHAI_RANK = 1 ] && sleep 600; true", nodes=2, patch=patch)
-    verdict = job.wait()
-    assert verdict["executionState"] == "failed"
-    assert verdict["reason"] == "node-1 ended its part: node-0 has not been heard of for 60 s"
-
-
-def test_wall_clock(any_cluster: Cluster) -> None:
-    job = any_cluster.submit("sleep 600", maxWallClockSeconds=0.5)
-    verdict = job.wait()
-    assert verdict["errors"][0]["code"] == "JobTimeout"
-    assert_clean(any_cluster, job)
 
 
 def test_a_verdict_by_a_client_ends_the_agents(any_cluster: Cluster) -> None:
@@ -292,45 +303,26 @@ def test_a_verdict_by_a_client_ends_the_agents(any_cluster: Cluster) -> None:
     assert_clean(any_cluster, job)
 
 
-def test_setup_errors_are_sentences(cluster: Cluster, tmp_path: Path) -> None:
-    volume = {"scope": "job", "path": "data", "source": str(tmp_path / "nowhere"), "share": "file:///nowhere", "kind": "link"}
-    share = {"scope": "cluster", "path": "share", "source": str(cluster.share), "share": cluster.share.as_uri(), "kind": "link"}
-    job = cluster.submit("echo never", volumes=[share, volume])
-    verdict = job.wait()
-    assert verdict["errors"][0]["code"] == "NodeSetupFailed"
-    assert verdict["reason"].startswith("volume 'data' can't be mounted on node-0 (")
-    assert (
-        f": {tmp_path}/nowhere is not a directory there; create it, mount the share at it, or correct the path"
-        in verdict["reason"]
-    )
-    assert job.agents[0].returncode == 1
-
-
 # Nobody is waited for for minutes.
 HASTY = "peers.COMING_SECONDS = 0.5; mounted.HEARTBEAT_SECONDS = 0.1; ending.CLAIM_SECONDS = 0.5"
 
 
-@pytest.mark.parametrize("absent", [0, 1])
-def test_an_agent_that_never_came_is_given_up(cluster: Cluster, absent: int) -> None:
+@pytest.mark.parametrize(("absent", "held"), [(0, False), (1, False), (0, True)])
+def test_an_agent_that_never_came_is_given_up(cluster: Cluster, absent: int, held: bool) -> None:
     """The submitter was killed between two starts, and nobody follows: the other one ends the job and frees its node."""
+    first = cluster.submit(HOLD, nodes=2) if held else None
+    if first:
+        wait_for(lambda: first.log("stdout.txt").count("go") == 2)
     job = cluster.submit("echo never", nodes=2, patch=HASTY, absent=[absent], lossSeconds=0.7)
     verdict = job.wait()
-    assert verdict["reason"] == (
-        f"the agent of node-{absent} never came (its submitter may have died while it was starting them): submit again"
-    )
+    assert verdict["reason"].startswith(f"the agent of node-{absent} never came (its submitter may have died")
     assert [error["code"] for error in verdict["errors"]] == ["NodeSetupFailed"]
     assert verdict["by"] == f"agent-{1 - absent}"
     root = str(cluster.roots[int(job.reservation["nodes"][1 - absent])])
     assert agents.state(root, job.reservation["number"], 0, time.time()) == "ended"
+    if first:
+        release(first)
     assert cluster.submit("true").wait()["executionState"] == "succeeded"
-
-
-def test_an_agent_that_never_came_is_given_up_while_others_wait(cluster: Cluster) -> None:
-    first = cluster.submit(HOLD, nodes=2)
-    wait_for(lambda: first.log("stdout.txt").count("go") == 2)
-    job = cluster.submit("echo never", nodes=2, patch=HASTY, absent=[0], lossSeconds=0.7)
-    assert "the agent of node-0 never came" in job.wait()["reason"]
-    release(first)
 
 
 def test_a_peer_that_waits_for_its_node_has_come(cluster: Cluster) -> None:
@@ -341,15 +333,6 @@ def test_a_peer_that_waits_for_its_node_has_come(cluster: Cluster) -> None:
     assert job.verdict() is None
     release(first)
     assert job.wait()["executionState"] == "succeeded", job.said()
-
-
-def test_of_several_without_node_zero_one_gives_the_verdict(tmp_path: Path, make_plan: PlanMaker, agent_pyz: Path) -> None:
-    cluster = Cluster(tmp_path, make_plan, agent_pyz, nodes=3)
-    try:
-        job = cluster.submit("echo never", nodes=3, patch=HASTY, absent=[0], lossSeconds=0.7)
-        assert "the agent of node-0 never came" in job.wait()["reason"]
-    finally:
-        cluster.close()
 
 
 # As an NFSv3 client that asks again, since the first answer was lost.
@@ -400,18 +383,6 @@ def test_a_claimer_is_given_the_time_that_it_may_take() -> None:
     assert ending.CLAIM_SECONDS > sharefiles.PATIENCE_SECONDS
 
 
-def test_who_stops_says_so_before_its_exit(any_cluster: Cluster) -> None:
-    """Clients look for exits once an agent has said that it ends."""
-    job = any_cluster.submit("echo started; sleep 600", nodes=2)
-    wait_for(lambda: job.log("stdout.txt").count("started") == 2)
-    job.cancel("ann", "enough")
-    assert job.wait()["reason"] == "terminated by ann: enough"
-    segments = (job.share / job.paths.events).glob("*/*.jsonl")
-    stops = [file.name for file in segments if any(record["k"] == "stop" for record in protocol.decode(file.read_bytes()))]
-    assert {name.rsplit("-", 1)[0] for name in stops} == {"agent-0", "agent-1"}
-    assert job.exit(1)["stopped"] and job.exit(1)["failure"] is None
-
-
 # The share thread breaks after a second.
 BROKEN = """
 def broken(self):
@@ -423,21 +394,18 @@ begun = time.monotonic()
 """
 
 
-def test_a_broken_share_thread_fails_the_job(cluster: Cluster) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_broken_share_thread_fails_the_job(cluster: Cluster, waits: bool) -> None:
     """A bug there must not leave the main thread waiting for a cancel or a verdict that it can never see."""
+    first = cluster.submit(HOLD, nodes=2) if waits else None
+    if first:
+        wait_for(lambda: first.log("stdout.txt").count("go") == 2)
     job = cluster.submit("echo started; sleep 600", patch=BROKEN)
-    verdict = job.wait()
-    assert verdict["reason"] == "the agent of node-0 failed: ZeroDivisionError: a bug"
+    assert job.wait()["reason"] == "the agent of node-0 failed: ZeroDivisionError: a bug"
     assert "ZeroDivisionError" in job.logs[0].read_text()
+    if first:
+        release(first)
     assert_clean(cluster, job)
-
-
-def test_a_broken_share_thread_fails_a_job_that_waits(cluster: Cluster) -> None:
-    first = cluster.submit(HOLD, nodes=2)
-    wait_for(lambda: first.log("stdout.txt").count("go") == 2)
-    second = cluster.submit("echo never", patch=BROKEN)
-    assert second.wait()["reason"] == "the agent of node-0 failed: ZeroDivisionError: a bug"
-    release(first)
 
 
 @pytest.mark.parametrize(

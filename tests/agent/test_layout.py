@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from mlflow_batchai.agent.layout import NodeLayout, archive_path, log_name
-from mlflow_batchai.agent.plan import Volume
+import pytest
+
+from mlflow_batchai.agent.layout import NodeLayout, expand, log_name, undefined
 
 
 def test_folders_lie_under_the_node(make_layout: Callable[..., NodeLayout], tmp_path: Path) -> None:
@@ -48,11 +49,28 @@ def test_log_names(make_layout: Callable[..., NodeLayout]) -> None:
     assert log_name(several.plan, 1, "stderr-job_prep") == "stderr-job_prep-node-1.txt"
 
 
-def test_mount_points(make_layout: Callable[..., NodeLayout]) -> None:
-    layout = make_layout()
-    assert layout.mount_path(Volume("job", "nfs/a", "nfs")) == f"{layout.job_mounts}/nfs/a"
-    assert layout.mount_path(Volume("cluster", "nfs", "nfs")) == f"{layout.cluster_mounts}/nfs"
+KNOWN = {"AZ_BATCHAI_MOUNT_ROOT": "/mnt/a b", "AZ_BATCHAI_OUTPUT_MODEL": "/out/$HOME", "A": "", "_x1": "y"}
 
 
-def test_ranks_import_our_helpers_from_where_we_are() -> None:
-    assert Path(archive_path(), "mlflow_batchai", "agent", "layout.py").exists()
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("", ""),
+        ("plain", "plain"),
+        ("$AZ_BATCHAI_MOUNT_ROOT/x", "/mnt/a b/x"),
+        ("${AZ_BATCHAI_MOUNT_ROOT}x", "/mnt/a bx"),
+        ("$AZ_BATCHAI_MOUNT_ROOTS", "$AZ_BATCHAI_MOUNT_ROOTS"),
+        ("--out=$AZ_BATCHAI_OUTPUT_MODEL,$AZ_BATCHAI_OUTPUT_MODEL", "--out=/out/$HOME,/out/$HOME"),
+        ("$A$_x1", "y"),
+        ("$HOME ${HOME} $1 $$ $ ${ ${A-b} $(A)", "$HOME ${HOME} $1 $$ $ ${ ${A-b} $(A)"),
+        ("$AZ_BATCHAI_MOUNT_ROOTé", "/mnt/a bé"),
+    ],
+)
+def test_expand(text: str, result: str) -> None:
+    assert expand(text, KNOWN) == result
+
+
+def test_undefined_lists_service_variables_once_in_order() -> None:
+    text = "$AZ_BATCHAI_INPUT_B ${AZ_BATCHAI_INPUT_A} $AZ_BATCHAI_INPUT_B $AZ_BATCHAI_MOUNT_ROOT $HOME"
+    assert undefined(text, KNOWN) == ["AZ_BATCHAI_INPUT_B", "AZ_BATCHAI_INPUT_A"]
+    assert undefined("nothing", {}) == []

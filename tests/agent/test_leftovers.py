@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aged_files import DAY, HASH, put
 
+from mlflow_batchai.agent import leftovers
 from mlflow_batchai.agent.api import host
 from mlflow_batchai.agent.environments import kept
 
@@ -181,3 +182,34 @@ def test_the_log_of_an_agent_that_lives_stays(tmp_path: Path, monkeypatch: pytes
     log = put(tmp_path / "logs" / "abc-1.log", 31)
     monkeypatch.setattr("mlflow_batchai.agent.leftovers.living", lambda root: [{"log": str(log)}])
     assert found(tmp_path) == {}
+
+
+def test_an_agent_that_has_the_node_tidies_up(tmp_path: Path) -> None:
+    """Logs after 30 days, what clients have sent after 90; environments are a person's to remove."""
+    own = put(tmp_path / "agents" / "agent-aaaaaaaaaaaaaaaa.pyz", 400)
+    ages = {
+        "logs/abc-1.log": 31,
+        "logs/abc-2.log": 29,
+        "tools/rclone-0123456789abcdef": 91,
+        "tools/rclone-1123456789abcdef": 89,
+        "agents/agent-0123456789abcdef.pyz": 91,
+        "agents/agent-0123456789abcdef.1f2e.new": 91,
+        "agents/agent-1123456789abcdef.pyz": 89,
+        "envs/abc/.complete": 400,
+        "agents/mine.txt": 400,
+        "tools/mine": 400,
+    }
+    for name, days in ages.items():
+        put(tmp_path / name, days)
+    kept = put(tmp_path / "elsewhere" / "kept.log", 400)
+    (tmp_path / "logs" / "link.log").symlink_to(kept)
+    leftovers.tidy(str(tmp_path), time.time(), str(own))
+    stays = {name for name in ages if (tmp_path / name).exists()}
+    assert stays == {name for name, days in ages.items() if days in (29, 89, 400)}
+    assert own.exists() and kept.exists() and (tmp_path / "logs" / "link.log").is_symlink()
+    # By now another version's agent runs, and finds that ours was in use.
+    other = tmp_path / "agents" / "agent-1123456789abcdef.pyz"
+    for days, there in ((89, True), (91, False)):
+        leftovers.tidy(str(tmp_path), time.time() + days * DAY, str(other))
+        assert own.exists() is there
+    leftovers.tidy(str(tmp_path / "none"), time.time(), str(tmp_path / "source"))

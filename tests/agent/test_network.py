@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from islands import Island, unavailable
+from islands import Island
+from netns import unavailable
 
 from mlflow_batchai.agent import network
 

@@ -17,19 +17,8 @@ PACKAGE = Path(mlflow_batchai.__file__).parent
 FILES = [PACKAGE / "__init__.py", *sorted(file for part in archive.PACKAGES for file in (PACKAGE / part).rglob("*.py"))]
 # Of the standard library and built-ins, newer than 3.9.
 TOO_NEW = {
-    "bit_count",
-    "pairwise",
-    "batched",
-    "packages_distributions",
-    "tomllib",
-    "UTC",
-    "StrEnum",
-    "ExceptionGroup",
-    "file_digest",
-    "stdlib_module_names",
-    "orig_argv",
-    "anext",
-    "aiter",
+    *("bit_count", "pairwise", "batched", "packages_distributions", "tomllib", "UTC", "StrEnum", "ExceptionGroup"),
+    *("file_digest", "stdlib_module_names", "orig_argv", "anext", "aiter"),
 }
 MODULES = [
     ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).replace(".__init__", "")
@@ -76,6 +65,7 @@ def test_the_agent_imports_the_standard_library_and_its_room(agent_pyz: Path) ->
     found = set(imported(sys.executable, agent_pyz, "import mlflow_batchai.agent.agent")) - before
     foreign = {name for name in found if name.split(".")[0] not in sys.stdlib_module_names}
     assert {name for name in foreign if not name.startswith("mlflow_batchai.agent")} == {"mlflow_batchai"}
+    assert not found & {f"mlflow_batchai.agent.{name}" for name in ("mounts.rclone", "containers.container", "share.rest")}
     # Each costs memory on every node for as long as the job runs.
     assert not found & {"asyncio", "http.client", "ssl", "urllib.request", "logging", "multiprocessing", "email", "pathlib"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
@@ -77,33 +78,35 @@ def test_keys_that_are_not_known_and_null_for_a_default() -> None:
     assert read_plan(record) == SMALL
 
 
+KIND = "has a value of another kind"
+
+
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "key", "words"),
     [
-        ({"command": None}, "command has a value of another kind"),
-        ({"nodeCount": "2"}, "nodeCount has a value of another kind"),
-        ({"nodeCount": True}, "nodeCount has a value of another kind"),
-        ({"nodeCount": 1.5}, "nodeCount has a value of another kind"),
-        ({"nodeCount": 0}, "nodeCount is 0"),
-        ({"nodeCount": 10**6}, "nodeCount is 1000000"),
-        ({"ranks": 10**9}, "ranks is 1000000000"),
-        ({"lossSeconds": float("nan")}, "lossSeconds has a value of another kind"),
-        ({"volumes": []}, "volumes is empty"),
-        ({"volumes": [{"scope": "job", "path": "x"}]}, "volumes[0].kind is missing"),
-        ({"metrics": "f1"}, "metrics is no list"),
-        ({"metrics": ["f1"]}, "metrics[0] is no object"),
-        ({"tools": {"rclone": {"machine": 1, "sha256": "", "size": 0}}}, "tools.rclone.machine has a value of another kind"),
-        ({"parameters": []}, "parameters is no object"),
-        ({"logCopyPrefix": {"volume": 1, "path": ""}}, "logCopyPrefix.volume is 1"),
-        ({"setupTask": {"id": "1", "command": "x", "logs": {"volume": 9, "path": ""}}}, "setupTask.logs.volume is 9"),
-        ({"umask": "x"}, "umask is 'x'"),
-        ({"volumes": [{"scope": "job", "path": "x", "kind": "azureFiles"}]}, "volumes[0].how is 'azureFiles'"),
+        ({"command": None}, "command", KIND),
+        ({"nodeCount": "2"}, "nodeCount", KIND),
+        ({"nodeCount": True}, "nodeCount", KIND),
+        ({"nodeCount": 1.5}, "nodeCount", KIND),
+        ({"nodeCount": 0}, "nodeCount", "is 0"),
+        ({"nodeCount": 10**6}, "nodeCount", "is 1000000"),
+        ({"ranks": 10**9}, "ranks", "is 1000000000"),
+        ({"lossSeconds": float("nan")}, "lossSeconds", KIND),
+        ({"volumes": []}, "volumes", "is empty"),
+        ({"volumes": [{"scope": "job", "path": "x"}]}, "volumes[0].kind", "is missing"),
+        ({"metrics": "f1"}, "metrics", "is no list"),
+        ({"metrics": ["f1"]}, "metrics[0]", "is no object"),
+        ({"tools": {"rclone": {"machine": 1, "sha256": "", "size": 0}}}, "tools.rclone.machine", KIND),
+        ({"parameters": []}, "parameters", "is no object"),
+        ({"logCopyPrefix": {"volume": 1, "path": ""}}, "logCopyPrefix.volume", "is 1"),
+        ({"setupTask": {"id": "1", "command": "x", "logs": {"volume": 9, "path": ""}}}, "setupTask.logs.volume", "is 9"),
+        ({"umask": "x"}, "umask", "is 'x'"),
+        ({"volumes": [{"scope": "job", "path": "x", "kind": "azureFiles"}]}, "volumes[0].how", "is 'azureFiles'"),
     ],
 )
-def test_what_is_no_plan(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(PlanError) as refused:
+def test_what_is_no_plan(changes: dict[str, Any], key: str, words: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(f"{key} {words}")):
         read_plan({**SMALL.record(), **changes})
-    assert str(refused.value) == words
 
 
 def test_a_plan_of_another_protocol() -> None:
@@ -116,28 +119,15 @@ def test_a_plan_of_another_protocol() -> None:
             read_plan(record)
 
 
-# As the version before wrote it, but for keys that it shares with any: null where nothing was given, and no default left out.
+# What the version before wrote otherwise: null where nothing was given, and no default left out.
 BEFORE: dict[str, Any] = {
+    **SMALL.record(),
     "protocol": 2,
-    "job": "357e527471",
-    "framework": "custom",
-    "nodeCount": 1,
-    "processCount": 1,
-    "ranks": 1,
-    "command": "python train.py",
     "setupTask": None,
     "preparation": None,
-    "preparationCache": None,
-    "outputDirectories": [{"id": "M", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": None}],
     "volumes": [{"scope": "cluster", "path": "share", "kind": "link", "share": "file:///s", "source": "/s", "where": "c"}],
     "container": {"image": "x", "server": None, "shmSize": None, "credentials": False, "volumes": [], "environment": {}},
-    "logCopyPrefix": None,
-    "maxWallClockSeconds": 604800.0,
     "minNodes": 1,
-    "environment": None,
-    "metrics": [{"name": "loss", "regex": "loss (\\S+)", "step": None}],
-    "systemMetrics": 10.0,
-    "artifacts": {"checkpoints": False, "exclude": []},
     "model": {
         "path": None,
         "register": "net",

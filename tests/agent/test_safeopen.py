@@ -209,3 +209,24 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     safeopen.remove(root, "p")
     os.close(safeopen.open_to_write(root, "a/link"))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_name_that_was_missing_is_looked_for_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a mount may remember that a name was missing, the nearest folder that exists is opened before it is asked again."""
+    listed = []
+    real = os.open
+
+    def spy(path: str, flags: int, *arguments: int, dir_fd: int | None = None) -> int:
+        descriptor = real(path, flags, *arguments, dir_fd=dir_fd)
+        if not flags & os.O_PATH:
+            listed.append(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+            if listed[-1] == str(tmp_path):
+                (tmp_path / "a" / "b").mkdir(parents=True)
+                (tmp_path / "a" / "b" / "file").write_bytes(b"there")
+        return descriptor
+
+    monkeypatch.setattr(os, "open", spy)
+    assert mountfiles.read_fresh(str(tmp_path), "a/b/file", 1, 3) == b"her"
+    assert listed == [str(tmp_path), str(tmp_path / "a" / "b"), str(tmp_path / "a" / "b" / "file")]
+    with pytest.raises(FileNotFoundError):
+        mountfiles.read_fresh(str(tmp_path), "none")

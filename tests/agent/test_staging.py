@@ -57,24 +57,28 @@ def test_code(make_layout: Callable[..., NodeLayout], share: Path) -> None:
     assert os.readlink(Path(layout.code, "link")) == "a b"
 
 
-def test_missing_and_damaged_objects_are_told(make_layout: Callable[..., NodeLayout], share: Path) -> None:
+@pytest.mark.parametrize(
+    ("at_once", "data", "sentence"),
+    [
+        (1, b"wrong", r"is damaged on the share .*delete the object"),
+        # There the client believes a list of all objects: deleting one alone would not have it sent again.
+        (2, b"wrong", r"is damaged on the share .*delete the object and the folder .batchai/objects/trees there"),
+        (2, None, r"is missing on the share .*: delete the folder .batchai/objects/trees there"),
+        (1, None, r"is missing on the share \(.batchai/objects\): submit again"),
+    ],
+)
+def test_missing_and_damaged_objects_are_told(
+    make_layout: Callable[..., NodeLayout], share: Path, at_once: int, data: bytes | None, sentence: str
+) -> None:
     entry = stored(share, b"right", "train.py")
     layout = make_layout(code=[entry])
     staging.prepare_folders(layout)
-    (share / protocol.object_path(entry["sha256"])).write_bytes(b"wrong")
-    with pytest.raises(SetupError, match=r"'train.py' of the project is damaged on the share .*delete the object"):
-        staging.fetch_code(layout)
-    # There the client believes a list of all objects: deleting one alone would not have it sent again.
-    layout.control.at_once = 2
-    with pytest.raises(SetupError, match=r"delete the object and the folder .batchai/objects/trees there, and submit again"):
-        staging.fetch_code(layout)
-    (share / protocol.object_path(entry["sha256"])).unlink()
-    with pytest.raises(SetupError, match=r"is missing on the share .*: delete the folder .batchai/objects/trees there, and"):
-        staging.fetch_code(layout)
-    layout.control.at_once = 1
-    with pytest.raises(
-        SetupError, match=r"'train.py' of the project is missing on the share \(.batchai/objects\): submit again"
-    ):
+    stands = share / protocol.object_path(entry["sha256"])
+    stands.unlink()
+    if data:
+        stands.write_bytes(data)
+    layout.control.at_once = at_once
+    with pytest.raises(SetupError, match=f"'train.py' of the project {sentence}"):
         staging.fetch_code(layout)
 
 
@@ -135,14 +139,6 @@ def test_link_errors(make_layout: Callable[..., NodeLayout], tmp_path: Path) -> 
     with pytest.raises(Failure, match="is taken by something that is not a mount of ours") as caught:
         mount(layout)
     assert caught.value.code == "NodeSetupFailed"
-
-
-def test_what_earlier_jobs_left_is_wiped(make_layout: Callable[..., NodeLayout]) -> None:
-    old = make_layout(job="old")
-    staging.prepare_folders(old)
-    Path(old.temp, "big").write_text("x")
-    staging.prepare_folders(make_layout(job="new"))
-    assert os.listdir(os.path.dirname(old.job)) == ["new"]
 
 
 def test_directories_are_made_on_mounts_only(make_layout: Callable[..., NodeLayout], tmp_path: Path) -> None:

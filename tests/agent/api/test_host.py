@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,53 +122,64 @@ def test_who_the_agent_is_stands_on_the_node(root: Path) -> None:
             end(said)
 
 
-def test_whoever_claims_the_reservation_signs(root: Path) -> None:
+def hello(root: Path, share: Path | str = "/", identity: str = "one") -> dict[str, Any]:
+    return host.answer("hello", {"root": str(root), "share": str(share), "identity": identity, "python": "python3"})
+
+
+@pytest.fixture
+def spawn(root: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Starts what claims the reservation as an agent does."""
+    started = []
+
+    def start() -> subprocess.Popen[str]:
+        with open(root / "its.log", "w") as log:
+            argv = [sys.executable, "-c", SIGNS, str(root)]
+            started.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, text=True))
+        assert started[-1].stdout and started[-1].stdout.readline() == "ready\n"
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_whoever_claims_the_reservation_signs(root: Path, spawn: Callable[[], subprocess.Popen[str]]) -> None:
     """An answer was lost before it was written who was started; a second one was, and only one of them is the agent."""
     twin = start(root)
-    with open(root / "its.log", "w") as log:
-        first = subprocess.Popen([sys.executable, "-c", SIGNS, str(root)], stdout=subprocess.PIPE, stderr=log, text=True)
-    try:
-        assert first.stdout and first.stdout.readline() == "ready\n"
-        end(twin)
-        assert poll(twin)["alive"] is True
-        (root / "its.log").write_text("said last\n")
-    finally:
-        first.kill()
-        first.communicate()
+    first = spawn()
+    end(twin)
+    assert poll(twin)["alive"] is True
+    (root / "its.log").write_text("said last\n")
+    first.kill()
+    first.wait()
     assert poll(twin) == {"alive": False, "state": "ended", "last": "said last", "failure": None, "frozen": False}
 
 
-def test_hello(root: Path, tmp_path: Path) -> None:
+def test_hello(root: Path, tmp_path: Path, spawn: Callable[[], subprocess.Popen[str]]) -> None:
     share = tmp_path / "share"
     (share / ".batchai" / "identity" / "one").mkdir(parents=True)
-    said = host.answer("hello", {"root": str(root), "share": str(share), "identity": "one", "python": "python3"})
+    root.mkdir()
+    root.chmod(0o777)
+    said = hello(root, share)
+    assert root.stat().st_mode & 0o777 == 0o755, "a folder that others can write is closed"
     assert (said["root"], said["share"]) == (str(root), None)
     assert said["free"] > 0
     assert said["filesystem"] == place.filesystem(str(tmp_path)) != ""
-    again = host.answer("hello", {"root": str(root), "share": str(share), "identity": "one", "python": "python3"})
-    # Others write to this disk.
-    assert {**again, "free": 0} == {**said, "free": 0}
+    assert {**hello(root, share), "free": 0} == {**said, "free": 0}, "others write to this disk"
     assert (said["keeper"], said["busy"], len(said["id"])) == (None, False, 32)
     place.set_queue_node(str(root), "k")
-    agent = subprocess.Popen([sys.executable, "-c", SIGNS, str(root)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert agent.stdout and agent.stdout.readline() == "ready\n"
-        place.set_queue_node(str(root), "k")
-        with pytest.raises(place.OtherQueueError, match="first host is another"):
-            place.set_queue_node(str(root), "other")
-        again = place.place(str(root))
-        assert (again["keeper"], again["busy"]) == ("k", True)
-    finally:
-        agent.kill()
-        agent.communicate()
+    agent = spawn()
+    place.set_queue_node(str(root), "k")
+    with pytest.raises(place.OtherQueueError, match="first host is another"):
+        place.set_queue_node(str(root), "other")
+    again = place.place(str(root))
+    assert (again["keeper"], again["busy"]) == ("k", True)
+    agent.kill()
+    agent.wait()
     place.set_queue_node(str(root), "other")
     (tmp_path / "link").symlink_to(root)
-    assert (
-        host.answer("hello", {"root": str(tmp_path / "link"), "share": "/nope", "identity": "one", "python": "python3"})[
-            "place"
-        ]
-        == said["place"]
-    )
+    assert hello(tmp_path / "link", "/nope")["place"] == said["place"]
     for path, identity, trouble in ((share, "two", "another"), (tmp_path / "none", "one", "missing")):
         assert place.share_problem(str(path), identity) == trouble
 
@@ -182,26 +194,16 @@ def test_a_root_of_someone_else_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path / "link", 12345, 12345, follow_symlinks=False)
     for name in ("theirs", "link"):
         with pytest.raises(host.HostError, match=f"/{name} belongs to another user; mend that, or name another"):
-            host.answer("hello", {"root": str(tmp_path / name), "share": "/", "identity": "x", "python": "python3"})
+            hello(tmp_path / name)
 
 
-def test_a_folder_that_others_can_write_is_closed(root: Path) -> None:
-    root.mkdir()
-    root.chmod(0o777)
-    place.place(str(root))
-    assert root.stat().st_mode & 0o777 == 0o755
-
-
-def test_a_damaged_queue_is_a_sentence(tmp_path: Path) -> None:
+def test_what_can_not_be_done_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "book.json").write_text("{")
-    with pytest.raises(host.HostError, match=f"the queue {tmp_path}/book.json is damaged; remove it when no job"):
+    with pytest.raises(host.HostError, match=f"the queue {tmp_path}/book.json is damaged"):
         host.answer("listing", {"book": str(tmp_path)})
-
-
-def test_what_the_system_refuses_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(host.HostError, match=f"^{tmp_path}/file/root can't be made: Not a directory"):
-        host.answer("hello", {"root": str(tmp_path / "file" / "root"), "share": "/", "identity": "x", "python": "python3"})
+        hello(tmp_path / "file" / "root")
 
 
 def test_served_line_by_line(agent_pyz: Path, root: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -24,31 +23,34 @@ def submit(cluster: Cluster, preparation: str = PREPARE, cache: str | None = "01
     return cluster.submit(changes.pop("command", USE), preparation=preparation, preparationCache=cache, **changes)
 
 
+def prepared(cluster: Cluster, *arguments: Any, **changes: Any) -> tuple[str, str]:
+    """What a job's command, and its preparation, said, when it has succeeded."""
+    job = submit(cluster, *arguments, **changes)
+    assert job.wait()["executionState"] == "succeeded", job.said()
+    return job.log("stdout.txt"), job.log("stdout-job_prep.txt")
+
+
 def kept(cluster: Cluster) -> Path:
     return cluster.roots[0] / "prepared" / "0123456789abcdef"
 
 
 def test_it_runs_once_for_a_content(cluster: Cluster) -> None:
     variables = [{"name": "TOOLS", "value": "$BATCHAI_PREPARATION_DIR/tools"}]
-    first = submit(cluster, environmentVariables=variables)
-    assert first.wait()["executionState"] == "succeeded", first.said()
-    assert first.log("stdout.txt") == "once\n"
-    assert first.log("stdout-job_prep.txt") == f"made\n{kept(cluster)}/tools\n"
-    second = submit(cluster)
-    assert second.wait()["executionState"] == "succeeded", second.said()
-    assert (second.log("stdout.txt"), second.log("stdout-job_prep.txt")) == ("once\n", "")
-    assert "job preparation: done before (0123456789abcdef)" in second.log("execution.log")
-    other = submit(cluster, cache="f" * 16)
-    assert other.wait()["executionState"] == "succeeded", other.said()
-    assert other.log("stdout-job_prep.txt") == "made\n\n"
-
-
-def test_it_runs_again_for_another_version_of_the_interpreter(cluster: Cluster) -> None:
-    assert submit(cluster).wait()["executionState"] == "succeeded"
+    assert prepared(cluster, environmentVariables=variables) == ("once\n", f"made\n{kept(cluster)}/tools\n")
+    assert prepared(cluster) == ("once\n", "")
+    assert prepared(cluster, cache="f" * 16) == ("once\n", "made\n\n")
+    # Of another version of the interpreter.
     (kept(cluster) / ".complete").write_text("3.4 /usr/bin/python3.4\n")
-    job = submit(cluster)
-    assert job.wait()["executionState"] == "succeeded", job.said()
-    assert (job.log("stdout.txt"), job.log("stdout-job_prep.txt")) == ("once\n", "made\n\n")
+    assert prepared(cluster) == ("once\n", "made\n\n")
+
+
+# An environment without pip, which takes seconds to unpack.
+BARE = """
+start = runtime.Runtime.start
+def bare(self, task, argv, *more, **named):
+    start(self, task, [*argv, "--without-pip"] if "venv" in argv else argv, *more, **named)
+runtime.Runtime.start = bare
+"""
 
 
 def test_it_runs_again_for_an_environment_that_was_built_anew(cluster: Cluster) -> None:
@@ -57,42 +59,33 @@ def test_it_runs_again_for_an_environment_that_was_built_anew(cluster: Cluster) 
     folder = cluster.roots[0] / "envs" / "e1"
     prepare = 'python -c \'import sys; open(sys.prefix + "/installed", "w")\'; echo prepared'
     logs = []
-    for round in range(3):
-        if round == 2:
+    for built in ("at first", "before", "anew"):
+        if built == "anew":
             shutil.rmtree(folder)
-        # A wheel of pip is unpacked into each environment, which takes seconds.
-        job = submit(cluster, prepare, command="true", python_env=environment)
-        assert job.wait()["executionState"] == "succeeded", job.said()
+        logs.append(prepared(cluster, prepare, command="true", python_env=environment, patch=BARE)[1])
         assert (folder / "installed").exists()
-        logs.append(job.log("stdout-job_prep.txt"))
     assert logs == ["prepared\n", "", "prepared\n"]
 
 
 def test_without_the_key_it_runs_for_every_job(cluster: Cluster) -> None:
     for _ in range(2):
-        job = submit(cluster, "echo [$BATCHAI_PREPARATION_DIR]", None, command="echo [$BATCHAI_PREPARATION_DIR]")
-        assert job.wait()["executionState"] == "succeeded", job.said()
-        assert (job.log("stdout-job_prep.txt"), job.log("stdout.txt")) == ("[]\n", "[]\n")
+        said = prepared(cluster, "echo [$BATCHAI_PREPARATION_DIR]", None, command="echo [$BATCHAI_PREPARATION_DIR]")
+        assert said == ("[]\n", "[]\n")
     assert not (cluster.roots[0] / "prepared").exists()
 
 
-def test_a_failed_one_is_wiped(cluster: Cluster) -> None:
-    failed = submit(cluster, PREPARE + "; exit 3").wait()
-    assert (failed["errors"][0]["code"], failed["exitCode"]) == ("JobPreparationFailed", 3)
-    assert not kept(cluster).exists()
-    job = submit(cluster)
-    assert job.wait()["executionState"] == "succeeded", job.said()
-    assert job.log("stdout.txt") == "once\n"
-
-
-def test_a_killed_one_is_wiped(cluster: Cluster) -> None:
-    killed = submit(cluster, PREPARE + "; sleep 600")
-    wait_for(lambda: (kept(cluster) / "made").exists())
-    os.kill(killed.agents[0].pid, signal.SIGKILL)
-    killed.agents[0].wait()
-    job = submit(cluster)
-    assert job.wait()["executionState"] == "succeeded", job.said()
-    assert (job.log("stdout.txt"), job.log("stdout-job_prep.txt")) == ("once\n", "made\n\n")
+@pytest.mark.parametrize("end", ["exit 3", "sleep 600"])
+def test_an_unfinished_one_is_wiped(cluster: Cluster, end: str) -> None:
+    job = submit(cluster, f"{PREPARE}; {end}")
+    if end == "exit 3":
+        verdict = job.wait()
+        assert (verdict["errors"][0]["code"], verdict["exitCode"]) == ("JobPreparationFailed", 3)
+        assert not kept(cluster).exists()
+    else:
+        wait_for(lambda: (kept(cluster) / "made").exists())
+        job.agents[0].kill()
+        job.agents[0].wait()
+    assert prepared(cluster) == ("once\n", "made\n\n")
 
 
 def test_another_agent_on_the_disk_is_waited_for(cluster: Cluster) -> None:
@@ -113,31 +106,27 @@ def test_another_agent_on_the_disk_is_waited_for(cluster: Cluster) -> None:
     assert job.log("stdout.txt") == "by the other\n"
 
 
-def test_a_place_that_can_t_be_written_is_a_sentence(cluster: Cluster) -> None:
-    cluster.roots[0].mkdir(parents=True)
-    (cluster.roots[0] / "prepared").touch()
-    job = submit(cluster)
-    verdict = job.wait()
-    assert verdict["errors"][0]["code"] == "NodeSetupFailed"
-    assert verdict["reason"].startswith(f"job preparation on node-0 ({socket.gethostname()}) can't use the disk: [Errno 17]"), (
-        job.said()
-    )
-
-
-def test_a_full_disk_is_a_sentence(cluster: Cluster) -> None:
+@pytest.mark.parametrize("disk", ["a file", "full"])
+def test_a_disk_that_takes_nothing_is_a_sentence(cluster: Cluster, disk: str) -> None:
     folder = kept(cluster).parent
-    folder.mkdir(parents=True)
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=1", "tmpfs", folder], capture_output=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip("no small disk can be mounted here")
+    if disk == "full":
+        folder.mkdir(parents=True)
+        argv = ["mount", "-t", "tmpfs", "-o", "nr_inodes=1", "tmpfs", str(folder)]
+        if subprocess.run(argv, capture_output=True, check=False).returncode != 0:
+            pytest.skip("no small disk can be mounted here")
+    else:
+        folder.parent.mkdir(parents=True)
+        folder.touch()
     try:
-        job = submit(cluster)
-        reason = job.wait()["reason"]
+        verdict = submit(cluster).wait()
     finally:
-        subprocess.run(["umount", folder], check=True)
-    assert reason.startswith(f"a disk of node-0 ({socket.gethostname()}) was full while job preparation: make space"), (
-        job.said()
+        if disk == "full":
+            subprocess.run(["umount", folder], check=True)
+    assert verdict["errors"][0]["code"] == "NodeSetupFailed"
+    words = (
+        "a disk of node-0 ({}) was full while job" if disk == "full" else "job preparation on node-0 ({}) can't use the disk"
     )
+    assert verdict["reason"].startswith(words.format(socket.gethostname()))
 
 
 def test_the_cluster_s_python_may_be_a_name(cluster: Cluster) -> None:
@@ -155,8 +144,5 @@ def test_a_python_that_is_not_there(cluster: Cluster) -> None:
     job = cluster.submit("true", trainer="~/none/python9", preparation="echo begun")
     verdict = job.wait()
     assert verdict["errors"][0]["code"] == "NodeSetupFailed"
-    assert verdict["reason"] == (
-        f"there is no program ~/none/python9 on node-0 ({socket.gethostname()}): install it there, or set python: in the cluster"
-        " document to the interpreter that trains"
-    )
+    assert verdict["reason"].startswith(f"there is no program ~/none/python9 on node-0 ({socket.gethostname()}): ")
     assert job.log("stdout-job_prep.txt") == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,13 @@ def submit(cluster: Cluster, command: str = COMMAND, nodes: int = 1, **changes: 
     return cluster.submit(show, nodes, setupTask=task, told={"setup": {"TOKEN": SECRET}}, **changes)
 
 
+def done(cluster: Cluster, *arguments: Any, **changes: Any) -> Job:
+    """A job that has succeeded."""
+    job = submit(cluster, *arguments, **changes)
+    assert job.wait()["executionState"] == "succeeded", job.said()
+    return job
+
+
 def folder(cluster: Cluster, node: int = 0) -> Path:
     return cluster.roots[node] / "setup" / "0123456789"
 
@@ -37,23 +43,16 @@ def log(cluster: Cluster, name: str = "stdout-node-0.txt") -> str:
 
 
 def test_it_runs_once_a_boot_and_content(cluster: Cluster) -> None:
-    first = submit(cluster)
-    assert first.wait()["executionState"] == "succeeded", first.said()
+    first = done(cluster)
     assert first.log("stdout.txt") == "once\n"
     assert log(cluster) == f"{cluster.roots[0]}/mounts/share {len(SECRET)} [] wd\n"
     assert log(cluster, "stderr-node-0.txt") == "oops\n"
     assert "setup task" in [record["phase"] for record in first.records("phase")]
-    again = submit(cluster)
-    assert again.wait()["executionState"] == "succeeded", again.said()
-    assert again.log("stdout.txt") == "once\n"
-    assert "setup task: done since the last boot (0123456789)" in again.log("execution.log")
+    assert done(cluster).log("stdout.txt") == "once\n"
     (folder(cluster) / "done").write_text("another boot")
-    rebooted = submit(cluster)
-    assert rebooted.wait()["executionState"] == "succeeded", rebooted.said()
-    assert rebooted.log("stdout.txt") == "once\nonce\n"
+    assert done(cluster).log("stdout.txt") == "once\nonce\n"
     assert log(cluster).count("\n") == 2, "the log goes on"
-    other = submit(cluster, task={"id": "fedcba9876"}, show="true")
-    assert other.wait()["executionState"] == "succeeded", other.said()
+    done(cluster, task={"id": "fedcba9876"}, show="true")
     assert (cluster.roots[0] / "setup" / "fedcba9876" / "wd" / "count").read_text() == "once\n"
     places = [path for path in (*cluster.share.rglob("*"), *cluster.roots[0].rglob("*")) if path.is_file()]
     assert not [path for path in places if SECRET.encode() in path.read_bytes()]
@@ -69,8 +68,7 @@ def test_a_failing_one_fails_the_job_and_is_tried_again(cluster: Cluster) -> Non
     assert log(cluster, "stdout-node-1.txt") == "no such driver\n"
     assert not (folder(cluster, 1) / "done").exists()
     assert failed.records("started") == []
-    mended = submit(cluster, "echo once >> count", nodes=2)
-    assert mended.wait()["executionState"] == "succeeded", mended.said()
+    done(cluster, "echo once >> count", nodes=2)
     counts = sorted((folder(cluster, node) / "wd" / "count").read_text() for node in range(2))
     assert counts in (["once\n", "once\nonce\n"], ["once\nonce\n"] * 2), "node-0 may have been ended before it was marked"
 
@@ -98,16 +96,11 @@ setup.SetupTaskRun.run = slow
 """
 
 
-def test_its_time_is_not_the_jobs(cluster: Cluster) -> None:
-    job = submit(cluster, "echo once >> count; sleep 0.3", maxWallClockSeconds=60.0, patch=SLOW)
-    assert job.wait()["executionState"] == "succeeded", job.said()
-
-
-def test_it_has_a_limit_of_its_own(cluster: Cluster) -> None:
-    job = submit(cluster, "sleep 600", patch="from mlflow_batchai.agent.attempt import setup; setup.SECONDS = 0.3")
-    verdict = job.wait()
-    assert verdict["errors"][0]["code"] == "SetupTaskFailed", job.said()
-    assert verdict["reason"] == "the cluster's setup task on node-0 (node-0) took longer than 0 s"
+def test_its_time_is_not_the_jobs_and_has_a_limit(cluster: Cluster) -> None:
+    done(cluster, "echo once >> count; sleep 0.3", maxWallClockSeconds=60.0, patch=SLOW)
+    limit = "from mlflow_batchai.agent.attempt import setup; setup.SECONDS = 0.3"
+    verdict = submit(cluster, "sleep 600", task={"id": "fedcba9876"}, patch=limit).wait()
+    assert verdict["errors"][0]["code"] == "SetupTaskFailed" and "took longer than 0 s" in verdict["reason"]
 
 
 def test_its_logs_on_another_volume(cluster: Cluster, tmp_path: Path) -> None:
@@ -116,21 +109,12 @@ def test_its_logs_on_another_volume(cluster: Cluster, tmp_path: Path) -> None:
     control = {"scope": "cluster", "path": "share", "source": str(cluster.share), "share": "file:///", "kind": "link"}
     volume = {**control, "path": "afs", "source": str(other), "name": "afs"}
     task = {"logs": {"volume": 1, "path": "a/b"}}
-    job = submit(cluster, volumes=[control, volume], task=task, called="me@[::1]:2201")
-    assert job.wait()["executionState"] == "succeeded", job.said()
+    done(cluster, volumes=[control, volume], task=task, called="me@[::1]:2201")
     assert (other / "a" / "b" / "stderr-me----1--2201.txt").read_text() == "oops\n"
 
 
 def test_a_share_that_takes_no_logs_ends_no_job(cluster: Cluster) -> None:
     (cluster.share / "logs").write_text("no folder")
-    job = submit(cluster)
-    assert job.wait()["executionState"] == "succeeded", job.said()
+    job = done(cluster)
     assert f"could not all be written to its logs; it lies in {folder(cluster)}: " in job.log("execution.log")
     assert (folder(cluster) / "stderr.txt").read_text() == "oops\n"
-
-
-def test_by_rest(rest_cluster: Cluster) -> None:
-    job = submit(rest_cluster)
-    assert job.wait()["executionState"] == "succeeded", job.said()
-    assert log(rest_cluster, "stderr-node-0.txt") == "oops\n"
-    assert SECRET not in json.dumps(job.plan.record())

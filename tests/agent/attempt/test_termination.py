@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 from node_world import SAVES, Cluster, Job
@@ -23,6 +23,15 @@ def up(job: Job, ranks: int) -> None:
     wait_for(lambda: job.log("stdout.txt").count("up") == ranks)
 
 
+def told(cluster: Cluster, *agents: int, command: str = LAST_WORD, **changes: Any) -> Job:
+    """A job whose ranks are up, and whose agents on these nodes are told to end."""
+    job = cluster.submit(command, nodes=changes.pop("nodes", 1), **changes)
+    up(job, job.plan.node_count)
+    for node in agents:
+        job.agents[node].send_signal(signal.SIGTERM)
+    return job
+
+
 def assert_ended(cluster: Cluster, job: Job, node: int, seconds: float) -> None:
     """The job fails because this node's agent was told to end, within so many seconds; its nodes have said all, and nothing is
     left on them."""
@@ -33,6 +42,8 @@ def assert_ended(cluster: Cluster, job: Job, node: int, seconds: float) -> None:
     assert verdict["reason"] == f"node-{node}: the agent was told to end (SIGTERM)"
     assert [error["code"] for error in verdict["errors"]] == [protocol.NODE_LOST]
     assert job.processes() == set()
+    # The agent's own log, whose last line the poll shows, has no traceback.
+    assert job.logs[node].read_text() in ("", '{"state": "ended"}\n')
     for index, root in enumerate(job.reservation["nodes"]):
         exit_record = job.exit(index)
         assert exit_record and exit_record["left"] == []
@@ -43,9 +54,7 @@ def assert_ended(cluster: Cluster, job: Job, node: int, seconds: float) -> None:
 @pytest.mark.parametrize("granted", [False, True])
 @pytest.mark.parametrize("node", [0, 1])
 def test_in_the_middle_of_a_job(cluster: Cluster, node: int, granted: bool) -> None:
-    job = cluster.submit(LAST_WORD, nodes=2, granted=granted)
-    up(job, 2)
-    job.agents[node].send_signal(signal.SIGTERM)
+    job = told(cluster, node, nodes=2, granted=granted)
     assert_ended(cluster, job, node, 10)
     assert sorted(job.log("stdout.txt").splitlines()) == [
         *("[0] the last word", "[0] up"),
@@ -54,14 +63,6 @@ def test_in_the_middle_of_a_job(cluster: Cluster, node: int, granted: bool) -> N
     assert job.agents[node].returncode == 1
     # Its node is free.
     assert cluster.submit("true", nodes=2).wait()["executionState"] == "succeeded"
-
-
-def test_by_rest(rest_cluster: Cluster) -> None:
-    job = rest_cluster.submit(LAST_WORD)
-    up(job, 1)
-    job.agents[0].send_signal(signal.SIGTERM)
-    assert_ended(rest_cluster, job, 0, 15)
-    assert job.log("stdout.txt") == "up\nthe last word\n"
 
 
 def test_ranks_are_told_at_the_same_moment(cluster: Cluster) -> None:
@@ -82,15 +83,8 @@ def test_others_are_told_a_moment_before(cluster: Cluster, preparation: str | No
     assert_ended(cluster, job, 0, 20)
 
 
-def test_a_rank_that_ends_itself_by_sigterm_has_failed(cluster: Cluster) -> None:
-    verdict = cluster.submit("kill -TERM $$").wait()
-    assert verdict["errors"][0]["code"] == protocol.JOB_FAILED
-    assert verdict["reason"].startswith("rank 0 on node-0 was killed by SIGTERM (exit code 143)")
-
-
 def test_while_it_waits_for_its_node(cluster: Cluster) -> None:
-    first = cluster.submit(LAST_WORD)
-    up(first, 1)
+    first = told(cluster)
     cluster.submit("true").wait()  # on the other node
     job = cluster.submit("echo never", nodes=2)
     wait_for(lambda: "waiting for 1 job(s) before us" in job.log("execution-node-0.log"))
@@ -100,12 +94,11 @@ def test_while_it_waits_for_its_node(cluster: Cluster) -> None:
     first.wait()
 
 
-@pytest.mark.parametrize("signals", [1, 3])
-def test_ranks_that_take_their_time(cluster: Cluster, signals: int) -> None:
+def test_ranks_that_take_their_time(cluster: Cluster) -> None:
     """They have ``terminateSeconds``, though no more than leaves time for the verdict; one more signal changes nothing."""
     job = cluster.submit(SAVES, terminateSeconds=20)
     wait_for(lambda: "started" in job.log("stdout.txt"))
-    for _ in range(signals):
+    for _ in range(3):
         job.agents[0].send_signal(signal.SIGTERM)
         time.sleep(0.1)
     assert_ended(cluster, job, 0, 10)
@@ -113,10 +106,7 @@ def test_ranks_that_take_their_time(cluster: Cluster, signals: int) -> None:
 
 
 def test_ranks_that_do_not_go_leave_time_for_the_verdict(cluster: Cluster) -> None:
-    job = cluster.submit(STAYS, nodes=2, terminateSeconds=600, patch="peers.TERMINATION_SECONDS = 17.0")
-    up(job, 2)
-    for agent in job.agents:
-        agent.send_signal(signal.SIGTERM)
+    job = told(cluster, 0, 1, command=STAYS, nodes=2, terminateSeconds=600, patch="peers.TERMINATION_SECONDS = 17.0")
     verdict = job.wait(17)
     assert verdict["errors"][0]["code"] == protocol.NODE_LOST, job.said()
     assert set(verdict["totals"]) == {"0", "1"}
@@ -124,8 +114,7 @@ def test_ranks_that_do_not_go_leave_time_for_the_verdict(cluster: Cluster) -> No
 
 
 def test_while_ranks_take_their_time_after_a_cancel(cluster: Cluster) -> None:
-    job = cluster.submit(STAYS, terminateSeconds=600, patch="peers.TERMINATION_SECONDS = 17.0")
-    up(job, 1)
+    job = told(cluster, command=STAYS, terminateSeconds=600, patch="peers.TERMINATION_SECONDS = 17.0")
     job.cancel("me", "")
     wait_for(lambda: "stopping" in job.log("execution.log"))
     job.agents[0].send_signal(signal.SIGTERM)
@@ -134,11 +123,7 @@ def test_while_ranks_take_their_time_after_a_cancel(cluster: Cluster) -> None:
 
 
 def test_no_time_is_left_for_permissions(cluster: Cluster) -> None:
-    job = cluster.submit(LAST_WORD, patch=BOOM + "peers.PROCESSES_REST = 25.0\nstaging.open_up = boom")
-    up(job, 1)
-    job.agents[0].send_signal(signal.SIGTERM)
-    assert_ended(cluster, job, 0, 10)
-    assert job.logs[0].read_text() == ""
+    assert_ended(cluster, told(cluster, 0, patch=BOOM + "peers.PROCESSES_REST = 25.0\nstaging.open_up = boom"), 0, 10)
 
 
 def test_a_container_is_removed_when_the_last_word_is_written(cluster: Cluster) -> None:
@@ -149,10 +134,7 @@ def remove(self):
     sys.stderr.write(f"{self.layout.control.read_closed(last) is not None}\\n")
 runtime.Runtime.remove_container = remove
 """
-    job = cluster.submit(LAST_WORD, nodes=2, patch=patch)
-    up(job, 2)
-    for agent in job.agents:
-        agent.send_signal(signal.SIGTERM)
+    job = told(cluster, 0, 1, nodes=2, patch=patch)
     job.wait()
     assert [log.read_text() for log in job.logs] == ["True\n", "True\n"]
 
@@ -185,18 +167,5 @@ ending.Ending.run = told
 
 def test_a_retry_follows(cluster: Cluster) -> None:
     """On nodes of low priority, as after a lost one: it costs no retry."""
-    job = cluster.submit(LAST_WORD, lowPriority=True)
-    up(job, 1)
-    job.agents[0].send_signal(signal.SIGTERM)
-    verdict = job.wait()
+    verdict = told(cluster, 0, lowPriority=True).wait()
     assert (verdict["executionState"], verdict.get("retry"), verdict.get("retriesLeft")) == ("queued", True, 0)
-
-
-def test_what_the_poll_says(cluster: Cluster) -> None:
-    """The agent's own log, whose last line the poll shows, has no traceback."""
-    job = cluster.submit(LAST_WORD)
-    up(job, 1)
-    job.agents[0].send_signal(signal.SIGTERM)
-    job.wait()
-    assert job.logs[0].read_text() == ""
-    assert json.loads((cluster.roots[0] / "tickets" / f"{job.reservation['number']}.state").read_text()) == {"state": "ended"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlencode
@@ -14,8 +13,7 @@ import pytest
 from mount_world import needs_root
 
 from mlflow_batchai.agent import azure_errors, staging
-from mlflow_batchai.agent.api import host
-from mlflow_batchai.agent.layout import NodeLayout, archive_path
+from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.mounts.mount import Mask
 from mlflow_batchai.agent.reservation import locks
@@ -68,11 +66,12 @@ def test_mounts_are_found_by_any_spelling_of_their_path(root: Path, tmp_path: Pa
 
 @needs_root
 def test_sweep_undoes_what_is_ours(root: Path) -> None:
-    """Below the jobs' folder everything is; in the cluster's mounts what was noted before."""
+    """Below the jobs' folder everything is; in the cluster's mounts what was noted, also behind a line that a full disk cut."""
     tmpfs(root / "jobs" / "j1" / "mounts" / "data")
     tmpfs(root / "jobs" / "j1" / "mounts" / "data" / "inner")
     tmpfs(root / "mounts" / "ours")
     tmpfs(root / "mounts" / "theirs")
+    (root / "mounted").write_text('"mounts/ha\n')
     mountpoints.note_mount(str(root), str(root / "mounts" / "ours"))
     lock = locks.open_agent_lock(str(root))
     assert locks.try_lock(lock)
@@ -84,13 +83,6 @@ def test_sweep_undoes_what_is_ours(root: Path) -> None:
     assert mountpoints.sweep(str(root)) == []
     assert [mounted.point for mounted in mountpoints.below(str(root))] == [str(root / "mounts" / "theirs")]
     assert mountpoints.sweep(str(root / "none")) == []
-
-
-@needs_root
-def test_the_end_of_a_job_unmounts(root: Path) -> None:
-    tmpfs(root / "jobs" / "j1" / "mounts" / "data")
-    assert host.end("j1/1", [[str(root), ""]], 5.0) == {"left": []}
-    assert mountpoints.below(str(root)) == []
 
 
 @needs_root
@@ -130,29 +122,25 @@ def test_secrets_are_masked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("said", "start"),
     [
-        ("ShareNotFound", "there is no such share in the account; create it, or correct the address"),
-        ("ShareSizeLimitReached", "the share is full; free some space, or raise its quota"),
+        ("ShareNotFound", "there is no such share in the account"),
+        ("ShareSizeLimitReached", "the share is full"),
         ("AuthorizationSourceIPMismatch", "the SAS or the account's firewall does not allow this node's address"),
-        ("AuthorizationProtocolMismatch", "the SAS is for https only (spr=https), and the address is an http one; correct the"),
-        (
-            "AuthorizationFailure",
-            "the account key lacks a permission, or the account's firewall does not allow this node's address",
-        ),
-        ("x509: certificate signed by unknown authority", "the certificate of h:443 is not trusted there; set SSL_CERT_FILE"),
-        ("dial tcp 1.2.3.4:443: i/o timeout", "h:443 can't be reached from there; open its port, or set https_proxy"),
-        ("lookup h: no such host", "the name h is not known there; correct the account's name"),
+        ("AuthorizationProtocolMismatch", "the SAS is for https only"),
+        ("AuthorizationFailure", "the account key lacks a permission"),
+        ("x509: certificate signed by unknown authority", "the certificate of h:443 is not trusted there"),
+        ("dial tcp 1.2.3.4:443: i/o timeout", "h:443 can't be reached from there"),
+        ("lookup h: no such host", "the name h is not known there"),
         ("what?", ""),
     ],
 )
-def test_what_azure_says_is_explained(said: str, sentence: str) -> None:
+def test_what_azure_says_is_explained(said: str, start: str) -> None:
     explained = azure_errors.explain(said, "share", "h:443", "")
-    assert explained.startswith(sentence)
-    assert bool(explained) == bool(sentence)
+    assert explained.startswith(start) and bool(explained) == bool(start)
 
 
-@pytest.mark.parametrize("point", ["", ".5", ".12", ".123", ".1234567"])
+@pytest.mark.parametrize("point", ["", ".5", ".123", ".1234567"])
 @pytest.mark.parametrize(
     ("start", "end", "sentence"),
     [
@@ -167,16 +155,6 @@ def test_when_a_sas_is_valid(start: str, end: str, sentence: str, point: str) ->
     assert azure_errors.time_trouble(sas, "Wed, 31 Dec 2025 23:59:59 GMT") == sentence.format(point)
 
 
-@needs_root
-def test_a_damaged_line_does_not_hide_the_others(root: Path) -> None:
-    """It was written to a disk that was full."""
-    tmpfs(root / "mounts" / "ours")
-    (root / "mounted").write_text('"mounts/ha\n')
-    mountpoints.note_mount(str(root), str(root / "mounts" / "ours"))
-    assert mountpoints.sweep(str(root), ours=True) == []
-    assert mountpoints.below(str(root)) == []
-
-
 def test_a_table_that_can_not_be_read_is_not_an_empty_one() -> None:
     """Else a folder would be removed through what is mounted in it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -186,15 +164,6 @@ def test_a_table_that_can_not_be_read_is_not_an_empty_one() -> None:
             mountpoints.mounts()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_an_agent_imports_what_its_volumes_need() -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import mlflow_batchai.agent.agent, mlflow_batchai.agent.api.host; print(*sys.modules)"
-    argv = [sys.executable, "-I", "-S", "-c", code, archive_path()]
-    imported = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
-    assert "mlflow_batchai.agent.mounts.mount" in imported
-    for name in ("mounts.rclone", "containers.container", "control.rest"):
-        assert f"mlflow_batchai.agent.{name}" not in imported
 
 
 @pytest.mark.parametrize(("name", "levels"), [("a", 1200), ("é" * 120, 30)])

@@ -1,7 +1,6 @@
 """Volumes that a command mounts: SMB, NFS, what the administrator has mounted, and a document's own command.
 
-This kernel has neither SMB nor NFS: of those the command is compared as text. That the credentials file is what the SMB side
-wants is proved by Samba's own client and server.
+This kernel has neither SMB nor NFS: of those the command is compared as text.
 """
 
 from __future__ import annotations
@@ -12,37 +11,20 @@ import secrets
 import shutil
 import stat
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mount_world import Node, needs_root
-from smb_server import USER, needs_smbd, smb_share
+from mount_world import needs_root
 from waiting import wait_for
 
 from mlflow_batchai.agent import runtime
 from mlflow_batchai.agent.mounts import commands, mountpoints, tools
 from mlflow_batchai.agent.mounts.commands import KINDS, write_credentials
+from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Volume, read
 
 KEY = base64.b64encode(secrets.token_bytes(64)).decode()
-
-
-@pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Any]:
-    made: list[Node] = []
-
-    def make(volume: dict[str, Any], credentials: dict[str, str] | None = None) -> Node:
-        root = tmp_path / f"it's node {len(made)}"
-        root.mkdir()
-        made.append(Node(root, [volume], {"0": credentials} if credentials else {}))
-        return made[-1]
-
-    yield make
-    for node in made:
-        node.close()
 
 
 def cifs_volume(**changes: Any) -> dict[str, Any]:
@@ -155,21 +137,28 @@ def test_what_commands_say_is_explained(volume: dict[str, Any], said: str, sente
 
 
 @needs_root
-@pytest.mark.skipif(shutil.which("mount.cifs") is None, reason="cifs-utils is not installed")
-def test_cifs_leaves_no_key_behind(nodes: Any) -> None:
-    """Whatever the kernel says to it."""
-    node = nodes(cifs_volume(endpoint="https://127.0.0.1"), {"key": KEY})
+@pytest.mark.parametrize(
+    ("volume", "program", "code"),
+    [
+        (cifs_volume(endpoint="https://127.0.0.1"), "mount.cifs", ("AZFMountError", -1)),
+        (nfs_volume(source="127.0.0.1:/none"), "mount", ("NFSMountError", 32)),
+    ],
+    ids=["cifs", "nfs"],
+)
+def test_what_the_kernel_refuses(make_node: Any, volume: dict[str, Any], program: str, code: tuple[str, int]) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    node = make_node([volume], {"key": KEY} if "endpoint" in volume else {})
     failure = node.failure()
-    assert (failure.code, failure.exit_code) == ("AZFMountError", -1)
-    assert "volume 'data' (file share acct/data) can't be mounted on node-0" in str(failure)
-    assert "mount: rclone goes over port 443" in str(failure)
-    assert KEY not in failure.reason()
+    assert (failure.code, failure.exit_code) == code
+    assert f"volume '{volume['path']}' ({volume['name']}) can't be mounted on node-0" in str(failure)
+    assert failure.tail and KEY not in failure.reason()
     assert [path for path in node.root.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
 
 
-def test_cifs_wants_a_key(nodes: Any) -> None:
+def test_cifs_wants_a_key(make_node: Any) -> None:
     for credentials in ({"sas": "sv=1&sig=geheim"}, None):
-        assert "SMB needs the account key, and a SAS can't do it" in str(nodes(cifs_volume(), credentials).failure())
+        assert "SMB needs the account key, and a SAS can't do it" in str(make_node([cifs_volume()], credentials).failure())
 
 
 def test_the_credentials_file(tmp_path: Path) -> None:
@@ -185,62 +174,12 @@ def test_the_credentials_file(tmp_path: Path) -> None:
 
 
 @needs_root
-@needs_smbd
-def test_an_smb_server_takes_the_credentials(tmp_path: Path) -> None:
-    """Samba, with encryption required and the key as password: its own client reads the file as mount.cifs does."""
-    from smbprotocol.connection import Connection
-    from smbprotocol.session import Session
-    from smbprotocol.tree import TreeConnect
-
-    server = tmp_path / "smb"
-    server.mkdir(mode=0o755)
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder == Path(tempfile.gettempdir()):
-            break
-        folder.chmod(0o755)
-    with smb_share(server, "data", KEY) as port:
-        good, bad = tmp_path / "good", tmp_path / "bad"
-        write_credentials(str(good), USER, KEY)
-        write_credentials(str(bad), USER, KEY[:-4] + "abc=")
-
-        def client(file: Path, command: str) -> subprocess.CompletedProcess[str]:
-            argv = ["smbclient", "//127.0.0.1/data", "-p", str(port), "-A", str(file), "-c", command]
-            return subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=30)
-
-        (tmp_path / "result").write_text("result")
-        done = client(good, "put result")
-        assert done.returncode == 0, done
-        assert (server / "data" / "result").read_text() == "result"
-        done = client(bad, "ls")
-        assert done.returncode != 0
-        assert "NT_STATUS_LOGON_FAILURE" in done.stdout + done.stderr
-        connection = Connection(__import__("uuid").uuid4(), "127.0.0.1", port)
-        connection.connect()
-        try:
-            session = Session(connection, USER, KEY, require_encryption=True)
-            session.connect()
-            TreeConnect(session, r"\\127.0.0.1\data").connect()
-            assert session.encrypt_data
-        finally:
-            connection.disconnect(close=True)
-
-
-@needs_root
-def test_nfs_that_can_not_be_mounted(nodes: Any) -> None:
-    failure = nodes(nfs_volume(source="127.0.0.1:/none")).failure()
-    assert (failure.code, failure.exit_code) == ("NFSMountError", 32)
-    assert "volume 'nfs' (file server fs) can't be mounted on node-0" in str(failure)
-    assert "; the command was: mount -t nfs -- 127.0.0.1:/none " in str(failure)
-    assert failure.tail
-
-
-@needs_root
-def test_bind(nodes: Any, tmp_path: Path) -> None:
+def test_bind(make_node: Any, tmp_path: Path) -> None:
     source = tmp_path / "mounted 'share'"
     source.mkdir()
     (source / "file").write_text("precious")
     volume = cifs_volume(how="bind", source=str(source))
-    node = nodes(volume)
+    node = make_node([volume])
     node.mounts.mount_all()
     assert mountpoints.at(str(node.targets[0]))
     (node.targets[0] / "new").write_text("x")
@@ -248,16 +187,16 @@ def test_bind(nodes: Any, tmp_path: Path) -> None:
     assert not node.targets[0].exists()
     assert sorted(path.name for path in source.iterdir()) == ["file", "new"]
     shutil.rmtree(source)
-    assert "is not a directory there" in str(nodes(volume).failure())
+    assert "is not a directory there" in str(make_node([volume]).failure())
     assert str(tools.missing(read(Volume, volume))).startswith(f"{source} is not a directory")
 
 
 @pytest.mark.parametrize("scope", ["job", "cluster"])
-def test_bind_without_root_is_a_link(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scope: str) -> None:
+def test_bind_without_root_is_a_link(make_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scope: str) -> None:
     source = tmp_path / "share"
     source.mkdir()
     (source / "file").write_text("precious")
-    node = nodes(cifs_volume(how="bind", source=str(source), scope=scope))
+    node = make_node([cifs_volume(how="bind", source=str(source), scope=scope)])
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: 1000)
         node.mounts.mount_all()
@@ -269,24 +208,11 @@ def test_bind_without_root_is_a_link(nodes: Any, tmp_path: Path, monkeypatch: py
 
 
 @needs_root
-def test_a_link_where_somebody_has_mounted_something(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looks at the path: its server may hang."""
-    node = nodes({"scope": "job", "path": "data", "kind": "link", "source": str(tmp_path)})
-    node.targets[0].mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "somebody's", str(node.targets[0])], check=True)
-    looked: list[str] = []
-    islink = os.path.islink
-    monkeypatch.setattr(os.path, "islink", lambda path: looked.append(str(path)) or islink(path))
-    assert "data is taken: somebody has mounted somebody's (tmpfs) there; unmount it" in str(node.failure())
-    assert str(node.targets[0]) not in looked
-
-
-@needs_root
-def test_a_mount_command(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_command(make_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is shell text, the path is none; a process of its own that it leaves lives until all is unmounted."""
     monkeypatch.setattr(runtime, "SPARED_SECONDS", 0.3)
     said = tmp_path / "said"
-    node = nodes(command_volume(f"(setsid sleep 300 >/dev/null 2>&1 & echo $! > {said}); mount -t tmpfs none"))
+    node = make_node([command_volume(f"(setsid sleep 300 >/dev/null 2>&1 & echo $! > {said}); mount -t tmpfs none")])
     assert "'" in str(node.targets[0])
     node.mounts.mount_all()
     found = mountpoints.at(str(node.targets[0]))
@@ -302,39 +228,45 @@ def test_a_mount_command(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @needs_root
-def test_mount_commands_that_fail(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    failure = nodes(command_volume("echo no such server >&2; exit 7; mount")).failure()
+def test_mount_commands_that_fail(make_node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = make_node([command_volume("echo no such server >&2; exit 7; mount")]).failure()
     assert (failure.code, failure.exit_code) == ("UnmanagedMountError", 7)
     assert failure.reason().endswith("\nno such server")
     assert "volume 'un managed' (unmanaged file system) can't be mounted on node-0" in str(failure)
     assert "the command exited with code 7; the command was: bash -c echo no such" in str(failure)
     monkeypatch.setattr(commands, "APPEAR_SECONDS", 0.1)
-    assert "the command ended well, yet nothing is mounted" in str(nodes(command_volume("true")).failure())
+    assert "the command ended well, yet nothing is mounted" in str(make_node([command_volume("true")]).failure())
     monkeypatch.setitem(KINDS, "command", KINDS["command"]._replace(seconds=0.3))
-    failure = nodes(command_volume("echo slowly; sleep 300; true")).failure()
+    failure = make_node([command_volume("echo slowly; sleep 300; true")]).failure()
     assert "the command had not ended after 0 s" in str(failure)
 
 
 @needs_root
-def test_somebody_elses_mount_is_left_alone(nodes: Any) -> None:
-    node = nodes({**command_volume("mount -t tmpfs none"), "scope": "cluster"})
+@pytest.mark.parametrize("kind", ["command", "link"])
+def test_somebody_elses_mount_is_left_alone(make_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Nobody looks at the path: its server may hang."""
+    link = {"path": "data", "kind": "link", "source": str(tmp_path)}
+    node = make_node([{**(command_volume("mount -t tmpfs none") if kind == "command" else link), "scope": "cluster"}])
     node.targets[0].mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "theirs", str(node.targets[0])], check=True)
+    looked: list[str] = []
+    islink = os.path.islink
+    monkeypatch.setattr(os.path, "islink", lambda path: looked.append(str(path)) or islink(path))
     try:
-        with pytest.raises(Exception, match=r"is taken: somebody has mounted theirs \(tmpfs\) there; unmount it"):
+        with pytest.raises(Failure, match=r"is taken: somebody has mounted theirs \(tmpfs\) there; unmount it"):
             node.mounts.mount_all()
-        node.mounts.unmount_all()
-        assert mountpoints.at(str(node.targets[0]))
+        assert node.mounts.unmount_all() == []
+        assert mountpoints.at(str(node.targets[0])) and str(node.targets[0]) not in looked
     finally:
         subprocess.run(["umount", str(node.targets[0])], check=True)
 
 
 @needs_root
-def test_what_a_file_system_still_holds_it_may_send(nodes: Any, tmp_path: Path) -> None:
+def test_what_a_file_system_still_holds_it_may_send(make_node: Any, tmp_path: Path) -> None:
     """One that sends the rest when it was unmounted is not ended before it has."""
     sent = tmp_path / "sent"
     daemon = f"while grep -q {tmp_path} /proc/self/mountinfo; do sleep 0.1; done; sleep 0.5; touch {sent}"
-    node = nodes(command_volume(f"setsid sh -c '{daemon}' >/dev/null 2>&1 & sleep 0.2; mount -t tmpfs none"))
+    node = make_node([command_volume(f"setsid sh -c '{daemon}' >/dev/null 2>&1 & sleep 0.2; mount -t tmpfs none")])
     node.mounts.mount_all()
     node.close()
     assert sent.exists()

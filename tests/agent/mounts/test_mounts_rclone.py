@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
@@ -14,9 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from azure_server import AzureServer
@@ -27,26 +25,25 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.mounts import mountpoints, rclone, tools
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Tool, Volume, read
+from mlflow_batchai.training.checkpoints import Checkpoints, Found
 
 pytestmark = needs_fuse
 
 NodeMaker = Callable[..., Node]
+Mounted = Callable[[str], tuple[Path, Node]]
 
 
 @pytest.fixture
-def make_node(tmp_path: Path) -> Iterator[NodeMaker]:
-    """Nodes; what they have mounted is undone with the test."""
-    made: list[Node] = []
+def mounted(azure: AzureServer, make_node: NodeMaker) -> Callable[[str], tuple[Path, Node]]:
+    """Mounts a share of that name on a node; its folder behind it, and the node."""
 
-    def make(volumes: list[dict[str, Any]], *credentials: dict[str, str], name: str = "node", **changes: Any) -> Node:
-        root = tmp_path / f"{name}-{len(made)}"
-        root.mkdir()
-        made.append(Node(root, volumes, {str(index): given for index, given in enumerate(credentials)}, **changes))
-        return made[-1]
+    def mount(name: str) -> tuple[Path, Node]:
+        folder = azure.share(name)
+        node = make_node([files_volume(azure, name)], {"key": azure.key})
+        node.mounts.mount_all()
+        return folder, node
 
-    yield make
-    for node in made:
-        node.close()
+    return mount
 
 
 def texts(node: Node) -> str:
@@ -121,30 +118,10 @@ def test_a_blob_container(azure: AzureServer, make_node: NodeMaker, kind: str) -
     assert (folder / "big").stat().st_size == 6 << 20
 
 
-def test_several_volumes_mount_at_once(azure: AzureServer, make_node: NodeMaker) -> None:
-    volumes = []
-    for number in range(4):
-        azure.share(f"many{number}")
-        volumes.append(files_volume(azure, f"many{number}"))
-    node = make_node(volumes, *[{"key": azure.key}] * 4)
-    azure.latency(1.0)
-    azure.reset()
-    try:
-        node.mounts.mount_all()
-    finally:
-        azure.latency(0)
-    asked = [[one.time for one in azure.requests() if one.path.startswith(f"/many{number}")] for number in range(4)]
-    assert max(times[0] for times in asked) < min(times[-1] for times in asked), "none is there before all have begun"
-    assert all(mountpoints.at(str(target)) for target in node.targets)
-    assert node.shipper.notes[-1].startswith("4 volume(s) mounted in ")
-
-
-def test_what_was_just_closed_is_drained(azure: AzureServer, make_node: NodeMaker) -> None:
+def test_what_was_just_closed_is_drained(azure: AzureServer, mounted: Mounted) -> None:
     """A process that ends with a file open closes it a moment after it has gone."""
-    folder = azure.share("closing")
-    node = make_node([files_volume(azure, "closing")], {"key": azure.key})
-    node.mounts.mount_all()
-    for number in range(8):
+    folder, node = mounted("closing")
+    for number in range(4):
         path = node.targets[0] / f"file{number}"
         code = "import os, sys; os.write(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), b'x' * 3000000)"
         subprocess.run([sys.executable, "-S", "-c", code, str(path)], check=True)
@@ -153,35 +130,23 @@ def test_what_was_just_closed_is_drained(azure: AzureServer, make_node: NodeMake
 
 
 CASES = {
-    "no share": (
-        {"container": "none"},
-        lambda azure: {"key": azure.key},
-        r"volume 'data' \(file share devaccount/data\) can't be mounted on node-0 \(.*\): there is no such share in the account; create",
-    ),
-    "no folder": ({"folder": "a/b"}, lambda azure: {"key": azure.key}, r": there is no folder 'a/b' in the share; create it"),
-    "wrong key": ({}, lambda azure: {"key": "QUJD" * 20}, r": 127.0.0.1:\d+ refused the account key: it is another account's"),
-    "no key": ({}, lambda azure: {"key": "geheim!"}, r": the account key is not one \(it is base64 text\)"),
-    "nothing": ({}, lambda azure: {}, r": no key or SAS was given for it"),
-    "another's SAS": ({}, lambda azure: {"sas": azure.sas("other")}, r": 127.0.0.1:\d+ refused the SAS: "),
-    "expired SAS": (
-        {},
-        lambda azure: {"sas": azure.sas("data", seconds=-9)},
-        r": the SAS has expired \(it ended at 20..-.*Z\); make a new one",
-    ),
-    "SAS without list": (
-        {},
-        lambda azure: {"sas": azure.sas("data", permissions="cw")},
-        r": the SAS does not allow it: it has to permit reading, listing",
-    ),
+    "no share": ({"container": "none"}, lambda azure: {"key": azure.key}, r"there is no such share in the account"),
+    "no folder": ({"folder": "a/b"}, lambda azure: {"key": azure.key}, r"there is no folder 'a/b' in the share"),
+    "wrong key": ({}, lambda azure: {"key": "QUJD" * 20}, r"127.0.0.1:\d+ refused the account key"),
+    "no key": ({}, lambda azure: {"key": "geheim!"}, r"the account key is not one \(it is base64 text\)"),
+    "nothing": ({}, lambda azure: {}, r"no key or SAS was given for it"),
+    "another's SAS": ({}, lambda azure: {"sas": azure.sas("other")}, r"127.0.0.1:\d+ refused the SAS: "),
+    "expired SAS": ({}, lambda azure: {"sas": azure.sas("data", seconds=-9)}, r"the SAS has expired \(it ended at 20..-.*Z\)"),
+    "SAS without list": ({}, lambda azure: {"sas": azure.sas("data", permissions="cw")}, r"the SAS does not allow it"),
     "nobody there": (
         {"endpoint": "http://127.0.0.1:9/devaccount"},
         lambda azure: {"key": azure.key},
-        r": 127.0.0.1:9 can't be reached from there; open its port, or set https_proxy",
+        r"127.0.0.1:9 can't be reached from there",
     ),
     "no such account": (
         {"endpoint": "https://devaccount.file.invalid"},
         lambda azure: {"key": azure.key},
-        r": the name devaccount.file.invalid is not known there; correct the account's name",
+        r"the name devaccount.file.invalid is not known there",
     ),
 }
 
@@ -201,10 +166,10 @@ def test_what_can_not_be_mounted_is_a_sentence(
     begun = time.monotonic()
     failure = node.failure()
     wait_for(lambda: not [thread for thread in threading.enumerate() if isinstance(thread, rclone.Probe)])
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 30, "a mount that only does not come is given a minute"
     assert (failure.code, failure.exit_code, failure.node) == ("AZFMountError", -1, 0)
-    assert failure.as_error()["message"] == "An Azure file share could not be mounted"
-    assert re.search(sentence, str(failure)), failure
+    assert "volume 'data' (file share devaccount/data) can't be mounted on node-0" in str(failure)
+    assert re.search(f": {sentence}", str(failure)), failure
     for secret in (azure.key, given.get("key"), given.get("sas"), given.get("sas", "").rpartition("sig=")[2]):
         assert not secret or secret not in failure.reason()
 
@@ -226,24 +191,6 @@ def test_a_server_that_says_nothing_is_given_up(
     assert f": {address} gave no answer of use within 1 s; the command was: " in str(failure)
 
 
-def test_a_share_that_fails_now_and_then(azure: AzureServer, make_node: NodeMaker) -> None:
-    folder = azure.share("shaky")
-    node = make_node([files_volume(azure, "shaky")], {"key": azure.key})
-    azure.fail(rate=0.1)
-    try:
-        node.mounts.mount_all()
-        for number in range(20):
-            (node.targets[0] / f"file{number}").write_text(f"{number}" * 1000)
-        (node.targets[0] / "big").write_bytes(b"b" * (20 << 20))
-        node.mounts.drain()
-        failed = [request for request in azure.requests() if request.status in (0, 429, 503)]
-    finally:
-        azure.fail(0)
-    assert failed
-    assert [(folder / f"file{number}").read_text() for number in range(20)] == [f"{number}" * 1000 for number in range(20)]
-    assert (folder / "big").stat().st_size == 20 << 20
-
-
 def test_a_sas_without_writing(azure: AzureServer, make_node: NodeMaker) -> None:
     """What is only read may be mounted; where results go it is refused before they are made."""
     (azure.share("readonly") / "there").write_text("data")
@@ -261,10 +208,8 @@ def test_a_sas_without_writing(azure: AzureServer, make_node: NodeMaker) -> None
     )
 
 
-def test_a_full_share_is_told_of_when_it_is_drained(azure: AzureServer, make_node: NodeMaker) -> None:
-    azure.share("full")
-    node = make_node([files_volume(azure, "full")], {"key": azure.key})
-    node.mounts.mount_all()
+def test_a_full_share_is_told_of_when_it_is_drained(azure: AzureServer, mounted: Mounted) -> None:
+    _, node = mounted("full")
     azure.quota("full", 1000)
     assert node.mounts.has(0)
     for number in range(7):
@@ -280,10 +225,8 @@ def test_a_full_share_is_told_of_when_it_is_drained(azure: AzureServer, make_nod
     assert not node.mounts.has(0)
 
 
-def test_an_rclone_that_dies_is_told_of(azure: AzureServer, make_node: NodeMaker) -> None:
-    azure.share("dying")
-    node = make_node([files_volume(azure, "dying")], {"key": azure.key})
-    node.mounts.mount_all()
+def test_an_rclone_that_dies_is_told_of(azure: AzureServer, mounted: Mounted) -> None:
+    _, node = mounted("dying")
     azure.latency(5)
     try:
         (node.targets[0] / "lost.h5").write_bytes(b"m")
@@ -296,41 +239,28 @@ def test_an_rclone_that_dies_is_told_of(azure: AzureServer, make_node: NodeMaker
         azure.latency(0)
 
 
-def test_draining_stands_still_only_so_long(azure: AzureServer, make_node: NodeMaker) -> None:
-    azure.share("slow")
-    node = make_node([files_volume(azure, "slow")], {"key": azure.key})
-    node.mounts.mount_all()
+def test_draining_ends_at_some_time(mounted: Mounted, azure: AzureServer) -> None:
+    folder, node = mounted("slow")
     azure.fail(rate=1, kinds=("503",))
     try:
         (node.targets[0] / "a").write_bytes(b"m")
         with pytest.raises(Failure, match=r"1 file\(s\) \(a\) could not be written to it: nothing has moved for 2 s"):
             node.mounts.drain(2)
-    finally:
-        azure.fail(0)
-    node.mounts.drain()
-    assert (azure.share("slow") / "a").read_bytes() == b"m"
-
-
-def test_draining_ends_at_some_time(azure: AzureServer, make_node: NodeMaker) -> None:
-    azure.share("big")
-    node = make_node([files_volume(azure, "big")], {"key": azure.key})
-    node.mounts.mount_all()
-    azure.latency(1)
-    try:
-        node.mounts.drain(60, lambda: 0)  # nothing is waited for
-        (node.targets[0] / "a").write_bytes(bytes(50 << 20))
         with pytest.raises(Failure, match=r"1 file\(s\) \(a\) could not be written to it: 1 s were not enough"):
             node.mounts.drain(60, lambda: 0)
     finally:
-        azure.latency(0)
+        azure.fail(0)
+    node.mounts.drain()
+    assert (folder / "a").read_bytes() == b"m"
+    node.mounts.drain(60, lambda: 0)  # nothing is waited for
 
 
 def test_a_sas_that_expires_on_the_way(azure: AzureServer, make_node: NodeMaker) -> None:
     azure.share("short")
-    node = make_node([files_volume(azure, "short")], {"sas": azure.sas("short", seconds=8)})
+    node = make_node([files_volume(azure, "short")], {"sas": azure.sas("short", seconds=5)})
     node.mounts.mount_all()
     with (node.targets[0] / "model.h5").open("wb") as file:
-        time.sleep(8)
+        time.sleep(5)
         file.write(b"m")
     with pytest.raises(
         Failure, match=r"1 file\(s\) \(model.h5\) could not be written to it: the SAS has expired \(it ended at"
@@ -352,33 +282,8 @@ def test_taken_mount_points(azure: AzureServer, make_node: NodeMaker) -> None:
     assert not node.targets[0].is_symlink()
 
 
-def _refused(path: Path) -> int | None:
-    """Why a folder can't be listed."""
-    try:
-        os.listdir(path)
-    except OSError as error:
-        return error.errno
-    return None
-
-
-def test_a_stale_mount_of_ours_is_cleared(azure: AzureServer, make_node: NodeMaker) -> None:
-    azure.share("stale")
-    old = make_node([files_volume(azure, "stale", scope="cluster")], {"key": azure.key})
-    old.mounts.mount_all()
-    [task] = old.runtime.helpers
-    os.kill(task.pid, 9)
-    # A call that the helper's end cuts off says so first: "Software caused connection abort".
-    wait_for(lambda: _refused(old.targets[0]) == errno.ENOTCONN)
-    assert mountpoints.at(str(old.targets[0]))
-    assert mountpoints.sweep(str(old.root)) == []
-    assert mountpoints.at(str(old.targets[0])) is None
-    assert os.listdir(old.targets[0]) == []
-
-
-def test_a_busy_mount_goes_all_the_same(azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    azure.share("busy")
-    node = make_node([files_volume(azure, "busy")], {"key": azure.key})
-    node.mounts.mount_all()
+def test_a_busy_mount_goes_all_the_same(monkeypatch: pytest.MonkeyPatch, mounted: Mounted) -> None:
+    _, node = mounted("busy")
     descriptor = os.open(node.targets[0] / "open", os.O_WRONLY | os.O_CREAT)
     monkeypatch.setattr(mountpoints, "BUSY_SECONDS", 0.1)
     monkeypatch.setattr(rclone, "STOP_SECONDS", 0.1)
@@ -435,26 +340,22 @@ def test_a_node_without_fuse(azure: AzureServer, make_node: NodeMaker, monkeypat
     assert tools.missing(read(Volume, files_volume(azure))) == tools.NO_FUSE
 
 
-def test_nobody_elses_configuration_is_read(
-    azure: AzureServer, make_node: NodeMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_elses_configuration_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounted: Mounted) -> None:
     (tmp_path / ".config" / "rclone").mkdir(parents=True)
     (tmp_path / ".config" / "rclone" / "rclone.conf").write_text("[batchai]\ntype = local\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RCLONE_READ_ONLY", "true")
-    folder = azure.share("own")
-    node = make_node([files_volume(azure, "own")], {"key": azure.key})
-    node.mounts.mount_all()
+    folder, node = mounted("own")
     (node.targets[0] / "a").write_text("x")
     node.mounts.drain()
     assert (folder / "a").read_text() == "x"
 
 
-def test_a_server_that_hangs_hangs_nobody(azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_hangs_hangs_nobody(
+    azure: AzureServer, make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch, mounted: Mounted
+) -> None:
     """Not those that look whether something is mounted there, not those that undo it, nor a bind mount of it."""
-    azure.share("frozen")
-    node = make_node([files_volume(azure, "frozen")], {"key": azure.key})
-    node.mounts.mount_all()
+    _, node = mounted("frozen")
     [task], [target] = node.runtime.helpers, node.targets
     bound = make_node([files_volume(azure, how="bind", source=str(target))]) if os.geteuid() == 0 else None
     if bound:
@@ -480,3 +381,32 @@ def test_a_server_that_hangs_hangs_nobody(azure: AzureServer, make_node: NodeMak
     finally:
         os.kill(task.pid, signal.SIGKILL)
         asking.join()
+
+
+def random_weights(path: str) -> None:
+    Path(path).write_bytes(os.urandom(6 << 20))
+
+
+def test_another_node_goes_on_from_a_checkpoint_also_when_one_was_cut_off(azure: AzureServer, make_node: NodeMaker) -> None:
+    azure.share("kept")
+    nodes = [make_node([files_volume(azure, "kept")], {"key": azure.key}) for _ in range(2)]
+    for node in nodes:
+        node.mounts.mount_all()
+    said: list[str] = []
+    first, second = (Checkpoints(node.targets[0] / "models" / "checkpoints", say=said.append) for node in nodes)
+    for epoch in (1, 2):
+        first.save(epoch, random_weights)
+    wait_for(lambda: found(second) == 2)
+    second.save(3, random_weights)
+    wait_for(lambda: found(first) == 3)
+    second.save(4, random_weights)
+    (task,) = nodes[1].runtime.helpers
+    os.kill(task.pid, signal.SIGKILL)  # it sends a file a second after its last write
+    nodes[1].runtime.run_to_end(task)
+    time.sleep(1.1)  # a mount lists a folder anew after a second
+    assert found(first) in (3, 4), said
+
+
+def found(checkpoints: Checkpoints) -> int:
+    newest: Found | None = checkpoints.newest()
+    return newest.epochs_done if newest else 0

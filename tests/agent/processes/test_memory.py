@@ -46,9 +46,8 @@ def test_a_limit_that_was_reached_is_named(look, tmp_path, version):
     before = look()
     assert memory.ran_out(before, look()) is None
     machine(tmp_path, 3, version)
-    assert memory.ran_out(before, look(), 8 * GIB) == (
-        "the memory limit of its control group was reached (64 MiB); raise it, or lower the batch size, run fewer ranks on a"
-        " node, or take nodes with more memory"
+    assert memory.ran_out(before, look(), 8 * GIB).startswith(
+        "the memory limit of its control group was reached (64 MiB); raise it"
     )
 
 

@@ -71,7 +71,7 @@ def test_lines_stay_whole_however_they_come(size: int) -> None:
     assert buffer.close() == b""
 
 
-@pytest.mark.parametrize("size", [1000, 65536, 1 << 20])
+@pytest.mark.parametrize("size", [1000, 1 << 20])
 @pytest.mark.parametrize("shift", range(4))
 def test_long_lines_come_in_pieces(size: int, shift: int) -> None:
     data = b"a" * shift + "🚂".encode() * (1 << 19)
@@ -85,12 +85,8 @@ def test_long_lines_come_in_pieces(size: int, shift: int) -> None:
     for line in lines:
         assert len(line) <= LONGEST_LINE
         line.decode()
-
-
-def test_long_bytes_that_are_no_text_come_through_too() -> None:
-    data = b"\x80" * (LONGEST_LINE * 2)
-    buffer = LineBuffer()
-    assert (buffer.feed(data) + buffer.close()).replace(b"\n", b"") == data
+    binary = b"\x80" * (LONGEST_LINE * 2)
+    assert (buffer.feed(binary) + buffer.close()).replace(b"\n", b"") == binary
 
 
 @pytest.mark.parametrize(

@@ -42,15 +42,6 @@ def test_an_agent_waits_until_its_node_takes_jobs(cluster: Cluster) -> None:
     assert not agents.is_drained(root)
 
 
-def test_one_that_waits_at_a_drained_node_can_be_ended(cluster: Cluster) -> None:
-    drain(str(cluster.roots[0]), True)
-    job = cluster.submit("echo never")
-    wait_for(lambda: "takes no jobs" in job.log("execution.log"))
-    job.cancel("ann", "")
-    verdict = job.wait()
-    assert (verdict["terminated"], verdict["errors"][0]["code"]) == (True, "JobTerminated")
-
-
 def test_what_runs_on_a_node_that_is_drained_goes_on(cluster: Cluster) -> None:
     job = cluster.submit(HOLD)
     wait_for(lambda: job.log("stdout.txt"))

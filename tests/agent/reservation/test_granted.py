@@ -30,11 +30,6 @@ def test_agents_with_granted_nodes_run_a_job_to_its_end(any_cluster: Cluster) ->
         assert os.listdir(any_cluster.roots[int(index)] / "jobs") == []
 
 
-def test_a_failed_job_on_a_granted_node(cluster: Cluster) -> None:
-    job = cluster.submit("echo bad >&2; (setsid sleep 600 &); exit 3", granted=True)
-    assert (job.wait()["exitCode"], job.processes()) == (3, set())
-
-
 def test_an_agent_is_told_how_it_gets_its_node(agent_pyz: Path, tmp_path: Path) -> None:
     argv = [sys.executable, "-I", "-S", str(agent_pyz), "agent", "--share=/", "--folder=x", "--attempt=1", "--node=0"]
     done = subprocess.run([*argv, f"--root={tmp_path}"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)

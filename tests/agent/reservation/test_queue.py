@@ -86,7 +86,6 @@ def test_nodes_with_one_id_are_refused(book: str) -> None:
 
 
 def test_a_lost_queue_gives_no_number_twice(book: str, roots: list[str]) -> None:
-    """Its reservations' files are still on the nodes, and old numbers would be taken for ended ones."""
     now = time.time()
     os.unlink(book + "/book.json")
     first = reserve(book, roots, "a", 1, now=now - 5)
@@ -144,7 +143,6 @@ def test_a_reservation_has_one_agent(roots: list[str]) -> None:
 
 
 def test_a_reservation_is_never_seen_free_before_it_is_held(roots: list[str]) -> None:
-    """Claimed many times while another thread of control looks: waiting, then held, never ended."""
     root = roots[0]
     moment = time.time()
     code = (
@@ -184,14 +182,8 @@ def test_drop(book: str, roots: list[str]) -> None:
     assert [entry["job"] for entry in queue.listing(book, 100)] == ["a"]
     queue.drop(book, 1, "a")
     queue.drop(book, 77, "a")
-    assert reserve(book, roots, "b", 1, now=100) == {
-        "number": 2,
-        "job": "b",
-        "folder": "",
-        "nodes": ["0"],
-        "after": {"0": []},
-        "age": 0,
-    }
+    fresh = {"number": 2, "job": "b", "folder": "", "nodes": ["0"], "after": {"0": []}, "age": 0}
+    assert reserve(book, roots, "b", 1, now=100) == fresh
 
 
 def test_the_node_is_free_when_the_last_rank_is_gone(roots: list[str], spawn: Callable[..., subprocess.Popen[str]]) -> None:

@@ -35,31 +35,23 @@ def patch(node: int, what: str, left: str) -> str:
     return PATCH.replace("{node!r}", repr(f"--node={node}")).replace("{what!r}", repr(what)).replace("{left}", LEFT[left])
 
 
-@pytest.mark.parametrize(("what", "left"), [("ready", "missing"), ("log", "overwritten")])
-def test_a_damaged_segment_of_a_peer_hangs_no_job(cluster: Cluster, what: str, left: str) -> None:
-    job = cluster.submit("echo hello", nodes=2, patch=patch(1, what, left))
-    assert job.wait()["executionState"] == "succeeded", job.said()
-    assert job.log("stdout-1.txt") == "hello\n"
-
-
-def test_a_failure_that_was_lost_ends_the_job(cluster: Cluster) -> None:
-    job = cluster.submit(
-        "[ $BATCHAI_RANK = 0 ] && sleep 600; exit 7", nodes=2, patch=patch(1, "failed", "empty"), lossSeconds=3.0
-    )
+@pytest.mark.parametrize(
+    ("command", "node", "what", "left", "reason"),
+    [
+        ("echo hello", 1, "ready", "missing", ""),
+        ("echo hello", 1, "log", "overwritten", ""),
+        ("[ $BATCHAI_RANK = 0 ] && sleep 600; exit 7", 1, "failed", "empty", "rank 1 on node-1 exited with code 7"),
+        ("[ $BATCHAI_RANK = 1 ] && sleep 600; sleep 1; exit 5", 0, "stop", "missing", "rank 0 on node-0 exited with code 5"),
+        ("sleep 1", 0, "rendezvous.json", "NULs", "rendezvous.json is damaged: the share has lost a part of it"),
+    ],
+    ids=["ready", "log", "failed", "stop", "rendezvous"],
+)
+def test_a_file_that_was_lost_hangs_no_job(
+    cluster: Cluster, command: str, node: int, what: str, left: str, reason: str
+) -> None:
+    changes = {"lossSeconds": 3.0} if what in ("failed", "stop") else {}
+    job = cluster.submit(command, nodes=2, patch=patch(node, what, left), **changes)
     verdict = job.wait()
-    assert verdict["reason"].splitlines()[0] == "rank 1 on node-1 exited with code 7", job.said()
-
-
-def test_a_stop_that_was_lost_ends_the_job(cluster: Cluster) -> None:
-    command = "[ $BATCHAI_RANK = 1 ] && sleep 600; sleep 1; exit 5"
-    job = cluster.submit(command, nodes=2, patch=patch(0, "stop", "missing"), lossSeconds=3.0)
-    verdict = job.wait()
-    assert verdict["reason"].splitlines()[0] == "rank 0 on node-0 exited with code 5", job.said()
-    assert not job.processes()
-
-
-def test_a_file_that_others_wait_for_and_can_t_read_ends_the_job(cluster: Cluster) -> None:
-    job = cluster.submit("sleep 1", nodes=2, patch=patch(0, "rendezvous.json", "NULs"))
-    verdict = job.wait()
-    assert (verdict["executionState"], verdict["errors"][0]["code"]) == ("failed", "NodeSetupFailed"), job.said()
-    assert "rendezvous.json is damaged: the share has lost a part of it; submit the job again" in verdict["reason"]
+    assert verdict["executionState"] == ("failed" if reason else "succeeded"), job.said()
+    assert reason in verdict["reason"] and not job.processes()
+    assert job.log("stdout-1.txt") == ("" if reason else "hello\n")

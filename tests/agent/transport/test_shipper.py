@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,15 +18,9 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.runtime import Runtime
 from mlflow_batchai.agent.share import base, mounted, mountfiles, sharefiles
-from mlflow_batchai.agent.share.mounted import MountedShare
 from mlflow_batchai.agent.share.sharefiles import SegmentReader, SegmentReaders
 from mlflow_batchai.agent.transport import shipper
-from mlflow_batchai.agent.transport.inbox import Inbox
 from mlflow_batchai.agent.transport.shipper import Shipper
-
-
-def on_share(layout: NodeLayout, path: str) -> str:
-    return layout.control.where(path)
 
 
 class Thread:
@@ -34,19 +29,29 @@ class Thread:
     def __init__(self, layout: NodeLayout, peers: list[int]) -> None:
         self.layout = layout
         self.shipper = Shipper(layout, peers)
-        self.events = Path(on_share(layout, layout.paths.events))
+        self.events = self.on_share(layout.paths.events)
         self.aside = self.events.with_name("aside")
 
-    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+    def on_share(self, path: str) -> Path:
+        return Path(self.layout.control.where(path))
+
+    def segments(self) -> list[list[dict[str, Any]]]:
+        found = []
         for file in sorted(self.events.glob("*/*.jsonl")):
             with contextlib.suppress(protocol.TornFileError):  # it is just being written
-                found += protocol.decode(file.read_bytes())
-        return [record for record in found if kind in (None, record["k"])]
+                found.append(protocol.decode(file.read_bytes()))
+        return found
+
+    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
+        return [record for segment in self.segments() for record in segment if kind in (None, record["k"])]
 
     def text(self, name: str) -> str:
-        path = Path(on_share(self.layout, self.layout.paths.stdouterr), name)
-        return path.read_text(encoding="utf-8") if path.exists() else ""
+        return self.written(name).decode()
+
+    def written(self, name: str) -> bytes:
+        """A log file."""
+        path = self.on_share(self.layout.paths.stdouterr) / name
+        return path.read_bytes() if path.exists() else b""
 
     def fail(self) -> None:
         """A file where the folder was: every write fails, as root too."""
@@ -68,16 +73,25 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", 60.0)
 
 
+Maker = Callable[..., Thread]
+
+
 @pytest.fixture
 def make(make_layout: Callable[..., NodeLayout]) -> Iterator[Callable[..., Thread]]:
     made: list[Thread] = []
 
-    def start(node: int = 0, peers: tuple[int, ...] = (), **changes: Any) -> Thread:
+    def make_one(
+        node: int = 0, peers: tuple[int, ...] = (), failing: bool = False, start: bool = True, **changes: Any
+    ) -> Thread:
         thread = Thread(make_layout(node, **changes), list(peers))
         made.append(thread)
+        if failing:
+            thread.fail()
+        if start:
+            thread.shipper.start()
         return thread
 
-    yield start
+    yield make_one
     for thread in made:
         if thread.shipper.is_alive():
             if thread.events.is_file():
@@ -93,9 +107,8 @@ def steps(thread: Thread) -> list[int]:
     return [record["body"]["step"] for record in thread.records("report")]
 
 
-def test_records_and_lines_arrive(make: Callable[..., Thread]) -> None:
+def test_records_and_lines_arrive(make: Maker) -> None:
     thread = make()
-    thread.shipper.start()
     metric(thread, 1)
     thread.shipper.log(0, "out", "für\n1/2\r2/2\n".encode())
     thread.shipper.log(None, "out", b"prepared\n")
@@ -104,53 +117,35 @@ def test_records_and_lines_arrive(make: Callable[..., Thread]) -> None:
     assert steps(thread) == [1]
     logs = [(record["r"], record["s"], record["x"]) for record in thread.records("log")]
     assert logs == [(0, "out", "für\n2/2\n"), (None, "out", "prepared\n")]
-    # One rank's stdout.txt is what it wrote, byte for byte.
-    assert Path(on_share(thread.layout, thread.layout.paths.stdouterr), "stdout.txt").read_bytes() == "für\n1/2\r2/2\n".encode()
+    assert thread.written("stdout.txt") == "für\n1/2\r2/2\n".encode(), "one rank's is what it wrote, byte for byte"
     assert thread.text("stdout-job_prep.txt") == "prepared\n"
     assert thread.text("execution.log").endswith("Z a note\n")
     assert thread.shipper.sequence == len(list(thread.events.glob("*/*.jsonl")))
 
 
-def test_several_ranks_have_their_own_files(make: Callable[..., Thread]) -> None:
+def test_several_ranks_have_their_own_files(make: Maker) -> None:
     thread = make(ranks=2, nodeCount=1)
-    thread.shipper.start()
     thread.shipper.log(0, "out", b"a\nb\n")
     thread.shipper.log(1, "out", b"1/2\r2/2\n\xff\n")
     thread.shipper.log(1, "err", b"e\n")
     assert thread.shipper.finish(60)
     assert thread.text("stdout.txt") == "[0] a\n[0] b\n[1] 2/2\n[1] \\xff\n"
-    assert thread.text("stdout-0.txt") == "a\nb\n"
-    # The rank's own file is what it wrote, byte for byte.
-    assert Path(on_share(thread.layout, thread.layout.paths.stdouterr), "stdout-1.txt").read_bytes() == b"1/2\r2/2\n\xff\n"
+    assert (thread.written("stdout-0.txt"), thread.written("stdout-1.txt")) == (b"a\nb\n", b"1/2\r2/2\n\xff\n")
     assert (thread.text("stderr.txt"), thread.text("stderr-1.txt")) == ("[1] e\n", "e\n")
 
 
-def test_urgent_records_leave_at_once(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_urgent_records_leave_at_once(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipper, "TICK_SECONDS", 300.0)
     monkeypatch.setattr(mounted, "FLUSH_SECONDS", 300.0)
     thread = make()
-    thread.shipper.start()
     metric(thread, 1)
     thread.shipper.record("failed", urgent=True, message="x")
     wait_for(lambda: thread.records("failed"))
     assert [record["k"] for record in thread.records()] == ["report", "failed"]  # in order
 
 
-def test_nothing_is_written_when_idle_but_a_heartbeat(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", 0.1)
-    thread = make()
-    thread.shipper.start()
-    wait_for(lambda: len(thread.records()) >= 4)
-    assert thread.shipper.finish(60)
-    heartbeats = thread.records()
-    assert [record["k"] for record in heartbeats] == ["beat"] * len(heartbeats)
-    assert [record["n"] for record in heartbeats] == list(range(1, len(heartbeats) + 1))
-
-
-def test_a_stalled_share_loses_and_doubles_nothing(make: Callable[..., Thread]) -> None:
-    thread = make()
-    thread.fail()
-    thread.shipper.start()
+def test_a_stalled_share_loses_and_doubles_nothing(make: Maker) -> None:
+    thread = make(failing=True)
     for step in range(20):
         metric(thread, step)
         thread.shipper.log(0, "out", b"line %d\n" % step)
@@ -171,14 +166,10 @@ def test_a_stalled_share_loses_and_doubles_nothing(make: Callable[..., Thread]) 
     assert thread.records("dropped") == []
 
 
-def test_log_lines_are_dropped_and_counted_and_metrics_never(
-    make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_lines_are_dropped_and_counted_and_metrics_never(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipper, "MAX_PENDING_BYTES", 100_000)
     monkeypatch.setattr(shipper, "MAX_SEGMENT_BYTES", 10_000)
-    thread = make()
-    thread.fail()
-    thread.shipper.start()
+    thread = make(failing=True)
     for number in range(10_000):
         thread.shipper.log(0, "out", b"line %06d %s\n" % (number, b"x" * 40))
         if number % 10 == 0:
@@ -193,11 +184,9 @@ def test_log_lines_are_dropped_and_counted_and_metrics_never(
     assert thread.text("stdout.txt").splitlines() == shipped
 
 
-def test_a_healthy_share_makes_writers_wait_and_a_stalled_one_doesn_t(
-    make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_healthy_share_makes_writers_wait_and_a_stalled_one_doesn_t(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipper, "MAX_PENDING_BYTES", 1000)
-    thread = make()
+    thread = make(start=False)
     thread.shipper._last_written = time.monotonic()
     assert not thread.shipper.busy
     thread.shipper.log(0, "out", b"x" * 600 + b"\n")
@@ -209,7 +198,7 @@ def test_a_healthy_share_makes_writers_wait_and_a_stalled_one_doesn_t(
     assert not thread.shipper.busy
 
 
-def test_a_segment_that_was_tried_comes_again_the_same(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_that_was_tried_comes_again_the_same(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write may fail after it has arrived: whoever has read that segment must not miss what it holds the second time."""
     monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", 0.05)
     written: dict[str, list[bytes]] = {}
@@ -223,17 +212,16 @@ def test_a_segment_that_was_tried_comes_again_the_same(make: Callable[..., Threa
 
     monkeypatch.setattr(mountfiles, "write_closed", write)
     thread = make()
-    thread.shipper.start()
     wait_for(lambda: written)
     metric(thread, 1)
     wait_for(lambda: steps(thread) == [1])
     assert all(len(set(tries)) == 1 for tries in written.values())
 
 
-def test_a_log_file_that_can_t_grow_stops_nothing(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_file_that_can_t_grow_stops_nothing(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipper, "LOG_FILE_SECONDS", 0.2)
-    thread = make()
-    folder = Path(on_share(thread.layout, thread.layout.paths.stdouterr))
+    thread = make(start=False)
+    folder = thread.on_share(thread.layout.paths.stdouterr)
     folder.write_text("in the way")
     thread.shipper.start()
     thread.shipper.log(0, "out", b"hello\n")
@@ -250,15 +238,13 @@ def test_a_log_file_that_can_t_grow_stops_nothing(make: Callable[..., Thread], m
     assert [record["x"] for record in thread.records("log")] == ["hello\n", "lost\n", "kept\n"]
 
 
-def test_a_full_share_still_tells_of_a_cancel_and_a_verdict(make: Callable[..., Thread]) -> None:
-    thread = make()
-    thread.fail()
-    thread.shipper.start()
+def test_a_full_share_still_tells_of_a_cancel_and_a_verdict(make: Maker) -> None:
+    thread = make(failing=True)
     metric(thread, 1)
     paths = thread.layout.paths
     thread.layout.control.write_closed(paths.request("1"), [{"who": "ann"}])
-    Path(on_share(thread.layout, paths.requests), "2.json").write_bytes(b"half a fi")
-    Path(on_share(thread.layout, paths.requests), "3.partial").mkdir()
+    (thread.on_share(paths.requests) / "2.json").write_bytes(b"half a fi")
+    (thread.on_share(paths.requests) / "3.partial").mkdir()
     thread.layout.control.write_closed(paths.verdict_file, [{"executionState": "failed"}])
     assert wait_for(thread.shipper.inbox.requests) == [{"who": "ann"}]
     assert wait_for(lambda: thread.shipper.inbox.verdict) == {"executionState": "failed"}
@@ -268,118 +254,49 @@ def test_a_full_share_still_tells_of_a_cancel_and_a_verdict(make: Callable[..., 
     assert steps(thread) == [1]
 
 
-def test_a_bug_in_the_thread_is_seen(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Inbox, heeds: bool) -> None:
-        raise ZeroDivisionError("a bug")
-
-    monkeypatch.setattr(Inbox, "read", broken)
-    thread = make()
-    thread.shipper.start()
-    assert isinstance(wait_for(lambda: thread.shipper.broken), ZeroDivisionError)
-    assert not thread.shipper.finish(60)
-
-
-def test_node_zero_joins_what_its_peers_send(make: Callable[..., Thread]) -> None:
-    zero, one = (make(node, (1 - node,), ranks=2, nodeCount=2, processCount=2) for node in (0, 1))
-    for thread in (zero, one):
-        thread.shipper.start()
-    one.shipper.log(1, "out", b"a\nb\n")
-    one.shipper.log(None, "out", b"preparation is not joined\n")
-    one.shipper.record("ready", urgent=True, node=1)
-    received: list[tuple[int, dict[str, Any]]] = []
-    wait_for(lambda: received.extend(zero.shipper.inbox.received()) or any(record["k"] == "ready" for _, record in received))
-    assert one.shipper.finish(60)
-    wait_for(lambda: zero.shipper.inbox.heard(1) == one.shipper.sequence)
-    assert zero.shipper.finish(60)
-    assert zero.text("stdout.txt") == "[1] a\n[1] b\n"
-    assert one.text("stdout-1.txt") == "a\nb\n"
-    assert one.text("stdout-job_prep-node-1.txt") == "preparation is not joined\n"
-
-
-def test_a_follower_reads_each_segment_once_in_order(make_layout: Callable[..., NodeLayout]) -> None:
-    layout, follower = make_layout(), SegmentReader("agent-1")
+def test_a_reader_takes_each_segment_once_in_order(make_layout: Callable[..., NodeLayout]) -> None:
+    layout, reader = make_layout(), SegmentReader("agent-1")
 
     def write(sequence: int, cut: int = 0) -> None:
-        path = Path(on_share(layout, layout.paths.segment("agent-1", sequence)))
+        path = Path(layout.control.where(layout.paths.segment("agent-1", sequence)))
         path.parent.mkdir(parents=True, exist_ok=True)
         data = protocol.encode([{"k": "beat", "n": sequence}])
         path.write_bytes(data[: len(data) - cut])
 
-    assert follower.read(layout.attempt) == []
+    def read() -> list[int]:
+        return [record["n"] for record in reader.read(layout.attempt)]
+
+    assert read() == []
     write(0)
     write(1, cut=1)
     write(2)
-    assert follower.read(layout.attempt) == [{"k": "beat", "n": 0}]
+    assert read() == [0]
     write(1)
-    assert follower.read(layout.attempt) == [{"k": "beat", "n": 1}, {"k": "beat", "n": 2}]
-    assert (follower.read(layout.attempt), follower.sequence) == ([], 3)
-    # An error after a segment was read doesn't cost that segment.
-    write(3)
-    write(4)
-    real = layout.attempt.segment
-
-    def segment(writer: str, sequence: int) -> list[dict[str, Any]] | None:
-        if sequence == 4:
-            raise OSError("the share is away")
-        return real(writer, sequence)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout.attempt, "segment", segment)
-        assert follower.read(layout.attempt) == [{"k": "beat", "n": 3}]
-        with pytest.raises(OSError, match="away"):
-            follower.read(layout.attempt)
-    assert follower.read(layout.attempt) == [{"k": "beat", "n": 4}]
+    assert (read(), read(), reader.sequence) == ([1, 2], [], 3)
 
 
 def test_silence_is_what_was_looked_at(make_layout: Callable[..., NodeLayout], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time in which our own share stalled is not a peer's silence."""
+    """Time in which our own share stalled, or between two rare looks, is not a peer's silence."""
     moment = [1000.0]
     monkeypatch.setattr(sharefiles.time, "monotonic", lambda: moment[0])
     monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", 5.0)
-    layout, follower = make_layout(), SegmentReader("agent-1")
-    for _ in range(8):
-        moment[0] += 0.25
-        follower.read(layout.attempt)
-    assert follower.silent == 2.0
-    moment[0] += 600  # blocked in a system call all that time
-    follower.read(layout.attempt)
-    assert follower.silent == 7.0
-    for _ in range(8):
-        moment[0] += 5.0
-        follower.read(layout.attempt, heeds=False)  # the share takes nothing from us: others can't say anything either
-    assert follower.silent == 7.0
+    layout, reader = make_layout(), SegmentReader("agent-1")
+    for pause, heeds, silent in (
+        (2.0, True, 2.0),
+        (0.0, True, 2.0),
+        (600.0, True, 7.0),  # blocked in a system call all that time
+        (4.0, False, 7.0),  # the share takes nothing from us: others can't say anything either
+    ):
+        moment[0] += pause
+        assert reader.read(layout.attempt, heeds=heeds) == []
+        assert reader.silent == silent
     layout.control.write_closed(layout.paths.segment("agent-1", 0), [{"k": "beat"}])
-    follower.read(layout.attempt)
-    assert follower.silent == 0.0
-
-
-class Watched:
-    """Of ``Attempt`` what a SegmentReader needs, where looks are rare."""
-
-    looked = 1000.0
-    longest_silence = 24.0
-    number = 0
-
-    def segment(self, writer: str, sequence: int) -> None:
-        return None
-
-    def heartbeats(self, writer: str) -> int:
-        return self.number
-
-
-def test_between_two_looks_nobody_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharefiles.time, "monotonic", lambda: 1000.0)
-    follower, attempt = SegmentReader("agent-1"), Watched()
-    for moment in (1000.0, 1000.0, 1004.0, 1004.0, 1008.0):
-        attempt.looked = moment
-        follower.read(attempt)  # type: ignore[arg-type]
-    assert follower.silent == 8.0
-    attempt.looked = 2000.0  # our own share stalled
-    follower.read(attempt)  # type: ignore[arg-type]
-    assert follower.silent == 32.0
-    attempt.looked, attempt.number = 2004.0, 1
-    follower.read(attempt)  # type: ignore[arg-type]
-    assert (follower.silent, follower.heartbeats, follower.sequence) == (0.0, 1, 0)
+    reader.read(layout.attempt)
+    assert reader.silent == 0.0
+    moment[0] += 3.0
+    rare: Any = SimpleNamespace(looked=moment[0], longest_silence=24.0, segment=lambda *_: None, heartbeats=lambda _: 1)
+    reader.read(rare)
+    assert (reader.silent, reader.heartbeats, reader.sequence) == (0.0, 1, 1), "a heartbeat apart from segments is one too"
 
 
 class Talkers:
@@ -412,7 +329,6 @@ class Talkers:
 
 @pytest.mark.parametrize("at_once", [1, 8])
 def test_many_who_say_much_are_not_listened_to_for_ever(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    """Node 0 of a hundred would say nothing itself meanwhile, and be given up."""
     monkeypatch.setattr(sharefiles, "ROUNDS_SECONDS", 0.3)
     followers = {node: SegmentReader(f"agent-{node}") for node in range(16)}
     heard: dict[int, list[int]] = {node: [] for node in followers}
@@ -444,31 +360,8 @@ def test_what_others_said_is_not_lost_with_one_who_cant_be_read(monkeypatch: pyt
         assert heard[node] == list(range(follower.sequence))
 
 
-def test_a_log_file_keeps_what_was_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "logs" / "stdout.txt"
-    file = MountedShare(str(path.parents[1])).log_file("/".join(path.parts[-2:]))
-    path.parent.write_text("in the way")
-    file.append(b"one\n")
-    for _ in range(2):
-        with pytest.raises(OSError, match=r"stdout.txt|logs"):
-            file.flush()
-    path.parent.unlink()
-    file.append(b"two\n")
-    file.flush()
-    file.flush()
-    assert path.read_bytes() == b"one\ntwo\n"
-    monkeypatch.setattr(base, "MAX_PENDING_BYTES", 10)
-    file.append(b"x" * 20 + b"y" * 10)
-    file.flush()
-    file.close()
-    file.close()
-    assert path.read_bytes() == b"one\ntwo\n" + b"y" * 10
-
-
-def test_reports_leave_in_pieces_and_wait_on_the_disk_while_the_share_stalls(make: Callable[..., Thread]) -> None:
-    thread = make()
-    thread.fail()
-    thread.shipper.start()
+def test_reports_leave_in_pieces_and_wait_on_the_disk_while_the_share_stalls(make: Maker) -> None:
+    thread = make(failing=True)
     taken = 0
     while not thread.shipper.crowded:
         thread.shipper.report({"type": "metric", "step": taken, "pad": "x" * 1000}, 1050)
@@ -483,8 +376,8 @@ def test_reports_leave_in_pieces_and_wait_on_the_disk_while_the_share_stalls(mak
 
 
 @pytest.mark.parametrize(("loss", "rest"), [(1.0, math.inf), (600.0, 1.0)])
-def test_reports_that_nobody_takes_any_more_hold_up_no_end(make: Callable[..., Thread], loss: float, rest: float) -> None:
-    thread = make(lossSeconds=loss)
+def test_reports_that_nobody_takes_any_more_hold_up_no_end(make: Maker, loss: float, rest: float) -> None:
+    thread = make(start=False, lossSeconds=loss)
     spool = Path(thread.layout.spool)
     spool.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"type": "metric", "pad": "x" * 1000}) + "\n"
@@ -500,12 +393,10 @@ def test_reports_that_nobody_takes_any_more_hold_up_no_end(make: Callable[..., T
     assert thread.shipper.finish(60)
 
 
-def test_a_plan_that_was_damaged_is_not_a_folder_that_is_gone(
-    make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_was_damaged_is_not_a_folder_that_is_gone(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", 0.05)
-    thread = make(peers=(1,))
-    plan = Path(on_share(thread.layout, thread.layout.paths.plan))
+    thread = make(peers=(1,), start=False)
+    plan = thread.on_share(thread.layout.paths.plan)
     plan.parent.mkdir(parents=True, exist_ok=True)
     plan.write_text('{"job": "x", "no')
     thread.shipper.start()
@@ -515,12 +406,9 @@ def test_a_plan_that_was_damaged_is_not_a_folder_that_is_gone(
     wait_for(lambda: isinstance(thread.shipper.error, FileNotFoundError))
 
 
-def test_what_others_wait_for_is_said_again_until_it_was_heard(
-    make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_others_wait_for_is_said_again_until_it_was_heard(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipper, "AGAIN_SECONDS", 0.1)
     thread = make()
-    thread.shipper.start()
     thread.shipper.keep_saying("ready", node=0)
     wait_for(lambda: len(thread.records("ready")) >= 3)
     thread.shipper.stop_saying()
@@ -532,11 +420,10 @@ def test_what_others_wait_for_is_said_again_until_it_was_heard(
     assert len(thread.records("ready")) <= count + 1
 
 
-def test_what_the_share_has_lost_is_sent_again(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_share_has_lost_is_sent_again(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is gone, and one that was cut, while the job goes on and at its end; what is older than is kept stays lost."""
     monkeypatch.setattr(shipper, "CHECK_SECONDS", 0.2)
     thread = make()
-    thread.shipper.start()
     for step in range(4):
         metric(thread, step)
         wait_for(lambda step=step: steps(thread) == list(range(step + 1)))
@@ -551,10 +438,9 @@ def test_what_the_share_has_lost_is_sent_again(make: Callable[..., Thread], monk
     assert steps(thread) == [0, 1, 2, 3]
 
 
-def test_little_is_kept_to_be_sent_again(make: Callable[..., Thread], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_is_kept_to_be_sent_again(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipper, "MOST_KEPT_BYTES", 300)
     thread = make()
-    thread.shipper.start()
     for step in range(9):
         metric(thread, step)
         wait_for(lambda step=step: len(steps(thread)) == step + 1)
@@ -564,9 +450,8 @@ def test_little_is_kept_to_be_sent_again(make: Callable[..., Thread], monkeypatc
     assert steps(thread) in ([7, 8], [6, 7, 8])
 
 
-def test_lines_that_the_share_never_took_are_counted(make: Callable[..., Thread]) -> None:
+def test_lines_that_the_share_never_took_are_counted(make: Maker) -> None:
     thread = make()
-    thread.shipper.start()
     thread.shipper.log(0, "out", b"one\n")
     wait_for(lambda: thread.text("stdout.txt") == "one\n")
     thread.fail()
@@ -577,3 +462,63 @@ def test_lines_that_the_share_never_took_are_counted(make: Callable[..., Thread]
     assert thread.shipper.log_totals["stdout.txt"] == [4, 1]
     assert thread.shipper.unsent_lines == 30
     thread.recover()
+
+
+def test_what_nobody_waits_for_waits_a_while() -> None:
+    now = [0.0]
+    queue = shipper.Unhurried(lambda: now[0])
+    queue.add("system", n=0)
+    now[0] = 9.0
+    queue.add("system", n=1)
+    assert queue.take(10.0) == []
+    now[0] = 10.0
+    assert [record["n"] for record in queue.take(10.0)] == [0, 1]
+    assert queue.take() == []
+    for number in range(shipper.MOST + 5):
+        queue.add("system", n=number)
+    assert [record["n"] for record in queue.take()] == list(range(5, 5 + shipper.MOST_AT_ONCE)), "the oldest are given up"
+
+
+@pytest.fixture
+def ship(make: Maker, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Thread]:
+    """Starts a shipper with a heartbeat and a linger of so many seconds."""
+
+    def start(heartbeat: float, linger: float) -> Thread:
+        monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", heartbeat)
+        thread = make(start=False)
+        thread.layout.attempt.linger_seconds = linger
+        thread.shipper.start()
+        return thread
+
+    return start
+
+
+def kinds(thread: Thread) -> list[list[str]]:
+    """The kinds of records in each segment."""
+    return [[record["k"] for record in segment] for segment in thread.segments()]
+
+
+def test_it_rides_along(ship: Callable[..., Thread]) -> None:
+    thread = ship(600.0, 600.0)
+    wait_for(lambda: thread.shipper.sequence == 1)  # its first heartbeat
+    thread.shipper.sample(n=0)
+    thread.shipper.sample(n=1)
+    thread.shipper.record("started", urgent=True)
+    wait_for(lambda: thread.shipper.sequence == 2)
+    thread.shipper.sample(n=2)
+    assert thread.shipper.finish(60)
+    assert kinds(thread) == [["beat"], ["started", "system", "system"], ["system"]]
+
+
+def test_it_leaves_in_place_of_a_heartbeat(ship: Callable[..., Thread]) -> None:
+    thread = ship(0.1, 0.0)
+    wait_for(lambda: thread.shipper.sequence >= 1)
+    thread.shipper.sample(n=0)
+    wait_for(lambda: ["system"] in kinds(thread))
+
+
+def test_where_a_segment_costs_requests_it_waits_longer(ship: Callable[..., Thread]) -> None:
+    thread = ship(0.05, 600.0)
+    thread.shipper.sample(n=0)
+    wait_for(lambda: thread.shipper.sequence >= 4)
+    assert kinds(thread)[:4] == [["beat"]] * 4
