@@ -1,6 +1,7 @@
 """Volumes that a command mounts: SMB, NFS, what the administrator has mounted, and a document's own command.
 
-This kernel has neither SMB nor NFS: of those the command is compared as text.
+This kernel has neither SMB nor NFS: of those the command is compared as text. That the credentials file is what an
+SMB server wants is proved by Samba's own client and server.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import secrets
 import shutil
 import stat
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mount_world import needs_root
+from smb_server import USER, needs_smbd, smb_share
 from waiting import wait_for
 
 from mlflow_batchai.agent import runtime
@@ -171,6 +174,34 @@ def test_the_credentials_file(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileExistsError):
         write_credentials(str(tmp_path / "link"), "acct", KEY)
+
+
+@needs_root
+@needs_smbd
+def test_an_smb_server_takes_the_credentials(tmp_path: Path) -> None:
+    """Samba, with encryption required and the key as password: its own client reads the file as mount.cifs does."""
+    server = tmp_path / "smb"
+    server.mkdir(mode=0o755)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path(tempfile.gettempdir()):
+            break
+        folder.chmod(0o755)
+    with smb_share(server, "data", KEY) as port:
+        good, bad = tmp_path / "good", tmp_path / "bad"
+        write_credentials(str(good), USER, KEY)
+        write_credentials(str(bad), USER, KEY[:-4] + "abc=")
+
+        def client(file: Path, command: str) -> subprocess.CompletedProcess[str]:
+            argv = ["smbclient", "//127.0.0.1/data", "-p", str(port), "-A", str(file), "-c", command]
+            return subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=30)
+
+        (tmp_path / "result").write_text("result")
+        done = client(good, "put result")
+        assert done.returncode == 0, done
+        assert (server / "data" / "result").read_text() == "result"
+        done = client(bad, "ls")
+        assert done.returncode != 0
+        assert "NT_STATUS_LOGON_FAILURE" in done.stdout + done.stderr
 
 
 @needs_root
