@@ -209,18 +209,18 @@ def test_the_console_shows_it_too():
     assert said.count("'a b%'") == 1 and "3 lines" in said and "1 event files" in said
 
 
-def test_odd_values_and_a_report_of_ten_thousand(plain):
+def test_odd_values_and_a_report_of_thousands(plain):
     made, client, relay = plain
     values = {"huge": 10**400, "text": "1e3", "none": None, "list": [1], "yes": True, "nan": "nan", "inf": "-inf", "map": {}}
     steps = [1.9, -3, 2**70, "7", None]
     odd = [report(0, **values), *(report(step, odd=number) for number, step in enumerate(steps))]
-    made.segment(0, *odd, report(0, ts=-5, early=1), report(0, **{f"m{number}": number for number in range(10_000)}))
+    made.segment(0, *odd, report(0, ts=-5, early=1), report(0, **{f"m{number}": number for number in range(2500)}))
     made.segment(1, line("NUL \0 and \udcff"), line("\0" * 1000))
     made.verdict()
     relay().finish(made.job.state())
     run_id = made.plan["runId"]
     found = client.get_run(run_id).data.metrics
-    assert len([key for key in found if key.startswith("m")]) == 10_000
+    assert len([key for key in found if key.startswith("m")]) == 2500
     assert [point.step for point in client.get_metric_history(run_id, "odd")] == [-3, 0, 1, 7]
     assert [point.timestamp for point in client.get_metric_history(run_id, "early")] == [0]
     assert found["yes"] == 1.0 and found["text"] == 1000.0 and "huge" not in found

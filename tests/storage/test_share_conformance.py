@@ -28,17 +28,6 @@ NASTY = ["plain", "two words", "quo'te\"s", "line\nbreak", "hé 世界", "a%20b#
 AZURE_NASTY = ["plain", "two words", "quo'te`s", "a+b&c=d", "hé 世界", "a%20b#c%2Fd", "-dash", "dot.", "$HOME;~{}[]", ".hidden"]
 
 
-@pytest.fixture(params=["directory", "azure"])
-def share(request, tmp_path):
-    """An empty share of each kind."""
-    return request.getfixturevalue(f"{request.param}_share")
-
-
-@pytest.fixture
-def directory_share(tmp_path):
-    return DirectoryShare(tmp_path / "share")
-
-
 @pytest.fixture
 def azure_share(azure, monkeypatch):
     """A folder that isn't there yet of a new share; other processes of the test find the key as we do."""

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mlflow_batchai.agent.protocol import TREES, object_path
-from mlflow_batchai.storage import Share, credentials, open_share, sweeps
-from mlflow_batchai.storage.credentials import Credential
+from mlflow_batchai.storage import Share, sweeps
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.storage.objects import StagedFile, scan, upload
 from mlflow_batchai.storage.sweeps import SWEEPS, Sweep, settle, sweeping
-
-
-@pytest.fixture(params=["directory", "azure"])
-def share(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Share:
-    if request.param == "directory":
-        return DirectoryShare(tmp_path / "share")
-    azure = request.getfixturevalue("azure")
-    monkeypatch.setattr(credentials, "_remembered", {azure.account: Credential(azure.key)})
-    name = f"share-{uuid.uuid4().hex}"
-    azure.share(name)
-    return open_share(azure.url(name))
 
 
 @pytest.fixture
@@ -117,14 +104,11 @@ def test_a_set_is_believed_in_only_while_it_lies_there(share: Share, files: list
     assert upload(share, files) == 0
 
 
-def test_a_share_that_was_never_swept_costs_one_look(azure, monkeypatch: pytest.MonkeyPatch, files: list[StagedFile]) -> None:
-    monkeypatch.setattr(credentials, "_remembered", {azure.account: Credential(azure.key)})
-    azure.share("unswept")
-    share = open_share(azure.url("unswept"))
-    upload(share, files)
-    settle(share, [files])
+def test_a_share_that_was_never_swept_costs_one_look(azure, azure_share: Share, files: list[StagedFile]) -> None:
+    upload(azure_share, files)
+    settle(azure_share, [files])
     azure.reset()
-    assert upload(share, files) == 0 and settle(share, [files, []]) == 0
+    assert upload(azure_share, files) == 0 and settle(azure_share, [files, []]) == 0
     assert [(one.method, one.received) for one in azure.requests()] == [("GET", 0)] * 3
 
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
-import uuid
 from types import SimpleNamespace
 
 import pytest
 from job_folder import FOLDER
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
-from plans import toy_plan
 from relay_world import Crash
 from requests import HTTPError
 
@@ -23,8 +19,7 @@ from mlflow_batchai.agent import protocol, safeopen
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.sent import SentFiles, Stamp
-from mlflow_batchai.storage import Entry, credentials, open_share
-from mlflow_batchai.storage.credentials import Credential
+from mlflow_batchai.storage import Entry
 from mlflow_batchai.tracking import outputs as outputs_module
 from mlflow_batchai.tracking.artifacts import FETCHED_AT_ONCE, at_once
 from mlflow_batchai.tracking.outputs import Outputs
@@ -303,56 +298,3 @@ def test_as_many_files_at_once_as_have_room():
 
     assert at_once(SimpleNamespace(at_once=16), act, sizes) == [name.upper() for name in sizes]
     assert most[0] <= FETCHED_AT_ONCE and most[1] <= 4
-
-
-SENDS = """
-import json, pathlib, sys
-from mlflow_batchai.tracking.outputs import Outputs
-from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.sent import SentFiles
-from mlflow_batchai.storage import credentials, open_share
-from mlflow_batchai.storage.credentials import Credential
-
-class Client:
-    sent = 0
-    def log_artifact(self, run_id, file, path):
-        Client.sent += pathlib.Path(file).stat().st_size
-
-def megabytes(key):
-    return int(pathlib.Path("/proc/self/status").read_text().split(key + ":")[1].split()[0]) / 1024
-
-url, account, key, folder = json.loads(sys.stdin.read())
-credentials._remembered = {account: Credential(key)}
-credentials.name_endpoint(url.rpartition("/")[0])
-job = Job(open_share(url), folder)
-job.plan
-before = megabytes("VmRSS")
-assert Outputs(Client(), job, SentFiles(job, 1)).send() == []
-print(Client.sent, megabytes("VmHWM") - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="it is read from /proc")
-def test_memory_does_not_grow_with_outputs(azure, monkeypatch, tmp_path):
-    """Large files are fetched one at a time, in few pieces."""
-    monkeypatch.setattr(credentials, "_remembered", {azure.account: Credential(azure.key)})
-    name = f"share-{uuid.uuid4().hex}"
-    azure.share(name)
-    share = open_share(azure.url(name))
-    plan = toy_plan(
-        tmp_path,
-        runId="r",
-        segment=FOLDER,
-        folder=FOLDER,
-        volumes=[{"scope": "cluster", "path": "share", "kind": "azureFiles", "how": "bind", "share": share.url}],
-        outputDirectories=[{"id": "M", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": "m"}],
-    )
-    share.write(protocol.JobPaths(FOLDER).plan, protocol.encode([plan]))
-    block = os.urandom(1 << 20)
-    for number in range(8):
-        share.write(f"{OUTPUTS}/{number}", 20 * block)
-    told = json.dumps([share.url, azure.account, azure.key, FOLDER])
-    done = subprocess.run([sys.executable, "-c", SENDS], input=told, text=True, capture_output=True, check=True)
-    sent, grown = map(float, done.stdout.split())
-    assert sent == 160 << 20
-    assert grown < 120, "megabytes; 160 are sent"
