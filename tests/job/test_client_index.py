@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mlflow_batchai.agent import protocol
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import FAST_SECONDS, IDLE_SECONDS, Index
@@ -93,8 +94,9 @@ def test_an_idle_round_asks_for_no_more_than_it_must(made, job, asked):
     for node in range(2):
         made.announce(node)
         made.add_marker(f"announce-{node}")
-    for number in range(3):
+    for number in range(2):
         made.segment(number, {"k": "beat", "n": number})
+    made.share.write(made.paths.segment("agent-0", 2), protocol.encode([{"k": "beat", "n": 2}], compress=True))
     made.add_marker("segments-agent-0", 3)
     reader = EventReader(job)
     assert read(reader) == [("agent-0", 0, [0]), ("agent-0", 1, [1]), ("agent-0", 2, [2])]
