@@ -3,74 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from email.utils import formatdate
 from functools import lru_cache
 from xml.sax.saxutils import escape
 
-# (status, message) of the error codes that Microsoft's tables "Common REST API error codes", "Azure Files error codes" and "Blob
-# Storage error codes" give, as far as this endpoint answers with them.
-CODES: Mapping[str, tuple[int, str]] = {
-    "AuthenticationFailed": (
-        403,
-        "Server failed to authenticate the request. Make sure the value of Authorization header is formed correctly including "
-        "the signature.",
+# The error codes by status, of Microsoft's tables "Common REST API error codes", "Azure Files error codes" and "Blob Storage error
+# codes", as far as this endpoint answers with them.
+_CODES = {
+    400: (
+        "InvalidBlockList InvalidHeaderValue InvalidMd5 InvalidQueryParameterValue InvalidResourceName InvalidUri "
+        "InvalidXmlDocument Md5Mismatch MissingRequiredHeader OutOfRangeInput OutOfRangeQueryParameterValue "
+        "UnsupportedHeader"
     ),
-    "AuthorizationFailure": (403, "This request is not authorized to perform this operation."),
-    "AuthorizationPermissionMismatch": (403, "This request is not authorized to perform this operation using this permission."),
-    "AuthorizationProtocolMismatch": (403, "This request is not authorized to perform this operation using this protocol."),
-    "AuthorizationResourceTypeMismatch": (
-        403,
-        "This request is not authorized to perform this operation using this resource type.",
+    401: "InvalidAuthenticationInfo NoAuthenticationInformation",
+    403: (
+        "AuthenticationFailed AuthorizationFailure AuthorizationPermissionMismatch AuthorizationProtocolMismatch "
+        "AuthorizationResourceTypeMismatch AuthorizationServiceMismatch AuthorizationSourceIPMismatch "
+        "ShareSizeLimitReached"
     ),
-    "AuthorizationServiceMismatch": (403, "This request is not authorized to perform this operation using this service."),
-    "AuthorizationSourceIPMismatch": (403, "This request is not authorized to perform this operation using this source IP."),
-    "BlobAlreadyExists": (409, "The specified blob already exists."),
-    "BlobNotFound": (404, "The specified blob does not exist."),
-    "ConditionNotMet": (412, "The condition specified using HTTP conditional header(s) is not met."),
-    "ContainerAlreadyExists": (409, "The specified container already exists."),
-    "ContainerNotFound": (404, "The specified container does not exist."),
-    "DirectoryNotEmpty": (409, "The specified directory is not empty."),
-    "InternalError": (500, "Server encountered an internal error. Please try again after some time."),
-    "InvalidAuthenticationInfo": (
-        401,
-        "Server failed to authenticate the request. Please refer to the information in the WWW-Authenticate header.",
+    404: "BlobNotFound ContainerNotFound ParentNotFound ResourceNotFound ShareNotFound",
+    405: "UnsupportedHttpVerb",
+    409: (
+        "BlobAlreadyExists ContainerAlreadyExists DirectoryNotEmpty ResourceAlreadyExists ResourceTypeMismatch "
+        "ShareAlreadyExists"
     ),
-    "InvalidBlockList": (400, "The specified block list is invalid."),
-    "InvalidHeaderValue": (400, "The value for one of the HTTP headers is not in the correct format."),
-    "InvalidMd5": (400, "The MD5 value specified in the request is invalid. MD5 value must be 128 bits and base64-encoded."),
-    "InvalidQueryParameterValue": (400, "Value for one of the query parameters specified in the request URI is invalid."),
-    "InvalidRange": (416, "The range specified is invalid for the current size of the resource."),
-    "InvalidResourceName": (400, "The specified resource name contains invalid characters."),
-    "InvalidUri": (400, "The requested URI does not represent any resource on the server."),
-    "InvalidXmlDocument": (400, "XML specified is not syntactically valid."),
-    "Md5Mismatch": (400, "The MD5 value specified in the request did not match with the MD5 value calculated by the server."),
-    "MissingContentLengthHeader": (411, "The Content-Length header was not specified."),
-    "MissingRequiredHeader": (400, "An HTTP header that's mandatory for this request is not specified."),
-    "NoAuthenticationInformation": (
-        401,
-        "Server failed to authenticate the request. Please refer to the information in the www-authenticate header.",
-    ),
-    "OutOfRangeInput": (400, "One of the request inputs is out of range."),
-    "OutOfRangeQueryParameterValue": (
-        400,
-        "One of the query parameters specified in the request URI is outside the permissible range.",
-    ),
-    "ParentNotFound": (404, "The specified parent path does not exist."),
-    "RequestBodyTooLarge": (413, "The request body is too large and exceeds the maximum permissible limit."),
-    "ResourceAlreadyExists": (409, "The specified resource already exists."),
-    "ResourceNotFound": (404, "The specified resource does not exist."),
-    "ResourceTypeMismatch": (409, "The specified resource type does not match the type of the existing resource."),
-    "ServerBusy": (503, "The server is busy."),
-    "ShareAlreadyExists": (409, "The specified share already exists."),
-    "ShareNotFound": (404, "The specified share does not exist."),
-    "ShareSizeLimitReached": (403, "The share has reached its size limit. Delete files or increase the share's quota."),
-    "TooManyRequests": (429, "The request is being throttled."),
-    "UnsupportedHeader": (400, "One of the HTTP headers specified in the request is not supported."),
-    "UnsupportedHttpVerb": (405, "The resource doesn't support the specified HTTP verb."),
+    411: "MissingContentLengthHeader",
+    412: "ConditionNotMet",
+    413: "RequestBodyTooLarge",
+    416: "InvalidRange",
+    429: "TooManyRequests",
+    500: "InternalError",
+    503: "ServerBusy",
 }
+CODES = {code: status for status, codes in _CODES.items() for code in codes.split()}
 
 
 @dataclass(slots=True)
@@ -139,12 +106,13 @@ class Refusal(Exception):
     def __init__(self, code: str, **details: str) -> None:
         super().__init__(code)
         self.code = code
-        self.status, self.message = CODES[code]
+        self.status = CODES[code]
         self.details = details
 
     def answer(self) -> Answer:
         details = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in self.details.items())
-        text = f"{self.message}\nTime:{stamp(time.time())}"
+        said = "Server failed to authenticate the request." if self.code == "AuthenticationFailed" else self.code
+        text = f"{said}\nTime:{stamp(time.time())}"
         body = f"<Error><Code>{self.code}</Code><Message>{escape(text)}</Message>{details}</Error>"
         headers = {"x-ms-error-code": self.code, "Content-Type": "application/xml"}
         if self.status == 401:

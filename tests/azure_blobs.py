@@ -20,8 +20,8 @@ from urllib.parse import unquote
 from xml.sax.saxutils import escape
 
 from azure_answers import Answer, Call, Refusal, http_date, parse_range, xml
+from azure_files import source_path
 from azure_listing import encoded, frame, page
-from azure_moves import source_path
 from azure_signing import check_md5
 from azure_store import SHARE_NAME, Store, content, metadata, refusals
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import time
+import uuid
+from urllib.parse import unquote, urlsplit
 
-from azure_answers import Answer, Call, Refusal, parse_range
-from azure_listing import list_directory, list_ranges, list_shares
-from azure_moves import copy, rename
-from azure_shares import service_properties, share
+from azure_answers import Answer, Call, Refusal, http_date, parse_range, xml
+from azure_listing import list_directory, list_shares
 from azure_signing import check_md5
 from azure_store import (
     SHARE_NAME,
@@ -56,8 +57,6 @@ class Files:
         if not call.share:
             if call.comp == "list":
                 return list_shares(self.store, call)
-            if call.restype == "service" and call.comp == "properties":
-                return service_properties(call)
             raise Refusal("InvalidUri")
         if call.restype == "share":
             return share(self.store, call)
@@ -133,8 +132,6 @@ class Files:
                 return content(call, path, "ResourceNotFound", self.headers)
             case (("GET" | "HEAD"), ("" | "metadata")):
                 return Answer(200, self.headers(path, status), length=status.st_size if not call.comp else 0)
-            case "GET", "rangelist":
-                return list_ranges(call, path, self.headers(path, status))
             case "DELETE", "":
                 with self.store.lock:
                     with refusals("ResourceNotFound", path):
@@ -240,3 +237,108 @@ class Files:
             extras.attributes = named_attributes(call) or extras.attributes
             set_times(call, path)
             return Answer(200, describe(self.store, path, os.stat(path), directory=False))
+
+
+def share(store: Store, call: Call) -> Answer:
+    """Answer what is asked of a share itself."""
+    path = store.top(call.share)
+    if not SHARE_NAME.fullmatch(call.share):
+        raise Refusal("InvalidResourceName")
+    if call.method == "PUT" and not call.comp:
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            raise Refusal("ShareAlreadyExists") from None
+        extras = store.touch(path)
+        extras.metadata = metadata(call)
+        set_quota(store, call)
+        return Answer(201, share_headers(store, path))
+    with refusals("ShareNotFound"):
+        headers = share_headers(store, path)
+        extras = store.known(path)
+        match call.method, call.comp:
+            case "DELETE", "":
+                shutil.rmtree(path)
+                store.forget_below(path)
+                return Answer(202)
+            case (("GET" | "HEAD"), ("" | "metadata")):
+                quota = store.quotas.get(call.share)
+                headers["x-ms-share-quota"] = str(5120 if quota is None else max(1, quota >> 30))
+                headers["x-ms-access-tier"] = "TransactionOptimized"
+                return Answer(200, headers | {f"x-ms-meta-{name}": value for name, value in extras.metadata.items()})
+            case "GET", "stats":
+                used = sum(os.lstat(f"{folder}/{name}").st_size for folder, _, names in os.walk(path) for name in names)
+                return Answer(
+                    200,
+                    headers | {"Content-Type": "application/xml"},
+                    xml(f"<ShareStats><ShareUsageBytes>{used}</ShareUsageBytes></ShareStats>"),
+                )
+    raise Refusal("UnsupportedHttpVerb")
+
+
+def share_headers(store: Store, path: str) -> dict[str, str]:
+    status = os.stat(path)
+    return {"ETag": store.etag(path, status), "Last-Modified": http_date(status.st_ctime)}
+
+
+def set_quota(store: Store, call: Call) -> None:
+    if "x-ms-share-quota" in call.headers:
+        store.quotas[call.share] = int(call.headers["x-ms-share-quota"]) << 30
+
+
+def source_path(store: Store, call: Call, header: str) -> str:
+    """The path that an address in a header names; it must be on this account."""
+    parts = [unquote(part) for part in urlsplit(call.headers[header]).path.strip("/").split("/")]
+    if call.service == "file":
+        parts = [part for text in parts for part in text.split("/")]
+    if len(parts) < 3 or parts[0] != call.account:
+        raise Refusal("InvalidHeaderValue", HeaderName=header, HeaderValue=call.headers[header].partition("?")[0])
+    return "/".join((store.top(parts[1]), *checked(tuple(parts[2:]), trailing_dots=True)))
+
+
+def rename(store: Store, call: Call, path: str) -> Answer:
+    """Rename File, Rename Directory: one step, over a file that is there only where the request says so."""
+    source = source_path(store, call, "x-ms-file-rename-source")
+    directory = call.restype == "directory"
+    with store.lock:
+        with refusals("ResourceNotFound"):
+            status = os.stat(source)
+        if stat.S_ISDIR(status.st_mode) != directory:
+            raise Refusal("ResourceNotFound")
+        replaces = call.headers.get("x-ms-file-rename-replace-if-exists", "").lower() == "true"
+        if os.path.lexists(path) and path != source and (directory or os.path.isdir(path) or not replaces):
+            raise Refusal("ResourceAlreadyExists")
+        with refusals():
+            os.rename(source, path)
+        store.forget(path)
+        store.move(source, path)
+        extras = store.touch(path)
+        extras.metadata = metadata(call) or extras.metadata
+        if "x-ms-content-type" in call.headers:
+            extras.content["Content-Type"] = call.headers["x-ms-content-type"]
+    return Answer(200, describe(store, path, os.stat(path), directory))
+
+
+def copy(store: Store, call: Call, path: str) -> Answer:
+    """Copy File within the account; it has ended when this answers."""
+    source = source_path(store, call, "x-ms-copy-source")
+    with refusals("ResourceNotFound"):
+        size = os.stat(source).st_size
+    store.room(call.share, size)
+    descriptor, fresh = store.new_file()
+    os.close(descriptor)
+    try:
+        with refusals():
+            shutil.copyfile(source, fresh)
+            with store.lock:
+                os.replace(fresh, path)
+                extras, old = store.touch(path), store.known(source)
+                extras.metadata, extras.content = metadata(call) or dict(old.metadata), dict(old.content)
+                extras.created = time.time()
+    except BaseException:
+        if os.path.exists(fresh):
+            os.unlink(fresh)
+        raise
+    with opened(path, os.O_RDONLY) as descriptor:
+        headers = describe(store, path, os.fstat(descriptor), directory=False)
+    return Answer(202, headers | {"x-ms-copy-id": str(uuid.uuid4()), "x-ms-copy-status": "success"})

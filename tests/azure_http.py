@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 import uuid
+from http import HTTPStatus
 from urllib.parse import unquote
 
 from azure_answers import Answer, Call, Part, Refusal, http_date
@@ -192,7 +193,7 @@ class Connection:
         part = body if isinstance(body, Part) else None
         length = part.length if part else len(body)  # type: ignore[arg-type]
         lines = [
-            f"HTTP/1.1 {answer.status} {REASONS.get(answer.status, 'Unknown')}",
+            f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}",
             f"Content-Length: {length if answer.length is None or call.method != 'HEAD' else answer.length}",
             f"Date: {http_date(time.time())}",
             "Server: Windows-Azure-File/1.0 Microsoft-HTTPAPI/2.0",
@@ -239,25 +240,3 @@ class Connection:
             if not sent:
                 raise Cut
             offset += sent
-
-
-REASONS = {
-    200: "OK",
-    201: "Created",
-    202: "Accepted",
-    206: "Partial Content",
-    304: "Not Modified",
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    409: "Conflict",
-    411: "Length Required",
-    412: "Precondition Failed",
-    413: "Request Entity Too Large",
-    416: "Requested Range Not Satisfiable",
-    429: "Too Many Requests",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}

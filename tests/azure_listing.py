@@ -1,4 +1,4 @@
-"""Listings of the file service: shares, what a directory holds, the ranges that a file has."""
+"""Listings of the file service: shares, what a directory holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from urllib.parse import quote
 from xml.sax.saxutils import escape, quoteattr
 
-from azure_answers import Answer, Call, Refusal, http_date, parse_range, stamp, xml
+from azure_answers import Answer, Call, Refusal, http_date, stamp, xml
 from azure_store import Store, refusals
 
 PAGE = 5000
@@ -74,7 +74,7 @@ def list_shares(store: Store, call: Call) -> Answer:
 
 
 def list_directory(store: Store, call: Call, path: str) -> Answer:
-    """What a directory holds, by name; times, attributes and ETags only where they are asked for, as the service does."""
+    """What a directory holds, by name; times only where they are asked for, as the service does."""
     include = call.query.get("include", "").lower()
     extended = bool(include) or call.headers.get("x-ms-file-extended-info", "").lower() == "true"
     with refusals("ResourceNotFound"):
@@ -99,41 +99,9 @@ def list_directory(store: Store, call: Call, path: str) -> Answer:
                 f"<LastAccessTime>{stamp(status.st_atime)}</LastAccessTime><LastWriteTime>{stamp(status.st_mtime)}</LastWriteTime>"
                 f"<ChangeTime>{changed}</ChangeTime><Last-Modified>{http_date(status.st_ctime)}</Last-Modified>"
             )
-        if "etag" in include:
-            inside += f"<Etag>{escape(store.etag(entry.path, status))}</Etag>"
         text += f"<Properties>{inside}</Properties>"
-        if "attributes" in include:
-            text += (
-                f"<Attributes>{store.known(entry.path).attributes or ('Directory' if directory else 'Archive')}</Attributes>"
-            )
-        if "permissionkey" in include:
-            text += "<PermissionKey>0*0</PermissionKey>"
         entries.append(f"{text}</{tag}>")
     below = quoteattr("/".join(call.path))
     attributes = f'ServiceEndpoint="/{call.account}/" ShareName="{call.share}" DirectoryPath={below}'
     inode = f"<DirectoryId>{os.stat(path).st_ino}</DirectoryId>" if extended else ""
     return frame(call, attributes, f"<Entries>{''.join(entries)}</Entries>{inode}", marker)
-
-
-def list_ranges(call: Call, path: str, headers: dict[str, str]) -> Answer:
-    """Get Ranges: where a file has data, from the file system's holes."""
-    size = os.stat(path).st_size
-    text = call.headers.get("x-ms-range") or call.headers.get("range")
-    start, end = parse_range(text) if text else (0, None)
-    end = size - 1 if end is None else min(end, size - 1)
-    ranges, position = "", start
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        while position <= end:
-            first = os.lseek(descriptor, position, os.SEEK_DATA)
-            position = os.lseek(descriptor, first, os.SEEK_HOLE)
-            if first > end:
-                break
-            ranges += f"<Range><Start>{first}</Start><End>{min(position - 1, end)}</End></Range>"
-    except OSError:
-        pass  # no data any more after this place
-    finally:
-        os.close(descriptor)
-    headers = {**headers, "Content-Type": "application/xml", "x-ms-content-length": str(size)}
-    headers.pop("Accept-Ranges", None)
-    return Answer(200, headers, xml(f"<Ranges>{ranges}</Ranges>"))

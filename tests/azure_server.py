@@ -63,7 +63,6 @@ class AzureServer:
     Attributes:
         endpoint, blob_endpoint: ``http://ADDRESS:PORT/devaccount`` (``https`` with a certificate).
         account, key: of the storage account; the key is base64.
-        token: what is taken as a Bearer token over https.
         pid: of the server's process.
     """
 
@@ -73,7 +72,6 @@ class AzureServer:
         self.root = root
         self.account = ACCOUNT
         self.key = base64.b64encode(secrets.token_bytes(64)).decode()
-        self.token = secrets.token_urlsafe(32)
         self._lock = threading.Lock()
         # Keys go over the pipe: command lines are for everybody to read.
         self._process = subprocess.Popen(
@@ -81,9 +79,7 @@ class AzureServer:
         )
         self.pid = self._process.pid
         files = [None if file is None else str(file) for file in (certificate, private_key)]
-        ports = self._tell(
-            "start", root=str(root), address=address, account=self.account, key=self.key, token=self.token, tls=files
-        )
+        ports = self._tell("start", root=str(root), address=address, account=self.account, key=self.key, tls=files)
         scheme = "http" if certificate is None else "https"
         self.endpoint = f"{scheme}://{address}:{ports['file']}/{self.account}"
         self.blob_endpoint = f"{scheme}://{address}:{ports['blob']}/{self.account}"
@@ -250,7 +246,6 @@ def main() -> None:
     site = Site(
         start["account"],
         start["key"],
-        start["token"],
         {"file": Files(files).answer, "blob": Blobs(blobs).answer},
         {"file": needs, "blob": blob_needs},
         NEWEST,

@@ -45,21 +45,14 @@ def same(left: str, right: str) -> bool:
     return hmac.compare_digest(left.encode(), right.encode())
 
 
-def authorize(call: Call, account: str, key: str, token: str, needs: tuple[str, str]) -> None:
+def authorize(call: Call, account: str, key: str, needs: tuple[str, str]) -> None:
     """Return if the request may do what needs ``needs``: (resource type, letters of which one is enough); Refusal otherwise.
 
     The resource type counts for an account SAS: "s" for the account, "c" for a share or container itself, "o" for what is in it.
-
-    A Bearer token is taken over TLS only, and for files with ``x-ms-file-request-intent: backup`` only.
     """
     scheme, _, credential = call.headers.get("authorization", "").partition(" ")
     if scheme == "SharedKey":
         shared_key(call, account, key, credential)
-    elif scheme == "Bearer":
-        if not call.secure or not same(credential, token):
-            raise Refusal("InvalidAuthenticationInfo", AuthenticationErrorDetail="The token is not valid for this account.")
-        if call.service == "file" and call.headers.get("x-ms-file-request-intent") != "backup":
-            raise Refusal("MissingRequiredHeader", HeaderName="x-ms-file-request-intent")
     elif scheme:
         raise failed(f"Authentication scheme {scheme} is not supported.")
     elif "sig" in call.query:

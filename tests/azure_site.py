@@ -49,7 +49,6 @@ class Site:
 
     account: str
     key: str
-    token: str
     handlers: dict[str, Handler]
     needs: dict[str, Callable[[Call], tuple[str, str]]]
     newest: str  # the last x-ms-version that it knows
@@ -64,7 +63,7 @@ class Site:
             raise Refusal("InvalidHeaderValue", HeaderName="x-ms-version", HeaderValue=version)
         if call.account != self.account:
             raise Refusal("ResourceNotFound")
-        authorize(call, self.account, self.key, self.token, self.needs[call.service](call))
+        authorize(call, self.account, self.key, self.needs[call.service](call))
         if not version:
             raise Refusal("MissingRequiredHeader", HeaderName="x-ms-version")
         return self.handlers[call.service](call)

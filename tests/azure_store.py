@@ -6,9 +6,7 @@ hold is in memory, by path.
 
 from __future__ import annotations
 
-import base64
 import errno
-import hashlib
 import os
 import re
 import threading
@@ -161,7 +159,7 @@ def set_times(call: Call, target: int | str) -> None:
 
 
 def content(call: Call, path: str, missing: str, headers: Callable[[str, os.stat_result], dict[str, str]]) -> Answer:
-    """Get File, Get Blob: the content of a file, or the range of it that is asked for, with its MD5 on demand (up to 4 MiB)."""
+    """Get File, Get Blob: the content of a file, or the range of it that is asked for."""
     text = call.headers.get("x-ms-range") or call.headers.get("range")
     with refusals(missing, path if missing == "ResourceNotFound" else ""):
         descriptor = os.open(path, os.O_RDONLY)
@@ -180,11 +178,6 @@ def content(call: Call, path: str, missing: str, headers: Callable[[str, os.stat
         found["Content-Range"] = f"bytes {first}-{last}/{status.st_size}"
         if "Content-MD5" in found:
             found["x-ms-blob-content-md5" if call.service == "blob" else "x-ms-content-md5"] = found.pop("Content-MD5")
-        if call.headers.get("x-ms-range-get-content-md5", "").lower() == "true":
-            if length > 4 << 20:
-                raise Refusal("OutOfRangeInput")
-            digest = hashlib.md5(os.pread(descriptor, length, first)).digest()
-            found["Content-MD5"] = base64.b64encode(digest).decode()
         return Answer(206, found, Part(descriptor, first, length))
     except BaseException:
         os.close(descriptor)

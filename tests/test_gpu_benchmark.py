@@ -30,32 +30,26 @@ def bench(gpu: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, cards: int, *
     return gpu.prove.Bench(gpu.prove.arguments([f"--out={folder / 'out'}", f"--work={folder / 'work'}", *options]))
 
 
-def test_an_unknown_part_is_refused(gpu: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_part_is_refused_and_so_is_a_machine_without_a_gpu(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         gpu.prove.arguments(["--out=x", "--parts=cifar,speed"])
-    assert "there is no part speed: give some of build,cifar,overhead,scaling,kill" in capsys.readouterr().err
-
-
-def test_without_a_gpu_it_says_so(gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "speed" in capsys.readouterr().err
     monkeypatch.setattr(gpu.prove, "gpus", list)
     assert gpu.prove.main([f"--out={tmp_path / 'out'}", f"--work={tmp_path / 'work'}"]) == 1
 
 
-@pytest.mark.parametrize(("cards", "counts"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 4]), (8, [1, 2, 4, 8])])
-def test_ranks_double_up_to_all_gpus(
+@pytest.mark.parametrize(("cards", "counts"), [(1, [1]), (3, [1, 2, 3]), (8, [1, 2, 4, 8])])
+def test_ranks_double_up_to_all_gpus_and_training_is_the_tutorials_whatever_the_ranks(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cards: int, counts: list[int]
 ) -> None:
     made = bench(gpu, monkeypatch, tmp_path, cards)
     assert made.counts() == counts
     assert json.loads((tmp_path / "work" / "home" / "clusters" / "many.yaml").read_text())["nodes"] == cards
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-def test_training_is_the_tutorials_whatever_the_ranks(
-    gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ranks: int
-) -> None:
-    given = bench(gpu, monkeypatch, tmp_path, 1).cifar(ranks, 100)
-    assert (given["batch_size"] * ranks, float(given["learning_rate"]) * ranks, given["epochs"]) == (128, 4e-4, 100)
+    for ranks in (1, 2, 4, 8):
+        given = made.cifar(ranks, 100)
+        assert (given["batch_size"] * ranks, float(given["learning_rate"]) * ranks, given["epochs"]) == (128, 4e-4, 100)
 
 
 def test_a_job_gets_a_node_for_each_rank(gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

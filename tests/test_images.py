@@ -70,7 +70,7 @@ def test_docker_env(project: Any) -> None:
     assert found == Container("team/a", volumes=("/data:/data:ro",), environment={"CONSTANT": "1"})
     assert (login, notices) == (None, [])
     assert copied_variables(made, RUN, {"COPIED": "s3cret", "OTHER": "x"}) == {"COPIED": "s3cret"}
-    with pytest.raises(ProjectError, match=r"docker_env.environment copies COPIED from here, and it is not set; set it"):
+    with pytest.raises(ProjectError, match="COPIED"):
         copied_variables(made, RUN, {})
 
 
@@ -78,10 +78,7 @@ def test_ignored(project: Any) -> None:
     made = project("{image: team/a, environment: [COPIED]}")
     found, login, notices = choose_container(made, properties(), IGNORE, "job.json")
     assert (found, login) == (None, None)
-    assert notices == [
-        "notice: the cluster document says containers: ignore, so the job runs on the bare nodes, without the image team/a and what"
-        " its container was to mount and set"
-    ]
+    assert len(notices) == 1 and "containers: ignore" in notices[0] and "team/a" in notices[0]
     assert copied_variables(made, IGNORE, {}) == {}
 
 
@@ -89,17 +86,12 @@ def test_ignored(project: Any) -> None:
     ("docker_env", "registry", "kind", "message"),
     [
         ("{image: a}", {"image": "b"}, DocumentError, "both name a container; keep one"),
-        ("", {"image": "a", "serverUrl": "https://reg.io"}, DocumentError, "must be fully qualified: write reg.io/a$"),
-        ("", {"image": "other.io/a", "serverUrl": "https://reg.io"}, DocumentError, "fully qualified: write reg.io/a$"),
-        ("", {"image": "a", "serverUrl": "https://"}, DocumentError, "serverUrl is 'https://', which names no host"),
-        ("", {"image": "--privileged"}, DocumentError, "image is '--privileged', which is no image's name"),
-        ("{image: 'a b'}", None, ProjectError, "docker_env.image is 'a b', which is no image's name"),
-        (
-            "{image: a, volumes: ['data:/data']}",
-            None,
-            ProjectError,
-            "volumes has 'data:/data'; write it as /folder/on/the/node",
-        ),
+        ("", {"image": "a", "serverUrl": "https://reg.io"}, DocumentError, "write reg.io/a$"),
+        ("", {"image": "other.io/a", "serverUrl": "https://reg.io"}, DocumentError, "write reg.io/a$"),
+        ("", {"image": "a", "serverUrl": "https://"}, DocumentError, "serverUrl is 'https://'"),
+        ("", {"image": "--privileged"}, DocumentError, "image is '--privileged'"),
+        ("{image: 'a b'}", None, ProjectError, "docker_env.image is 'a b'"),
+        ("{image: a, volumes: ['data:/data']}", None, ProjectError, "volumes has 'data:/data'"),
         (
             "",
             {
@@ -110,7 +102,7 @@ def test_ignored(project: Any) -> None:
                 },
             },
             NotSupportedError,
-            "credentials.passwordSecretReference .Azure Key Vault. is not supported; give the password",
+            "credentials.passwordSecretReference",
         ),
     ],
 )
@@ -124,12 +116,12 @@ def test_refused(
 @pytest.mark.parametrize(
     ("docker_env", "message"),
     [
-        ("{volumes: []}", "docker_env should name an image"),
-        ("team/a", "docker_env should name an image"),
-        ("{image: a, volumes: /data}", "docker_env.volumes should be a list of texts"),
-        ("{image: a, environment: {A: b}}", "docker_env.environment should be a list of names"),
-        ("{image: a, environment: [[A]]}", "docker_env.environment should be a list of names"),
-        ("{image: a, volume: []}", "docker_env has the unknown key 'volume'"),
+        ("{volumes: []}", "name an image"),
+        ("team/a", "name an image"),
+        ("{image: a, volumes: /data}", "docker_env.volumes"),
+        ("{image: a, environment: {A: b}}", "docker_env.environment"),
+        ("{image: a, environment: [[A]]}", "docker_env.environment"),
+        ("{image: a, volume: []}", "unknown key 'volume'"),
     ],
 )
 def test_a_docker_env_that_is_none(project: Any, docker_env: str, message: str) -> None:

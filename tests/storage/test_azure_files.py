@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,6 @@ from azure.storage.fileshare import ShareFileClient
 
 from mlflow_batchai.errors import ShareError, ShareNotFoundError
 from mlflow_batchai.storage import azure_client, azure_errors, azure_files, credentials, open_share
-from mlflow_batchai.storage.azure_files import AzureFilesShare
 from mlflow_batchai.storage.credentials import Credential
 from mlflow_batchai.storage.location import parse
 
@@ -71,6 +69,8 @@ def test_what_things_cost(azure, opened):
     assert sent(azure) == [("PUT", "y", "")]
     share.claim("c")
     assert sent(azure) == [("PUT", "c", "directory")]
+    share.claim("a/b")
+    assert sent(azure) == [("PUT", "b", "directory"), ("PUT", "a", "directory"), ("PUT", "b", "directory")]
     share.read("y")
     share.read("y", 100)
     share.read("y", 100, 5)
@@ -102,27 +102,16 @@ def test_a_service_that_passes_over_the_content(azure, opened, monkeypatch):
         assert share.read(name) == b"content"
 
 
-def test_a_claim_of_a_new_path_costs_one_request_a_folder(azure, opened):
-    share = opened()
-    share.claim("a/b")
-    assert sent(azure) == [("PUT", "b", "directory"), ("PUT", "a", "directory"), ("PUT", "b", "directory")]
-
-
-def test_what_is_new_of_ten_writers_costs_a_listing_and_a_read_each(azure, opened):
+def test_of_many_each_costs_one_request_and_a_counter_only_its_length(azure, opened):
     """As docs/architecture.md has it: the index is one listing, and then each file that is new is one request."""
     share = opened()
-    for writer in range(10):
-        share.write(f"job/board/segments-agent-{writer}", bytes(1))
-        share.write(f"job/events/0000/agent-{writer}-00000000.jsonl", b"text")
+    paths = [f"job/events/agent-{writer}.jsonl" for writer in range(10)]
+    for path in paths:
+        share.write(path, b"text")
     azure.reset()
-    sizes = {entry.name: entry.size for entry in share.list("job/board")}
-    assert sizes == {f"segments-agent-{writer}": 1 for writer in range(10)}
-    assert sent(azure) == [("GET", "board", "list")]
-    found = dict(share.read_many(f"job/events/0000/agent-{writer}-00000000.jsonl" for writer in range(10)))
-    assert len(found) == 10
+    assert [path for path, _ in share.read_many(paths)] == paths
     assert len(sent(azure)) == 10
-    # A counter that moves on is one request, and nothing but its length.
-    share.write("job/board/segments-agent-3", bytes(2))
+    share.write("job/events/segments", bytes(2))
     assert [(one.method, one.received) for one in azure.requests()] == [("PUT", 0)]
 
 
@@ -138,14 +127,7 @@ def test_a_large_file_is_ranges_under_another_name(azure, opened):
     assert [entry.name for entry in share.list("")] == ["big"]
 
 
-def test_a_service_that_takes_no_content_with_a_new_file(azure, opened):
-    share = opened()
-    azure.newest("2025-11-05")
-    with pytest.raises(ShareError, match="InvalidHeaderValue"):
-        share.read("x")
-
-
-@pytest.mark.parametrize("size", [1, 3000, 4 << 20])
+@pytest.mark.parametrize("size", [1, 4 << 20])
 def test_a_service_that_takes_no_content_in_the_first_request(azure, opened, monkeypatch, size):
     create = ShareFileClient.create_file
 
@@ -186,11 +168,10 @@ def test_more_names_than_one_answer_holds(azure, opened):
     assert len(sent(azure)) == 2
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_tenth_of_the_requests_fails(azure, opened, tmp_path, seed):
+def test_a_tenth_of_the_requests_fails(azure, opened, tmp_path):
     share = opened()
     big = os.urandom(20 << 20)
-    azure.fail(0.1, KINDS, seed=seed, retry_after=0.1)
+    azure.fail(0.1, KINDS, retry_after=0.1)
 
     def work(number):
         data = os.urandom(number * 100)
@@ -216,7 +197,7 @@ def test_an_answer_that_is_lost_costs_nobody_a_claim(azure, opened, kind):
     """The first request may have done it: then "it is there already" is said of our own directory."""
     share = opened()
     share.claim("claims")
-    for number in range(5):
+    for number in range(2):
         azure.fail(1, (kind,), methods=("PUT",), limit=1)
         assert share.claim(f"claims/{number}")
         azure.fail(1, (kind,), methods=("PUT",), limit=1)
@@ -254,33 +235,27 @@ def test_a_download_that_broke_goes_on_where_it_was(azure, opened, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_file_that_is_replaced_while_it_is_downloaded_comes_of_one_time(azure, opened, tmp_path):
+def test_a_file_that_is_replaced_while_it_is_downloaded_comes_of_one_time(opened, tmp_path):
     share = opened()
-    ones, twos = b"1" * (13 << 20), b"2" * (9 << 20)
+    ones, twos = b"1" * (13 << 20), b"2" * (13 << 20)
     share.write("x", ones)
-    stop = threading.Event()
+    told = []
 
-    def replace():
-        while not stop.wait(0.3):
+    def replace(count):
+        if not told:
             share.write("x", twos)
-            share.write("x", ones)
+        told.append(count)
 
-    thread = threading.Thread(target=replace)
-    thread.start()
-    try:
-        for _ in range(5):
-            share.download("x", tmp_path / "x")
-            assert (tmp_path / "x").read_bytes() in (ones, twos)
-    finally:
-        stop.set()
-        thread.join()
+    share.download("x", tmp_path / "x", replace)
+    assert (tmp_path / "x").read_bytes() == twos
 
 
-@pytest.mark.parametrize("name", ['a"b', "a\\b", "a:b", "a|b", "a<b", "a*b", "what?", "line\nbreak", "\udcff"])
-def test_names_that_azure_does_not_take(opened, name):
+def test_names_that_azure_does_not_take_are_not_even_sent(azure, opened):
     share = opened()
-    with pytest.raises(ShareError, match="can't be a path on an Azure file share; rename it"):
-        share.write(f"a/{name}", b"1")
+    for name in ('a"b', "a\\b", "a:b", "a|b", "a<b", "a*b", "what?", "line\nbreak", "\udcff", "..", "."):
+        with pytest.raises(ShareError, match=r"rename it|no path"):
+            share.write(f"a/{name}", b"1")
+    assert azure.requests() == []
 
 
 # Sentences.
@@ -291,7 +266,7 @@ def refused(act):
         act()
     text = str(error.value)
     assert "\n" not in text and "sig=" not in text
-    assert error.value.__cause__ is None
+    assert error.value.__cause__ is None and not isinstance(error.value, ShareNotFoundError)
     return text
 
 
@@ -306,41 +281,30 @@ def test_a_share_that_isnt_there_is_never_made(azure, opened):
         lambda: share.delete("x"),
         lambda: list(share.read_many(["x"])),
     ):
-        text = refused(act)
-        assert text == (
-            f"there is no file share '{name}' in the storage account 'devaccount' ({azure.url(name)}); create it, or correct the name"
-        )
-        with pytest.raises(ShareError) as error:
-            act()
-        assert not isinstance(error.value, ShareNotFoundError)
+        assert f"there is no file share '{name}' in the storage account 'devaccount'" in refused(act)
     assert not (azure.root / "file" / name).exists()
 
 
-def test_a_wrong_key(azure, opened):
+@pytest.mark.parametrize(
+    ("credential", "words"),
+    [
+        (
+            lambda azure, name: Credential(base64.b64encode(b"x" * 64).decode()),
+            "refused the account key (AuthenticationFailed)",
+        ),
+        (lambda azure, name: Credential(sas=azure.sas(name, "rl")), "the SAS lacks the permission for this"),
+        (lambda azure, name: Credential(sas=azure.sas(name, seconds=-60, starts=-600)), "expired at 2"),
+        (lambda azure, name: Credential(sas=azure.sas(name, starts=600)), "is not valid now"),
+    ],
+    ids=["wrong key", "may not write", "expired", "not begun"],
+)
+def test_what_opens_it_is_refused(azure, opened, credential, words):
     name = f"share-{uuid.uuid4().hex}"
     azure.share(name)
-    share = opened(Credential(base64.b64encode(b"x" * 64).decode()), name)
-    text = refused(lambda: share.read("a/x"))
-    assert "'a/x': storage account 'devaccount' refused the account key (AuthenticationFailed): it is wrong" in text
-    assert len(azure.requests()) == 1, "it is not tried again"
-
-
-def test_a_sas_that_may_not_write(azure, opened):
-    name = f"share-{uuid.uuid4().hex}"
-    azure.share(name)
-    share = opened(Credential(sas=azure.sas(name, "rl")), name)
-    assert share.list("") == []
+    share = opened(credential(azure, name), name)
     text = refused(lambda: share.write("x", b"1"))
-    assert "'x': the SAS lacks the permission for this (AuthorizationPermissionMismatch); make one that may" in text
-
-
-def test_a_sas_that_has_expired_or_not_begun(azure, opened):
-    name = f"share-{uuid.uuid4().hex}"
-    azure.share(name)
-    share = opened(Credential(sas=azure.sas(name, seconds=-60, starts=-600)), name)
-    assert "the SAS of storage account 'devaccount' expired at 2" in refused(lambda: share.read("x"))
-    share = opened(Credential(sas=azure.sas(name, starts=600)), name)
-    assert "is not valid now; make a new one" in refused(lambda: share.read("x"))
+    assert "'x'" in text and words in text
+    assert len(azure.requests()) == 1, "it is not tried again"
 
 
 def test_a_full_share(azure, opened):
@@ -348,9 +312,8 @@ def test_a_full_share(azure, opened):
     name = parse(share.url).share
     azure.quota(name, 1 << 20)
     try:
-        text = refused(lambda: share.write("x", os.urandom(2 << 20)))
-        assert text == f"share {share.url}: 'x': the share is full; delete from it, or raise its quota"
-        assert "the share is full" in refused(lambda: share.write("big", os.urandom(6 << 20)))
+        for size in (2 << 20, 6 << 20):
+            assert "the share is full" in refused(lambda size=size: share.write("x", os.urandom(size)))
         assert share.list("") == []
     finally:
         azure.quota(name, None)
@@ -362,36 +325,34 @@ def test_a_folder_where_a_file_is(opened):
     assert "'file/below' can't be written: 'file' is a file" in refused(lambda: share.write("file/below", b"1"))
 
 
-def test_no_host_of_that_name_is_said_at_once(monkeypatch):
-    monkeypatch.setattr(credentials, "_remembered", {"nosuch": Credential(base64.b64encode(b"x" * 64).decode())})
-    monkeypatch.setattr(credentials, "_named", {"https://ACCOUNT.file.core.windows.invalid"})
-    share = open_share("https://nosuch.file.core.windows.invalid/data")
-    began = time.monotonic()
-    text = refused(lambda: share.read("x"))
-    assert "'x': there is no host nosuch.file.core.windows.invalid; correct the account's name" in text
-    assert time.monotonic() - began < 10
-
-
-def test_nothing_answers(monkeypatch):
+def test_a_host_that_nobody_knows_or_that_does_not_answer_is_said_at_once(monkeypatch):
     monkeypatch.setattr(credentials, "_remembered", {"acct": Credential(sas="sv=1&sp=r&sig=hush")})
     monkeypatch.setattr(azure_client, "FIRST_PAUSE_SECONDS", 0.01)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(credentials, "_named", {f"http://127.0.0.1:{taken.getsockname()[1]}/ACCOUNT"})
-        share = open_share(f"http://127.0.0.1:{taken.getsockname()[1]}/acct/data")
-        text = refused(lambda: share.read("x"))
-    assert "nothing answers at 127.0.0.1:" in text and "hush" not in text
+        for host, words in (
+            ("https://acct.file.core.windows.invalid", "there is no host acct.file.core.windows.invalid"),
+            (f"http://127.0.0.1:{taken.getsockname()[1]}/acct", "nothing answers at 127.0.0.1:"),
+        ):
+            monkeypatch.setattr(credentials, "_named", {host.replace("acct", "ACCOUNT")})
+            share = open_share(f"{host}/data")
+            began = time.monotonic()
+            text = refused(lambda share=share: share.read("x"))
+            assert words in text and "hush" not in text and time.monotonic() - began < 10
+    silent = azure_errors.of_network(parse("http://10.0.0.5/acct/share"), "x", type("ReadTimeout", (Exception,), {})())
+    assert re.search(r"10\.0\.0\.5 does not answer in time; .*HTTP, port 80\)", str(silent))
 
 
 def test_a_service_that_stays_busy(azure, opened, monkeypatch):
     share = opened()
     monkeypatch.setattr(azure_client, "LONGEST_SECONDS", 0.3)
-    azure.fail(1, ("503",))
-    assert "'x': the storage account is too busy (ServerBusy); try again later" in refused(lambda: share.read("x"))
-    azure.fail(1, ("429",))
-    assert "'x': the storage account is too busy (status 429)" in refused(lambda: share.read("x"))
-    azure.fail(1, ("cut-before",))
-    assert "was cut again and again" in refused(lambda: share.read("x"))
+    for kind, words in (
+        ("503", "too busy (ServerBusy)"),
+        ("429", "too busy (status 429)"),
+        ("cut-before", "cut again and again"),
+    ):
+        azure.fail(1, (kind,))
+        assert words in refused(lambda: share.read("x"))
 
 
 def test_no_login(azure, monkeypatch):
@@ -399,9 +360,7 @@ def test_no_login(azure, monkeypatch):
     for name in ("AZURE_STORAGE_ACCOUNT", "AZURE_BATCHAI_STORAGE_ACCOUNT", "AZURE_STORAGE_CONNECTION_STRING"):
         monkeypatch.delenv(name, raising=False)
     text = refused(lambda: open_share(azure.url("data")))
-    assert text.startswith(
-        "there is no key, SAS or Azure login for the storage account 'devaccount'; give its key in the document"
-    )
+    assert text.startswith("there is no key, SAS or Azure login for the storage account 'devaccount'")
 
 
 def test_without_the_sdk_there_is_a_hint_and_nothing_else_needs_it():
@@ -416,49 +375,13 @@ def test_without_the_sdk_there_is_a_hint_and_nothing_else_needs_it():
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (
-        result.stdout
-        == "ShareError Azure file shares need Microsoft's SDK (azure.storage.fileshare can't be imported): pip install 'mlflow-batchai[azure]'\n"
-    )
+    assert result.stdout.startswith("ShareError ") and "pip install 'mlflow-batchai[azure]'" in result.stdout
 
 
 def test_the_sdk_says_nothing_of_its_own(azure, opened, capfd):
     share = opened()
     azure.fail(0.5, ("cut-middle",))
-    for number in range(10):
+    for number in range(5):
         share.write("x", b"1" * number)
         share.read("x")
     assert capfd.readouterr() == ("", "")
-
-
-def test_it_is_made_from_its_location(azure, opened):
-    share = opened(folder="a b")
-    share.write("x", b"1")
-    assert AzureFilesShare(parse(azure.url(parse(share.url).share))).read("a b/x") == b"1"
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("2026-11-28T09:52:43.1234567Z", 1795859563.1234567),
-        ("2026-11-28T09:52:43Z", 1795859563.0),
-        (None, None),
-        ("", None),
-        ("yesterday", None),
-    ],
-)
-def test_when_a_service_says_that_a_file_was_written(text, seconds):
-    assert azure_files._modified(text) == seconds
-
-
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [
-        ("https://acct.file.core.windows.net/share", "acct.file.core.windows.net does not answer in time; .*HTTPS, port 443"),
-        ("http://10.0.0.5/acct/share", r"10\.0\.0\.5 does not answer in time; .*HTTP, port 80\)"),
-        ("http://10.0.0.5:10004/acct/share", r"10\.0\.0\.5:10004 does not answer in time; .*HTTP, port 10004"),
-    ],
-)
-def test_a_network_is_looked_at_where_the_endpoint_is(address, words):
-    error = azure_errors.of_network(parse(address), "x", type("ReadTimeout", (Exception,), {})())
-    assert re.search(words, str(error))

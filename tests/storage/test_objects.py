@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-import uuid
 from pathlib import Path
 
 import pytest
@@ -13,23 +12,8 @@ import pytest
 from mlflow_batchai.agent.plan import CodeFile
 from mlflow_batchai.agent.protocol import OBJECTS, object_path
 from mlflow_batchai.errors import ProjectError, ShareError
-from mlflow_batchai.storage import credentials, objects, open_share
-from mlflow_batchai.storage.credentials import Credential
-from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.storage import objects
 from mlflow_batchai.storage.objects import StagedFile, scan, scan_input, upload
-
-
-@pytest.fixture(params=["directory", "azure"])
-def share(request, tmp_path):
-    return DirectoryShare(tmp_path / "share") if request.param == "directory" else request.getfixturevalue("azure_share")
-
-
-@pytest.fixture
-def azure_share(azure, monkeypatch):
-    monkeypatch.setattr(credentials, "_remembered", {azure.account: Credential(azure.key)})
-    name = f"share-{uuid.uuid4().hex}"
-    azure.share(name)
-    return open_share(azure.url(name))
 
 
 @pytest.fixture
@@ -65,7 +49,7 @@ def test_what_was_sent_days_ago_is_sent_again(share, project, monkeypatch):
 def test_a_file_that_changes_meanwhile_is_not_stored(share, project):
     files = scan(project)
     (project / "big").write_bytes(b"y")
-    with pytest.raises(ProjectError, match="big changed while it was sent; submit again"):
+    with pytest.raises(ProjectError, match="big changed"):
         upload(share, files)
     sha256 = next(file.sha256 for file in files if file.path == "big")
     assert object_path(sha256).rpartition("/")[2] not in [
@@ -73,17 +57,13 @@ def test_a_file_that_changes_meanwhile_is_not_stored(share, project):
     ]
 
 
-def test_a_file_that_goes_meanwhile_is_a_sentence(share, project):
+def test_a_file_that_goes_meanwhile_or_cant_be_read_is_a_sentence(share, project):
     files = scan(project)
     (project / "a.py").unlink()
-    with pytest.raises(ProjectError, match=r"a\.py' can't be read: No such file"):
-        upload(share, files)
-
-
-def test_a_file_that_cant_be_read_is_a_sentence(share):
-    file = StagedFile("mem", Path("/proc/self/mem"), "ab" * 32, 0o644, size=5)
-    with pytest.raises(ProjectError, match=r"^'/proc/self/mem' can't be read: Input/output error$"):
-        upload(share, [file])
+    memory = StagedFile("mem", Path("/proc/self/mem"), "ab" * 32, 0o644, size=5)
+    for some, name in ((files, r"a\.py"), ([memory], "/proc/self/mem")):
+        with pytest.raises(ProjectError, match=f"{name}' can't be read"):
+            upload(share, some)
 
 
 def test_links_send_nothing(share, project):
@@ -116,7 +96,7 @@ def test_a_folder_that_cant_be_read_is_not_passed_over(project, monkeypatch):
         return real(path)
 
     monkeypatch.setattr(objects.os, "scandir", scandir)
-    with pytest.raises(ProjectError, match="sub' can't be read: Permission denied"):
+    with pytest.raises(ProjectError, match="sub' can't be read"):
         scan(project)
 
 
@@ -128,15 +108,7 @@ def test_inputs_follow_links_and_circles_end(project, tmp_path):
     (project / "sub" / "round").symlink_to(tmp_path / "data")
     (project / "sub" / "dangling").symlink_to("nowhere")
     found = [file.path for file in scan_input(tmp_path / "data")]
-    assert found == [
-        "data/one/a.py",
-        "data/one/big",
-        "data/one/sub/same.py",
-        "data/two/a.py",
-        "data/two/big",
-        "data/two/sub/same.py",
-        "data/x",
-    ]
+    assert found == [*(f"data/{way}/{name}" for way in ("one", "two") for name in ("a.py", "big", "sub/same.py")), "data/x"]
     assert [file.path for file in scan_input(tmp_path / "data" / "x")] == ["x"]
 
 
@@ -148,26 +120,21 @@ def many(root, count):
     return root
 
 
-def test_a_thousand_files_are_one_request_when_they_lie_there(azure, azure_share, tmp_path):
-    files = scan(many(tmp_path / "many", 1000))
+def test_hundreds_of_files_are_one_request_when_they_lie_there(azure, azure_share, tmp_path):
+    files = scan(many(tmp_path / "many", 400))
     azure.reset()
     sent = upload(azure_share, files)
     assert sent == sum(file.size for file in files)
     found = azure.requests()
     assert sum(one.received for one in found if "/objects/trees/" not in one.path) == sent
     # The tree, the listing, the folders, and each file once.
-    assert len(found) <= 1000 + 256 + 10
+    assert len(found) <= 400 + 256 + 10
     azure.reset()
     assert upload(azure_share, scan(tmp_path / "many")) == 0
     assert [(one.method, one.received) for one in azure.requests()] == [("GET", 0)]
-
-
-def test_one_changed_file_of_many_is_sent_alone(azure, azure_share, tmp_path):
-    root = many(tmp_path / "many", 300)
-    upload(azure_share, scan(root))
-    (root / "3" / "3.py").write_bytes(b"changed")
+    (tmp_path / "many" / "3" / "3.py").write_bytes(b"changed")
     azure.reset()
-    assert upload(azure_share, scan(root)) == 7
+    assert upload(azure_share, scan(tmp_path / "many")) == 7
     assert len([one for one in azure.requests() if one.method == "PUT"]) <= 3
 
 
@@ -177,14 +144,14 @@ def test_a_set_of_files_counts_only_when_all_of_it_was_sent(azure, azure_share, 
     with pytest.raises(ProjectError, match="can't be read"):
         upload(azure_share, files)
     assert azure_share.list(f"{OBJECTS}/trees") == []
-    files[11].source.write_bytes(b"11" if files[11].path.endswith("/11.py") else files[11].path.split("/")[1][:-3].encode())
+    files[11].source.write_bytes(files[11].path.split("/")[1][:-3].encode())
     upload(azure_share, files)
     assert all(azure_share.read(object_path(file.sha256)) == file.source.read_bytes() for file in files)
     assert len(azure_share.list(f"{OBJECTS}/trees")) == 1
 
 
 def test_a_tenth_of_the_requests_fails(azure, azure_share, tmp_path):
-    files = scan(many(tmp_path / "many", 200))
+    files = scan(many(tmp_path / "many", 100))
     (tmp_path / "large").write_bytes(os.urandom(9 << 20))
     files += scan_input(tmp_path / "large")
     azure.fail(0.1, seed=5, retry_after=0.1)
@@ -209,10 +176,3 @@ def test_a_failure_ends_the_sending_with_its_sentence(azure, azure_share, tmp_pa
             upload(azure_share, files)
     finally:
         azure.fail(0)
-
-
-def test_progress_on_a_directory(tmp_path, project):
-    told = []
-    sent = upload(DirectoryShare(tmp_path / "share"), scan(project), lambda *pair: told.append(pair))
-    assert told[-1] == (sent, sent)
-    assert len(told) == 4

@@ -58,6 +58,10 @@ class Scene:
         """As a new relay would send them, that holds the lease of this number."""
         return Outputs(self.client, self.job, SentFiles(self.job, number))
 
+    def log(self, name="stdout.txt"):
+        """What has been sent of a log."""
+        return (self.artifacts / "logs" / name).read_bytes()
+
     def asked(self):
         """(method, name, bytes that came) since the last look."""
         found = [(one.method, one.path.rpartition("/")[2], one.sent) for one in self.azure.requests()]
@@ -86,41 +90,32 @@ def test_a_growing_log_is_fetched_once(scene):
     scene.asked()
     logs.send()
     assert sorted(scene.asked()[1:]) == [("GET", "stdout-0.txt", len(first)), ("GET", "stdout-1.txt", 5)]
-    assert (scene.artifacts / "logs" / "stdout-0.txt").read_bytes() == first
+    assert scene.log("stdout-0.txt") == first
     # One of them grows: only that, and only what is new of it.
     scene.share.write(f"{LOGS}/stdout-0.txt", first + second)
     scene.asked()
     logs.send()
     assert scene.asked()[1:] == [("GET", "stdout-0.txt", len(second))]
-    assert (scene.artifacts / "logs" / "stdout-0.txt").read_bytes() == first + second
+    assert scene.log("stdout-0.txt") == first + second
     # Nothing does: one listing.
     assert logs.send() == [] and logs.send(complete=True) == []
     assert [method for method, _, _ in scene.asked()] == ["GET", "GET"]
 
 
-def test_nuls_at_the_end_wait(scene):
+def test_nuls_at_the_end_wait_and_a_log_may_begin_anew(scene):
     """A reader may come between the two requests by which a file grows: it is longer, and not written yet."""
     logs = Logs(scene.client, scene.job)
-    scene.share.write(f"{LOGS}/stdout.txt", b"one\n" + bytes(4))
-    logs.send()
-    sent = scene.artifacts / "logs" / "stdout.txt"
-    assert sent.read_bytes() == b"one\n"
-    scene.share.write(f"{LOGS}/stdout.txt", b"one\ntwo\n")
-    logs.send()
-    assert sent.read_bytes() == b"one\ntwo\n"
-    scene.share.write(f"{LOGS}/stdout.txt", b"one\ntwo\n\0\0")
-    logs.send()
+    for written, sent in (
+        (b"one\n" + bytes(4), b"one\n"),
+        (b"one\ntwo\n", b"one\ntwo\n"),
+        (b"new\n", b"new\n"),
+        (b"new\ntwo\n\0\0", b"new\ntwo\n"),
+    ):
+        scene.share.write(f"{LOGS}/stdout.txt", written)
+        logs.send()
+        assert scene.log() == sent
     logs.send(complete=True)
-    assert sent.read_bytes() == b"one\ntwo\n\0\0"
-
-
-def test_a_log_that_was_begun_anew(scene):
-    logs = Logs(scene.client, scene.job)
-    scene.share.write(f"{LOGS}/stdout.txt", b"a long first one")
-    logs.send()
-    scene.share.write(f"{LOGS}/stdout.txt", b"short")
-    logs.send()
-    assert (scene.artifacts / "logs" / "stdout.txt").read_bytes() == b"short"
+    assert scene.log() == b"new\ntwo\n\0\0"
 
 
 def test_all_outputs_come_while_a_tenth_of_the_requests_fails(scene):
@@ -136,7 +131,7 @@ def test_all_outputs_come_while_a_tenth_of_the_requests_fails(scene):
         # What lies in the other output directory is that one's.
         sent = "B/" + name.removeprefix("deep/") if name.startswith("deep/") else "A/" + name
         assert (scene.artifacts / "outputs" / sent).read_bytes() == data
-    assert (scene.artifacts / "logs" / "stdout.txt").read_bytes() == b"log"
+    assert scene.log() == b"log"
 
 
 def test_outputs_lie_here_a_portion_at_a_time_and_are_sent_once(scene, monkeypatch):
@@ -184,12 +179,6 @@ def test_outputs_cost_a_listing_a_folder_and_a_request_a_file(scene):
     assert len(scene.asked()) == 2 + 20 + 2
 
 
-def test_no_outputs_are_none(scene):
-    assert scene.outputs().send() == []
-    assert Logs(scene.client, scene.job).send(complete=True) == []
-    assert not (scene.artifacts / "outputs").exists()
-
-
 def test_names_that_lead_out_of_a_folder_are_left_out(scene, monkeypatch):
     """A share's server is not this machine: what it calls a file must not become a path here."""
     real = scene.share.list
@@ -197,7 +186,7 @@ def test_names_that_lead_out_of_a_folder_are_left_out(scene, monkeypatch):
     scene.share.write(f"{LOGS}/stdout.txt", b"log")
     monkeypatch.setattr(scene.share, "list", lambda path: evil + real(path))
     notes = Logs(scene.client, scene.job).send(complete=True)
-    assert len(notes) == 3 and "'../../evil' can't be a name here" in notes[1]
+    assert len(notes) == 3 and "'../../evil'" in notes[1]
     assert [path.name for path in (scene.artifacts / "logs").iterdir()] == ["stdout.txt"]
 
 
@@ -234,7 +223,7 @@ def test_one_file_that_cant_be_had_costs_no_other(scene, monkeypatch):
     more = [Entry("gone", 4, False), Entry("長" * 200, 1, False)]  # Azure counts letters
     monkeypatch.setattr(scene.share, "list", lambda path: more + real(path) if path == OUTPUTS else real(path))
     notes = scene.outputs().send()
-    assert len(notes) == 2 and "can't be a name here" in notes[0] and notes[1] == "outputs/A: not sent: gone (gone)"
+    assert len(notes) == 2 and "長長" in notes[0] and "gone" in notes[1]
     assert sorted(path.name for path in (scene.artifacts / "outputs" / "A").iterdir()) == ["a", "b"]
 
 
@@ -249,10 +238,9 @@ def test_one_log_that_the_server_refuses_costs_no_other(scene, monkeypatch):
         real(run_id, file, path)
 
     monkeypatch.setattr(scene.client, "log_artifact", log_artifact)
-    assert Logs(scene.client, scene.job).send(complete=True) == [
-        "logs: not sent: stderr.txt (the server's answer is 413 Request Entity Too Large)"
-    ]
-    assert (scene.artifacts / "logs" / "stdout.txt").read_bytes() == b"log"
+    (note,) = Logs(scene.client, scene.job).send(complete=True)
+    assert "stderr.txt" in note and "413" in note
+    assert scene.log() == b"log"
 
 
 def test_copies_go_with_their_owner(scene, tmp_path, monkeypatch):

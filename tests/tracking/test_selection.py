@@ -43,14 +43,11 @@ def test_what_our_own_class_writes_stays(tmp_path):
         {"epoch-0007.json": NOTE},
         {"epoch-0007.h5": b"x", "epoch-0008.json": NOTE},
         {"a/epoch-0007.h5": b"x", "b/epoch-0007.json": NOTE},
-        {"epoch-7.h5": b"x", "epoch-7.json": NOTE},
-        {"epoch-0007-best.h5": b"x", "epoch-0007-best.json": NOTE},
-        {"my-epoch-0007.h5": b"x", "my-epoch-0007.json": NOTE},
-        {"epoch-0007.h5": b"x", "epoch-0007.json": b"not JSON"},
-        {"epoch-0007.h5": b"x", "epoch-0007.json": b"[" * 100_000},
-        {"epoch-0007.h5": b"x", "epoch-0007.json": b"[1]"},
-        {"epoch-0007.h5": b"x", "epoch-0007.json": b" " * (2 << 20) + json.dumps(NOTE).encode()},
-        {"epoch-0007.h5": b"x", "epoch-0007.json": b""},
+        *({f"{stem}.h5": b"x", f"{stem}.json": NOTE} for stem in ("epoch-7", "epoch-0007-best", "my-epoch-0007")),
+        *(
+            {"epoch-0007.h5": b"x", "epoch-0007.json": note}
+            for note in (b"", b"not JSON", b"[" * 100_000, b"[1]", b" " * (2 << 20) + json.dumps(NOTE).encode())
+        ),
         *({"epoch-0007.h5": b"x", "epoch-0007.json": {k: v for k, v in NOTE.items() if k != key}} for key in NOTE),
         # A picture of it, say: which of the two is meant nobody can tell.
         {"epoch-0007.h5": b"x", "epoch-0007.png": b"x", "epoch-0007.json": NOTE},
@@ -80,6 +77,6 @@ def test_patterns_are_those_of_a_gitignore(patterns, stay):
     assert chosen(files, exclude=patterns) == (sorted(set(files) - stay), 0, len(stay))
 
 
-def test_a_checkpoint_that_a_pattern_names_counts_there(tmp_path):
+def test_a_checkpoint_that_a_pattern_names_counts_there():
     files = {"epoch-0007.h5": b"x", "epoch-0007.json": json.dumps(NOTE).encode()}
     assert chosen(files, exclude=["epoch-*"]) == ([], 0, 2)
