@@ -196,6 +196,21 @@ def test_a_folder_of_the_share_that_is_none(tmp_path: Path, kind: str) -> None:
     assert share.list("") == []
 
 
+def test_deleting_leaves_what_links_lead_to(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_bytes(b"x")
+    share = DirectoryShare(tmp_path / "share")
+    share.write("job/deep/file", b"x")
+    for path in ("job/deep/link", "job/link", "link"):
+        (share.root / path).symlink_to(tmp_path / "precious")
+    for path in ("link/file", "job/link/file", "job/deep/link/../link/file"):
+        with pytest.raises(ShareError):
+            share.delete(path)
+    share.delete("job")
+    share.delete("link")
+    assert (tmp_path / "precious" / "file").exists() and share.list("") == []
+
+
 # Memory.
 
 
