@@ -434,8 +434,6 @@ def test_gpus_as_the_cluster_document_has_them(desk):
     assert desk.prepare(two, gpus_per_node=2, oversubscribe=True).plan.oversubscribe is True
     with pytest.raises(ClusterError, match=r"processCount is 6 and 2 node\(s\) of cluster 'c' have 4 GPUs"):
         desk.prepare(two, gpus_per_node=2)
-    custom = properties(nodeCount=2, customToolkitSettings={})
-    assert desk.prepare(custom, gpus_per_node=0).plan.gpus_per_node == 0
 
 
 PREPARE = "pip install --target $BATCHAI_PREPARATION_DIR -r requirements.txt $BATCHAI_PARAM_more"
