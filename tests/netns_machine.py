@@ -227,13 +227,6 @@ class Machine:
             **options,
         )
 
-    def install(self, name: str, text: str) -> Path:
-        """Put a program on its PATH, before all others: a script with its ``#!`` line."""
-        path = self.folder / "bin" / name
-        path.write_text(text)
-        path.chmod(0o755)
-        return path
-
     def processes(self) -> list[psutil.Process]:
         """What runs on it besides its first process and sshd; pids as seen from here."""
         found = []

@@ -18,8 +18,6 @@ SLOW = (
     "e2e/test_scripts_with_mlflow.py::test_pytorch",
     "e2e/test_ssh_bad_input.py",
     "e2e/test_ssh_machines.py",
-    "e2e/test_ssh_sweep.py",
-    "e2e/test_storage_account.py",
     "e2e/test_sweep_job.py",
     "e2e/test_tutorial_elsewhere.py",
     "e2e/test_ui.py",

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
-import re
 import sys
-import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from mlflow_batchai.engines import archive
 
 NAME = "nc6"
 
@@ -71,7 +66,7 @@ class HereClient:
     def __init__(self, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         import mlflow
 
-        self._world, self._monkeypatch = world, monkeypatch
+        self._world = world
         monkeypatch.setenv("BATCHAI_HOME", str(world.home))
         monkeypatch.setenv("MLFLOW_TRACKING_URI", world.uri)
         monkeypatch.chdir(world.cwd)
@@ -104,20 +99,6 @@ class HereClient:
             if cluster:
                 cluster.engine.close()
         raise AssertionError("it was not refused")
-
-    def constants(self, module: str, **values: float) -> None:
-        """Let agents that are sent from now on have other values of constants in one of their modules."""
-        name = f"mlflow_batchai/agent/{module}.py"
-        source = zipfile.ZipFile(io.BytesIO(archive.build()))
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as changed:
-            for entry in source.infolist():
-                text = source.read(entry)
-                for constant, value in values.items() if entry.filename == name else ():
-                    text, count = re.subn(rb"(?m)^%s = .*$" % constant.encode(), f"{constant} = {value}".encode(), text)
-                    assert count == 1, constant
-                changed.writestr(entry, text)
-        self._monkeypatch.setattr(archive, "build", buffer.getvalue)
 
 
 def running(world: Any, ranks: int = 2) -> Any:

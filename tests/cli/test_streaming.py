@@ -17,7 +17,6 @@ from waiting import wait_for
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.cli import file
 from mlflow_batchai.client import jobview, runner
-from mlflow_batchai.client import streaming as files
 from mlflow_batchai.cluster import scaling
 from mlflow_batchai.errors import ClusterError, JobError, NotFoundError, ShareError, UsageError
 from mlflow_batchai.follower import detached
@@ -89,6 +88,8 @@ def test_a_stream_goes_on_with_the_next_attempt(attempts: Attempts, capsys: pyte
     attempts.end(2)
     assert "".join(pieces) == "two\n"
     assert "job toy goes on with attempt 2" in capsys.readouterr().err
+    # Who comes later begins with the present one.
+    assert "".join(file.growing(attempts.submitted, directories.LOGS, "stdout.txt")) == "two\n"
 
 
 def test_a_job_that_nobody_relays_gets_a_follower(
@@ -123,6 +124,14 @@ def test_a_job_that_has_ended_needs_no_follower_to_be_read(attempts: Attempts, _
     assert _followers == []
 
 
+def test_a_file_that_never_came(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
+    attempts.end(1)
+    with pytest.raises(JobError, match=r"^The file nope\.txt not found for the completed job\.$"):
+        list(file.growing(attempts.submitted, directories.LOGS, "nope.txt"))
+    assert list(file.growing(attempts.submitted, directories.LOGS, "stdout.txt", required=False)) == []
+    assert "job toy has written no stdout.txt" in capsys.readouterr().err
+
+
 def test_an_output_directory_is_the_same_for_all_attempts(tmp_path: Path) -> None:
     directory = {"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": None}
     attempts = Attempts(DirectoryShare(tmp_path / "share"), outputDirectories=[directory])
@@ -133,27 +142,6 @@ def test_an_output_directory_is_the_same_for_all_attempts(tmp_path: Path) -> Non
     attempts.share.write(f"{FOLDER}/outputs/notes.txt", b"one\ntwo\n")
     attempts.end(2)
     assert "".join(pieces) == "two\n"
-
-
-def test_a_stream_begins_with_the_present_attempt(attempts: Attempts) -> None:
-    attempts.log(1, "one\n")
-    attempts.end(1, following=2)
-    attempts.log(2, "two\n")
-    attempts.end(2)
-    assert "".join(file.growing(attempts.submitted, directories.LOGS, "stdout.txt")) == "two\n"
-
-
-def test_a_file_that_never_came(attempts: Attempts) -> None:
-    attempts.log(1, "one\n")
-    attempts.end(1)
-    with pytest.raises(JobError, match=r"^The file nope\.txt not found for the completed job\.$"):
-        list(file.growing(attempts.submitted, directories.LOGS, "nope.txt"))
-
-
-def test_logs_of_a_job_that_wrote_none(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
-    attempts.end(1)
-    assert list(file.growing(attempts.submitted, directories.LOGS, "stdout.txt", required=False)) == []
-    assert "job toy has written no stdout.txt" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -174,17 +162,6 @@ def test_a_stream_that_begins_anew_says_so(attempts: Attempts, capsys: pytest.Ca
     attempts.end(1)
     assert list(pieces) == []
     assert "batchai: stdout.txt was cut or replaced; it begins anew\n" in capsys.readouterr().err
-
-
-def test_what_is_written_shows_within_a_second(attempts: Attempts) -> None:
-    assert max(files.LOOK_SECONDS, files.REQUEST_SECONDS) < 1
-    attempts.log(1, "one\n")
-    timer = threading.Timer(0.05, attempts.log, (1, "one\nno line's end"))
-    pieces = file.growing(attempts.submitted, directories.LOGS, "stdout.txt")
-    assert next(pieces) == "one\n"
-    timer.start()
-    assert next(pieces) == "no line's end"
-    timer.join()
 
 
 def test_a_share_where_every_look_costs_a_request(azure: AzureServer) -> None:
@@ -249,10 +226,8 @@ def test_names_that_rclone_spells_otherwise(tmp_path: Path) -> None:
         place.entries("less?")
 
 
-def test_what_a_queued_job_waits_for(monkeypatch: pytest.MonkeyPatch, attempts: Attempts) -> None:
+def test_a_queued_job_whose_nodes_do_not_answer(monkeypatch: pytest.MonkeyPatch, attempts: Attempts) -> None:
     job = attempts.submitted.job
-    monkeypatch.setattr(scaling, "waits", lambda job: scaling.Waits(("first", "second"), "queued behind first, second"))
-    assert jobview._queue(job) == (["first", "second"], "queued behind first, second")
 
     def away(job: Job) -> scaling.Waits:
         raise ClusterError("node-0 does not answer")

@@ -7,7 +7,6 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +56,16 @@ def describe(world: Any, **document: Any) -> None:
     (folder / "two.yaml").write_text(json.dumps({"nodes": 2, **document}))
 
 
-@pytest.fixture(params=["directory", "azure"])
-def share(request: pytest.FixtureRequest, world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of the control share, of a cluster ``two``."""
-    if request.param == "directory":
-        describe(world)
-        yield world.home / "share"
-        return
-    azure: AzureServer = request.getfixturevalue("azure")
+@pytest.fixture
+def share(azure: AzureServer, world: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the control share, an Azure file share, of a cluster ``two``."""
     for name, value in (("ACCOUNT", azure.account), ("KEY", azure.key)):
         monkeypatch.setenv(f"AZURE_BATCHAI_STORAGE_{name}", value)
     folder = azure.share("attempts")
-    azure.reset()
     endpoint = azure.endpoint.replace(azure.account, "ACCOUNT")
     where = {f"{azure.account}/attempts": str(folder)}
     describe(world, share=azure.url("attempts"), fileEndpoint=endpoint, mount="bind", mountedAt=where)
-    yield folder
+    return Path(folder)
 
 
 def outputs(share: Path, run: Any) -> Path:

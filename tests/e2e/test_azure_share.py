@@ -1,4 +1,4 @@
-"""Whole jobs on four nodes over SSH whose share is an Azure file share: trained, cut off, out of room, and no secret anywhere."""
+"""Whole jobs on four nodes over SSH whose share is an Azure file share: trained, cut off, and no secret anywhere."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ def account(azure: AzureServer, world: Any, monkeypatch: pytest.MonkeyPatch) -> 
     azure.reset()
     yield azure
     azure.fail(0)
-    azure.quota("batchai", None)
     for path in sorted(share.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
 
@@ -129,16 +128,6 @@ def test_a_share_that_takes_no_more_of_logs(world: Any, ssh_servers: SshNodes, a
     short = next(share_of(account).rglob("stdout-1.txt")).read_bytes()
     assert short.count(b"\n") < 600
     world.wait_gone()
-
-
-def test_an_unchanged_project_sends_nothing(world: Any, ssh_servers: SshNodes, account: AzureServer, here: HereClient) -> None:
-    on_azure(account, world, ssh_servers)
-    project = world.project("print('hi')", batchai=config(1, horovod=False), **{f"file{n}.txt": str(n) for n in range(30)})
-    assert ended(world, here.submit(project)).info.status == "FINISHED"
-    account.reset()
-    assert ended(world, here.submit(project)).info.status == "FINISHED"
-    sent = [request for request in account.requests() if "/.batchai/objects" in request.path and request.method == "PUT"]
-    assert sent == []
 
 
 def test_an_idle_job_asks_for_little(world: Any, ssh_servers: SshNodes, account: AzureServer, here: HereClient) -> None:
@@ -285,67 +274,12 @@ def refused(world: Any, project: Path, pattern: str) -> None:
 
 
 def test_bad_input_before_anything_exists(world: Any, ssh_servers: SshNodes, account: AzureServer) -> None:
+    """Of the control share, and of a volume of the job."""
     project = world.project("print('never')", batchai=config(2))
-    on_azure(account, world, ssh_servers, share=account.url("nosuch"))
-    refused(world, project, r"nosuch.*there is no such share|no file share.*nosuch|nosuch.*no such")
-    on_azure(account, world, ssh_servers, credentials={"accountKey": "bm90IHRoZSBrZXk="})
-    refused(world, project, r"batchai.*(key|credential)")
-    for changes, pattern in (
-        ({"seconds": -60, "starts": -3600}, r"SAS of storage account 'devaccount' expired at"),
-        ({"permissions": "rl"}, r"does not permit to create, write, delete"),
-    ):
-        on_azure(account, world, ssh_servers, credentials={"sasToken": account.sas("batchai", **changes)})
-        refused(world, project, pattern)
-    share = {"azureFileUrl": account.url("other"), "relativeMountPath": "afs"}
+    on_azure(account, world, ssh_servers, credentials={"sasToken": account.sas("batchai", permissions="rl")})
+    refused(world, project, r"does not permit to create, write, delete")
     on_azure(account, world, ssh_servers)
+    share = {"azureFileUrl": account.url("other"), "relativeMountPath": "afs"}
     project = world.project("print('never')", batchai=config(2, mountVolumes={"azureFileShares": [share]}))
     refused(world, project, r"mountVolumes\.azureFileShares\[0\] \(file share devaccount/other\): .*")
-    for path, pattern in (
-        ("/abs", r"relativeMountPath is '/abs', but must be a relative path"),
-        ("../up", r"relativeMountPath is '\.\./up', but must be"),
-    ):
-        share["relativeMountPath"] = path
-        project = world.project("print('never')", batchai=config(2, mountVolumes={"azureFileShares": [share]}))
-        refused(world, project, pattern)
-    for second, pattern in (("afs", "gives the relativeMountPath 'afs' twice"), ("afs/inner", "'afs/inner', inside of")):
-        shares = [{**share, "relativeMountPath": path} for path in ("afs", second)]
-        project = world.project("print('never')", batchai=config(2, mountVolumes={"azureFileShares": shares}))
-        refused(world, project, pattern)
     assert world.runs() == []
-
-
-def test_a_full_share(world: Any, ssh_servers: SshNodes, account: AzureServer) -> None:
-    """Code that has no room is a sentence; so are outputs that have none."""
-    on_azure(account, world, ssh_servers)
-    used = sum(path.stat().st_size for path in share_of(account).rglob("*") if path.is_file())
-    account.quota("batchai", used + 100_000)
-    project = world.project("print('never')", batchai=config(1, horovod=False), **{"big.txt": "x" * 200_000})
-    refused(world, project, r"full|quota")
-    (project / "big.txt").unlink()
-    account.quota("batchai", used + 1_500_000)
-    writes = "open(__import__('os').environ['AZ_BATCHAI_OUTPUT_M'] + '/big.bin', 'wb').write(bytes(3_000_000))"
-    outputs = [{"id": "M", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share"}]
-    err = world.refused(world.project(writes, batchai=config(1, horovod=False, outputDirectories=outputs)))
-    assert re.search(r"full|room|space|quota", err), err
-    assert world.last.info.status == "FAILED"
-    world.wait_gone()
-    assert mounts_below(world.root) == []
-
-
-def test_a_mount_that_fails_on_one_node(world: Any, ssh_servers: SshNodes, account: AzureServer) -> None:
-    """Batch AI's code, the volume, the node, and the others' mounts undone."""
-    on_azure(account, world, ssh_servers)
-    commands = {"unmanagedFileSystems": [{"mountCommand": "exit 7 #", "relativeMountPath": "odd"}]}
-    err = world.refused(world.project("print('never')", batchai=config(2, mountVolumes=commands)))
-    assert "UnmanagedMountError" in world.last.data.tags["batchai.errorCode"]
-    assert re.search(r"volume 'odd' .*can't be mounted on node-\d", err), err
-    world.wait_gone()
-    taken = world.root / "root1" / "mounts" / "share"
-    taken.mkdir(parents=True, exist_ok=True)
-    (taken / "precious.txt").write_text("mine")
-    err = world.refused(world.project("print('never')", batchai=config(4)))
-    assert re.search(r"mounts/share is taken by files", err), err
-    assert world.last.data.tags["batchai.errorCode"] == "AZFMountError"
-    assert (taken / "precious.txt").read_text() == "mine"
-    world.wait_gone()
-    assert mounts_below(world.root) == []

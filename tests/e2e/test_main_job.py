@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -112,16 +111,12 @@ def test_two_ranks(trained: Any, predicted: dict[str, Any]) -> None:
 
     assert world.client.get_model_version_by_alias("digits", "champion").run_id == run.info.run_id
     assert run.data.tags["batchai.promotion"].startswith("champion points to version 1: nothing had it (test_accuracy 0.9")
-    checked = world.client.get_logged_model(run.data.tags["batchai.model"].removeprefix("models:/")).tags["batchai.modelCheck"]
+    logged = world.client.get_logged_model(run.data.tags["batchai.model"].removeprefix("models:/"))
+    checked = logged.tags["batchai.modelCheck"]
     assert checked.startswith("loaded and tried in ") and "keras 3" in checked
     assert "passed: loaded and tried" in world.log("model-check.txt")
 
-    requirements = Path(
-        world.client.get_logged_model(run.data.tags["batchai.model"].removeprefix("models:/")).artifact_location.removeprefix(
-            "file://"
-        )
-    )
-    text = (requirements / "requirements.txt").read_text()
+    text = Path(logged.artifact_location.removeprefix("file://"), "requirements.txt").read_text()
     assert "tensorflow" in text and "keras==3" in text
     assert max(predicted["difference"].values()) <= 1e-5
     assert predicted["accuracy"] > 0.85
@@ -137,24 +132,6 @@ def test_the_champion_is_served(predicted: dict[str, Any], served: str) -> None:
         scores = json.load(answer)["predictions"]
     assert [max(range(10), key=one.__getitem__) for one in scores] == predicted["classes"]
     assert len(set(predicted["classes"])) > 5
-
-
-def test_four_ranks_on_two_nodes(world: Any) -> None:
-    """processCount 4 on 2 nodes: two ranks a node; each trains ceil(epochs / 4)."""
-    result = world.run(
-        PROJECT,
-        *("-P", "data=digits", "-P", "epochs=4", "-P", "augment=false"),
-        *("--backend-config", '{"properties": {"horovodSettings": {"processCount": 4}}}'),
-        timeout=500,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "4 ranks train 1 epoch" in world.log()
-    assert [step for step, _ in world.points()] == [0]
-    exits = [
-        json.loads((world.folder() / f"batchai/attempts/1/nodes/{node}/exit.json").read_text().splitlines()[0])
-        for node in (0, 1)
-    ]
-    assert [[rank["rank"] for rank in record["ranks"]] for record in exits] == [[0, 1], [2, 3]]
 
 
 def test_stock_horovod_on_keras_3_fails(world: Any) -> None:
@@ -180,52 +157,29 @@ def test_stock_horovod_on_keras_3_fails(world: Any) -> None:
     assert "rank 0" in reason and "rank 1" in reason and "RanksDivergedError" in reason, reason
 
 
-def test_no_network(world: Any) -> None:
-    """``data=cifar10`` without a network is one sentence that names the other two ways."""
-    closed = "http://127.0.0.1:9"
-    # A HOME of its own: CIFAR-10 may be cached in the real one.
-    result = world.run(PROJECT, "-P", "epochs=1", timeout=300, https_proxy=closed, http_proxy=closed, HOME=str(world.root))
-    assert result.returncode == 1
-    reason = world.last.data.tags["batchai.reason"]
-    assert "digits" in reason and ".npz" in reason and "Traceback" not in reason
-
-
 def test_hand_started_script_needs_no_job(world: Any) -> None:
     """The same script by hand, one process, no job: it trains and says where the model is."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(PROJECT / "train.py"),
-            "--data",
-            "digits",
-            "--epochs",
-            "1",
-            "--augment",
-            "false",
-            "--output",
-            str(world.root / "out"),
-        ],
-        cwd=world.cwd,
-        env=world.environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    words = f"{PROJECT}/train.py --data digits --epochs 1 --augment false --output {world.root}/out".split()
+    done = world.call([sys.executable, *words], timeout=200)
     assert done.returncode == 0, done.stderr
     assert (world.root / "out" / "saved_models" / "keras_cifar10_trained_model.h5").is_file()
 
 
-def test_python_env_gets_our_wheel(world: Any) -> None:
-    """``--env-manager virtualenv`` builds python_env.yaml, which names horovod, with our wheel; built once for both nodes."""
-    arguments = [PROJECT, "--env-manager", "virtualenv", "-P", "data=digits", "-P", "epochs=1", "-P", "augment=false"]
-    first = world.run(*arguments, timeout=590)
-    assert first.returncode == 0, first.stderr
+def test_four_ranks_with_our_wheel(world: Any) -> None:
+    """``--env-manager virtualenv`` builds python_env.yaml, which names horovod, with our wheel, once for both nodes; two ranks each."""
+    parameters = ("-P", "data=digits", "-P", "epochs=4", "-P", "augment=false")
+    four = '{"properties": {"horovodSettings": {"processCount": 4}}}'
+    result = world.run(PROJECT, "--env-manager", "virtualenv", *parameters, "--backend-config", four, timeout=590)
+    assert result.returncode == 0, result.stderr
     assert len(list((world.home / "envs").glob("*/.complete"))) == 1
-    preparation = "".join(
-        world.log(f"stdout-job_prep-node-{node}.txt")
-        for node in (0, 1)
-        if (world.folder() / "stdouterr" / f"stdout-job_prep-node-{node}.txt").exists()
+    assert "horovod-0.28.1" in "".join(
+        path.read_text() for path in (world.folder() / "stdouterr").glob("stdout-job_prep-node-*.txt")
     )
-    assert "horovod-0.28.1" in preparation
     python = next((world.home / "envs").glob("*/bin/python"))
     assert f"training interpreter: {python}" in world.log("execution-node-0.log")
+    assert "4 ranks train 1 epoch" in world.log() and [step for step, _ in world.points()] == [0]
+    exits = [
+        json.loads((world.folder() / f"batchai/attempts/1/nodes/{node}/exit.json").read_text().splitlines()[0])
+        for node in (0, 1)
+    ]
+    assert [[rank["rank"] for rank in record["ranks"]] for record in exits] == [[0, 1], [2, 3]]

@@ -136,9 +136,6 @@ def test_cancel_by_another(world: Any) -> None:
     [
         ({"parameters": {"rat": 1}}, errors.ParameterError, "no parameter 'rat'; did you mean 'rate'?"),
         ({"parameters": {"rate": 1}, "nodes": 0}, errors.DocumentError, "with config=: properties.nodeCount"),
-        ({"parameters": {"rate": 1}, "config": {"node": 1}}, errors.DocumentError, "node"),
-        ({"parameters": {"rate": 1}, "cluster": "nope"}, errors.ClusterNotFoundError, "nope"),
-        ({"parameters": {"rate": 1}, "env_manager": "conda"}, errors.NotSupportedError, "conda"),
         ({"parameters": {"rate": 1}, "run_id": "0" * 32}, errors.UsageError, "0" * 32),
     ],
 )

@@ -62,19 +62,6 @@ def test_a_rank_that_fails_once(world: Any) -> None:
         assert not file.is_file() or CANARY.encode() not in file.read_bytes(), file
 
 
-def test_retries_are_used_up(world: Any, here: HereClient, cli: Cli) -> None:
-    run = ended(world, here.submit(project(world, fail="1 2", retries=1)))
-    assert (run.info.status, run.data.tags["batchai.exitCode"]) == ("FAILED", "4")
-    assert run.data.tags["batchai.reason"].startswith("rank 0 on node-0 exited with code 4")
-    shown = cli.json("job", "show", run.data.tags["batchai.job"])
-    found = [(one["attempt"], one["state"], one["retriesLeft"], one["reason"].partition("\n")[0]) for one in shown["attempts"]]
-    assert found == [
-        (1, "failed", 1, "rank 0 on node-0 exited with code 3"),
-        (2, "failed", 0, "rank 0 on node-0 exited with code 4"),
-    ]
-    assert (shown["attempt"], shown["retriesLeft"]) == (2, 0)
-
-
 def test_a_job_that_waits_for_its_next_attempt_is_terminated(world: Any, here: HereClient, cli: Cli) -> None:
     """After two that failed at once there is a pause before each attempt, which grows: a job's end doesn't wait for it."""
     run = here.submit(project(world, fail=" ".join(map(str, range(1, 60))), retries=50))

@@ -123,8 +123,14 @@ def test_two_nodes(world: Any) -> None:
 
 
 def test_no_document(world: Any) -> None:
-    """A project without batchai.yaml is one process on one node; its output has no prefix; the logs are Batch AI's of one node."""
-    project = world.project("import os; print('alone', 'HOROVOD_RANK' in os.environ)")
+    """A project without batchai.yaml: one process on one node, output without prefix; what it leaves behind goes with the job."""
+    project = world.project(
+        """
+        import os, subprocess, sys
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+        print("alone", "HOROVOD_RANK" in os.environ)
+        """
+    )
     (world.home / "clusters").mkdir(parents=True)
     (world.home / "clusters" / "mine.yaml").write_text("nodes: 1\n")
     # What documents and options leave open, the user's defaults say.
@@ -136,182 +142,75 @@ def test_no_document(world: Any) -> None:
     assert (run.data.tags["batchai.cluster"], run.data.tags["batchai.workspace"]) == ("mine", "vision")
     assert world.log(run=run) == "alone False\n"
     assert {path.name for path in (world.folder(run) / "stdouterr").iterdir()} == {"stdout.txt", "stderr.txt", "execution.log"}
+    world.wait_gone()
 
 
-def test_metrics_come_while_it_runs(world: Any) -> None:
-    """An epoch's metrics are in MLflow before the next epoch ends; the run is RUNNING meanwhile."""
+def test_metrics_come_while_it_runs_and_the_next_job_waits(world: Any) -> None:
+    """An epoch's metrics are in MLflow before the next one begins; the job behind it is SCHEDULED until its nodes are free."""
+    two = "properties: {nodeCount: 2, outputDirectories: [{id: GATE, pathPrefix: $AZ_BATCHAI_MOUNT_ROOT/share}]}"
     project = world.project(
         """
         import os, time
         from mlflow_batchai.training import report
-        for epoch in range(3):
+        for epoch in range(2):
             report.log(step=epoch, loss=1.0 / (epoch + 1))
-            print("Epoch", epoch, flush=True)
-            gate = os.environ["AZ_BATCHAI_OUTPUT_GATE"] + "/go%d" % epoch
-            while not os.path.exists(gate):
+            while not os.path.exists(os.environ["AZ_BATCHAI_OUTPUT_GATE"] + "/go%d" % epoch):
                 time.sleep(0.05)
         """,
-        batchai="properties: {outputDirectories: [{id: GATE, pathPrefix: $AZ_BATCHAI_MOUNT_ROOT/share}]}",
+        batchai=two,
     )
-    process = world.start(world.command(project))
-    for epoch in range(3):
-        # The rank does not go on before the test has seen this epoch in MLflow.
-        run = world.wait(lambda: world.runs() and world.last)
-        world.wait(lambda step=epoch: len(world.points()) == step + 1)
-        assert world.client.get_run(run.info.run_id).info.status == "RUNNING"
-        (world.folder() / "outputs" / f"go{epoch}").touch()
-    assert process.wait(120) == 0
-    assert world.last.info.status == "FINISHED"
+    first = world.start(world.command(project))
+    run = world.wait(lambda: world.runs() and world.last)
+    world.wait(lambda: len(world.points(run=run)) == 1)
+    assert world.client.get_run(run.info.run_id).info.status == "RUNNING"
+    second = world.start(world.command(world.project("print('mine')", batchai=two, name="second")))
+    world.wait(lambda: len(world.runs()) == 2 and world.last.data.tags.get("batchai.executionState") == "queued")
+    world.wait(lambda: len(world.agents()) == 4)
+    assert world.last.info.status == "SCHEDULED" and len(world.job_processes()) == 1
+    (world.folder(run) / "outputs" / "go0").touch()
+    world.wait(lambda: len(world.points(run=run)) == 2)
+    (world.folder(run) / "outputs" / "go1").touch()
+    assert (first.wait(120), second.wait(120)) == (0, 0)
+    assert [run.info.status for run in world.runs()] == ["FINISHED", "FINISHED"]
 
 
 def test_wait_false_and_attach(world: Any) -> None:
-    """``wait: false`` returns at once; ``job attach`` shows everything and exits 0 when the job has succeeded."""
-    script = "import os, time\nprint('one')\nwhile not os.path.exists(os.environ['AZ_BATCHAI_MOUNT_ROOT'] + '/share/go'): time.sleep(0.05)"
-    project = world.project(f"{script}\nprint('two')", batchai="wait: false")
+    """``mlflow run`` returns at once, with ``--run-id`` and ``--backend-config``; ``job attach`` shows all. No line of it is ours."""
+    project = world.project(
+        """
+        import os, time
+        print("Epoch 1/2\\n32/32 - 1s - 20ms/step - accuracy: 0.5000 - loss: 1.2500\\nspeed=10 it/s")
+        while not os.path.exists(os.environ["AZ_BATCHAI_MOUNT_ROOT"] + "/share/go"):
+            time.sleep(0.05)
+        print("Epoch 2/2\\n32/32 - 1s - 20ms/step - accuracy: 0.7500 - loss: 1.0000\\nspeed=12 it/s")
+        print(os.environ.get("A"), os.environ.get("B"))
+        """,
+        batchai=r"""
+            metrics: [{name: speed, regex: 'speed=(\d+)'}]
+            properties: {environmentVariables: [{name: A, value: base}], nodeCount: 2}
+        """,
+    )
+    (world.cwd / "more.yaml").write_text("properties: {environmentVariables: [{name: B, value: file}]}\n", encoding="utf-8")
     # An experiment that `batchai experiment create` made has a workspace, and so have its jobs.
     world.client.set_experiment_tag("0", "batchai.workspace", "vision")
-    result = world.run(project)
+    run_id = world.client.create_run("0").info.run_id
+    over = '{"config": "more.yaml", "wait": false, "properties": {"nodeCount": 1}}'
+    result = world.run(project, "--run-id", run_id, "--backend-config", over)
     assert result.returncode == 0 and "job attach" in result.stderr
+    assert [run.info.run_id for run in world.runs()] == [run_id], "which MLflow itself does for no plugin"
     assert world.last.data.tags["batchai.workspace"] == "vision"
     assert world.last.info.status in ("SCHEDULED", "RUNNING")
     (world.home / "share" / "go").touch()
     attached = world.batchai("job", "attach", world.last.data.tags["batchai.job"])
     assert attached.returncode == 0, attached.stderr
-    assert attached.stdout == "one\ntwo\n"
+    assert attached.stdout.splitlines()[0] == "Epoch 1/2" and attached.stdout.endswith("speed=12 it/s\nNone file\n")
     assert world.last.info.status == "FINISHED"
-
-
-def test_two_jobs_queue(world: Any) -> None:
-    """The second job is SCHEDULED while the first has the nodes, and runs when they are free."""
-    batchai = "properties: {nodeCount: 2}"
-    first = world.project(
-        "import os, time\nwhile not os.path.exists(os.environ['AZ_BATCHAI_MOUNT_ROOT'] + '/share/go'): time.sleep(0.05)",
-        batchai=batchai,
-        name="first",
-    )
-    second = world.project("print('mine')", batchai=batchai, name="second")
-    one = world.start(world.command(first))
-    world.wait(lambda: world.runs() and world.last.info.status == "RUNNING")
-    two = world.start(world.command(second))
-    world.wait(lambda: len(world.runs()) == 2 and "batchai.folder" in world.last.data.tags)
-    world.wait(lambda: len(world.agents()) == 4 and len(world.job_processes()) == 1)
-    world.wait(lambda: world.last.data.tags.get("batchai.executionState") == "queued")
-    assert world.last.info.status == "SCHEDULED" and len(world.job_processes()) == 1
-    (world.home / "share" / "go").touch()
-    assert (one.wait(120), two.wait(120)) == (0, 0)
-    assert [run.info.status for run in world.runs()] == ["FINISHED", "FINISHED"]
-
-
-def test_run_id_is_honoured(world: Any) -> None:
-    """``--run-id`` uses that run, which MLflow itself does for no plugin."""
-    run_id = world.client.create_run("0").info.run_id
-    result = world.run(world.project(), "--run-id", run_id)
-    assert result.returncode == 0, result.stderr
-    assert [run.info.run_id for run in world.runs()] == [run_id]
-    assert world.last.info.status == "FINISHED"
-
-
-def test_custom_toolkit_runs_once(world: Any) -> None:
-    """A customToolkit command runs on node 0 only, preparation on all nodes (as on Batch AI), and the second node stays taken."""
-    project = world.project(
-        "import os; print('node', os.environ['BATCHAI_NODE'], open(os.environ['AZ_BATCHAI_MPI_HOST_FILE']).read().count('slots'))",
-        batchai="""
-            properties:
-              nodeCount: 2
-              customToolkitSettings: {}
-              jobPreparation: {commandLine: echo prepared}
-        """,
-    )
-    assert world.run(project).returncode == 0
-    assert world.log() == "node 0 2\n"
-    assert world.log("stdout-job_prep-node-1.txt") == "prepared\n"
-
-
-def test_azure_file_share_is_a_directory_here(world: Any) -> None:
-    """A job document with azureFileShares runs on the local cluster: the share is a directory, logs and outputs lie on it."""
-    project = world.project(
-        "import os; open(os.environ['AZ_BATCHAI_OUTPUT_MODEL'] + '/m.txt', 'w').write('x'); print(os.environ['AZ_BATCHAI_OUTPUT_MODEL'])",
-        batchai="""
-            properties:
-              stdOutErrPathPrefix: $AZ_BATCHAI_JOB_MOUNT_ROOT/external
-              mountVolumes:
-                azureFileShares:
-                  - {azureFileUrl: "https://acct.file.core.windows.net/batchai", relativeMountPath: external}
-              outputDirectories: [{id: MODEL, pathPrefix: $AZ_BATCHAI_JOB_MOUNT_ROOT/external}]
-        """,
-    )
-    result = world.run(project)
-    assert result.returncode == 0, result.stderr
-    assert "is the directory" in result.stderr
-    share = world.home / "shares" / "acct" / "batchai"
-    assert [path.name for path in share.rglob("m.txt")] == ["m.txt"]
-    assert [path.name for path in share.rglob("stdout.txt")] == ["stdout.txt"]
-    assert world.artifact("outputs/MODEL/m.txt") == "x"
-
-
-def test_keras_lines_and_rules(world: Any) -> None:
-    """Metrics without a line of our code: Keras' own progress lines, and rules of batchai.yaml."""
-    project = world.project(
-        """
-        print("Epoch 1/2")
-        print("32/32 - 1s - 20ms/step - accuracy: 0.5000 - loss: 1.2500")
-        print("speed=10 it/s")
-        print("Epoch 2/2")
-        print("32/32 - 1s - 20ms/step - accuracy: 0.7500 - loss: 1.0000")
-        print("speed=12 it/s")
-        """,
-        batchai=r"""
-            metrics:
-              - {name: speed, regex: 'speed=(\d+)'}
-        """,
-    )
-    assert world.run(project).returncode == 0
-    history = {
-        key: [(m.step, m.value) for m in world.client.get_metric_history(world.last.info.run_id, key)]
-        for key in ("loss", "accuracy", "speed")
-    }
-    assert history == {"loss": [(0, 1.25), (1, 1.0)], "accuracy": [(0, 0.5), (1, 0.75)], "speed": [(0, 10.0), (1, 12.0)]}
-
-
-def test_backend_config_overrides(world: Any) -> None:
-    """``--backend-config`` overrides batchai.yaml key by key, and may name a YAML file."""
-    project = world.project(
-        "import os; print(os.environ.get('A'), os.environ.get('B'))",
-        batchai="""
-        properties:
-          environmentVariables: [{name: A, value: base}]
-          nodeCount: 2
-    """,
-    )
-    (world.cwd / "more.yaml").write_text("properties: {environmentVariables: [{name: B, value: file}]}\n", encoding="utf-8")
-    assert world.run(project, "--backend-config", '{"config": "more.yaml", "properties": {"nodeCount": 1}}').returncode == 0
-    assert world.log() == "None file\n"
-
-
-def test_three_nodes(world: Any) -> None:
-    """Four ranks on three nodes: two on the first, one on each of the others, numbered as Horovod does."""
-    (world.home / "clusters").mkdir(parents=True)
-    (world.home / "clusters" / "three.yaml").write_text("nodes: 3\n", encoding="utf-8")
-    names = "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE"
-    project = world.project(
-        f"import os; print(*(os.environ['HOROVOD_' + name] for name in '{names}'.split()), os.environ['BATCHAI_NODE'])",
-        batchai="""
-            cluster: three
-            properties: {nodeCount: 3, horovodSettings: {processCount: 4}}
-        """,
-    )
-    result = world.run(project)
-    assert result.returncode == 0, result.stderr
-    assert sorted(line[4:] for line in world.log().splitlines()) == [
-        "0 4 0 2 0 3 0",
-        "1 4 1 2 0 1 0",
-        "2 4 0 1 1 3 1",
-        "3 4 0 1 2 3 2",
-    ]
+    found = {key: world.points(key) for key in ("loss", "accuracy", "speed")}
+    assert found == {"loss": [(0, 1.25), (1, 1.0)], "accuracy": [(0, 0.5), (1, 0.75)], "speed": [(0, 10.0), (1, 12.0)]}
 
 
 def test_no_secret_reaches_the_share(world: Any) -> None:
-    """Wherever the configuration keeps a secret, in whatever spelling, the file stays here; the ranks get the value."""
+    """Wherever the configuration keeps a secret, in whatever spelling, that file stays here, as do client folder and store."""
     more = r'{"properties": {"secrets": [{"name": "KEY", "value": "open\u002dup"}, {"name": "TOKEN", "value": "sesame"}]}}'
     project = world.project(
         "import os; print(sorted(os.listdir('.')), os.environ['TOKEN'] == 'ses' + 'ame', os.environ['KEY'] == 'open-' + 'up')",
@@ -325,22 +224,15 @@ def test_no_secret_reaches_the_share(world: Any) -> None:
         """,
         **{"more.json": more, "copy.txt": "my key is open-up", "plain.txt": "nothing"},
     )
-    result = world.run(project, "--backend-config", f'{{"config": "{project}/more.json"}}')
-    assert result.returncode == 0, result.stderr
-    assert world.log() == "['plain.txt', 'train.py'] True True\n"
-    assert "'copy.txt' is not sent to the nodes" in result.stderr
-    for path in (world.home / "share").rglob("*"):
-        if path.is_file():
-            assert not [
-                word for word in (b"sesame", rb"s\x65same", b"open-up", rb"open\u002dup") if word in path.read_bytes()
-            ], path
-
-
-def test_a_client_folder_inside_the_project(world: Any) -> None:
-    """$BATCHAI_HOME and the store may lie in the project: they are no part of it, however often it is run."""
-    project = world.project("import os; print(sorted(os.listdir('.')))")
+    (project / "mine" / "followers").mkdir(parents=True)
+    (project / "mine" / "followers" / "earlier.log").write_text("of a job before")
     world.cwd = project
-    for _ in range(2):
-        result = world.run(".", BATCHAI_HOME="mine", MLFLOW_TRACKING_URI="sqlite:///mlflow.db")
-        assert result.returncode == 0, result.stderr
-        assert result.stdout == "['MLproject', 'train.py']\n"
+    result = world.run(
+        ".", "--backend-config", '{"config": "more.json"}', BATCHAI_HOME="mine", MLFLOW_TRACKING_URI="sqlite:///mlflow.db"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "['plain.txt', 'train.py'] True True\n"
+    assert "'copy.txt' is not sent to the nodes" in result.stderr
+    files = [path for path in (project / "mine" / "share").rglob("*") if path.is_file()]
+    spellings = (b"sesame", rb"s\x65same", b"open-up", rb"open\u002dup")
+    assert files and not [path for path in files if any(text in path.read_bytes() for text in spellings)]

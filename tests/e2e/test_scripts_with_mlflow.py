@@ -6,7 +6,6 @@ import json
 
 import mlflow
 import pytest
-from ssh_world import NAME, HereClient, describe, ended, on_servers
 
 SCRIPT = """
 import os, sys
@@ -70,21 +69,6 @@ def test_two_ranks(world):
     loaded = mlflow.pyfunc.load_model(f"models:/{output.model_id}")
     assert loaded.predict(["a"]) == ["a"]
     assert (loaded.metadata.run_id, loaded.metadata.model_id) == (run_id, output.model_id)
-
-
-def test_ranks_on_other_machines(world, ssh_servers, monkeypatch):
-    """Both have the share under paths of their own; what they have logged comes by it."""
-    describe(world, on_servers(ssh_servers, world))
-    batchai = f"cluster: {NAME}\n{BATCHAI}".replace("processCount: 2", "")
-    project = world.project(SCRIPT, mlproject=PROJECT, batchai=batchai)
-    run = ended(world, HereClient(world, monkeypatch).submit(project))
-    assert run.info.status == "FINISHED", run.data.tags
-    assert run.data.params == {"epochs": "3", "rate": "0.1", "rank_1/rate": "0.1", "rank_1/epochs": "7"}
-    assert history(world.client, run.info.run_id, "rank_1/loss") == [(0, 2.0), (1, 1.5), (2, 1 / 3 + 1)]
-    assert [world.artifact(f"{rank}notes/hello.txt") for rank in ("", "rank_1/")] == ["rank 0", "rank 1"]
-    (output,) = run.outputs.model_outputs
-    assert mlflow.pyfunc.load_model(f"models:/{output.model_id}").predict(["a"]) == ["a"]
-    world.wait_gone()
 
 
 AUTOLOG = """

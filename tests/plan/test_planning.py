@@ -21,7 +21,6 @@ from mlflow_batchai.errors import BatchAIError, ClusterError, DocumentError, Not
 from mlflow_batchai.job import places
 from mlflow_batchai.plan import projects
 from mlflow_batchai.plan.prepared import needs_of
-from mlflow_batchai.plan.volumes import check_volumes
 from mlflow_batchai.storage.directory import DirectoryShare
 
 SHARE = {"azureFileUrl": "https://acc.file.core.windows.net/data", "relativeMountPath": "afs"}
@@ -76,17 +75,9 @@ def test_a_bare_project(desk):
     plan = prepared.plan
     assert (plan.framework, plan.node_count, plan.ranks) == ("custom", 1, 1)
     assert plan.command == "python train.py"
-    assert plan.volumes == (
-        Volume(
-            "cluster",
-            "share",
-            "link",
-            (desk.root / "share").as_uri(),
-            "control share",
-            "cluster 'c': share",
-            source=str(desk.root / "share"),
-        ),
-    )
+    share = desk.root / "share"
+    control = ("cluster", "share", "link", share.as_uri(), "control share", "cluster 'c': share")
+    assert plan.volumes == (Volume(*control, source=str(share)),)
     assert [entry.path for entry in plan.code] == ["MLproject", "train.py"]
     assert prepared.name == f"toy-{prepared.job_id[:6]}"
     assert plan.max_wall_clock_seconds == 7 * 86400
@@ -113,15 +104,12 @@ def test_what_ignore_files_keep_back_is_told(desk, ignored, ours, warning):
     assert desk.prepare().warnings == ([warning] if warning else [])
 
 
-def test_which_outputs_become_artifacts(desk):
-    assert desk.prepare().plan.artifacts == Artifacts()
-    wanted = {"checkpoints": True, "exclude": ["*.tmp", "cache/"]}
-    assert desk.prepare({"artifacts": wanted}).plan.artifacts == Artifacts(True, ("*.tmp", "cache/"))
-
-
-def test_a_metric_that_promotes_has_its_name_in_mlflow(desk):
-    wanted = {"register": "net", "alias": "champion", "promoteIf": "top@5"}
-    assert desk.prepare({"model": wanted}).plan.model.promote_if == Condition("top_5", "max")
+def test_what_only_our_documents_say(desk):
+    outputs = {"checkpoints": True, "exclude": ["*.tmp", "cache/"]}
+    model = {"register": "net", "alias": "champion", "promoteIf": "top@5"}
+    plan = desk.prepare({"artifacts": outputs, "model": model}).plan
+    assert plan.artifacts == Artifacts(True, ("*.tmp", "cache/"))
+    assert plan.model.promote_if == Condition("top_5", "max"), "the metric has its name in MLflow"
 
 
 def test_a_plan_is_json_whatever_was_typed(desk):
@@ -176,19 +164,6 @@ REFUSED = {
         DocumentError,
         "mountVolumes.azureBlobFileSystems[0]: accountName is missing; give it, or set AZURE_BATCHAI_STORAGE_ACCOUNT",
     ),
-    "a share without a name": (
-        properties(mountVolumes={"azureFileShares": [{**SHARE, "azureFileUrl": "https://acc.file.core.windows.net/"}]}),
-        DocumentError,
-        "names no file share",
-    ),
-    "a share that climbs": (
-        properties(
-            mountVolumes={"azureFileShares": [{**SHARE, "azureFileUrl": "https://acc.file.core.windows.net/a/../../b"}]}
-        ),
-        DocumentError,
-        "a path on a share has no '.', '..' or NUL",
-    ),
-    "logs on no mount": (properties(stdOutErrPathPrefix="/tmp/x"), DocumentError, "properties.stdOutErrPathPrefix is '/tmp/x'"),
     "logs outside": (
         properties(stdOutErrPathPrefix="$AZ_BATCHAI_MOUNT_ROOT/share/../x"),
         DocumentError,
@@ -251,9 +226,6 @@ def test_a_docker_project_trains_in_its_image_and_in_nothing_else(desk):
     assert "containers: ignore" in notice.warnings[0]
 
 
-# Values.
-
-
 def test_files_travel_and_mlflow_keeps_what_was_typed(desk):
     desk.command, desk.parameters = "python train.py {a} {b} {c} {d}", "{a: path, b: uri, c: string, d: path}"
     (desk.cwd / "a file.csv").write_text("1", encoding="utf-8")
@@ -283,11 +255,8 @@ def test_stage_takes_what_exists_and_leaves_the_rest(desk):
     plan = desk.prepare({"stage": ["a", "b"]}, {"a": "here", "b": "x" * 5000}).plan
     assert [entry.parameter for entry in plan.inputs] == ["a"]
     assert plan.parameters == {"BATCHAI_PARAM_b": "x" * 5000}
-
-
-def test_an_empty_path_is_no_folder(desk):
     desk.command, desk.parameters = "python train.py {a}", "{a: {type: path, default: ''}}"
-    assert desk.prepare().plan.inputs == ()
+    assert desk.prepare().plan.inputs == (), "an empty path is no folder"
 
 
 @pytest.mark.parametrize(
@@ -326,34 +295,6 @@ def test_a_script_as_entry_point_gets_all_that_is_given(desk):
     assert prepared.plan.command == 'python train.py --lr "${BATCHAI_PARAM_lr}" --\'a b\' "${BATCHAI_PARAM_a_b}"'
 
 
-# Volumes.
-
-
-def test_file_shares_are_directories_here_and_logs_may_lie_there(desk):
-    config = properties(
-        mountVolumes={"azureFileShares": [SHARE]},
-        stdOutErrPathPrefix="$AZ_BATCHAI_JOB_MOUNT_ROOT/afs/logs",
-        outputDirectories=[{"id": "M", "pathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/afs", "pathSuffix": "m"}],
-    )
-    prepared = desk.prepare(config)
-    folder = desk.root / "home" / "shares" / "acc" / "data"
-    assert not folder.parent.exists()
-    check_volumes(prepared.plan.volumes, desk.cluster)
-    assert folder.is_dir()
-    assert plain(prepared.plan.volumes[1]) == {
-        "scope": "job",
-        "path": "afs",
-        "where": "batchai.yaml: mountVolumes.azureFileShares[0]",
-        "kind": "link",
-        "name": "file share acc/data",
-        "source": str(folder),
-        "share": folder.as_uri(),
-    }
-    assert prepared.plan.folder_prefix == ""
-    assert prepared.plan.log_copy_prefix == LogPlace(1, "logs")
-    assert prepared.warnings == [f"on cluster 'c' the file share acc/data is the directory {folder}"]
-
-
 def test_what_nodes_are_asked_for_is_plain_data(desk):
     """Over SSH it goes as JSON, and a node reads it back."""
     volume = {"mountCommand": "mount -t tmpfs none", "relativeMountPath": "ram"}
@@ -372,9 +313,6 @@ def test_variables_that_nothing_defines_are_told_of(desk):
     desk.command = "python train.py $AZ_BATCHAI_OUTPUT_MODEL ${{AZ_BATCHAI_JOB_TEMP}} $AZ_BATCHAI_INPUT_NOPE"
     config = properties(outputDirectories=[{"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share"}])
     assert desk.prepare(config).warnings == ["batchai.yaml: $AZ_BATCHAI_INPUT_NOPE is used and nothing defines it"]
-
-
-# Secrets.
 
 
 def test_secrets_stay_out_of_all_that_is_written(desk):
@@ -421,9 +359,6 @@ def test_a_setup_task_and_its_secrets(desk):
     assert logs == LogPlace(None, f"workspaces/default/clusters/c/{plan.id}")
 
 
-# The project's own files.
-
-
 def test_what_earlier_runs_left_is_no_code(desk):
     for name in ("mlflow.db", "mlflow.db-wal", ".DS_Store"):
         (desk.project / name).write_text("x", encoding="utf-8")
@@ -441,19 +376,14 @@ def test_what_earlier_runs_left_is_no_code(desk):
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../../x", "sub/../../../x"])
-def test_a_link_out_of_the_project_is_refused(desk, target):
+def test_a_link_out_of_the_project_or_a_pipe_is_refused(desk, target):
     (desk.project / "sneaky").symlink_to(target)
     with pytest.raises(ProjectError, match="'sneaky' is a link out of the project"):
         desk.prepare()
-
-
-def test_a_pipe_in_the_project_is_refused(desk):
+    (desk.project / "sneaky").unlink()
     os.mkfifo(desk.project / "pipe")
     with pytest.raises(ProjectError, match="'pipe' of the project is neither a file nor a folder"):
         desk.prepare()
-
-
-# Environments.
 
 
 @pytest.mark.parametrize(
@@ -502,12 +432,8 @@ def test_gpus_as_the_cluster_document_has_them(desk):
     assert desk.prepare(two, gpus_per_node=3).plan.gpus_per_node == 3
     assert desk.prepare(two, gpus_per_node=0).plan.gpus_per_node == 0
     assert desk.prepare(two, gpus_per_node=2, oversubscribe=True).plan.oversubscribe is True
-    with pytest.raises(ClusterError) as error:
+    with pytest.raises(ClusterError, match=r"processCount is 6 and 2 node\(s\) of cluster 'c' have 4 GPUs"):
         desk.prepare(two, gpus_per_node=2)
-    assert str(error.value) == (
-        "batchai.yaml: properties.horovodSettings.processCount is 6 and 2 node(s) of cluster 'c' have 4 GPUs (gpusPerNode): lower"
-        " processCount, or set oversubscribe: true in the cluster document"
-    )
 
 
 PREPARE = "pip install --target $BATCHAI_PREPARATION_DIR -r requirements.txt $BATCHAI_PARAM_more"
@@ -521,15 +447,10 @@ def cached(desk, cache, command=PREPARE, secret="s3cret", given=None, env_manage
     return desk.prepare(config, given=given, env_manager=env_manager).plan.preparation_cache
 
 
-def test_preparation_is_kept_only_if_the_project_says_so(desk):
-    assert desk.prepare(properties(jobPreparation={"commandLine": "x"})).plan.preparation_cache is None
-    assert cached(desk, False) is None
-    prepared = desk.prepare({"cachePreparation": True})
-    assert prepared.plan.preparation_cache is None
-    assert prepared.warnings == ["batchai.yaml: cachePreparation plays no part without properties.jobPreparation"]
-
-
 def test_what_a_kept_preparation_depends_on(desk):
+    assert cached(desk, False) is None
+    [warning] = desk.prepare({"cachePreparation": True}).warnings
+    assert "cachePreparation plays no part without properties.jobPreparation" in warning
     listed = cached(desk, ["./requirements.txt"])
     assert re.fullmatch(r"[0-9a-f]{16}", listed)
     # Not on a secret's value, nor on a parameter that the command doesn't name.
@@ -559,4 +480,4 @@ def test_what_a_kept_preparation_depends_on(desk):
 def test_a_kept_preparation_that_depends_on_no_file_of_the_project(desk, name, hint):
     with pytest.raises(DocumentError) as error:
         cached(desk, [name])
-    assert str(error.value) == f"batchai.yaml: cachePreparation names '{name}', which is no file of the project{hint}"
+    assert str(error.value).endswith(f"cachePreparation names '{name}', which is no file of the project{hint}")

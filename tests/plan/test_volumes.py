@@ -93,13 +93,9 @@ def test_a_file_share_goes_by_a_sas_that_opens_no_other(choose):
     assert KEY not in json.dumps(plain(tuple(chosen.volumes)))
 
 
-def test_smb_takes_the_key(choose):
-    assert choose(file_share(), mount="cifs").credentials == {
-        "1": {"key": KEY, "endpoint": "https://acc.file.core.windows.net"}
-    }
-
-
-def test_what_is_mounted_already_needs_nothing(choose):
+def test_smb_takes_the_key_and_what_is_mounted_already_nothing(choose):
+    key = {"key": KEY, "endpoint": "https://acc.file.core.windows.net"}
+    assert choose(file_share(), mount="cifs").credentials == {"1": key}
     chosen = choose(file_share(credentials=None), mount="bind", mountedAt={"acc/data": "/mnt/data"})
     assert (chosen.volumes[1].how, chosen.volumes[1].source, chosen.credentials) == ("bind", "/mnt/data", {})
 
@@ -109,12 +105,7 @@ def test_the_control_share_is_a_volume_like_others(choose, monkeypatch):
     monkeypatch.setenv("AZURE_BATCHAI_STORAGE_KEY", KEY)
     chosen = choose(azure=True)
     control = chosen.volumes[0]
-    assert (control.scope, control.path, control.container, control.folder) == (
-        "cluster",
-        "share",
-        "batchai",
-        "team",
-    )
+    assert (control.scope, control.path, control.container, control.folder) == ("cluster", "share", "batchai", "team")
     assert "sig" in parse_qs(chosen.credentials["0"]["sas"])
 
 
@@ -130,14 +121,6 @@ def test_placeholders_are_filled_from_the_environment(choose, monkeypatch):
         assert (chosen.volumes[1].share, chosen.credentials["1"]["key"]) == (DATA, KEY)
 
 
-def test_a_sas_of_the_users_is_passed_on(choose, monkeypatch):
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "acc")
-    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "?sv=1&ss=f&srt=sco&sp=rwdlc&se=2999-01-01T00:00:00Z&sig=x")
-    chosen = choose(file_share(credentials=None))
-    assert chosen.credentials["1"]["sas"].startswith("sv=1&")
-    assert chosen.warnings == []
-
-
 def test_what_opens_a_volume_is_in_no_repr(choose):
     chosen = choose(file_share(), mount="cifs")
     assert chosen.credentials["1"]["key"] == KEY
@@ -148,9 +131,12 @@ def test_what_opens_a_volume_is_in_no_repr(choose):
         assert KEY not in shown and "hush" not in shown
 
 
-def test_a_sas_that_a_job_may_outlive_is_told_of_once(choose, monkeypatch):
+def test_a_sas_of_the_users_is_passed_on_and_that_a_job_may_outlive_it_is_told_once(choose, monkeypatch):
     ends = datetime.now(timezone.utc) + timedelta(minutes=30)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "acc")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "?sv=1&ss=f&srt=sco&sp=rwdlc&se=2999-01-01T00:00:00Z&sig=x")
+    chosen = choose(file_share(credentials=None))
+    assert chosen.credentials["1"]["sas"].startswith("sv=1&") and chosen.warnings == []
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", f"sv=1&ss=f&srt=sco&sp=rwdlc&se={ends:%Y-%m-%dT%H:%M:%SZ}&sig=x")
     entries = [*file_share(credentials=None)["azureFileShares"]] * 2
     second = {**entries[1], "relativeMountPath": "other"}
@@ -189,9 +175,6 @@ def test_a_clusters_volumes_come_before_the_jobs(choose):
         ("job", "afs"),
     ]
     assert set(chosen.credentials) == {"2"}
-
-
-# What an account means on a local cluster.
 
 
 def kinds(chosen):
@@ -269,23 +252,14 @@ def test_the_tutorials_document_needs_no_account(choose, tmp_path, monkeypatch):
     assert choose(mounts, local=True).volumes[1].name == "file share mine/batchaishare"
 
 
-def test_a_cluster_whose_document_says_how_does_that(choose):
-    assert kinds(choose(file_share(), local=True, mount="folder")) == [("link", set())]
+def test_a_cluster_whose_document_says_how_does_that(choose, tmp_path):
+    chosen = choose(file_share(), local=True, mount="folder")
+    assert kinds(chosen) == [("link", set())]
+    assert chosen.warnings == [f"on cluster 'c' the file share acc/data is the directory {tmp_path}/home/shares/acc/data"]
     with pytest.raises(DocumentError, match="is not base64"):
         choose(file_share(credentials={"accountKey": "no key!"}), local=True, mount="rclone")
 
 
-def test_a_key_in_the_environment_that_is_none_is_told_of(choose, monkeypatch):
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "acc")
-    monkeypatch.setenv("AZURE_STORAGE_KEY", "hush!")
-    with pytest.raises(
-        DocumentError, match=r"azureFileShares\[0\]: the key of storage account 'acc' \(AZURE_STORAGE_KEY"
-    ) as caught:
-        choose(file_share(credentials=None), local=True)
-    assert "hush" not in str(caught.value)
-
-
-EXPIRED = "sv=1&ss=f&srt=sco&sp=rwdlc&se=2020-01-01T00:00:00Z&sig=x"
 TWO = [
     {"mountCommand": "m", "relativeMountPath": "data"},
     {"mountCommand": "m", "relativeMountPath": "data/inner"},
@@ -299,6 +273,11 @@ TWO = [
             file_share(azureFileUrl="https://acc.file.core.windows.net"),
             {},
             r"azureFileShares\[0\]: azureFileUrl: .*no file share",
+        ),
+        (
+            file_share(azureFileUrl="https://acc.file.core.windows.net/a/../../b"),
+            {},
+            "a path on a share has no '.', '..' or NUL",
         ),
         (file_share(accountName="other"), {}, "is of the storage account 'acc', not of 'other'"),
         (
@@ -352,20 +331,14 @@ def test_refused(choose, mounts, keys, sentence):
     assert KEY not in str(caught.value)
 
 
-def test_a_key_vault_is_not_asked(choose):
+def test_a_key_vault_is_not_asked_and_a_sas_that_has_expired_is_no_good(choose, monkeypatch):
     reference = {"accountKeySecretReference": {"sourceVault": {"id": "v"}, "secretUrl": "https://v/s"}}
     with pytest.raises(NotSupportedError, match="Key Vault"):
         choose(file_share(credentials=reference))
-
-
-def test_a_sas_that_has_expired_is_no_good(choose, monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "acc")
-    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", EXPIRED)
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=1&ss=f&srt=sco&sp=rwdlc&se=2020-01-01T00:00:00Z&sig=x")
     with pytest.raises(DocumentError, match=r"\(file share acc/data\): the SAS of storage account 'acc' expired at 2020"):
         choose(file_share(credentials=None))
-
-
-# Where the job folder goes.
 
 
 def placed(volumes, prefix, outputs=()):

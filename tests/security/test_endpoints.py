@@ -152,7 +152,7 @@ def refused(attacker: Attacker, *ways: Any) -> None:
             way()
         said = str(error.value)
         assert KEY not in said and "sig=" not in said and "\n" not in said
-        assert any(word in said for word in ("address", "Endpoint", "share address")), said
+        assert "address" in said or "Endpoint" in said, said
     assert (attacker.came, attacker.asked) == (0, [])
 
 
@@ -209,13 +209,6 @@ def test_whatever_opens_the_account(
     assert logins == []
 
 
-def test_the_sentence_names_the_host_and_how_to_name_it(attacker: Attacker) -> None:
-    with pytest.raises(ShareError) as error:
-        open_share("https://acct.file.attacker.example/x")
-    assert "'acct' is not known to be at acct.file.attacker.example" in str(error.value)
-    assert "fileEndpoint" in str(error.value) and "config.yaml" in str(error.value)
-
-
 def test_another_accounts_endpoint_is_not_this_ones(attacker: Attacker, tmp_path: Path) -> None:
     """The endpoint of one account in config.yaml, or in a cluster document without ACCOUNT, opens no other."""
     (tmp_path / "home").mkdir()
@@ -233,12 +226,7 @@ def test_another_accounts_endpoint_is_not_this_ones(attacker: Attacker, tmp_path
         credentials.at("https://acct.blob.core.windows.net", ACCOUNT)
 
 
-CLOUDS = [
-    *("core.windows.net", "core.usgovcloudapi.net", "core.chinacloudapi.cn"),
-]
-
-
-@pytest.mark.parametrize("suffix", CLOUDS)
+@pytest.mark.parametrize("suffix", ["core.windows.net", "core.usgovcloudapi.net", "core.chinacloudapi.cn"])
 def test_azures_own_clouds_need_no_word(suffix: str, attacker: Attacker) -> None:
     assert credentials.at(f"https://acct.file.{suffix}", ACCOUNT) == Credential(KEY)
     assert credentials.at(f"https://acct.blob.{suffix}", ACCOUNT, "blob") == Credential(KEY)
@@ -375,19 +363,3 @@ def test_a_node_uses_what_it_was_told_for_that_address_only(how: str, to: str, a
     failure = Node(tmp_path / "node", [changed], told).failure()
     assert "what opens it is for" in str(failure) and azure.key not in str(failure)
     assert list(tmp_path.rglob("smb")) == []
-
-
-def test_a_job_whose_document_leads_elsewhere_is_refused(world: Any, tmp_path: Path) -> None:
-    """``mlflow run`` of a project that somebody else wrote: no connection to his host, no run."""
-    host = Attacker()
-    world.environment.update(AZURE_BATCHAI_STORAGE_ACCOUNT=ACCOUNT, AZURE_BATCHAI_STORAGE_KEY=KEY)
-    entry = {"azureFileUrl": f"https://127.0.0.2:{host.port}/acct/data", "relativeMountPath": "data"}
-    project = world.project("print('never')")
-    (project / "batchai.yaml").write_text(
-        json.dumps({"properties": {"mountVolumes": {"azureFileShares": [entry]}}}), encoding="utf-8"
-    )
-    result = world.run(project, timeout=120)
-    host.close()
-    assert result.returncode == 1 and f"not known to be at 127.0.0.2:{host.port}" in result.stderr
-    assert "Traceback" not in result.stderr and KEY not in result.stderr + result.stdout
-    assert host.came == 0 and world.runs() == []

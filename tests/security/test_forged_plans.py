@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +21,9 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.share import mountfiles
+from mlflow_batchai.client import lookup
+from mlflow_batchai.errors import JobChangedError
+from mlflow_batchai.tracking import runs
 
 # Changes a record of the job folder as somebody without the key can, then has the client read all of it anew.
 FORGE = """
@@ -83,96 +85,60 @@ def ended_by_its_mark(world: Any, run: Any, what: str) -> None:
     world.wait(lambda: not world.job_processes() and not world.agents(), what="processes of the job are left")
 
 
-def test_a_volume_of_the_ranks_own_sends_nothing(world: Any) -> None:
-    """H1: an output directory on `file:///`, which leads to the submitter's home."""
+def test_a_plan_of_the_ranks_own_directs_nobody(world: Any) -> None:
+    """It sends no file of the submitter's, gives no attempt his password, and writes no other run, though that has FINISHED."""
     home, trap = world.root / "ada", world.root / "trap"
     home.mkdir(mode=0o700)
     (home / "id_rsa").write_text(PRIVATE)
-    (home / "id_rsa").chmod(0o600)
+    victim = world.client.create_run("0", tags={"who": "somebody else"})
+    world.client.set_terminated(victim.info.run_id, "FINISHED")
     project = forging(
         world,
         f"""
-plan = json.loads((job / "plan.json").read_text().splitlines()[0])
-trap = Path({str(trap)!r})
-trap.mkdir()
-(trap / "outputs").symlink_to({str(home)!r})
-volume = {{**plan["volumes"][0], "scope": "job", "path": "x", "share": "file:///"}}
-change(
-    "plan.json", segment="", volumes=[*plan["volumes"], volume],
-    outputDirectories=[{{"id": "EVIL", "pathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/x" + str(trap), "pathSuffix": ""}}],
-)
-reread()
-""",
-    )
-    result = struck(world, project)
-    assert result.returncode == 1, result.stdout
-    run = world.last
-    assert PRIVATE not in sent(world)
-    ended_by_its_mark(world, run, "plan")
-
-
-def test_a_variable_of_the_clients_is_no_secret_of_the_job(world: Any) -> None:
-    """H2: the next attempt would be given the submitter's own password."""
-    project = forging(
-        world,
-        """
 print("has", os.environ.get("MLFLOW_TRACKING_PASSWORD"), flush=True)
 if not (job / "attempts/2").exists():
-    change("plan.json", secretVariables=["MLFLOW_TRACKING_PASSWORD"])
+    plan = json.loads((job / "plan.json").read_text().splitlines()[0])
+    trap = Path({str(trap)!r})
+    trap.mkdir()
+    (trap / "outputs").symlink_to({str(home)!r})
+    volume = {{**plan["volumes"][0], "scope": "job", "path": "x", "share": "file:///"}}
+    change(
+        "plan.json", segment="", volumes=[*plan["volumes"], volume], runId={victim.info.run_id!r},
+        secretVariables=["MLFLOW_TRACKING_PASSWORD"],
+        outputDirectories=[{{"id": "EVIL", "pathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/x" + str(trap), "pathSuffix": ""}}],
+    )
     reread()
     sys.exit(3)
 """,
         "retries: 1\nproperties: {nodeCount: 1, horovodSettings: {}}",
     )
     result = struck(world, project, MLFLOW_TRACKING_PASSWORD="canary-of-the-client")
-    assert result.returncode == 1
-    assert "canary-of-the-client" not in result.stdout
-    assert b"canary-of-the-client" not in b"".join(
-        path.read_bytes() for path in (world.home / "share").rglob("*") if path.is_file()
-    )
-    ended_by_its_mark(world, world.last, "plan")
-
-
-def test_another_run_is_not_written(world: Any) -> None:
-    """H3: a run of somebody else, which has FINISHED."""
-    victim = world.client.create_run("0", tags={"who": "somebody else"})
-    world.client.set_terminated(victim.info.run_id, "FINISHED")
-    project = forging(
-        world,
-        f"""
-change("plan.json", runId={victim.info.run_id!r})
-reread()
-sys.exit(3)
-""",
-    )
-    assert struck(world, project).returncode == 1
+    assert result.returncode == 1, result.stdout
+    (run,) = [run for run in world.runs() if "batchai.job" in run.data.tags]
+    ended_by_its_mark(world, run, "plan")
+    assert PRIVATE not in sent(world)
+    shared = b"".join(path.read_bytes() for path in (world.home / "share").rglob("*") if path.is_file())
+    assert "canary-of-the-client" not in result.stdout and b"canary-of-the-client" not in shared
     found = world.client.get_run(victim.info.run_id)
     assert found.info.status == "FINISHED" and not found.data.params and not found.data.metrics
     assert not [tag for tag in found.data.tags if tag.startswith("batchai.")]
-    (run,) = [run for run in world.runs() if "batchai.job" in run.data.tags]
-    ended_by_its_mark(world, run, "plan")
 
 
 def test_a_forged_handle_ends_no_other_process(world: Any) -> None:
-    """H5: a folder of the rank's as a node's, whose reservation names a process of the submitter's."""
+    """A folder of the rank's as a node's, whose reservation names a process of the submitter's; nobody can claim the verdict."""
     victim = subprocess.Popen(["sleep", "300"])
     try:
         trap = world.root / "trap"
         (trap / "tickets").mkdir(parents=True)
-        agent = {
-            "pid": victim.pid,
-            "started": proc.start_time(victim.pid),
-            "boot": proc.boot_id(),
-            "root": str(trap),
-            "log": "/dev/null",
-        }
-        (trap / "tickets" / "1.agent").write_text(json.dumps(agent))
+        agent = {"pid": victim.pid, "started": proc.start_time(victim.pid), "boot": proc.boot_id(), "root": str(trap)}
+        (trap / "tickets" / "1.agent").write_text(json.dumps({**agent, "log": "/dev/null"}))
         project = forging(
             world,
             f"""
+(job / "attempts/1/verdict").mkdir()
 change("attempts/1/submitted.json", ticket=1, nodes=[{{"name": "0", "id": "", "root": {str(trap)!r}}}])
 reread()
-sys.exit(3)
+time.sleep(300)
 """,
         )
         result = struck(world, project)
@@ -184,22 +150,29 @@ sys.exit(3)
         victim.wait()
 
 
-def test_a_forged_lease_ends_no_run(world: Any) -> None:
-    """A cursor that says that all is done: the run would be RUNNING for ever."""
+def test_a_forged_lease_makes_no_follower_leave(world: Any) -> None:
+    """Folders of leases, then cursors that say that all is done; nobody waits for this job, who could start another follower."""
     project = forging(
         world,
         """
-(job / "relay" / "2").mkdir()
-(job / "relay" / "1000000").mkdir()
+from mlflow_batchai.training import report
+for number in range(2, 6):
+    (job / "relay" / str(number)).mkdir()
+time.sleep(2)
+report.log({"loss": 0.5}, step=7)
+time.sleep(1)
 cursor = {"counter": 1, "attempt": 1, "finished": True, "released": True, "holder": {}, "memory": {"notes": ["forged"]}}
-for number in ("2", "1000000"):
+for number in ("6", "1000000"):
+    (job / "relay" / number).mkdir()
     (job / "relay" / number / "cursor.json").write_bytes(closed(cursor))
 time.sleep(2)
 """,
+        "wait: false\nproperties: {nodeCount: 1, horovodSettings: {}}",
     )
-    result = world.run(project)
-    assert result.returncode == 0, result.stderr
-    assert world.last.info.status == "FINISHED" and "forged" not in world.last.data.tags.get("batchai.notes", "")
+    assert world.run(project).returncode == 0
+    world.wait(lambda: world.last.info.status == "FINISHED", what="its run ends")
+    assert world.last.data.metrics["loss"] == 0.5 and "forged" not in world.last.data.tags.get("batchai.notes", "")
+    world.wait_gone()
 
 
 def test_a_forged_retry_starts_nothing(world: Any) -> None:
@@ -247,11 +220,6 @@ def test_an_agent_runs_no_other_plan_than_its_submitters(tmp_path: Path, record:
     assert not (tmp_path / "pwned").exists() and not (tmp_path / "r").exists()
 
 
-def changed(world: Any, name: str, record: dict[str, Any]) -> None:
-    path = world.folder() / "batchai" / name
-    path.write_bytes(protocol.encode([record]))
-
-
 @pytest.fixture
 def asleep(world: Any) -> Any:
     """A job that runs, followed by nobody."""
@@ -262,20 +230,6 @@ def asleep(world: Any) -> Any:
     world.wait(lambda: world.job_processes(), what="the job trains")
     world.lose_followers()
     return world
-
-
-def test_a_changed_plan_is_one_sentence(asleep: Any) -> None:
-    plan = protocol.decode_one((asleep.folder() / "batchai" / "plan.json").read_bytes())
-    changed(asleep, "plan.json", {**plan, "runId": "f" * 32})
-    cli, run_id = Cli(asleep), asleep.last.info.run_id
-    for name in ("show", "logs", "attach", "retry", "wait"):
-        said = cli("job", name, "-n", run_id)
-        assert said.code == 1 and said.err.count("\n") <= 2, name
-        assert f"the plan of job {asleep.last.data.tags['batchai.job']} was changed on the share; nothing was read" in said.err
-    ended = cli("job", "terminate", "-y", run_id)
-    assert ended.code == 0, ended.err
-    assert asleep.last.info.status == "KILLED"
-    asleep.wait_gone()
 
 
 def variations(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -302,44 +256,44 @@ def variations(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_no_variation_of_a_signed_plan_is_obeyed(asleep: Any) -> None:
-    folder = asleep.folder() / "batchai"
+def test_no_variation_of_a_signed_plan_is_obeyed(asleep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor that of another job of the same user, or none; a command says so in a sentence; the job can be terminated all the same."""
+    run, folder, cli = asleep.last, asleep.folder() / "batchai", Cli(asleep)
     path = folder / "plan.json"
     plan = protocol.decode_one(path.read_bytes())
-    handle = protocol.decode_one((folder / "attempts" / "1" / "submitted.json").read_bytes())
-    code = f"""
-import json, sys
-from pathlib import Path
-from mlflow_batchai.client import lookup
-from mlflow_batchai.tracking import runs
-from mlflow_batchai.errors import JobError
-from mlflow_batchai.agent import protocol
-path = Path({str(path)!r})
-for name, record in json.load(sys.stdin).items():
-    path.write_bytes(protocol.encode([record]))
-    if "unlink" in record:
-        path.unlink()
-    try:
-        lookup.find({asleep.last.info.run_id!r}, runs.absolute({asleep.uri!r}, Path("/")))
-        print(name, "was obeyed")
-    except JobError as error:
-        print(name, type(error).__name__)
-"""
     cases = variations(plan)
-    cases["of another file"]["mac"] = handle["mac"]
-    cases["none at all"] = {"unlink": True}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=json.dumps(cases),
-        env=asleep.environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == [f"{name} JobChangedError" for name in cases]
-    path.write_bytes(protocol.encode([plan]))
-    assert asleep.batchai("job", "terminate", "-y", asleep.last.info.run_id).returncode == 0
+    cases["of another file"]["mac"] = protocol.decode_one((folder / "attempts/1/submitted.json").read_bytes())["mac"]
+    assert asleep.run(asleep.project("print(1)", name="other")).returncode == 0
+    cases["of another job"] = protocol.decode_one((asleep.folder() / "batchai" / "plan.json").read_bytes())
+    monkeypatch.setenv("BATCHAI_HOME", str(asleep.home))
+    store = runs.absolute(asleep.uri, Path("/"))
+    for name, record in {**cases, "none at all": None}.items():
+        path.unlink() if record is None else path.write_bytes(protocol.encode([record]))
+        try:
+            lookup.find(run.info.run_id, store)
+            raise AssertionError(f"{name} was obeyed")
+        except JobChangedError:
+            pass
+
+    path.write_bytes(protocol.encode([{**plan, "runId": "f" * 32}]))
+    for verb in ("show", "logs", "attach", "retry", "wait"):
+        said = cli("job", verb, "-n", run.info.run_id)
+        assert said.code == 1 and said.err.count("\n") <= 2, verb
+        assert f"the plan of job {run.data.tags['batchai.job']} was changed on the share; nothing was read" in said.err
+    # Attempts that nobody has begun keep none from ending the job.
+    (folder / "attempts" / "2").mkdir()
+    (folder / "attempts" / "1000000").mkdir()
+    ended = cli("job", "terminate", "-y", run.info.run_id)
+    assert ended.code == 0, ended.err
+    assert asleep.client.get_run(run.info.run_id).info.status == "KILLED"
     asleep.wait_gone()
+
+    # The key was made at first use, closed to others, and is never on the share, in a run or on a node.
+    key = asleep.home / "key"
+    assert key.stat().st_mode & 0o777 == 0o600 and key.stat().st_uid == os.geteuid()
+    text, places = key.read_text().strip().encode(), (asleep.home / "share", asleep.root / "mlruns", asleep.home / "nodes")
+    files = [file for place in places for file in place.rglob("*") if file.is_file()]
+    assert not [file for file in (*files, asleep.root / "mlflow.db") if text in file.read_bytes()]
 
 
 @pytest.mark.parametrize("spoil", ["no signature", "none at all"])
@@ -357,69 +311,3 @@ def test_a_follower_ends_a_job_whose_plan_is_not_its_submitters(asleep: Any, spo
     assert said.returncode == 1
     assert asleep.last.info.status == "FAILED"
     asleep.wait_gone()
-
-
-def test_a_folder_of_a_lease_makes_no_follower_leave(world: Any) -> None:
-    """Nobody waits for this job, who could start another."""
-    project = forging(
-        world,
-        """
-for number in range(2, 6):
-    (job / "relay" / str(number)).mkdir()
-time.sleep(2)
-from mlflow_batchai.training import report
-report.log({"loss": 0.5}, step=7)
-""",
-        "wait: false\nproperties: {nodeCount: 1, horovodSettings: {}}",
-    )
-    assert world.run(project).returncode == 0
-    world.wait(lambda: world.last.info.status == "FINISHED", what="its run ends")
-    assert world.last.data.metrics["loss"] == 0.5
-    world.wait_gone()
-
-
-def test_an_attempt_that_nobody_has_begun_keeps_none_from_ending_the_job(asleep: Any) -> None:
-    (asleep.folder() / "batchai" / "attempts" / "2").mkdir()
-    (asleep.folder() / "batchai" / "attempts" / "1000000").mkdir()
-    ended = asleep.batchai("job", "terminate", "-y", asleep.last.info.run_id)
-    assert ended.returncode == 0, ended.stderr
-    assert asleep.last.info.status == "KILLED"
-    asleep.wait_gone()
-
-
-def test_who_waits_for_a_job_that_was_changed_is_told(world: Any) -> None:
-    """A rank claims the verdict and writes none, so that nobody else could; then it changes the record of the agents."""
-    project = forging(
-        world,
-        """
-(job / "attempts/1/verdict").mkdir()
-change("attempts/1/submitted.json", ticket=7)
-reread()
-time.sleep(300)
-""",
-    )
-    assert struck(world, project).returncode == 1
-    ended_by_its_mark(world, world.last, "record of the agents")
-
-
-def test_a_plan_of_another_job_of_the_same_user_is_not_obeyed(asleep: Any) -> None:
-    """It is signed rightly, for another folder."""
-    first = asleep.folder()
-    assert asleep.run(asleep.project("print(1)", name="other")).returncode == 0
-    shutil.copy(asleep.folder() / "batchai" / "plan.json", first / "batchai" / "plan.json")
-    run = asleep.runs()[1]
-    said = asleep.batchai("job", "show", run.info.run_id)
-    assert said.returncode == 1 and "was changed on the share" in said.stderr
-    assert asleep.batchai("job", "terminate", "-y", run.info.run_id).returncode == 0
-    asleep.wait_gone()
-
-
-def test_root_of_the_key(world: Any) -> None:
-    """The key is made at first use, closed to others, and never on the share, in a run or on a command line."""
-    assert world.run(world.project("print(1)")).returncode == 0
-    path = world.home / "key"
-    assert path.stat().st_mode & 0o777 == 0o600 and path.stat().st_uid == os.geteuid()
-    text = path.read_text().strip().encode()
-    for folder in (world.home / "share", world.root / "mlruns", world.home / "nodes"):
-        assert all(text not in file.read_bytes() for file in folder.rglob("*") if file.is_file())
-    assert text not in (world.root / "mlflow.db").read_bytes()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,35 +12,25 @@ from typing import Any
 import pytest
 from plans import bare_plan
 
+from mlflow_batchai import terminal
+from mlflow_batchai.agent import azure_errors
+from mlflow_batchai.agent.model_check import trial
 from mlflow_batchai.agent.plan import MetricRule
+from mlflow_batchai.client import streaming
+from mlflow_batchai.documents.batchai import parse_batchai
+from mlflow_batchai.errors import DocumentError
+from mlflow_batchai.job import metrics
+from mlflow_batchai.job.metrics import LONGEST_LINE, KerasLines, MetricFold
+from mlflow_batchai.job.states import JobState
+from mlflow_batchai.tracking import stores
+from mlflow_batchai.tracking.description import Facts, markdown
+from mlflow_batchai.tracking.script_calls import tags
 
 SLOW = r"^(?:\s*\w+\s*)+=(\d+)$"
-LETTERS = "a" * 40
-RULES = rf"""
-systemMetrics: false
-metrics:
-  - {{name: seen, regex: '{SLOW}'}}
-  - {{name: speed, regex: 'speed=(?P<value>\d+) step=(?P<step>\d+)'}}
-"""
 
 
 def line(text: str) -> dict[str, Any]:
     return {"k": "log", "r": 0, "s": "out", "t": 1, "x": text + "\n"}
-
-
-def test_a_rule_that_would_take_for_ever_holds_up_no_job(world: Any) -> None:
-    """Forty letters, which Python's ``re`` tries 2^40 ways on: the rules' values of the lines behind them are in the run."""
-    script = f"print('{LETTERS}')\nprint('speed=7 step=3')\nprint('a b c =5')\n"
-    done = world.run(world.project(script, batchai=RULES), timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert world.last.data.metrics == {"speed": 7.0, "seen": 5.0}
-    assert "batchai.notes" not in world.last.data.tags
-
-
-def test_a_rule_that_re2_does_not_take_is_refused_before_there_is_a_run(world: Any) -> None:
-    said = world.refused(world.project(batchai="metrics: [{name: speed, regex: '(?<=speed=)([0-9]+)'}]\n"))
-    assert "batchai.yaml: metrics[0] ('speed') has a regex that RE2 does not take" in said and "RE2 has no look-behind" in said
-    assert world.runs() == []
 
 
 # A rule, and what a line repeats that Python's ``re`` is slow on.
@@ -61,8 +53,6 @@ BAD = [
 @pytest.mark.parametrize(("regex", "piece"), BAD)
 def test_no_rule_is_slow(regex: str, piece: str) -> None:
     """The longest line that is looked at, and one 256 times as long, whose rest is not."""
-    from mlflow_batchai.job.metrics import LONGEST_LINE, MetricFold
-
     fold = MetricFold([MetricRule("m", regex)])
     assert fold.refused == []
     for length in (LONGEST_LINE, 256 * LONGEST_LINE):
@@ -92,10 +82,6 @@ REFUSED = [
 @pytest.mark.parametrize(("regex", "why"), REFUSED)
 def test_rules_that_are_refused(regex: str, why: str, capfd: pytest.CaptureFixture[str]) -> None:
     """In a document with a sentence; in a plan, which may have been changed since, with a note."""
-    from mlflow_batchai.documents.batchai import parse_batchai
-    from mlflow_batchai.errors import DocumentError
-    from mlflow_batchai.job.metrics import MetricFold
-
     with pytest.raises(DocumentError, match=rf"batchai.yaml: metrics\[1\] \('odd'\) .*{why}"):
         parse_batchai({"metrics": [{"name": "ok", "regex": "(a)"}, {"name": "odd", "regex": regex}]}, "batchai.yaml")
     fold = MetricFold([MetricRule("odd", regex), MetricRule("ok", r"(\d+)")])
@@ -106,8 +92,6 @@ def test_rules_that_are_refused(regex: str, why: str, capfd: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("rule", [MetricRule("a", "(a)", "none"), MetricRule("a", "a"), MetricRule("a", "(\udc80)")], ids=str)
 def test_a_plans_rule_that_is_none_is_a_note(rule: MetricRule) -> None:
-    from mlflow_batchai.job.metrics import MetricFold
-
     fold = MetricFold([rule, MetricRule("ok", r"(\d+)")])
     assert len(fold.refused) == 1 and "metrics[0]" in fold.refused[0]
     assert [(point.key, point.value) for point in fold.feed([line("7")])] == [("ok", 7.0)]
@@ -125,16 +109,11 @@ def test_a_plans_rule_that_is_none_is_a_note(rule: MetricRule) -> None:
     ],
 )
 def test_what_rules_find(regex: str, text: str, value: float) -> None:
-    from mlflow_batchai.job.metrics import MetricFold
-
     fold = MetricFold([MetricRule("m", regex)])
     assert [point.value for point in fold.feed([line(text)])] == [value]
 
 
 def test_re2_is_imported_for_rules_only() -> None:
-    import subprocess
-    import sys
-
     code = "import sys; from mlflow_batchai.job.metrics import MetricFold; MetricFold([]); print('re2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
@@ -143,8 +122,6 @@ def test_re2_is_imported_for_rules_only() -> None:
 
 
 def _keras(text: str) -> None:
-    from mlflow_batchai.job.metrics import KerasLines
-
     lines = KerasLines()
     lines.feed("Epoch 1/5", 1)
     lines.feed(text, 2)
@@ -152,24 +129,15 @@ def _keras(text: str) -> None:
 
 
 def _fold(text: str) -> None:
-    from mlflow_batchai.job.metrics import MetricFold
-
     MetricFold([MetricRule("m", r"loss=(\d+)")]).feed([line("Epoch 1/5"), line(text)])
 
 
 def _described(text: str) -> None:
-    from mlflow_batchai.job.states import JobState
-    from mlflow_batchai.tracking.description import Facts, markdown
-
     plan = bare_plan(name="toy", cluster="local")
     markdown(Facts(plan, 1, JobState("failed", 1, (), text), [text], notes=[text], script_note=text[:20_000]))
 
 
 def _error(text: str) -> None:
-    from mlflow_batchai.agent import azure_errors
-    from mlflow_batchai.agent.model_check import trial
-    from mlflow_batchai.tracking import stores
-
     stores.sentence(ValueError(text))
     azure_errors.explain(text, "share", "host", "sig")
     trial.why_not(ValueError(text))
@@ -177,11 +145,6 @@ def _error(text: str) -> None:
 
 def _read(name: str) -> Callable[[str], object]:
     def read(text: str) -> object:
-        from mlflow_batchai import terminal
-        from mlflow_batchai.client import streaming
-        from mlflow_batchai.job import metrics
-        from mlflow_batchai.tracking.script_calls import tags
-
         readers: dict[str, Callable[[str], object]] = {
             "safe": terminal.safe,
             "safe pieces": lambda text: list(terminal.safe_pieces(text[at : at + 65536] for at in range(0, len(text), 65536))),

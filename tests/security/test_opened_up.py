@@ -38,67 +38,16 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-def link(model: Path, private: Path) -> None:
-    (model / "x").symlink_to(private / "key")
-
-
-def linked_folder(model: Path, private: Path) -> None:
-    (model / "x").symlink_to(private)
-
-
-def hard_link(model: Path, private: Path) -> None:
-    (model / "x").hardlink_to(private / "key")
-
-
-def two_hard_links(model: Path, private: Path) -> None:
-    (model / "x").hardlink_to(private / "key")
-    (model / "y").hardlink_to(private / "key")
-
-
-def renamed_output(model: Path, private: Path) -> None:
-    model.rename(model.parent / "away")
-    model.symlink_to(private)
-
-
 def renamed_parent(model: Path, private: Path) -> None:
-    outputs = model.parent
-    outputs.rename(outputs.parent / "away")
     (private / "model").mkdir(mode=0o700)
-    outputs.symlink_to(private)
-
-
-def file_for_folder(model: Path, private: Path) -> None:
-    model.rmdir()
-    model.hardlink_to(private / "key")
-
-
-def pipe(model: Path, private: Path) -> None:
-    os.mkfifo(model / "x", 0o600)
+    model.parent.rename(model.parents[1] / "away")
+    model.parent.symlink_to(private)
 
 
 def named_socket(model: Path, private: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(model / "x"))
     (model / "x").chmod(0o600)
-
-
-def device(model: Path, private: Path) -> None:
-    if os.geteuid() == 0:
-        os.mknod(model / "x", stat.S_IFCHR | 0o600, os.makedev(1, 3))
-
-
-def setuid(model: Path, private: Path) -> None:
-    private_file(model / "x").chmod(0o4700)
-
-
-def strangers_file(model: Path, private: Path) -> None:
-    if os.geteuid() == 0:
-        os.chown(private_file(model / "x"), STRANGER, STRANGER)
-
-
-def loop_of_links(model: Path, private: Path) -> None:
-    (model / "x").symlink_to("y")
-    (model / "y").symlink_to("x")
 
 
 def deep(model: Path, private: Path) -> None:
@@ -112,34 +61,34 @@ def deep(model: Path, private: Path) -> None:
     os.close(folder)
 
 
-@pytest.mark.parametrize(
-    "attack",
-    [
-        link,
-        linked_folder,
-        hard_link,
-        two_hard_links,
-        renamed_output,
-        renamed_parent,
-        file_for_folder,
-        pipe,
-        named_socket,
-        device,
-        setuid,
-        strangers_file,
-        loop_of_links,
-        deep,
-    ],
-    ids=lambda attack: attack.__name__,
-)
-def test_what_is_not_the_job_s_stays_closed(place: Path, attack: Callable[[Path, Path], None]) -> None:
+ATTACKS: dict[str, Callable[[Path, Path], object]] = {
+    "link": lambda model, private: (model / "x").symlink_to(private / "key"),
+    "linked folder": lambda model, private: (model / "x").symlink_to(private),
+    "hard link": lambda model, private: (model / "x").hardlink_to(private / "key"),
+    "two hard links": lambda model, private: [(model / name).hardlink_to(private / "key") for name in ("x", "y")],
+    "renamed output": lambda model, private: (model.rename(model.parent / "away"), model.symlink_to(private)),
+    "renamed parent": renamed_parent,
+    "file for folder": lambda model, private: (model.rmdir(), model.hardlink_to(private / "key")),
+    "pipe": lambda model, private: os.mkfifo(model / "x", 0o600),
+    "socket": named_socket,
+    "setuid": lambda model, private: private_file(model / "x").chmod(0o4700),
+    "loop of links": lambda model, private: ((model / "x").symlink_to("y"), (model / "y").symlink_to("x")),
+    "deep": deep,
+}
+if os.geteuid() == 0:
+    ATTACKS["device"] = lambda model, private: os.mknod(model / "x", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    ATTACKS["a stranger's file"] = lambda model, private: os.chown(private_file(model / "x"), STRANGER, STRANGER)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_is_not_the_job_s_stays_closed(place: Path, attack: str) -> None:
     model, private = place.joinpath("share", *OURS), place / "private"
-    attack(model, private)
+    ATTACKS[attack](model, private)
     before = {path: mode(path) for path in (private, *private.rglob("*"), model / "x") if os.path.lexists(path)}
     try:
         permissions.open_up_tree(str(place / "share"), OURS)
     except OSError as error:
-        assert attack in (renamed_output, renamed_parent, file_for_folder), error
+        assert attack in ("renamed output", "renamed parent", "file for folder"), error
     assert {path: mode(path) for path in before} == before
 
 

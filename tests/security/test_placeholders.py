@@ -309,83 +309,12 @@ def test_no_accepted_template_runs_any_value(folder: Path, template: str, value:
     assert line is not None and not runs_a_value(line, folder, [value])
 
 
-PIECES = [
-    *(
-        "eval",
-        "bash -c",
-        "sh",
-        "-c",
-        "-x",
-        "echo",
-        "printf",
-        "-v",
-        "test",
-        "[",
-        "]",
-        "read",
-        "export",
-        "declare",
-        "-i",
-        "true",
-        "cat",
-    ),
-    *(
-        "{n}",
-        "'{n}'",
-        '"{n}"',
-        "x={n}",
-        "x=",
-        "$x",
-        '"$x"',
-        "${{x}}",
-        "${{!x}}",
-        "${{y[{n}]}}",
-        "y[x]=1",
-        "$(( x ))",
-        "(( x ))",
-        "x+=1",
-    ),
-    *(
-        "[[ x -eq 1 ]]",
-        "[[",
-        "]]",
-        "-eq",
-        "1",
-        "==",
-        ";",
-        "|",
-        "&&",
-        "<<<",
-        "<(",
-        "$(",
-        ")",
-        "(",
-        "{{",
-        "}}",
-        "`",
-        "'",
-        '"',
-        "\\",
-    ),
-    *(
-        "if",
-        "then",
-        "fi",
-        "for x in",
-        "do",
-        "done",
-        "f() {{",
-        "f",
-        "$1",
-        '"$@"',
-        "exec",
-        "command",
-        "env",
-        "xargs",
-        "trap",
-        "EXIT",
-    ),
-]
+WORDS = r"""
+    eval sh -c -x echo printf -v test [ ] read export declare -i true cat {n} '{n}' "{n}" x={n} x= $x "$x"
+    ${{x}} ${{!x}} ${{y[{n}]}} y[x]=1 x+=1 [[ ]] -eq 1 == ; | && <<< <( $( ) ( {{ }} ` ' " \ if then fi do done
+    f $1 "$@" exec command env xargs trap EXIT
+"""
+PIECES = [*WORDS.split(), "bash -c", "$(( x ))", "(( x ))", "[[ x -eq 1 ]]", "for x in", "f() {{"]
 
 
 @given(st.lists(st.sampled_from(PIECES), min_size=2, max_size=8), st.sampled_from([" ", "", "\n"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -14,6 +15,14 @@ import pytest
 from command_line import Cli
 from markdown_it import MarkdownIt
 from plans import bare_plan
+
+from mlflow_batchai.cli.output import render
+from mlflow_batchai.cli.sweep import table
+from mlflow_batchai.job.states import JobState
+from mlflow_batchai.sweep.results import Results, Row
+from mlflow_batchai.terminal import safe, safe_pieces
+from mlflow_batchai.tracking.description import Facts, markdown, merged
+from mlflow_batchai.tracking.script_calls.tags import is_source, may_be_set
 
 BEACON = "![x](http://beacon.example/a.png)"
 ESCAPES = {
@@ -216,9 +225,6 @@ EVIL = [
 
 @pytest.mark.parametrize("text", EVIL)
 def test_markdown_of_a_job_is_text(text: str) -> None:
-    from mlflow_batchai.job.states import JobState
-    from mlflow_batchai.tracking.description import Facts, markdown
-
     plan = bare_plan(name=text, cluster=text, workspace=text, experiment=text, node_count=2, ranks=2)
     state = JobState("failed", 1, ({"code": text},), text)
     for facts in (
@@ -230,8 +236,6 @@ def test_markdown_of_a_job_is_text(text: str) -> None:
 
 @pytest.mark.parametrize("text", EVIL)
 def test_markdown_of_a_sweep_is_text(text: str) -> None:
-    from mlflow_batchai.sweep.results import Results, Row
-
     rows = [
         Row(1, text, "r", {"p": text}, "succeeded", {text: 1.0}, 1.0, ""),
         Row(2, text, "r", {"p": text}, "failed", {}, None, " ".join(text.split())),
@@ -241,9 +245,6 @@ def test_markdown_of_a_sweep_is_text(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["`" * (1 << 16), "`\n" * (1 << 16), "\n" * (1 << 16), "x" * (1 << 20), "a " * (1 << 18)])
 def test_no_text_of_a_job_keeps_its_page_from_being_written(text: str) -> None:
-    from mlflow_batchai.job.states import JobState
-    from mlflow_batchai.tracking.description import Facts, markdown, merged
-
     plan = bare_plan(name="toy", cluster="local", node_count=2)
     facts = Facts(plan, 1, JobState("failed", 1, ({"code": text},), text), [text] * 9, text, None, 1, "", [text] * 20, text)
     assert "**failed**" in merged("", lambda room: markdown(facts, room))
@@ -281,8 +282,6 @@ TAGS = [
 
 @pytest.mark.parametrize(("key", "value"), TAGS)
 def test_tags_that_are_refused(key: str, value: str | None) -> None:
-    from mlflow_batchai.tracking.script_calls.tags import may_be_set
-
     assert not may_be_set(key, value)
 
 
@@ -295,8 +294,6 @@ def test_tags_that_are_refused(key: str, value: str | None) -> None:
     ],
 )  # fmt: skip
 def test_tags_that_scripts_set(key: str, value: str | None) -> None:
-    from mlflow_batchai.tracking.script_calls.tags import may_be_set
-
     assert may_be_set(key, value)
 
 
@@ -312,8 +309,6 @@ def test_tags_that_scripts_set(key: str, value: str | None) -> None:
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
 def test_sources_of_datasets(source: str, kept: bool) -> None:
-    from mlflow_batchai.tracking.script_calls.tags import is_source
-
     assert is_source(source) is kept
 
 
@@ -339,8 +334,6 @@ LINES = [
 
 @pytest.mark.parametrize(("text", "shown"), LINES)
 def test_a_line_on_a_terminal(text: str, shown: str) -> None:
-    from mlflow_batchai.terminal import safe, safe_pieces
-
     assert safe(text) == shown == safe(shown)
     # In pieces of any size it is the same.
     for size in (1, 2, 3, 7):
@@ -348,8 +341,6 @@ def test_a_line_on_a_terminal(text: str, shown: str) -> None:
 
 
 def test_carriage_returns() -> None:
-    from mlflow_batchai.terminal import safe, safe_pieces
-
     bar = "\r 1/2 a" + "\x08" * 9000 + "\r 2/2\r\nnext\r\n"
     assert safe(bar) == " 2/2\nnext\n"
     assert "".join(safe_pieces([bar[:3000], bar[3000:]])) == "\r 1/2 a\r 2/2\r\nnext\r\n"
@@ -358,9 +349,6 @@ def test_carriage_returns() -> None:
 
 
 def test_json_on_a_terminal_is_json() -> None:
-    import json
-
-    from mlflow_batchai.cli.output import render
 
     data = {"a": "\x1b\x7f\x9b\u2028\u202e größe"}
     shown = render(data, "json")
@@ -369,9 +357,6 @@ def test_json_on_a_terminal_is_json() -> None:
 
 
 def test_a_sweeps_table_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlflow_batchai.cli.sweep import table
-    from mlflow_batchai.sweep.results import Results, Row
-
     text = "".join(ESCAPES.values())
     rows = [Row(1, text, "r", {text: text}, state, {text: 1.0}, 1.0, text) for state in ("succeeded", "failed")]
     results = Results("toys", rows, text, [text])

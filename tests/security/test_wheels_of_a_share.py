@@ -18,9 +18,12 @@ from node_world import Cluster
 from other_user import STRANGER, needs_root
 from plans import toy_plan
 
+from mlflow_batchai.agent.environments.wheels import publish
 from mlflow_batchai.agent.plan import PythonEnvironment, plain
+from mlflow_batchai.client import submitting
 from mlflow_batchai.engines import archive
-from mlflow_batchai.storage import open_share
+from mlflow_batchai.plan.environments import choose_wheels
+from mlflow_batchai.storage import credentials, open_share
 from mlflow_batchai.storage.directory import DirectoryShare
 
 NAME = "horovod-0.28.1-py3-none-any.whl"
@@ -60,115 +63,49 @@ def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def named(share: Path) -> dict[str, str]:
-    from mlflow_batchai.plan.environments import choose_wheels
-
     return choose_wheels(ENVIRONMENT, share, DirectoryShare(share))[0]
 
 
-# What somebody else has put at the place.
-
-
-def a_stranger_s(wheel: Path) -> None:
-    os.chown(wheel, STRANGER, STRANGER)
-
-
-def open_to_all(wheel: Path) -> None:
-    wheel.chmod(0o666)
-
-
-def open_to_a_group(wheel: Path) -> None:
-    os.chown(wheel, 0, STRANGER)
-    wheel.chmod(0o664)
-
-
-def link_to_a_good_one(wheel: Path) -> None:
-    wheel.rename(wheel.parents[2] / "elsewhere.whl")
-    wheel.symlink_to(wheel.parents[2] / "elsewhere.whl")
-
-
-def hard_link_to_a_file_of_ours(wheel: Path) -> None:
-    """Ours, but nothing that we have put there."""
-    (wheel.parents[2] / "of-ours").hardlink_to(wheel)
-
-
-def linked_folder(wheel: Path) -> None:
-    folder = wheel.parent
-    folder.rename(folder.parents[1] / "away")
-    folder.symlink_to(folder.parents[1] / "away")
-
-
-def directory(wheel: Path) -> None:
-    wheel.unlink()
-    wheel.mkdir()
-
-
-def pipe(wheel: Path) -> None:
-    wheel.unlink()
-    os.mkfifo(wheel)
-
-
-def device(wheel: Path) -> None:
-    wheel.unlink()
-    os.mknod(wheel, stat.S_IFCHR | 0o644, os.makedev(1, 5))
-
-
-def sparse(wheel: Path) -> None:
-    os.truncate(wheel, 6 << 30)
-
-
-def other_name(wheel: Path) -> None:
-    wheel.rename(wheel.with_name("keras-3.0-py3-none-any.whl"))
-
-
-def same_name_and_size_as_one_of_ours(wheel: Path) -> None:
-    """A wheel in the cache is met by its content, not by its name."""
+def as_one_in_the_cache(wheel: Path, owner: int, change: bool) -> None:
+    """Another's wheel, while one of its name and size lies in the cache."""
     cached = wheel.parents[3] / "cache" / "key" / NAME
     cached.parent.mkdir(parents=True)
     data = bytearray(wheel.read_bytes())
-    data[60] ^= 1
+    data[60] ^= change
     cached.write_bytes(data)
-    a_stranger_s(wheel)
+    os.chown(cached, owner, owner)
+    os.chown(wheel, STRANGER, STRANGER)
 
 
-def cached_by_a_stranger(wheel: Path) -> None:
-    cached = wheel.parents[3] / "cache" / "key" / NAME
-    cached.parent.mkdir(parents=True)
-    shutil.copy(wheel, cached)
-    os.chown(cached, STRANGER, STRANGER)
-    a_stranger_s(wheel)
+# What somebody else has put at the place.
+ATTACKS: dict[str, Callable[[Path], object]] = {
+    "a stranger's": lambda wheel: os.chown(wheel, STRANGER, STRANGER),
+    "open to all": lambda wheel: wheel.chmod(0o666),
+    "open to a group": lambda wheel: (os.chown(wheel, 0, STRANGER), wheel.chmod(0o664)),
+    "link to a good one": lambda wheel: wheel.symlink_to(wheel.rename(wheel.parents[2] / "elsewhere.whl")),
+    "hard link to a file of ours": lambda wheel: (wheel.parents[2] / "of-ours").hardlink_to(wheel),
+    "linked folder": lambda wheel: wheel.parent.symlink_to(wheel.parent.rename(wheel.parents[2] / "away")),
+    "directory": lambda wheel: (wheel.unlink(), wheel.mkdir()),
+    "pipe": lambda wheel: (wheel.unlink(), os.mkfifo(wheel)),
+    "device": lambda wheel: (wheel.unlink(), os.mknod(wheel, stat.S_IFCHR | 0o644, os.makedev(1, 5))),
+    "sparse": lambda wheel: os.truncate(wheel, 6 << 30),
+    "other name": lambda wheel: wheel.rename(wheel.with_name("keras-3.0-py3-none-any.whl")),
+    "another of that name and size is ours": lambda wheel: as_one_in_the_cache(wheel, os.geteuid(), change=True),
+    "cached by a stranger": lambda wheel: as_one_in_the_cache(wheel, STRANGER, change=False),
+}
 
 
 @needs_root
-@pytest.mark.parametrize(
-    "attack",
-    [
-        a_stranger_s,
-        open_to_all,
-        open_to_a_group,
-        link_to_a_good_one,
-        hard_link_to_a_file_of_ours,
-        linked_folder,
-        directory,
-        pipe,
-        device,
-        sparse,
-        other_name,
-        same_name_and_size_as_one_of_ours,
-        cached_by_a_stranger,
-    ],
-    ids=lambda attack: attack.__name__,
-)
-def test_a_wheel_that_others_could_have_written_is_not_named(share: Path, attack: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_wheel_that_others_could_have_written_is_not_named(share: Path, attack: str) -> None:
     good = make_wheel(share / "wheels" / "good" / NAME, "good")
-    attack(make_wheel(share / "wheels" / "bad" / NAME, "bad"))
+    ATTACKS[attack](make_wheel(share / "wheels" / "bad" / NAME, "bad"))
     assert named(share) == {f"wheels/good/{NAME}": sha256(good)}
 
 
 @needs_root
 def test_the_submitter_is_told_which_are_not_used(share: Path) -> None:
-    from mlflow_batchai.plan.environments import choose_wheels
-
-    a_stranger_s(make_wheel(share / "wheels" / NAME, "bad"))
+    os.chown(make_wheel(share / "wheels" / NAME, "bad"), STRANGER, STRANGER)
     _, (sentence,) = choose_wheels(ENVIRONMENT, share, DirectoryShare(share))
     assert f"wheels/{NAME}" in sentence and "BATCHAI_HOROVOD_CACHE" in sentence
     assert choose_wheels(replace(ENVIRONMENT, dependencies=("keras",)), share, DirectoryShare(share)) == ({}, [])
@@ -181,7 +118,7 @@ def test_a_stranger_s_copy_of_a_wheel_of_ours_is_as_good(share: Path) -> None:
     cached = share.parent / "cache" / "key" / NAME
     cached.parent.mkdir(parents=True)
     shutil.copy(wheel, cached)
-    a_stranger_s(wheel)
+    os.chown(wheel, STRANGER, STRANGER)
     assert named(share) == {f"wheels/{NAME}": sha256(wheel)}
 
 
@@ -189,7 +126,6 @@ def test_of_an_azure_share_those_that_were_built_here_are_named(
     azure: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow_batchai.plan.environments import choose_wheels
-    from mlflow_batchai.storage import credentials
 
     monkeypatch.setenv("BATCHAI_HOROVOD_CACHE", str(tmp_path / "cache"))
     made = make_wheel(tmp_path / "cache" / "key" / NAME, "ours")
@@ -203,9 +139,6 @@ def test_of_an_azure_share_those_that_were_built_here_are_named(
     found, (sentence,) = choose_wheels(ENVIRONMENT, tmp_path, share)
     assert found == {f"wheels/key/{NAME}": sha256(made)}
     assert f"wheels/bad/{NAME}" in sentence and "key" not in sentence.replace("BATCHAI", "")
-
-
-# Real nodes.
 
 
 @pytest.fixture
@@ -245,9 +178,7 @@ def test_a_node_installs_what_was_vouched_for(cluster: Cluster) -> None:
 
 
 def test_what_a_node_publishes_is_writable_for_nobody_else(share: Path) -> None:
-    from mlflow_batchai.agent.environments import wheels
-
-    wheels.publish(str(share), "key", str(make_wheel(share.parent / NAME, "built")), lambda text: None)
+    publish(str(share), "key", str(make_wheel(share.parent / NAME, "built")), lambda text: None)
     (published,) = (share / "wheels").rglob("*.whl")
     assert stat.S_IMODE(published.stat().st_mode) == 0o644
     assert stat.S_IMODE(published.parent.stat().st_mode) == 0o777
@@ -256,10 +187,8 @@ def test_what_a_node_publishes_is_writable_for_nobody_else(share: Path) -> None:
 
 @needs_root
 def test_a_stranger_s_wheel_is_in_no_plan(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlflow_batchai.client import submitting
-
     good = make_wheel(world.home / "share" / "wheels" / "mine" / NAME, "mine")
-    a_stranger_s(make_wheel(world.home / "share" / "wheels" / NAME, "theirs"))
+    os.chown(make_wheel(world.home / "share" / "wheels" / NAME, "theirs"), STRANGER, STRANGER)
     (world.home / "share").chmod(0o777)
     mlproject = "name: toy\npython_env: env.yaml\nentry_points: {main: {command: python train.py}}\n"
     project = world.project(mlproject=mlproject, **{"env.yaml": "dependencies: [-r more.txt]\n", "more.txt": "horovod\n"})
