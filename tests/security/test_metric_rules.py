@@ -167,12 +167,12 @@ def _described(text: str) -> None:
 
 def _error(text: str) -> None:
     from mlflow_batchai.agent import azure_errors
-    from mlflow_batchai.agent.model_check import trial
     from mlflow_batchai.tracking import stores
+    from mlflow_batchai.training import model_trial
 
     stores.sentence(ValueError(text))
     azure_errors.explain(text, "share", "host", "sig")
-    trial.why_not(ValueError(text))
+    model_trial.why_not(ValueError(text))
 
 
 def _read(name: str) -> Callable[[str], object]:
