@@ -121,8 +121,8 @@ def _forget_script() -> None:
     folders = {os.getcwd(), os.path.dirname(os.path.abspath(script))} if script else {os.getcwd()}
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) not in folders]
     for name in list(sys.modules):
-        folder = os.path.dirname(getattr(sys.modules.get(name.partition(".")[0]), "__file__", None) or "/")
-        if folder in folders or os.path.dirname(folder) in folders:
+        file = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
+        if file and folders & {os.path.dirname(file), os.path.dirname(os.path.dirname(file))}:
             del sys.modules[name]
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.modules["keras"].saving.get_custom_objects().clear()

@@ -115,6 +115,8 @@ def test_two_ranks(trained: Any, predicted: dict[str, Any]) -> None:
     checked = world.client.get_logged_model(run.data.tags["batchai.model"].removeprefix("models:/")).tags["batchai.modelCheck"]
     assert checked.startswith("loaded and tried in ") and "keras 3" in checked
     assert "passed: loaded and tried" in world.log("model-check.txt")
+    said = "".join(file.read_text() for file in world.root.rglob("events/*/*.jsonl"))
+    assert '"type":"trial"' in said and "checking the model" not in said, "rank 0 tries it before it ends"
 
     requirements = Path(
         world.client.get_logged_model(run.data.tags["batchai.model"].removeprefix("models:/")).artifact_location.removeprefix(
