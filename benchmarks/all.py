@@ -31,7 +31,7 @@ FULL = {
     "report": "",
     "opener": "--pairs 5",
 }
-SHORT = {"overhead": "--pairs 1 --epochs 4", "report": "--pairs 1 --calls 2000"}
+SHORT = {"overhead": "--pairs 1 --epochs 8", "report": "--pairs 1 --calls 2000"}
 LIMIT = re.compile(r".*\bat (?P<which>most|least) (?P<limit>[\d.]+).*?\): (?P<median>-?[\d.]+)")
 
 
@@ -80,7 +80,7 @@ def main() -> int:
     chosen = SHORT if options.short else FULL
     failed = False
     for name in options.names or chosen:
-        arguments = [f"benchmarks/{name}.py", *chosen[name].split()]
+        arguments = [f"benchmarks/{name}.py", *chosen.get(name, FULL[name]).split()]
         told = machine()
         done = subprocess.run([sys.executable, *arguments], cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
         print(done.stdout, flush=True)

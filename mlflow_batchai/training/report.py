@@ -346,7 +346,9 @@ def model_meta(path: str, model: Any = None) -> dict[str, Any]:
         "format": {"hdf5": "h5"}.get(suffix, suffix),
         **saved_models.environment(keras.backend.backend() if keras else ""),
     }
-    if keras is not None:
+    if keras is None:
+        del meta["backend"]
+    else:
         meta["keras"] = str(keras.__version__)
     if model is not None:
         for key in ("inputs", "outputs"):
