@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO_HOME := $(CURDIR)/.demo
 SOURCES := mlflow_batchai projects tests benchmarks
 
-.PHONY: help demo test test-all check setup setup-dev format lint types layers faults contract screenshots bench constraints clean
+.PHONY: help demo test test-all check setup setup-dev format lint types layers faults contract screenshots bench bench-short constraints clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -42,15 +42,11 @@ endif
 contract: $(VENV)/.setup-dev ## Calls of scripts to MLflow, with the oldest and the newest MLflow (a minute).
 	@scripts/contract.sh $(BIN)
 
-bench: $(VENV)/.setup-dev ## All benchmarks: ratios measured side by side (minutes).
-	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/ssh_connect.py
-	$(BIN)/python benchmarks/share_transfer.py
-	$(BIN)/python benchmarks/share_job.py
-	$(BIN)/python benchmarks/cli.py
-	$(BIN)/python benchmarks/report.py
-	$(BIN)/python benchmarks/relay.py
-	$(BIN)/python benchmarks/opener.py
+bench: $(VENV)/.setup-dev ## All benchmarks: ratios measured side by side, written into docs/benchmarks.md (half an hour on an idle machine).
+	$(BIN)/python benchmarks/all.py
+
+bench-short: $(VENV)/.setup-dev ## Two short ones, which fail where a figure passes twice its limit (under two minutes).
+	$(BIN)/python benchmarks/all.py --short
 
 screenshots: $(VENV)/.setup-dev ## Take docs/images anew: MLflow's pages of jobs that train here (about 4 minutes).
 	$(BIN)/python -m pytest tests/e2e/test_ui.py --screenshots docs/images --basetemp /tmp/batchai

@@ -3,7 +3,7 @@
     python benchmarks/overhead.py [--pairs 3] [--epochs 20] [--probe FOLDER]
 
 Each round runs bare, ours, bare. Ratios ours/bare stand beside bare/bare: whole runs vary by a fifth on a small machine, and a
-ratio inside that noise says nothing. CPU seconds and memory are read from /proc while the ranks train.
+ratio inside that noise says nothing. CPU seconds and memory are read from /proc, from the start of each process to its end.
 """
 
 from __future__ import annotations
@@ -27,11 +27,16 @@ BIN = Path(sys.executable).parent
 CLIENT = "from mlflow.tracking import MlflowClient; MlflowClient({uri!r}).search_experiments()"
 
 
+RANKS = 2
+
+
 class Sampler(threading.Thread):
-    """Watches the processes of one run.
+    """Watches the processes of one run: agents, follower, ranks, and the copy of rank 0 that tries the model.
 
     Attributes:
         cpu: role -> pid -> CPU seconds while the ranks trained.
+        whole: role -> pid -> CPU seconds from its start to its end, or to ours.
+        begun: CPU seconds of the follower until the ranks trained and it had relayed a first value.
         rss: role -> highest resident bytes.
         last_rank: when the last rank was seen alive, seconds since the epoch.
     """
@@ -42,20 +47,27 @@ class Sampler(threading.Thread):
         self._training = training
         self._known: dict[int, tuple[str, psutil.Process]] = {}
         self._before: dict[int, float] = {}
-        self.cpu: dict[str, dict[int, float]] = {"agent": {}, "follower": {}, "rank": {}}
-        self.rss = {"agent": 0, "follower": 0, "rank": 0}
+        self.cpu: dict[str, dict[int, float]] = {"agent": {}, "follower": {}, "rank": {}, "trial": {}}
+        self.whole: dict[str, dict[int, float]] = {role: {} for role in self.cpu}
+        self.begun = 0.0
+        self.rss = dict.fromkeys(self.cpu, 0)
         self.last_rank = 0.0
         self.stop = threading.Event()
 
     def _role(self, process: psutil.Process) -> str | None:
         line = process.cmdline()
+        if "mlflow_batchai.follower" in line:
+            # One follower may be for many jobs, which its command line doesn't name.
+            known = [*line, *process.environ().values()]
+            return "follower" if any(self._root in part for part in known) else None
         if not any(self._root in part for part in line):
             return None
-        if "mlflow_batchai.follower" in line:
-            return "follower"
         if "agent" in line and any(part.startswith("--node=") for part in line):
             return "agent"
-        return "rank" if any(part.endswith("train.py") for part in line) and "bash" not in line[0] else None
+        if not any(part.endswith("train.py") for part in line) or "bash" in line[0]:
+            return None
+        ranks = sum(role == "rank" for role, _ in self._known.values())
+        return "rank" if ranks < RANKS else "trial"
 
     def run(self) -> None:
         scan = 0.0
@@ -93,20 +105,23 @@ class Sampler(threading.Thread):
             except psutil.Error:
                 continue
             used = times.user + times.system
+            self.whole[role][process.pid] = used
+            if training and role == "follower":
+                self.begun = self.begun or used
             if training:
                 self.cpu[role][process.pid] = used - self._before.setdefault(process.pid, used)
 
 
 def moments(marks: Path) -> list[dict[str, float]]:
     """What the ranks noted."""
-    return [json.loads(Path(f"{marks}.{rank}").read_text()) for rank in (0, 1)]
+    return [json.loads(Path(f"{marks}.{rank}").read_text()) for rank in range(RANKS)]
 
 
 def bare(folder: Path, probe: Path, epochs: int, megabytes: float) -> dict[str, float]:
     """One run by horovodrun."""
     marks = folder / "marks"
     begun = time.time()
-    command = [str(BIN / "horovodrun"), "-np", "2", "--gloo", sys.executable, str(probe / "train.py")]
+    command = [str(BIN / "horovodrun"), "-np", str(RANKS), "--gloo", sys.executable, str(probe / "train.py")]
     environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "TF_CPP_MIN_LOG_LEVEL": "2"}
     cores = str(max(1, (os.cpu_count() or 2) // 2))
     # The same threads a rank as a job gives: the launchers are compared, not thread counts.
@@ -188,7 +203,7 @@ def main() -> None:
     for key, title in (("whole", "whole run"), ("training", "training only")):
         ratios = [job[key] / statistics.mean((one[key], two[key])) for (job, _), (one, two) in zip(jobs, bares, strict=True)]
         noise = [two[key] / one[key] for one, two in bares]
-        _row(f"{title}: job / bare", ratios)
+        _row(f"{title}: job / bare (at most 1.1)", ratios)
         _row(f"{title}: bare / bare", noise)
     _row(
         "from Enter to the first step, job - bare (s; at most 3)",
@@ -198,20 +213,30 @@ def main() -> None:
         ],
     )
     print(f"  beside it: importing MLflow's own command line takes {command_line[0]:.2f} s")
-    _row("from the last rank's exit to mlflow run's exit (s; at most 3)", [job["after_last_rank"] for job, _ in jobs])
-    if not all(sum(sampler.cpu["rank"].values()) for _, sampler in jobs):
+    _row("from the last rank's exit to mlflow run's exit (s; at most 2)", [job["after_last_rank"] for job, _ in jobs])
+    samplers = [sampler for _, sampler in jobs]
+    if not all(sum(sampler.cpu["rank"].values()) for sampler in samplers):
         sys.exit("the ranks trained for less than a second or two: too short to read CPU seconds; give more --epochs")
-    shares = [
-        100 * sum(sum(sampler.cpu[role].values()) for role in ("agent", "follower")) / sum(sampler.cpu["rank"].values())
-        for _, sampler in jobs
-    ]
-    _row("CPU seconds of agents and follower over those of the ranks, while they train (%; at most 1)", shares)
-    print(f"  beside it: a bare MLflow client process takes {client[1]:.2f} CPU s to start")
-    _row("agent's memory (MB; at most 40)", [sampler.rss["agent"] / 1e6 for _, sampler in jobs])
+    title = "CPU seconds of agents and follower over those of the ranks"
+    _row(f"{title}, while they train (%; at most 1)", [_share(sampler.cpu) for sampler in samplers])
+    _row(f"{title}, from start to end (%)", [_share(sampler.whole) for sampler in samplers])
+    _row("CPU seconds of agents and follower, from start to end", [_ours(sampler.whole) for sampler in samplers])
+    _row("CPU seconds of the follower's start", [sampler.begun for sampler in samplers])
+    print(f"  beside it: a bare MLflow client process takes {client[1]:.2f} CPU s from start to end")
+    _row("CPU seconds of the model's trial in rank 0", [sum(sampler.whole["trial"].values()) for sampler in samplers])
+    _row("agent's memory (MB; at most 40)", [sampler.rss["agent"] / 1e6 for sampler in samplers])
     _row(
         "follower's memory over a bare MLflow client's (MB; at most 25)",
-        [(sampler.rss["follower"] - client[2]) / 1e6 for _, sampler in jobs],
+        [(sampler.rss["follower"] - client[2]) / 1e6 for sampler in samplers],
     )
+
+
+def _ours(cpu: dict[str, dict[int, float]]) -> float:
+    return sum(sum(cpu[role].values()) for role in ("agent", "follower"))
+
+
+def _share(cpu: dict[str, dict[int, float]]) -> float:
+    return 100 * _ours(cpu) / sum(cpu["rank"].values())
 
 
 def _row(title: str, values: list[float]) -> None:

@@ -6,7 +6,9 @@ blocks until the job has ended, unless the configuration says ``wait: false``.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
@@ -109,6 +111,9 @@ class BatchAIBackend(AbstractBackend):
         with _as_execution_exception():
             ready = _prepare(project_uri, entry_point, params or {}, version, backend_config, JobConsole(1).say)
             tracking = runs.absolute(tracking_uri, Path.cwd())
+            if command_line:
+                # A process that ends looks through all of its objects, of which MLflow has a second's worth.
+                atexit.register(gc.freeze)
             with stores.tried_shortly() if command_line else contextlib.nullcontext():
                 experiment = _experiment(tracking, ready.source, experiment_id, command_line)
             signals = Signals()

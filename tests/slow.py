@@ -8,7 +8,6 @@ from __future__ import annotations
 
 SLOW = (
     "agent/attempt/test_meeting.py::test_horovod_over_the_network_that_was_found",
-    "agent/model_check/test_trial.py",
     "e2e/test_azure_share.py",
     "e2e/test_big_logs.py",
     "e2e/test_cifar_attempts.py",
@@ -30,6 +29,7 @@ SLOW = (
     "test_docs.py::test_script_example",
     "tracking/models/test_logged.py::test_all_formats_load_from_every_uri_and_predict_the_same",
     "training/test_guard.py::test_stock_horovod_on_keras_3_fails_with_both_checksums",
+    "training/test_model_trial.py",
     "training/test_report.py::test_the_keras_callback",
     "training/test_resume.py",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,11 @@ FIGURES = (
     "training only: bare / bare",
     "from Enter to the first step",
     "from the last rank's exit to mlflow run's exit",
-    "CPU seconds of agents and follower over those of the ranks",
+    "CPU seconds of agents and follower over those of the ranks, while they train",
+    "CPU seconds of agents and follower over those of the ranks, from start to end",
+    "CPU seconds of agents and follower, from start to end",
+    "CPU seconds of the follower's start",
+    "CPU seconds of the model's trial in rank 0",
     "agent's memory",
     "follower's memory over a bare MLflow client's",
 )
@@ -101,6 +106,24 @@ def test_its_figures_stand_in_the_documentation(world: Any, name: str) -> None:
     figures = [without_sizes(line.rpartition(": ")[0]) for line in result.stdout.splitlines()[2:]]
     assert len(figures) == count
     assert all(figure in shown for figure in figures), figures
+
+
+def test_a_table_is_written_into_the_page() -> None:
+    module = runpy.run_path(str(ROOT / "benchmarks" / "all.py"))
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    for name in module["FULL"]:
+        written = module["with_table"](page, name, "today, here", "a: 1\n")
+        assert f"<!-- bench {name} -->\ntoday, here\n\n```text\na: 1\n```\n<!-- end -->" in written
+        assert module["with_table"](written, name, "today, here", "a: 1\n") == written
+        assert page.partition(f"<!-- bench {name}")[0] == written.partition(f"<!-- bench {name}")[0]
+    with pytest.raises(ValueError, match="has no line <!-- bench other -->"):
+        module["with_table"](page, "other", "", "")
+
+
+def test_the_short_form_fails_past_twice_a_limit() -> None:
+    beyond = runpy.run_path(str(ROOT / "benchmarks" / "all.py"))["beyond"]
+    rows = ["x (s; at most 3): 6.00 (0.10 to 9.00)", "x (%; at most 1): 2.01 (1.00 to 3.00)", "x / y (at least 0.90): 0.44"]
+    assert beyond("\n".join([*rows, "x: 99.00 (1.00 to 2.00)", "x (at most 2 at p95): -5 and 1.20"])) == rows[1:]
 
 
 def without_sizes(text: str) -> str:

@@ -76,7 +76,6 @@ def driver(report: Report) -> gpus.Gpus:
         found = gpus.list_gpus(os.environ)
         report.say(f"listing, {turn}", f"{len(found.ids)} in {time.monotonic() - begun:.2f} s ({found.note}) {found.trouble}")
     report.check("GPUs", bool(found.ids), ", ".join(found.ids) or "none")
-    report.say("in use", f"by processes {sorted(gpus.busy(found.ids, os.environ))}")
     said: list[str] = []
     sample = GpuMeter(found.ids, os.environ, said.append).look()
     report.check("a sample", not found.ids or bool(sample), json.dumps(sample) if sample else said)

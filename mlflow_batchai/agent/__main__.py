@@ -29,9 +29,9 @@ def main(arguments: list[str]) -> int:
 
         return rendezvous.main(rest)
     if verb == "try-model":
-        from mlflow_batchai.agent.model_check import trial
+        from mlflow_batchai.training import model_trial
 
-        return trial.main(rest)
+        return model_trial.main(rest)
     if verb == "packages":
         from mlflow_batchai.agent.environments import inventory
 

@@ -116,6 +116,26 @@ def thread_variables(threads: int) -> dict[str, str]:
     }
 
 
+# glibc keeps what a process frees, in large pages: TensorFlow frees and takes its buffers in every step.
+ALLOCATOR = (
+    "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296"
+    ":glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=268435456"
+)
+_ALLOCATOR_NAMES = re.compile(r"GLIBC_TUNABLES|LD_PRELOAD|MALLOC_\w+")
+
+
+def allocator_variables(plan: Plan, *others: Mapping[str, str]) -> dict[str, str]:
+    """Settings of the C library's allocator for a rank on CPUs; none where the job chooses its allocator itself.
+
+    Args:
+        others: environments that the rank has beside those of the plan: secrets, the image's.
+    """
+    names = {entry.name for entry in plan.environment_variables}.union(*others)
+    if plan.container:
+        names.update(plan.container.environment)
+    return {} if any(map(_ALLOCATOR_NAMES.fullmatch, names)) else {"GLIBC_TUNABLES": ALLOCATOR}
+
+
 def job_environment(
     layout: NodeLayout,
     node_environment: Mapping[str, str],

@@ -38,6 +38,9 @@ ENDED_STATES = (SUCCEEDED, FAILED)
 CANCEL = "cancel"
 REQUEUE = "requeue"
 
+# The phase of an attempt whose ranks have ended well, while node 0 has a process of its own try the job's model.
+CHECKING = "checking the model"
+
 # Error codes. The first four are Batch AI's (recorded answers of the service), and so are AZFMountError, BFSMountError and
 # FailedStartingContainer (its users' reports); the others are ours.
 JOB_FAILED = "JobFailed"

@@ -44,6 +44,7 @@ class Runtime:
         held: file descriptors that ranks have to inherit, once the node is ours (``Reservation.acquire``).
         container: the job's, once it runs: tasks are started in it.
         reported_models: what ranks said of saved models, the last of each path.
+        trials: by its path what rank 0 said of a saved model that it has had tried, the last.
         registry: ``username`` and ``password`` for its image, or None.
     """
 
@@ -65,6 +66,7 @@ class Runtime:
         self._pipe_was_full = False
         self.reports = ReportReader(layout.spool)
         self.reported_models: list[dict[str, Any]] = []
+        self.trials: dict[str, dict[str, Any]] = {}
 
     def start(
         self,
@@ -136,6 +138,8 @@ class Runtime:
         found = self.reports.read()
         for report in found:
             body = report.body
+            if body.get("type") == "trial":
+                self.trials[str(body.get("path"))] = body
             if body.get("type") == "model" and isinstance(body.get("meta"), dict):
                 self.reported_models = [one for one in self.reported_models if one["path"] != body.get("path")]
                 self.reported_models.append({**body, "path": str(body.get("path"))})

@@ -175,7 +175,7 @@ def write_site(layout: NodeLayout, text: str) -> None:
 
 
 def write_run(layout: NodeLayout, facts: str, distribution: Mapping[str, str]) -> None:
-    """Tell MLflow in the ranks of the job's run, and of the plugins that it finds it by (``training/store.py``).
+    """Tell the ranks, and MLflow in them, of the job's run, and of the plugins that it finds it by (``training/store.py``).
 
     Args:
         facts: the name of the file that tells it.
@@ -192,6 +192,10 @@ def write_run(layout: NodeLayout, facts: str, distribution: Mapping[str, str]) -
         "started": now_ms(),
         "artifacts": layout.artifacts,
         "bits": permissions.bits_of(layout.mounted_share),
+        # What rank 0 has tried before it ends (``training/model_trial.py``).
+        "model": {"path": plan.model.path, "seconds": plan.model.check_seconds}
+        if plan.model and plan.model.check_seconds
+        else None,
     }
     with open(os.path.join(layout.spool, facts), "w", encoding="utf-8") as file:
         json.dump(told, file)

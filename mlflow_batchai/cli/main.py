@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import importlib
 import os
 import sys
@@ -55,6 +57,8 @@ def main() -> None:
     """Entry point of the command: errors become one sentence and an exit code."""
     debug = "--debug" in sys.argv[1:]
     _open_streams()
+    # A process that ends looks through all of its objects, of which MLflow has a second's worth.
+    atexit.register(gc.freeze)
     # MLflow's client would print a run's address among the results when it ends one on a server.
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     try:

@@ -199,6 +199,7 @@ class Follower:
         self._relay.describe(state)
         self._relay.files_when_due()
         self._relay.logs_when_due()
+        self._relay.outputs_when_whole()
         if not self._asked and time.monotonic() >= self._next_tag:
             self._next_tag = time.monotonic() + TAG_SECONDS
             if self._relay.cancel_wanted():

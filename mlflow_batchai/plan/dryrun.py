@@ -13,7 +13,7 @@ from typing import Any
 from mlflow_batchai import terminal
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.attempt import ranks
-from mlflow_batchai.agent.environment import thread_variables
+from mlflow_batchai.agent.environment import ALLOCATOR, thread_variables
 from mlflow_batchai.agent.environments import trainenv
 from mlflow_batchai.agent.gpus import Gpus, of_node
 from mlflow_batchai.agent.layout import NodeLayout, node_id
@@ -100,6 +100,8 @@ def _ranks(plan: Plan, prepared: Prepared, cluster: Cluster, commands: Sequence[
         if not here:
             threads = f"<cores of {node_id(slot.node)} / {slot.local_size}>"
             environment.update(dict.fromkeys(thread_variables(1).keys() - document, threads))
+            if plan.gpus_per_node is None and environment.get("GLIBC_TUNABLES") == ALLOCATOR:
+                environment["GLIBC_TUNABLES"] = f"<{ALLOCATOR} where {node_id(slot.node)} has no GPU>"
         found.append(
             {
                 "rank": slot.rank,

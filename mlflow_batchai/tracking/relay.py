@@ -6,6 +6,7 @@ goes on from there, and MLflow drops points that are replayed, since they are th
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -85,6 +86,8 @@ class Relay:
         self._log_interval = FIRST_LOG_SECONDS
         self._finish = Finish(job, lease, self._answers)
         self._outputs = Outputs(client, job, SentFiles(job, lease.number))
+        # Whether nothing more is written there, though the job has not ended.
+        self._outputs_whole = False
         self._description = Description(client, self._run_id)
         self.notes: list[str] = list(memory.get("notes", []))
         # Of logs and outputs: what lies on the share only, which `batchai gc` leaves there.
@@ -181,6 +184,8 @@ class Relay:
             self._uncertain = 0
 
     def _take(self, record: Record) -> None:
+        if record["k"] == "phase":
+            self._outputs_whole = record["phase"] == protocol.CHECKING
         if record["k"] == "report":
             self._count(record)
         if record["k"] == "report" and record["body"].get("type") == "model":
@@ -358,6 +363,13 @@ class Relay:
             ended = time.monotonic()
             self._log_interval = min(self._log_interval * 1.5, LONGEST_LOG_SECONDS)
             self._next_logs = ended + max(self._log_interval, LOG_PARTS * (ended - begun))
+
+    def outputs_when_whole(self) -> None:
+        """Upload the outputs while node 0 still tries the model; ``finish`` sends what is missing then."""
+        if self._outputs_whole:
+            self._outputs_whole = False
+            with contextlib.suppress(ShareError):
+                self._outputs.send()
 
     def pass_on(self) -> None:
         """Send the rest of an ended attempt's records and logs before the job goes on with the next.

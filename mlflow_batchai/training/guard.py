@@ -16,6 +16,7 @@ Environment:
 from __future__ import annotations
 
 import importlib.machinery
+import os
 import sys
 
 TYPE_CHECKING = False  # every Python process of a job runs this at its start: typing and inspect would cost 15 ms
@@ -93,6 +94,10 @@ class _Loader:
             sys.meta_path.remove(self._finder)
         self._loader.exec_module(module)
         patch_fit(module)
+        if "BATCHAI_SPOOL" in os.environ:
+            from mlflow_batchai.training import model_trial
+
+            model_trial.stand_by()
 
 
 def patch_fit(keras: Any) -> None:

@@ -22,13 +22,12 @@ import logging
 import math
 import operator
 import os
-import platform
 import reprlib
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 _log = logging.getLogger("mlflow_batchai.training.report")
 
@@ -272,7 +271,15 @@ def model(path: Any, model: Any = None, example: Any = None) -> None:
         meta = {}
     if example is not None:
         meta["example"] = _first_of(example)
-    append({"type": "model", "path": where, "ts": int(time.time() * 1000), "meta": meta})
+    record = {"type": "model", "path": where, "ts": int(time.time() * 1000), "meta": meta}
+    _Process.models.pop(where, None)
+    _Process.models[where] = record
+    append(record)
+
+
+def models() -> Mapping[str, Any]:
+    """The records of saved models that this process has reported, the last of each path, in their order."""
+    return _Process.models
 
 
 def _first_of(example: Any) -> Any:
@@ -327,23 +334,22 @@ def keras_callback(images_per_epoch: int | None = None) -> Any:
 def model_meta(path: str, model: Any = None) -> dict[str, Any]:
     """Return the facts about a saved model that the submitting machine can't know without loading it.
 
-    ``keras``, ``backend``, the framework's and NumPy's versions (of what is imported now), ``python``, ``format``
-    ("h5", "keras" or the suffix), ``requirements`` (pins of the installed distributions), and with ``model`` ``inputs``
-    and ``outputs``: lists of name, shape (-1 where it varies) and dtype.
+    ``format`` ("h5", "keras" or the suffix), ``keras`` and ``backend`` (of what is imported now), what
+    ``saved_models.environment`` tells of this interpreter, and with ``model`` ``inputs`` and ``outputs``: lists of name,
+    shape (-1 where it varies) and dtype.
     """
+    from mlflow_batchai.training import saved_models
+
     suffix = os.path.splitext(path)[1].lower().lstrip(".")
-    meta: dict[str, Any] = {
-        "python": platform.python_version(),
-        "format": {"hdf5": "h5"}.get(suffix, suffix),
-    }
     keras = sys.modules.get("keras")
-    if keras is not None:
-        meta["backend"] = keras.backend.backend()
-    for name in ("keras", "tensorflow", "torch", "numpy", "h5py"):
-        version = getattr(sys.modules.get(name), "__version__", None)
-        if version is not None and (name in ("keras", "numpy", "h5py") or name == meta.get("backend")):
-            meta[name] = str(version)
-    meta["requirements"] = _requirements(meta)
+    meta: dict[str, Any] = {
+        "format": {"hdf5": "h5"}.get(suffix, suffix),
+        **saved_models.environment(keras.backend.backend() if keras else ""),
+    }
+    if keras is None:
+        del meta["backend"]
+    else:
+        meta["keras"] = str(keras.__version__)
     if model is not None:
         for key in ("inputs", "outputs"):
             tensors = getattr(model, key, None)
@@ -354,22 +360,6 @@ def model_meta(path: str, model: Any = None) -> dict[str, Any]:
             for fact, name in zip(meta["outputs"], names):
                 fact["name"] = name
     return meta
-
-
-def _requirements(meta: Mapping[str, Any]) -> list[str]:
-    from importlib import metadata
-
-    backend = meta.get("backend", "")
-    frameworks = {"tensorflow": ("tensorflow", "tensorflow-cpu")}.get(backend, (backend,))
-    pins = []
-    for candidates in (frameworks, ("keras",), ("numpy",), ("h5py",)):
-        for name in candidates:
-            try:
-                pins.append(f"{name}=={metadata.version(name).split('+')[0]}")
-                break
-            except (metadata.PackageNotFoundError, ValueError):
-                continue
-    return pins
 
 
 def _tensor_facts(tensor: Any) -> dict[str, Any]:
@@ -426,6 +416,7 @@ class _Process:
     # Whether a call of ``log`` was right: from then on none raises.
     has_logged = False
     warned = False
+    models: ClassVar[dict[str, Any]] = {}
 
     @classmethod
     def renew(cls) -> None:

@@ -8,8 +8,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from node_world import Cluster
 
-from mlflow_batchai.agent.environment import TRACKING_URI, allowed, job_environment, thread_variables
+from mlflow_batchai.agent.environment import (
+    ALLOCATOR,
+    TRACKING_URI,
+    allocator_variables,
+    allowed,
+    job_environment,
+    thread_variables,
+)
 from mlflow_batchai.agent.layout import NodeLayout
 
 NODE = {
@@ -142,3 +150,40 @@ def test_staged_parameters_are_paths_on_the_node(
 def test_threads() -> None:
     assert set(thread_variables(0).values()) == {"1"}
     assert thread_variables(3)["TF_NUM_INTRAOP_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("document", "docker", "others", "is_set"),
+    [
+        ([], {}, [{}, {}], True),
+        (
+            [("OMP_NUM_THREADS", "1"), ("MY_MALLOC_", "x"), ("LD_LIBRARY_PATH", "/l")],
+            {"A": "b"},
+            [{"KEY": "s"}, {"PATH": "/"}],
+            True,
+        ),
+        ([("GLIBC_TUNABLES", "")], {}, [], False),
+        ([("MALLOC_ARENA_MAX", "8")], {}, [], False),
+        ([("LD_PRELOAD", "/lib/libjemalloc.so")], {}, [], False),
+        ([], {"MALLOC_TRIM_THRESHOLD_": "1"}, [], False),
+        ([], {}, [{"LD_PRELOAD": "secret"}, {}], False),
+        ([], {}, [{}, {"GLIBC_TUNABLES": "of the image"}], False),
+    ],
+)
+def test_the_allocator_of_ranks_on_cpus(
+    document: list[tuple[str, str]],
+    docker: dict[str, str],
+    others: list[dict[str, str]],
+    is_set: bool,
+    make_layout: Callable[..., NodeLayout],
+) -> None:
+    container = {"container": {"image": "i", "environment": docker}} if docker else {}
+    plan = make_layout(0, environmentVariables=variables(*document), **container).plan
+    assert allocator_variables(plan, *others) == ({"GLIBC_TUNABLES": ALLOCATOR} if is_set else {})
+
+
+@pytest.mark.parametrize(("document", "seen"), [([], ALLOCATOR), ([("MALLOC_ARENA_MAX", "8")], "")])
+def test_a_rank_sees_it(cluster: Cluster, document: list[tuple[str, str]], seen: str) -> None:
+    job = cluster.submit('echo "$GLIBC_TUNABLES"', environmentVariables=variables(*document))
+    assert job.wait()["executionState"] == "succeeded"
+    assert job.log("stdout.txt") == f"{seen}\n"

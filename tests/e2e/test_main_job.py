@@ -115,6 +115,8 @@ def test_two_ranks(trained: Any, predicted: dict[str, Any]) -> None:
     checked = logged.tags["batchai.modelCheck"]
     assert checked.startswith("loaded and tried in ") and "keras 3" in checked
     assert "passed: loaded and tried" in world.log("model-check.txt")
+    said = "".join(file.read_text() for file in world.root.rglob("events/*/*.jsonl"))
+    assert '"type":"trial"' in said and "checking the model" not in said, "rank 0 tries it before it ends"
 
     text = Path(logged.artifact_location.removeprefix("file://"), "requirements.txt").read_text()
     assert "tensorflow" in text and "keras==3" in text

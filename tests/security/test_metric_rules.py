@@ -14,7 +14,6 @@ from plans import bare_plan
 
 from mlflow_batchai import terminal
 from mlflow_batchai.agent import azure_errors
-from mlflow_batchai.agent.model_check import trial
 from mlflow_batchai.agent.plan import MetricRule
 from mlflow_batchai.client import streaming
 from mlflow_batchai.documents.batchai import parse_batchai
@@ -25,6 +24,7 @@ from mlflow_batchai.job.states import JobState
 from mlflow_batchai.tracking import stores
 from mlflow_batchai.tracking.description import Facts, markdown
 from mlflow_batchai.tracking.script_calls import tags
+from mlflow_batchai.training import model_trial
 
 SLOW = r"^(?:\s*\w+\s*)+=(\d+)$"
 
@@ -140,7 +140,7 @@ def _described(text: str) -> None:
 def _error(text: str) -> None:
     stores.sentence(ValueError(text))
     azure_errors.explain(text, "share", "host", "sig")
-    trial.why_not(ValueError(text))
+    model_trial.why_not(ValueError(text))
 
 
 def _read(name: str) -> Callable[[str], object]:

@@ -83,6 +83,25 @@ def test_a_whole_job(relayed):
     assert relay() is None
 
 
+def test_outputs_are_sent_while_node_0_tries_the_model(scene):
+    """Then the ranks write nothing more; the end sends what is not there yet."""
+    made, client, relay = scene
+    made.share.write(f"{made.paths.folder}/outputs/m/a", b"a")
+    first, sent = relay(), []
+    for sequence, phase in enumerate(("running", "checking the model")):
+        made.segment(sequence, {"k": "phase", "t": 1, "phase": phase, "node": 0})
+        first.step()
+        first.outputs_when_whole()
+        sent.append(client.calls.count("log_artifact"))
+    first.outputs_when_whole()
+    assert [*sent, client.calls.count("log_artifact")] == [0, 1, 1]
+    made.verdict()
+    made.share.write(f"{made.paths.folder}/outputs/m/b", b"b")
+    first.finish(made.job.state())
+    found = [entry.path for entry in client.list_artifacts(made.plan["runId"], "outputs/M")]
+    assert (found, client.calls.count("log_artifact")) == (["outputs/M/a", "outputs/M/b"], 2)
+
+
 # Where a relay dies: (method, whether the call was still made, which of its calls)
 CRASHES = [
     ("log_batch", True, 0),

@@ -13,11 +13,11 @@ from mlflow_batchai.agent.attempt import ranks
 from mlflow_batchai.agent.attempt.gpu_allocation import GpuAllocation
 from mlflow_batchai.agent.attempt.interface_choice import InterfaceChoice
 from mlflow_batchai.agent.attempt.launch import Launch
+from mlflow_batchai.agent.attempt.model_check import ModelCheck
 from mlflow_batchai.agent.attempt.preparation import Preparation
 from mlflow_batchai.agent.environments.inventory import Inventory
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.metrics.sampler import Sampler
-from mlflow_batchai.agent.model_check.check import ModelCheck
 from mlflow_batchai.agent.mounts.mounts import Mounts
 from mlflow_batchai.agent.outcome import Failure, Stop
 from mlflow_batchai.agent.peers import Peers

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mlflow_batchai.agent import gpus
-from mlflow_batchai.agent.environment import job_environment, thread_variables
+from mlflow_batchai.agent.environment import allocator_variables, job_environment, thread_variables
 from mlflow_batchai.agent.gpus import Gpus
 from mlflow_batchai.agent.layout import NodeLayout, node_id
 from mlflow_batchai.agent.plan import Plan
@@ -200,5 +200,7 @@ def rank_environment(
     extra = rank_variables(layout.plan, slot, rendezvous, interface)
     extra.update(gpus.visibility_variables(known.gpus, slot.local_rank if layout.plan.is_horovod else None))
     extra.update(thread_variables(cores // slot.local_size))
+    if not known.gpus.ids:
+        extra.update(allocator_variables(layout.plan, known.secrets, known.image or {}))
     extra["PYTHONPATH"] = layout.site + os.pathsep + archive
     return job_variables(layout, known, extra)

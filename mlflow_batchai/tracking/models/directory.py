@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from mlflow_batchai.agent.model_check.choice import H5, KERAS, SAVED_MODEL, folder_format
 from mlflow_batchai.errors import ModelError
 from mlflow_batchai.tracking.models.facts import ModelFacts, TensorFacts, project
+from mlflow_batchai.training.saved_models import H5, KERAS, SAVED_MODEL, folder_format
 
 if TYPE_CHECKING:
     import numpy

@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, ValidationError
 
-from mlflow_batchai.agent.model_check import choice
-from mlflow_batchai.agent.model_check.describe import keras_module
 from mlflow_batchai.errors import ModelError
+from mlflow_batchai.training.saved_models import SAVED_MODEL, SERVING, keras_module
 
 Requirement = Annotated[
     str,
@@ -51,12 +50,12 @@ class ModelFacts(BaseModel):
     tensorflow: Annotated[str, Field(strict=True, pattern=r"^\d[\w.+-]*$")] | None = None
     inputs: Tensors = ()
     outputs: Tensors = ()
-    signature: Annotated[str, Field(strict=True, pattern=r"^[\w.-]+$")] = choice.SERVING
+    signature: Annotated[str, Field(strict=True, pattern=r"^[\w.-]+$")] = SERVING
     example: Any = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> ModelFacts:
-        """Facts from the record that ``training.report`` or ``agent.model_check.trial`` made.
+        """Facts from the record that ``training.report`` or ``training.model_trial`` made.
 
         Raises:
             ModelError: the record is one of a failure, or a key is missing or has a value of the wrong kind.
@@ -67,7 +66,7 @@ class ModelFacts(BaseModel):
             facts = cls.model_validate(dict(record))
         except ValidationError as error:
             raise _bad(str(error.errors()[0]["loc"][0]), record) from error
-        if facts.keras is None and facts.format != choice.SAVED_MODEL:
+        if facts.keras is None and facts.format != SAVED_MODEL:
             raise _bad("keras", record)
         return facts
 

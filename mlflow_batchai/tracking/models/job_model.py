@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from mlflow_batchai.agent.model_check.choice import FAILED, MLFLOW, PASSED, TORCH, choose
 from mlflow_batchai.agent.plan import Model
 from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.errors import ModelError
@@ -25,6 +24,7 @@ from mlflow_batchai.tracking.models import directory
 from mlflow_batchai.tracking.models.facts import ModelFacts
 from mlflow_batchai.tracking.models.logged import TAG_JOB, find_logged, last_of_scripts, publish, register
 from mlflow_batchai.tracking.models.promotion import promote
+from mlflow_batchai.training.saved_models import FAILED, MLFLOW, PASSED, TORCH, choose
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel

@@ -13,11 +13,11 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from saved_models import RECORD, facts
 
-from mlflow_batchai.agent.model_check.describe import describe
 from mlflow_batchai.errors import ModelError
 from mlflow_batchai.tracking.models.directory import HDF5_MAGIC, build_directory
 from mlflow_batchai.tracking.models.facts import ModelFacts
 from mlflow_batchai.tracking.models.logged import TAG_JOB, find_logged, publish, register
+from mlflow_batchai.training.saved_models import describe
 
 # MLflow's own use of SQLAlchemy 2.1.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")

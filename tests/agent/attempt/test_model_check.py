@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def test_an_agent_that_is_told_to_end_says_nothing_of_the_model(submit: Callable
 def test_a_check_that_had_crashed_before_the_agent_was_told_to_end(submit: Callable[..., Job]) -> None:
     patch = """
 import os, signal
-from mlflow_batchai.agent.model_check import check
+from mlflow_batchai.agent.attempt import model_check as check
 answer = check.ModelCheck._answer
 def told(self):
     os.kill(os.getpid(), signal.SIGTERM)
@@ -144,3 +145,38 @@ def test_a_file_of_pytorch_is_not_tried(submit: Callable[..., Job]) -> None:
     job = submit("echo never >&2", 'touch "$AZ_BATCHAI_OUTPUT_M"/net.pt')
     job.wait()
     assert told(job)["meta"] == {"format": "torch"} and not job.log("model-check.txt")
+
+
+# What rank 0 says before its end.
+TRIAL = """
+import json, os, pathlib
+from mlflow_batchai.training import saved_models
+file = pathlib.Path(os.environ["AZ_BATCHAI_OUTPUT_M"], "net.keras")
+file.write_bytes(b"model")
+found = {"meta": {"format": "keras", "keras": "3.2"}, "check": {"outcome": "passed", "why": None, "seconds": 0.5}}
+record = {"type": "trial", "path": str(file), "stamp": saved_models.stamp(str(file)), **found}
+{change}
+pathlib.Path(os.environ["BATCHAI_SPOOL"], "report-0-1.jsonl").write_text(json.dumps(record) + "\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "keras"),
+    [
+        ("", "3.2"),
+        ("file.write_bytes(b'another')", "3.1"),
+        ("del record['stamp']", "3.1"),
+        ("record['check'] = {'outcome': 'passed'}", "3.1"),
+        ("record['check']['outcome'] = 'failed'", "3.1"),
+    ],
+)
+def test_a_model_that_rank_0_has_tried_is_not_tried_again(submit: Callable[..., Job], change: str, keras: str) -> None:
+    """Unless the file is another one by now, or what the rank says is odd."""
+    code = TRIAL.replace("{change}", change)
+    job = submit("echo " + shlex.quote(json.dumps(PASSED)), f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}")
+    assert job.wait()["executionState"] == "succeeded", job.said()
+    body = told(job)
+    assert body["meta"] == {"format": "keras", "keras": keras} and body["check"]["outcome"] == "passed"
+    assert ("try-model" not in job.log("model-check.txt")) == (keras == "3.2")
+    assert (not [one for one in job.records("phase") if one["phase"] == "checking the model"]) == (keras == "3.2")
+    assert job.log("model-check.txt").endswith("passed: loaded and tried\n")

@@ -1,8 +1,8 @@
-"""Describe a saved Keras model from its file, without importing TensorFlow or Keras.
+"""Find and choose the saved models of a job, and describe one from its file, without importing TensorFlow or Keras.
 
-Done on a node by the interpreter that trained (``trial``), so that the submitting
-machine, which may have another TensorFlow or none, can make an MLflow model of the file. Standard library,
-and h5py for ``.h5`` files only.
+Rank 0, its node's agent and the client choose alike. A file is described by the interpreter that trained, so that the
+submitting machine, which may have another TensorFlow or none, can make an MLflow model of it. Standard library, and h5py
+for ``.h5`` files only.
 """
 
 from __future__ import annotations
@@ -18,6 +18,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+Record = dict[str, Any]
+
+# What a record's ``meta`` calls its format.
+H5, KERAS, SAVED_MODEL, MLFLOW, TORCH = "h5", "keras", "saved_model", "mlflow", "torch"
+# The signature of a SavedModel that is served, if it has it.
+SERVING = "serving_default"
+TORCH_ENDINGS = (".pt", ".pth")
+MOST_FOUND = 100
+# How a model's check came out.
+PASSED, FAILED, UNCHECKED = "passed", "failed", "unchecked"
+LONGEST_SENTENCE = 600
 TENSORFLOW_PACKAGES = (
     "tensorflow",
     "tensorflow-cpu",
@@ -32,6 +43,81 @@ TENSORFLOW_PACKAGES = (
 
 class DescribeError(Exception):
     """The file holds no whole Keras model; ``str(error)`` is one sentence for a person."""
+
+
+def choose(known: Sequence[Mapping[str, Any]], path: str | None) -> Mapping[str, Any] | None:
+    """The record of the job's model, or None.
+
+    The one that node 0 has chosen, if it has said so; else the last that a rank reported, else the last that was found. What
+    only PyTorch can load comes behind all others.
+
+    Args:
+        known: bodies of ``report`` records on saved models, in their order.
+        path: what batchai.yaml names, below an output directory; None: anything.
+    """
+    chosen = [record for record in known if record.get("chosen")]
+    if chosen:
+        return chosen[-1]
+    if path:
+        ending = "/" + path.strip("/")
+        known = [record for record in known if str(record["path"]).rstrip("/").endswith(ending)]
+    best = [record for record in known if not record.get("found")] or list(known)
+    best = [record for record in best if not str(record["path"]).endswith(TORCH_ENDINGS)] or best
+    return best[-1] if best else None
+
+
+def found_in(folders: Sequence[str], path: str | None) -> list[str]:
+    """Saved models in output directories: the named file or folder, else all that have a model's form and are no checkpoints.
+
+    A folder that is a model (MLflow's, or a TensorFlow SavedModel) is one; what lies in it is not looked at.
+    """
+    found: list[str] = []
+    for folder in folders:
+        if path:
+            named = os.path.join(folder, path)
+            found += [named] if os.path.exists(named) else []
+            continue
+        for parent, below, names in os.walk(folder):
+            if folder_format(parent):
+                found.append(parent)
+                below[:] = []
+                continue
+            below[:] = sorted(name for name in below if "checkpoint" not in name.lower())
+            found += [os.path.join(parent, name) for name in sorted(names) if _is_model(name)]
+    return list(dict.fromkeys(found))[-MOST_FOUND:]
+
+
+def known(reported: Sequence[Record], folders: Sequence[str], path: str | None) -> list[Record]:
+    """Saved models that ranks reported, and those in output directories, for ``choose``.
+
+    Args:
+        path: what batchai.yaml names; without it nothing is looked for where a rank has reported one.
+    """
+    found = [] if reported and not path else found_in(folders, path)
+    names = {os.path.realpath(str(body.get("path"))) for body in reported}
+    return [*reported, *({"type": "model", "path": one, "found": True} for one in found if os.path.realpath(one) not in names)]
+
+
+def stamp(path: str) -> list[int]:
+    """Size and modification time (ns) of a file: whether it is still the one that was tried. Raises OSError."""
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns]
+
+
+def folder_format(path: str) -> str | None:
+    """``mlflow`` or ``saved_model`` for a folder that is a model, else None."""
+    if os.path.isfile(os.path.join(path, "MLmodel")):
+        return MLFLOW
+    return SAVED_MODEL if os.path.isfile(os.path.join(path, "saved_model.pb")) else None
+
+
+def _is_model(name: str) -> bool:
+    return name.endswith((".h5", ".keras", *TORCH_ENDINGS)) and not name.endswith(".weights.h5")
+
+
+def outcome(result: str, why: str | None, seconds: float) -> Record:
+    """The record of a check: its outcome, and a sentence's end on why."""
+    return {"outcome": result, "why": why and why[:LONGEST_SENTENCE], "seconds": round(seconds, 2)}
 
 
 def describe(path: str) -> dict[str, Any]:

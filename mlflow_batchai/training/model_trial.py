@@ -1,22 +1,32 @@
-"""Load a saved model and have it predict once, with the interpreter that trained: ``python agent.pyz try-model ...``.
+"""Load a saved model and have it predict once, with the interpreter that trained.
 
-A process of its own, without the training script: what can't be loaded here can't be loaded where the model is served.
+It is done without the training script: what can't be loaded here can't be loaded where the model is served. Rank 0 has a copy
+of itself for it, made when Keras had just been imported (``stand_by``), which costs no second import; a model that the copy
+could not pass is tried by a process of its own (``python agent.pyz try-model ...``, started by the agent).
 Standard library, and the framework that the model is of.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
+import fcntl
 import importlib
 import json
 import os
 import re
+import signal
+import socket
 import sys
 import time
+import types
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Optional
 
-from mlflow_batchai.agent.model_check import choice, describe
+from mlflow_batchai.training import report, saved_models
+from mlflow_batchai.training.constants import FACTS
 
 Facts = dict[str, Any]
 Batch = Mapping[Optional[str], Any]
@@ -25,7 +35,117 @@ Batch = Mapping[Optional[str], Any]
 _NOT_FOUND = re.compile(
     r"(?:Unknown [\w ]{1,80}: *|Could not locate (?:class|function) |Unable to find (?:class|function) )'?([\w>.]+)"
 )
+# A model is tried on the CPU: GPUs may be full or belong to others by then, and one that fails says nothing of the model.
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+# For how long rank 0 waits for its copy at most; and of how much memory a copy is made: what rank 0 writes over stays in it.
+COPY_SECONDS = 30.0
+MOST_COPIED_BYTES = 2 << 30
 _CURE = "save it with model.export(FOLDER), which needs no code, or as an MLflow model with its code (code_paths)"
+
+
+def stand_by() -> None:
+    """Called when Keras has been imported: where the job's model is to be checked, have a copy of rank 0 wait for it.
+
+    The copy (a fork) exists before the framework has threads, GPUs or connections, and shares this process's memory until one
+    of them writes to it. Whatever becomes of it, this process goes on as without it: it is no child of this process, so nobody
+    waits for it by accident, it dies with it, and when memory runs out it is the one that the kernel kills.
+    """
+    with contextlib.suppress(Exception):
+        wanted = _wanted()
+        if not wanted or report.rank() != 0 or not _is_unused():
+            return
+        # Of all processes that rank 0 starts one at a time has a copy.
+        lock = os.open(
+            os.path.join(os.environ["BATCHAI_SPOOL"], "model-trial.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
+        )
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        limit = min(float(wanted["seconds"]), COPY_SECONDS)
+        here, there = socket.socketpair()
+        with there, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns of forks beside threads; NumPy's are made to bear it
+            child = os.fork()
+            if not child:
+                try:
+                    here.close()
+                    if not os.fork():
+                        _wait_for_model(there, limit)
+                finally:
+                    os._exit(0)
+            os.waitpid(child, 0)
+        atexit.register(_hand_over, here, os.getpid(), wanted.get("path"), limit)
+
+
+def _wanted() -> Facts | None:
+    """What the agent says of the model that is to be checked, if this is a job with one."""
+    spool = os.environ.get("BATCHAI_SPOOL")
+    if not spool:
+        return None
+    with open(os.path.join(spool, FACTS), encoding="utf-8") as file:
+        model: Facts | None = json.load(file).get("model")
+    return model
+
+
+def _is_unused() -> bool:
+    """Whether the framework that Keras has imported was not used yet, so that a copy of this process can use it."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        if int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") > MOST_COPIED_BYTES:
+            return False  # the script has loaded its data first
+    context = sys.modules.get("tensorflow.python.eager.context")
+    return sys.modules["keras"].backend.backend() in ("tensorflow", "torch") and getattr(context, "_context", None) is None
+
+
+def _wait_for_model(link: socket.socket, limit: float) -> None:
+    """In the copy: try the model that this process's original names, and answer."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+    os.environ.update(NO_GPUS)
+    with link.makefile("rb") as stream:
+        request = stream.readline()
+    if request:
+        signal.setitimer(signal.ITIMER_REAL, limit)
+        asked = json.loads(request)
+        _forget_script()
+        with sys.modules["keras"].device("cpu"):
+            found = examine(asked["path"], True, asked["example"])
+        link.sendall(json.dumps(found).encode())
+
+
+def _forget_script() -> None:
+    """Leave what any other process knows: the script's own classes and modules go, and the folders that they come from."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    folders = {os.getcwd(), os.path.dirname(os.path.abspath(script))} if script else {os.getcwd()}
+    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) not in folders]
+    for name in list(sys.modules):
+        file = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
+        if file and folders & {os.path.dirname(file), os.path.dirname(os.path.dirname(file))}:
+            del sys.modules[name]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.modules["keras"].saving.get_custom_objects().clear()
+    os.chdir("/")
+
+
+def _hand_over(link: socket.socket, owner: int, wanted: str | None, limit: float) -> None:
+    """At the end of rank 0: have its copy try the job's model, and report it if that passes."""
+    if os.getpid() != owner or hasattr(sys, "last_value"):  # another copy of this process; or the script has failed
+        return
+    with contextlib.suppress(Exception), link:
+        folders = [path for name, path in sorted(os.environ.items()) if name.startswith("AZ_BATCHAI_OUTPUT_")]
+        chosen = saved_models.choose(saved_models.known(list(report.models().values()), folders, wanted), wanted)
+        if chosen is None or not os.path.isfile(chosen["path"]):
+            return
+        tried = saved_models.stamp(chosen["path"])
+        link.settimeout(limit)
+        asked = {"path": chosen["path"], "example": chosen.get("meta", {}).get("example")}
+        link.sendall(json.dumps(asked).encode() + b"\n")
+        with link.makefile("rb") as stream:
+            found = json.loads(stream.read())
+        if found["check"]["outcome"] == saved_models.PASSED:
+            report.append({"type": "trial", "path": chosen["path"], "stamp": tried, **found})
 
 
 class Fault(Exception):
@@ -55,8 +175,8 @@ class Loaded(NamedTuple):
 def main(arguments: list[str]) -> int:
     """``try-model [--load] [--example FILE] MODEL``: one JSON object on standard output; all else goes to standard error.
 
-    The object: ``meta``, the facts of the model, as ``describe`` tells them, and with ``--load`` ``check``: ``outcome``
-    (``passed``, ``failed``, ``unchecked``), ``why`` (a sentence's end, or null), ``seconds``.
+    The object: ``meta``, the facts of the model, as ``saved_models.describe`` tells them, and with ``--load`` ``check``:
+    ``outcome`` (``passed``, ``failed``, ``unchecked``), ``why`` (a sentence's end, or null), ``seconds``.
     """
     parser = argparse.ArgumentParser(prog="try-model")
     parser.add_argument("--load", action="store_true")
@@ -83,11 +203,11 @@ def examine(path: str, load: bool, example: Any = None) -> Facts:
     begun = time.monotonic()
     try:
         meta = facts_of(path)
-    except describe.DescribeError as error:
+    except saved_models.DescribeError as error:
         meta = {"error": str(error)}
     if not load:
         return {"meta": meta}
-    result, why = choice.PASSED, None
+    result, why = saved_models.PASSED, None
     try:
         if "error" in meta:
             raise Fault(meta["error"])
@@ -95,24 +215,24 @@ def examine(path: str, load: bool, example: Any = None) -> Facts:
         meta.update(loaded.facts)
         why = _try(loaded, meta, example)
     except Fault as error:
-        result, why = choice.FAILED, str(error)
+        result, why = saved_models.FAILED, str(error)
     except Unchecked as error:
-        result, why = choice.UNCHECKED, str(error)
-    return {"meta": meta, "check": choice.outcome(result, why, time.monotonic() - begun)}
+        result, why = saved_models.UNCHECKED, str(error)
+    return {"meta": meta, "check": saved_models.outcome(result, why, time.monotonic() - begun)}
 
 
 def facts_of(path: str) -> Facts:
     """Describe a model without loading it. Raises DescribeError."""
     if not os.path.isdir(path):
-        return describe.describe(path)
-    found = choice.folder_format(path)
+        return saved_models.describe(path)
+    found = saved_models.folder_format(path)
     if found is None:
-        raise describe.DescribeError(f"{path} is no model: it has neither an MLmodel file nor a saved_model.pb")
-    return {"format": found, **(describe.environment("tensorflow") if found == choice.SAVED_MODEL else {})}
+        raise saved_models.DescribeError(f"{path} is no model: it has neither an MLmodel file nor a saved_model.pb")
+    return {"format": found, **(saved_models.environment("tensorflow") if found == saved_models.SAVED_MODEL else {})}
 
 
 def _keras(path: str, meta: Facts) -> Loaded:
-    loader = _framework(describe.keras_module(meta["keras"], meta["requirements"]) + ".models")
+    loader = _framework(saved_models.keras_module(meta["keras"], meta["requirements"]) + ".models")
     try:
         model = loader.load_model(path, compile=False)
     except Exception as error:
@@ -139,7 +259,7 @@ def _saved_model(path: str, meta: Facts) -> Loaded:
             "it has no signature that could be served: save it with model.export(FOLDER), or with"
             " tf.saved_model.save(module, FOLDER, signatures=...)"
         )
-    key = choice.SERVING if choice.SERVING in keys else keys[0]
+    key = saved_models.SERVING if saved_models.SERVING in keys else keys[0]
     function = model.signatures[key]
     inputs = [_tensor(name, spec) for name, spec in sorted(function.structured_input_signature[1].items())]
     outputs = [_tensor(name, spec) for name, spec in sorted(function.structured_outputs.items())]
@@ -169,10 +289,10 @@ def _mlflow(path: str, meta: Facts) -> Loaded:
 
 
 _LOADERS: dict[str, Callable[[str, Facts], Loaded]] = {
-    choice.H5: _keras,
-    choice.KERAS: _keras,
-    choice.SAVED_MODEL: _saved_model,
-    choice.MLFLOW: _mlflow,
+    saved_models.H5: _keras,
+    saved_models.KERAS: _keras,
+    saved_models.SAVED_MODEL: _saved_model,
+    saved_models.MLFLOW: _mlflow,
 }
 
 

@@ -15,7 +15,7 @@ TRY = """
 import json, sys
 import keras, numpy as np, tensorflow as tf
 from keras import layers
-from mlflow_batchai.agent.model_check import trial
+from mlflow_batchai.training import model_trial as trial
 keras.utils.set_random_seed(1)
 
 class Scale(layers.Layer):
@@ -132,7 +132,7 @@ def test_a_model_that_diverged_is_told_of(tried: dict[str, Any]) -> None:
 
 
 def test_a_python_without_the_framework_cant_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlflow_batchai.agent.model_check import trial
+    from mlflow_batchai.training import model_trial as trial
 
     (tmp_path / "saved_model.pb").touch()
     monkeypatch.setitem(sys.modules, "tensorflow", None)

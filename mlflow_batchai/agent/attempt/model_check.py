@@ -1,4 +1,4 @@
-"""Check the job's model on node 0: choose it, load and try it, and record the result."""
+"""Check the job's model on node 0: choose it, have it loaded and tried unless rank 0 has done so, and record the result."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.agent.layout import NodeLayout, archive_path
-from mlflow_batchai.agent.model_check import choice
 from mlflow_batchai.agent.outcome import Stop
 from mlflow_batchai.agent.peers import Peers
 from mlflow_batchai.agent.processes.tasks import TERMINATED, Task
 from mlflow_batchai.agent.runtime import Runtime
 from mlflow_batchai.agent.transport.shipper import Shipper
+from mlflow_batchai.training import saved_models
+from mlflow_batchai.training.model_trial import NO_GPUS
 
 # For what can be told of a model without loading it.
 DESCRIBE_SECONDS = 20.0
 LOG = "model-check.txt"
 MOST_LOG_BYTES = 1 << 20
-# The check is done on the CPU: GPUs may belong to others by then, and one that fails says nothing of the model.
-NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+_TRIAL: records.Shape = {"meta": records.is_mapping, "check": records.is_mapping}
+_CHECK: records.Shape = {
+    "outcome": lambda value: value == saved_models.PASSED,
+    "why": records.or_none(records.is_text),
+    "seconds": records.is_number,
+}
 
 
 class ModelCheck:
@@ -60,19 +65,53 @@ class ModelCheck:
         wanted = self.layout.plan.model
         if not wanted:
             return None
-        chosen = choice.choose(self._known(wanted.path), wanted.path)
+        reported = self.runtime.reported_models
+        folders = [path for name, path in sorted(self.layout.directories().items()) if name.startswith("AZ_BATCHAI_OUTPUT_")]
+        chosen = saved_models.choose(saved_models.known(reported, folders, wanted.path), wanted.path)
         if chosen is None:
             return None  # the client says so
         body = {key: value for key, value in chosen.items() if key != "check"}
         body.update(ts=protocol.now_ms(), chosen=True)
-        path, reported = str(chosen["path"]), chosen.get("meta") or {}
-        if path.endswith(choice.TORCH_ENDINGS):
-            body["meta"] = {"format": choice.TORCH}
+        path, meta = str(chosen["path"]), chosen.get("meta") or {}
+        if path.endswith(saved_models.TORCH_ENDINGS):
+            body["meta"] = {"format": saved_models.TORCH}
             self._record(body)
             return None
         limit = wanted.check_seconds
+        stop: Stop | None = None
+        found = self._tried_by_rank(path) if limit else None
+        if found is None:
+            found, stop = self._try(path, meta, limit)
+        if stop is None:
+            said = found.get("meta")
+            body["meta"] = {**meta, **(said if isinstance(said, dict) else {})}
+            if meta.get("backend"):
+                body["meta"]["backend"] = meta["backend"]
+            if "error" in meta and isinstance(said, dict) and "error" not in said:
+                del body["meta"]["error"]
+            if limit:
+                body["check"] = found["check"]
+            self._record(body)
         if limit:
-            self.shipper.record("phase", urgent=True, phase="checking the model", node=self.layout.node)
+            self._write_log(path, body.get("check"))
+        return stop
+
+    def _tried_by_rank(self, path: str) -> dict[str, Any] | None:
+        """What rank 0 said of a model that passed before its end; None: it didn't, or the file is another one by now."""
+        said = self.runtime.trials.get(path, {})
+        with contextlib.suppress(OSError):
+            if (
+                records.has(said, _TRIAL)
+                and records.has(said["check"], _CHECK)
+                and saved_models.stamp(path) == said.get("stamp")
+            ):
+                return said
+        return None
+
+    def _try(self, path: str, reported: Mapping[str, Any], limit: float | None) -> tuple[dict[str, Any], Stop | None]:
+        """(what a process of its own finds of a model, what has ended it before its time)"""
+        if limit:
+            self.shipper.record("phase", urgent=True, phase=protocol.CHECKING, node=self.layout.node)
         task = Task("model check", None, self._take)
         self._printed: list[bytes] = []
         begun = time.monotonic()
@@ -81,29 +120,9 @@ class ModelCheck:
         if self.python and not cut:
             stop, late, cut = self._await(task, self._argv(path, reported, bool(limit)), reported, limit or DESCRIBE_SECONDS)
         found = self._answer()
-        if stop is None:
-            said = found.get("meta")
-            body["meta"] = {**reported, **(said if isinstance(said, dict) else {})}
-            if reported.get("backend"):
-                body["meta"]["backend"] = reported["backend"]
-            if "error" in reported and isinstance(said, dict) and "error" not in said:
-                del body["meta"]["error"]
-            if limit:
-                body["check"] = found.get("check") or self._without_answer(task, late, cut, limit, time.monotonic() - begun)
-            self._record(body)
-        if limit:
-            self._write_log(path, body.get("check"))
-        return stop
-
-    def _known(self, path: str | None) -> list[dict[str, Any]]:
-        """Models that ranks reported, and files in the output directories."""
-        reported = self.runtime.reported_models
-        folders = [path for name, path in sorted(self.layout.directories().items()) if name.startswith("AZ_BATCHAI_OUTPUT_")]
-        known = {os.path.realpath(str(body.get("path"))) for body in reported}
-        found = [] if reported and not path else choice.found_in(folders, path)
-        return reported + [
-            {"type": "model", "path": name, "found": True} for name in found if os.path.realpath(name) not in known
-        ]
+        if limit and not found.get("check"):
+            found["check"] = self._without_answer(task, late, cut, limit, time.monotonic() - begun)
+        return found, stop
 
     def _argv(self, path: str, reported: Mapping[str, Any], load: bool) -> list[str]:
         argv = [self.python, archive_path(), "try-model"]
@@ -159,16 +178,18 @@ class ModelCheck:
     def _without_answer(self, task: Task, late: bool, cut: bool, limit: float, seconds: float) -> dict[str, Any]:
         """A check of which nothing came."""
         if not self.python:
-            return choice.outcome(choice.UNCHECKED, "there is no Python in the job's container", seconds)
+            return saved_models.outcome(saved_models.UNCHECKED, "there is no Python in the job's container", seconds)
         if cut:
-            return choice.outcome(choice.UNCHECKED, "the agent was told to end (SIGTERM) before it was tried", seconds)
+            return saved_models.outcome(
+                saved_models.UNCHECKED, "the agent was told to end (SIGTERM) before it was tried", seconds
+            )
         if late:
             why = f"it could not be loaded and tried in {limit:.0f} s (model.checkTimeout)"
         else:
             why = f"the check {self.runtime.how(task)}"
             if task.tail:
                 why = f"{why}: {task.tail[-1].strip()}"
-        return choice.outcome(choice.FAILED, why, seconds)
+        return saved_models.outcome(saved_models.FAILED, why, seconds)
 
     def _record(self, body: Mapping[str, Any]) -> None:
         self.shipper.record("report", body=body)
