@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from datetime import timedelta
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,6 +37,9 @@ _named = named("sweep")
 @sweep.verb("run", example="batchai sweep run . -P learning_rate=1e-4,3e-4 -P batch_size=32,64")
 @click.argument("project", default=".")
 @click.option("-P", "--param-list", "values", metavar="NAME=VALUE,...", multiple=True, help="A parameter and its values.")
+@click.option(
+    "--from", "file", metavar="FILE", type=click.Path(path_type=Path), help="Sets of parameters: CSV, or a YAML or JSON list."
+)
 @click.option("--random", "sample", metavar="N", type=click.IntRange(1), help="Only N of the combinations, by chance.")
 @click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="Of --random: the same takes the same.")
 @click.option("-e", "--entry-point", metavar="NAME", default="main", show_default=True, help="Entry point of the project.")
@@ -52,6 +56,7 @@ _named = named("sweep")
 def run(
     project: str,
     values: Sequence[str],
+    file: Path | None,
     sample: int | None,
     seed: int,
     experiment_name: str | None,
@@ -60,8 +65,8 @@ def run(
 ) -> Result:
     """Run a project once for each combination of values, and show what came of it, the best first.
 
-    A value with a comma is written as in CSV: -P 'layers="64,32",128' are two. Everything is checked before anything starts.
-    Exit code 0 only if all jobs succeeded.
+    A value with a comma is written as in CSV: -P 'layers="64,32",128' are two. With --from, each of its sets is combined with
+    the values of -P. Everything is checked before anything starts. Exit code 0 only if all jobs succeeded.
 
     A process of its own starts the jobs. Ctrl-C ends them all; a terminal that closes leaves the sweep, which goes on. The word
     `run` may be left out.
@@ -69,14 +74,14 @@ def run(
     from mlflow_batchai.client import runner, submitting
     from mlflow_batchai.client.signals import Signals
     from mlflow_batchai.sweep import driver, sweeps
-    from mlflow_batchai.sweep.parameters import combine, parse_values
+    from mlflow_batchai.sweep.parameters import combine, parse_values, read_rows
     from mlflow_batchai.sweep.results import judge
     from mlflow_batchai.sweep.starter import plan_sweep
     from mlflow_batchai.tracking import runs
 
-    if not values:
-        raise UsageError("there is nothing to sweep: give a parameter's values (-P learning_rate=1e-4,3e-4)")
-    combinations, repeated = combine(parse_values(values), sample, seed)
+    if not values and file is None:
+        raise UsageError("there is nothing to sweep: give a parameter's values (-P learning_rate=1e-4,3e-4) or --from FILE")
+    combinations, repeated = combine(parse_values(values), read_rows(file) if file else (), sample, seed)
     if repeated:
         notice(f"{repeated} combination(s) stand there more than once; each is run once")
     plan, ready = plan_sweep(project, combinations, notice, **options)

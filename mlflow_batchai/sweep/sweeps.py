@@ -94,7 +94,7 @@ class Sweep:
 def begin(plan: SweepPlan, tracking: Tracking, experiment_id: str, tags: Mapping[str, str]) -> Sweep:
     """Make the parent run, RUNNING, with its plan. It is a sweep's run only when all of it is there."""
     mlflow = runs.client(tracking)
-    run_id = str(mlflow.create_run(experiment_id, tags=tags, run_name=plan.name).info.run_id)
+    run_id = str(mlflow.create_run(experiment_id, tags=dict(tags), run_name=plan.name).info.run_id)
     text = json.dumps(asdict(plan), indent=1)
     own = {runs.TAG_MAC: signing.mac(*_signed(run_id, text)), TAG_NAME: plan.name, TAG_SWEEP: run_id}
     try:

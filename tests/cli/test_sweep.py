@@ -42,6 +42,7 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (["-P", "lr"], 2, "-P lr"),
     (["-P", "lr=1,x"], 1, "(combination 2 of 2: lr=x)"),
     (["-P", "lr=1", "-P", "batch=1"], 1, "'batch'"),
+    (["-P", "lr=1", "--from", "nope.csv"], 1, "nope.csv: can't be read"),
     (["-P", "lr=1", "--cluster", "nope"], 3, "there is no cluster 'nope'"),
     (["-P", "lr=1", "-c", "nope.yaml"], 2, "--backend-config nope.yaml"),
     (["-P", "lr=1", "-c", '{"properties": {"nodeCount": 9}}'], 1, "properties.nodeCount is 9"),
