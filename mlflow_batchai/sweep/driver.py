@@ -18,7 +18,7 @@ from mlflow_batchai.client.signals import Signals
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.config import home
 from mlflow_batchai.errors import BatchAIError, ClusterError, JobDetachedError, JobError, ShareError, TrackingError
-from mlflow_batchai.follower import detached
+from mlflow_batchai.follower import detached, spawning
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.follower.starting import verdict_of
 from mlflow_batchai.job.jobs import pause_after
@@ -325,5 +325,5 @@ def start_process(sweep: Sweep) -> Path:
     """Start a detached process that drives a sweep; the file of its messages. Raises ``ClusterError`` if it can't."""
     log = home() / "sweeps" / f"{sweep.run_id}.log"
     command = ["-c", "from mlflow_batchai.cli import main; main()", "sweep", "attach", sweep.run_id, "--output", "table"]
-    detached.spawn(command, sweep.tracking, log)
+    spawning.spawn(command, spawning.environment_for(sweep.tracking), log)
     return log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import signal
 from types import SimpleNamespace
@@ -90,8 +91,10 @@ class Toys:
             state=lambda: SimpleNamespace(ended=number not in self.active),
             request_cancel=lambda who, why: self.end(number, "KILLED", why),
         )
-        # The process of the test stands for a follower that lives.
-        return detached.Submitted(job, run_id, sweep.tracking, follower=os.getpid())
+        # The process of the test stands for a follower that has only just begun.
+        submitted = detached.Submitted(job, run_id, sweep.tracking, follower=os.getpid())
+        submitted._told_at = math.inf
+        return submitted
 
     def end(self, number: int, *how: str, **metrics: float) -> None:
         end_job(self._mlflow, self.active.pop(number), *how, **metrics)
