@@ -34,7 +34,8 @@ class Submitted:
 
     Attributes:
         follower: process id of the follower that we have told of it, or None.
-        starts: how often that was news.
+        told_at: when (``time.monotonic``).
+        starts: how often that was news to it.
         secrets: what its agents were told and is written nowhere, for the follower of a job that may start again by itself.
     """
 
@@ -42,9 +43,9 @@ class Submitted:
     run_id: str
     tracking: Tracking
     follower: int | None = None
+    told_at: float = 0.0
     starts: int = 0
     secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    _told_at: float = field(default=0.0, init=False, repr=False)
     _monitor: LeaseMonitor | None = field(default=None, init=False, repr=False)
 
     @property
@@ -86,7 +87,7 @@ def start_follower(submitted: Submitted) -> None:
     share, folder = submitted.key
     order = {"share": share, "folder": folder, "run": job.plan.run_id, "job": job.plan.job, "told": told}
     found = service_client.follow(order, environment_for(submitted.tracking))
-    submitted.follower, submitted._told_at = found.pid, time.monotonic()
+    submitted.follower, submitted.told_at = found.pid, time.monotonic()
     submitted.starts += found.news
 
 
@@ -176,7 +177,7 @@ def _is_at_it(submitted: Submitted, pid: int) -> bool:
     said = service_client.answers()
     if pid in said:
         return submitted.key in said[pid]
-    return time.monotonic() - submitted._told_at < service_client.START_SECONDS and proc.start_time(pid) is not None
+    return time.monotonic() - submitted.told_at < service_client.START_SECONDS and proc.start_time(pid) is not None
 
 
 def end_changed(tracking: runs.Tracking, run_id: str, why: str, status: str = "FAILED") -> None:

@@ -180,7 +180,7 @@ def test_a_process_that_was_stopped_is_replaced(site, monkeypatch):
     other = site.follow(second)
     assert other.follower != stopped.follower and other.starts == 1
     # Whoever watches the first job sees that it makes no progress.
-    stopped._told_at = 0.0
+    stopped.told_at = 0.0
     wait_for(lambda: detached.keep_follower(stopped) or stopped.follower == other.follower, what="its lease counts as free")
     first.verdict()
     second.verdict()

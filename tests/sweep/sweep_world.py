@@ -92,9 +92,7 @@ class Toys:
             request_cancel=lambda who, why: self.end(number, "KILLED", why),
         )
         # The process of the test stands for a follower that has only just begun.
-        submitted = detached.Submitted(job, run_id, sweep.tracking, follower=os.getpid())
-        submitted._told_at = math.inf
-        return submitted
+        return detached.Submitted(job, run_id, sweep.tracking, follower=os.getpid(), told_at=math.inf)
 
     def end(self, number: int, *how: str, **metrics: float) -> None:
         end_job(self._mlflow, self.active.pop(number), *how, **metrics)
