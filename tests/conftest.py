@@ -32,6 +32,9 @@ ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
 BIN = Path(sys.executable).parent
 
+# A follower process that has no job any more ends with its test.
+os.environ.setdefault("BATCHAI_FOLLOWER_IDLE", "0.5")
+
 # Machines are slow at times; the examples are the same in every run.
 settings.register_profile("batchai", deadline=None, derandomize=True, database=None)
 settings.load_profile("batchai")

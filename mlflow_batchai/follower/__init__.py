@@ -1,1 +1,1 @@
-"""The follower, a detached process that relays a job into MLflow, watches its nodes and starts its retries."""
+"""The follower, a detached process that relays a user's jobs into MLflow, watches their nodes and starts their retries."""

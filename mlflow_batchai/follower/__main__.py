@@ -1,7 +1,7 @@
-"""``python -m mlflow_batchai.follower SHARE FOLDER RUN``."""
+"""``python -m mlflow_batchai.follower SOCKET INODE``."""
 
 import sys
 
-from mlflow_batchai.follower.follower import main
+from mlflow_batchai.follower.service import main
 
 sys.exit(main())

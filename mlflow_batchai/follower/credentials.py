@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.plan import Volume
+from mlflow_batchai.agent.plan import Plan, Volume
 from mlflow_batchai.cluster import setup
 from mlflow_batchai.cluster.clusters import Cluster, share_secret
 from mlflow_batchai.errors import BatchAIError, JobError, JobNotFoundError, ShareError
@@ -98,14 +98,25 @@ class MissingSecretError(JobError):
         )
 
 
+def _names(plan: Plan, variable: str) -> list[str]:
+    """Variables of a client's environment that may have the value of a secret variable of the job."""
+    # What docker_env copies from the submitter's environment is there under its own name.
+    return [SECRET_PREFIX + variable] if variable in plan.secret_names else [SECRET_PREFIX + variable, variable]
+
+
+def variables_of(plan: Plan) -> list[str]:
+    """All variables of a client's environment that may have secrets of a job."""
+    secret = [name for variable in plan.secret_variables for name in _names(plan, variable)]
+    return [*secret, *(REGISTRY.values() if plan.container and plan.container.credentials else ())]
+
+
 def _variables(job: Job, environment: Mapping[str, str], kept: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """(the job's secret variables, the names of those of ours that are not set)."""
     found: dict[str, str] = {}
     missing: list[str] = []
     for name in job.plan.secret_variables:
-        # What docker_env copies from the submitter's environment is there under its own name.
-        names = [SECRET_PREFIX + name] if name in job.plan.secret_names else [SECRET_PREFIX + name, name]
-        value = next((environment[variable] for variable in names if variable in environment), kept.get(name))
+        there = (environment[variable] for variable in _names(job.plan, name) if variable in environment)
+        value = next(there, kept.get(name))
         if value is None:
             missing.append(SECRET_PREFIX + name)
         else:

@@ -1,24 +1,25 @@
-"""Start a job's follower as a detached process, and keep one running."""
+"""See to it that a job has a follower."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.config import home
-from mlflow_batchai.errors import ClusterError, JobError, JobNotTrustedError
+from mlflow_batchai.errors import JobError, JobNotTrustedError
+from mlflow_batchai.follower import service_client
+from mlflow_batchai.follower.credentials import variables_of
+from mlflow_batchai.follower.service_client import Key
+from mlflow_batchai.follower.spawning import environment_for
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease, LeaseMonitor, LeaseState, LeaseView
-from mlflow_batchai.storage import credentials
 from mlflow_batchai.tracking import runs
 from mlflow_batchai.tracking.runs import Tracking
 
@@ -32,8 +33,9 @@ class Submitted:
     """A job on its way.
 
     Attributes:
-        follower: process id of the detached follower that we started, or None.
-        starts: how often we have started one.
+        follower: process id of the follower that we have told of it, or None.
+        told_at: when (``time.monotonic``).
+        starts: how often that was news to it.
         secrets: what its agents were told and is written nowhere, for the follower of a job that may start again by itself.
     """
 
@@ -41,16 +43,22 @@ class Submitted:
     run_id: str
     tracking: Tracking
     follower: int | None = None
+    told_at: float = 0.0
     starts: int = 0
     secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
     _monitor: LeaseMonitor | None = field(default=None, init=False, repr=False)
 
     @property
+    def key(self) -> Key:
+        """The job as follower processes know it."""
+        return self.job.share.url, self.job.folder
+
+    @property
     def monitor(self) -> LeaseMonitor:
         """The monitor of the job's lease; it knows more with each look."""
         if self._monitor is None or self._monitor.job is not self.job:
-            words = _arguments(self.job)
-            self._monitor = LeaseMonitor(self.job, lambda: proc.that_run(words))
+            key = self.key
+            self._monitor = LeaseMonitor(self.job, lambda: service_client.followers(key))
         return self._monitor
 
     def followed(self) -> LeaseView:
@@ -63,65 +71,42 @@ class Submitted:
 
 
 def start_follower(submitted: Submitted) -> None:
-    """Start the detached process that relays the job into its run, and starts it again if it may.
+    """Have a follower process relay the job into its run, and start it again if it may.
 
     Raises:
         JobNotTrustedError: it would obey a plan that may be anybody's.
+        ClusterError: no process can be started.
     """
     job = submitted.job
     job.check_trusted()
-    # What opens the control share is made anew for each attempt.
-    kept = {key: value for key, value in submitted.secrets.items() if key != "share" and value}
-    told = {"told": json.dumps(kept).encode()} if kept and job.plan.may_go_on else {}
-    submitted.follower = spawn(["-m", *_arguments(job)], submitted.tracking, follower_log(job), **told)
-    submitted.starts += 1
-
-
-def spawn(arguments: Sequence[str], tracking: Tracking, log: Path, **told: bytes) -> int:
-    """Start a Python that outlives this process and uses the same store and folder; its process id. Raises ``ClusterError``."""
-    # -P: files of the user's folder must not be imported in place of libraries.
-    argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), *arguments]
-    # The store's address goes by MLflow's own variable: a database's holds a password, and `ps` shows everyone our arguments.
-    environment = {**os.environ, **tracking.environment, **credentials.exported(), "BATCHAI_HOME": str(home())}
-    return detach(argv, environment, log, **told)
-
-
-def detach(argv: Sequence[str], environment: Mapping[str, str], log: Path, told: bytes = b"") -> int:
-    """Start a command that outlives us: its own session, its output to a file, nothing inherited; its process id.
-
-    Args:
-        told: what it reads on its standard input, up to the end; nobody else can.
-
-    Raises:
-        ClusterError: it can't be started.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
-        os.fchmod(file.fileno(), 0o600)
-        try:
-            process = subprocess.Popen(
-                list(argv),
-                env=dict(environment),
-                cwd="/",
-                stdin=subprocess.PIPE if told else subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ClusterError(f"{argv[0]} can't be started: {error.strerror}") from error
-    if process.stdin:
-        # One that has ended already says why in its log.
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(told)
-    # Nobody waits for it here: it is meant to go on without us.
-    process.returncode = 0
-    return process.pid
+    told: dict[str, Any] = {}
+    if job.plan.may_go_on:
+        # What opens the control share is made anew for each attempt.
+        told = {key: value for key, value in submitted.secrets.items() if key != "share" and value}
+        told["environment"] = {name: os.environ[name] for name in variables_of(job.plan) if name in os.environ}
+    share, folder = submitted.key
+    order = {"share": share, "folder": folder, "run": job.plan.run_id, "job": job.plan.job, "told": told}
+    found = service_client.follow(order, environment_for(submitted.tracking))
+    submitted.follower, submitted.told_at = found.pid, time.monotonic()
+    submitted.starts += found.news
 
 
 def follower_log(job: Job) -> Path:
     """Where a job's follower says what troubles it."""
-    return home() / "followers" / f"{job.plan.job}.log"
+    return log_path(job.plan.job)
+
+
+def log_path(job_id: str) -> Path:
+    """The same, by the job's id."""
+    return home() / "followers" / f"{job_id}.log"
+
+
+@contextlib.contextmanager
+def open_log(job_id: str) -> Iterator[TextIO]:
+    """Open a job's log to write on; nobody else can read it."""
+    with log_path(job_id).open("a", encoding="utf-8", errors="backslashreplace", buffering=1) as file:
+        os.fchmod(file.fileno(), 0o600)
+        yield file
 
 
 def ensure_follower(submitted: Submitted) -> LeaseView:
@@ -162,11 +147,6 @@ def reopen(submitted: Submitted) -> bool:
     return True
 
 
-def _arguments(job: Job) -> list[str]:
-    """Arguments by which a job's follower is recognized among all processes."""
-    return ["mlflow_batchai.follower", job.share.url, job.folder, job.plan.run_id]
-
-
 def keep_follower(submitted: Submitted) -> None:
     """Start another follower if the job has none any more, or one that is kept from the store, and we may not be.
 
@@ -174,7 +154,7 @@ def keep_follower(submitted: Submitted) -> None:
         JobError: it keeps ending, or the last one has let go of the job until somebody attaches to it; the message says why.
         ShareError: the job's folder can't be seen, so nor can who relays it.
     """
-    if submitted.follower is not None and _child_alive(submitted.follower):
+    if submitted.follower is not None and _is_at_it(submitted, submitted.follower):
         return
     found = submitted.followed()
     if found.state is LeaseState.HELD and found.trouble and not submitted.starts:
@@ -192,13 +172,12 @@ def keep_follower(submitted: Submitted) -> None:
     start_follower(submitted)
 
 
-def _child_alive(pid: int) -> bool:
-    """Whether our child still runs; it is reaped when it doesn't."""
-    try:
-        ended, _ = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return Path(f"/proc/{pid}").exists()
-    return ended == 0
+def _is_at_it(submitted: Submitted, pid: int) -> bool:
+    """Whether the process that we have told of the job has it still, or has only just begun to start."""
+    said = service_client.answers()
+    if pid in said:
+        return submitted.key in said[pid]
+    return time.monotonic() - submitted.told_at < service_client.START_SECONDS and proc.start_time(pid) is not None
 
 
 def end_changed(tracking: runs.Tracking, run_id: str, why: str, status: str = "FAILED") -> None:

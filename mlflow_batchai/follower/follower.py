@@ -1,35 +1,31 @@
-"""The follower: a detached process that relays one job into MLflow until its verdict.
+"""Follow one job: relay it into MLflow until its verdict.
 
-``python -m mlflow_batchai.follower SHARE FOLDER RUN``, with the tracking store in MLFLOW_TRACKING_URI; it shares nothing with
-the process that started it. A job whose plan or other records were changed on the share is ended.
+It shares nothing with the process that submitted the job. A job whose plan or other records were changed on the share is ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TextIO
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.errors import BatchAIError, JobChangedError, JobNotTrustedError, ShareError
+from mlflow_batchai.errors import BatchAIError, JobChangedError, ShareError
 from mlflow_batchai.follower import detached
 from mlflow_batchai.follower.retries import NotHereError
 from mlflow_batchai.follower.supervisor import Supervisor
 from mlflow_batchai.job.jobs import Job, pause_after
 from mlflow_batchai.job.lease import Lease, LeaseLostError, LeaseState
 from mlflow_batchai.job.states import JobState, failed_verdict
-from mlflow_batchai.storage import open_share
 from mlflow_batchai.tracking import runs, stores
 from mlflow_batchai.tracking.relay import Relay
-from mlflow_batchai.tracking.retrying import GAVE_UP, GivenUpError, LogThrottle, Result, RetryPolicy
+from mlflow_batchai.tracking.retrying import GivenUpError, LogThrottle, Result, RetryPolicy
 
 STEP_SECONDS = 0.5
+# The same while an attempt waits for its nodes, as long as a look at its folders (once a second) shows nothing new.
+WAITING_STEP_SECONDS, GLANCE_SECONDS = 5.0, 1.0
 TAG_SECONDS = 5.0
 # For how long a share is away before we ask whether it is for us alone.
 LEAVE_SECONDS = 10.0
@@ -40,11 +36,19 @@ GONE_LOOK_SECONDS = 10.0
 RELAY_SECONDS = 86400.0
 
 
-def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = None) -> JobState | None:
+def follow(
+    job: Job,
+    tracking: runs.Tracking,
+    kept: Mapping[str, Any] | None = None,
+    lease: Lease | None = None,
+    file: TextIO | None = None,
+) -> JobState | None:
     """Relay a job until its run is finished, and start it again where it may.
 
     Args:
-        kept: what agents have to be told of which the environment has nothing (``Retries``).
+        kept: what agents of another attempt have to be told (``Retries``).
+        lease: the job's, for a caller that wants to see how it goes.
+        file: the log; None: standard error.
 
     Returns:
         The state it ended in, or None if another process relays it, has taken over, or has to come to go on with it.
@@ -53,7 +57,7 @@ def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = N
         GivenUpError: the store or the share was away for longer than the job's relayDeadline, or the job has ended and its run
             is deleted; the lease is let go.
     """
-    lease, log = Lease(job), LogThrottle()
+    lease, log = lease or Lease(job), LogThrottle(file=file)
     seconds = job.plan.relay_seconds
     able = functools.partial(stores.reaches, tracking, job.plan.run_id)
     try:
@@ -64,7 +68,7 @@ def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = N
     except GivenUpError as error:
         raise GivenUpError(_final_message(job, error, None)) from error
     with lease.beating():
-        follower = Follower(job.at(lease.attempt), tracking, lease, log, seconds, kept)
+        follower = Follower(job.at(lease.attempt), tracking, lease, log, seconds, kept, file)
         try:
             return follower.run()
         except LeaseLostError as error:
@@ -89,6 +93,11 @@ def follow(job: Job, tracking: runs.Tracking, kept: Mapping[str, Any] | None = N
             with contextlib.suppress(ShareError):
                 lease.release(message)
             raise GivenUpError(message) from error
+        except Exception:
+            # Its process may live on, for other jobs: another follower has this one at once.
+            with contextlib.suppress(ShareError):
+                lease.release("")
+            raise
 
 
 def _final_message(job: Job, error: GivenUpError, end: JobState | None) -> str:
@@ -120,6 +129,7 @@ class Follower:
         log: LogThrottle,
         seconds: float,
         kept: Mapping[str, Any] | None = None,
+        file: TextIO | None = None,
     ) -> None:
         self.job = job
         self._lease = lease
@@ -127,10 +137,10 @@ class Follower:
         # Not made yet: a database that is away is no reason to leave the nodes alone.
         self._mlflow = stores.client_when_used(tracking)
         self._relay = Relay(job, self._mlflow, lease)
-        self._asked = False
+        self._asked = self._waits = False
         self._next_round = 0.0
         self._next_tag = time.monotonic() + TAG_SECONDS
-        self.supervisor = Supervisor(job, self._relay.heard(0), kept, lease.check)
+        self.supervisor = Supervisor(job, self._relay.heard(0), kept, lease.check, file)
 
     def run(self) -> JobState:
         """Relay until the run is finished; the state that the job ended in.
@@ -173,15 +183,19 @@ class Follower:
         while True:
             if state := over(pause):
                 return state
-            begun = time.monotonic()
+            begun, glimpse = time.monotonic(), self.job.glimpse()
             self._persist(self._round, sleep=over, enough=lambda: over(0) is not None)
             pause = pause_after(time.monotonic() - begun, STEP_SECONDS)
+            while self._waits and glimpse and time.monotonic() - begun < WAITING_STEP_SECONDS and self.job.glimpse() == glimpse:
+                if state := over(GLANCE_SECONDS):
+                    return state
 
     def _round(self) -> None:
         """Relay what is new."""
         # Whoever has taken over while we waited for the store has done what we would do now.
         self._lease.check(exactly=False)
         state = self.job.state(self._relay.ending)
+        self._waits = state.execution_state == protocol.QUEUED and not self._relay.ending
         if state.ended or state.next_attempt:
             self.supervisor.look()
         elif time.monotonic() >= self._next_round and not self._with_run(functools.partial(self._relay_news, state)):
@@ -246,40 +260,3 @@ class Follower:
                 raise LeaseLostError("another process has ended the run") from error
         elif seconds > TELL_SECONDS:
             self._lease.trouble = stores.sentence(error)
-
-
-def _read_secrets(pipe: TextIO) -> dict[str, Any]:
-    """Read the agent secrets that the starter passes; nothing if it passes none, or was killed meanwhile."""
-    # Who starts us by hand gives us no pipe.
-    text = "" if pipe.isatty() else pipe.read()
-    try:
-        kept = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return kept if isinstance(kept, dict) else {}
-
-
-def main() -> int:
-    """Entry point of the detached process."""
-    share, folder, run_id = sys.argv[1:4]
-    stores.bound_calls()
-    tracking = runs.absolute(os.environ["MLFLOW_TRACKING_URI"], Path("/"))
-    try:
-        try:
-            job = Job(open_share(share), folder)
-            job.check_trusted()
-            if job.plan.run_id != run_id:
-                raise JobChangedError(f"the plan of job {job.name} is another run's; nothing was read from it")
-            follow(job, tracking, _read_secrets(sys.stdin))
-        except (JobChangedError, JobNotTrustedError) as error:
-            # Who started us had trusted the plan: it is another one by now.
-            LogThrottle().say(f"{error}; the job is ended")
-            detached.end_changed(tracking, run_id, str(error))
-            return 1
-    except GivenUpError as error:
-        LogThrottle().say(str(error))
-        return GAVE_UP
-    except BatchAIError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0

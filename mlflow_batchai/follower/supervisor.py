@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.engines.absent import AbsentEngine
@@ -38,6 +37,7 @@ class Supervisor:
         heard: how many of node 0's segments were seen before.
         kept: what agents were told and the environment doesn't have (``Retries``).
         check: raises LeaseLostError unless we hold the job's lease.
+        file: the log; None: standard error.
 
     Attributes:
         job: the job at the attempt that is kept now.
@@ -53,13 +53,14 @@ class Supervisor:
         heard: int = 0,
         kept: Mapping[str, Any] | None = None,
         check: Callable[[], None] = lambda: None,
+        file: TextIO | None = None,
     ) -> None:
         self.job = job
         self.notes: dict[int, list[str]] = {}
         self.waits = ""
         self.end: JobState | None = None
         self.ended: float | None = None
-        self._log = LogThrottle()
+        self._log = LogThrottle(file=file)
         self._heard = heard
         self._changed = threading.Condition()
         self._awake = threading.Event()
@@ -116,12 +117,20 @@ class Supervisor:
         state: JobState | None = None
         while state is None or state.next_attempt is not None:
             # Anew for each attempt: its cluster may have been described otherwise since.
-            with contextlib.closing(_engine(self.job)) as engine:
+            with contextlib.closing(self._engine()) as engine:
                 state = self._keep_attempt(engine)
             if state is None:
                 return
             if state.next_attempt is not None:
                 self.job, self._heard = self.job.at(state.next_attempt), 0
+
+    def _engine(self) -> Engine:
+        """The engine of the job; on a machine that doesn't know its cluster an AbsentEngine: the relay goes on."""
+        try:
+            return clusters.load(self.job.plan.cluster)[0].engine
+        except BatchAIError as error:
+            self._log.say(f"{error}; the job is relayed, and its nodes can't be asked")
+            return AbsentEngine(str(error))
 
     def _keep_attempt(self, engine: Engine) -> JobState | None:
         """See an attempt started, ended, and its nodes free; return its state, None if asked to leave."""
@@ -129,7 +138,7 @@ class Supervisor:
             self._until(functools.partial(self._bring, engine), LOOK_SECONDS)
         except Leaving:
             return None
-        watch = Watch(self.job, engine, self._heard)
+        watch = Watch(self.job, engine, self._heard, say=self._log.say)
         state = self._until(functools.partial(self._watch, watch), watch.seconds)
         if state is None:
             return None
@@ -185,15 +194,6 @@ class Supervisor:
             self._awake.wait(pause)
             self._awake.clear()
         return None
-
-
-def _engine(job: Job) -> Engine:
-    """The engine of the job; on a machine that doesn't know its cluster an AbsentEngine: the relay goes on."""
-    try:
-        return clusters.load(job.plan.cluster)[0].engine
-    except BatchAIError as error:
-        print(f"{error}; the job is relayed, and its nodes can't be asked", file=sys.stderr, flush=True)
-        return AbsentEngine(str(error))
 
 
 def _freed(watch: Watch) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 
@@ -56,6 +55,7 @@ class Watch:
         engine: what it runs on.
         heard: how many of node 0's segments were seen before; from there on we count for ourselves.
         clock: seconds.
+        say: takes a sentence for the log.
     """
 
     def __init__(
@@ -64,10 +64,12 @@ class Watch:
         engine: Engine,
         heard: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        say: Callable[[str], object] = print,
     ) -> None:
         self._job = job
         self._engine = engine
         self._clock = clock
+        self._say = say
         self._heard = heard
         self._silence = Silence(3 * engine.poll_seconds)
         self._handle: Handle | None = None
@@ -81,14 +83,14 @@ class Watch:
         return self._engine.poll_seconds
 
     def check_or_complain(self) -> None:
-        """``check``, but an engine that can't be asked holds up nothing else; each complaint is printed once."""
+        """``check``, but an engine that can't be asked holds up nothing else; each complaint is said once."""
         try:
             self.check()
             self._complaint = ""
         except ClusterError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                print(f"{time.strftime('%H:%M:%S')} {error}", file=sys.stderr, flush=True)
+                self._say(self._complaint)
 
     def check(self) -> None:
         """Give the verdict if agents are gone for certain, or if they don't heed a request."""

@@ -19,6 +19,7 @@ from mlflow_batchai.job import signing
 from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.job.states import JobState, Snapshot, fold
 from mlflow_batchai.storage import Share, job_file, open_share
+from mlflow_batchai.storage.directory import DirectoryShare
 
 LONGEST_PAUSE_SECONDS = 5.0
 # How often an index is looked at while there is news, and while there is none.
@@ -125,6 +126,16 @@ class Job:
         self._announces: dict[int, Record] = {}
         self._exits: dict[int, Record] = {}
         self._requests: dict[str, Record] = {}
+
+    def glimpse(self) -> tuple[int, ...] | None:
+        """Times of folders that change when the attempt gets a node, and when it ends; None where to ask costs a request."""
+        if not isinstance(self.share, DirectoryShare):
+            return None
+        try:
+            folders = (self.paths.events.rpartition("/")[0], self.paths.nodes)
+            return tuple(self.share.local(folder).stat().st_mtime_ns for folder in folders)
+        except (OSError, ShareError):
+            return None
 
     @property
     def name(self) -> str:

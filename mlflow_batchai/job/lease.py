@@ -113,6 +113,7 @@ class Lease:
         self._sleep = sleep
         self._heartbeat_seconds, self._grace_seconds, self._look_seconds = PACE if job.index is None else INDEX_PACE
         self._checked: float | None = None
+        self._saved: float | None = None
         self.attempt = job.attempt
         self.number = 0
         self._counter = 0
@@ -274,6 +275,11 @@ class Lease:
             }
             path = self._job.paths.cursor(self.number)
             self._job.share.write(path, protocol.encode([signing.sign(path, record)]))
+            self._saved = self._clock()
+
+    def is_stale(self) -> bool:
+        """Whether we have taken it and could not say for the grace time that we live: it counts as free."""
+        return self._saved is not None and self._clock() - self._saved > self._grace_seconds
 
     def release(self, why: str) -> None:
         """Release the lease before the end, with a reason for people: the next holder has it at once."""
@@ -322,8 +328,8 @@ class LeaseMonitor:
 
     Args:
         job: the job; at another attempt it needs another monitor.
-        on_their_way: pids of the job's followers on this machine, which may not have its lease yet: they have only begun, wait
-            to see whether another lives, or can't write to the share just now.
+        on_their_way: pids of this machine's processes that follow the job, and may not have its lease yet: they have only
+            begun, wait to see whether another lives, or can't write to the share just now.
         clock: seconds.
 
     Attributes:

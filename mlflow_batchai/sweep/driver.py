@@ -23,7 +23,7 @@ from mlflow_batchai.client.console import JobConsole
 from mlflow_batchai.client.signals import Signals
 from mlflow_batchai.config import home
 from mlflow_batchai.errors import BatchAIError, ClusterError, JobDetachedError, JobError, ShareError, TrackingError
-from mlflow_batchai.follower import detached
+from mlflow_batchai.follower import detached, spawning
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.jobs import pause_after
 from mlflow_batchai.sweep import sweeps
@@ -201,7 +201,7 @@ def ensure(sweep: Sweep) -> int | None:
     seen = sweeps.look(runs.client(sweep.tracking), sweep)
     if seen.status != "RUNNING" or proc.is_certainly_alive(_identity(seen.tags)):
         return None
-    return detached.spawn(["-m", "mlflow_batchai.sweep", sweep.run_id], sweep.tracking, _log(sweep))
+    return spawning.spawn(["-m", "mlflow_batchai.sweep", sweep.run_id], spawning.environment_for(sweep.tracking), _log(sweep))
 
 
 def _lock(sweep: Sweep) -> IO[str] | None:

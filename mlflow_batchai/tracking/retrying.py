@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
@@ -16,9 +16,6 @@ from mlflow_batchai.job.lease import LeaseLostError
 from mlflow_batchai.tracking.stores import LONGEST_SENTENCE, is_answer, sentence
 
 Result = TypeVar("Result")
-
-# The exit code of a follower that has given up: sysexits' EX_TEMPFAIL.
-GAVE_UP = 75
 
 FIRST_WAIT_SECONDS, LEAST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 0.5, 60.0
 # An error that was logged comes again after so long, so that a log of days still says what is going on.
@@ -32,14 +29,16 @@ class GivenUpError(JobError):
 
 
 class LogThrottle:
-    """A log on standard error that grows slowly: each kind of error when it is new, and once an hour after that.
+    """A log that grows slowly: each kind of error when it is new, and once an hour after that.
 
     Args:
         clock: seconds.
+        file: what it is written to; None: standard error.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, file: TextIO | None = None) -> None:
         self._clock = clock
+        self._file = file
         self._logged_at: dict[str, float] = {}
         self._since: float | None = None
 
@@ -62,7 +61,11 @@ class LogThrottle:
 
     def say(self, text: str) -> None:
         """Log anything else, with the time."""
-        print(f"{time.strftime('%F %T')} {text}", file=sys.stderr, flush=True)
+        print(f"{time.strftime('%F %T')} {text}", file=self._file or sys.stderr, flush=True)
+
+    def failed(self, error: BaseException) -> None:
+        """Log an error that nothing is tried after."""
+        self.say(_text(error))
 
 
 class RetryPolicy:

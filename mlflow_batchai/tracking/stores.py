@@ -26,7 +26,13 @@ RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 # MLflow's own are made for who has nothing else to do: 8 tries of 120 s with growing pauses are 18 minutes for one call, and a
 # server's Retry-After may say an hour. One try: what must not be done twice (a model's version) is looked for before the next.
 # Its time stays: a server that passes a big file on answers when it has done so.
-_BOUNDS = {RETRIES: "0", "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false"}
+# Threads of many jobs share a process's connections: none waits for another's.
+_BOUNDS = {
+    RETRIES: "0",
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
+    "MLFLOW_HTTP_POOL_MAXSIZE": "100",
+    "MLFLOW_SQLALCHEMYSTORE_MAX_OVERFLOW": "100",
+}
 # For who waits at a prompt: MLflow would try a server that is down for minutes, in silence.
 RETRIES_AT_A_PROMPT = "2"
 LONGEST_SENTENCE = 500
@@ -54,6 +60,22 @@ def bound_calls() -> None:
         os.environ.setdefault(name, value)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
     logging.getLogger("urllib3").setLevel(logging.ERROR)
+
+
+def load(tracking: Tracking) -> None:
+    """Import what a process uses of MLflow, before it has several threads that use it.
+
+    MLflow's modules import each other in circles: of threads that import one for the first time at once, some get half of it.
+    """
+    import mlflow.artifacts
+    import mlflow.models
+    import mlflow.store.artifact.artifact_repository_registry
+    import mlflow.store.tracking.rest_store
+
+    if not tracking.uri.startswith(("http://", "https://", "databricks")):
+        with contextlib.suppress(ImportError):  # a small MLflow has no databases
+            import mlflow.store.model_registry.sqlalchemy_store
+            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 
 
 @contextlib.contextmanager

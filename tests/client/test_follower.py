@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import threading
 import time
@@ -19,7 +18,7 @@ from mlflow_batchai.errors import ShareError
 from mlflow_batchai.follower import detached, follower, supervisor
 from mlflow_batchai.job import lease as lease_module
 from mlflow_batchai.job.lease import Lease, LeaseState
-from mlflow_batchai.tracking import runs, stores
+from mlflow_batchai.tracking import runs
 from mlflow_batchai.tracking.relay import Relay
 from mlflow_batchai.tracking.retrying import GivenUpError
 
@@ -201,32 +200,21 @@ def test_a_share_that_is_away_has_the_same_deadline(following, monkeypatch):
         follow()
 
 
-@pytest.mark.parametrize(
-    ("told", "kept"), [("", {}), ('{"variables": {"TOKEN": "s3', {}), ('{"setup": {"A": "b"}}', {"setup": {"A": "b"}})]
-)
-def test_what_a_submitter_that_was_killed_has_told(folder, monkeypatch, told, kept):
-    made, given = folder(), []
-    monkeypatch.setattr(follower, "follow", lambda job, tracking, kept: given.append(kept))
-    monkeypatch.setattr(follower.sys, "argv", ["follower", made.share.url, made.paths.folder, made.plan["runId"]])
-    monkeypatch.setattr(follower.sys, "stdin", io.StringIO(told))
-    monkeypatch.setattr(stores, "bound_calls", lambda: None)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    assert (follower.main(), given) == (0, [kept])
+def test_what_nobody_expects_lets_go_of_the_job(following, monkeypatch):
+    """Its process may live on, for other jobs; the next follower has it at once."""
+    made, _, follow = following
+    made.announce(0)
 
+    def breaks(kept, attempt, seconds):
+        raise AssertionError("a mistake of ours")
 
-def test_the_exit_code_of_one_that_has_given_up(folder, monkeypatch, capsys):
-    made = folder(relaySeconds=0.0)
-
-    def away(*arguments, **named):
-        raise ShareError("there is no host x")
-
-    monkeypatch.setattr(Lease, "acquire", away)
-    monkeypatch.setattr(follower.sys, "argv", ["follower", made.share.url, made.paths.folder, made.plan["runId"]])
-    monkeypatch.setattr(follower.sys, "stdin", io.StringIO("{}"))
-    monkeypatch.setattr(stores, "bound_calls", lambda: None)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    assert follower.main() == 75
-    assert "its share could not be used for 0 s (at last: there is no host x)" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(supervisor.Supervisor, "over", breaks)
+        with pytest.raises(AssertionError, match="a mistake of ours"):
+            follow()
+    view = Lease(made.job).view()
+    assert (view.state, view.trouble) == (LeaseState.FREE, "")
+    assert follow().error_code == "NodeLost"
 
 
 def test_a_run_that_a_person_has_ended_gets_its_true_end(following):

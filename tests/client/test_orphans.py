@@ -16,12 +16,14 @@ from job_folder import FOLDER, JobFolder
 
 from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.client import lookup, orphans, runner
-from mlflow_batchai.follower import detached, retries
+from mlflow_batchai.follower import detached, retries, service_client
+from mlflow_batchai.follower.service_client import Told
 from mlflow_batchai.job import lease
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.tracking import runs
 
 ME = proc.identity()
+NOBODY = 1 << 30  # from here on process ids are no process's
 FAR = {"machine": "another pid:[1]", "pid": 7, "started": 1, "host": "far"}
 
 
@@ -81,11 +83,11 @@ def jobs(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("BATCHAI_HOME", str(cli.world.home))  # the commands' key
     made = Jobs(cli, tmp_path / "shares")
 
-    def spawn(argv, environment, log):
-        made.started.append((argv[-3], environment))
-        return next(made.pids)
+    def follow(order, environment):
+        made.started.append((order["share"], environment))
+        return Told(next(made.pids), True)
 
-    monkeypatch.setattr(detached, "detach", spawn)
+    monkeypatch.setattr(service_client, "follow", follow)
     monkeypatch.setattr(lease, "PACE", (0.05, 0.6, 0.05))
     return made
 
@@ -252,12 +254,12 @@ def test_a_share_that_hangs_holds_up_no_other(jobs, monkeypatch):
 
 
 def test_a_follower_that_cannot_be_started_holds_up_no_other(jobs, monkeypatch):
-    def spawn(argv, environment, log):
-        if "first" in argv[-3]:
+    def follow(order, environment):
+        if "first" in order["share"]:
             raise OSError(28, "No space left on device")
-        return 4242
+        return Told(4242, True)
 
-    monkeypatch.setattr(detached, "detach", spawn)
+    monkeypatch.setattr(service_client, "follow", follow)
     jobs.job("second")
     jobs.job("first")
     code, rows, _ = jobs.attach()
@@ -282,14 +284,18 @@ def test_waiting_until_all_have_ended(jobs, monkeypatch):
         made.write(made.paths.cursor(number), {"counter": 9, "attempt": 1, "finished": True, "holder": ME, "memory": {}})
 
     def dies():
-        dead.update(pid for pid, (share, _) in enumerate(jobs.started) if share == second.share.url)
+        dead.update(pid for pid, (share, _) in enumerate(jobs.started, NOBODY) if share == second.share.url)
 
-    jobs.pids, dead = itertools.count(), set()
+    jobs.pids, dead = itertools.count(NOBODY), set()
     time_passes = [lambda: finish(first, 1, "succeeded"), dies, lambda: finish(second, 2, "failed")]
     real = time.sleep
     monkeypatch.setattr(lease, "PACE", (0.05, 0.6, 0.0))
     monkeypatch.setattr(orphans.time, "sleep", sleep)
-    monkeypatch.setattr(detached, "_child_alive", lambda pid: pid not in dead)
+
+    def answers():
+        return {pid: {(share, FOLDER)} for pid, (share, _) in enumerate(jobs.started, NOBODY) if pid not in dead}
+
+    monkeypatch.setattr(service_client, "answers", answers)
     code, rows, lines = jobs.attach("--wait")
     assert (code, kept) == (0, [1, 1, 2]), "its follower died, and another was started"
     assert {name: (row["result"], row["executionState"]) for name, row in rows.items()} == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import shutil
 import threading
 from types import SimpleNamespace
@@ -17,9 +18,10 @@ from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.client import attempts, runner
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.errors import ClusterError, JobError, JobFailedError
-from mlflow_batchai.follower import detached
+from mlflow_batchai.follower import service_client
 from mlflow_batchai.follower.credentials import for_next_attempt
 from mlflow_batchai.follower.detached import Submitted
+from mlflow_batchai.follower.service_client import Told
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease, LeaseState
 from mlflow_batchai.storage.directory import DirectoryShare
@@ -63,8 +65,7 @@ def scene(folder, store_template, tmp_path, monkeypatch):
     changes = {"protocol": protocol.PROTOCOL_VERSION, "runId": run.info.run_id, "container": None, "tools": {}, "python": "p"}
     made = folder(**changes, secretVariables=[], secretNames=[], maxWallClockSeconds=60.0)
     spawned = []
-    monkeypatch.setattr(detached, "detach", lambda argv, environment, log: spawned.append(argv) or 4711)
-    monkeypatch.setattr(detached, "_child_alive", lambda pid: True)
+    monkeypatch.setattr(service_client, "follow", lambda order, environment: spawned.append(order) or Told(os.getpid(), True))
     cluster = SimpleNamespace(name="local", engine=Engine(), open_nodes=9, share=DirectoryShare(made.share.root), location=None)
     world = SimpleNamespace(made=made, cluster=cluster, spawned=spawned, mlflow=mlflow)
     world.found = lambda: Submitted(made.job, run.info.run_id, tracking)

@@ -30,8 +30,9 @@ from mlflow_batchai.errors import (
     ShareError,
     UsageError,
 )
-from mlflow_batchai.follower import detached
+from mlflow_batchai.follower import detached, service_client
 from mlflow_batchai.follower.detached import Submitted
+from mlflow_batchai.follower.service_client import Told
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.states import JobState
@@ -66,7 +67,9 @@ def scene(store_template, tmp_path, monkeypatch):
     )
     request = submitting.RunRequest(tracking, experiment, "My exp/1", "default", {"mlflow.user": "me"})
     spawned = []
-    monkeypatch.setattr(detached, "detach", lambda argv, environment, log: spawned.append((argv, environment)) or 4711)
+    monkeypatch.setattr(
+        service_client, "follow", lambda order, environment: spawned.append((order, environment)) or Told(4711, True)
+    )
     scene = SimpleNamespace(mlflow=mlflow, experiment=experiment, cluster=cluster, spawned=spawned, root=tmp_path)
     scene.submit = lambda **more: submitting.create(prepared, cluster, replace(request, **more))
     scene.code = code
@@ -103,11 +106,12 @@ def test_submitted(scene):
         "plan": submitted.job.plan_digest,
         "attempt": None,
     }
-    ((argv, environment),) = scene.spawned
-    assert argv[-4:] == ["mlflow_batchai.follower", scene.cluster.share.url, folder, run.info.run_id]
+    ((order, environment),) = scene.spawned
+    job = submitted.job.plan.job
+    assert order == {"share": scene.cluster.share.url, "folder": folder, "run": run.info.run_id, "job": job, "told": {}}
     assert environment["MLFLOW_TRACKING_URI"] == f"sqlite:///{scene.root}/m.db"
     assert b"hush-hush" not in written(scene.root)
-    assert "hush-hush" not in json.dumps([argv, environment, run.data.tags])
+    assert "hush-hush" not in json.dumps([environment, run.data.tags])
 
 
 def test_tags_that_a_person_searches_by(scene):
@@ -122,15 +126,6 @@ def test_tags_that_a_person_searches_by(scene):
     tags = scene.run().data.tags
     cluster = "/subscriptions/local/resourceGroups/batchai/providers/Microsoft.BatchAI/workspaces/default/clusters/local"
     assert (tags["batchai.resourceGroup"], tags["batchai.clusterId"]) == ("rg.one", cluster)
-
-
-def test_a_followers_arguments_hold_no_password(scene):
-    submitted = scene.submit()
-    for uri in ("postgresql://me:pa55@db/mlflow", "https://me:pa55@host"):
-        detached.start_follower(Submitted(submitted.job, "r", runs.absolute(uri, scene.root)))
-        argv, environment = scene.spawned[-1]
-        assert "pa55" not in " ".join(argv)
-        assert "pa55" in environment["MLFLOW_TRACKING_URI"] + environment.get("MLFLOW_TRACKING_PASSWORD", "")
 
 
 def check_undone(scene, reason, status="FAILED"):
@@ -156,7 +151,7 @@ def test_a_follower_that_cant_start_ends_the_agents(scene, monkeypatch):
     def spawn(*arguments):
         raise ClusterError("python can't be started")
 
-    monkeypatch.setattr(detached, "detach", spawn)
+    monkeypatch.setattr(service_client, "follow", spawn)
     with pytest.raises(ClusterError):
         scene.submit()
     check_undone(scene, "python can't be started")
@@ -343,7 +338,6 @@ def watching(folder, monkeypatch):
     made = folder()
     script = []
     monkeypatch.setattr(runner.time, "sleep", lambda seconds: script.pop(0)())
-    monkeypatch.setattr(detached, "_child_alive", lambda pid: False)
     monkeypatch.setattr(detached, "start_follower", lambda submitted: None)
     submitted = Submitted(made.job, "r" * 32, None)
     return made, submitted, script

@@ -36,7 +36,7 @@ def test_each_job_ends_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("runs", "waits"):
         assert cli("job", "create", "-n", name, "-c", "c", "-f", "job.json", "-o", "none").code == 0
     world.wait(lambda: of(world, "runs").info.status == "RUNNING")
-    assert world.lose_followers() == 2
+    assert world.lose_followers() == 1
     assert cli.json("job", "show", "waits", "--query", "[executionState, follower.state]") == ["queued", "none"]
     assert "nobody relays job waits into its run: batchai job attach waits" in cli("job", "show", "waits").err
 

@@ -58,7 +58,6 @@ def test_from_nothing_to_a_result(world: Any, ssh_servers: SshNodes, azure: Azur
             path.write_text(json.dumps(document), encoding="utf-8")
         if command.startswith("batchai doctor"):
             assert "4 of 4 nodes are ready" in done.stdout, done.stdout
-            assert done.stdout.count("has what it takes to mount file share devaccount/batchai") == 4, done.stdout
     assert set(skipped) == set(NOT_RUN)
     assert "containers: ignore" in done.stderr
     run = world.last

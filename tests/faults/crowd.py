@@ -68,9 +68,13 @@ class Crowd:
         self.chance = random.Random(seed)
         self.names = [[f"job-{process}-{number}" for number in range(jobs)] for process in range(processes)]
         self.killed: list[str] = []
+        # How many follower processes there were at once, and their memory (megabytes), at most.
+        self.followers, self.memory = 0, 0.0
         (world.home / "clusters" / "local.yaml").write_text(f"nodes: {NODES}\n", encoding="utf-8")
-        # Fifty followers and one file: each waits for the others instead of failing.
+        # Fifty jobs and one file: each waits for the others instead of failing.
         world.environment["MLFLOW_TRACKING_URI"] = world.uri = f"{world.uri}?timeout=120"
+        # One that ends and the next one would count as two.
+        world.environment["BATCHAI_FOLLOWER_IDLE"] = "10"
         world.share.mkdir()
 
     def run(self) -> None:
@@ -118,6 +122,9 @@ class Crowd:
         return [pid for node in range(NODES) for pid in self.world.pids_of(f"agent-{node}")]
 
     def _unfinished(self) -> list[str]:
+        followers = self.world.pids_of("follower")
+        self.followers = max(self.followers, len(followers))
+        self.memory = max(self.memory, sum(map(memory_of, followers)))
         with contextlib.closing(sqlite3.connect(self.world.root / "mlflow.db", timeout=60)) as store:
             query = "SELECT value FROM runs JOIN tags USING (run_uuid) WHERE key = 'batchai.job' AND status IN ('RUNNING', 'SCHEDULED')"
             return [name for (name,) in store.execute(query)]
@@ -135,6 +142,8 @@ class Crowd:
         """Sentences on what is not as it has to be."""
         world = self.world
         yield from left_behind(world)
+        if self.followers > 1:
+            yield f"{self.followers} follower processes at once"
         verdicts: dict[str, Any] = {}
         reservations: dict[str, int] = {}
         marks: dict[str, str] = {}
@@ -194,6 +203,15 @@ class Crowd:
             yield f"nobody has seen {lacking}"
 
 
+def memory_of(pid: int) -> float:
+    """Megabytes of a process, its part of what it shares with others included (PSS); 0 of one that has gone."""
+    try:
+        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
+    except OSError:
+        return 0.0
+    return int(found[1]) * 1024 / 1e6 if found else 0.0
+
+
 def run_crowd(folder: Path, store: Path, processes: int, jobs: int, kills: int = 0, seed: int = 1) -> tuple[list[str], str]:
     """What was wrong, and a line on the run."""
     begun = time.monotonic()
@@ -210,7 +228,8 @@ def run_crowd(folder: Path, store: Path, processes: int, jobs: int, kills: int =
         seconds = time.monotonic() - begun
         return (
             troubles,
-            f"{processes * jobs} jobs from {processes} processes on {NODES} nodes, {killed}: {how}, {seconds:.0f} s",
+            f"{processes * jobs} jobs from {processes} processes on {NODES} nodes, {killed}: {how}, {seconds:.0f} s;"
+            f" {crowd.followers} follower process(es) of {crowd.memory:.0f} MB",
         )
     finally:
         world.close()

@@ -94,6 +94,7 @@ class SeedWorld:
             "PYTHONPATH": os.pathsep.join(filter(None, [str(INJECTED), os.environ.get("PYTHONPATH", "")])),
             "PYTHONUNBUFFERED": "1",
             "TF_CPP_MIN_LOG_LEVEL": "2",
+            "BATCHAI_FOLLOWER_IDLE": "0.5",
             strikes.VARIABLE: str(self.faults / "faults.json"),
         }
         self.arm([])

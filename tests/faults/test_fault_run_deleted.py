@@ -76,7 +76,7 @@ def test_restored_after_the_end_of_its_job(
     why = f"run {scene.run_id} is deleted (mlflow runs restore --run-id {scene.run_id} brings it back); job {scene.name} ended"
     assert scene.process.returncode == 1 and why in said
     world.wait_gone()
-    assert why in next((world.home / "followers").iterdir()).read_text()
+    assert why in (world.home / "followers" / f"{scene.job.plan.job}.log").read_text()
     assert Lease(scene.job).view().state is LeaseState.FREE
     # Nobody relays it meanwhile.
     assert "no job that was signed with your key has not ended" in cli("job", "attach", "--all").err

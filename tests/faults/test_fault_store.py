@@ -101,7 +101,7 @@ class Scene:
     @property
     def log(self) -> str:
         """What its followers have said."""
-        return next((self.world.home / "followers").iterdir()).read_text()
+        return (self.world.home / "followers" / f"{self.job.plan.job}.log").read_text()
 
     def check(self) -> None:
         """All is in MLflow, once, as it was reported; the run ended as and when the job did."""

@@ -13,9 +13,10 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError, ClusterNotFoundError, JobError, ShareError
-from mlflow_batchai.follower import detached, retries, supervisor
+from mlflow_batchai.follower import detached, retries, service_client, supervisor
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.follower.retries import Leaving, NotHereError, Retries, fence_seconds, pause_before
+from mlflow_batchai.follower.service_client import Told
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease, LeaseLostError, LeaseState
 from mlflow_batchai.storage.directory import DirectoryShare
@@ -434,14 +435,14 @@ def test_a_job_that_waits_for_attach(following, monkeypatch, ahead):
 def test_who_watches_a_job_that_waits_for_attach(scene, monkeypatch, secrets):
     """They are told so, unless they have the secrets themselves."""
     told = []
-    monkeypatch.setattr(detached, "detach", lambda argv, environment, log, **how: told.append(how) or 1)
+    monkeypatch.setattr(service_client, "follow", lambda order, environment: told.append(order["told"]) or Told(1, True))
     lease = Lease(scene.made.job)
     lease.acquire()
     lease.release("job toy-0123: waiting for attach (needs BATCHAI_SECRET_TOKEN)")
     submitted = Submitted(scene.made.job, "r", Tracking("sqlite:///m.db", {}), secrets=secrets)
     if secrets:
         detached.keep_follower(submitted)
-        assert told == [{"told": b'{"variables": {"TOKEN": "hush"}}'}]
+        assert told == [{"variables": {"TOKEN": "hush"}, "environment": {}}]
         assert "hush" not in repr(submitted)
         return
     with pytest.raises(JobError, match=r"job toy-0123: waiting for attach \(needs BATCHAI_SECRET_TOKEN\)"):

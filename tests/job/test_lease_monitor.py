@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
-from waiting import wait_for
 
 from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.follower import detached, follower
+from mlflow_batchai.follower import detached, follower, service_client
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job import lease
 from mlflow_batchai.job.lease import PACE, Lease, LeaseMonitor, LeaseState
@@ -135,16 +132,11 @@ def test_who_gets_a_follower(scene, submitted, holder, starts):
 
 
 def test_no_follower_for_a_job_that_is_finished_or_has_one_on_its_way(scene, submitted, monkeypatch):
-    words = ["mlflow_batchai.follower", scene.made.share.url, scene.made.paths.folder, scene.made.plan["runId"]]
-    argv = [sys.executable, "-c", "input()", *words]
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE)
-    try:
-        wait_for(lambda: proc.that_run(words), what="an exec takes a moment")
-        assert detached.ensure_follower(submitted).holder["pid"] == process.pid
+    with monkeypatch.context() as patch:
+        patch.setattr(service_client, "answers", lambda: {23: {(scene.made.share.url, scene.made.paths.folder)}, 42: set()})
+        assert detached.ensure_follower(submitted).holder["pid"] == 23
         detached.keep_follower(submitted)
         assert submitted.starts == 0
-    finally:
-        process.communicate(b"\n", timeout=60)
     scene.holder(1, finished=True)
     monkeypatch.setattr(detached.runs, "lacks_end", lambda *_: False)
     detached.ensure_follower(Submitted(scene.made.job, "r" * 32, None))

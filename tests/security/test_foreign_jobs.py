@@ -14,7 +14,8 @@ from command_line import Cli
 from plans import toy_plan
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.follower import detached
+from mlflow_batchai.follower import service_client
+from mlflow_batchai.follower.service_client import Told
 from mlflow_batchai.job import signing
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.tracking import runs
@@ -93,10 +94,10 @@ def attacker(world: Any, tmp_path: Path) -> Attacker:
 
 
 @pytest.fixture
-def followers(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The followers that would have been started."""
-    found: list[list[str]] = []
-    monkeypatch.setattr(detached, "detach", lambda argv, environment, log, **told: found.append(argv) or 4242)
+def followers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The jobs that would have been followed."""
+    found: list[Any] = []
+    monkeypatch.setattr(service_client, "follow", lambda order, environment: found.append(order) or Told(4242, True))
     return found
 
 
@@ -108,7 +109,7 @@ def forged(world: Any) -> str:
 
 
 @pytest.mark.parametrize("sign", [True, False])
-def test_all_jobs_of_a_user_are_those_of_his_key(cli: Cli, attacker: Attacker, followers: list[list[str]], sign: bool) -> None:
+def test_all_jobs_of_a_user_are_those_of_his_key(cli: Cli, attacker: Attacker, followers: list[Any], sign: bool) -> None:
     """H4: a run with the victim's `mlflow.user`; the line that cron runs looks at none of it."""
     run_id = attacker.job(sign=sign)
     said = cli("job", "attach", "--all")
@@ -122,7 +123,7 @@ def test_all_jobs_of_a_user_are_those_of_his_key(cli: Cli, attacker: Attacker, f
 
 @pytest.mark.parametrize("verb", ["attach", "show", "wait", "logs", "retry", "terminate", "delete"])
 def test_no_command_opens_the_share_of_a_foreign_run(
-    cli: Cli, attacker: Attacker, followers: list[list[str]], monkeypatch: pytest.MonkeyPatch, verb: str
+    cli: Cli, attacker: Attacker, followers: list[Any], monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     run_id = attacker.job()
     opened: list[str] = []
@@ -133,9 +134,7 @@ def test_no_command_opens_the_share_of_a_foreign_run(
     assert cli.world.client.get_run(run_id).info.lifecycle_stage == "active"
 
 
-def test_a_foreign_job_on_a_share_of_ours_is_seen_and_not_obeyed(
-    cli: Cli, attacker: Attacker, followers: list[list[str]]
-) -> None:
+def test_a_foreign_job_on_a_share_of_ours_is_seen_and_not_obeyed(cli: Cli, attacker: Attacker, followers: list[Any]) -> None:
     """A colleague's: what this machine's cluster document leads to is read, and nothing is done as its plan says."""
     attacker.share = DirectoryShare(cli.world.home / "share")
     run_id = attacker.job()
@@ -149,7 +148,7 @@ def test_a_foreign_job_on_a_share_of_ours_is_seen_and_not_obeyed(
     assert followers == []
 
 
-def test_trust_is_given_to_what_was_shown(cli: Cli, attacker: Attacker, followers: list[list[str]]) -> None:
+def test_trust_is_given_to_what_was_shown(cli: Cli, attacker: Attacker, followers: list[Any]) -> None:
     run_id = attacker.job()
     said = cli("job", "attach", "--trust", run_id)
     assert said.code == 2 and "needs -y where there is no terminal" in said.err

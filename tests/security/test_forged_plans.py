@@ -306,8 +306,16 @@ def test_a_follower_ends_a_job_whose_plan_is_not_its_submitters(asleep: Any, spo
     if spoil == "none at all":
         path.unlink()
     run = asleep.last
-    words = [run.data.tags["batchai.share"], run.data.tags["batchai.folder"], run.info.run_id]
-    said = asleep.call([sys.executable, "-m", "mlflow_batchai.follower", *words])
-    assert said.returncode == 1
-    assert asleep.last.info.status == "FAILED"
+    tags = run.data.tags
+    order = {
+        "share": tags["batchai.share"],
+        "folder": tags["batchai.folder"],
+        "run": run.info.run_id,
+        "job": "forged",
+        "told": {},
+    }
+    code = "import os; from mlflow_batchai.follower import service_client; service_client.follow({}, dict(os.environ))"
+    assert asleep.call([sys.executable, "-c", code.format(order)]).returncode == 0
+    asleep.wait(lambda: asleep.last.info.status == "FAILED")
+    assert "the job is ended" in (asleep.home / "followers" / "forged.log").read_text()
     asleep.wait_gone()

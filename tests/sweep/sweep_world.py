@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -88,8 +89,8 @@ class Toys:
             state=lambda: SimpleNamespace(ended=number not in self.active),
             request_cancel=lambda who, why: self.end(number, "KILLED", why),
         )
-        # The process of the test stands for a follower that lives.
-        return detached.Submitted(job, run_id, sweep.tracking, follower=os.getpid())
+        # The process of the test stands for a follower that has only just begun.
+        return detached.Submitted(job, run_id, sweep.tracking, follower=os.getpid(), told_at=math.inf)
 
     def end(self, number: int, *how: str, **metrics: float) -> None:
         end_job(self._mlflow, self.active.pop(number), *how, **metrics)

@@ -83,9 +83,9 @@ def test_a_whole_job(relayed):
     assert relay() is None
 
 
-def test_outputs_are_sent_while_node_0_tries_the_model(scene):
+def test_outputs_are_sent_while_node_0_tries_the_model(relayed):
     """Then the ranks write nothing more; the end sends what is not there yet."""
-    made, client, relay = scene
+    made, client, relay = relayed
     made.share.write(f"{made.paths.folder}/outputs/m/a", b"a")
     first, sent = relay(), []
     for sequence, phase in enumerate(("running", "checking the model")):

@@ -12,6 +12,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
@@ -145,8 +146,8 @@ def _spawn(argv: list[str], log: str, mark: str, stdin: bytes) -> int:
             start_new_session=True,
             close_fds=True,
         )
-    # Nobody waits for it here: it is meant to go on without us.
-    process.returncode = 0
+    # Nothing waits for its end, but a program that runs for long must not collect the dead.
+    threading.Thread(target=process.wait, name="reaper", daemon=True).start()
     assert process.stdin
     try:
         with process.stdin as pipe:

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Callable
 
 try:
@@ -194,11 +194,6 @@ def _is_bare(pid: int) -> bool:
 def arguments() -> set[str]:
     """Every word of every process's command line."""
     return {word for words in _command_lines().values() for word in words}
-
-
-def that_run(words: Sequence[str]) -> set[int]:
-    """Pids of processes whose command line ends with these words; none where there is no ``/proc``."""
-    return {pid for pid, line in _command_lines().items() if line[-len(words) :] == list(words)}
 
 
 def command_line(pid: int) -> list[str]:

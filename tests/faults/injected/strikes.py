@@ -168,7 +168,7 @@ def _client_patches(struck, path):
         "mlflow_batchai.storage.directory": share,
         "mlflow.tracking.client": tracking,
         "mlflow_batchai.agent.api.host": lambda module: struck.wrap(module, "answer", lambda verb, arguments: "ask " + verb),
-        "mlflow_batchai.follower.detached": lambda module: struck.wrap(module, "detach", lambda *args, **kwargs: "spawn"),
+        "mlflow_batchai.follower.spawning": lambda module: struck.wrap(module, "detach", lambda *args, **kwargs: "spawn"),
         "mlflow_batchai.engines.archive": lambda module: _change_archive(module, path),
     }
 
