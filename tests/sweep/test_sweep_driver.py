@@ -19,7 +19,7 @@ from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.client.console import JobConsole
 from mlflow_batchai.client.signals import Signals
 from mlflow_batchai.errors import JobDetachedError, JobError, NotFoundError, ParameterError, ShareError
-from mlflow_batchai.follower import detached
+from mlflow_batchai.follower import detached, spawning
 from mlflow_batchai.sweep import driver, sweeps
 from mlflow_batchai.sweep.driver import Driver
 from mlflow_batchai.sweep.results import Results, judge
@@ -159,7 +159,7 @@ def test_one_process_of_a_machine_drives(store) -> None:
 @pytest.mark.parametrize("tag", ["", "{", "[]", '{"host": "x"}', json.dumps({**proc.identity(), "pid": "1"})])
 def test_a_tag_that_anybody_can_write(store, mlflow, toys, monkeypatch, tag: str) -> None:
     started: list[Any] = []
-    monkeypatch.setattr(detached, "spawn", lambda *given: started.append(given) or 7)
+    monkeypatch.setattr(spawning, "spawn", lambda *given: started.append(given) or 7)
     sweep = begin(store, {sweeps.TAG_DRIVER: tag})
     assert driver.ensure(sweep) == 7 and len(started) == 1
     assert drive(sweep, toys, toys.end_all)[1] == "FINISHED"
