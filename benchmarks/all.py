@@ -3,7 +3,8 @@
     python benchmarks/all.py [--short] [NAME ...]
 
 A table stands between ``<!-- bench NAME -->`` and ``<!-- end -->``. With ``--short`` nothing is written: each runs for some
-seconds, and it fails if a figure passes twice its limit ("at most 3") or is less than half of it ("at least 0.9").
+seconds, and it fails if a figure passes twice its limit ("at most 3") or is less than half of it ("at least 0.9"), in a
+second run too.
 """
 
 from __future__ import annotations
@@ -71,6 +72,13 @@ def machine() -> str:
     )
 
 
+def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a benchmark and show its table."""
+    done = subprocess.run([sys.executable, *arguments], cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
+    print(done.stdout, flush=True)
+    return done
+
+
 def main() -> int:
     """Run what was asked for; 1 if one failed, or if a figure is beyond bounds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -82,13 +90,14 @@ def main() -> int:
     for name in options.names or chosen:
         arguments = [f"benchmarks/{name}.py", *chosen.get(name, FULL[name]).split()]
         told = machine()
-        done = subprocess.run([sys.executable, *arguments], cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
-        print(done.stdout, flush=True)
+        done = run(arguments)
+        if options.short and beyond(done.stdout):
+            done = run(arguments)  # a machine that was busy for a moment isn't in both
         failed |= done.returncode != 0
         if options.short:
             for row in beyond(done.stdout):
                 failed = True
-                print(f"more than twice its limit: {row}", file=sys.stderr)
+                print(f"more than twice its limit, twice: {row}", file=sys.stderr)
         elif done.returncode == 0:
             table = f"$ python {' '.join(arguments)}\n{done.stdout}"
             PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), name, told, table), encoding="utf-8")
