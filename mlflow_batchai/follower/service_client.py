@@ -124,7 +124,8 @@ def _start(path: Path, order: Mapping[str, Any], environment: Mapping[str, str])
 
 def followers(key: Key) -> set[int]:
     """Process ids of this machine's follower processes that have a job."""
-    return {pid for pid, jobs in answers().items() if key in jobs}
+    # What they have said may be some seconds old.
+    return {pid for pid, jobs in answers().items() if key in jobs and proc.start_time(pid) is not None}
 
 
 def answers() -> dict[int, set[Key]]:

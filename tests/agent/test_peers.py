@@ -52,7 +52,7 @@ def test_after_a_sigterm_until_their_time_is_over(silent: Silent, told: float) -
 
     def pump() -> None:
         if silent.now >= 100.0 + told:
-            silent.terminate()
+            silent.on_sigterm()
         silent.pump()
 
     silent.await_exits(pump)
