@@ -1,9 +1,4 @@
-"""Content-addressed files on a share, so that an unchanged project sends nothing.
-
-A file counts as there for ``RESEND_SECONDS`` after it was sent, then it is sent again; `batchai gc` removes what no plan names
-only when it was sent longer ago than ``UNUSED_SECONDS``. A submit takes less than what lies between: neither waits for the
-other.
-"""
+"""Content-addressed files on a share, so that an unchanged project sends nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, NoReturn, TypeVar
 
 from mlflow_batchai.agent.plan import CodeFile
-from mlflow_batchai.agent.protocol import OBJECTS, TREES, TornFileError, decode_one, encode, object_path
+from mlflow_batchai.agent.protocol import OBJECTS, TREES, encode, object_path
 from mlflow_batchai.errors import ProjectError
 from mlflow_batchai.storage.base import Share, job_file
 from mlflow_batchai.storage.ignore import IgnoreRules
@@ -33,7 +28,6 @@ BLOCK = 1 << 20
 # Files of more bytes are sent one after the other: a share sends pieces of each at once.
 LARGE = 4 << 20
 JUST_NOW_NS = 3_000_000_000
-RESEND_SECONDS, UNUSED_SECONDS = 3 * 86400.0, 14 * 86400.0
 
 Progress = Callable[[int, int], None]
 Item = TypeVar("Item")
@@ -176,11 +170,12 @@ def holds_any(share: Share) -> bool:
     return bool(share.list(OBJECTS))
 
 
-def upload(share: Share, files: Sequence[StagedFile], progress: Progress | None = None) -> int:
-    """Send what the share doesn't hold yet. Where requests cost time, a set that was sent before costs one of them.
+def upload(share: Share, files: Sequence[StagedFile], progress: Progress | None = None, anew: bool = False) -> int:
+    """Send what the share doesn't hold yet. Where requests cost time, a set that was confirmed before costs one of them.
 
     Args:
         progress: called with (bytes sent so far, bytes to send) as blocks are sent, never twice at a time.
+        anew: whether each file is looked for, whatever is known of the set.
 
     Returns:
         Bytes sent.
@@ -194,8 +189,7 @@ def upload(share: Share, files: Sequence[StagedFile], progress: Progress | None 
     if share.at_once == 1:
         missing = _missing(share, wanted, {file.sha256[:2] for file in wanted.values()})
     else:
-        record = job_file(share, _tree(wanted))
-        if record is not None and _is_fresh(_sent(record)):
+        if not anew and job_file(share, _tree(wanted)) is not None:
             return 0
         missing = _missing(share, wanted, _make_folders(share, {sha256[:2] for sha256 in wanted}))
     counter = _Counter(sum(file.size for file in missing), progress)
@@ -204,22 +198,23 @@ def upload(share: Share, files: Sequence[StagedFile], progress: Progress | None 
     for file in missing:
         if file.size > LARGE:
             _send(share, file, counter)
-    if share.at_once > 1:
-        share.write(_tree(wanted), encode([{"files": len(wanted), "sent": time.time()}]))
     return counter.sent
 
 
-def _sent(record: bytes) -> float:
-    """When a set was sent, seconds since the epoch; 0: its record can't be read."""
-    try:
-        found = decode_one(record).get("sent")
-    except TornFileError:
-        found = None
-    return float(found) if isinstance(found, int | float) else 0.0
+def confirm(share: Share, files: Sequence[StagedFile], anew: bool) -> int:
+    """Record that the set lies there, for the next submit of it: the caller knows that a plan names it.
 
+    Args:
+        anew: whether files may have been removed since ``upload``: then they are sent again.
 
-def _is_fresh(sent: float) -> bool:
-    return time.time() - sent < RESEND_SECONDS
+    Returns:
+        Bytes sent.
+    """
+    wanted = {file.sha256 for file in files if file.link is None}
+    sent = upload(share, files, anew=True) if anew else 0
+    if wanted and share.at_once > 1 and job_file(share, _tree(wanted)) is None:
+        share.write(_tree(wanted), encode([{"files": len(wanted)}]))
+    return sent
 
 
 def _tree(wanted: Iterable[str]) -> str:
@@ -248,12 +243,11 @@ def _make_folders(share: Share, wanted: Collection[str]) -> set[str]:
 
 
 def _missing(share: Share, wanted: dict[str, StagedFile], folders: Collection[str]) -> list[StagedFile]:
-    """Objects that lie in none of the folders, or for so long that they may go, in the order of their paths."""
+    """Objects that lie in none of the folders, in the order of their paths."""
     known: set[str] = set()
 
     def look(folder: str) -> None:
-        there = share.list(f"{OBJECTS}/{folder}")
-        known.update(entry.name for entry in there if entry.modified is None or _is_fresh(entry.modified))
+        known.update(entry.name for entry in share.list(f"{OBJECTS}/{folder}"))
 
     each(share, look, folders)
     return sorted(file for sha256, file in wanted.items() if sha256 not in known)
