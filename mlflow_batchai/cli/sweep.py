@@ -91,14 +91,18 @@ def run(
     else:
         experiment = submitting.choose_experiment(store, ready.source, os.environ.get("MLFLOW_EXPERIMENT_ID") or None)
     tags = runs.source_tags(plan.uri, plan.entry_point, ready.source.project.directory, runner.user())
-    begun = sweeps.begin(plan, store, experiment.experiment_id, tags)
-    where = runs.page(store.uri, experiment.experiment_id, begun.run_id) or store.uri
-    notice(f"sweep {plan.name}: {len(plan.combinations)} jobs, {plan.parallel} at once; run {begun.run_id}: {where}")
-    if no_wait:
+    signals = Signals()
+    with signals.installed():  # half a sweep would be left as it is
+        begun = sweeps.begin(plan, store, experiment.experiment_id, tags)
+        where = runs.page(store.uri, experiment.experiment_id, begun.run_id) or store.uri
+        notice(f"sweep {plan.name}: {len(plan.combinations)} jobs, {plan.parallel} at once; run {begun.run_id}: {where}")
+        if not no_wait:
+            return _watch(begun, signals)
+        if signals.cancelled:
+            runs.client(store).set_tag(begun.run_id, runs.TAG_CANCEL, "true")
         driver.ensure(begun)
-        notice(f"stay with it: batchai sweep attach {plan.name}")
-        return _shown(begun, judge(plan, {}, 0), "RUNNING")
-    return _watch(begun, Signals())
+    notice(f"stay with it: batchai sweep attach {plan.name}")
+    return _shown(begun, judge(plan, {}, 0), "RUNNING")
 
 
 @sweep.verb("attach", example="batchai sweep attach digits-sweep-3f2a1c")

@@ -72,13 +72,8 @@ class Driver:
             BatchAIError: another machine drives it, jobs can't be started or followed, its run is deleted, or the store, the
                 share or the cluster was away for too long.
         """
-        tags = sweeps.look(self._mlflow, self._sweep).tags
-        host = _identity(tags).get("host", socket.gethostname())
-        if host != socket.gethostname() and runs.TAG_CANCEL not in tags:
-            raise JobError(
-                f"the jobs of sweep {self._name} are started on {host}: attach there, or, if that machine is gone for good,"
-                f" delete the tag {sweeps.TAG_DRIVER} of run {self._sweep.run_id} and attach again"
-            )
+        if why := _driven_elsewhere(self._sweep, sweeps.look(self._mlflow, self._sweep).tags):
+            raise JobError(why)
         self._mlflow.set_tag(self._sweep.run_id, sweeps.TAG_DRIVER, json.dumps(proc.identity()))
         _repeat(self._step, self._say, self._sleep)
 
@@ -86,12 +81,11 @@ class Driver:
         """Look, and do what follows; whether the sweep's run has ended."""
         seen = sweeps.look(self._mlflow, self._sweep)
         if seen.status != "RUNNING":
+            self._cancel(seen)  # a job whose submit had begun when another process ended the sweep
             return True
         for number in sorted(seen.active - set(self._unfollowed)):
             self._follow(seen.jobs[number], number)
-            if seen.is_cancelled and number in self._submitted and number not in self._cancelled:
-                runner.cancel(self._submitted[number], "the sweep was ended")
-                self._cancelled.add(number)
+        self._cancel(seen)
         room = self._sweep.plan.parallel - len(seen.active - set(self._unfollowed))
         for number in seen.unstarted[: max(0, room)]:
             self._submit = self._submit or self._starter()
@@ -102,6 +96,12 @@ class Driver:
             raise JobError(f"{self._unfollowed[min(seen.active)]}; then: batchai sweep attach {self._name}")
         self._end()
         return True
+
+    def _cancel(self, seen: sweeps.Seen) -> None:
+        """End the jobs of a sweep that is to end, each once."""
+        for number in sorted((seen.active & set(self._submitted)) - self._cancelled) if seen.is_cancelled else ():
+            runner.cancel(self._submitted[number], "the sweep was ended")
+            self._cancelled.add(number)
 
     def _follow(self, run: Any, number: int) -> None:
         """See to it that a job has a follower, whichever process has started the job."""
@@ -188,6 +188,17 @@ def _identity(tags: Mapping[str, str]) -> dict[str, Any]:
     return found if all(isinstance(found.get(key), int) for key in ("pid", "started")) else {}
 
 
+def _driven_elsewhere(sweep: Sweep, tags: Mapping[str, str]) -> str:
+    """A sentence if another machine's process drives a sweep that is not to end; only that machine knows whether it lives."""
+    host = _identity(tags).get("host", socket.gethostname())
+    if host == socket.gethostname() or tags.get(runs.TAG_CANCEL):
+        return ""
+    return (
+        f"the jobs of sweep {sweep.plan.name} are started on {host}; if that machine is gone for good, delete the tag"
+        f" {sweeps.TAG_DRIVER} of run {sweep.run_id} and attach again"
+    )
+
+
 def _log(sweep: Sweep) -> Path:
     return home() / "sweeps" / f"{sweep.run_id}.log"
 
@@ -199,7 +210,7 @@ def ensure(sweep: Sweep) -> int | None:
         ClusterError: it can't be started.
     """
     seen = sweeps.look(runs.client(sweep.tracking), sweep)
-    if seen.status != "RUNNING" or proc.is_certainly_alive(_identity(seen.tags)):
+    if seen.status != "RUNNING" or proc.is_certainly_alive(_identity(seen.tags)) or _driven_elsewhere(sweep, seen.tags):
         return None
     return spawning.spawn(["-m", "mlflow_batchai.sweep", sweep.run_id], spawning.environment_for(sweep.tracking), _log(sweep))
 
@@ -251,6 +262,8 @@ def watch(sweep: Sweep, process: int | None, console: JobConsole, signals: Signa
     mlflow, plan = runs.client(sweep.tracking), sweep.plan
     seen = sweeps.look(mlflow, sweep)
     told, state, missed = set(seen.jobs) - seen.active, "", 0
+    if elsewhere := _driven_elsewhere(sweep, seen.tags):
+        console.say(elsewhere)
 
     def cancel() -> None:
         console.say(f"ending sweep {plan.name} ({len(seen.active)} jobs); press Ctrl-C again to leave it to end by itself")
@@ -270,6 +283,7 @@ def watch(sweep: Sweep, process: int | None, console: JobConsole, signals: Signa
             console.state(f"sweep {plan.name}: {state}")
         # Ours ends if another one has the lock, which may not have written its tag yet.
         is_driven = (process is not None and not _has_ended(process)) or proc.is_certainly_alive(_identity(seen.tags))
+        is_driven = is_driven or bool(_driven_elsewhere(sweep, seen.tags))
         missed = 0 if is_driven else missed + 1
         if seen.status == "RUNNING" and missed > MOST_MISSED:
             raise JobError(

@@ -36,11 +36,11 @@ def test_a_job_is_freed_and_submitted_again(cli: Cli, tmp_path: Path) -> None:
     assert not folder.exists() and not models.exists()
     # What MLflow has is MLflow's.
     assert world.artifact("logs/stdout.txt", run) == "trained\n"
-    # Staged files that were sent within two weeks stay: someone may be just about to name them.
+    # Young staged files stay: someone may be just about to name them.
     staged = [path for path in (share / ".batchai" / "objects").rglob("*") if path.is_file()]
     assert staged and kinds(cli, "0m") == []
     for path in staged:
-        os.utime(path, (time.time() - 15 * 86400,) * 2)
+        os.utime(path, (time.time() - 2 * 86400,) * 2)
     assert kinds(cli, "0m") == ["staged files"]
     assert not any(path.exists() for path in staged)
     result = world.run(project)

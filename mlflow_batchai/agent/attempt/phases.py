@@ -13,7 +13,6 @@ from mlflow_batchai.agent.attempt import ranks
 from mlflow_batchai.agent.attempt.gpu_allocation import GpuAllocation
 from mlflow_batchai.agent.attempt.interface_choice import InterfaceChoice
 from mlflow_batchai.agent.attempt.launch import Launch
-from mlflow_batchai.agent.attempt.model_check import ModelCheck
 from mlflow_batchai.agent.attempt.preparation import Preparation
 from mlflow_batchai.agent.environments.inventory import Inventory
 from mlflow_batchai.agent.layout import NodeLayout
@@ -212,6 +211,9 @@ class Phases:
 
     def check_model(self) -> Stop | None:
         """Node 0: have the job's model loaded and tried; what has ended that before its time, if something did."""
+        # Node 0 alone needs it, at the end: until then it would cost memory.
+        from mlflow_batchai.agent.attempt.model_check import ModelCheck
+
         return ModelCheck(self.layout, self.shipper, self.runtime, self.peers, self.python, self._environment()).run()
 
     # Small things.

@@ -83,7 +83,7 @@ def for_uv(configured: Mapping[str, str], environment: Mapping[str, str]) -> tup
         variables["SSL_CERT_FILE"] = environment["REQUESTS_CA_BUNDLE"]
     for key, value in configured.items():
         if key in _OPTIONS:
-            if "@" in value:
+            if "@" in value or "?" in value:  # arguments would show what is secret in an address
                 return None
             for one in value.split():
                 arguments += [_OPTIONS[key], one]
