@@ -32,6 +32,8 @@ IDLE_SECONDS, IDLE_VARIABLE = 60.0, "BATCHAI_FOLLOWER_IDLE"
 LOOK_SECONDS = 0.5
 # For how long a client may take to say what it wants.
 READ_SECONDS = 5.0
+# Open files of a hundred jobs; processes that we start inherit it, and some close all that they might have.
+MOST_FILES = 16384
 
 
 @dataclass
@@ -97,8 +99,12 @@ class Service:
             connection, _ = self._listening.accept()
         except (BlockingIOError, TimeoutError):
             return False
-        # One that says nothing, or goes away, gets no answer.
-        with connection, contextlib.suppress(OSError, ValueError, KeyError):
+        except OSError as error:  # no descriptor is left, say: the jobs go on
+            print(f"no client can be answered: {error}", file=sys.stderr, flush=True)
+            time.sleep(LOOK_SECONDS)
+            return False
+        # One that says nothing, goes away or asks for what can't be done gets no answer.
+        with connection, contextlib.suppress(Exception):
             if service_client.is_own(connection):
                 connection.settimeout(READ_SECONDS)
                 message = service_client.receive(connection, READ_SECONDS)
@@ -119,8 +125,16 @@ class Service:
                 known.add(order["told"])
                 return False
             # A thread that hangs, on a share that is away, say, finds that another has taken over when it goes on.
-            followed = self._jobs[key] = Followed(dict(order["told"]))
-        threading.Thread(target=self._follow, args=(key, order, followed), name=f"job {order['job']}", daemon=True).start()
+            followed = Followed(dict(known.told) if known else {})
+            followed.add(order["told"])
+            thread = threading.Thread(target=self._follow, args=(key, order, followed), name=f"job {order['job']}", daemon=True)
+            self._jobs[key] = followed
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more threads for us; who gets no answer starts another process
+            with self._changing:
+                del self._jobs[key]
+            raise
         return True
 
     def _follow(self, key: Key, order: dict[str, Any], followed: Followed) -> None:
@@ -184,9 +198,9 @@ def main() -> int:
     os.dup2(nothing, 0)
     os.close(nothing)
     # Each job has files and connections of its own.
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    most = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], MOST_FILES)
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     stores.bound_calls()
     with listening:
         Service(listening, path, number, float(os.environ.get(IDLE_VARIABLE) or IDLE_SECONDS)).run()

@@ -47,6 +47,11 @@ _USED = re.compile(
 )
 # What belongs to one job or one command.
 _OF_A_CALL = re.compile(r"MLFLOW_(?:RUN_ID|EXPERIMENT_ID|EXPERIMENT_NAME)|BATCHAI_SECRET_.*|BATCHAI_REGISTRY_.*")
+# What this package sets in its own processes: which of them starts a follower makes no difference.
+_OURS = re.compile(
+    r"MLFLOW_(?:SUPPRESS_PRINTING_URL_TO_STDOUT|LOGGING_LEVEL|SQLALCHEMYSTORE_MAX_OVERFLOW"
+    r"|HTTP_(?:REQUEST_MAX_RETRIES|RESPECT_RETRY_AFTER_HEADER|POOL_MAXSIZE))"
+)
 _SUFFIX = ".sock"
 
 Key = tuple[str, str]
@@ -150,6 +155,7 @@ _known: dict[Path, tuple[float, dict[int, set[Key]]]] = {}
 def _name(environment: Mapping[str, str]) -> str:
     """Name of the socket of the process that has this environment; it tells nothing of what stands there."""
     used = {**for_agents(environment), **{name: value for name, value in environment.items() if _USED.fullmatch(name)}}
+    used = {name: value for name, value in used.items() if not _OURS.fullmatch(name)}
     content = {
         "environment": used,
         "python": sys.executable,

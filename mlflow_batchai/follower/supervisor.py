@@ -79,7 +79,7 @@ class Supervisor:
         finally:
             self._leaving = True
             self._awake.set()
-            # A node that takes long to answer is not waited for: the process ends, and this thread with it.
+            # A node that takes long to answer is not waited for: this thread ends when it has.
             self._thread.join(LEAVE_SECONDS)
 
     def over(self, attempt: int, seconds: float) -> JobState | None:

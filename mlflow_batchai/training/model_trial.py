@@ -101,6 +101,11 @@ def _wait_for_model(link: socket.socket, limit: float) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
+    # What the script has open is its own: somebody may wait for its end.
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor != link.fileno():
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
     os.environ.update(NO_GPUS)

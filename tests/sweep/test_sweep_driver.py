@@ -143,7 +143,7 @@ def test_one_machine_starts_the_jobs(store, mlflow, toys) -> None:
     sweep = begin(store, {sweeps.TAG_DRIVER: json.dumps({**proc.identity(), "host": "far.example"})})
     with pytest.raises(JobError, match=r"are started on far.example; .* delete the tag batchai.sweepDriver"):
         drive(sweep, toys, toys.end_all)
-    assert toys.started == []
+    assert toys.started == [] and driver.ensure(sweep) is None
     mlflow.set_tag(sweep.run_id, runs.TAG_CANCEL, "true")
     assert drive(sweep, toys, toys.end_all)[1] == "KILLED", "any machine may end it"
 
