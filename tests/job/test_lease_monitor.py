@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import threading
 from pathlib import Path
 
@@ -132,11 +133,17 @@ def test_who_gets_a_follower(scene, submitted, holder, starts):
 
 
 def test_no_follower_for_a_job_that_is_finished_or_has_one_on_its_way(scene, submitted, monkeypatch):
+    here = os.getpid()
     with monkeypatch.context() as patch:
-        patch.setattr(service_client, "answers", lambda: {23: {(scene.made.share.url, scene.made.paths.folder)}, 42: set()})
-        assert detached.ensure_follower(submitted).holder["pid"] == 23
+        patch.setattr(service_client, "answers", lambda: {here: {(scene.made.share.url, scene.made.paths.folder)}, 42: set()})
+        assert detached.ensure_follower(submitted).holder["pid"] == here
         detached.keep_follower(submitted)
         assert submitted.starts == 0
+    # One that has said so and is dead by now is no follower.
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    monkeypatch.setattr(service_client, "answers", lambda: {gone.pid: {(scene.made.share.url, scene.made.paths.folder)}})
+    assert service_client.followers((scene.made.share.url, scene.made.paths.folder)) == set()
     scene.holder(1, finished=True)
     monkeypatch.setattr(detached.runs, "lacks_end", lambda *_: False)
     detached.ensure_follower(Submitted(scene.made.job, "r" * 32, None))
