@@ -124,10 +124,16 @@ def _forget_script() -> None:
     """Leave what any other process knows: the script's own classes and modules go, and the folders that they come from."""
     script = getattr(sys.modules["__main__"], "__file__", None)
     folders = {os.getcwd(), os.path.dirname(os.path.abspath(script))} if script else {os.getcwd()}
-    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) not in folders]
-    for name in list(sys.modules):
-        file = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
-        if file and folders & {os.path.dirname(file), os.path.dirname(os.path.dirname(file))}:
+
+    def is_scripts(path: str | None) -> bool:
+        path = os.path.abspath(path) + os.sep if path else ""
+        installed = path.startswith((sys.prefix + os.sep, sys.base_prefix + os.sep)) or "-packages" + os.sep in path
+        return not installed and any(path.startswith(os.path.join(folder, "")) for folder in folders)
+
+    sys.path[:] = [folder for folder in sys.path if not is_scripts(folder or os.getcwd())]
+    for name, module in list(sys.modules.items()):
+        # A package without __init__.py has folders only.
+        if any(map(is_scripts, [getattr(module, "__file__", None), *(getattr(module, "__path__", None) or [])])):
             del sys.modules[name]
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.modules["keras"].saving.get_custom_objects().clear()
