@@ -152,7 +152,7 @@ def _await_verdict(job: Job) -> JobState:
                 return state
         if begun > until:
             raise JobError(
-                f"job {job.name} doesn't end its attempt {job.attempt} to make room; see {detached.follower_log(job)},"
+                f"job {job.name} doesn't end its attempt {job.attempt} to make room; see {detached.follower_log(job.plan.job)},"
                 f" or end it (batchai job terminate {job.name})"
             )
         time.sleep(pause_after(time.monotonic() - begun, LOOK_SECONDS))

@@ -195,7 +195,7 @@ def _await_run(submitted: Submitted, console: JobConsole, signals: Signals) -> l
             keep_follower(submitted)
         if not said and time.monotonic() - ended > PATIENCE_SECONDS:
             said = True
-            console.say(f"the job has ended; its last results are on their way to MLflow (see {follower_log(job)})")
+            console.say(f"the job has ended; its last results are on their way to MLflow (see {follower_log(job.plan.job)})")
         time.sleep(_look_seconds(job) / 2)
 
 

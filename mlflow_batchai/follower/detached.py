@@ -33,8 +33,8 @@ class Submitted:
     """A job on its way.
 
     Attributes:
-        follower: process id of the follower that we have told of it, or None.
-        told_at: when (``time.monotonic``).
+        follower: process id of the follower process that has the job from us, or None.
+        told_at: when we gave it the job (``time.monotonic``).
         starts: how often that was news to it.
         secrets: what its agents were told and is written nowhere, for the follower of a job that may start again by itself.
     """
@@ -91,20 +91,15 @@ def start_follower(submitted: Submitted) -> None:
     submitted.starts += found.news
 
 
-def follower_log(job: Job) -> Path:
-    """Where a job's follower says what troubles it."""
-    return log_path(job.plan.job)
-
-
-def log_path(job_id: str) -> Path:
-    """The same, by the job's id."""
+def follower_log(job_id: str) -> Path:
+    """Path of the log in which a job's follower says what troubles it."""
     return home() / "followers" / f"{job_id}.log"
 
 
 @contextlib.contextmanager
 def open_log(job_id: str) -> Iterator[TextIO]:
     """Open a job's log to write on; nobody else can read it."""
-    with log_path(job_id).open("a", encoding="utf-8", errors="backslashreplace", buffering=1) as file:
+    with follower_log(job_id).open("a", encoding="utf-8", errors="backslashreplace", buffering=1) as file:
         os.fchmod(file.fileno(), 0o600)
         yield file
 
@@ -167,13 +162,14 @@ def keep_follower(submitted: Submitted) -> None:
         raise JobError(found.trouble)
     if submitted.starts >= FOLLOWER_STARTS:
         raise JobError(
-            f"the process that relays job {submitted.job.name} into MLflow keeps ending; see {follower_log(submitted.job)}"
+            f"the process that relays job {submitted.job.name} into MLflow keeps ending;"
+            f" see {follower_log(submitted.job.plan.job)}"
         )
     start_follower(submitted)
 
 
 def _is_at_it(submitted: Submitted, pid: int) -> bool:
-    """Whether the process that we have told of the job has it still, or has only just begun to start."""
+    """Whether the follower process that has the job from us still follows it, or has only just begun to start."""
     said = service_client.answers()
     if pid in said:
         return submitted.key in said[pid]

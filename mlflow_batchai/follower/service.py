@@ -128,13 +128,9 @@ class Service:
             followed = Followed(dict(known.told) if known else {})
             followed.add(order["told"])
             thread = threading.Thread(target=self._follow, args=(key, order, followed), name=f"job {order['job']}", daemon=True)
-            self._jobs[key] = followed
-        try:
+            # The system may have no more threads for us: the client gets no answer then, and starts another process.
             thread.start()
-        except RuntimeError:  # the system has no more threads for us; who gets no answer starts another process
-            with self._changing:
-                del self._jobs[key]
-            raise
+            self._jobs[key] = followed
         return True
 
     def _follow(self, key: Key, order: dict[str, Any], followed: Followed) -> None:

@@ -59,7 +59,7 @@ Key = tuple[str, str]
 
 
 class Told(NamedTuple):
-    """A follower process that was told of a job.
+    """The follower process that took a job.
 
     Attributes:
         pid: its process id.

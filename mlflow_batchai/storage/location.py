@@ -57,7 +57,7 @@ class AzureLocation(NamedTuple):
 
 
 def is_web_address(url: str) -> bool:
-    """Whether a share is given by a web address: ``parse`` says what is wrong with one that is no Azure file share."""
+    """Whether a share is given by a web address: ``parse`` refuses addresses of other kinds."""
     return url.lower().startswith(("https://", "http://"))
 
 

@@ -199,6 +199,11 @@ def _driven_elsewhere(sweep: Sweep, tags: Mapping[str, str]) -> str:
     )
 
 
+def _is_driven(sweep: Sweep, tags: Mapping[str, str]) -> bool:
+    """Whether the sweep's tag names a process that drives it, as far as this machine can tell."""
+    return proc.is_certainly_alive(_identity(tags)) or bool(_driven_elsewhere(sweep, tags))
+
+
 def _log(sweep: Sweep) -> Path:
     return home() / "sweeps" / f"{sweep.run_id}.log"
 
@@ -210,7 +215,7 @@ def ensure(sweep: Sweep) -> int | None:
         ClusterError: it can't be started.
     """
     seen = sweeps.look(runs.client(sweep.tracking), sweep)
-    if seen.status != "RUNNING" or proc.is_certainly_alive(_identity(seen.tags)) or _driven_elsewhere(sweep, seen.tags):
+    if seen.status != "RUNNING" or _is_driven(sweep, seen.tags):
         return None
     return spawning.spawn(["-m", "mlflow_batchai.sweep", sweep.run_id], spawning.environment_for(sweep.tracking), _log(sweep))
 
@@ -282,8 +287,7 @@ def watch(sweep: Sweep, process: int | None, console: JobConsole, signals: Signa
         if state != (state := "; ".join(filter(None, (found.counts, found.summary)))) and (seen.unstarted or seen.active):
             console.state(f"sweep {plan.name}: {state}")
         # Ours ends if another one has the lock, which may not have written its tag yet.
-        is_driven = (process is not None and not _has_ended(process)) or proc.is_certainly_alive(_identity(seen.tags))
-        is_driven = is_driven or bool(_driven_elsewhere(sweep, seen.tags))
+        is_driven = (process is not None and proc.start_time(process) is not None) or _is_driven(sweep, seen.tags)
         missed = 0 if is_driven else missed + 1
         if seen.status == "RUNNING" and missed > MOST_MISSED:
             raise JobError(
@@ -303,13 +307,6 @@ def watch(sweep: Sweep, process: int | None, console: JobConsole, signals: Signa
     if seen.status == "FAILED" and not seen.jobs:
         raise JobError(seen.tags.get(runs.TAG_REASON, f"sweep {plan.name} has failed"))
     return judge(plan, seen.jobs, protocol.now_ms()), seen.status
-
-
-def _has_ended(child: int) -> bool:
-    try:
-        return os.waitpid(child, os.WNOHANG)[0] != 0
-    except ChildProcessError:
-        return True
 
 
 def _last_line(log: Path) -> str:
