@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import wait_for
+from waiting import freeze, wait_for
 
 SSHD = "/usr/sbin/sshd"
 ADDRESSES = ("127.0.0.11", "127.0.0.12", "127.0.0.13", "127.0.0.14")
@@ -199,18 +199,17 @@ class SshNode:
 
     def freeze(self) -> None:
         """The node hangs: connections are taken by its kernel, and nothing answers."""
-        self._signal(signal.SIGSTOP)
+        assert self._server
+        for pid in (self._server.pid, *(process.pid for process in self.sessions())):
+            with contextlib.suppress(ProcessLookupError):
+                freeze(pid)
 
     def thaw(self) -> None:
         """The node goes on."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: int) -> None:
         assert self._server
-        os.kill(self._server.pid, number)
-        for process in self.sessions():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
+        for pid in (self._server.pid, *(process.pid for process in self.sessions())):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def _kill(processes: list[psutil.Process]) -> None:

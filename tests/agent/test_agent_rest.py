@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 from azure_server import AzureServer, Request
 from node_world import QUICK, Cluster, Job
-from waiting import wait_for
+from waiting import freeze, wait_for
 
 from mlflow_batchai.agent import protocol
 
@@ -60,7 +60,7 @@ def test_a_service_that_stops_answering_loses_nothing(rest_cluster: Cluster, azu
         patch=QUICK + "wire.ANSWER_SECONDS = 1.0\n",
     )
     wait_for(lambda: job.log("stdout.txt").count("line") > 20)
-    os.kill(azure.pid, signal.SIGSTOP)
+    freeze(azure.pid)
     try:
         time.sleep(6)
         assert all(agent.poll() is None for agent in job.agents)

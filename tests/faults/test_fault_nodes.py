@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from node_world import Cluster
-from waiting import wait_for
+from waiting import freeze, wait_for
 
 BEATS = "mounted.HEARTBEAT_SECONDS = 0.3; ending.CLAIM_SECONDS = 1.0"
 # Stands for an allreduce that would wait for ever: nothing in the rank notices that a peer is gone.
@@ -36,7 +36,7 @@ def test_a_frozen_agent_that_goes_on(agents: Callable[..., Cluster], node: int) 
     """The others end their ranks; it ends its own when it goes on, and one verdict stands."""
     job = agents().submit(HANGS, nodes=2, patch=BEATS, lossSeconds=2.0)
     wait_for(lambda: job.log("stdout.txt").count("up") == 2)
-    os.kill(job.agents[node].pid, signal.SIGSTOP)
+    freeze(job.agents[node].pid)
     begun = time.monotonic()
     job.agents[1 - node].wait(60)
     assert time.monotonic() - begun < 40  # of 60, after which a node is lost where the plan says nothing

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from loop_disk import loop_disk
 from node_world import Cluster, Job
-from waiting import wait_for
+from waiting import freeze, wait_for
 
 LOSS_SECONDS = 3.0
 STALL_SECONDS = 3 * LOSS_SECONDS
@@ -72,7 +72,7 @@ def stopped_server(tmp_path: Path) -> Iterator[Stalling]:
     server = subprocess.Popen([program, "mount", str(behind), str(place), *options], env=environment)
     try:
         wait_for(lambda: place.is_mount())
-        yield Stalling(place, lambda: server.send_signal(signal.SIGSTOP), lambda: server.send_signal(signal.SIGCONT))
+        yield Stalling(place, lambda: freeze(server.pid), lambda: server.send_signal(signal.SIGCONT))
     finally:
         server.send_signal(signal.SIGCONT)
         subprocess.run(["umount", "-l", str(place)], check=False)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from job_folder import JobFolder
 from relay_world import EXPECTED, fill, history
-from waiting import wait_for
+from waiting import freeze, wait_for
 
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.follower import detached, service, service_client, spawning
@@ -176,7 +176,7 @@ def test_a_process_that_was_stopped_is_replaced(site, monkeypatch):
     first, second = site.job("first"), site.job("second")
     stopped = site.follow(first)
     wait_for(lambda: site.relayed(first), 120)
-    os.kill(stopped.follower, signal.SIGSTOP)
+    freeze(stopped.follower)
     other = site.follow(second)
     assert other.follower != stopped.follower and other.starts == 1
     # Whoever watches the first job sees that it makes no progress.

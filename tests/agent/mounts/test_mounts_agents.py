@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from azure_server import AzureServer
 from mount_world import blob_volume, files_volume, needs_fuse, needs_root
 from node_world import Cluster, Job, python39
-from waiting import wait_for
+from waiting import freeze, wait_for
 
 from mlflow_batchai.agent.api import host
 from mlflow_batchai.agent.mounts import mountpoints
@@ -156,7 +155,7 @@ def test_a_frozen_mount_does_not_hold_up_a_cancel(cluster: Cluster, azure: Azure
     job = submit(cluster, "echo go; exec sleep 600", [files_volume(azure, "frozen")], {"key": azure.key}, patch=patch)
     wait_for(lambda: job.log("stdout.txt"), what=job.said)
     [pid] = job.running("rclone")
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     job.cancel("me", "enough")
     assert job.wait()["reason"] == "terminated by me: enough"
     assert job.log("execution.log").count("what rclone holds (timed out) could not be written to it: ") == 1

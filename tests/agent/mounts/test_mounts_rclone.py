@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from azure_server import AzureServer
 from mount_world import Node, blob_volume, files_volume, needs_fuse
-from waiting import wait_for
+from waiting import freeze, wait_for
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.mounts import mountpoints, rclone, tools
@@ -360,7 +360,7 @@ def test_a_server_that_hangs_hangs_nobody(
     bound = make_node([files_volume(azure, how="bind", source=str(target))]) if os.geteuid() == 0 else None
     if bound:
         bound.mounts.mount_all()
-    os.kill(task.pid, signal.SIGSTOP)
+    freeze(task.pid)
     time.sleep(1.1)  # what the kernel remembers of it
     asking = threading.Thread(target=os.path.islink, args=(target,))
     asking.start()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from azure_server import AzureServer, self_signed
+from waiting import freeze
 
 from mlflow_batchai.agent import place, protocol
 from mlflow_batchai.agent.api import examine
@@ -321,7 +322,7 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_service_that_hangs_is_not_waited_for_long(azure: AzureServer, azure_site: Site) -> None:
     share = azure_site.open(1.0)
     share.entries("")
-    os.kill(azure.pid, signal.SIGSTOP)
+    freeze(azure.pid)
     try:
         begun = time.monotonic()
         with pytest.raises(ControlError, match="can't be reached: no answer within 1 s"):
