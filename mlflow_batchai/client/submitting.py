@@ -22,6 +22,7 @@ from mlflow_batchai.config import default
 from mlflow_batchai.documents.batchai import BatchaiFile, merge, parse_batchai, read_batchai
 from mlflow_batchai.documents.mlproject import EntryPoint, MLProject, bind, find_entry_point, load_project
 from mlflow_batchai.documents.reading import read as read_document
+from mlflow_batchai.documents.reading import read_text
 from mlflow_batchai.errors import DocumentError, ProjectError, UsageError
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.follower.starting import attempt_fails_with_it, run_fails_with_it, start
@@ -403,11 +404,11 @@ def _configuration(
     path = project.directory / "batchai.yaml"
     base: Mapping[str, Any] = {}
     source, files = project.source, [Path(project.source)]
-    if path.is_file() and project.batchai is not None:
+    if path.exists() and project.batchai is not None:
         raise DocumentError(f"{project.source} has a batchai block and there is a batchai.yaml beside it; keep one")
-    if path.is_file():
+    if path.exists():
         # An empty file says as much as none.
-        base = read_batchai(path) if path.read_bytes().strip() else {}
+        base = read_batchai(path) if read_text(path).strip() else {}
         source, files = str(path), [path]
     elif project.batchai is not None:
         base, source = project.batchai, f"{project.source} (batchai)"

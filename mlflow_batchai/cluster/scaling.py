@@ -13,7 +13,8 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.cluster import clusters, records
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.cluster.workspaces import timestamp
-from mlflow_batchai.documents.cluster import MOST_NODES, AutoScale, ClusterRecord, ManualScale, ScaleSettings
+from mlflow_batchai.documents.cluster import AutoScale, ClusterRecord, ManualScale, ScaleSettings
+from mlflow_batchai.documents.fields import MOST_NODES
 from mlflow_batchai.engines.census import Census, NodeState, Reservation
 from mlflow_batchai.engines.parallel import in_background
 from mlflow_batchai.errors import ClusterError, UsageError

@@ -10,16 +10,27 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from mlflow_batchai.documents.common import EnvironmentVariable, MountVolumes, ResourceId, Secret, SecretReference, check_names
-from mlflow_batchai.documents.fields import AnyCase, Count, Endpoint, NonEmpty, SecretText, Whole, distinct, matching, wrong
+from mlflow_batchai.documents.fields import (
+    MOST_NODES,
+    AnyCase,
+    Count,
+    Endpoint,
+    NodeCount,
+    NonEmpty,
+    PathText,
+    SecretText,
+    Whole,
+    distinct,
+    matching,
+    wrong,
+)
 from mlflow_batchai.documents.model import SpecModel, keys_of, parse
 from mlflow_batchai.documents.reading import kind, read
 from mlflow_batchai.errors import DocumentError
 
 DEFAULT_NODES = 2
-# As Batch AI's clusters had.
-MOST_NODES = 100
-Nodes = Annotated[Count, Field(le=MOST_NODES)]
 NodesOrNone = Annotated[Whole, Field(le=MOST_NODES)]
+MOST_GPUS = 1000
 Port = Annotated[Count, Field(le=65535)]
 NodeFolder = Annotated[str, matching(r"(/|~/)[^\0]*[^/\0]", "be an absolute path, or begin with ~/ (the login's home)")]
 ServerFolder = Annotated[str, matching(r"[\w.:\[\]-]+:/\S*", "be host:/folder, as NFS clients write it")]
@@ -80,7 +91,7 @@ class SetupTask(SpecModel):
     """A command that prepares each node after the mounts; it may run again and must be idempotent."""
 
     command_line: NonEmpty
-    std_out_err_path_prefix: NonEmpty
+    std_out_err_path_prefix: PathText
     environment_variables: tuple[EnvironmentVariable, ...] = ()
     secrets: tuple[Secret, ...] = ()
 
@@ -205,7 +216,7 @@ class ClusterDocument(SshKeys):
     subnet: ResourceId | None = None
 
     engine: Annotated[Engine, AnyCase] = Engine.LOCAL
-    nodes: Nodes = Field(default_factory=_nodes)
+    nodes: NodeCount = Field(default_factory=_nodes)
     python: NonEmpty | None = None
     share: NonEmpty | None = None
     credentials: ShareCredentials | None = None
@@ -215,7 +226,7 @@ class ClusterDocument(SshKeys):
     blob_endpoint: Endpoint | None = None
     file_servers: dict[NonEmpty, ServerFolder] = Field(default_factory=dict)
     containers: Annotated[Literal["run", "ignore"], AnyCase] = "run"
-    gpus_per_node: Whole | None = None
+    gpus_per_node: Annotated[Whole, Field(le=MOST_GPUS)] | None = None
     oversubscribe: bool = False
     network_interface: NonEmpty | None = None
 
@@ -284,5 +295,5 @@ class ClusterRecord(SpecModel):
     location: NonEmpty = "local"
     creation_time: str | None = None
     scale_settings: ScaleSettings | None = None
-    nodes: Nodes | None = None
+    nodes: NodeCount | None = None
     allocation_time: str | None = None

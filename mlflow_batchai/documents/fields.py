@@ -12,6 +12,12 @@ from pydantic_core import PydanticCustomError, core_schema
 
 WRONG = "batchai"
 """The pydantic error type whose message is written by us and fit to show as it stands."""
+LONGEST_TEXT = 131071
+"""Bytes of the longest single argument or variable that Linux gives a new process (MAX_ARG_STRLEN)."""
+LONGEST_TIME = timedelta(days=3650)
+# As Batch AI's clusters had.
+MOST_NODES = 100
+MOST_PROCESSES = 10_000
 
 
 def wrong(message: str) -> PydanticCustomError:
@@ -65,6 +71,33 @@ def distinct(what: str, key: Callable[[Any], str] = str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def unfit(text: str) -> str | None:
+    """Why no program can be given a text, to follow its name and without the text itself, or None."""
+    if "\0" in text:
+        return "holds a NUL byte, which no program can be given"
+    try:
+        # Bytes of a command line that are no UTF-8 can be given; half a letter of JSON can't.
+        length = len(text.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        return "holds half a letter, and is no text that a program can be given"
+    if length > LONGEST_TEXT:
+        return f"is {length} bytes long, and no program can be given more than {LONGEST_TEXT}: put it in a file"
+    return None
+
+
+def _not_blank(value: str) -> str:
+    if not value.strip():
+        raise wrong("must not be empty")
+    return value
+
+
+def fits_a_path(value: str) -> str:
+    """Validator of a path, or a part of one, that no file system would take for its length."""
+    if len(value.encode(errors="replace")) > 4000 or any(len(part.encode(errors="replace")) > 255 for part in value.split("/")):
+        raise wrong("is longer than a path can be (255 bytes for each name in it, 4000 in all)")
+    return value
+
+
 def _no_bool(value: Any) -> Any:
     if isinstance(value, bool):
         raise wrong("must be a whole number, not true or false")
@@ -83,12 +116,15 @@ def _inside(value: str) -> str:
 
 Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1)]
 Whole = Annotated[int, BeforeValidator(_no_bool), Field(ge=0)]
-NonEmpty = Annotated[str, Field(min_length=1)]
+NodeCount = Annotated[Count, Field(le=MOST_NODES)]
+Processes = Annotated[Count, Field(le=MOST_PROCESSES)]
+NonEmpty = Annotated[str, AfterValidator(_not_blank)]
+PathText = Annotated[NonEmpty, AfterValidator(fits_a_path)]
 Text = Annotated[str, Field(coerce_numbers_to_str=True)]
 """Text in which a bare number is accepted, such as the value of an environment variable."""
 SecretText = Annotated[SecretStr, BeforeValidator(_number_as_text)]
 Name = Annotated[str, matching(r"[-\w]{1,64}", "have 1 to 64 letters, digits, '-' or '_'")]
-RelativePath = Annotated[str, AfterValidator(_inside)]
+RelativePath = Annotated[str, AfterValidator(_inside), AfterValidator(fits_a_path)]
 Endpoint = Annotated[str, matching(r"https?://\S+", "be an address such as https://ACCOUNT.blob.core.windows.net")]
 
 # Batch AI's durations: ISO 8601 as on the wire, d.hh:mm:ss as in its schema, and what `az` printed.
@@ -120,7 +156,9 @@ def parse_duration(value: Any) -> timedelta:
     try:
         length = timedelta(**{unit: float(number) for unit, number in found.groupdict().items() if number})
     except OverflowError:
-        raise wrong(f"is {value!r}, which is too long for a duration") from None
+        length = timedelta.max
+    if length > LONGEST_TIME:
+        raise wrong(f"is {value!r}, which is too long for a duration ({LONGEST_TIME.days} days at most)")
     if not length:
         raise wrong(f"is {value!r}, but must be longer than zero")
     return length
@@ -128,8 +166,8 @@ def parse_duration(value: Any) -> timedelta:
 
 def _seconds_or_duration(value: Any) -> timedelta:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not 0 < value < timedelta.max.total_seconds():
-            raise wrong(f"is {value}, but must be more than zero seconds, and no more than a duration can be")
+        if not 0 < value <= LONGEST_TIME.total_seconds():
+            raise wrong(f"is {value}, but must be more than zero seconds, and {LONGEST_TIME.days} days at most")
         return timedelta(seconds=value)
     return parse_duration(value)
 

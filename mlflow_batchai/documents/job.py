@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 from pydantic.alias_generators import to_camel
 
 from mlflow_batchai.documents.common import EnvironmentVariable, MountVolumes, ResourceId, Secret, SecretReference, check_names
-from mlflow_batchai.documents.fields import AnyCase, Count, Duration, NonEmpty, SecretText, Text, distinct, matching, wrong
+from mlflow_batchai.documents.fields import (
+    AnyCase,
+    Duration,
+    NodeCount,
+    NonEmpty,
+    PathText,
+    Processes,
+    SecretText,
+    Text,
+    distinct,
+    fits_a_path,
+    matching,
+    wrong,
+)
 from mlflow_batchai.documents.model import SpecModel, key_of, keys_of, parse
 from mlflow_batchai.errors import DocumentError
 
@@ -35,7 +48,7 @@ class _Script(FrameworkSettings):
 
 class _ScriptProcesses(_Script):
     command_line_args: Text | None = None
-    process_count: Count | None = None
+    process_count: Processes | None = None
 
 
 class _ScriptOrConfiguration(_ScriptProcesses):
@@ -58,7 +71,7 @@ class CustomMpiSettings(FrameworkSettings):
 
     programs: ClassVar[tuple[str, ...]] = ("command_line",)
     command_line: NonEmpty | None = None
-    process_count: Count | None = None
+    process_count: Processes | None = None
 
 
 class CustomToolkitSettings(FrameworkSettings):
@@ -75,8 +88,8 @@ class TensorFlowSettings(_Script):
     master_command_line_args: Text | None = None
     worker_command_line_args: Text | None = None
     parameter_server_command_line_args: Text | None = None
-    worker_count: Count | None = None
-    parameter_server_count: Count | None = None
+    worker_count: Processes | None = None
+    parameter_server_count: Processes | None = None
 
 
 class PyTorchSettings(_ScriptProcesses):
@@ -150,7 +163,7 @@ class InputDirectory(SpecModel):
     """A path that the job sees as AZ_BATCHAI_INPUT_<id>."""
 
     id: DirectoryId
-    path: NonEmpty
+    path: PathText
 
 
 class OutputDirectory(SpecModel):
@@ -158,8 +171,8 @@ class OutputDirectory(SpecModel):
 
     meaningless: ClassVar[frozenset[str]] = frozenset({"type", "createNew"})
     id: Annotated[DirectoryId, matching("(?!stdouterr$).*", "not be the id of the job's own log directory")]
-    path_prefix: NonEmpty
-    path_suffix: str | None = None
+    path_prefix: PathText
+    path_suffix: Annotated[str, AfterValidator(fits_a_path)] | None = None
 
 
 class JobConstraints(SpecModel):
@@ -174,8 +187,8 @@ class JobProperties(SpecModel):
     meaningless: ClassVar[frozenset[str]] = frozenset({"location", "type", "toolType", "experimentName", "name", "id"})
 
     cluster: ResourceId | None = None
-    node_count: Count | None = None
-    std_out_err_path_prefix: NonEmpty | None = None
+    node_count: NodeCount | None = None
+    std_out_err_path_prefix: PathText | None = None
     scheduling_priority: Annotated[Literal["low", "normal", "high"], AnyCase] = "normal"
     mount_volumes: MountVolumes = MountVolumes()
     container_settings: ContainerSettings | None = None

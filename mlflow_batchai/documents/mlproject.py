@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlflow_batchai.documents.fields import unfit
+from mlflow_batchai.documents.model import refuse_unfit
 from mlflow_batchai.documents.reading import read
 from mlflow_batchai.errors import ParameterError, ProjectError
 from mlflow_batchai.terminal import printable
@@ -91,6 +93,7 @@ def load_project(directory: Path) -> MLProject:
     path = next((entry for entry in sorted(directory.iterdir()) if entry.name.lower() == "mlproject"), None)
     data = read(path) if path else {}
     source = str(path or directory)
+    refuse_unfit(data, source)
     environments = [key for key in ("python_env", "conda_env", "docker_env") if data.get(key)]
     if len(environments) > 1:
         raise _wrong(f"{source}: {' and '.join(environments)} are given; a project has one environment")
@@ -103,7 +106,7 @@ def load_project(directory: Path) -> MLProject:
     return MLProject(
         directory,
         source,
-        str(data.get("name") or directory.resolve().name),
+        str(data.get("name") or "").strip() or directory.resolve().name,
         {str(name): _entry_point(source, str(name), entry) for name, entry in entries.items()},
         _environment_file(directory, source, data, "python_env", "python_env.yaml"),
         _environment_file(directory, source, data, "conda_env", None),
@@ -116,7 +119,7 @@ def _docker_env(source: str, value: object) -> Mapping[str, Any] | None:
     """``docker_env``, with MLflow's own rules; one that is empty is none."""
     if not value:
         return None
-    if not isinstance(value, Mapping) or not isinstance(value.get("image"), str) or not value["image"]:
+    if not isinstance(value, Mapping) or not isinstance(value.get("image"), str) or not value["image"].strip():
         raise _wrong(f"{source}: docker_env should name an image: docker_env: {{image: user/name:tag}}")
     volumes, environment = value.get("volumes") or [], value.get("environment") or []
     if not isinstance(volumes, list) or not all(isinstance(entry, str) for entry in volumes):
@@ -228,13 +231,8 @@ def bind(entry: EntryPoint, given: Mapping[str, object], source: str) -> list[Va
 def _fault(value: Value) -> str | None:
     """Why no program can be given a value, or what type it should have; None: nothing is wrong."""
     shown = f"parameter '{value.parameter.name}'"
-    if "\0" in value.text:
-        return f"{shown} holds a NUL byte, which no program can be given"
-    try:
-        # Bytes of a command line that are no UTF-8 can be given; half a letter of JSON can't.
-        value.text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return f"{shown} is '{value.text}', which is no text that a program can be given"
+    if why := unfit(value.text):
+        return f"{shown} {why}"
     reader, wanted = _READERS.get(value.parameter.type, (str, "text"))
     try:
         reader(value.text)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, model_va
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
-from mlflow_batchai.documents.fields import WRONG, wrong
+from mlflow_batchai.documents.fields import WRONG, unfit, wrong
 from mlflow_batchai.documents.reading import kind
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.terminal import printable
@@ -26,7 +26,6 @@ _RULES = {
     "missing": "is missing",
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
-    "string_too_short": "must not be empty",
     "too_long": "has too many entries",
     "invalid_key": "is a key that is not text; put it in quotes",
     "recursion_loop": "contains itself",
@@ -137,6 +136,7 @@ def parse(model: type[M], data: object, source: str, under: Mapping[str, str] | 
     of a secret.
     """
     under = under or {}
+    refuse_unfit(data, source, under)
     document, faults = _validated(model, data)
     ignored = [fault["loc"] for fault in faults if fault["type"] == "extra_forbidden" and _is_ignored(model, fault["loc"])]
     warnings: list[str] = []
@@ -151,6 +151,26 @@ def parse(model: type[M], data: object, source: str, under: Mapping[str, str] | 
     if document is None:
         raise DocumentError(_report(model, faults, source, under))
     return document, warnings
+
+
+def refuse_unfit(data: object, source: str, under: Mapping[str, str] | None = None) -> None:
+    """Raise DocumentError for texts in plain data that no program can be given, wherever they stand; their keys are named."""
+    faults = [f"{source}: {printable(_shown(path, under or {}))} {why}" for path, why in _unfit_texts(data, (), set())]
+    if faults:
+        raise DocumentError("\n".join(map(_short, faults[:_MOST_FAULTS])))
+
+
+def _unfit_texts(data: object, path: Path, seen: set[int]) -> Iterator[tuple[Path, str]]:
+    if isinstance(data, str):
+        if why := unfit(data):
+            yield path, why
+    elif isinstance(data, (Mapping, list, tuple)) and id(data) not in seen:
+        seen.add(id(data))  # one that contains itself, or the same a billion times
+        for key, value in data.items() if isinstance(data, Mapping) else enumerate(data):
+            below = (*path, key if isinstance(key, int) else str(key)[:100])
+            if isinstance(key, str) and (why := unfit(key)):
+                yield below, why
+            yield from _unfit_texts(value, below, seen)
 
 
 def _validated(model: type[M], data: object) -> tuple[M | None, list[ErrorDetails]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
@@ -18,8 +19,11 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file. Raises DocumentError if it can't be read or is not UTF-8."""
+    """The text of a file. Raises DocumentError if it can't be read, is no regular file, or is not UTF-8."""
     try:
+        mode = Path(path).stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise DocumentError(f"{path}: is a pipe or a device; write the document into a file, and name that")
         return Path(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DocumentError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None

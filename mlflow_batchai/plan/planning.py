@@ -29,6 +29,7 @@ from mlflow_batchai.agent.protocol import PROTOCOL_VERSION
 from mlflow_batchai.cluster import setup
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.cluster.scaling import larger, too_few
+from mlflow_batchai.documents.fields import unfit
 from mlflow_batchai.documents.job import JobProperties
 from mlflow_batchai.documents.model import SpecModel, secret_values
 from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError
@@ -46,6 +47,8 @@ LOSS_SECONDS = 60.0
 INDEX_LOSS_SECONDS = 90.0
 # How long a job may wait for nodes with what opens its volumes still good after its time limit.
 WAITING_SECONDS = 7 * 86400.0
+# Linux gives a process 2 MiB of arguments and variables with the usual limit of its stack; the node and we need some of that.
+MOST_TEXT = 1_500_000
 SERVICE_NAMES = (
     "MOUNT_ROOT",
     "JOB_MOUNT_ROOT",
@@ -244,6 +247,7 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
     opening = (text for opens in chosen.credentials.values() for name, text in opens.items() if name != "endpoint")
     secret_texts = frozenset((*secret_values(document), *secret_values(task), *opening))
     refuse_secrets(plan.record(), secret_texts, source, program.where)
+    _check_sizes(plan, secrets, source, program.where)
     setup_secrets = setup.secrets(task) if task else {}
     return Planned(plan, secrets, setup_secrets, chosen.credentials, secret_texts, limit + WAITING_SECONDS, warnings)
 
@@ -265,6 +269,20 @@ def _framework(properties: JobProperties, source: str) -> tuple[str, int, int]:
             " give at least one process a node, or fewer nodes"
         )
     return HOROVOD, processes, nodes
+
+
+def _check_sizes(plan: Plan, secrets: Mapping[str, str], source: str, where: str) -> None:
+    """Refuse what each key may have by itself, and a process of the job can't be given together."""
+    variables = {**plan.parameters, **{entry.name: entry.value for entry in plan.environment_variables}, **secrets}
+    texts = [f"{name}={value}" for name, value in variables.items()]
+    total = sum(len(text.encode(errors="surrogateescape")) for text in [plan.command, *texts])
+    faults = [f"the variable {name} {why}" for name, text in zip(variables, texts, strict=True) if (why := unfit(text))]
+    if why := unfit(plan.command):
+        faults.append(f"{where} {why}")
+    if total > MOST_TEXT:
+        faults.append(f"the command and its variables have {total} bytes, and no program can be given more than {MOST_TEXT}")
+    if faults:
+        raise DocumentError("\n".join(f"{source}: {fault}" for fault in faults))
 
 
 def _check_gpus(cluster: Cluster, processes: int, nodes: int, source: str) -> None:

@@ -30,10 +30,6 @@ from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.secrecy import without_secrets
 from mlflow_batchai.storage.objects import StagedFile, scan, scan_input
 
-# Linux: the longest single string that a new process can be given (MAX_ARG_STRLEN).
-LONGEST_VARIABLE = 131071
-
-
 _SCRIPT = re.compile(r"\s*(?:python[\d.]*|bash|sh)\s+(?:-u\s+)?(?P<script>[\w.-][\w./-]*\.(?:py|sh))(?=\s|$)")
 
 
@@ -51,7 +47,7 @@ def choose_inputs(
         (files to send, staged entries of the plan, variable -> value for the others).
 
     Raises:
-        BatchAIError: a file isn't there or can't be sent, a value is too long, or ``stage`` names no parameter.
+        BatchAIError: a file isn't there or can't be sent, or ``stage`` names no parameter.
     """
     unknown = [name for name in stage if name not in {value.parameter.name for value in values}]
     if unknown:
@@ -71,7 +67,6 @@ def choose_inputs(
         files += found
         entries = tuple(InputFile(file.path, file.sha256, file.size) for file in found)
         staged.append(StagedInput(name, variable, path.name, entries))
-    _check_lengths({variables[value.parameter.name]: value for value in values})
     return files, staged, given
 
 
@@ -99,16 +94,6 @@ def _local_path(value: Value, stage: Collection[str], cwd: Path) -> Path | None:
     if not path.name:
         raise ParameterError(f"parameter '{name}': {path} can't be sent to the nodes as a whole")
     return path
-
-
-def _check_lengths(values: Mapping[str, Value]) -> None:
-    for variable, value in values.items():
-        length = len(f"{variable}={value.text}".encode(errors="surrogateescape"))
-        if length > LONGEST_VARIABLE:
-            raise ParameterError(
-                f"parameter '{value.parameter.name}' is {length} bytes long, and no program can be given more than"
-                f" {LONGEST_VARIABLE}: put it in a file and declare the parameter as type path"
-            )
 
 
 def prepare(

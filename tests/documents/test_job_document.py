@@ -162,6 +162,15 @@ REFUSED = {
     "nodeCount: two": ".nodeCount must be a whole number",
     "nodeCount: true": ".nodeCount must be a whole number",
     "nodeCount: 0": ".nodeCount must be at least 1",
+    "nodeCount: 100000000000000000000000000": ".nodeCount must be at most 100",
+    "horovodSettings: {processCount: 10000000000}": ".horovodSettings.processCount must be at most 10000",
+    "constraints: {maxWallClockTime: P99999999D}": ".constraints.maxWallClockTime is 'P99999999D', which is too long",
+    "customToolkitSettings: {commandLine: ' '}": ".customToolkitSettings.commandLine must not be empty",
+    'stdOutErrPathPrefix: "\\t"': ".stdOutErrPathPrefix must not be empty",
+    f"outputDirectories: [{{id: A, pathPrefix: {'p' * 256}}}]": ".outputDirectories[0].pathPrefix is longer than a path can be",
+    f"mountVolumes: {{unmanagedFileSystems: [{{mountCommand: m, relativeMountPath: {'p' * 256}}}]}}": (
+        ".mountVolumes.unmanagedFileSystems[0].relativeMountPath is longer than a path can be"
+    ),
     "schedulingPriority: 1": ".schedulingPriority is not an allowed value",
     "pyTorchSettings: {communicationBackend: nccl}": ".pyTorchSettings.communicationBackend is 'nccl'",
     "environmentVariables: {A: 1}": ".environmentVariables must be a list",

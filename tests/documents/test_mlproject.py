@@ -173,7 +173,7 @@ def test_all_faults_at_once_a_line_each():
 
 
 def test_half_a_letter_and_bytes_that_are_no_text():
-    with pytest.raises(ParameterError, match=r"MLproject: parameter 'note' is 'a\\ud800', which is no text that a program"):
+    with pytest.raises(ParameterError, match="MLproject: parameter 'note' holds half a letter"):
         bind(MAIN, {"lr": "1", "note": "a\ud800"}, "MLproject")
     assert "a\udce9" in [value.text for value in bind(MAIN, {"lr": "1", "note": "a\udce9"}, "MLproject")]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlflow_batchai.documents.batchai import parse_batchai, read_batchai
-from mlflow_batchai.documents.cluster import load_cluster
+from mlflow_batchai.documents.cluster import load_cluster, parse_cluster
 from mlflow_batchai.documents.job import parse_job
+from mlflow_batchai.documents.mlproject import load_project
 from mlflow_batchai.documents.reading import load_list, load_text, read
 from mlflow_batchai.errors import DocumentError
 
@@ -133,3 +136,39 @@ def test_batchai_yaml_or_a_block_of_the_mlproject(nasty: Path) -> None:
     project.write_text("name: x\nbatchai: [1]\n")
     with pytest.raises(DocumentError, match="MLproject: batchai must be a mapping, not a list"):
         read_batchai(project)
+
+
+UNFIT = {"a\0b": "holds a NUL byte", "x" * 131072: "is 131072 bytes long", "a\ud800": "holds half a letter"}
+
+
+@pytest.mark.parametrize(("text", "why"), UNFIT.items(), ids=["nul", "long", "half a letter"])
+def test_a_text_that_no_program_can_be_given_is_refused_with_its_key(text: str, why: str, tmp_path: Path) -> None:
+    """Wherever it comes from: documents, the backend's configuration, options that go into a document, an MLproject."""
+    toolkit = {"customToolkitSettings": {"commandLine": text}}
+    secrets = {"secrets": [{"name": "A", "value": "ok"}, {"name": "B", "value": text}]}
+    for parse, document, key in (
+        (parse_job, {"properties": toolkit}, "properties.customToolkitSettings.commandLine"),
+        (parse_job, {"properties": secrets}, "properties.secrets[1].value"),
+        (parse_batchai, {"properties": secrets}, "properties.secrets[1].value"),
+        (parse_batchai, {"metrics": [{"name": "a", "regex": text}]}, "metrics[0].regex"),
+        (parse_cluster, {"properties": {"nodeSetup": {"setupTask": {"commandLine": text}}}}, "setupTask.commandLine"),
+        (parse_cluster, {"fileServers": {text: "h:/f"}}, "fileServers."),
+    ):
+        with pytest.raises(DocumentError) as error:
+            parse(document, "d.json")  # type: ignore[operator]
+        assert str(error.value).startswith("d.json: ")
+        assert key in str(error.value)
+        assert why in str(error.value)
+        assert len(str(error.value)) < 2000
+    (tmp_path / "MLproject").write_text(json.dumps({"entry_points": {"main": {"command": text}}}), encoding="utf-8")
+    with pytest.raises(DocumentError, match=rf"entry_points\.main\.command {why}"):
+        load_project(tmp_path)
+
+
+def test_a_pipe_or_device_is_no_document(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "MLproject")
+    for path in (tmp_path / "MLproject", Path("/dev/zero")):
+        with pytest.raises(DocumentError, match="is a pipe or a device"):
+            read(path)
+    with pytest.raises(DocumentError, match="is a pipe or a device"):
+        load_project(tmp_path)

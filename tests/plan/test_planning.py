@@ -481,3 +481,12 @@ def test_a_kept_preparation_that_depends_on_no_file_of_the_project(desk, name, h
     with pytest.raises(DocumentError) as error:
         cached(desk, [name])
     assert str(error.value).endswith(f"cachePreparation names '{name}', which is no file of the project{hint}")
+
+
+def test_more_text_than_a_program_can_be_given(desk):
+    """Each key is within the limit; the variable with its name, or all of them together, are not."""
+    name = "A" * 100
+    for values, words in (([131_000], f"the variable {name}0 is 131102 bytes long"), ([130_000] * 12, "variables have 15")):
+        variables = [{"name": f"{name}{index}", "value": "x" * length} for index, length in enumerate(values)]
+        with pytest.raises(DocumentError, match=words):
+            desk.prepare({"properties": {"environmentVariables": variables}})
