@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlflow_batchai.agent import boot
 from mlflow_batchai.errors import UsageError
+from mlflow_batchai.terminal import Notice
 
 if TYPE_CHECKING:
     from mlflow_batchai.documents.settings import SettingsFile
@@ -29,6 +32,32 @@ def home() -> Path:
         raise UsageError("this user has no home folder; set BATCHAI_HOME to a folder of its own") from error
     _refuse_others(path)
     return path
+
+
+def untold(sentences: Iterable[str], noted: bool = True) -> list[str]:
+    """The sentences without the notices that a command of this user has said before.
+
+    Args:
+        noted: whether the others count as said from now on.
+    """
+    path = home() / "notices"
+    try:
+        told = set(path.read_text(encoding="ascii").split())
+    except (OSError, ValueError):
+        told = set()
+    found: list[str] = []
+    for sentence in sentences:
+        if isinstance(sentence, Notice):
+            name = hashlib.sha256(sentence.encode(errors="replace")).hexdigest()[:16]
+            if name in told:
+                continue
+            told.add(name)
+            # Where it can't be noted it is said again.
+            if noted:
+                with contextlib.suppress(OSError), path.open("a", encoding="ascii") as file:
+                    file.write(name + "\n")
+        found.append(sentence)
+    return found
 
 
 @functools.lru_cache

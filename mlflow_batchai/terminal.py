@@ -26,6 +26,10 @@ _OPTION = re.compile(r"(?P<name>[?&][^=&#]*=)[^&#]*")
 _HIDDEN = re.compile(r"passw|pwd|secret|token|credential|key=|[?&]sig=", re.IGNORECASE)
 
 
+class Notice(str):
+    """A sentence about a document or a cluster, which a user is told once (``config.untold``)."""
+
+
 def printable(text: str) -> str:
     """Text inside of a sentence or a table: on one line, and of letters that every terminal takes."""
     return "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)

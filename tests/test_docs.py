@@ -102,6 +102,7 @@ def test_documents_parse() -> None:
 
 
 BATCH_AIS = (
+    "location",
     "vm_size",
     "vm_priority",
     "scale_settings",

@@ -108,7 +108,6 @@ def create(
     file: Path | None,
     mounts: MountOptions,
     use_auto_storage: bool,
-    location: str | None,
     **options: Any,
 ) -> Any:
     """Make a cluster: of nodes on this machine, or of machines that are reached over SSH.
@@ -118,6 +117,7 @@ def create(
     from mlflow_batchai.cluster import creation, states
     from mlflow_batchai.documents.cluster import ClusterRecord
     from mlflow_batchai.documents.reading import read
+    from mlflow_batchai.plan.volumes import cluster_volumes
     from mlflow_batchai.storage import accounts
 
     new_name(name, "cluster")
@@ -129,10 +129,11 @@ def create(
     record = ClusterRecord(
         workspace=scope.workspace,
         resource_group=scope.resource_group,
-        location=location or workspace["location"],
+        location=workspace["location"],
         creation_time=workspaces.timestamp(),
     )
-    made = creation.create(name, data, str(file) if file else "batchai cluster create", record, notice)
+    source = str(file) if file else "batchai cluster create"
+    made = creation.create(name, data, source, record, notice, cluster_volumes)
     if use_auto_storage:
         accounts.open_account(AUTO_ACCOUNT).create(AUTO_NAME)
     # As Batch AI answered: the cluster is accepted, and nobody has asked its nodes yet.
@@ -148,9 +149,15 @@ def show(scope: Scope, name: str) -> Any:
 
 def _shown(cluster: Cluster) -> dict[str, Any]:
     from mlflow_batchai.cluster import states
+    from mlflow_batchai.plan.volumes import cluster_volumes
 
+    why = ""
+    try:
+        cluster_volumes(cluster)
+    except BatchAIError as error:
+        why = str(error)
     with asking(cluster):
-        return states.show(cluster, cluster.scalable.census())
+        return states.show(cluster, cluster.scalable.census(), why)
 
 
 @cluster.verb("list", COLUMNS, example="batchai cluster list -o table")
@@ -288,6 +295,7 @@ def _overlay(data: Document, options: Mapping[str, Any]) -> str:
     account = _account(_get(data, "userAccountSettings"), options["user_name"], options["ssh_key"])
     setup = _setup_task(_get(data, "nodeSetup"), options["setup_task"], options["setup_task_output"])
     for key, value in (
+        ("location", options["location"]),
         ("vmSize", options["vm_size"]),
         ("vmPriority", options["vm_priority"]),
         ("scaleSettings", scale),

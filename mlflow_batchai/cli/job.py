@@ -104,17 +104,17 @@ def create(
     mounts.use_account()
     from mlflow_batchai.plan.planning import JobOptions
 
-    document = _read(file, mounts)
+    document = _read(file, mounts, dry_run)
     job_options = JobOptions(retries, min_nodes, umask=umask)
     written = document.properties.cluster
     chosen = cluster_name or (written.name if written else None) or default("cluster")
     chosen = short_name(chosen) if chosen else None
     if dry_run:
-        return _described(scope, name, document, load_cluster(chosen), file, job_options)
+        return _described(scope, name, document, load_cluster(chosen, noted=False), file, job_options)
     return _submitted(scope, name, document, chosen, file, job_options)
 
 
-def _read(file: Path, mounts: MountOptions) -> JobDocument:
+def _read(file: Path, mounts: MountOptions, dry_run: bool) -> JobDocument:
     """The document with what the options mount besides."""
     from mlflow_batchai.documents.job import parse_job
     from mlflow_batchai.documents.reading import read
@@ -124,7 +124,7 @@ def _read(file: Path, mounts: MountOptions) -> JobDocument:
     if isinstance(properties, Mapping) and isinstance(properties.get("mountVolumes", {}), Mapping | None):
         data = {**data, "properties": {**properties, "mountVolumes": mounts.added_to(properties.get("mountVolumes"))}}
     document, warnings = parse_job(data, str(file))
-    notice(*warnings)
+    notice(*warnings, noted=not dry_run)
     return document
 
 
@@ -133,7 +133,7 @@ def _described(scope: Scope, name: str, document: JobDocument, cluster: Cluster,
     from mlflow_batchai.plan import dryrun, standalone
 
     prepared = standalone.prepare(document, name, cluster, str(file), job_options)
-    notice(*prepared.warnings)
+    notice(*prepared.warnings, noted=False)
     standalone.check_script(prepared, document.properties, str(file))
     found = dryrun.describe(prepared, cluster, scope.workspace, scope.experiment or DEFAULT_EXPERIMENT)
     busy = {rank["node"] for rank in found["ranks"]}

@@ -39,12 +39,12 @@ def find_cluster(scope: Scope, name: str) -> Cluster:
     return load_cluster(name)
 
 
-def load_cluster(name: str | None) -> Cluster:
+def load_cluster(name: str | None, noted: bool = True) -> Cluster:
     """The same, in whatever workspace; None: the default one."""
     from mlflow_batchai.cluster import clusters
 
     cluster, warnings = clusters.load(name)
-    notice(*warnings)
+    notice(*warnings, noted=noted)
     return cluster
 
 

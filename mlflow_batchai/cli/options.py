@@ -14,7 +14,7 @@ import click
 
 from mlflow_batchai.cli import output as printing
 from mlflow_batchai.cli.output import Column
-from mlflow_batchai.config import RESOURCE_GROUP, WORKSPACE, default, home
+from mlflow_batchai.config import RESOURCE_GROUP, WORKSPACE, default, home, untold
 from mlflow_batchai.errors import UsageError
 from mlflow_batchai.terminal import fit
 
@@ -270,9 +270,9 @@ def new_name(text: str, what: str) -> str:
 _noticed: set[str] = set()
 
 
-def notice(*sentences: str) -> None:
-    """Sentences of ours on standard error, each only once."""
-    for sentence in sentences:
+def notice(*sentences: str, noted: bool = True) -> None:
+    """Sentences of ours on standard error, each only once: a `Notice` in all, if that is noted, any other in this process."""
+    for sentence in untold(sentences, noted):
         if sentence not in _noticed:
             _noticed.add(sentence)
             printing.echo(f"batchai: {sentence}", err=True)

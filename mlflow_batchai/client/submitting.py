@@ -18,7 +18,7 @@ from mlflow_batchai.client import runner
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.cluster.clusters import Cluster, share_secret
 from mlflow_batchai.cluster.workspaces import arm_id
-from mlflow_batchai.config import default
+from mlflow_batchai.config import default, untold
 from mlflow_batchai.documents.batchai import BatchaiFile, merge, parse_batchai, read_batchai
 from mlflow_batchai.documents.mlproject import EntryPoint, MLProject, bind, find_entry_point, load_project
 from mlflow_batchai.documents.reading import read as read_document
@@ -231,7 +231,7 @@ def read(
     entry = find_entry_point(project, entry_point)
     config, name, documents, warnings = _configuration(project, settings, settings_name)
     cluster, more = clusters.load(config.cluster or default("cluster"))
-    for warning in [*warnings, *more]:
+    for warning in untold([*warnings, *more]):
         say(warning)
     return Source(uri, project, entry, config, name, documents, cluster)
 
@@ -268,7 +268,7 @@ def prepare(
         source.documents,
         like.prepared if like else None,
     )
-    for warning in prepared.warnings:
+    for warning in untold(prepared.warnings):
         say(warning)
     return Ready(source, prepared)
 

@@ -19,6 +19,7 @@ from mlflow_batchai.storage.base import identify
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.storage.location import AzureLocation, is_web_address, parse
 from mlflow_batchai.storage.opening import for_nodes
+from mlflow_batchai.terminal import Notice
 
 DEFAULT_CLUSTER = "local"
 # What nodes are given to look at the share before a job.
@@ -120,8 +121,10 @@ def load(name: str | None) -> tuple[Cluster, list[str]]:
         document = ClusterDocument.local()
     else:
         raise ClusterNotFoundError(f"there is no cluster '{name}' ({path}); the clusters are: {', '.join(names())}")
-    cluster, notices = make(name, document, path, records.find(name))
-    return cluster, warnings + notices
+    record = records.find(name)
+    cluster, notices = make(name, document, path, record)
+    # Who creates a cluster by command is told then.
+    return cluster, [] if record and record.creation_time else warnings + notices
 
 
 def make(name: str, document: ClusterDocument, path: Path, record: ClusterRecord | None) -> tuple[Cluster, list[str]]:
@@ -145,8 +148,7 @@ def make(name: str, document: ClusterDocument, path: Path, record: ClusterRecord
         key_of(ClusterDocument, field) for field in _UNUSED if field in document.model_fields_set and field not in kind.uses
     ]
     if unused and not (record and record.creation_time):
-        # Who creates a cluster by command is told then, once.
-        warnings.append(f"{path}: {', '.join(unused)} plays no part with engine: {document.engine.value}")
+        warnings.append(Notice(f"{path}: {', '.join(unused)} plays no part with engine: {document.engine.value}"))
     here = kind.on_this_machine
     python = _python(name, document) if here else document.python or "python3"
     location = _azure(document, path)

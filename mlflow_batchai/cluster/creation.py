@@ -12,7 +12,14 @@ from mlflow_batchai.documents.cluster import ClusterRecord, ScaleSettings, parse
 from mlflow_batchai.errors import BatchAIError, ClusterError, UsageError
 
 
-def create(name: str, data: Mapping[str, Any], source: str, record: ClusterRecord, say: Callable[[str], None]) -> Cluster:
+def create(
+    name: str,
+    data: Mapping[str, Any],
+    source: str,
+    record: ClusterRecord,
+    say: Callable[[str], None],
+    check: Callable[[Cluster], object],
+) -> Cluster:
     """Make a cluster.
 
     Args:
@@ -20,6 +27,7 @@ def create(name: str, data: Mapping[str, Any], source: str, record: ClusterRecor
         source: where it comes from, for messages.
         record: where it belongs, and since when it is there.
         say: told of warnings.
+        check: raises BatchAIError if no job could use the cluster.
 
     Raises:
         UsageError: there is one of that name.
@@ -31,8 +39,9 @@ def create(name: str, data: Mapping[str, Any], source: str, record: ClusterRecor
         )
     document, warnings = parse_cluster(data, source)
     for warning in warnings:
-        say(warning)
+        say(str(warning))  # whatever was said of another cluster's
     cluster, _ = clusters.make(name, document, Path(source), record)
+    check(cluster)
     settings = _settings(cluster)
     records.add_document(name, dict(data))
     try:

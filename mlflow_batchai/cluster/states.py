@@ -18,24 +18,28 @@ STEADY, RESIZING = "steady", "resizing"
 NODE_ERROR, DOCUMENT_ERROR = "NodeUnusable", "ClusterUnusable"
 
 
-def show(cluster: Cluster, census: Census | None) -> dict[str, Any]:
+def show(cluster: Cluster, census: Census | None, why: str = "") -> dict[str, Any]:
     """All of a cluster; its secrets are null.
 
     Args:
         census: what its nodes do; None: they have just been asked for, and nothing is known of them.
+        why: why no job can use its mounts, if so.
     """
     document, record = cluster.document, cluster.record or ClusterRecord()
     counts = node_counts(cluster, census) if census else dict.fromkeys((f"{state.value}NodeCount" for state in COUNTED), 0)
     account = as_shown(document.user_account_settings)
+    errors = [_error(DOCUMENT_ERROR, why, str(document_path(cluster.name)))] if why else []
+    errors += [_error(NODE_ERROR, node.why, node.place.name) for node in census.nodes if node.why] if census else []
     return {
         **_identity(cluster.name, record),
+        **({"location": document.location} if document.location else {}),
         "provisioningState": "succeeded",
         "provisioningStateTransitionTime": record.creation_time,
         "allocationState": allocation_state(cluster, census) if census else RESIZING,
         "allocationStateTransitionTime": record.allocation_time,
         "currentNodeCount": sum(counts.values()),
         "nodeStateCounts": counts,
-        "errors": [_error(NODE_ERROR, node.why, node.place.name) for node in census.nodes if node.why] if census else [],
+        "errors": errors,
         "scaleSettings": as_shown(cluster.scale),
         "vmSize": document.vm_size,
         "vmPriority": document.vm_priority,

@@ -27,6 +27,7 @@ from mlflow_batchai.documents.job import FRAMEWORKS, JobProperties, shared_outpu
 from mlflow_batchai.documents.model import SpecModel, parse
 from mlflow_batchai.documents.reading import kind, read
 from mlflow_batchai.errors import DocumentError
+from mlflow_batchai.terminal import Notice
 
 MOST_RETRIES = 100
 SAMPLE_INTERVAL = timedelta(seconds=10)
@@ -221,7 +222,7 @@ def read_batchai(path: str | Path) -> dict[str, Any]:
 def parse_batchai(data: object, source: str) -> tuple[BatchaiFile, list[str]]:
     """A batchai.yaml from plain data, such as what `merge` returns."""
     document, warnings = parse(BatchaiFile, data, source)
-    return document, warnings + [f"{source}: {note}" for note in shared_outputs(document.properties)]
+    return document, warnings + [Notice(f"{source}: {note}") for note in shared_outputs(document.properties)]
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,6 +90,7 @@ class VirtualMachineConfiguration(SpecModel):
 class SetupTask(SpecModel):
     """A command that prepares each node after the mounts; it may run again and must be idempotent."""
 
+    meaningless: ClassVar[frozenset[str]] = frozenset({"runElevated"})
     command_line: NonEmpty
     std_out_err_path_prefix: PathText
     environment_variables: tuple[EnvironmentVariable, ...] = ()
@@ -205,8 +206,9 @@ class ClusterDocument(SshKeys):
     """
 
     # blobMount of earlier documents: rclone mounts blob containers, whatever it says.
-    meaningless: ClassVar[frozenset[str]] = frozenset({"location", "type", "name", "id", "tags", "blobMount"})
+    meaningless: ClassVar[frozenset[str]] = frozenset({"type", "name", "id", "tags", "blobMount"})
 
+    location: NonEmpty | None = None
     vm_size: str | None = None
     vm_priority: Annotated[Literal["dedicated", "lowpriority"], AnyCase] = "dedicated"
     scale_settings: ScaleSettings | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import model_validator
@@ -67,6 +68,10 @@ class StorageCredentials(SpecModel):
         return self
 
 
+# As Azure's own samples have it.
+_OLDER = {"credentialsInfo": "credentials"}
+
+
 class AzureFileShare(SpecModel):
     """An Azure file share, or a folder of one, mounted over SMB.
 
@@ -74,6 +79,7 @@ class AzureFileShare(SpecModel):
     ``<AZURE_BATCHAI_STORAGE_ACCOUNT>`` (also inside the URL) and ``<AZURE_BATCHAI_STORAGE_KEY>``.
     """
 
+    older: ClassVar[Mapping[str, str]] = _OLDER
     account_name: NonEmpty | None = None
     azure_file_url: NonEmpty
     credentials: StorageCredentials | None = None
@@ -88,6 +94,7 @@ class AzureBlobFileSystem(SpecModel):
     ``mount_options`` were blobfuse's: rclone mounts it, and a line in the job's log says that they have no effect.
     """
 
+    older: ClassVar[Mapping[str, str]] = _OLDER
     account_name: NonEmpty | None = None
     container_name: NonEmpty
     credentials: StorageCredentials | None = None

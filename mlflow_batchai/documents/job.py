@@ -25,6 +25,7 @@ from mlflow_batchai.documents.fields import (
 )
 from mlflow_batchai.documents.model import SpecModel, key_of, keys_of, parse
 from mlflow_batchai.errors import DocumentError
+from mlflow_batchai.terminal import Notice
 
 
 class FrameworkSettings(SpecModel):
@@ -184,7 +185,9 @@ class JobConstraints(SpecModel):
 class JobProperties(SpecModel):
     """All of a job. Nothing is required here: see `require_complete` and `forbid_program`."""
 
-    meaningless: ClassVar[frozenset[str]] = frozenset({"location", "type", "toolType", "experimentName", "name", "id"})
+    meaningless: ClassVar[frozenset[str]] = frozenset(
+        {"location", "type", "toolType", "experimentName", "name", "id", "priority", "tags"}
+    )
 
     cluster: ResourceId | None = None
     node_count: NodeCount | None = None
@@ -258,7 +261,7 @@ def parse_job(data: object, source: str) -> tuple[JobDocument, list[str]]:
     if isinstance(data, Mapping) and "properties" not in data and keys_of(JobProperties).keys() & data.keys():
         raise DocumentError(f"{source}: the job's keys must stand under 'properties': {{\"properties\": {{...}}}}")
     document, warnings = parse(JobDocument, data, source)
-    return document, warnings + [f"{source}: {note}" for note in shared_outputs(document.properties)]
+    return document, warnings + [Notice(f"{source}: {note}") for note in shared_outputs(document.properties)]
 
 
 def require_complete(properties: JobProperties, source: str) -> None:

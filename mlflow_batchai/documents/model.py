@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from mlflow_batchai.documents.fields import WRONG, unfit, wrong
 from mlflow_batchai.documents.reading import kind
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.terminal import printable
+from mlflow_batchai.terminal import Notice, printable
 
 _API = "2018-05-01"
 _MOST_FAULTS = 10
@@ -44,8 +44,8 @@ class SpecModel(BaseModel):
     """A frozen mapping with Batch AI's camelCase keys; unknown keys are refused, null means absent.
 
     Python code constructs it with snake_case names; documents are read by `parse`, which accepts only the
-    camelCase ones. ``meaningless`` names the keys that published files carry here without effect;
-    ``alternatives`` the fields of which exactly one must be given.
+    camelCase ones. ``meaningless`` names the keys that published files carry here without effect; ``older`` maps keys
+    of other versions to today's; ``alternatives`` names the fields of which exactly one must be given.
     """
 
     model_config = ConfigDict(
@@ -56,6 +56,7 @@ class SpecModel(BaseModel):
         hide_input_in_errors=True,
     )
     meaningless: ClassVar[frozenset[str]] = frozenset()
+    older: ClassVar[Mapping[str, str]] = {}
     alternatives: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
@@ -129,7 +130,7 @@ def masked(document: SpecModel) -> dict[str, Any]:
 
 
 def parse(model: type[M], data: object, source: str, under: Mapping[str, str] | None = None) -> tuple[M, list[str]]:
-    """``data`` as a ``model``, and a warning for each key that was dropped because it never had a meaning.
+    """``data`` as a ``model``, and a warning for each key that never had a meaning, or has another name today.
 
     ``source`` names the file in every message; ``under`` maps a top-level key to the path it stood under, if
     it was moved. Raises DocumentError with one line for each fault, at most ten. No message repeats the value
@@ -138,8 +139,15 @@ def parse(model: type[M], data: object, source: str, under: Mapping[str, str] | 
     under = under or {}
     refuse_unfit(data, source, under)
     document, faults = _validated(model, data)
-    ignored = [fault["loc"] for fault in faults if fault["type"] == "extra_forbidden" and _is_ignored(model, fault["loc"])]
+    unknown = [fault["loc"] for fault in faults if fault["type"] == "extra_forbidden"]
+    renamed = {path: name for path in unknown if (name := _model_at(model, path[:-1]).older.get(str(path[-1])))}
     warnings: list[str] = []
+    for path, name in renamed.items():
+        warnings.append(f"{source}: {_shown(path, under)} is read as {name}, as API {_API} calls it")
+        data = _renamed(data, path, name)
+    if renamed:
+        document, faults = _validated(model, data)
+    ignored = [fault["loc"] for fault in faults if fault["type"] == "extra_forbidden" and _is_ignored(model, fault["loc"])]
     for path in ignored:
         if path != ("$schema",):
             warnings.append(f"{source}: {_shown(path, under)} has no effect and is ignored")
@@ -150,7 +158,7 @@ def parse(model: type[M], data: object, source: str, under: Mapping[str, str] | 
         document, faults = _validated(model, data)
     if document is None:
         raise DocumentError(_report(model, faults, source, under))
-    return document, warnings
+    return document, list(map(Notice, warnings))
 
 
 def refuse_unfit(data: object, source: str, under: Mapping[str, str] | None = None) -> None:
@@ -187,11 +195,17 @@ def _is_ignored(model: type[SpecModel], path: Path) -> bool:
 
 def _without(data: Any, path: Path) -> Any:
     """A copy of plain data without the key at ``path``."""
+    return _renamed(data, path, None)
+
+
+def _renamed(data: Any, path: Path, name: str | None) -> Any:
+    """A copy of plain data with another key at ``path``, or without it; a key of that name that is there wins."""
     first, *rest = path
     if not rest:
-        return {key: value for key, value in data.items() if key != first}
+        found = {key: value for key, value in data.items() if key != first}
+        return {name: data[first], **found} if name else found
     copied: Any = dict(data) if isinstance(data, Mapping) else list(data)
-    copied[first] = _without(copied[first], tuple(rest))
+    copied[first] = _renamed(copied[first], tuple(rest), name)
     return copied
 
 

@@ -28,6 +28,7 @@ from mlflow_batchai.plan.account_placeholders import ACCOUNT, ACCOUNT_VARIABLE, 
 from mlflow_batchai.storage import accounts, credentials, open_share
 from mlflow_batchai.storage.location import AzureLocation, parse
 from mlflow_batchai.storage.opening import for_nodes
+from mlflow_batchai.terminal import Notice
 
 # For who only looks where they are.
 LOOK_SECONDS = 3600.0
@@ -54,21 +55,25 @@ class FileShares:
         Raises:
             DocumentError: it can't be used as it is described.
         """
-        # Where a directory can stand for it, an account needs no name.
-        meant = default_account(self._cluster) or (accounts.UNNAMED if self._cluster.mount in (None, "folder") else "")
+        meant = self.default_account()
         account = filled(entry.account_name, meant, at, "accountName") if entry.account_name else None
         try:
             location = parse(filled(entry.azure_file_url, meant, at, "azureFileUrl"), account)
         except ShareError as error:
             raise DocumentError(f"{at}: azureFileUrl: {error}") from error
-        if self._cluster.mount == "folder" or not self._is_azure(location.account, entry.credentials, at):
-            return self._stand_in(location)
+        if self._cluster.mount == "folder" or not self.is_azure(location.account, entry.credentials, at):
+            name = "/".join(part for part in (location.share, location.folder) if part)
+            return self.stand_in(f"file share {location.account}/{name}", location.account, name)
         location = location.served_by(self._cluster.document.file_endpoint or credentials.file_endpoint(location.account))
         return self.mounted(location, at, entry.file_mode, entry.directory_mode)
 
-    def _is_azure(self, account: str, given: StorageCredentials | None, at: str) -> bool:
-        """Whether a file share's account is Azure's; what opens it by the document is remembered."""
-        if self._cluster.mount:
+    def default_account(self) -> str:
+        """The account of documents that name none; where a directory can stand for it, it needs no name."""
+        return default_account(self._cluster) or (accounts.UNNAMED if self._cluster.mount in (None, "folder") else "")
+
+    def is_azure(self, account: str, given: StorageCredentials | None, at: str) -> bool:
+        """Whether an account is Azure's, not a folder; what opens it by the document is remembered."""
+        if self._cluster.mount not in (None, "folder"):
             remember(account, given, at)
             return True
         if has_key(given):
@@ -144,19 +149,22 @@ class FileShares:
             )
         return key
 
-    def _stand_in(self, location: AzureLocation) -> tuple[Volume, dict[str, str]]:
-        """A folder in place of an Azure share."""
+    def stand_in(self, what: str, account: str, name: str, container: str = "") -> tuple[Volume, dict[str, str]]:
+        """A folder in place of an Azure share, or of a blob container.
+
+        Args:
+            what: its name for people.
+            name: the folder's, below the account's.
+        """
         cluster = self._cluster
         assert cluster.file_shares
         share, path, on_nodes = cluster.file_shares
-        account, name = location.account, "/".join(part for part in (location.share, location.folder) if part)
         folder = share.local(f"{path}/{account}/{name}")
         if cluster.mount:
-            self._warn(f"on cluster '{cluster.name}' the file share {account}/{name} is the directory {folder}")
+            self._warn(Notice(f"on cluster '{cluster.name}' the {what} is the directory {folder}"))
         else:
-            self._warn(accounts.stand_in(account))
-        volume = Volume("", "", "link", folder.as_uri(), f"file share {account}/{name}", source=f"{on_nodes}/{account}/{name}")
-        return volume, {}
+            self._warn(Notice(accounts.stand_in(account, container)))
+        return Volume("", "", "link", folder.as_uri(), what, source=f"{on_nodes}/{account}/{name}"), {}
 
 
 def default_account(cluster: Cluster) -> str:
@@ -257,7 +265,7 @@ class _Chooser:
         self.volumes.append(volume)
 
     def _blob_container(self, entry: AzureBlobFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
-        default = default_account(self._cluster)
+        default = self._file_shares.default_account()
         if not entry.account_name and not default:
             raise DocumentError(f"{at}: accountName is missing; give it, or set {ACCOUNT_VARIABLE}")
         account = filled(entry.account_name or ACCOUNT, default, at, "accountName")
@@ -265,7 +273,10 @@ class _Chooser:
             raise DocumentError(f"{at}: accountName is '{account}', which no storage account can be called")
         if not re.fullmatch(r"[a-z0-9$][a-z0-9-]{2,62}", entry.container_name):
             raise DocumentError(f"{at}: containerName is '{entry.container_name}', which no blob container can be called")
-        remember(account, entry.credentials, at)
+        what = f"blob container {account}/{entry.container_name}"
+        if not self._file_shares.is_azure(account, entry.credentials, at):
+            folder = f"{accounts.BLOBS}/{entry.container_name}"
+            return self._file_shares.stand_in(what, account, folder, entry.container_name)
         document = self._cluster.document
         endpoint = (document.blob_endpoint or "https://ACCOUNT.blob.core.windows.net").replace("ACCOUNT", account).rstrip("/")
         try:
@@ -282,7 +293,7 @@ class _Chooser:
             "",
             "",
             "azureBlob",
-            name=f"blob container {account}/{entry.container_name}",
+            name=what,
             how="rclone",
             endpoint=endpoint,
             account=account,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # The account of documents that have only a placeholder for its name, where nobody says what that stands for.
 UNNAMED = "local"
 FOLDER = "shares"
+# Below an account's folder, where blob containers are folders.
+BLOBS = "blobs"
 _ACCOUNT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _SHARE = re.compile(r"[a-z0-9](?:[a-z0-9]|-(?=[a-z0-9])){2,62}")
 _NAMED_AT_MOST = 20
@@ -50,10 +52,16 @@ def folder(account: str) -> Path:
     return home() / FOLDER / account.lower()
 
 
-def stand_in(account: str) -> str:
-    """The sentence that says so."""
+def stand_in(account: str, container: str = "") -> str:
+    """The sentence that says so, or says it of a blob container."""
     where = folder(account)
-    if account == UNNAMED:
+    if container:
+        where = where / BLOBS / container
+        nobody = f"the storage account '{account}'" if account != UNNAMED else "a storage account that nobody names"
+        found = (
+            f"there is no key or SAS for {nobody}, so its blob container {container} is the directory {where}; if it is Azure's"
+        )
+    elif account == UNNAMED:
         found = f"file shares of no named storage account are directories of {where}; if they are Azure's"
     else:
         found = f"there is no key or SAS for the storage account '{account}', so it is the directory {where}; if it is Azure's"

@@ -112,7 +112,11 @@ def test_a_document_with_options_over_it(cli: Cli) -> None:
 
 def test_volumes(cli: Cli) -> None:
     account = "--storage-account-name acc --storage-account-key aHVzaA=="
-    said = cli(f"cluster create -n c {account} --afs-name files --bfs-name blobs --bfs-mount-path b --nfs n")
+    mounts = f"{account} --afs-name files --bfs-name blobs --bfs-mount-path b --nfs n"
+    said = cli(f"cluster create -n c {mounts}")
+    assert said.code == 1 and "doesn't say where the file server n is; add it to fileServers" in said.err
+    (cli.world.cwd / "servers.yaml").write_text("fileServers: {n: 'host:/data'}", encoding="utf-8")
+    said = cli(f"cluster create -n c -f servers.yaml {mounts}")
     assert (said.code, said.err.count("\n")) == (0, 1)
     assert "--storage-account-key is not kept" in said.err and "aHVzaA" not in json.dumps(document(cli, "c"))
     assert document(cli, "c")["nodeSetup"]["mountVolumes"] == {
@@ -235,3 +239,32 @@ def test_nodes_that_take_their_time(capsys: pytest.CaptureFixture[str], monkeypa
     with asking(slow):
         assert "the nodes of cluster 'slow' have not all answered yet" in wait_for(lambda: capsys.readouterr().err)
     assert closed == ["quick", "slow"]
+
+
+def test_where_and_what_is_said_of_a_document(cli: Cli) -> None:
+    """Its location is shown as -l is; what it says without effect is told when it is created, and not by later commands."""
+    text = json.dumps({"location": "westus2", "type": "x", "properties": {"vmSize": "NC6"}})
+    (cli.world.cwd / "c.json").write_text(text, encoding="utf-8")
+    said = cli("cluster create -n c -f c.json --query location -o tsv")
+    assert said.out == "westus2\n" and "type has no effect" in said.err
+    said = cli("cluster show -n c --query location -o tsv")
+    assert (said.out, said.err) == ("westus2\n", "")
+    assert cli.json("cluster create -n d -f c.json -l eastus --query location") == "eastus"
+    # One that is written by hand: once.
+    (cli.world.home / "clusters" / "hand.yaml").write_text(text, encoding="utf-8")
+    assert [cli("cluster show -n hand").err.count("no effect") for _ in range(3)] == [1, 0, 0]
+    assert cli.json("cluster show -n hand --query location") == "westus2"
+
+
+def test_mounts_that_no_job_could_use(cli: Cli) -> None:
+    """Refused when a cluster is created; of a document that is written by hand ``errors`` tells (azure-cli 7129's kind)."""
+    mounts = {"fileServers": [{"fileServer": {"id": "n"}, "relativeMountPath": "x"}]}
+    text = json.dumps({"properties": {"nodeSetup": {"mountVolumes": mounts}}})
+    (cli.world.cwd / "c.json").write_text(text, encoding="utf-8")
+    said = cli("cluster create -n c -f c.json")
+    assert said.code == 1 and "nodeSetup.mountVolumes.fileServers[0]: the document of cluster 'c' doesn't say" in said.err
+    assert "c" not in cli.json("cluster list --query [].name")
+    (cli.world.home / "clusters").mkdir(parents=True)
+    (cli.world.home / "clusters" / "hand.yaml").write_text(text, encoding="utf-8")
+    errors = cli.json("cluster list --query [].errors[]")
+    assert [error["code"] for error in errors] == ["ClusterUnusable"] and "add it to fileServers" in errors[0]["message"]

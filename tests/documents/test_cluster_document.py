@@ -18,12 +18,10 @@ from mlflow_batchai.errors import DocumentError
 
 
 def test_batch_ai_keys_stand_under_properties_or_at_the_top() -> None:
-    wrapped, warnings = parse_cluster(
-        {"location": "eastus", "properties": {**AZURE, "vmPriority": "LowPriority"}}, "cluster.json"
-    )
+    wrapped, warnings = parse_cluster({"tags": {}, "properties": {**AZURE, "vmPriority": "LowPriority"}}, "cluster.json")
     flat, none = parse_cluster(AZURE, "cluster.json")
     assert wrapped == flat
-    assert warnings == ["cluster.json: location has no effect and is ignored"]
+    assert warnings == ["cluster.json: tags has no effect and is ignored"]
     assert none == []
     assert (flat.nodes, flat.engine, flat.vm_priority) == (4, Engine.LOCAL, "lowpriority")
     assert masked(parse_cluster(masked(flat), "stored.json")[0]) == masked(flat)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from whole_documents import HIDDEN, JOB
 
+from mlflow_batchai.documents.cluster import parse_cluster
 from mlflow_batchai.documents.job import (
     FRAMEWORKS,
     HorovodSettings,
@@ -151,8 +153,8 @@ REFUSED = {
     "node_count: 2": ".node_count is not a known key; did you mean nodeCount?",
     "nodecount: ": ".nodecount is not a known key; did you mean nodeCount?",
     "customToolkitSettings: {zzz: 2}": ".customToolkitSettings.zzz is not a known key; known keys: commandLine",
-    "mountVolumes: {azureFileShares: [{azureFileUrl: u, relativeMountPath: r, credentialsInfo: {}}]}": (
-        ".mountVolumes.azureFileShares[0].credentialsInfo is not a known key; did you mean credentials?"
+    "mountVolumes: {azureFileShares: [{azureFileUrl: u, relativeMountPath: r, credentialsInfos: {}}]}": (
+        ".mountVolumes.azureFileShares[0].credentialsInfos is not a known key; did you mean credentials?"
     ),
     "mountVolumes: {azureFileShares: [{azureFileUrl: u, relativeMountPath: r, credentials: {}}]}": (
         ".mountVolumes.azureFileShares[0].credentials is empty"
@@ -266,3 +268,19 @@ def test_python_code_uses_snake_case() -> None:
     assert properties.framework == ("horovodSettings", HorovodSettings())
     given = {"nodeCount": 1, "horovodSettings": {}, "constraints": {"maxWallClockTime": "P1DT6H"}}
     assert masked(JobDocument(properties=properties)) == {"properties": given}
+
+
+def test_names_of_older_versions_are_read_with_a_notice() -> None:
+    """``credentialsInfo`` as in Azure's sample (azure-docs), and keys of API 2017-09-01-preview and 2018-03-01."""
+    share = {"azureFileUrl": "u", "relativeMountPath": "r", "credentialsInfo": {"accountKey": "k"}}
+    blob = {"containerName": "ccc", "relativeMountPath": "b", "credentialsInfo": {"accountKey": "k"}}
+    mounts = {"azureFileShares": [share], "azureBlobFileSystems": [blob]}
+    document, warnings = parse_job({"tags": {}, "properties": {"mountVolumes": mounts, "priority": 0}}, "j")
+    assert [volume.credentials.account_key.get_secret_value() for volume in document.properties.mount_volumes.all] == ["k", "k"]
+    key = "properties.mountVolumes.azureFileShares[0].credentialsInfo"
+    assert f"j: {key} is read as credentials, as API 2018-05-01 calls it" in warnings
+    assert len(warnings) == 4
+    task = {"commandLine": "c", "stdOutErrPathPrefix": "p", "runElevated": True}
+    cluster, warnings = parse_cluster({"properties": {"nodeSetup": {"mountVolumes": mounts, "setupTask": task}}}, "c")
+    assert len(warnings) == 3
+    assert "credentialsInfo" not in json.dumps(masked(cluster))

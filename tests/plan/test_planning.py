@@ -159,11 +159,6 @@ REFUSED = {
         NotSupportedError,
         "secrets 'K': valueSecretReference",
     ),
-    "a blob container": (
-        properties(mountVolumes={"azureBlobFileSystems": [{"containerName": "ccc", "relativeMountPath": "b"}]}),
-        DocumentError,
-        "mountVolumes.azureBlobFileSystems[0]: accountName is missing; give it, or set AZURE_BATCHAI_STORAGE_ACCOUNT",
-    ),
     "logs outside": (
         properties(stdOutErrPathPrefix="$AZ_BATCHAI_MOUNT_ROOT/share/../x"),
         DocumentError,

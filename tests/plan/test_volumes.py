@@ -260,6 +260,29 @@ def test_a_cluster_whose_document_says_how_does_that(choose, tmp_path):
         choose(file_share(credentials={"accountKey": "no key!"}), local=True, mount="rclone")
 
 
+def test_a_blob_container_that_nothing_opens_is_a_folder_of_this_machine(choose, tmp_path, monkeypatch):
+    """As a file share is, whatever stands in place of its key, and with a key it is Azure's."""
+    entry = {"accountName": "acc", "containerName": "data", "relativeMountPath": "b"}
+    folder = tmp_path / "home" / "shares" / "acc" / "blobs" / "data"
+    for given in (
+        {},
+        {"credentials": {"accountKey": "REDACTED"}},
+        {"credentials": {"accountKey": "<AZURE_BATCHAI_STORAGE_KEY>"}},
+    ):
+        chosen = choose({"azureBlobFileSystems": [{**entry, **given}]}, local=True)
+        assert (kinds(chosen), chosen.volumes[1].source) == ([("link", set())], str(folder))
+        assert f"its blob container data is the directory {folder}; if it is Azure's, set AZURE" in chosen.warnings[0]
+    choose.check()
+    assert folder.is_dir()
+    unnamed = {"azureBlobFileSystems": [{"containerName": "data", "relativeMountPath": "b"}]}  # as --bfs-name writes it
+    assert choose(unnamed, local=True).volumes[1].source == str(tmp_path / "home/shares/local/blobs/data")
+    chosen = choose({"azureBlobFileSystems": [{**entry, "credentials": {"accountKey": KEY}}]}, local=True)
+    assert kinds(chosen) == [("rclone", {"key"})]
+    assert kinds(choose({"azureBlobFileSystems": [entry]}, local=True, mount="folder")) == [("rclone", {"key"})]
+    monkeypatch.setattr(credentials, "_remembered", {})
+    assert kinds(choose({"azureBlobFileSystems": [entry]}, local=True, mount="folder")) == [("link", set())]
+
+
 TWO = [
     {"mountCommand": "m", "relativeMountPath": "data"},
     {"mountCommand": "m", "relativeMountPath": "data/inner"},
