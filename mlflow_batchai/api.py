@@ -66,7 +66,7 @@ def submit(
     console = JobConsole(1)
     settings = merge(dict(config or {}), _named(cluster, nodes))
     with stores.as_tracking_error():
-        source = submitting.read(os.fspath(project), entry_point, parameters or {}, version, settings, console.say, "config=")
+        source = submitting.read(os.fspath(project), entry_point, version, settings, console.say, "config=")
         ready = submitting.check(submitting.prepare(source, parameters or {}, env_manager, console.say), console.say)
         tracking = _tracking(tracking_uri)
         console.say(ready.sentence)

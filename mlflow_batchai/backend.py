@@ -150,7 +150,7 @@ def _prepare(
     """Check and plan everything that is possible before anything exists."""
     _refuse_unusable(backend_config)
     settings = {key: value for key, value in backend_config.items() if key not in MLFLOW_KEYS}
-    source = submitting.read(project_uri, entry_point, params, version, settings, say)
+    source = submitting.read(project_uri, entry_point, version, settings, say)
     ready = submitting.prepare(source, params, backend_config.get("ENV_MANAGER"), say)
     return submitting.check(ready, say)
 

@@ -7,6 +7,8 @@ documents, ``prepare`` one job of it, ``check`` that nodes can run it, ``submit`
 from __future__ import annotations
 
 import contextlib
+import re
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from mlflow_batchai.cluster.clusters import Cluster, share_secret
 from mlflow_batchai.cluster.workspaces import arm_id
 from mlflow_batchai.config import default, untold
 from mlflow_batchai.documents.batchai import BatchaiFile, merge, parse_batchai, read_batchai
-from mlflow_batchai.documents.mlproject import EntryPoint, MLProject, bind, find_entry_point, load_project
+from mlflow_batchai.documents.mlproject import EntryPoint, MLProject, bind, find_entry_point, load_project, undeclared
 from mlflow_batchai.documents.reading import read as read_document
 from mlflow_batchai.documents.reading import read_text
 from mlflow_batchai.errors import DocumentError, ProjectError, UsageError
@@ -208,7 +210,6 @@ class Ready:
 def read(
     uri: str,
     entry_point: str,
-    parameters: Mapping[str, Any],
     version: str | None,
     settings: Mapping[str, Any],
     say: Say,
@@ -218,7 +219,6 @@ def read(
 
     Args:
         uri: a folder, a git repository or an archive, ``#folder`` behind it for a folder inside.
-        parameters: for MLflow, which refuses a remote project that lacks one.
         version: git commit or branch, or None.
         settings: over the keys of batchai.yaml; ``config`` names a file that is over it as well.
         say: told every warning.
@@ -227,7 +227,7 @@ def read(
     Raises:
         BatchAIError: it can't be had, or is wrong.
     """
-    project = load_project(_fetch(uri, version, entry_point, parameters))
+    project = load_project(_fetch(uri, version))
     entry = find_entry_point(project, entry_point)
     config, name, documents, warnings = _configuration(project, settings, settings_name)
     cluster, more = clusters.load(config.cluster or default("cluster"))
@@ -268,7 +268,7 @@ def prepare(
         source.documents,
         like.prepared if like else None,
     )
-    for warning in untold(prepared.warnings):
+    for warning in untold([*undeclared(source.entry, values), *prepared.warnings]):
         say(warning)
     return Ready(source, prepared)
 
@@ -373,7 +373,7 @@ def _shown(uri: str) -> str:
     return str(Path(uri).absolute()) if Path(uri).exists() else terminal.shown(uri)
 
 
-def _fetch(project_uri: str, version: str | None, entry_point: str, params: Mapping[str, Any]) -> Path:
+def _fetch(project_uri: str, version: str | None) -> Path:
     """The project's folder here: as it is for a local one, a clone or an unpacked archive otherwise."""
     uri, _, subdirectory = project_uri.partition("#")
     local = Path(uri.removeprefix("file://")).expanduser()
@@ -384,17 +384,30 @@ def _fetch(project_uri: str, version: str | None, entry_point: str, params: Mapp
         return directory.absolute()
     if "://" not in uri and not uri.endswith((".git", ".zip")) and not uri.startswith("git@") and not local.exists():
         raise ProjectError(f"there is no project at {local.absolute()}")
-    from mlflow.exceptions import ExecutionException
-    from mlflow.projects.utils import fetch_and_validate_project
+    # Not fetch_and_validate_project: MLflow's own reader of an MLproject is another one than ours.
+    from mlflow.projects.utils import _fetch_project
 
     try:
-        return Path(fetch_and_validate_project(project_uri, version, entry_point, dict(params)))
-    except ExecutionException as error:
-        raise ProjectError(str(error)) from error
-    except Exception as error:  # git and zip raise what they like
-        raise ProjectError(
-            f"the project {terminal.shown(project_uri)} can't be fetched: {' '.join(str(error).split())}"
-        ) from error
+        return Path(_fetch_project(project_uri, version))
+    except Exception as error:  # git, archives and servers raise what they like
+        raise ProjectError(f"the project {terminal.shown(project_uri)} can't be fetched: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """The reason for which a project can't be fetched, in the words of MLflow or git; others' are no words for people."""
+    from mlflow.exceptions import MlflowException
+
+    if isinstance(error, ImportError):
+        return "git is not installed, or not on PATH"
+    if isinstance(error, zipfile.BadZipFile):
+        return "it is no zip archive"
+    if isinstance(error, MlflowException):
+        # Of a version MLflow's sentence goes on with GitPython's account of a command.
+        return terminal.printable(error.message.partition(" Error: ")[0])
+    if said := re.findall(r"(?:fatal|error): ([^\n]+)", str(getattr(error, "stderr", ""))):
+        return terminal.printable(terminal.shown(said[0].strip()))
+    reason = error.strerror if isinstance(error, OSError) else None
+    return reason or "there is no answer, or none that is a project; get it by hand (git clone, unzip), and name the folder"
 
 
 def _configuration(

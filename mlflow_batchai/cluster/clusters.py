@@ -136,7 +136,7 @@ def make(name: str, document: ClusterDocument, path: Path, record: ClusterRecord
     Raises:
         BatchAIError: it can't be used: see ``load``.
     """
-    warnings = []
+    warnings: list[str] = []
     kind = _kind(document, str(path))
     if unsupported := sorted(document.node_setup.model_fields_set - {"mount_volumes", "setup_task"}):
         key = key_of(type(document.node_setup), unsupported[0])

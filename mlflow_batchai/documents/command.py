@@ -32,7 +32,9 @@ def variable_names(parameters: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def translate(template: str, variables: Mapping[str, str], source: str, numbers: Collection[str] = ()) -> str:
+def translate(
+    template: str, variables: Mapping[str, str], source: str, numbers: Collection[str] = (), extras: Collection[str] = ()
+) -> str:
     """The shell line of a command template.
 
     Args:
@@ -40,6 +42,7 @@ def translate(template: str, variables: Mapping[str, str], source: str, numbers:
         variables: parameter -> variable.
         source: names the entry point in messages.
         numbers: parameters that were checked to be numbers, and so may stand in arithmetic.
+        extras: parameters that the template doesn't know: ``--name value`` behind it, as MLflow has it.
 
     Raises:
         ProjectError: a placeholder without a parameter, one where no value can be put, or braces that don't match.
@@ -56,8 +59,8 @@ def translate(template: str, variables: Mapping[str, str], source: str, numbers:
         quoting.feed(text)
         if name is None:
             continue
-        if format_spec or conversion or name not in variables:
-            known = ", ".join(f"{{{known}}}" for known in variables) or "none"
+        if format_spec or conversion or name not in variables or name in extras:
+            known = ", ".join(f"{{{known}}}" for known in variables if known not in extras) or "none"
             raise ProjectError(
                 f"{source}: command has the placeholder {{{name}}}, which is no parameter ({known});"
                 " write {{ and }} for braces of the shell"
@@ -67,7 +70,14 @@ def translate(template: str, variables: Mapping[str, str], source: str, numbers:
         parts.append(quoting.reference(variables[name]))
         if name not in numbers:
             texts[variables[name]] = name
+    if extras and not quoting.is_open:
+        raise ProjectError(
+            f"{source}: command ends in a comment or a quote, so parameter '{next(iter(extras))}' has no place in it"
+        )
     line = "".join(parts)
+    if extras:
+        line = " ".join([line.rstrip("\n"), *(f'--{shlex.quote(name)} "${{{variables[name]}}}"' for name in extras)])
+        texts.update((variables[name], name) for name in extras)
     _check(line, texts, source)
     return line
 
@@ -137,6 +147,11 @@ class _Quoting:
             # Two begin a here-document; three a here-string: one word, quoted like any other.
             self._angles = self._angles + 1 if self._previous == "<" else 1
             self._here_document = self._angles == 2 or (self._here_document and self._angles != 3)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another word of the command can stand at this place."""
+        return self._stack == ["plain"] and not self._escaped
 
     def fault(self, variable: str) -> str | None:
         """Why no value can be put at this place, or None."""
@@ -415,7 +430,7 @@ def _is_known(name: str) -> bool:
 
 
 # MLflow 3 (``mlflow/utils/validation.py``): what a parameter's name may hold, and how long name and value may be.
-_UNFIT = re.compile(r"[^/\w.\- :]")
+UNFIT = re.compile(r"[^/\w.\- :]")
 LONGEST_NAME, LONGEST_VALUE = 250, 6000
 
 WHOLE = "commandLineArgs"
@@ -484,7 +499,7 @@ def _unquoted(word: str) -> str:
 
 def _fit(name: str) -> str:
     """A name that MLflow takes: as a path it must be one already, and lead nowhere else."""
-    name = _UNFIT.sub("_", name)[:LONGEST_NAME] or "_"
+    name = UNFIT.sub("_", name)[:LONGEST_NAME] or "_"
     if name != posixpath.normpath(name) or name == "." or name.startswith(("/", "..")):
         name = name.replace("/", "_").strip(".") or "_"
     return name

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlflow_batchai.documents.command import LONGEST_NAME, UNFIT
 from mlflow_batchai.documents.fields import unfit
 from mlflow_batchai.documents.model import refuse_unfit
 from mlflow_batchai.documents.reading import read
@@ -199,10 +200,10 @@ def find_entry_point(project: MLProject, name: str) -> EntryPoint:
 def bind(entry: EntryPoint, given: Mapping[str, object], source: str) -> list[Value]:
     """The value of every parameter, checked against its type, declared ones first.
 
-    A script that was named as an entry point declares nothing, so whatever is given is passed on as ``--name value``.
+    What isn't declared is passed on as ``--name value``, as MLflow's own backend does.
 
     Raises:
-        ParameterError: unknown, missing or ill-typed; all of them in one message, a line each.
+        ParameterError: missing, ill-typed or ill-named; all of them in one message, a line each.
     """
     faults: list[str] = []
     values: list[Value] = []
@@ -216,16 +217,23 @@ def bind(entry: EntryPoint, given: Mapping[str, object], source: str) -> list[Va
                 f"parameter '{parameter.name}' ({parameter.type}) has no default and was not given; add -P {parameter.name}=..."
             )
     for name in [name for name in given if name not in entry.parameters]:
-        if entry.declared:
-            near = difflib.get_close_matches(name, entry.parameters, 1)
-            hint = f"did you mean '{near[0]}'?" if near else f"it has: {', '.join(entry.parameters) or 'none'}"
-            faults.append(f"entry point '{entry.name}' has no parameter '{name}'; {hint}")
-        else:
-            values.append(Value(Parameter(name, "string", None), str(given[name]), True, extra=True))
+        if UNFIT.search(name) or not 0 < len(name) <= LONGEST_NAME:
+            faults.append(f"parameter '{name}' has a name that MLflow doesn't take: letters, digits and _ - . / : and blanks")
+        values.append(Value(Parameter(name, "string", None), str(given[name]), True, extra=True))
     faults += [fault for value in values if (fault := _fault(value))]
     if faults:
         raise ParameterError("\n".join(f"{source}: {printable(fault)}" for fault in faults))
     return values
+
+
+def undeclared(entry: EntryPoint, values: Iterable[Value]) -> list[str]:
+    """A sentence on each parameter that the entry point of an MLproject doesn't declare."""
+    found = []
+    for name in [value.parameter.name for value in values if value.extra and entry.declared]:
+        near = difflib.get_close_matches(name, entry.parameters, 1)
+        hint = f"did you mean '{near[0]}'?" if near else f"it declares: {', '.join(entry.parameters) or 'none'}"
+        found.append(f"entry point '{entry.name}' declares no parameter '{name}', so its command gets --{name}; {hint}")
+    return found
 
 
 def _fault(value: Value) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -229,12 +228,8 @@ def _code(
 def _command(entry: EntryPoint, values: Sequence[Value], source: str) -> str:
     """The shell line of the entry point, values referred to by their variables."""
     variables = variable_names(value.parameter.name for value in values)
-    placeholders = {value.parameter.name: variables[value.parameter.name] for value in values if not value.extra}
     numbers = {value.parameter.name for value in values if value.parameter.type == "int"}
-    command = translate(entry.command, placeholders, source, numbers)
-    return command + "".join(
-        f' --{shlex.quote(value.parameter.name)} "${{{variables[value.parameter.name]}}}"' for value in values if value.extra
-    )
+    return translate(entry.command, variables, source, numbers, [value.parameter.name for value in values if value.extra])
 
 
 def _script(command: str) -> str | None:

@@ -72,7 +72,7 @@ def check(plan: SweepPlan, say: Say) -> submitting.Ready:
         ParameterError: a combination can't be used; the message says which.
         BatchAIError: no job of the project could run.
     """
-    source = submitting.read(plan.uri, plan.entry_point, plan.combinations[0], plan.version, plan.settings, say)
+    source = submitting.read(plan.uri, plan.entry_point, plan.version, plan.settings, say)
     first: submitting.Ready | None = None
     for number, parameters in enumerate(plan.combinations, 1):
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -508,3 +510,48 @@ def test_ctrl_c_of_one_who_only_looks_on_leaves_the_job(watching):
     with pytest.raises(JobDetachedError):
         runner.watch(submitted, Console(), Signals(cancels=False))
     assert made.job.requests() == []
+
+
+EMPTY = """
+name: g
+entry_points:
+  main: {command: "true"}
+  zero:
+    parameters:
+    command: "true"
+"""
+
+
+def test_a_project_is_the_same_from_a_folder_a_git_version_and_an_archive(tmp_path, monkeypatch):
+    """One reader for all: MLflow's own fails for an empty ``parameters:`` with a Python error."""
+    monkeypatch.setenv("BATCHAI_HOME", str(tmp_path / "home"))
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "MLproject").write_text(EMPTY, encoding="utf-8")
+    git = ["git", "-C", str(project), "-c", "user.name=x", "-c", "user.email=x@y"]
+    for arguments in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *arguments], check=True)
+    shutil.make_archive(str(tmp_path / "project"), "zip", project)
+    for uri, version in ((project, None), (project.as_uri(), "main"), (tmp_path / "project.zip", None)):
+        for name in ("main", "zero"):
+            source = submitting.read(str(uri), name, version, {}, print)
+            ready = submitting.prepare(source, {"extra": "1 2"}, None, print)
+            assert ready.prepared.plan.command == 'true --extra "${BATCHAI_PARAM_extra}"'
+            assert ready.prepared.parameters == {"extra": "1 2"}
+
+
+@pytest.mark.parametrize(
+    ("uri", "version", "reason"),
+    [
+        ("file:///nowhere/x.git", None, "'/nowhere/x.git' does not appear to be a git repository"),
+        ("{}/broken.zip", None, "it is no zip archive"),
+        ("http://127.0.0.1:9/x.zip", None, "there is no answer"),
+        ("{}", "v9", "only supported for Git project"),
+    ],
+)
+def test_why_a_project_can_t_be_fetched_is_no_python_text(tmp_path, uri, version, reason):
+    (tmp_path / "broken.zip").write_text("x", encoding="utf-8")
+    with pytest.raises(ProjectError) as error:
+        submitting.read(uri.format(tmp_path), "main", version, {}, print)
+    assert reason in str(error.value)
+    assert not re.search(r"Cmd|Errno|Pool|object|Error", str(error.value))

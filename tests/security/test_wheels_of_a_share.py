@@ -195,7 +195,7 @@ def test_a_stranger_s_wheel_is_in_no_plan(world: Any, monkeypatch: pytest.Monkey
     monkeypatch.setenv("BATCHAI_HOME", str(world.home))
     monkeypatch.setenv("BATCHAI_HOROVOD_CACHE", str(world.root / "cache"))
     said: list[str] = []
-    source = submitting.read(str(project), "main", {}, None, {}, said.append)
+    source = submitting.read(str(project), "main", None, {}, said.append)
     for manager, found in (("virtualenv", {f"wheels/mine/{NAME}": sha256(good)}), ("local", {})):
         first = submitting.prepare(source, {}, manager, said.append)
         again = submitting.prepare(source, {}, manager, said.append, like=first)
