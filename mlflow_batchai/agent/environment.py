@@ -49,7 +49,7 @@ def allowed(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name in ALLOWED_NAMES or name.startswith(ALLOWED_PREFIXES)}
 
 
-BUILD_NAMES = frozenset(["BATCHAI_HOROVOD_CACHE", "XDG_CACHE_HOME", "REQUESTS_CA_BUNDLE"])
+BUILD_NAMES = frozenset(["BATCHAI_HOROVOD_CACHE", "XDG_CACHE_HOME", "XDG_DATA_HOME", "PYENV_ROOT", "REQUESTS_CA_BUNDLE"])
 BUILD_PREFIXES = ("PIP_", "UV_")
 
 

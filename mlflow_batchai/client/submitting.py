@@ -200,7 +200,8 @@ class Ready:
         """Describe the job that is about to start, and where it will run."""
         plan, cluster = self.prepared.plan, self.source.cluster
         container = plan.container
-        python = "python_env.yaml" if plan.environment else container.image if container else cluster.python
+        file = self.source.project.python_env or self.source.project.conda_env
+        python = file.name if file and plan.environment else container.image if container else cluster.python
         return (
             f"job {self.prepared.name}: {plan.node_count} node(s) of cluster {cluster.name}, {plan.ranks} rank(s), "
             f"training with {python}"

@@ -98,6 +98,7 @@ def load_project(directory: Path) -> MLProject:
     environments = [key for key in ("python_env", "conda_env", "docker_env") if data.get(key)]
     if len(environments) > 1:
         raise _wrong(f"{source}: {' and '.join(environments)} are given; a project has one environment")
+    python_env = _environment_file(directory, source, data, "python_env", None if environments else "python_env.yaml")
     entries = data.get("entry_points") or {}
     if not isinstance(entries, Mapping):
         raise _wrong(f"{source}: entry_points should map names to entry points")
@@ -109,8 +110,8 @@ def load_project(directory: Path) -> MLProject:
         source,
         str(data.get("name") or "").strip() or directory.resolve().name,
         {str(name): _entry_point(source, str(name), entry) for name, entry in entries.items()},
-        _environment_file(directory, source, data, "python_env", "python_env.yaml"),
-        _environment_file(directory, source, data, "conda_env", None),
+        python_env,
+        None if python_env else _environment_file(directory, source, data, "conda_env", None if environments else "conda.yaml"),
         _docker_env(source, data.get("docker_env")),
         block,
     )

@@ -13,12 +13,12 @@ import hashlib
 import json
 import os
 import posixpath
+import re
 import stat
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from mlflow_batchai.agent import boot
 from mlflow_batchai.agent.environments import trainenv
@@ -26,6 +26,8 @@ from mlflow_batchai.agent.environments.wheels import MOST_BYTES, WHEEL, WHEELS
 from mlflow_batchai.agent.plan import Plan, PythonEnvironment, plain
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.mlproject import MLProject
+from mlflow_batchai.documents.model import refuse_unfit
+from mlflow_batchai.documents.reading import read, read_text
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ProjectError
 from mlflow_batchai.horovod_wheel.environment import cache_root
 from mlflow_batchai.storage.base import Share
@@ -34,6 +36,10 @@ from mlflow_batchai.storage.directory import DirectoryShare
 # ``wheels/KEY/NAME.whl``, and a folder more for people's own order.
 DEPTH = 3
 BLOCK = 1 << 20
+# As MLflow has it (``mlflow/utils/environment.py``), and what conda writes besides: a channel, a star.
+_CONDA = re.compile(
+    r"(?:[\w./-]+::)?(?P<package>python|pip|setuptools|wheel)\s*(?:(?P<operator>[<>=!]=?)\s*(?P<version>\d+(?:\.\d+)*)(?:\.?\*)?)?"
+)
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -167,7 +173,7 @@ def _hash(file: int) -> str:
 
 
 def training_environment(project: MLProject, manager: str | None, cluster: Cluster) -> PythonEnvironment | None:
-    """``python_env.yaml`` as it stands in a plan, or None where the cluster's interpreter trains.
+    """``python_env.yaml``, or of ``conda.yaml`` its Python and its pip part, or None where the cluster's interpreter trains.
 
     Args:
         manager: MLflow's ``--env-manager``.
@@ -179,22 +185,21 @@ def training_environment(project: MLProject, manager: str | None, cluster: Clust
         return None
     if manager not in ("virtualenv", "uv"):
         raise NotSupportedError(f"--env-manager {manager} is not supported; use local, virtualenv or uv")
+    file = project.python_env or project.conda_env
+    if file is None:
+        raise ProjectError(f"{project.source}: --env-manager {manager} needs a python_env.yaml or a conda.yaml in the project")
+    data: Mapping[str, Any] = read(file) if read_text(file).strip() else {}
+    refuse_unfit(data, str(file))
     if project.python_env is None:
-        raise ProjectError(f"{project.source}: --env-manager {manager} needs a python_env.yaml in the project")
-    try:
-        data = yaml.safe_load(project.python_env.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise DocumentError(f"{project.python_env}: {' '.join(str(error).split())}") from error
-    if not isinstance(data, Mapping):
-        raise DocumentError(f"{project.python_env}: it should map keys to values")
+        data = _pip_part(data, str(file))
     lists = [data.get(key) or [] for key in ("build_dependencies", "dependencies")]
     if not all(isinstance(entries, list) and all(isinstance(entry, str) for entry in entries) for entries in lists):
-        raise DocumentError(f"{project.python_env}: dependencies should be a list of requirements")
+        raise DocumentError(f"{file}: dependencies should be a list of requirements")
     python = data.get("python")
     named = [project.directory / line.split(maxsplit=1)[1] for line in lists[1] if line.startswith("-r ")]
     for path in named:
         if not path.is_file():
-            raise DocumentError(f"{project.python_env}: dependencies name '-r {path.name}', which is not in the project")
+            raise DocumentError(f"{file}: dependencies name '-r {path.name}', which is not in the project")
     content = [manager, python, lists, [path.read_text(encoding="utf-8") for path in named], cluster.python]
     return PythonEnvironment(
         manager,
@@ -204,6 +209,52 @@ def training_environment(project: MLProject, manager: str | None, cluster: Clust
         tuple(lists[1]),
         cluster.environments,
     )
+
+
+def unused_environment(project: MLProject, manager: str | None, cluster: Cluster, image: str | None) -> list[str]:
+    """A sentence on an environment file of the project that nobody has asked for, if there is one.
+
+    Args:
+        manager: MLflow's ``--env-manager``; with ``local`` a user has chosen.
+        image: the job's, if it trains in one.
+    """
+    file = project.python_env or project.conda_env
+    if file is None or manager is not None:
+        return []
+    if image:
+        return [f"{file.name} plays no part: the job trains in the image {image}"]
+    built = "it" if project.python_env else "its Python and its pip part"
+    return [f"{file.name} plays no part: the job trains with {cluster.python}; --env-manager virtualenv (or uv) builds {built}"]
+
+
+def _pip_part(data: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """What MLflow takes of a ``conda.yaml`` where there is no conda: Python's version, pip and what builds, the pip part.
+
+    Raises:
+        DocumentError: packages that only conda has, or something else than a list of packages.
+    """
+    entries = data.get("dependencies") or []
+    if not isinstance(entries, list):
+        raise DocumentError(f"{source}: dependencies should be a list of packages")
+    found: dict[str, Any] = {"build_dependencies": [], "dependencies": []}
+    others = []
+    for entry in entries:
+        match = _CONDA.fullmatch(entry) if isinstance(entry, str) else None
+        if isinstance(entry, Mapping) and set(entry) == {"pip"}:
+            found["dependencies"] = entry["pip"]
+        elif match is None or (match["package"] == "python" and match["operator"] in ("<", ">", "!=")):
+            others.append(str(entry))
+        elif match["package"] == "python":
+            found["python"] = match["version"]
+        else:
+            operator = "==" if match["operator"] == "=" else match["operator"] or ""
+            found["build_dependencies"].append(match["package"] + operator + (match["version"] or ""))
+    if others:
+        raise DocumentError(
+            f"{source}: {', '.join(others)}: without conda only python=VERSION, pip, setuptools and wheel can be had here; name"
+            " others under pip:, or train in an image (docker_env)"
+        )
+    return found
 
 
 def preparation_cache(plan: Plan, cache: bool | Collection[str], source: str) -> str | None:

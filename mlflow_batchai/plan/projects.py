@@ -22,7 +22,7 @@ from mlflow_batchai.errors import DocumentError, NotSupportedError, ParameterErr
 from mlflow_batchai.job.metrics import metric_key
 from mlflow_batchai.job.places import slug
 from mlflow_batchai.plan.changes import since_commit
-from mlflow_batchai.plan.environments import choose_wheels, preparation_cache, training_environment
+from mlflow_batchai.plan.environments import choose_wheels, preparation_cache, training_environment, unused_environment
 from mlflow_batchai.plan.images import choose_container, copied_variables
 from mlflow_batchai.plan.planning import JobOptions, Program, plan_job
 from mlflow_batchai.plan.prepared import Prepared
@@ -155,7 +155,8 @@ def prepare(
         ),
     )
     planned = plan_job(program, properties, config, cluster, source)
-    warnings = [*notices, *planned.warnings]
+    image = container.image if container else None
+    warnings = [*unused_environment(project, env_manager, cluster, image), *notices, *planned.warnings]
     if like is None:
         code, notices = _code(project, entry, cluster, planned.secret_texts, documents)
         warnings += notices

@@ -389,7 +389,8 @@ def test_a_link_out_of_the_project_or_a_pipe_is_refused(desk, target):
         ("uv", "[1, 2]", BatchAIError, "python_env.yaml"),
         ("uv", "dependencies: numpy", DocumentError, "dependencies should be a list of requirements"),
         ("uv", "dependencies: [{a: 1}]", DocumentError, "dependencies should be a list of requirements"),
-        ("uv", "dependencies: [", DocumentError, "python_env.yaml: "),
+        ("uv", "dependencies: [", DocumentError, "python_env.yaml, line 1"),
+        ("uv", 'dependencies: ["a\\0b"]', DocumentError, "dependencies[0] holds a NUL byte"),
     ],
 )
 def test_environments_that_are_refused(desk, manager, text, kind, words):
@@ -410,6 +411,32 @@ def test_the_hash_of_an_environment_changes_with_what_is_in_it(desk):
     (desk.project / "r.txt").write_text("scipy<2", encoding="utf-8")
     assert desk.prepare(env_manager="uv").plan.environment.hash != first.hash
     assert desk.prepare(env_manager="local").plan.environment is None
+
+
+def test_of_a_conda_yaml_what_pip_can_have(desk):
+    """As MLflow has it under virtualenv and uv; a package that only conda has is refused by its name."""
+    conda = desk.project / "conda.yaml"
+    pip = "- pip: [numpy==2.0, -r r.txt]"
+    conda.write_text(f"channels: [x]\ndependencies:\n- python=3.11\n- conda-forge::pip<=24.0\n{pip}", encoding="utf-8")
+    (desk.project / "r.txt").write_text("scipy", encoding="utf-8")
+    for manager in ("virtualenv", "uv"):
+        made = desk.prepare(env_manager=manager).plan.environment
+        assert (made.python, made.build_dependencies, made.dependencies) == ("3.11", ("pip<=24.0",), ("numpy==2.0", "-r r.txt"))
+    conda.write_text("dependencies: [python=3.11, cudatoolkit=11, 'python<4', numpy]", encoding="utf-8")
+    with pytest.raises(DocumentError, match=r"conda\.yaml: cudatoolkit=11, python<4, numpy: without conda only"):
+        desk.prepare(env_manager="uv")
+    (desk.project / "python_env.yaml").write_text("python: 3.10", encoding="utf-8")
+    assert desk.prepare(env_manager="uv").plan.environment.python == "3.10"
+
+
+@pytest.mark.parametrize(("file", "built"), [("python_env.yaml", "builds it"), ("conda.yaml", "its pip part")])
+def test_an_environment_is_not_dropped_without_a_word(desk, file, built):
+    assert desk.prepare().warnings == []
+    (desk.project / file).write_text("dependencies: [python=3.11]", encoding="utf-8")
+    (warning,) = desk.prepare().warnings
+    assert warning.startswith(f"{file} plays no part: the job trains with ") and warning.endswith(built)
+    assert "--env-manager virtualenv (or uv)" in warning
+    assert desk.prepare(env_manager="local").warnings == []
 
 
 @pytest.mark.parametrize(

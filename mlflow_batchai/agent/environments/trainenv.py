@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import re
 import shutil
@@ -205,7 +206,8 @@ def split_horovod(dependencies: Iterable[str], project: str) -> tuple[list[str],
 def find_python(version: Any, layout: NodeLayout) -> str:
     """An interpreter of the wanted version (``3.11`` or ``3.11.7``; None: any) to make an environment from.
 
-    The cluster's ``python:`` comes first, then the agent's own, then ``python3.11`` on PATH.
+    The cluster's ``python:`` comes first, then the agent's own, ``python3.11`` on PATH, then what pyenv and uv have installed.
+    One that doesn't run is passed over, such as pyenv's shim of a version that isn't chosen.
 
     Raises:
         Failure: there is none on this node.
@@ -215,19 +217,32 @@ def find_python(version: Any, layout: NodeLayout) -> str:
         return own
     parts = str(version).split(".")
     short = ".".join(parts[:2])
-    for candidate in dict.fromkeys([own, sys.executable]):
+    paths = [os.path.join(folder, "python" + short) for folder in os.environ.get("PATH", os.defpath).split(os.pathsep)]
+    for candidate in dict.fromkeys([own, sys.executable, *paths, *_installed(short, str(version))]):
         with contextlib.suppress(_SilentError):
             if _version_of(candidate) == short:
                 return candidate
-    found = shutil.which("python" + short)
-    if found:
-        return found
+    there = ", ".join(dict.fromkeys([own, sys.executable, *_installed("*", "")]))
     raise Failure(
         protocol.ENVIRONMENT_FAILED,
         f"python_env.yaml asks for Python {version} and there is no python{short} on {layout.node_id};"
-        " install it, or use --env-manager uv",
+        f" install it, or use --env-manager uv (there is {there})",
         node=layout.node,
     )
+
+
+def _installed(short: str, version: str) -> list[str]:
+    """Interpreters that pyenv and uv keep (``short``: ``3.11``, or ``*``), the wanted version first, then the newest."""
+    pyenv = os.environ.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv")
+    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    uv = os.environ.get("UV_PYTHON_INSTALL_DIR") or os.path.join(data, "uv", "python")
+    found = glob.glob(f"{glob.escape(pyenv)}/versions/{short}.*/bin/python")
+    found += glob.glob(f"{glob.escape(uv)}/cpython-{short}.*/bin/python{short}")
+
+    def numbers(path: str) -> list[int]:
+        return [int(number) for number in re.findall(r"\d+", path.split("/")[-3])[:3]]
+
+    return sorted(found, key=lambda path: (numbers(path) == numbers(f"{version}/bin/python"), numbers(path)), reverse=True)
 
 
 def find(python: str | None, environment: Mapping[str, str]) -> str | None:

@@ -142,6 +142,7 @@ def test_a_killed_build_is_wiped(layout: NodeLayout) -> None:
 
 
 def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
     return path
@@ -319,7 +320,7 @@ def test_which_python(layout: NodeLayout, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert trainenv.find_python(None, layout) == trainenv.find_python(here, layout) == sys.executable
     assert trainenv.find_python(here + ".99", layout) == sys.executable
     other = tmp_path / "python2.4"
-    other.write_text("")
+    other.write_text("#!/bin/sh\necho 2.4\n")
     other.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert trainenv.find_python("2.4.6", layout) == str(other)
@@ -327,3 +328,22 @@ def test_which_python(layout: NodeLayout, monkeypatch: pytest.MonkeyPatch, tmp_p
         trainenv.find_python("2.5", layout)
     with pytest.raises(Failure, match="there is no uv on node-0"):
         Builder().build(layout, wanted(manager="uv"))
+
+
+def test_a_shim_of_pyenv_is_no_python(layout: NodeLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It fails with code 127 until a version is chosen: what pyenv itself, or uv, has installed is taken."""
+    shims = tmp_path / "shims"
+    program(shims / "python2.4", "#!/bin/sh\necho 'pyenv: python2.4: command not found' >&2\nexit 127\n")
+    monkeypatch.setenv("PATH", f"{shims}:/usr/bin:/bin")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "uv"))
+    uv = program(tmp_path / "uv" / "cpython-2.4.1-linux" / "bin" / "python2.4", "#!/bin/sh\necho 2.4\n")
+    assert trainenv.find_python("2.4", layout) == str(uv)
+    old, _, other = (
+        program(tmp_path / "pyenv" / "versions" / name / "bin" / "python", f"#!/bin/sh\necho {name[:-2]}\n")
+        for name in ("2.4.9", "2.4.8", "2.40.1")
+    )
+    assert trainenv.find_python("2.40", layout) == str(other)
+    assert trainenv.find_python("2.4.9", layout) == str(old)
+    with pytest.raises(Failure, match=f"there is no python2.5 on node-0; install it, or use --env-manager uv .*{other}"):
+        trainenv.find_python("2.5", layout)
