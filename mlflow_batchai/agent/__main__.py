@@ -40,6 +40,10 @@ def main(arguments: list[str]) -> int:
         from mlflow_batchai.agent.environments import installing
 
         return installing.main(rest)
+    if verb == "overlay":
+        from mlflow_batchai.agent.environments import overlay
+
+        return overlay.main(rest)
     if verb == "horovod-build":
         from mlflow_batchai.horovod_wheel import builder
 

@@ -145,6 +145,7 @@ def job_environment(
     python: str,
     extra: Mapping[str, str] | None = None,
     image: Mapping[str, str] | None = None,
+    below: str = "",
 ) -> dict[str, str]:
     """Environment of job preparation and, with ``extra``, of a rank.
 
@@ -155,13 +156,15 @@ def job_environment(
     Args:
         python: the training interpreter; its folder comes first on PATH.
         image: in a container, the environment that it gives every process; its PATH is as it should be.
+        below: the folder of the interpreter that the training one is made over, if so; it comes next on PATH.
         extra: what the launcher adds. Names that end in ``!`` are never overridden by the document (a rank's number).
     """
     plan: Plan = layout.plan
     environment = allowed(node_environment) if image is None else in_container(node_environment, image)
     folder = os.path.dirname(python)
     if folder and image is None:
-        environment["PATH"] = os.pathsep.join([folder, layout.bin, environment.get("PATH", os.defpath)])
+        folders = [folder, layout.bin, *filter(None, [below])]
+        environment["PATH"] = os.pathsep.join([*folders, environment.get("PATH", os.defpath)])
     service = layout.service_variables(addresses, gpus)
     environment.update(service)
     environment.update(plan.parameters)

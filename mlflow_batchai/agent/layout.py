@@ -67,6 +67,9 @@ class NodeLayout:
         cached = plan.preparation_cache
         # What a cached preparation leaves, for later jobs too; None: preparation is the job's own.
         self.prepared: str | None = os.path.join(root, "prepared", cached) if cached else None
+        # The virtual environment over the training interpreter that a preparation changes; None: there is none, or a container.
+        own = os.path.join(self.prepared, ".venv") if self.prepared else os.path.join(self.job, "venv")
+        self.venv: str | None = own if plan.preparation and not plan.container else None
         self.mounted_share = os.path.join(self.cluster_mounts, plan.control_mount)
         self.share = share or self.mounted_share
         self.control = open_control(self.share, sas)

@@ -83,6 +83,7 @@ def _ranks(plan: Plan, prepared: Prepared, cluster: Cluster, commands: Sequence[
     rendezvous = {"address": addresses[0], "port": "<port>" if ranks.needs_rendezvous(plan) else 0}
     own = {name: terminal.shown(value) if name.lower().endswith("_proxy") else value for name, value in os.environ.items()}
     document = {entry.name for entry in plan.environment_variables} | set(prepared.secrets)
+    python = _python(plan.python, here)
     found = []
     for slot in ranks.slots_of(plan, [len(gpus.ids) for gpus in counted]):
         command = commands[slot.node]
@@ -92,8 +93,9 @@ def _ranks(plan: Plan, prepared: Prepared, cluster: Cluster, commands: Sequence[
             addresses,
             counted[slot.node],
             dict.fromkeys(prepared.secrets, MASK),
-            _python(plan.python, here),
+            f"{layout.venv}/bin/python" if layout.venv else python,
             {"PATH": "<PATH of the image>"} if plan.container else None,
+            python.rpartition("/")[0] if layout.venv else "",
         )
         cores = max(1, len(os.sched_getaffinity(0)) // cluster.engine.node_limit) if here else 0
         environment = ranks.rank_environment(layout, known, slot, rendezvous, interface, cores, command.archive)

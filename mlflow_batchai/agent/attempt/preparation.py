@@ -11,7 +11,7 @@ from typing import Callable
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.environments import kept, trainenv
-from mlflow_batchai.agent.layout import NodeLayout
+from mlflow_batchai.agent.layout import NodeLayout, archive_path
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.agent.processes.tasks import Task
@@ -30,6 +30,9 @@ class Preparation:
     Args:
         check: raises if the attempt is to end.
         variables: the job's environment on this node, as it is by then.
+
+    Attributes:
+        below: the folder of the interpreter over which the job has an environment of its own; empty: it has none.
     """
 
     def __init__(
@@ -48,9 +51,12 @@ class Preparation:
         self._variables = variables
         self._python = sys.executable
         self._made = ""
+        self.below = ""
 
     def interpreter(self) -> str:
         """Absolute path of the interpreter that trains; in a container the image's, empty if it has none.
+
+        With a job preparation it is in an environment of the job's own, which ``job_preparation`` makes.
 
         Raises:
             Failure: it isn't there, or its environment can't be built.
@@ -66,7 +72,15 @@ class Preparation:
             python = trainenv.interpreter(self.layout, os.environ)
         self.shipper.note("training interpreter: %s" % (python or "none"))
         self._python = python
-        return python
+        if self.layout.venv is None:
+            return python
+        if trainenv.is_wrapper(python):
+            self.shipper.note(
+                f"{python} is a script: the job has no environment of its own over it, and preparation may change it"
+            )
+            return python
+        self.below = os.path.dirname(python)
+        return os.path.join(self.layout.venv, "bin", "python")
 
     def job_preparation(self) -> None:
         """Run ``jobPreparation``, unless an earlier job of the same content has left its result on this disk.
@@ -78,7 +92,8 @@ class Preparation:
             return
         folder = self.layout.prepared
         if folder is None:
-            self._prepare()
+            with self._disk(protocol.NODE_SETUP_FAILED, "job preparation"):
+                self._prepare()
             return
         once = kept.once(folder, self._wait, self.say, "the same job preparation", self._stamp)
         with self._disk(protocol.NODE_SETUP_FAILED, "job preparation"), once as needed:
@@ -92,7 +107,7 @@ class Preparation:
         """The interpreter that it was done for; what it installed into an environment goes when that is made anew."""
         if self.runtime.container:
             return f"{self.runtime.container.identity} {self._python}"
-        return " ".join(filter(None, [trainenv.described(self.layout, self._python), self._made]))
+        return " ".join(filter(None, ["venv", trainenv.described(self.layout, self._python), self._made]))
 
     def say(self, text: str) -> None:
         """Tell people what this node does, there and in its log."""
@@ -100,6 +115,16 @@ class Preparation:
         self.shipper.note(text)
 
     def _prepare(self) -> None:
+        if self.layout.venv and self.below:
+            made = self._run([self._python, "-I", archive_path(), "overlay", self.layout.venv], {}, "the job's environment")
+            if made.exit_code != 0:
+                raise Failure(
+                    protocol.ENVIRONMENT_FAILED,
+                    f"the job's own environment over {self._python} on {self.layout.node_id} can't be made: it {made.verdict}",
+                    node=self.layout.node,
+                    exit_code=made.exit_code,
+                    tail=list(made.tail),
+                )
         self.say("job preparation")
         task = logged_task(self.shipper, "job preparation")
         self.runtime.start(task, ["bash", "-c", self.plan.preparation], self._variables())

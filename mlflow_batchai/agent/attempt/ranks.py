@@ -147,6 +147,7 @@ class Known(NamedTuple):
         secrets: variable -> value.
         python: the training interpreter.
         image: in a container, the environment that it gives every process.
+        below: the folder of the interpreter that the training one is made over; empty: it is no job's own.
     """
 
     environment: Mapping[str, str]
@@ -155,6 +156,7 @@ class Known(NamedTuple):
     secrets: Mapping[str, str]
     python: str
     image: Mapping[str, str] | None = None
+    below: str = ""
 
 
 def argv(plan: Plan) -> list[str]:
@@ -177,6 +179,7 @@ def job_variables(layout: NodeLayout, known: Known, extra: Mapping[str, str] | N
         known.python,
         dict(gpus.visibility_variables(known.gpus), **(extra or {})),
         known.image,
+        known.below,
     )
 
 

@@ -253,6 +253,12 @@ def find(python: str | None, environment: Mapping[str, str]) -> str | None:
     return os.path.abspath(found) if found else None
 
 
+def is_wrapper(python: str) -> bool:
+    """Whether an interpreter is somebody's script that sets things up and starts another one; pyenv's shims only start one."""
+    with open(python, "rb") as file:
+        return file.read(2) == b"#!" and os.path.basename(os.path.dirname(python)) != "shims"
+
+
 class _SilentError(Exception):
     """An interpreter is there but does not say which one; the message is a few words on why."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import shutil
 import socket
@@ -11,11 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from node_world import Cluster, Job
 from waiting import wait_for
 
-PREPARE = 'echo once >> "$BATCHAI_PREPARATION_DIR/made"; ls -A "$BATCHAI_PREPARATION_DIR"; echo $TOOLS'
+PREPARE = 'echo once >> "$BATCHAI_PREPARATION_DIR/made"; ls -A -I .venv "$BATCHAI_PREPARATION_DIR"; echo $TOOLS'
 USE = 'cat "$BATCHAI_PREPARATION_DIR/made"'
 
 
@@ -63,8 +65,40 @@ def test_it_runs_again_for_an_environment_that_was_built_anew(cluster: Cluster) 
         if built == "anew":
             shutil.rmtree(folder)
         logs.append(prepared(cluster, prepare, command="true", python_env=environment, patch=BARE)[1])
-        assert (folder / "installed").exists()
+        assert (kept(cluster) / ".venv" / "installed").exists() and not (folder / "installed").exists()
     assert logs == ["prepared\n", "", "prepared\n"]
+
+
+# A package that needs no build, a program of it, and what it says of itself.
+INSTALL = """
+mkdir -p pkg/own-1.0.dist-info; cd pkg; echo 'def main(): print("ours")' > own.py
+printf 'Metadata-Version: 2.1\\nName: own\\nVersion: 1.0\\n' > own-1.0.dist-info/METADATA
+printf 'Wheel-Version: 1.0\\nGenerator: x\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n' > own-1.0.dist-info/WHEEL
+printf '[console_scripts]\\nown = own:main\\n' > own-1.0.dist-info/entry_points.txt
+printf 'own.py,,\\nown-1.0.dist-info/METADATA,,\\nown-1.0.dist-info/WHEEL,,\\nown-1.0.dist-info/RECORD,,\\n' > own-1.0.dist-info/RECORD
+python -m zipfile -c own-1.0-py3-none-any.whl own.py own-1.0.dist-info
+pip install -q --no-index ./own-1.0-py3-none-any.whl; pip3 uninstall -qy numpy; command -v pip
+"""
+LOOK = "own; python -c 'import sys, own, numpy; print(sys.prefix); print(numpy.__file__)'; command -v own pytest"
+
+
+@pytest.mark.parametrize("cache", [None, "0123456789abcdef"])
+def test_what_it_installs_is_the_job_s_own(cluster: Cluster, cache: str | None) -> None:
+    """Preparation and ranks have an environment over the cluster's interpreter, which stays as it was."""
+    before = {path.name for path in Path(sys.prefix, "bin").iterdir()}
+    job = submit(cluster, INSTALL, cache, command=LOOK)
+    assert job.wait()["executionState"] == "succeeded", job.said()
+    venv = kept(cluster) / ".venv" if cache else cluster.roots[0] / "jobs" / job.plan.job / "venv"
+    said = job.log("stdout.txt").splitlines()
+    assert said == ["ours", str(venv), numpy.__file__, f"{venv}/bin/own", f"{venv}/bin/pytest"]
+    assert job.log("stdout-job_prep.txt") == f"{venv}/bin/pip\n"
+    assert importlib.util.find_spec("own") is None
+    assert {path.name for path in Path(sys.prefix, "bin").iterdir()} == before
+    if cache:
+        assert prepared(cluster, INSTALL, cache, command="own") == ("ours\n", "")
+    plain = cluster.submit("echo ${PATH%%:*}")
+    assert plain.wait()["executionState"] == "succeeded"
+    assert plain.log("stdout.txt") == f"{Path(sys.executable).parent}\n", "without a preparation there is none"
 
 
 def test_without_the_key_it_runs_for_every_job(cluster: Cluster) -> None:
@@ -100,7 +134,7 @@ def test_another_agent_on_the_disk_is_waited_for(cluster: Cluster) -> None:
         wait_for(lambda: "waiting for another" in job.log("execution.log"))
         kept(cluster).mkdir()
         (kept(cluster) / "made").write_text("by the other\n")
-        ours = f"{sys.version_info[0]}.{sys.version_info[1]} {os.path.realpath(sys.executable)}"
+        ours = f"venv {sys.version_info[0]}.{sys.version_info[1]} {os.path.realpath(sys.executable)}"
         (kept(cluster) / ".complete").write_text(f"{ours}\n")
     assert job.wait()["executionState"] == "succeeded", job.said()
     assert job.log("stdout.txt") == "by the other\n"
