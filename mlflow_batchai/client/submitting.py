@@ -377,6 +377,7 @@ def _shown(uri: str) -> str:
 def _fetch(project_uri: str, version: str | None) -> Path:
     """The project's folder here: as it is for a local one, a clone or an unpacked archive otherwise."""
     uri, _, subdirectory = project_uri.partition("#")
+    subdirectory = subdirectory.strip("/")
     local = Path(uri.removeprefix("file://")).expanduser()
     if version is None and local.is_dir():
         directory = local / subdirectory
@@ -389,7 +390,7 @@ def _fetch(project_uri: str, version: str | None) -> Path:
     from mlflow.projects.utils import _fetch_project
 
     try:
-        return Path(_fetch_project(project_uri, version))
+        return Path(_fetch_project(f"{uri}#{subdirectory}", version))
     except Exception as error:  # git, archives and servers raise what they like
         raise ProjectError(f"the project {terminal.shown(project_uri)} can't be fetched: {_why(error)}") from error
 

@@ -11,6 +11,7 @@ from mlflow_batchai.agent.layout import NodeLayout, expand, log_name, undefined
 
 
 def test_folders_lie_under_the_node(make_layout: Callable[..., NodeLayout], tmp_path: Path) -> None:
+    """``AZ_BATCHAI_JOB_MOUNT_ROOT`` is set, of which people asked what it was (azure-docs 15559)."""
     layout = make_layout(1)
     root = f"{tmp_path}/root-1"
     assert layout.code == f"{root}/jobs/abc1234567/temp/code"

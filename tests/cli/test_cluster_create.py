@@ -111,6 +111,7 @@ def test_a_document_with_options_over_it(cli: Cli) -> None:
 
 
 def test_volumes(cli: Cli) -> None:
+    """``--use-auto-storage`` among them, a traceback of `az batchai` (azure-cli 7129)."""
     account = "--storage-account-name acc --storage-account-key aHVzaA=="
     mounts = f"{account} --afs-name files --bfs-name blobs --bfs-mount-path b --nfs n"
     said = cli(f"cluster create -n c {mounts}")
@@ -257,7 +258,7 @@ def test_where_and_what_is_said_of_a_document(cli: Cli) -> None:
 
 
 def test_mounts_that_no_job_could_use(cli: Cli) -> None:
-    """Refused when a cluster is created; of a document that is written by hand ``errors`` tells (azure-cli 7129's kind)."""
+    """Refused when a cluster is created; of a document that is written by hand ``errors`` tells."""
     mounts = {"fileServers": [{"fileServer": {"id": "n"}, "relativeMountPath": "x"}]}
     text = json.dumps({"properties": {"nodeSetup": {"mountVolumes": mounts}}})
     (cli.world.cwd / "c.json").write_text(text, encoding="utf-8")

@@ -523,21 +523,29 @@ entry_points:
 
 
 def test_a_project_is_the_same_from_a_folder_a_git_version_and_an_archive(tmp_path, monkeypatch):
-    """One reader for all: MLflow's own fails for an empty ``parameters:`` with a Python error."""
+    """One reader for all: MLflow's own fails for an empty ``parameters:`` with a Python error.
+
+    A folder inside may be written with slashes (mlflow 1534), a value may hold "=" (mlflow 3346), and is kept and handed on as
+    it is, without quotes (mlflow 6811).
+    """
     monkeypatch.setenv("BATCHAI_HOME", str(tmp_path / "home"))
     project = tmp_path / "project"
     project.mkdir()
-    (project / "MLproject").write_text(EMPTY, encoding="utf-8")
+    (project / "in").mkdir()
+    for folder in (project, project / "in"):
+        (folder / "MLproject").write_text(EMPTY, encoding="utf-8")
     git = ["git", "-C", str(project), "-c", "user.name=x", "-c", "user.email=x@y"]
     for arguments in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "x"]):
         subprocess.run([*git, *arguments], check=True)
     shutil.make_archive(str(tmp_path / "project"), "zip", project)
     for uri, version in ((project, None), (project.as_uri(), "main"), (tmp_path / "project.zip", None)):
-        for name in ("main", "zero"):
-            source = submitting.read(str(uri), name, version, {}, print)
-            ready = submitting.prepare(source, {"extra": "1 2"}, None, print)
+        for name, below in (("main", ""), ("zero", ""), ("zero", "#/in/")):
+            source = submitting.read(f"{uri}{below}", name, version, {}, print)
+            assert source.project.directory.name == ("in" if below else source.project.directory.name)
+            ready = submitting.prepare(source, {"extra": "1 + 2 = 3"}, None, print)
             assert ready.prepared.plan.command == 'true --extra "${BATCHAI_PARAM_extra}"'
-            assert ready.prepared.parameters == {"extra": "1 2"}
+            assert ready.prepared.parameters == {"extra": "1 + 2 = 3"}
+            assert ready.prepared.plan.parameters == {"BATCHAI_PARAM_extra": "1 + 2 = 3"}
 
 
 @pytest.mark.parametrize(

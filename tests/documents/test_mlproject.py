@@ -184,7 +184,7 @@ def test_a_default_of_the_wrong_type_is_seen_before_the_job_runs():
 
 
 def test_what_is_not_declared_is_passed_on_with_a_notice():
-    """As MLflow's own backend has it, and no shell text for that (mlflow 6811: nor is it logged with quotes)."""
+    """As MLflow's own backend has it, and no shell text for that."""
     values = bind(MAIN, {"lr": "1", "epocs": "1 2", "zzz": ""}, "s")
     assert [(value.parameter.name, value.text) for value in values if value.extra] == [("epocs", "1 2"), ("zzz", "")]
     first, second = undeclared(MAIN, values)

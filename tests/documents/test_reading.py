@@ -81,6 +81,7 @@ def test_read(text: str, source: str, data: dict[str, Any]) -> None:
     ],
 )
 def test_refused(text: str, source: str, words: str) -> None:
+    """An empty or broken document is a sentence with its place, where `az batchai` had a traceback (azure-docs 18849)."""
     with pytest.raises(DocumentError) as caught:
         load_text(text, source)
     assert str(caught.value).startswith(source + words)

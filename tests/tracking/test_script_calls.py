@@ -92,6 +92,7 @@ def notes(made, client):
 
 
 def test_params_tags_and_datasets(scene):
+    """A script that logs a parameter of the run with another value fails nothing (mlflow 7152)."""
     made, client, relay = scene
     run_id = made.plan["runId"]
     client.log_param(run_id, "epochs", "5")
@@ -120,6 +121,18 @@ def test_params_tags_and_datasets(scene):
     for words in ("'epochs' is '5'", "'rate' is '0.1'", "'bad:key()' was refused", "'odd()' was refused", "3 lines"):
         assert words in told
     assert run.info.status == "FINISHED"
+
+
+def test_the_status_is_the_job_s_whatever_the_script_has_made_of_its_run(scene):
+    """MLflow sets a run FINISHED when its process exits without an exception that it sees (mlflow 3932)."""
+    made, client, relay = scene
+    made.announce(0)
+    made.segment(0, said("param", values={"a": "1"}), said("tag", values={"mlflow.endTime": "1"}))
+    made.verdict("failed", reason="rank 0 exited with code 1")
+    first = relay()
+    first.step()
+    first.finish(made.job.state())
+    assert client.get_run(made.plan["runId"]).info.status == "FAILED"
 
 
 def test_files_are_sent_when_they_are_new_or_others(scene):

@@ -92,6 +92,7 @@ def logged(tmp_path_factory, version):
 
 
 def test_it_takes_the_job_s_run(logged, version):
+    """Also from scripts that set an experiment of their own, which MLflow's own backend fails for (mlflow 2735)."""
     rank, found, said = logged
     assert version is None or version.name == f"mlflow-{found['version']}"
     assert found["ours"] == rank.environment["PYTHONPATH"].split(os.pathsep)[0]

@@ -277,6 +277,7 @@ def test_a_node_whose_engine_has_gone(cluster: Cluster, docker: FakeDocker) -> N
 
 
 def test_an_image_that_is_nowhere(cluster: Cluster, docker: FakeDocker) -> None:
+    """The reason and the image are told (azure-docs 15559: FailedStartingContainer and no word more)."""
     docker.set("gone")
     verdict = docker.submit(cluster, "echo never").wait()
     [error] = verdict["errors"]
