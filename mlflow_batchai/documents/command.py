@@ -190,7 +190,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=", re.ASCII)
 _PATH = re.compile(r"(\"?)(?!/dev/|/proc/)(?:~/|\$\w+/|\$\{\w+\}/)?[\w./][\w./+-]*\1", re.ASCII)
 # Arguments, one a line, with which these pass text on.
 _TEST = re.compile(r"(?:!\n)?(?:-[nzdefs]\n.+|.+\n(?:!=|==?)\n.+)(?:\n\])?")
-_FORMAT = re.compile(r"['\"]?[%\w\\][^$\n]*(?:\n.*)?", re.DOTALL)
+_FORMAT = re.compile(r"['\"]?[%\w\\<(\[{=:#.][^$\n]*(?:\n.*)?", re.DOTALL)
 _FORMS = {"[": _TEST, "test": _TEST, "printf": _FORMAT, "for": re.compile(r"(?!)")}
 # Interpreters, and options that may precede their scripts.
 _FLAGS = {

@@ -192,6 +192,7 @@ def test_what_is_not_declared_is_passed_on_with_a_notice():
     assert second.endswith("it declares: lr, epochs, shuffle, data, where, note")
     line = translate("python t.py {lr}\n", {"lr": "L", "epocs": "E"}, "s", extras=["epocs"])
     assert line == 'python t.py "${L}" --epocs "${E}"'
+    assert translate("printf '<%s> '", {"extra": "E"}, "s", extras=["extra"]) == "printf '<%s> ' --extra \"${E}\""
     for command in ("eval", "python t.py {{epocs}} # why", "bash -c", "echo 'a"):
         with pytest.raises(ProjectError):
             translate(command, {"epocs": "E"}, "s", extras=["epocs"])
