@@ -125,7 +125,8 @@ class BatchAIBackend(AbstractBackend):
                     tags = submitting.parent_tags(tracking, run_id)
                     submitted = submitting.submit(ready, tracking, experiment, run_name, run_id, tags, console.transfer)
                 page = runs.page(tracking.uri, experiment.experiment_id, submitted.run_id)
-                how = f"see it with: mlflow ui --backend-store-uri {tracking.uri}"
+                local = runs.page("http://127.0.0.1:5000", experiment.experiment_id, submitted.run_id)
+                how = f"see it with: mlflow ui --backend-store-uri {tracking.uri}, at {local}"
                 console.say(f"run {submitted.run_id}: {page or terminal.shown(tracking.uri)}")
                 if command_line and ready.source.config.wait:
                     runner.outcome(submitted, runner.watch(submitted, console, signals))

@@ -322,7 +322,11 @@ def _git_commit(directory: Path) -> str | None:
 
 
 def page(uri: str, experiment_id: str, run_id: str) -> str | None:
-    """The run's page in MLflow's UI, where the store is a server."""
+    """The run's page in MLflow's UI, where the store is a server.
+
+    Its last part has MLflow show what belongs to training, where a fresh browser is shown what belongs to GenAI.
+    """
     if not uri.startswith(("http://", "https://")):
         return None
-    return f"{terminal.shown(uri).rstrip('/')}/#/experiments/{quote(experiment_id)}/runs/{quote(run_id)}"
+    path = f"experiments/{quote(experiment_id)}/runs/{quote(run_id)}?workflowType=machine_learning"
+    return f"{terminal.shown(uri).rstrip('/')}/#/{path}"
