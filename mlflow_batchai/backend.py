@@ -59,7 +59,7 @@ class BatchAISubmittedRun(SubmittedRun):
             try:
                 self._job.wait(show=not self._shown)
             except JobFailedError as error:
-                JobConsole(1).say(str(error))
+                click.echo(f"batchai: {fit(str(error), sys.stderr)}", err=True)
                 return False
             finally:
                 self._shown = True

@@ -14,7 +14,7 @@ from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.agent.records import SKIPPED
 from mlflow_batchai.errors import JobDetachedError
 from mlflow_batchai.job.metrics import Names, numeric, whole
-from mlflow_batchai.terminal import fit, printable, silence, writable
+from mlflow_batchai.terminal import fit, is_quiet, printable, silence, writable
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -51,8 +51,9 @@ class JobConsole:
             self._rich = Console(file=self._err, highlight=False, soft_wrap=True)
 
     def say(self, sentence: str) -> None:
-        """One line of our own."""
-        self._plain(self._err, f"batchai: {fit(sentence, self._err)}\n")
+        """One line of our own; none where a person wants quiet."""
+        if not is_quiet():
+            self._plain(self._err, f"batchai: {fit(sentence, self._err)}\n")
 
     def transfer(self, sent: int, total: int) -> None:
         """Show how far the upload of files is; short ones are not shown."""
@@ -73,6 +74,8 @@ class JobConsole:
 
     def state(self, text: str) -> None:
         """Show the state of the job: as the bottom line of a terminal, else as a line of its own."""
+        if is_quiet():
+            return
         if self._rich is None:
             self.say(text)
             return

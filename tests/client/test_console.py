@@ -72,6 +72,15 @@ def test_on_a_terminal_progress_stays_below_and_output_goes_through():
     assert err.count("batchai: step 1: loss 2") == 1
 
 
+def test_without_colors_and_quiet(monkeypatch):
+    coloured = line("\x1b[31mred\x1b[0m\n")
+    assert shown(1, coloured, out=Terminal())[0] == "\x1b[31mred\x1b[0m\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown(1, coloured, out=Terminal())[0] == "red\n"
+    monkeypatch.setenv("BATCHAI_QUIET", "1")
+    assert shown(1, line("a\n"), report(0, loss=1), err=Terminal()) == ("a\n", "")
+
+
 def test_markup_of_a_user_is_text():
     err = Terminal()
     console = JobConsole(1, io.StringIO(), err)
