@@ -108,7 +108,7 @@ def test_kill_9_of_follower_and_submitter(world: Any) -> None:
         report.log(step=0, loss=0.5)
         print("done")
         """,
-        batchai="systemMetrics: false\n" + TWO,
+        batchai=TWO,
     )
     process = world.start(world.command(project))
     running(world)
