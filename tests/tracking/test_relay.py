@@ -75,7 +75,7 @@ def test_a_whole_job(relayed):
     assert history(client, run_id) == EXPECTED
     assert (run.info.status, run.info.end_time) == ("FINISHED", 1_700_000_000_000)
     assert run.data.tags["batchai.executionState"] == "succeeded"
-    assert run.data.tags["batchai.exitCode"] == "0"
+    assert "batchai.exitCode" not in run.data.tags
     assert run.data.tags["batchai.modelVersion"] == "models:/net/1"
     assert "batchai.notes" not in run.data.tags, run.data.tags["batchai.notes"]
     assert [entry.path for entry in client.list_artifacts(run_id, "outputs/M")] == ["outputs/M/net.keras"]

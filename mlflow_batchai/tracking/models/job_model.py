@@ -127,7 +127,7 @@ def judge(path: str, check: object, meta: Mapping[str, Any]) -> tuple[str | None
 
 
 def _promote(client: MlflowClient, run_id: str, wanted: Model, version: str) -> None:
-    """Have the aliases point to the new version, unless it is not good enough; tags of the run and of the version say why."""
+    """Have the aliases point to the new version, if it is good enough; the run's tag and the version's description say why."""
     name = wanted.register
     if not wanted.alias or name is None or TAG_PROMOTION in client.get_run(run_id).data.tags:
         return

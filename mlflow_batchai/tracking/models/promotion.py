@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 # How often an alias is looked at again that another job has moved meanwhile.
 LOOKS = 5
-# What a version's tag says until it is known whether the alias points to it.
-LOOKING = "being decided"
+# What a version's tag says until it is known whether the alias points to it, and then: its description says which, and why.
+LOOKING, DECIDED = "being decided", "decided"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Promotion:
 
 
 def promote(client: MlflowClient, name: str, version: str, alias: str, condition: Condition | None) -> Promotion:
-    """Have an alias point to a version; a tag of the version (``tag_of``) says what came of it.
+    """Have an alias point to a version; a tag of the version (``tag_of``) says whether it is still looked at.
 
     A registry has no way to move an alias only if nobody else has moved it. So a job says that it looks before it looks at the
     alias's holder, and what it has moved it looks at again, together with the others that have looked meanwhile: of jobs
@@ -47,12 +47,12 @@ def promote(client: MlflowClient, name: str, version: str, alias: str, condition
         decided = {other for other, told in _candidates(client, name, alias).items() if told != LOOKING}
         client.set_model_version_tag(name, version, tag_of(alias), LOOKING)
         made = Promotion(alias, version, *_moved(client, name, version, alias, condition, decided))
-        client.set_model_version_tag(name, version, tag_of(alias), str(made))
+        client.set_model_version_tag(name, version, tag_of(alias), DECIDED)
         return made
 
 
 def tag_of(alias: str) -> str:
-    """The tag of a model version that says whether an alias points to it, and why."""
+    """The tag of a model version whose job has looked whether an alias is to point to it."""
     return f"batchai.promotion.{alias}"
 
 
