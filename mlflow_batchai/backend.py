@@ -132,7 +132,7 @@ class BatchAIBackend(AbstractBackend):
                     runner.outcome(submitted, runner.watch(submitted, console, signals))
                     console.say(f"job {submitted.job.name} succeeded; {page or how}")
                 elif command_line:
-                    console.say(f"job {submitted.job.name} is on its way; batchai job attach {submitted.job.name}")
+                    console.say(f"job {submitted.job.name} submitted; follow it with: batchai job attach {submitted.job.name}")
                     signals.check(lambda: runner.cancel(submitted, "Ctrl-C"))
         run = BatchAISubmittedRun(submitted)
         if backend_config.get("SYNCHRONOUS"):

@@ -499,7 +499,8 @@ def retry(scope: Scope, name: str) -> Any:
 
     found = find_job(scope, name)
     attempts.retry(found, load_cluster(found.job.plan.cluster), notice)
-    notice(f"job {found.job.name}: attempt {found.job.attempt} is on its way; batchai job attach {found.job.name}")
+    job_name, attempt = found.job.name, found.job.attempt
+    notice(f"job {job_name}: attempt {attempt} submitted; follow it with: batchai job attach {job_name}")
     return jobview.view(found)
 
 

@@ -1,6 +1,6 @@
 """Show a job on the terminal while it runs: the ranks' output, and one line of progress.
 
-On a terminal the progress line stays at the bottom and is redrawn (rich); elsewhere each epoch is one plain line.
+On a terminal the progress line stays at the bottom and is redrawn (rich); elsewhere each step is one plain line.
 """
 
 from __future__ import annotations
@@ -149,6 +149,11 @@ class JobConsole:
     def _line(self) -> str:
         values = "  ".join(f"{name} {value:.4g}" for name, value in list(self._epoch.items())[:SHOWN_METRICS])
         return f"step {self._step}: {values}"
+
+    def tell_step(self) -> None:
+        """Say what is new of a step, where no line at the bottom shows it."""
+        if self._rich is None:
+            self._tell_epoch()
 
     def _tell_epoch(self) -> None:
         if self._epoch:
