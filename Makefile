@@ -39,7 +39,7 @@ else
 	$(BIN)/python tests/faults/crowd.py --kills 8
 endif
 
-contract: $(VENV)/.setup-dev ## Calls of scripts to MLflow, with the oldest and the newest MLflow (a minute).
+contract: $(VENV)/.setup-dev ## Calls of scripts to MLflow, and its calls of the backend, with the oldest and the newest MLflow (a minute).
 	@scripts/contract.sh $(BIN)
 
 bench: $(VENV)/.setup-dev ## All benchmarks: ratios measured side by side, written into docs/benchmarks.md (half an hour on an idle machine).

@@ -35,19 +35,17 @@ print([(run.data.tags["batchai.job"], run.data.tags["batchai.executionState"]) f
 TAGS = {
     "batchai.workspace": "default",
     "batchai.cluster": "local",
-    "batchai.share": "file:///home/user/.batchai/share",
     "batchai.executionState": "succeeded",
-    "batchai.exitCode": "0",
-    "batchai.nodes": "2",
-    "batchai.attempt": "1",
-    "batchai.tool": "horovod",
-    "batchai.resourceGroup": "batchai",
     "mlflow.user": "user",
     "mlflow.source.name": "/home/user/cifar_horovod",
     "mlflow.source.type": "PROJECT",
     "mlflow.project.entryPoint": "main",
     "mlflow.project.backend": "batchai",
 }
+MAC = (
+    '0123456789abcdef:0 {"share": "file:///home/user/.batchai/share", "tool": "horovod", "nodes": "2",'
+    ' "folder": "workspaces/default/experiments/Default/jobs/%s"}'
+)
 PARAMETERS = {"epochs": "10", "batch_size": "32", "data": "cifar10", "augment": "true"}
 METRICS = ("loss", "accuracy", "val_loss", "val_accuracy")
 
@@ -64,7 +62,7 @@ def fill(path: Path, count: int) -> None:
             [(run, name, start, start + 50_000) for run, name, start in names],
         )
         tags = [(key, name, run) for run, name, _ in names for key in ("batchai.job", "mlflow.runName")]
-        tags += [("batchai.folder", f"workspaces/default/experiments/Default/jobs/{name}", run) for run, name, _ in names]
+        tags += [("batchai.mac", MAC % name, run) for run, name, _ in names]
         tags += [(key, value, run) for run, _, _ in names for key, value in TAGS.items()]
         store.executemany("INSERT INTO tags (key, value, run_uuid) VALUES (?, ?, ?)", tags)
         parameters = [(key, value, run) for run, _, _ in names for key, value in PARAMETERS.items()]

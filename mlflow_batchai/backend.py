@@ -10,12 +10,14 @@ import atexit
 import contextlib
 import gc
 import inspect
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+import mlflow
 import mlflow.projects
 from mlflow.entities import Experiment
 from mlflow.exceptions import ExecutionException, MlflowException
@@ -59,7 +61,7 @@ class BatchAISubmittedRun(SubmittedRun):
             try:
                 self._job.wait(show=not self._shown)
             except JobFailedError as error:
-                JobConsole(1).say(str(error))
+                click.echo(f"batchai: {fit(str(error), sys.stderr)}", err=True)
                 return False
             finally:
                 self._shown = True
@@ -107,7 +109,7 @@ class BatchAIBackend(AbstractBackend):
         Raises:
             ExecutionException: the job can't be submitted, or has not succeeded (then its reason is in the message).
         """
-        command_line = _command_line()
+        command_line, run_name, run_id = _caller(JobConsole(1).say)
         with _as_execution_exception():
             ready = _prepare(project_uri, entry_point, params or {}, version, backend_config, JobConsole(1).say)
             tracking = runs.absolute(tracking_uri, Path.cwd())
@@ -121,17 +123,17 @@ class BatchAIBackend(AbstractBackend):
                 console = JobConsole(ready.prepared.plan.ranks)
                 console.say(ready.sentence)
                 with contextlib.closing(console):
-                    run_name, run_id = _untold()
                     tags = submitting.parent_tags(tracking, run_id)
                     submitted = submitting.submit(ready, tracking, experiment, run_name, run_id, tags, console.transfer)
                 page = runs.page(tracking.uri, experiment.experiment_id, submitted.run_id)
-                how = f"see it with: mlflow ui --backend-store-uri {tracking.uri}"
+                local = runs.page("http://127.0.0.1:5000", experiment.experiment_id, submitted.run_id)
+                how = f"see it with: mlflow ui --backend-store-uri {tracking.uri}, at {local}"
                 console.say(f"run {submitted.run_id}: {page or terminal.shown(tracking.uri)}")
                 if command_line and ready.source.config.wait:
                     runner.outcome(submitted, runner.watch(submitted, console, signals))
                     console.say(f"job {submitted.job.name} succeeded; {page or how}")
                 elif command_line:
-                    console.say(f"job {submitted.job.name} is on its way; batchai job attach {submitted.job.name}")
+                    console.say(f"job {submitted.job.name} submitted; follow it with: batchai job attach {submitted.job.name}")
                     signals.check(lambda: runner.cancel(submitted, "Ctrl-C"))
         run = BatchAISubmittedRun(submitted)
         if backend_config.get("SYNCHRONOUS"):
@@ -178,22 +180,26 @@ def _refuse_unusable(backend_config: Mapping[str, Any]) -> None:
         raise NotSupportedError("--storage-dir: remote artifacts are not downloaded by this backend; drop the option")
 
 
-def _command_line() -> Mapping[str, Any]:
-    """Options of ``mlflow run``, if that is what called us."""
+def _caller(say: submitting.Say) -> tuple[Mapping[str, Any], str | None, str | None]:
+    """(options of ``mlflow run`` if that is what called us, run_name and run_id that ``mlflow.projects.run`` was given).
+
+    MLflow tells plugins none of it: it is read where it stands, and ``say`` is told if this MLflow has it elsewhere.
+    """
     context = click.get_current_context(silent=True)
     callback = context.command.callback if context else None
-    if context is None or callback is None or (callback.__module__, context.command.name) != ("mlflow.cli", "run"):
-        return {}
-    return {key: value for key, value in context.params.items() if value is not None}
-
-
-def _untold() -> tuple[str | None, str | None]:
-    """(run_name, run_id) that ``mlflow.projects.run`` was given. It tells plugins neither: they are read where they stand."""
+    options: Mapping[str, Any] = {}
+    if context and callback and (callback.__module__, context.command.name) == ("mlflow.cli", "run"):
+        options = {key: value for key, value in context.params.items() if value is not None}
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not mlflow.projects.run.__code__:
         frame = frame.f_back
     found = frame.f_locals if frame else {}
-    return found.get("run_name"), found.get("run_id")
+    if not {"run_name", "run_id"} <= found.keys() or (sys.argv[:1] == [shutil.which("mlflow")] and not options):
+        say(
+            f"MLflow {mlflow.__version__} calls backends in another way than is known here: the run's name, --run-id, and that"
+            " `mlflow run` stays until the job has ended may get lost; take an earlier MLflow"
+        )
+    return options, found.get("run_name"), found.get("run_id")
 
 
 @contextlib.contextmanager

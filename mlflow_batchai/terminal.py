@@ -69,8 +69,27 @@ def safe_pieces(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def fit(text: str, stream: TextIO) -> str:
-    """Text as a stream may have it: ``safe`` for a terminal, and as it is for anything else."""
-    return safe(text) if stream.isatty() else text
+    """Text as a stream may have it: ``safe`` for a terminal, without colours if so wanted; for anything else as it is."""
+    return "".join(_coloured([safe(text)], stream)) if stream.isatty() else text
+
+
+def fit_pieces(pieces: Iterable[str], stream: TextIO) -> Iterator[str]:
+    """The same for text that comes in pieces."""
+    return _coloured(safe_pieces(pieces), stream) if stream.isatty() else iter(pieces)
+
+
+def _coloured(pieces: Iterable[str], stream: TextIO) -> Iterator[str]:
+    return (piece if has_colors(stream) else re.sub(_COLOUR, "", piece) for piece in pieces)
+
+
+def has_colors(stream: TextIO) -> bool:
+    """Whether colours may go to a stream: to a terminal, unless NO_COLOR is set, as ``batchai --no-color`` does."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
+
+
+def is_quiet() -> bool:
+    """Whether results and errors are all that a person wants to see: BATCHAI_QUIET is set (``batchai --quiet`` sets it)."""
+    return bool(os.environ.get("BATCHAI_QUIET"))
 
 
 def writable(text: str, stream: TextIO) -> str:

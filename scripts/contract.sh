@@ -1,5 +1,5 @@
 #!/bin/sh
-# What scripts say by MLflow, with the oldest MLflow that pyproject.toml allows and the newest that pip can get: their packages
+# What scripts say by MLflow, and how it calls us, with the oldest MLflow that pyproject.toml allows and the newest that pip can get: their packages
 # are put aside in the user's cache, beside those that are installed. The installed version is always among them.
 set -eu
 bin=$1
@@ -21,4 +21,4 @@ for version in "$oldest" "$newest"; do
     fi
     found=$found${found:+:}$folder
 done
-CONTRACT_MLFLOW=$found exec "$bin/python" -m pytest tests/training/test_tracking_store.py
+CONTRACT_MLFLOW=$found exec "$bin/python" -m pytest tests/training/test_tracking_store.py tests/client/test_mlflow_calls.py

@@ -28,5 +28,5 @@ The run, its curves, logs, the saved .h5 and the registered model are in MLflow.
 
     $bin/mlflow ui --backend-store-uri $MLFLOW_TRACKING_URI
 
-and open http://127.0.0.1:5000
+and open http://127.0.0.1:5000/#/experiments?workflowType=machine_learning
 END

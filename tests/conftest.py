@@ -27,6 +27,7 @@ from sshd import SshNodes, ssh_nodes
 from waiting import wait_for
 
 from mlflow_batchai.storage import credentials
+from mlflow_batchai.tracking import runs
 
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
@@ -236,7 +237,7 @@ class World:
 
     def folder(self, run: Any = None) -> Path:
         """The job folder of a run."""
-        tags = (run or self.last).data.tags
+        tags = runs.tags_of(run or self.last)
         return Path(tags["batchai.share"].removeprefix("file://")) / tags["batchai.folder"]
 
     def points(self, key: str = "loss", run: Any = None) -> list[tuple[int, float]]:

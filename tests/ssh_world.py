@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from mlflow_batchai.tracking import runs
+
 NAME = "nc6"
 
 # A rank that says that it is up, waits for a file on the share, and reports two metrics.
@@ -103,7 +105,7 @@ class HereClient:
 
 def running(world: Any, ranks: int = 2) -> Any:
     """Wait until all ranks of the newest run have said that they are up; the run."""
-    until(world, lambda: world.runs() and "batchai.folder" in world.last.data.tags)
+    until(world, lambda: world.runs() and "batchai.folder" in runs.tags_of(world.last))
 
     def up() -> bool:
         path = world.folder() / "stdouterr" / "stdout.txt"
@@ -129,7 +131,7 @@ def until(world: Any, condition: Callable[[], Any], seconds: float = 120) -> Any
     try:
         return world.wait(condition, seconds)
     except AssertionError as error:
-        places = [world.root, *(Path(run.data.tags["batchai.share"].removeprefix("file://")) for run in world.runs()[:1])]
+        places = [world.root, *(Path(runs.tags_of(run)["batchai.share"].removeprefix("file://")) for run in world.runs()[:1])]
         logs = [
             log for place in places for kind in ("followers/*.log", "logs/*.log", "execution*.log") for log in place.rglob(kind)
         ]

@@ -138,6 +138,7 @@ def test_every_setting_is_named() -> None:
         "BATCHAI_CLUSTER",
         "BATCHAI_RESOURCE_GROUP",
         "BATCHAI_OUTPUT",
+        "BATCHAI_QUIET",
         "BATCHAI_HOROVOD_CACHE",
         "BATCHAI_WEIGHT_CHECK",
         "MLFLOW_TRACKING_URI",

@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from mlflow_batchai.agent import gpus  # noqa: E402
 from mlflow_batchai.agent.metrics.gpu import GpuMeter  # noqa: E402
+from mlflow_batchai.tracking import runs  # noqa: E402
 
 NEEDS = ("mlflow", "pydantic", "click", "rich", "yaml", "jmespath", "paramiko")
 SECONDS = 120.0
@@ -142,7 +143,7 @@ class Site:
         """What the job's rank has printed so far."""
         from mlflow.tracking import MlflowClient
 
-        folder = MlflowClient().get_run(run).data.tags["batchai.folder"]
+        folder = runs.tags_of(MlflowClient().get_run(run))[runs.TAG_FOLDER]
         path = self.work / "share" / folder / "stdouterr" / "stdout.txt"
         return path.read_text() if path.exists() else ""
 

@@ -121,6 +121,8 @@ ALLOCATOR = (
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296"
     ":glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=268435456"
 )
+# MLflow's own.
+SYSTEM_METRICS_SWITCH = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
 _ALLOCATOR_NAMES = re.compile(r"GLIBC_TUNABLES|LD_PRELOAD|MALLOC_\w+")
 
 
@@ -190,6 +192,8 @@ def job_environment(
     for entry in plan.environment_variables:
         environment[entry.name] = expand(entry.value, environment)
     environment.update(secrets)
+    if plan.system_metrics:
+        environment[SYSTEM_METRICS_SWITCH] = "false"  # the agent samples; MLflow in a rank need not
     theirs = environment.get("PYTHONPATH", "")
     if own_path and theirs != own_path:
         # An empty entry would mean the working directory.

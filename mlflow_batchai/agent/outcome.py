@@ -15,6 +15,7 @@ _CONSEQUENCES = (
     "Connection reset by peer",
     "gloo::IoException",
     "Gloo all-reduce failed",
+    "Horovod has been shut down",
 )
 SHORT_LINE = 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from mlflow_batchai.cli.options import HELP
+from mlflow_batchai.cli.options import EVERYWHERE, HELP
 
 
 @click.command(context_settings=HELP, epilog='Example: eval "$(batchai completion bash)"')
@@ -20,3 +20,6 @@ def completion(context: click.Context, shell: str) -> None:
     made = get_completion_class(shell)
     assert made is not None
     click.echo(made(context.find_root().command, {}, "batchai", "_BATCHAI_COMPLETE").source())
+
+
+completion.params += EVERYWHERE

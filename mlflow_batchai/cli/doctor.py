@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from mlflow_batchai.cli.options import command, notice
 from mlflow_batchai.cli.output import Result
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.config import default
+from mlflow_batchai.terminal import has_colors, is_quiet
 
 _COLORS = {State.OK: "green", State.WARNING: "yellow", State.FAILED: "red"}
 
@@ -39,12 +39,14 @@ def _examined(cluster: clusters.Cluster) -> list[Check]:
     """All checks; on a terminal a line tells how many there are so far."""
     told = itertools.count(1)
 
+    is_shown = sys.stderr.isatty() and not is_quiet()
+
     def tell() -> None:
-        if sys.stderr.isatty():
+        if is_shown:
             click.echo(f"\r{cluster.name}: {next(told)} checks", nl=False, err=True)
 
     checks = examine(cluster, tell)
-    if sys.stderr.isatty():
+    if is_shown:
         click.echo("\r\x1b[K", nl=False, err=True)
     # Not if it was interrupted: a connection is closed when its question has been answered.
     cluster.engine.close()
@@ -64,7 +66,7 @@ def _data(cluster: str, nodes: Sequence[str], checks: Sequence[Check]) -> dict[s
 
 def _table(nodes: Sequence[str], checks: Sequence[Check]) -> str:
     """A block of lines for each node, and the summary."""
-    colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    colored = has_colors(sys.stdout)
     state_width, name_width = max(len(state.value) for state in State), max(len(name) for name in CHECKS)
     lines = []
     for node in nodes:

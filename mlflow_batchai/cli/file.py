@@ -13,7 +13,7 @@ from mlflow_batchai.cli.lookup import find_cluster, find_job, of_attempt
 from mlflow_batchai.cli.options import Noun, Scope, named, notice
 from mlflow_batchai.cli.output import Column, echo
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.terminal import safe_pieces, silence, writable
+from mlflow_batchai.terminal import fit_pieces, silence, writable
 
 if TYPE_CHECKING:
     from mlflow_batchai.cluster.clusters import Cluster
@@ -33,7 +33,7 @@ CLUSTER_COLUMNS: list[Column] = [("Name", "name"), ("Is directory", "isDirectory
 JOB_COLUMNS: list[Column] = [("Name", "name"), ("Type", "fileType"), ("Size", _size), ("Modified", "lastModified")]
 EXPIRY_MINUTES = 60
 
-_of_job = named("job", ("-j", "--job"), dest="job")
+_of_job = named("job", ("-j", "--job", "-n", "--name"), dest="job")
 _directory = click.option(
     "-d",
     "--output-directory-id",
@@ -173,7 +173,7 @@ def growing(found: Submitted, identity: str, path: str, required: bool = True) -
 def show_text(pieces: Iterable[str], job: str) -> None:
     """Print text as it comes; Ctrl-C, and a reader that leaves (``| head``), end that and nothing else."""
     try:
-        for piece in safe_pieces(pieces) if sys.stdout.isatty() else pieces:
+        for piece in fit_pieces(pieces, sys.stdout):
             sys.stdout.write(writable(piece, sys.stdout))
             sys.stdout.flush()
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from mlflow_batchai.cli.options import Noun
 from mlflow_batchai.client import signals
 from mlflow_batchai.errors import HorovodBuildError
 from mlflow_batchai.horovod_wheel import builder
+from mlflow_batchai.terminal import is_quiet
 
 horovod = Noun("horovod")
 
@@ -70,6 +71,9 @@ def build(python: str, framework: str, gpu: bool | None, cuda_arch: str, source:
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
     """Show progress on standard error: one line with the time on a terminal, else a line for each step."""
+    if is_quiet():
+        yield lambda text: None
+        return
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import Progress, TextColumn, TimeElapsedColumn

@@ -25,7 +25,7 @@ from mlflow_batchai.cli.options import (
     notice,
     tracking,
 )
-from mlflow_batchai.cli.output import Column, Result, echo, render
+from mlflow_batchai.cli.output import Column, Result, render
 from mlflow_batchai.cluster import workspaces
 from mlflow_batchai.config import default
 from mlflow_batchai.errors import BatchAIError, JobChangedError, JobFailedError, ShareError, UsageError
@@ -70,7 +70,8 @@ RANK_COLUMNS: list[Column] = [("Rank", "rank"), ("Node", "node"), ("Command", la
 ATTACH_COLUMNS: list[Column] = [("Name", "name"), ("Run", "runId"), ("State", "executionState"), ("Result", "detail")]
 
 job = Noun("job", experiment=True)
-_named = named("job")
+_of_job = ("-n", "--name", "-j", "--job")
+_named = named("job", _of_job)
 
 
 @job.verb("create", COLUMNS, example="batchai job create -n myjob -c nc6 -f job.json")
@@ -290,7 +291,7 @@ def wait(scope: Scope, name: str, interval: int) -> None:
 
 
 @job.verb("attach", ATTACH_COLUMNS, example="batchai job attach digits-3f2a1c")
-@named("job", optional=True)
+@named("job", _of_job, optional=True)
 @click.option("--new", "only_new", is_flag=True, help="Only output that comes from now on.")
 @click.option("--all", "every", is_flag=True, help="Give each of your jobs that has not ended a follower, if it has none.")
 @click.option("--wait", "waits", is_flag=True, help="With --all: until all of them have ended.")
@@ -415,11 +416,11 @@ def _attach_sweeps(store: Tracking) -> None:
                 told = f"process {process} goes on with it, if no other machine does"
         except BatchAIError as error:
             told = str(error)
-        echo(f"batchai: sweep {run.data.tags[sweeps.TAG_NAME]} (run {run.info.run_id}): {told}", err=True)
+        notice(f"sweep {run.data.tags[sweeps.TAG_NAME]} (run {run.info.run_id}): {told}")
 
 
 def _said(candidate: Candidate) -> Candidate:
-    echo(f"batchai: {candidate.sentence}", err=True)
+    notice(candidate.sentence)
     return candidate
 
 
@@ -498,7 +499,8 @@ def retry(scope: Scope, name: str) -> Any:
 
     found = find_job(scope, name)
     attempts.retry(found, load_cluster(found.job.plan.cluster), notice)
-    notice(f"job {found.job.name}: attempt {found.job.attempt} is on its way; batchai job attach {found.job.name}")
+    job_name, attempt = found.job.name, found.job.attempt
+    notice(f"job {job_name}: attempt {attempt} submitted; follow it with: batchai job attach {job_name}")
     return jobview.view(found)
 
 

@@ -49,7 +49,6 @@ class _Nouns(Noun):
 
 
 batchai = _Nouns("batchai", _HELP)
-batchai.params.append(click.Option(["--debug"], is_flag=True, hidden=True, expose_value=False))
 click.version_option(__version__, prog_name="batchai")(batchai)
 
 

@@ -25,7 +25,6 @@ _FORWARD = re.compile(r"(?:[^\s:]+:)?\d{1,5}:[^\s:]+:\d{1,5}")
 cluster_node = Noun("node", "A cluster's nodes.")
 job_node = Noun("node", "The nodes that a job runs on.", experiment=True)
 of_cluster = named("cluster", option=("-c", "--cluster"))
-of_job = named("job", ("-j", "--job"), dest="job")
 shell_line = click.option("--exec", "line", metavar="COMMAND", help="A shell line; may be left out with -L.")
 forwarding = click.option(
     "-L", "--address", "forwards", metavar="PORT:HOST:PORT", multiple=True, help="Forward a port, as ssh -L does."
@@ -71,7 +70,7 @@ def execute_on_cluster(scope: Scope, name: str, node: str, line: str | None, for
 
 
 @job_node.verb("list", JOB_COLUMNS, example="batchai job node list -j digits-3f2a1c -o table")
-@of_job
+@named("job", ("-j", "--job", "-n", "--name"), dest="job")
 def list_job(scope: Scope, job: str) -> Any:
     """The nodes on which a job still runs, with address and port."""
     from mlflow_batchai.cluster import clusters
@@ -93,7 +92,7 @@ def list_job(scope: Scope, job: str) -> Any:
 
 
 @job_node.verb("exec", example="batchai job node exec -j digits-3f2a1c -n node-0 --exec nvidia-smi")
-@of_job
+@named("job", ("-j", "--job"), dest="job")
 @click.option("-n", "--node-id", "node", metavar="ID", help="The job's node: node-2, or its host's name.  [node-0]")
 @shell_line
 @forwarding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import re
@@ -16,7 +17,7 @@ from mlflow_batchai.cli import output as printing
 from mlflow_batchai.cli.output import Column
 from mlflow_batchai.config import RESOURCE_GROUP, WORKSPACE, default, home, untold
 from mlflow_batchai.errors import UsageError
-from mlflow_batchai.terminal import fit
+from mlflow_batchai.terminal import fit, is_quiet
 
 if TYPE_CHECKING:
     from mlflow_batchai.tracking.runs import Tracking
@@ -40,6 +41,32 @@ NOUNS = {
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _setting(variable: str) -> Callable[[click.Context, click.Parameter, bool], None]:
+    """What an option calls that stands for an environment variable."""
+
+    def chosen(context: click.Context, param: click.Parameter, value: bool) -> None:
+        if value:
+            os.environ[variable] = "1"
+
+    return chosen
+
+
+EVERYWHERE = [
+    click.Option(
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=_setting("BATCHAI_QUIET"),
+        help="Results and errors only: no notices, no progress.",
+    ),
+    click.Option(
+        ["--no-color"], is_flag=True, expose_value=False, callback=_setting("NO_COLOR"), help="No colours, as with NO_COLOR."
+    ),
+    click.Option(["--debug"], is_flag=True, hidden=True, expose_value=False),
+]
+"""Options of ``batchai``, its nouns and its verbs alike."""
+
+
 class Noun(click.Group):
     """The commands on one kind of thing, in the order in which they were added.
 
@@ -51,6 +78,7 @@ class Noun(click.Group):
 
     def __init__(self, name: str, text: str | None = None, usual: str | None = None, **defaults: Any) -> None:
         super().__init__(name, help=NOUNS[name] if text is None else text, context_settings=HELP)
+        self.params += EVERYWHERE
         self._usual = usual
         self._defaults = defaults
 
@@ -66,10 +94,12 @@ class Noun(click.Group):
 
     def plain_verb(self, name: str, example: str) -> Callable[[Callable[..., Any]], click.Command]:
         """Add a function as a command that prints what is no data, and has no ``--output``."""
-        return self.command(name, context_settings=HELP, epilog=f"Example: {example}")
+        return self.command(name, context_settings=HELP, epilog=f"Example: {example}", params=[*EVERYWHERE])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if self._usual and args and args[0] not in (*self.list_commands(ctx), *ctx.help_option_names):
+        flags = {name for option in EVERYWHERE for name in option.opts}
+        first = next((word for word in args if word not in flags), None)
+        if self._usual and first is not None and first not in (*self.list_commands(ctx), *ctx.help_option_names):
             args = [self._usual, *args]
         return super().parse_args(ctx, args)
 
@@ -80,7 +110,9 @@ class Noun(click.Group):
         known = self.list_commands(ctx)
         # A shell that completes a line wants no errors.
         if args and not args[0].startswith("-") and args[0] not in known and not ctx.resilient_parsing:
-            raise click.UsageError(f"there is no command '{args[0]}' here; the commands are: {', '.join(known)}", ctx)
+            near = difflib.get_close_matches(args[0], known, 1)
+            meant = f" (did you mean '{near[0]}'?)" if near else ""
+            raise click.UsageError(f"there is no command '{args[0]}' here{meant}; the commands are: {', '.join(known)}", ctx)
         return super().resolve_command(ctx, args)
 
     def summaries(self) -> list[tuple[str, str]]:
@@ -127,7 +159,7 @@ def command(
     common = [
         click.Option(["-o", "--output", "output_"], type=click.Choice(OUTPUTS), help=f"How the result is printed.  [{output}]"),
         click.Option(["--query", "query_"], metavar="JMESPATH", help="The part of the result that is printed."),
-        click.Option(["--debug"], is_flag=True, hidden=True, expose_value=False),
+        *EVERYWHERE,
     ]
     if experiment:
         common.insert(0, click.Option(["-e", "--experiment", "experiment_"], metavar="NAME", help="MLflow experiment."))
@@ -271,7 +303,12 @@ _noticed: set[str] = set()
 
 
 def notice(*sentences: str, noted: bool = True) -> None:
-    """Sentences of ours on standard error, each only once: a `Notice` in all, if that is noted, any other in this process."""
+    """Sentences of ours on standard error, each only once: a `Notice` in all, if that is noted, any other in this process.
+
+    None with ``--quiet``.
+    """
+    if is_quiet():
+        return
     for sentence in untold(sentences, noted):
         if sentence not in _noticed:
             _noticed.add(sentence)

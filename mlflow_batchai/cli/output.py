@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import click
 
 from mlflow_batchai.errors import UsageError
-from mlflow_batchai.terminal import fit, printable, writable
+from mlflow_batchai.terminal import fit, has_colors, printable, writable
 
 # What JSON leaves as it is, and a terminal obeys: control characters, line separators, other directions of text.
 _UNFIT = re.compile(r"[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -97,7 +96,7 @@ def emit(result: Any, output: str, query: Callable[[Any], Any] | None = None, co
     if table is not None and output == "table" and query is None:
         text = table()
     else:
-        text = render(data, output, columns, colored=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+        text = render(data, output, columns, colored=has_colors(sys.stdout))
     if text:
         echo(writable(text, sys.stdout))
 

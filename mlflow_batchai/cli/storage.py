@@ -15,6 +15,7 @@ import click
 from mlflow_batchai.cli.options import Noun, ask, confirmed, gathered, named, notice
 from mlflow_batchai.cli.output import Column
 from mlflow_batchai.errors import ShareError, StorageNotFoundError, UsageError
+from mlflow_batchai.terminal import is_quiet
 
 if TYPE_CHECKING:
     from mlflow_batchai.storage import Entry, Share
@@ -301,7 +302,7 @@ def shown_time(seconds: float | None) -> str | None:
 @contextlib.contextmanager
 def progress(label: str, size: int) -> Iterator[Callable[[int], None]]:
     """What takes the number of bytes that came since its last call, and shows a person how far it is."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or is_quiet():
         yield lambda count: None
         return
     with click.progressbar(length=size, label=label, file=sys.stderr) as bar:

@@ -1,6 +1,6 @@
 """Show a job on the terminal while it runs: the ranks' output, and one line of progress.
 
-On a terminal the progress line stays at the bottom and is redrawn (rich); elsewhere each epoch is one plain line.
+On a terminal the progress line stays at the bottom and is redrawn (rich); elsewhere each step is one plain line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.agent.records import SKIPPED
 from mlflow_batchai.errors import JobDetachedError
 from mlflow_batchai.job.metrics import Names, numeric, whole
-from mlflow_batchai.terminal import fit, printable, silence, writable
+from mlflow_batchai.terminal import fit, is_quiet, printable, silence, writable
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -51,8 +51,9 @@ class JobConsole:
             self._rich = Console(file=self._err, highlight=False, soft_wrap=True)
 
     def say(self, sentence: str) -> None:
-        """One line of our own."""
-        self._plain(self._err, f"batchai: {fit(sentence, self._err)}\n")
+        """One line of our own; none where a person wants quiet."""
+        if not is_quiet():
+            self._plain(self._err, f"batchai: {fit(sentence, self._err)}\n")
 
     def transfer(self, sent: int, total: int) -> None:
         """Show how far the upload of files is; short ones are not shown."""
@@ -73,6 +74,8 @@ class JobConsole:
 
     def state(self, text: str) -> None:
         """Show the state of the job: as the bottom line of a terminal, else as a line of its own."""
+        if is_quiet():
+            return
         if self._rich is None:
             self.say(text)
             return
@@ -146,6 +149,11 @@ class JobConsole:
     def _line(self) -> str:
         values = "  ".join(f"{name} {value:.4g}" for name, value in list(self._epoch.items())[:SHOWN_METRICS])
         return f"step {self._step}: {values}"
+
+    def tell_step(self) -> None:
+        """Say what is new of a step, where no line at the bottom shows it."""
+        if self._rich is None:
+            self._tell_epoch()
 
     def _tell_epoch(self) -> None:
         if self._epoch:

@@ -47,8 +47,8 @@ def view(submitted: Submitted) -> dict[str, Any]:
     run = runs.client(submitted.tracking).get_run(submitted.run_id)
     snapshot = job.snapshot()
     state = fold(snapshot)
-    plan, tags = job.plan, run.data.tags
-    queued = state.execution_state == protocol.QUEUED
+    plan, tags = job.plan, runs.tags_of(run)
+    followed, queued = submitted.followed(), state.execution_state == protocol.QUEUED
     before, why = _queue(job) if queued else (None, "")
     document = _shown(job.document().get("properties") or {})
     return {
@@ -74,9 +74,9 @@ def view(submitted: Submitted) -> dict[str, Any]:
         # What an attempt waits for before it is started stands in the run.
         "reason": (tags.get(runs.TAG_REASON) if queued else None) or why or state.reason or None,
         "queuedBehind": before,
-        "complete": None if runs.TAG_COMPLETE not in tags else tags[runs.TAG_COMPLETE] == "true",
+        "complete": tags.get(runs.TAG_COMPLETE) != "false" if followed.state is LeaseState.FINISHED else None,
         "notes": tags.get(runs.TAG_NOTES, "").splitlines(),
-        "follower": follower(submitted.followed()),
+        "follower": follower(followed),
         "command": plan.command,
         "processCount": plan.ranks,
         "nodes": [_node(node, record, snapshot) for node, record in sorted(snapshot.announces.items())],
@@ -92,13 +92,14 @@ def summary(run: Run, experiment: str | None = None) -> dict[str, Any]:
     Args:
         experiment: the name of the run's experiment; default: as its job's folder has it.
     """
-    tags, info = run.data.tags, run.info
+    tags, info = runs.tags_of(run), run.info
     segment = "/".join(tags.get(runs.TAG_FOLDER, "").split("/")[-7:])
     state = tags.get(runs.TAG_STATE, protocol.QUEUED)
     started, ended = runs.started(tags), info.end_time if state in protocol.ENDED_STATES else None
     code = tags.get(runs.TAG_ERROR_CODE, "")
     errors = (protocol.error_record(code),) if code in protocol.MESSAGES else ()
-    known = JobState(state, _number(tags.get(runs.TAG_EXIT_CODE)), errors, end_time=ended, start_time=started)
+    exit_code = _number(tags.get(runs.TAG_EXIT_CODE, "0" if state == protocol.SUCCEEDED else None))
+    known = JobState(state, exit_code, errors, end_time=ended, start_time=started)
     in_folder = segment.split("/")[3] if segment.count("/") == 6 else None
     return {
         **_identity(tags, tags.get(runs.TAG_WORKSPACE, config.WORKSPACE), experiment or in_folder),

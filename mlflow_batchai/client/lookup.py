@@ -77,7 +77,8 @@ def of_run(run: Run, tracking: Tracking) -> Submitted:
 def untrusted(run: Run) -> Job:
     """The job of a run of whomever, where the run's tags say that it lies, for a person to decide about; raises as ``find``."""
     _check_tags(run)
-    job = Job(open_share(run.data.tags[runs.TAG_SHARE]), run.data.tags[runs.TAG_FOLDER])
+    tags = runs.tags_of(run)
+    job = Job(open_share(tags[runs.TAG_SHARE]), tags[runs.TAG_FOLDER])
     _check_run(job, run)
     return job
 
@@ -92,7 +93,7 @@ def _check_run(job: Job, run: Run) -> None:
 
 def _check_tags(run: Run) -> None:
     wanted = (runs.TAG_JOB, runs.TAG_CLUSTER, runs.TAG_SHARE, runs.TAG_FOLDER)
-    if missing := [tag for tag in wanted if tag not in run.data.tags]:
+    if missing := [tag for tag in wanted if tag not in runs.tags_of(run)]:
         name = run.data.tags.get(runs.TAG_JOB, run.info.run_id)
         raise JobError(f"job {name} can't be found: its run has no tag {missing[0]} any more")
 
@@ -104,7 +105,7 @@ def _job_of(run: Run) -> Job:
     its cluster says.
     """
     _check_tags(run)
-    tags = run.data.tags
+    tags = runs.tags_of(run)
     cluster = tags[runs.TAG_CLUSTER]
     there: list[Share] = []
     errors: list[str] = []

@@ -150,10 +150,12 @@ def _watch_attempts(submitted: Submitted, console: JobConsole, reader: EventRead
             signals.check(lambda: _cancel_here(submitted, console))
             for _, _, records in reader.read():
                 console.records(records)
+            console.tell_step()
             found = submitted.job.state(reader.ending)
             if found.ended or found.next_attempt:
                 for _, _, records in reader.read(to_the_end=True):
                     console.records(records)
+                console.tell_step()
                 if found.next_attempt is None:
                     return found
                 console.say(_goes_on(submitted.job, found))
@@ -161,7 +163,8 @@ def _watch_attempts(submitted: Submitted, console: JobConsole, reader: EventRead
                 reader = EventReader(submitted.job)
             if found.execution_state != shown:
                 shown = found.execution_state
-                console.state({protocol.QUEUED: WAITING, protocol.RUNNING: "running"}.get(shown, shown))
+                stops = shown == protocol.TERMINATING and submitted.job.plan.ranks > 1 and not submitted.job.requests()
+                console.state("stopping the other ranks" if stops else {protocol.QUEUED: WAITING}.get(shown, shown))
                 waiting = WhyQueued(submitted.job) if shown == protocol.QUEUED else None
             if waiting and (told := waiting.news()):
                 console.state(told)

@@ -7,7 +7,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_serializer,
+    model_validator,
+)
 
 from mlflow_batchai.documents import metric_rules
 from mlflow_batchai.documents.fields import (
@@ -146,8 +154,8 @@ def _umask_text(value: Any) -> Any:
     return f"{value:03o}" if isinstance(value, int) and value in (0o077, 0o022) else value
 
 
-def _yes_or_interval(value: Any) -> Any:
-    return SAMPLE_INTERVAL if value is None or value is True else None if value is False else value
+def _yes_or_interval(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    return SAMPLE_INTERVAL if value is True else timedelta() if value is False else check(value)
 
 
 def _yes_or_files(value: Any) -> Any:
@@ -169,7 +177,7 @@ class BatchaiFile(SpecModel):
     ``relay_deadline`` is for how long a tracking server that is away is waited for once the job has ended. ``umask`` is the
     ranks'. ``ranks`` says whether what ranks but 0 say by ``mlflow.*`` is kept.
     ``system_metrics`` is how often nodes are sampled for their system metrics in the job's first hour: a duration, true (every
-    10 s) or false; None: never.
+    10 s) or false (0); None: as MLflow's own switch says.
     """
 
     cluster: NonEmpty | None = None
@@ -186,16 +194,14 @@ class BatchaiFile(SpecModel):
     umask: Annotated[Literal["077", "022"], BeforeValidator(_umask_text)] = "077"
     relay_deadline: Seconds = timedelta(hours=24)
     ranks: Literal["first", "all"] = "first"
-    system_metrics: Annotated[Annotated[Seconds, lasting(timedelta(seconds=1))] | None, BeforeValidator(_yes_or_interval)] = (
-        SAMPLE_INTERVAL
-    )
+    system_metrics: Annotated[Annotated[Seconds, lasting(timedelta(seconds=1))] | None, WrapValidator(_yes_or_interval)] = None
     wait: bool = True
     stage: Annotated[tuple[NonEmpty, ...], distinct("staged parameter")] = ()
     cache_preparation: Annotated[bool | tuple[NonEmpty, ...], BeforeValidator(_yes_or_files)] = False
 
     @field_serializer("system_metrics", when_used="json")
-    def _as_written(self, value: timedelta | None) -> str | bool:
-        return False if value is None else format_duration(value)
+    def _as_written(self, value: timedelta | None) -> str | bool | None:
+        return format_duration(value) if value else None if value is None else False
 
     @model_validator(mode="after")
     def _fewer_nodes(self) -> BatchaiFile:

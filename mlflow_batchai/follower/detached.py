@@ -198,6 +198,6 @@ def end_changed(tracking: runs.Tracking, run_id: str, why: str, status: str = "F
     try:
         cluster, _ = clusters.load(run.data.tags[runs.TAG_CLUSTER])
         with contextlib.closing(cluster.engine) as engine:
-            engine.end_job(run.data.tags[runs.TAG_FOLDER].rpartition("/")[2])
+            engine.end_job(runs.tags_of(run)[runs.TAG_FOLDER].rpartition("/")[2])
     finally:
         runs.fail(mlflow, run_id, why, status)

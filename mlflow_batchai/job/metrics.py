@@ -1,7 +1,8 @@
 """Choose the metrics of a job from all that its ranks report: pure, so that a replay gives the same points.
 
 Sources in order of precedence per key: ``report`` calls, ``metrics:`` rules of batchai.yaml, Keras' own progress lines of rank
-0 (used only for keys that no other source has spoken of). The first value of (key, step) stands. What scripts log by MLflow
+0 (used only for keys that no other source has spoken of, and not where the script logs its epochs by MLflow, which calls them
+by other names, too). The first value of (key, step) stands. What scripts log by MLflow
 counts as it does there, each value, since many never say a step; but a step that is trained again by a later attempt doesn't.
 """
 
@@ -33,6 +34,7 @@ LONGEST_KEY = 250
 LONGEST_LINE = 4096
 # Of how many names that were changed it is remembered how they came.
 MOST_NAMES = 1000
+AUTOLOGGING = "mlflow.autologging"
 LARGEST_STEP = 2**63 - 1
 # The steps of a key whose values came without any: MLflow says 0 then.
 _NO_STEPS = [[0, 0, 1]]
@@ -161,6 +163,8 @@ class MetricFold:
         self._earlier = _copied(memory.get("earlier" if same_attempt else "steps", {}))
         self._highest = {key: max(span[1] for span in spans) for key, spans in self._steps.items()}
         self._counts: dict[str, int] = dict(memory.get("counts", {}))
+        # Keys that scripts have logged by MLflow, and the tag of its autologging, which comes before the first epoch's end.
+        self._by_mlflow: set[str] = set(memory.get("mlflow", ()))
         self._keras = KerasLines(memory.get("keras"))
         self.names = Names(memory.get("names"), self._source)
         self.repeated = int(memory.get("repeated", 0))
@@ -182,6 +186,7 @@ class MetricFold:
             "steps": _copied(self._steps),
             "earlier": _copied(self._earlier),
             "counts": dict(self._counts),
+            "mlflow": sorted(self._by_mlflow),
             "keras": self._keras.remember(),
             "names": self.names.remember(),
             "repeated": self.repeated,
@@ -194,6 +199,9 @@ class MetricFold:
         for record in records:
             if record["k"] == "report" and record["body"].get("type") == "metric":
                 points += self._report(record["body"])
+            elif record["k"] == "report" and record["body"].get("type") == "tag":
+                values = record["body"].get("values")
+                self._by_mlflow |= {AUTOLOGGING} & values.keys() if isinstance(values, Mapping) else set()
             elif record["k"] == "log" and record["r"] is not None:
                 points += self._log(record)
         return points
@@ -215,10 +223,10 @@ class MetricFold:
     def _of_epoch(self, found: EpochValues | None) -> list[Point]:
         if found is None:
             return []
-        numbers = (
-            (self.names.key(name), number) for name, text in found.values.items() if (number := numeric(text)) is not None
-        )
-        points = [self._point(KERAS, key, number, found.time, found.epoch) for key, number in numbers]
+        numbers = {self.names.key(name): number for name, text in found.values.items() if (number := numeric(text)) is not None}
+        if not self._by_mlflow.isdisjoint({*numbers, AUTOLOGGING}):
+            return []
+        points = [self._point(KERAS, key, number, found.time, found.epoch) for key, number in numbers.items()]
         return [point for point in points if point]
 
     def _report(self, body: Mapping[str, Any]) -> list[Point]:
@@ -236,6 +244,8 @@ class MetricFold:
                 self.unread += 1
                 continue
             key = self.names.key(name if name.startswith(prefix) else prefix + name)
+            if every:
+                self._by_mlflow.add(key)
             found.append(self._point(REPORT, key, number, _time(body.get("ts")), whole(body.get("step")), every))
         return [point for point in found if point]
 

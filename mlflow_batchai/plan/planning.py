@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlflow_batchai.agent.environment import SYSTEM_METRICS_SWITCH
 from mlflow_batchai.agent.layout import undefined
 from mlflow_batchai.agent.plan import (
     CUSTOM,
@@ -49,6 +51,7 @@ INDEX_LOSS_SECONDS = 90.0
 WAITING_SECONDS = 7 * 86400.0
 # Linux gives a process 2 MiB of arguments and variables with the usual limit of its stack; the node and we need some of that.
 MOST_TEXT = 1_500_000
+SAMPLE_SECONDS = 10.0
 SERVICE_NAMES = (
     "MOUNT_ROOT",
     "JOB_MOUNT_ROOT",
@@ -99,7 +102,7 @@ class JobOptions:
         min_nodes: how many of its nodes are enough then; None: all.
         terminate_seconds: between SIGTERM and SIGKILL.
         relay_seconds: for how long a tracking server that is away is waited for once the job has ended.
-        system_seconds: how often nodes are sampled for their system metrics, at first; None: never.
+        system_seconds: how often nodes are sampled for their system metrics, at first; 0: never; None: as MLflow's switch says.
         all_ranks: whether what every rank says by ``mlflow.*`` is kept, not only what rank 0 says.
         checkpoints: whether checkpoints go into the run's artifacts.
         exclude: patterns of files in output directories that don't.
@@ -110,7 +113,7 @@ class JobOptions:
     min_nodes: int | None = None
     terminate_seconds: float = 10.0
     relay_seconds: float = 86400.0
-    system_seconds: float | None = 10.0
+    system_seconds: float | None = None
     all_ranks: bool = False
     checkpoints: bool = False
     exclude: tuple[str, ...] = ()
@@ -236,7 +239,7 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         oversubscribe=cluster.document.oversubscribe,
         network_interface=cluster.document.network_interface,
         metrics=tuple(program.metrics),
-        system_metrics=program.options.system_seconds,
+        system_metrics=_system_seconds(program.options.system_seconds, properties),
         all_ranks=program.options.all_ranks,
         artifacts=Artifacts(program.options.checkpoints, tuple(program.options.exclude)),
         model=program.model,
@@ -299,6 +302,14 @@ def _seconds(properties: JobProperties) -> float:
     limit = properties.constraints.max_wall_clock_time
     # Batch AI's default, and its hard limit, was a week.
     return limit.total_seconds() if limit else 7 * 86400.0
+
+
+def _system_seconds(asked: float | None, properties: JobProperties) -> float | None:
+    """How often nodes are sampled; None: never. MLflow's switch is the document's variable, else the submitter's."""
+    if asked is None:
+        variables = {**os.environ, **{entry.name: entry.value for entry in properties.environment_variables}}
+        asked = SAMPLE_SECONDS if variables.get(SYSTEM_METRICS_SWITCH, "").lower() in ("true", "1") else 0
+    return asked or None
 
 
 def _secret(secret: Any, source: str) -> str:

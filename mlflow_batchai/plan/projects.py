@@ -147,7 +147,7 @@ def prepare(
             min_nodes=config.min_nodes,
             terminate_seconds=config.terminate_grace.total_seconds(),
             relay_seconds=config.relay_deadline.total_seconds(),
-            system_seconds=config.system_metrics.total_seconds() if config.system_metrics else None,
+            system_seconds=None if config.system_metrics is None else config.system_metrics.total_seconds(),
             all_ranks=config.ranks == "all",
             checkpoints=config.artifacts.checkpoints,
             exclude=config.artifacts.exclude,

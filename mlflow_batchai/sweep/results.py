@@ -158,7 +158,7 @@ def _row(plan: SweepPlan, columns: Sequence[str], number: int, run: Run | None, 
     parameters = {column: given[column] for column in columns if column in given}
     if run is None:
         return Row(number, name, None, parameters, NOT_STARTED, {}, None, "")
-    tags, info = run.data.tags, run.info
+    tags, info = runs.tags_of(run), run.info
     state = TERMINATED if info.status == "KILLED" else tags.get(runs.TAG_STATE, protocol.QUEUED)
     if info.lifecycle_stage == "deleted":
         state = DELETED

@@ -432,9 +432,7 @@ class Relay:
         self._description.show(self._facts(state, self.notes, text))
 
     def _set_tags(self, tags: Mapping[str, str]) -> None:
-        from mlflow.entities import RunTag
-
-        self._client.log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items() if value])
+        runs.set_tags(self._client, self._run_id, {key: value for key, value in tags.items() if value})
 
     def _end_run(self, state: JobState, notes: list[str], left_out: list[str]) -> None:
         # Something that ranks have said was left out, by agents or by this relay.
@@ -442,10 +440,10 @@ class Relay:
         tags = {
             runs.TAG_STATE: state.execution_state,
             runs.TAG_STARTED: "" if state.start_time is None else runs.time_text(state.start_time),
-            runs.TAG_EXIT_CODE: "" if state.exit_code is None else str(state.exit_code),
+            runs.TAG_EXIT_CODE: str(state.exit_code or ""),
             runs.TAG_ERROR_CODE: state.error_code,
             runs.TAG_REASON: state.reason[-runs.LONGEST_TAG :],
-            runs.TAG_COMPLETE: "false" if self._missing or left_out or lacks else "true",
+            runs.TAG_COMPLETE: "false" if self._missing or left_out or lacks else "",
         }
         notes = [*self._missing, *notes, *self._not_as_it_came()]
         if notes:

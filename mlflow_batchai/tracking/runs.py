@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import subprocess
@@ -29,7 +30,8 @@ TAG_CLUSTER = "batchai.cluster"
 TAG_WORKSPACE = "batchai.workspace"
 TAG_SHARE = "batchai.share"
 TAG_FOLDER = "batchai.folder"
-# What the submitter signs of a run: where its job lies. Anybody with the tracking server's address may write tags.
+# What the submitter signs of a run: where its job lies. Anybody with the tracking server's address may write tags. Behind the
+# signature stand, as JSON, the tags that only clients need (``_INNER``): MLflow's page of a run shows every tag.
 TAG_MAC = "batchai.mac"
 TAG_STATE = "batchai.executionState"
 TAG_RESOURCE_GROUP = "batchai.resourceGroup"
@@ -44,13 +46,59 @@ TAG_EXIT_CODE = "batchai.exitCode"
 TAG_ERROR_CODE = "batchai.errorCode"
 TAG_REASON = "batchai.reason"
 TAG_NOTES = "batchai.notes"
-# Whether all that ranks have reported and printed is in the run, by their own count; "false": its notes say what is missing.
+# "false": some of what ranks have reported and printed is not in the run, by their own count; its notes say what.
 TAG_COMPLETE = "batchai.complete"
 # A person's wish to end the job, set in MLflow's own UI, say.
 TAG_CANCEL = "batchai.cancel"
 TAGS_OF_AN_END = (TAG_STARTED, TAG_EXIT_CODE, TAG_ERROR_CODE, TAG_REASON, TAG_NOTES, TAG_COMPLETE)
+_INNER = {
+    name.removeprefix("batchai."): name
+    for name in (
+        TAG_SHARE,
+        TAG_FOLDER,
+        TAG_RESOURCE_GROUP,
+        TAG_CLUSTER_ID,
+        TAG_TOOL,
+        TAG_ENGINE,
+        TAG_NODES,
+        TAG_RANKS,
+        TAG_STARTED,
+    )
+}
 BATCH = 100
 LONGEST_TAG = 5000
+
+
+def tags_of(run: Run) -> dict[str, str]:
+    """A run's tags, with those that stand behind its signature. Runs of earlier versions have a tag for each."""
+    try:
+        found = json.loads(run.data.tags.get(TAG_MAC, "").partition(" ")[2])
+    except (ValueError, RecursionError):  # anybody may write it
+        found = None
+    inner = found if isinstance(found, dict) else {}
+    return {**run.data.tags, **{tag: inner[key] for key, tag in _INNER.items() if isinstance(inner.get(key), str)}}
+
+
+def _as_stored(mac: str, tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags as a run has them: those that only clients need as one, behind the signature."""
+    inner = {key: tags[tag] for key, tag in _INNER.items() if tag in tags}
+    return {**{tag: tags[tag] for tag in tags if tag not in _INNER.values()}, TAG_MAC: f"{mac} {json.dumps(inner)}"}
+
+
+def set_tags(mlflow: MlflowClient, run_id: str, tags: Mapping[str, str], without: Collection[str] = ()) -> None:
+    """Set tags of a job's run, and remove others; those that it hasn't are fine."""
+    from mlflow.entities import RunTag
+
+    run = mlflow.get_run(run_id)
+    if any(tag in _INNER.values() for tag in (*tags, *without)):
+        mac, old = run.data.tags.get(TAG_MAC, "").partition(" ")[0], tags_of(run)
+        inner = {tag: old[tag] for tag in _INNER.values() if tag in old and tag not in without}
+        tags = _as_stored(mac, {**inner, **tags})
+    if tags:
+        mlflow.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+    for name in without:
+        if name in run.data.tags:
+            mlflow.delete_tag(run_id, name)
 
 
 def tag_text(text: str) -> str:
@@ -199,18 +247,19 @@ def create(
                 f"--run-id {run_id}: the run has another value for parameter '{clash[0]}', and values can't be changed"
             )
     else:
-        run = mlflow.create_run(experiment_id, tags=dict(tags), run_name=run_name)
+        run = mlflow.create_run(experiment_id, tags=_as_stored("", tags), run_name=run_name)
         # At once: a run without it is nobody's, should its submitter die now.
-        mlflow.set_tag(run.info.run_id, TAG_MAC, signature(run.info.run_id, tags))
+        mac = _as_stored(signature(run.info.run_id, tags), tags)[TAG_MAC]
+        mlflow.set_tag(run.info.run_id, TAG_MAC, mac)
     try:
         values = [Param(name, value) for name, value in parameters.items()]
         for start in range(0, len(values), BATCH):
             mlflow.log_batch(run.info.run_id, params=values[start : start + BATCH])
         if run_id:
             # What an earlier job has left in the run is not this one's.
-            forget(mlflow, run_id, [name for name in run.data.tags if name.startswith("batchai.") and name not in tags])
-            signed = {**tags, TAG_MAC: signature(run_id, tags)}
-            mlflow.log_batch(run.info.run_id, tags=[RunTag(name, value) for name, value in signed.items()])
+            stored = _as_stored(signature(run_id, tags), tags)
+            forget(mlflow, run_id, [name for name in run.data.tags if name.startswith("batchai.") and name not in stored])
+            mlflow.log_batch(run.info.run_id, tags=[RunTag(name, value) for name, value in stored.items()])
         mlflow.update_run(run.info.run_id, status="SCHEDULED", name=run_name if run_id and run_name else None)
     except MlflowException as error:
         if not run_id:
@@ -242,11 +291,7 @@ def begin_attempt(mlflow: MlflowClient, run_id: str, attempt: int) -> None:
 
     Its end time can't be taken away; the next end overwrites it.
     """
-    from mlflow.entities import RunTag
-
-    forget(mlflow, run_id, TAGS_OF_AN_END)
-    tags = {TAG_ATTEMPT: str(attempt), TAG_STATE: QUEUED}
-    mlflow.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+    set_tags(mlflow, run_id, {TAG_ATTEMPT: str(attempt), TAG_STATE: QUEUED}, TAGS_OF_AN_END)
     mlflow.update_run(run_id, status="SCHEDULED")
 
 
@@ -266,7 +311,8 @@ def signature(run_id: str, tags: Mapping[str, str]) -> str:
 
 def is_signed(run: Run) -> bool:
     """Whether this user has submitted the job of a run, and its tags still say where."""
-    return signing.is_mac(run.data.tags.get(TAG_MAC), *_signed(run.info.run_id, run.data.tags))
+    mac = run.data.tags.get(TAG_MAC, "").partition(" ")[0]
+    return signing.is_mac(mac, *_signed(run.info.run_id, tags_of(run)))
 
 
 def _signed(run_id: str, tags: Mapping[str, str]) -> tuple[str, str]:
@@ -277,15 +323,12 @@ def lacks_end(tracking: Tracking, run_id: str, folder: str) -> bool:
     """Whether the job in a folder has a run that is neither ended nor deleted, and no other job's by now."""
     run = client(tracking).get_run(run_id)
     is_open = run.info.status in ("SCHEDULED", "RUNNING") and run.info.lifecycle_stage == "active"
-    return is_open and run.data.tags.get(TAG_FOLDER) == folder
+    return is_open and tags_of(run).get(TAG_FOLDER) == folder
 
 
 def forget(mlflow: MlflowClient, run_id: str, tags: Collection[str]) -> None:
     """Remove tags from a run; those that it hasn't are fine."""
-    there = mlflow.get_run(run_id).data.tags
-    for name in tags:
-        if name in there:
-            mlflow.delete_tag(run_id, name)
+    set_tags(mlflow, run_id, {}, tags)
 
 
 def source_tags(uri: str, entry_point: str, directory: Path, user: str) -> dict[str, str]:
@@ -322,7 +365,11 @@ def _git_commit(directory: Path) -> str | None:
 
 
 def page(uri: str, experiment_id: str, run_id: str) -> str | None:
-    """The run's page in MLflow's UI, where the store is a server."""
+    """The run's page in MLflow's UI, where the store is a server.
+
+    Its last part has MLflow show what belongs to training, where a fresh browser is shown what belongs to GenAI.
+    """
     if not uri.startswith(("http://", "https://")):
         return None
-    return f"{terminal.shown(uri).rstrip('/')}/#/experiments/{quote(experiment_id)}/runs/{quote(run_id)}"
+    path = f"experiments/{quote(experiment_id)}/runs/{quote(run_id)}?workflowType=machine_learning"
+    return f"{terminal.shown(uri).rstrip('/')}/#/{path}"

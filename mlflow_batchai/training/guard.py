@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+STOCK = "Horovod's own Keras callbacks don't support Keras 3: import mlflow_batchai.training.horovod as hvd"
 SITECUSTOMIZE = '''\
 """Put here by mlflow-batchai: watches Keras training on several ranks, then runs this environment's own sitecustomize."""
 
@@ -100,8 +101,19 @@ class _Loader:
             model_trial.stand_by()
 
 
+def _is_of_stock_callbacks(error: BaseException) -> bool:
+    """Whether Horovod's own Keras callbacks have raised it."""
+    trace = error.__traceback__
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__")).startswith(("horovod._keras", "horovod.tensorflow.keras")):
+            return True
+        trace = trace.tb_next
+    return False
+
+
 def patch_fit(keras: Any) -> None:
-    """Make ``keras.Model.fit`` add the callbacks of ``_watch`` where a model trains on several ranks together.
+    """Make ``keras.Model.fit`` add the callbacks of ``_watch`` where a model trains on several ranks together, and say what to
+    import where one of Horovod's own callbacks fails.
 
     Does nothing for Keras 2, where stock Horovod is right, and nothing the second time.
     """
@@ -110,6 +122,7 @@ def patch_fit(keras: Any) -> None:
         return
     import functools
     import inspect
+    import traceback
 
     signature = inspect.signature(original)
 
@@ -124,7 +137,13 @@ def patch_fit(keras: Any) -> None:
         except TypeError:
             return original(self, *args, **kwargs)
         bound.arguments["callbacks"] = _watch.with_watch(self, bound.arguments.get("callbacks"))
-        return original(*bound.args, **bound.kwargs)
+        try:
+            return original(*bound.args, **bound.kwargs)
+        except (AttributeError, TypeError) as error:
+            if not _is_of_stock_callbacks(error):
+                raise
+            caller = traceback.extract_stack(sys._getframe(1), limit=1)[0]
+            raise RuntimeError(f"{caller.filename}:{caller.lineno}: {caller.line}\n{STOCK}") from error
 
     fit.batchai = True  # type: ignore[attr-defined]
     keras.Model.fit = fit

@@ -12,6 +12,7 @@ from node_world import Cluster
 
 from mlflow_batchai.agent.environment import (
     ALLOCATOR,
+    SYSTEM_METRICS_SWITCH,
     TRACKING_URI,
     allocator_variables,
     allowed,
@@ -110,6 +111,12 @@ def test_who_a_rank_is_can_t_be_overridden(environment: Callable[..., dict[str, 
     assert (found["BATCHAI_JOB"], found["BATCHAI_NODE"]) == ("abc1234567/1", "0")
     assert (found["OMP_NUM_THREADS"], found["MKL_NUM_THREADS"]) == ("1", "4")
     assert not any(name.endswith("!") for name in found)
+
+
+def test_mlflow_in_a_rank_does_not_sample_what_the_agent_samples(environment: Callable[..., dict[str, str]]) -> None:
+    entries = variables((SYSTEM_METRICS_SWITCH, "true"))
+    assert environment(environmentVariables=entries)[SYSTEM_METRICS_SWITCH] == "true"
+    assert environment(environmentVariables=entries, systemMetrics=10.0)[SYSTEM_METRICS_SWITCH] == "false"
 
 
 def test_secrets_stand_over_the_document(environment: Callable[..., dict[str, str]]) -> None:

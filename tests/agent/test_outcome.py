@@ -9,6 +9,11 @@ from mlflow_batchai.agent.outcome import Failure, Stop, first_cause, verdict
 
 GONE = "[1,1]<stderr>: horovod.common.exceptions.HorovodInternalError: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]"
 
+# As in horovod#534: all ranks say that one has failed, and none says which.
+SHUT_DOWN = (
+    "UnknownError: Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce"
+)
+
 
 def failed(name: str, time: int, tail: str = "", **more: object) -> Failure:
     return Failure(protocol.JOB_FAILED, name, node=0, rank=0, exit_code=1, tail=[tail], time=time, **more)  # type: ignore[arg-type]
@@ -20,6 +25,7 @@ def failed(name: str, time: int, tail: str = "", **more: object) -> Failure:
         ([], None),
         ([failed("late", 2), failed("early", 1)], "early"),
         ([failed("noticed", 1, GONE), failed("bug", 2, "ValueError")], "bug"),
+        ([failed("noticed", 1, SHUT_DOWN), failed("bug", 2, "ValueError")], "bug"),
         ([failed("noticed", 1, GONE), failed("killed", 2, GONE, signalled=True)], "killed"),
         ([failed("second", 2, GONE), failed("first", 1, GONE)], "first"),
         ([failed("noticed", 1, GONE), Failure(protocol.NODE_LOST, "lost", node=1, time=60_000)], "lost"),

@@ -89,6 +89,9 @@ def test_every_command_has_help_an_example_that_parses_and_all_forms_of_output(c
     options = [name for parameter in made.params for name in parameter.opts]
     assert len(set(options)) == len(options), "an option stands twice"
     assert {"-o", "--query"} <= set(options) or path in STREAMS
+    assert {"-q", "--quiet", "--no-color"} <= set(options)
+    if re.match("job (?!list|node exec)", path):  # where -n is a number, and a node
+        assert {"-n", "-j", "--name", "--job"} <= set(options)
 
 
 @pytest.mark.parametrize("noun", sorted({path.rpartition(" ")[0] for path in VERBS} - {""}))
@@ -101,6 +104,21 @@ def test_an_unknown_command_names_those_that_exist(cli: Cli, noun: str) -> None:
     known = [path.removeprefix(f"{noun} ").split()[0] for path in VERBS if path.startswith(f"{noun} ")]
     assert (said.code, said.out) == (2, "")
     assert f"the commands are: {', '.join(dict.fromkeys(known))}" in said.err
+    assert f"(did you mean '{known[0]}'?)" in cli(f"{noun} {known[0][:-1]}").err
+
+
+@pytest.mark.parametrize("line", ["-q cluster file list", "cluster -q file list", "cluster file list --quiet"])
+def test_quiet_leaves_notices_out_and_no_error(cli: Cli, line: str) -> None:
+    assert cli("cluster file list -c local").err.startswith("batchai: cluster 'local' has no setup task")
+    assert cli(f"{line} -c local") == (0, "[]\n", "")
+    assert cli(f"{line} -c nowhere").err.startswith("batchai: there is no cluster 'nowhere'")
+    assert cli("-q jbo").err.endswith(
+        "there is no command 'jbo' here (did you mean 'job'?); the commands are: " + ", ".join(NOUNS) + "\n"
+    )
+
+
+def test_flags_of_all_commands_before_the_verb_that_is_meant(cli: Cli) -> None:
+    assert cli("sweep -q nope --no-color") == cli("sweep run nope")
 
 
 @pytest.mark.parametrize("line", ["jbo", "job nope", "job show", "job list -n 0", "--nope"])

@@ -14,6 +14,7 @@ from command_line import Cli
 
 from mlflow_batchai.agent.plan import OutputDirectory, Volume
 from mlflow_batchai.cluster.workspaces import arm_id
+from mlflow_batchai.tracking import runs
 
 TRAIN = """
 import os, sys, time
@@ -116,7 +117,7 @@ def test_show_is_batch_ais_shape(cli: Cli) -> None:
     assert [node["id"] for node in shown["nodes"]] == ["node-0", "node-1"]
     assert all(node["host"] and node["address"] and node["exit"] is None for node in shown["nodes"])
     assert (shown["command"], shown["processCount"], shown["queuedBehind"]) == ("python train.py", 2, None)
-    assert shown["folder"] == run.data.tags["batchai.folder"]
+    assert shown["folder"] == runs.tags_of(run)["batchai.folder"]
     assert Path(shown["files"]["stdout"]).read_text(encoding="utf-8") == cli.world.log()
     assert cli.json("job", "show", run.info.run_id) == shown
     assert cli.json("job", "show", "-n", "toy-1", "--query", "executionState") == "running"

@@ -6,10 +6,15 @@ import io
 from types import SimpleNamespace
 
 import pytest
-from job_folder import line, report
+from job_folder import JobFolder, line, report
 
 from mlflow_batchai.client import console as console_module
+from mlflow_batchai.client import runner
 from mlflow_batchai.client.console import JobConsole
+from mlflow_batchai.client.signals import Signals
+from mlflow_batchai.follower.detached import Submitted
+from mlflow_batchai.job.events import EventReader
+from mlflow_batchai.tracking.runs import Tracking
 
 
 class Terminal(io.StringIO):
@@ -37,6 +42,40 @@ def test_several_ranks_are_told_apart():
 def test_an_epoch_is_one_line_when_it_is_over():
     out, err = shown(1, report(0, loss=1.25), report(0, val_loss="nan"), report(1, loss=1e-9), report(1, rank=1, loss=7))
     assert (out, err) == ("", "batchai: step 0: loss 1.25  val_loss nan\nbatchai: step 1: loss 1e-09\n")
+
+
+def test_a_step_is_told_when_it_has_come():
+    """Without a terminal: at each look, not when the next step comes."""
+    err, terminal = io.StringIO(), Terminal()
+    for stream in (err, terminal):
+        console = JobConsole(1, io.StringIO(), stream)
+        console.records([report(0, loss=1.25), report(0, val_loss=2)])
+        console.tell_step()
+    assert err.getvalue() == "batchai: step 0: loss 1.25  val_loss 2\n"
+    assert "batchai: step 0" not in terminal.getvalue()
+    console.close()
+
+
+@pytest.mark.parametrize(("cancelled", "said"), [(False, "stopping the other ranks"), (True, "terminating")])
+def test_what_a_job_does_that_ends(tmp_path, monkeypatch, cancelled, said):
+    monkeypatch.setattr(runner, "keep_follower", lambda submitted: None)
+    made, err = JobFolder(tmp_path, nodes=2), io.StringIO()
+    if cancelled:
+        made.job.request_cancel("me", "")
+    made.segment(0, {"k": "failed", "t": 1, "code": "JobFailed", "why": "x"})
+    made.exit(0, failure={"code": "JobFailed", "why": "x"})
+
+    class Looks(Signals):
+        count = 0
+
+        def check(self, cancel=None):
+            self.count += 1
+            if self.count == 2:
+                made.verdict("failed")
+
+    submitted = Submitted(made.job, made.plan["runId"], Tracking("sqlite://", {}))
+    runner._watch_attempts(submitted, JobConsole(2, io.StringIO(), err), EventReader(made.job), Looks())
+    assert f"batchai: {said}\n" in err.getvalue()
 
 
 def test_phases_and_lost_lines():
@@ -70,6 +109,15 @@ def test_on_a_terminal_progress_stays_below_and_output_goes_through():
     # Each epoch stays as a line of its own; the running one is the line at the bottom.
     assert err.count("batchai: step 0: loss 1") == 1
     assert err.count("batchai: step 1: loss 2") == 1
+
+
+def test_without_colors_and_quiet(monkeypatch):
+    coloured = line("\x1b[31mred\x1b[0m\n")
+    assert shown(1, coloured, out=Terminal())[0] == "\x1b[31mred\x1b[0m\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown(1, coloured, out=Terminal())[0] == "red\n"
+    monkeypatch.setenv("BATCHAI_QUIET", "1")
+    assert shown(1, line("a\n"), report(0, loss=1), err=Terminal()) == ("a\n", "")
 
 
 def test_markup_of_a_user_is_text():

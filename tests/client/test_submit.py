@@ -97,7 +97,7 @@ def test_submitted(scene):
     submitted = scene.submit()
     run = scene.run()
     folder = "logs/workspaces/default/experiments/My-exp-1/jobs/toy-012345/0123456789"
-    assert (run.info.status, run.data.params, run.data.tags["batchai.folder"]) == ("SCHEDULED", {"lr": "0.1"}, folder)
+    assert (run.info.status, run.data.params, runs.tags_of(run)["batchai.folder"]) == ("SCHEDULED", {"lr": "0.1"}, folder)
     assert submitted.job.plan.run_id == submitted.run_id == run.info.run_id
     assert submitted.job.handle() == {"engine": "fake", "nodes": [0]}
     (request,) = scene.cluster.engine.started
@@ -121,13 +121,38 @@ def test_tags_that_a_person_searches_by(scene):
     scene.submit()
     ours = {key.removeprefix("batchai."): value for key, value in scene.run().data.tags.items() if key.startswith("batchai.")}
     assert runs.is_signed(scene.run()) and ours.pop("mac")
-    assert ours.pop("share") == scene.cluster.share.url and ours.pop("folder").startswith("logs/workspaces/default/")
-    expected = {"job": "toy-012345", "cluster": "local", "engine": "local", "tool": "custom", "nodes": "1", "ranks": "1"}
-    assert ours == {**expected, "workspace": "default", "executionState": "queued"}
+    assert ours == {"job": "toy-012345", "cluster": "local", "workspace": "default", "executionState": "queued"}
+    for_clients = runs.tags_of(scene.run()).items() - scene.run().data.tags.items()
+    inner = {key.removeprefix("batchai."): value for key, value in for_clients}
+    assert inner.pop("share") == scene.cluster.share.url and inner.pop("folder").startswith("logs/workspaces/default/")
+    assert inner == {"engine": "local", "tool": "custom", "nodes": "1", "ranks": "1"}
     scene.submit(workspace="vision", resource_group="rg.one")
-    tags = scene.run().data.tags
+    tags = runs.tags_of(scene.run())
     cluster = "/subscriptions/local/resourceGroups/batchai/providers/Microsoft.BatchAI/workspaces/default/clusters/local"
     assert (tags["batchai.resourceGroup"], tags["batchai.clusterId"]) == ("rg.one", cluster)
+
+
+def test_a_run_of_an_earlier_version(scene):
+    """All of its tags stand for themselves; what is set for clients stands behind its signature from then on."""
+    submitted = scene.submit()
+    retag(scene, submitted, {})
+    run = scene.run()
+    assert run.data.tags.items() >= {runs.TAG_FOLDER: submitted.job.folder, runs.TAG_NODES: "1"}.items()
+    assert lookup.find("toy-012345", submitted.tracking).job.folder == submitted.job.folder
+    runs.set_tags(scene.mlflow, run.info.run_id, {runs.TAG_STARTED: runs.time_text(1000), runs.TAG_STATE: "running"})
+    tags = runs.tags_of(scene.run())
+    assert runs.is_signed(scene.run()) and (runs.started(tags), tags[runs.TAG_FOLDER]) == (1000, submitted.job.folder)
+    runs.forget(scene.mlflow, run.info.run_id, runs.TAGS_OF_AN_END)
+    assert runs.is_signed(scene.run()) and runs.TAG_STARTED not in runs.tags_of(scene.run())
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"folder": 1}', "[" * 100_000, ""])
+def test_what_somebody_has_written_for_clients(scene, text):
+    scene.submit()
+    scene.mlflow.set_tag(
+        scene.run().info.run_id, runs.TAG_MAC, f"{scene.run().data.tags[runs.TAG_MAC].split()[0]} {text}"[:5000]
+    )
+    assert runs.TAG_FOLDER not in runs.tags_of(scene.run()) and not runs.is_signed(scene.run())
 
 
 def check_undone(scene, reason, status="FAILED"):
@@ -278,8 +303,8 @@ def test_a_job_whose_share_is_elsewhere_on_this_machine(scene, here):
 
 def retag(scene, submitted, tags):
     """Say as its submitter that a job lies elsewhere."""
-    there = {**scene.run().data.tags, **tags}
-    for name, value in {**tags, runs.TAG_MAC: runs.signature(submitted.run_id, there)}.items():
+    there = {**runs.tags_of(scene.run()), **tags}
+    for name, value in {**there, runs.TAG_MAC: runs.signature(submitted.run_id, there)}.items():
         scene.mlflow.set_tag(submitted.run_id, name, value)
 
 

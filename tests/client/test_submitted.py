@@ -98,7 +98,7 @@ def test_a_notebook_shows_it(folder: Callable[..., JobFolder], kept: list[Submit
     job = SubmittedJob(Submitted(made.job, 'r"><script>', runs.absolute("http://tracking:5000", Path("/"))))
     shown = job._repr_html_()
     assert "<script>" not in shown and "SCHEDULED" in shown and html.escape("toy-0123") in shown
-    assert 'href="http://tracking:5000/#/experiments/0/runs/r%22%3E%3Cscript%3E"' in shown
+    assert 'href="http://tracking:5000/#/experiments/0/runs/r%22%3E%3Cscript%3E?workflowType=machine_learning"' in shown
     assert repr(job) == '<SubmittedJob toy-0123, run r"><script>>'
     (tmp_path / 'a <b> & "share"').rename(tmp_path / "away")
     (tmp_path / 'a <b> & "share"').write_text("no folder")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from command_line import Cli
 
+from mlflow_batchai.tracking import runs
+
 TRAIN = """
     import os
     with open(os.path.join(os.environ["AZ_BATCHAI_OUTPUT_MODEL"], "model.txt"), "w") as file:
@@ -29,7 +31,7 @@ def test_a_job_is_freed_and_submitted_again(cli: Cli, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     run, folder = world.last, world.folder()
     share = world.home / "share"
-    models = share / "models" / run.data.tags["batchai.folder"]
+    models = share / "models" / runs.tags_of(run)["batchai.folder"]
     assert (models / "outputs" / "model.txt").is_file()
     assert kinds(cli, "1h") == []
     assert kinds(cli, "0m") == ["job", "log"]

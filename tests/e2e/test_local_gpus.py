@@ -12,6 +12,8 @@ import pytest
 from nvidia_smi import NvidiaSmi
 from ssh_world import NAME, HereClient, config, ended, until
 
+from mlflow_batchai.tracking import runs
+
 WAITS = """
     import os, time
     print(os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"], flush=True)
@@ -52,7 +54,7 @@ def test_four_nodes_of_one_gpu(world: Any, machine: NvidiaSmi, here: HereClient)
     third = here.submit(project)
 
     # Everything of the first dies at once, as in a power cut: agents, ranks, and who follows.
-    mark, folder = world.plan(first)["job"], first.data.tags["batchai.folder"]
+    mark, folder = world.plan(first)["job"], runs.tags_of(first)["batchai.folder"]
     for process in world.processes():
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.environ().get("BATCHAI_JOB", "").startswith(mark) or folder in " ".join(process.cmdline()):

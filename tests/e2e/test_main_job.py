@@ -110,7 +110,7 @@ def test_two_ranks(trained: Any, predicted: dict[str, Any]) -> None:
     assert run.data.params["epochs"] == "8" and run.data.params["data"] == "digits"
 
     assert world.client.get_model_version_by_alias("digits", "champion").run_id == run.info.run_id
-    assert run.data.tags["batchai.promotion"].startswith("champion points to version 1: nothing had it (test_accuracy 0.9")
+    assert run.data.tags["batchai.promotion"].startswith("first version (test_accuracy 0.9")
     logged = world.client.get_logged_model(run.data.tags["batchai.model"].removeprefix("models:/"))
     checked = logged.tags["batchai.modelCheck"]
     assert checked.startswith("loaded and tried in ") and "keras 3" in checked

@@ -14,6 +14,7 @@ import pytest
 
 import mlflow_batchai
 from mlflow_batchai import errors
+from mlflow_batchai.tracking import runs
 
 TRAIN = """
     import os, sys
@@ -84,7 +85,7 @@ def test_two_at_once(world: Any, tmp_path: Any) -> None:
         run = world.client.get_run(job.run_id)
         assert (job.status, run.info.status, job.reason) == ("FINISHED", "FINISHED", None)
         assert job.metrics == run.data.metrics and job.metrics["loss"] == rate
-        assert run.data.tags["of"] == "us" and run.data.tags["batchai.nodes"] == "2"
+        assert run.data.tags["of"] == "us" and runs.tags_of(run)["batchai.nodes"] == "2"
         assert world.client.get_experiment(run.info.experiment_id).name == "sweep"
         assert list(job.logs(rank=1)) == [f"rate {rate}"] and list(job.logs(stream="stderr")) == []
         assert job.outputs()["MODEL/weights.txt"] == len(f"w{rate}") and "stdouterr/stdout-1.txt" in job.outputs()

@@ -32,7 +32,7 @@ def project(world: Any, **document: Any) -> Any:
     properties = {
         "nodeCount": 2,
         "horovodSettings": {},
-        # MLflow's own sampling in a rank changes nothing here.
+        # MLflow's own sampling in a rank would add metrics of no node.
         "environmentVariables": [{"name": "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "value": "true"}],
     }
     return world.project(TOY, batchai=json.dumps({**document, "properties": properties}))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import PATIENCE_MS, WIDTH, Browser, chromium
+from browser import PATIENCE_MS, REMEMBERED, WIDTH, Browser, chromium
 from command_line import Cli
 from mlflow_server import MlflowServer
 from ui_world import ALIAS, MODEL, RATES, Jobs
@@ -73,18 +73,22 @@ def test_a_job_while_it_runs_and_after(jobs: Jobs, browser: Browser) -> None:
     browser.picture("curves")
 
     said = jobs.end()
-    url = re.search(r"http://\S+/#(\S+)", said)
+    url = re.search(r"http://\S+/#((\S+)\?\S+)", said)
     assert url, said
+    # As a fresh browser would show it, but for the end of the address.
+    browser.remember({"mlflow.workflowType_v1": "genai"})
     browser.open(url[1])
+    browser.see("Model registry")
+    browser.remember(REMEMBERED)
     browser.see("baseline", "Finished", "val_accuracy", "learning_rate", "2e-4")
     # Of the description, as Markdown is shown.
     browser.page.locator("strong", has_text="succeeded").wait_for(timeout=PATIENCE_MS)
     browser.picture("run", height=1100)
-    browser.open(f"{url[1]}/system-metrics")
+    browser.open(f"{url[2]}/system-metrics")
     for node in ("node-0", "node-1"):
         browser.see(f"system/{node}")
     browser.picture("system-metrics")
-    browser.open(f"{url[1]}/artifacts/logs/stdout.txt")
+    browser.open(f"{url[2]}/artifacts/logs/stdout.txt")
     browser.see_code("[0] ")
     browser.picture("log")
 

@@ -83,6 +83,7 @@ class Jobs:
 
     def _start(self, name: str, **parameters: str) -> subprocess.Popen[str]:
         words = ["--experiment-name", EXPERIMENT, "--run-name", name, *self._given(**parameters)]
+        words += ["-c", '{"systemMetrics": true}'] if self.real else []
         return self.world.start(self.world.command(self._project, *words))  # type: ignore[no-any-return]
 
     @property

@@ -15,6 +15,8 @@ from example_text import commands
 from ssh_world import on_servers
 from sshd import SshNodes
 
+from mlflow_batchai.tracking import runs
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "azure_share"
 
 # What is not run as it stands, and why.
@@ -67,7 +69,7 @@ def test_from_nothing_to_a_result(world: Any, ssh_servers: SshNodes, azure: Azur
     assert "4 ranks train 2 epochs" in world.artifact("logs/stdout.txt")
     saved = world.artifact_file("outputs/MODEL/saved_models/keras_cifar10_trained_model.h5")
     assert saved.read_bytes().startswith(b"\x89HDF")
-    folder = share / run.data.tags["batchai.folder"]
+    folder = share / runs.tags_of(run)["batchai.folder"]
     kept = folder / "outputs" / "models" / "saved_models" / "keras_cifar10_trained_model.h5"
     assert kept.read_bytes() == saved.read_bytes()
     assert (folder / "stdouterr" / "stdout.txt").read_text() == world.artifact("logs/stdout.txt")

@@ -13,6 +13,8 @@ import yaml
 from example_text import commands
 from netns import Machines, Setup, unavailable
 
+from mlflow_batchai.tracking import runs
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ssh_cluster"
 ADDRESSES = ["10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.7"]
 
@@ -79,7 +81,7 @@ def test_from_nothing_to_a_result(world: Any, machines: Machines, tmp_path: Path
             assert "4 of 4 nodes are ready" in done.stdout, done.stdout
     assert set(skipped) == set(STAND_INS)
     run = world.last
-    assert (run.info.status, run.data.tags["batchai.cluster"], run.data.tags["batchai.nodes"]) == (
+    assert (run.info.status, run.data.tags["batchai.cluster"], runs.tags_of(run)["batchai.nodes"]) == (
         "FINISHED",
         "nc6cluster",
         "4",

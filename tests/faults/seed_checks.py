@@ -133,7 +133,7 @@ def _wrong_job(world: SeedWorld, case: Case, client: Any, run: Any, job: Path, c
         "status": "KILLED" if verdict["terminated"] else STATUSES[state],
         "end time": verdict["endTime"],
         "batchai.executionState": state,
-        "batchai.exitCode": None if verdict["exitCode"] is None else str(verdict["exitCode"]),
+        "batchai.exitCode": str(verdict["exitCode"]) if verdict["exitCode"] else None,
         "batchai.errorCode": code,
         "batchai.reason": verdict["reason"] or None,
     }
@@ -186,7 +186,7 @@ def _wrong_sum(run: Any, stored: dict[tuple[str, int], float], world: SeedWorld,
     """What the ranks say they have reported is stored, or the run says to the number what is not."""
     tags = run.data.tags
     whole, notes = tags.get("batchai.complete"), tags.get("batchai.notes", "")
-    if whole not in ("true", "false"):
+    if whole not in (None, "false"):
         yield f"batchai.complete is {whole!r}"
     due = {("loss", step): 1.0 / (step + 1) for step in world.said_steps(0)}
     if case.all_ranks:
@@ -201,7 +201,7 @@ def _wrong_sum(run: Any, stored: dict[tuple[str, int], float], world: SeedWorld,
     wrong = {key for key in stored.keys() & due.keys() if stored[key] != due[key]}
     if wrong:
         yield f"{len(wrong)} points have another value than ranks have reported: {sorted(wrong)[:5]}"
-    if whole == "true" and lacking:
+    if whole is None and lacking:
         yield f"{lacking} points of {len(due)} that ranks have reported are missing, and the run says that all are there"
     if whole == "false" and not UNKNOWN.search(notes):
         stated = sum(int(number) for number in MISSING.findall(notes))

@@ -123,7 +123,7 @@ def play(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
         for called, process in attached:
             world.wait(lambda process=process: process.poll() is not None, patience, called)  # type: ignore[misc]
             codes[called] = process.returncode
-        if world.tag("batchai.folder") and all("has no job folder" in world.said(called) for called, _ in attached):
+        if world.tag("batchai.mac") and all("has no job folder" in world.said(called) for called, _ in attached):
             # Nothing of it had been started; the sentence says how to end its run.
             ending = world.start("terminate", BIN / "batchai", "job", "terminate", name, "-y")
             world.wait(lambda: ending.poll() is not None, what="terminate")

@@ -13,6 +13,8 @@ import pytest
 from command_line import Cli
 from loop_disk import fill, loop_disk
 
+from mlflow_batchai.tracking import runs
+
 # Each rank counts what it has handed in on a disk that nothing touches, until it is told to end. Rank 1's processes are many.
 TRAIN = """
     import os, pathlib, subprocess, sys, time
@@ -62,7 +64,7 @@ class Job:
     @property
     def folder(self) -> Path:
         """Its folder on the share."""
-        return self.world.home / "share" / str(self.world.last.data.tags["batchai.folder"])
+        return self.world.home / "share" / runs.tags_of(self.world.last)["batchai.folder"]
 
     @property
     def events(self) -> Path:
@@ -83,7 +85,7 @@ class Job:
     def assert_whole(self) -> None:
         """All that the ranks have counted is in the run, which says so and nothing else."""
         tags = self.world.last.data.tags
-        assert (self.world.last.info.status, tags["batchai.complete"]) == ("FINISHED", "true"), tags.get("batchai.notes")
+        assert (self.world.last.info.status, "batchai.complete" in tags) == ("FINISHED", False), tags.get("batchai.notes")
         assert "batchai.notes" not in tags
         joined = self.world.artifact("logs/stdout.txt").splitlines()
         for rank in (0, 1):

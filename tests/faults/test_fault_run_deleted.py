@@ -13,6 +13,7 @@ from endless import DONE, STEPS
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease, LeaseState
 from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.tracking import runs
 
 
 class Scene:
@@ -25,7 +26,7 @@ class Scene:
         world.wait(lambda: any("loss" in run.data.metrics for run in world.client.search_runs([experiment])), 120)
         (run,) = world.client.search_runs([experiment])
         self.run_id, self.experiment, self.name = run.info.run_id, experiment, run.data.tags["batchai.job"]
-        self.job = Job(DirectoryShare(world.home / "share"), run.data.tags["batchai.folder"])
+        self.job = Job(DirectoryShare(world.home / "share"), runs.tags_of(run)["batchai.folder"])
 
     def trains_on(self) -> None:
         now = self._step()

@@ -18,6 +18,7 @@ from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease, LeaseState
 from mlflow_batchai.storage.directory import DirectoryShare
+from mlflow_batchai.tracking import runs
 
 OUTPUTS = """
     output = pathlib.Path(os.environ["AZ_BATCHAI_OUTPUT_M"])
@@ -91,8 +92,8 @@ class Scene:
 
     @property
     def job(self) -> Job:
-        tags = self.world.client.get_run(self.run_id).data.tags
-        return Job(DirectoryShare(self.world.home / "share"), tags["batchai.folder"])
+        run = self.world.client.get_run(self.run_id)
+        return Job(DirectoryShare(self.world.home / "share"), runs.tags_of(run)["batchai.folder"])
 
     @property
     def follower(self) -> Any:
@@ -109,7 +110,7 @@ class Scene:
         job = self.job
         verdict = json.loads(job.share.read(job.paths.verdict_file).splitlines()[0])
         assert (run.info.status, run.info.end_time) == ("FINISHED", verdict["endTime"])
-        assert (run.data.tags["batchai.executionState"], run.data.tags["batchai.exitCode"]) == ("succeeded", "0")
+        assert run.data.tags["batchai.executionState"] == "succeeded"
         assert "batchai.notes" not in run.data.tags, run.data.tags["batchai.notes"]
         bodies = [r["body"] for _, _, records in EventReader(job).read() for r in records if r["k"] == "report"]
         reported = [(body["step"], body["values"]["loss"], body["ts"]) for body in bodies if "loss" in body.get("values", {})]

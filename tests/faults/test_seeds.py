@@ -72,8 +72,8 @@ def test_what_is_wrong_is_seen(tmp_path: Path, store_template: Path) -> None:
             assert "1 points in MLflow are not on the share: [('rank_1/speed', 77)]" in sentences()
         with sql(world, "UPDATE runs SET status = 'RUNNING', end_time = end_time + 1"):
             assert "is RUNNING" in sentences() and "end time is" in sentences()
-        with sql(world, "DELETE FROM tags WHERE key = 'batchai.exitCode'"):
-            assert "batchai.exitCode is None, and '0' on the share" in sentences()
+        with sql(world, "DELETE FROM tags WHERE key = 'batchai.executionState'"):
+            assert "batchai.executionState is None, and 'succeeded' on the share" in sentences()
         with sql(world, "UPDATE tags SET value = '1 metric values came for a step that had one' WHERE key = 'batchai.notes'"):
             assert "2 values came for a step that had one, and the run says 1" in sentences()
         log = next(world.root.glob("mlruns/**/logs/stdout.txt"))

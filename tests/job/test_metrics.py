@@ -61,6 +61,21 @@ def test_mlflow_s_own_calls_count_each_but_not_for_a_step_that_is_trained_again(
     assert points(goes_on(again), by_mlflow(1, 7, key="acc"), by_mlflow(2, 5, key="acc")) == [("acc", 5.0, 5, 2)]
 
 
+def test_no_second_copy_of_what_a_script_logs_by_mlflow():
+    """MLflow's autologging says ``validation_loss``, Keras' own line ``val_loss``."""
+    epochs = [line(f"Epoch {epoch}/2\n8/8 - 1s - loss: 0.5 - val_loss: 0.6") for epoch in (1, 2)]
+    keras = [("loss", 0.5, 7, 0), ("val_loss", 0.6, 7, 0)]
+    tag = {"k": "report", "t": 1, "body": {"type": "tag", "values": {"mlflow.autologging": "tensorflow"}}}
+    for before, found in [
+        ([], keras),
+        ([by_mlflow(0, 7, key="parameters")], [("parameters", 7.0, 5, 0), *keras]),
+        ([by_mlflow(0, 0.6, key="validation_loss"), by_mlflow(0, 0.5)], [("validation_loss", 0.6, 5, 0), ("loss", 0.5, 5, 0)]),
+        ([tag], []),
+    ]:
+        fold = MetricFold([])
+        assert points(fold, epochs[0], *before) + points(goes_on(fold), epochs[1]) == found
+
+
 @pytest.mark.parametrize(
     "body",
     [

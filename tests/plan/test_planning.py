@@ -104,6 +104,27 @@ def test_what_ignore_files_keep_back_is_told(desk, ignored, ours, warning):
     assert desk.prepare().warnings == ([warning] if warning else [])
 
 
+@pytest.mark.parametrize(
+    ("written", "theirs", "own", "seconds"),
+    [
+        (None, "", None, None),
+        (None, "true", None, 10),
+        (None, "1", "false", None),
+        (None, "", "True", 10),
+        (True, "", None, 10),
+        ("PT2S", "", None, 2),
+        (False, "true", "true", None),
+    ],
+)
+def test_system_metrics_are_asked_for(desk, monkeypatch, written, theirs, own, seconds):
+    """By our key, else by MLflow's own switch: the document's variable, else the submitter's."""
+    switch = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
+    monkeypatch.setenv(switch, theirs)
+    entries = [] if own is None else [{"name": switch, "value": own}]
+    document = {"systemMetrics": written, "properties": {"environmentVariables": entries}}
+    assert desk.prepare({key: value for key, value in document.items() if value is not None}).plan.system_metrics == seconds
+
+
 def test_what_only_our_documents_say(desk):
     outputs = {"checkpoints": True, "exclude": ["*.tmp", "cache/"]}
     model = {"register": "net", "alias": "champion", "promoteIf": "top@5"}

@@ -306,7 +306,7 @@ def test_a_follower_ends_a_job_whose_plan_is_not_its_submitters(asleep: Any, spo
     if spoil == "none at all":
         path.unlink()
     run = asleep.last
-    tags = run.data.tags
+    tags = runs.tags_of(run)
     order = {
         "share": tags["batchai.share"],
         "folder": tags["batchai.folder"],

@@ -75,7 +75,7 @@ def test_a_databases_password_is_in_the_address_only(uri, shown):
 
 
 def test_page():
-    assert runs.page("https://u:p@h/x/", "1", "r") == "https://h/x/#/experiments/1/runs/r"
+    assert runs.page("https://u:p@h/x/", "1", "r") == "https://h/x/#/experiments/1/runs/r?workflowType=machine_learning"
     assert runs.page("sqlite:///x", "1", "r") is None
 
 

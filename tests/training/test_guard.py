@@ -36,6 +36,15 @@ def test_stock_horovod_on_keras_3_fails_with_both_checksums(ranks, site):
         assert "the user s own" in one.output
 
 
+def test_stock_callbacks_fail_with_the_scripts_own_line_and_what_to_import(ranks, site):
+    script = JOBS / "stock.py"
+    for one in ranks(sys.executable, script, "broadcast", path=site):
+        *_, said, advice = one.output.strip().splitlines()
+        number = 1 + next(n for n, line in enumerate(script.read_text().splitlines()) if line.startswith("model.fit("))
+        assert said.startswith(f"RuntimeError: {script}:{number}: model.fit(rng.normal(") and one.code == 1
+        assert advice == "Horovod's own Keras callbacks don't support Keras 3: import mlflow_batchai.training.horovod as hvd"
+
+
 def run(code, site, **env):
     path = ":".join([*map(str, site), str(ROOT)])
     done = subprocess.run(

@@ -127,17 +127,17 @@ def judge(path: str, check: object, meta: Mapping[str, Any]) -> tuple[str | None
 
 
 def _promote(client: MlflowClient, run_id: str, wanted: Model, version: str) -> None:
-    """Have the aliases point to the new version, unless it is not good enough; tags of the run and of the version say why."""
+    """Have the aliases point to the new version, if it is good enough; the run's tag and the version's description say why."""
     name = wanted.register
     if not wanted.alias or name is None or TAG_PROMOTION in client.get_run(run_id).data.tags:
         return
     made = [promote(client, name, version, alias, wanted.promote_if) for alias in wanted.alias]
+    said = "; ".join(map(str, made))
     # The page of a registered model shows descriptions as a whole, and little of a tag. This one is read when others are the
     # champion: it doesn't say who is.
     if not client.get_model_version(name, version).description:
-        description = "; ".join(f"{one.alias}: {one.why}" for one in made)
-        client.update_model_version(name, version, description)
-    client.set_tag(run_id, TAG_PROMOTION, "; ".join(map(str, made)))
+        client.update_model_version(name, version, said)
+    client.set_tag(run_id, TAG_PROMOTION, said)
 
 
 @contextlib.contextmanager

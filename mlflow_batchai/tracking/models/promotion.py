@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 # How often an alias is looked at again that another job has moved meanwhile.
 LOOKS = 5
-# What a version's tag says until it is known whether the alias points to it.
-LOOKING = "being decided"
+# What a version's tag says until it is known whether the alias points to it, and then: its description says which, and why.
+LOOKING, DECIDED = "being decided", "decided"
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Promotion:
     why: str
 
     def __str__(self) -> str:
-        return f"{self.alias} {'points' if self.done else 'does not point'} to version {self.version}: {self.why}"
+        return f"{self.why}, promoted to @{self.alias}" if self.done else f"not promoted to @{self.alias}: {self.why}"
 
 
 def promote(client: MlflowClient, name: str, version: str, alias: str, condition: Condition | None) -> Promotion:
-    """Have an alias point to a version; a tag of the version (``tag_of``) says what came of it.
+    """Have an alias point to a version; a tag of the version (``tag_of``) says whether it is still looked at.
 
     A registry has no way to move an alias only if nobody else has moved it. So a job says that it looks before it looks at the
     alias's holder, and what it has moved it looks at again, together with the others that have looked meanwhile: of jobs
@@ -47,12 +47,12 @@ def promote(client: MlflowClient, name: str, version: str, alias: str, condition
         decided = {other for other, told in _candidates(client, name, alias).items() if told != LOOKING}
         client.set_model_version_tag(name, version, tag_of(alias), LOOKING)
         made = Promotion(alias, version, *_moved(client, name, version, alias, condition, decided))
-        client.set_model_version_tag(name, version, tag_of(alias), str(made))
+        client.set_model_version_tag(name, version, tag_of(alias), DECIDED)
         return made
 
 
 def tag_of(alias: str) -> str:
-    """The tag of a model version that says whether an alias points to it, and why."""
+    """The tag of a model version whose job has looked whether an alias is to point to it."""
     return f"batchai.promotion.{alias}"
 
 
@@ -60,7 +60,7 @@ def _moved(
     client: MlflowClient, name: str, version: str, alias: str, condition: Condition | None, decided: set[str]
 ) -> tuple[bool, str]:
     """(whether the alias points to the version, why); ``decided`` were the versions whose jobs looked before this one's."""
-    contender, why = version, "it had it"
+    contender, why = version, "as before"
     for _ in range(LOOKS):
         holder = _holder(client, name, alias)
         if holder is None or str(holder.version) != contender:
@@ -122,17 +122,18 @@ def _compared(
     client: MlflowClient, name: str, version: str, holder: ModelVersion | None, condition: Condition | None
 ) -> tuple[bool, str]:
     """(whether a version is to have an alias, why)"""
+    first = "first version" if version == "1" else "no version had it"
     if condition is None:
         if holder is None:
-            return True, "nothing had it"
+            return True, first
         newer = int(version) > int(holder.version)
-        return newer, f"version {holder.version} had it" if newer else f"version {holder.version}, which has it, is newer"
+        return newer, f"newer than version {holder.version}" if newer else f"version {holder.version}, which has it, is newer"
     metric = condition.metric
     own = _metric(client, str(client.get_model_version(name, version).run_id), metric)
     if own is None or math.isnan(own):
         return False, f"its run has no {metric}" if own is None else f"the {metric} of its run is NaN"
     if holder is None:
-        return True, f"nothing had it ({metric} {own:g})"
+        return True, f"{first} ({metric} {own:g})"
     held = _metric(client, str(holder.run_id), metric)
     if held is None:
         return False, f"the run of version {holder.version}, which has it, has no {metric} to compare with"

@@ -23,7 +23,7 @@ from mlflow.entities import (
 )
 from mlflow.store.entities import PagedList
 from mlflow.utils import validation
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME, MLFLOW_RUN_NOTE
+from mlflow.utils.mlflow_tags import MLFLOW_AUTOLOGGING, MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME, MLFLOW_RUN_NOTE
 from mlflow.utils.search_utils import SearchUtils
 
 from mlflow_batchai.training import report
@@ -114,7 +114,8 @@ class JobStore(Refusing):  # type: ignore[misc]
                 "a nested run can't be made on a node: log to the job's run (with names of its own for each part), or start"
                 " each part as a job of its own"
             )
-        self._warn("a job has one run: start_run() goes on with it, though it was ended before")
+        if self._end_time is not None and MLFLOW_AUTOLOGGING not in told:  # which starts runs by itself
+            self._warn("a job has one run: start_run() goes on with it, though it was ended before")
         own = [tag for tag in tags or () if not tag.key.startswith("mlflow.") or tag.key == MLFLOW_RUN_NOTE]
         self.log_batch(self._run.run_id, [], [], own)
         if run_name:

@@ -38,7 +38,7 @@ def test_the_first_and_the_better_ones_are_promoted(registry):
     client, version = registry
     first = promote(client, "net", version(accuracy=[0.95, 0.8]), "champion", MORE)
     assert (first.done, holder(client)) == (True, "1")
-    assert str(first) == "champion points to version 1: nothing had it (accuracy 0.8)"
+    assert str(first) == "first version (accuracy 0.8), promoted to @champion"
     again = promote(client, "net", "1", "champion", MORE)
     assert (again.done, holder(client)) == (True, "1")
     for values, done, why in [
@@ -89,7 +89,7 @@ def test_two_jobs_that_end_at_once(registry, other):
     told = promote(client, "net", ours, "champion", MORE)
     assert told.done is (other < 0.9)
     assert holder(client) == (ours if other < 0.9 else theirs)
-    assert client.get_model_version("net", ours).tags["batchai.promotion.champion"] == str(told)
+    assert client.get_model_version("net", ours).tags["batchai.promotion.champion"] == "decided"
 
 
 @pytest.mark.parametrize("other", [0.5, 0.99])
