@@ -25,6 +25,7 @@ OUTPUTS = ("json", "jsonc", "yaml", "table", "tsv", "none")
 HELP = {"help_option_names": ["-h", "--help"]}
 # Batch AI's first, then ours. Each is the attribute of its name of the module of its name.
 NOUNS = {
+    "run": "Run a command of this folder as a job, without an MLproject.",
     "workspace": "A name that clusters, experiments and jobs stand under.",
     "experiment": "MLflow experiments, which jobs are runs of.",
     "cluster": "Named sets of nodes.",
