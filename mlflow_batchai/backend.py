@@ -24,10 +24,8 @@ from mlflow.exceptions import ExecutionException, MlflowException
 from mlflow.projects.backend.abstract_backend import AbstractBackend
 from mlflow.projects.submitted_run import SubmittedRun
 
-from mlflow_batchai import terminal
-from mlflow_batchai.client import runner, submitting
+from mlflow_batchai.client import submitting
 from mlflow_batchai.client.console import JobConsole
-from mlflow_batchai.client.signals import Signals
 from mlflow_batchai.client.submitted import SubmittedJob
 from mlflow_batchai.errors import BatchAIError, JobFailedError, NotSupportedError
 from mlflow_batchai.follower import detached
@@ -118,23 +116,7 @@ class BatchAIBackend(AbstractBackend):
                 atexit.register(gc.freeze)
             with stores.tried_shortly() if command_line else contextlib.nullcontext():
                 experiment = _experiment(tracking, ready.source, experiment_id, command_line)
-            signals = Signals()
-            with signals.installed() if command_line else contextlib.nullcontext():
-                console = JobConsole(ready.prepared.plan.ranks)
-                console.say(ready.sentence)
-                with contextlib.closing(console):
-                    tags = submitting.parent_tags(tracking, run_id)
-                    submitted = submitting.submit(ready, tracking, experiment, run_name, run_id, tags, console.transfer)
-                page = runs.page(tracking.uri, experiment.experiment_id, submitted.run_id)
-                local = runs.page("http://127.0.0.1:5000", experiment.experiment_id, submitted.run_id)
-                how = f"see it with: mlflow ui --backend-store-uri {tracking.uri}, at {local}"
-                console.say(f"run {submitted.run_id}: {page or terminal.shown(tracking.uri)}")
-                if command_line and ready.source.config.wait:
-                    runner.outcome(submitted, runner.watch(submitted, console, signals))
-                    console.say(f"job {submitted.job.name} succeeded; {page or how}")
-                elif command_line:
-                    console.say(f"job {submitted.job.name} submitted; follow it with: batchai job attach {submitted.job.name}")
-                    signals.check(lambda: runner.cancel(submitted, "Ctrl-C"))
+            submitted = submitting.run(ready, tracking, experiment, run_name, run_id, attended=bool(command_line))
         run = BatchAISubmittedRun(submitted)
         if backend_config.get("SYNCHRONOUS"):
             run.stay()

@@ -43,11 +43,12 @@ def commands() -> list[str]:
 
 # Each command of README and guides, and where it is run: here, or by what CI does itself.
 RUN_BY_CI = {"make demo": "make demo", "make test": "make check"}
-# The same words against machines of their own, or with another port: tests/examples, tests/cli/test_doctor.py.
+# The same words against machines of their own, or with another port: tests/examples, tests/cli.
 RUN_ELSEWHERE = {
     """mlflow run projects/cifar_horovod --backend batchai --backend-config '{"cluster": "nc6cluster"}'""": "tests/examples",
     "batchai doctor nc6cluster": "tests/examples",
     "sh examples/tutorial/tutorial.sh": "tests/examples",
+    "batchai run --nodes 2 -- python train.py --lr 0.1": "tests/cli",
     "mlflow models serve -m models:/digits@champion --env-manager local": "tests/examples",
 }
 RUN_HERE = {

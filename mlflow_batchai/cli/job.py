@@ -228,13 +228,11 @@ def _found(scope: Scope, name: str) -> tuple[Submitted | None, Run]:
 @click.option("--all", "every", is_flag=True, help="All of them, however many there are.")
 def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, page_token: str | None, every: bool) -> Any:
     """Jobs, the newest first: of all workspaces and experiments, unless one is named."""
-    from mlflow.exceptions import MlflowException
-
     from mlflow_batchai.client import jobview
-    from mlflow_batchai.tracking import index, runs
+    from mlflow_batchai.tracking import index, reading, stores
 
     store = tracking()
-    mlflow = runs.client(store)
+    mlflow = reading.client(store)
     searched = [experiments.find(mlflow, scope.experiment)] if scope.experiment_given else experiments.every(mlflow)
     names = {entry.experiment_id: entry.name for entry in searched}
     wanted = {
@@ -251,10 +249,10 @@ def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, 
             page_token = page.token.decode() if isinstance(page.token, bytes) else page.token
             if not (every and page_token):
                 break
-    except MlflowException as error:
-        if page_token is None:
+    except Exception as error:  # MLflow raises whatever its store raises
+        if page_token is None or not stores.is_refusal(error):
             raise
-        raise UsageError(f"--page-token {page_token}: MLflow does not know it: {error.message}") from error
+        raise UsageError(f"--page-token {page_token}: MLflow does not know it: {stores.sentence(error)}") from error
     if page_token:
         notice(f"there are more: --page-token {page_token}, or --all")
     if not listed:

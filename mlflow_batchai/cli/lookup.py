@@ -95,10 +95,10 @@ def find_run(scope: Scope, name: str) -> tuple[Run, Tracking]:
     Raises:
         NotFoundError: there is no such job, workspace or experiment.
     """
-    from mlflow_batchai.tracking import index, runs
+    from mlflow_batchai.tracking import index, reading
 
     store = tracking()
-    mlflow = runs.client(store)
+    mlflow = reading.client(store)
     experiment = experiments.find(mlflow, scope.experiment).experiment_id if scope.experiment_given else None
     workspace = scope.workspace if scope.workspace_given else None
     try:

@@ -6,6 +6,7 @@ import atexit
 import errno
 import gc
 import importlib
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -54,7 +55,8 @@ click.version_option(__version__, prog_name="batchai")(batchai)
 
 def main() -> None:
     """Entry point of the command: errors become one sentence and an exit code."""
-    debug = "--debug" in sys.argv[1:]
+    # What follows `--` is another program's.
+    debug = "--debug" in itertools.takewhile(lambda word: word != "--", sys.argv[1:])
     _open_streams()
     # A process that ends looks through all of its objects, of which MLflow has a second's worth.
     atexit.register(gc.freeze)

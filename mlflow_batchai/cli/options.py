@@ -26,6 +26,7 @@ OUTPUTS = ("json", "jsonc", "yaml", "table", "tsv", "none")
 HELP = {"help_option_names": ["-h", "--help"]}
 # Batch AI's first, then ours. Each is the attribute of its name of the module of its name.
 NOUNS = {
+    "run": "Run a command of this folder as a job, without an MLproject.",
     "workspace": "A name that clusters, experiments and jobs stand under.",
     "experiment": "MLflow experiments, which jobs are runs of.",
     "cluster": "Named sets of nodes.",
@@ -319,15 +320,17 @@ def tracking() -> Tracking:
     """The tracking store: MLFLOW_TRACKING_URI, or MLflow's own default."""
     import logging
 
-    from mlflow import get_tracking_uri
-
     # It tells of every table that it makes in a new store.
     for name in ("alembic", "mlflow.store.db.utils"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    from mlflow_batchai.tracking import runs, stores
+    from mlflow_batchai.tracking import reading, runs, stores
 
     os.environ.setdefault(stores.RETRIES, stores.RETRIES_AT_A_PROMPT)
-    return runs.absolute(get_tracking_uri(), Path.cwd())
+    if (uri := reading.default_uri()) is None:
+        from mlflow import get_tracking_uri
+
+        uri = get_tracking_uri()
+    return runs.absolute(uri, Path.cwd())
 
 
 class MountOptions(NamedTuple):

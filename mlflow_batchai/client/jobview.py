@@ -28,7 +28,7 @@ from mlflow_batchai.job.places import DEFAULT_PREFIX
 from mlflow_batchai.job.states import JobState, Snapshot, fold
 from mlflow_batchai.storage import Share
 from mlflow_batchai.storage.directory import DirectoryShare
-from mlflow_batchai.tracking import runs
+from mlflow_batchai.tracking import reading, runs
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -44,7 +44,7 @@ def view(submitted: Submitted) -> dict[str, Any]:
     """All of a job, read from its folder and its run; ``submitted.job`` is at its present attempt afterwards."""
     runner.state(submitted)
     job = submitted.job
-    run = runs.client(submitted.tracking).get_run(submitted.run_id)
+    run = reading.client(submitted.tracking).get_run(submitted.run_id)
     snapshot = job.snapshot()
     state = fold(snapshot)
     plan, tags = job.plan, runs.tags_of(run)

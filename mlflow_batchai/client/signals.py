@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import termios
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
@@ -41,21 +43,34 @@ def _handled(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None],
             signal.signal(number, earlier)
 
 
+def _at_terminal() -> bool:
+    """Whether a person sees what is asked here, and can answer."""
+    try:
+        return os.isatty(2) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # standard input is no terminal, or not this process' own
+        return False
+
+
 class Signals:
-    """Ctrl-C cancels the job (a second one leaves it); SIGTERM and SIGHUP leave it running.
+    """Ctrl-C cancels the job (a further one leaves it); SIGTERM and SIGHUP leave it running.
+
+    At a terminal the first Ctrl-C may only ask: a second one cancels the job then, Enter leaves it running.
 
     While the job is being submitted a signal only waits for that, since half a submit would leave agents that nobody follows; a
     second Ctrl-C undoes the submit. Installed only in the main thread: elsewhere Python has no signals.
 
     Args:
         cancels: whether Ctrl-C ends the job (for its submitter) or leaves it.
+        asks: whether it asks at a terminal before it ends the job.
 
     Attributes:
         submitting: True until ``watching`` was called.
     """
 
-    def __init__(self, cancels: bool = True) -> None:
+    def __init__(self, cancels: bool = True, asks: bool = False) -> None:
         self._cancels = cancels
+        self._asks = asks
+        self._asked = False
         self._told = False
         self._left: str | None = None
         self.cancelled = False
@@ -86,6 +101,9 @@ class Signals:
         Raises:
             JobDetachedError: a signal that came during the submit says to leave, or one whose exception got lost.
         """
+        if self._asked and not self.cancelled and select.select([0], [], [], 0)[0]:
+            os.read(0, 1024)
+            self._left = "left"
         if self._left:
             raise JobDetachedError(self._left)
         if self.cancelled and not self._told:
@@ -107,6 +125,11 @@ class Signals:
             self._leave_now("left")
         if self.cancelled:
             self._leave_now("left before it has ended (that was asked for)")
+        if self._asks and not self._asked and _at_terminal():
+            self._asked = True
+            termios.tcflush(0, termios.TCIFLUSH)  # lines that were typed before are no answer
+            os.write(2, b"\nbatchai: press Ctrl-C again to end the job, Enter to leave it running\n")
+            return
         self.cancelled = True
 
     def _leave(self, number: int, frame: object) -> None:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from mlflow_batchai import config, terminal
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.client import runner
+from mlflow_batchai.client.console import JobConsole
+from mlflow_batchai.client.signals import Signals
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.cluster.clusters import Cluster, share_secret
 from mlflow_batchai.cluster.workspaces import arm_id
@@ -215,6 +217,7 @@ def read(
     settings: Mapping[str, Any],
     say: Say,
     settings_name: str = "--backend-config",
+    entry: EntryPoint | None = None,
 ) -> Source:
     """Get the project and read what it says.
 
@@ -224,12 +227,13 @@ def read(
         settings: over the keys of batchai.yaml; ``config`` names a file that is over it as well.
         say: told every warning.
         settings_name: what ``settings`` are called in messages.
+        entry: what is run instead of an entry point of the project.
 
     Raises:
         BatchAIError: it can't be had, or is wrong.
     """
     project = load_project(_fetch(uri, version))
-    entry = find_entry_point(project, entry_point)
+    entry = entry or find_entry_point(project, entry_point)
     config, name, documents, warnings = _configuration(project, settings, settings_name)
     cluster, more = clusters.load(config.cluster or default("cluster"))
     for warning in untold([*warnings, *more]):
@@ -368,6 +372,44 @@ def submit(
         run_id,
     )
     return create(ready.prepared, source.cluster, request, progress)
+
+
+def run(
+    ready: Ready,
+    tracking: runs.Tracking,
+    experiment: Experiment,
+    run_name: str | None = None,
+    run_id: str | None = None,
+    attended: bool = True,
+) -> Submitted:
+    """Submit a job as a command line does: say what is done, and stay until it has ended, unless its ``wait`` is false.
+
+    Args:
+        attended: False: no command line, but a program: signals are left to it, and nothing is waited for.
+
+    Raises:
+        JobFailedError: the job has not succeeded.
+        JobDetachedError: a signal, or a person, says to leave it; it goes on.
+        BatchAIError: it could not be submitted; nothing of it is left running.
+    """
+    signals = Signals(asks=True)
+    with signals.installed() if attended else contextlib.nullcontext():
+        console = JobConsole(ready.prepared.plan.ranks)
+        console.say(ready.sentence)
+        with contextlib.closing(console):
+            tags = parent_tags(tracking, run_id)
+            submitted = submit(ready, tracking, experiment, run_name, run_id, tags, console.transfer)
+        page = runs.page(tracking.uri, experiment.experiment_id, submitted.run_id)
+        console.say(f"run {submitted.run_id}: {page or terminal.shown(tracking.uri)}")
+        if attended and ready.source.config.wait:
+            runner.outcome(submitted, runner.watch(submitted, console, signals))
+            local = runs.page("http://127.0.0.1:5000", experiment.experiment_id, submitted.run_id)
+            how = f"see it with: mlflow ui --backend-store-uri {tracking.uri}, at {local}"
+            console.say(f"job {submitted.job.name} succeeded; {page or how}")
+        elif attended:
+            console.say(f"job {submitted.job.name} submitted; follow it with: batchai job attach {submitted.job.name}")
+            signals.check(lambda: runner.cancel(submitted, "Ctrl-C"))
+    return submitted
 
 
 def _shown(uri: str) -> str:

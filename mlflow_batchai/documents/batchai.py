@@ -33,8 +33,8 @@ from mlflow_batchai.documents.fields import (
 )
 from mlflow_batchai.documents.job import FRAMEWORKS, JobProperties, shared_outputs
 from mlflow_batchai.documents.model import SpecModel, parse
-from mlflow_batchai.documents.reading import kind, read
-from mlflow_batchai.errors import DocumentError
+from mlflow_batchai.documents.reading import kind, load_text, read
+from mlflow_batchai.errors import DocumentError, UsageError
 from mlflow_batchai.terminal import Notice
 
 MOST_RETRIES = 100
@@ -229,6 +229,23 @@ def parse_batchai(data: object, source: str) -> tuple[BatchaiFile, list[str]]:
     """A batchai.yaml from plain data, such as what `merge` returns."""
     document, warnings = parse(BatchaiFile, data, source)
     return document, warnings + [Notice(f"{source}: {note}") for note in shared_outputs(document.properties)]
+
+
+def settings_from(given: str | None) -> dict[str, Any]:
+    """Settings over batchai.yaml as a command line gives them, the same from any folder: JSON, or a file by its name.
+
+    Raises:
+        UsageError: they are neither.
+    """
+    settings: dict[str, Any] = {}
+    if given is not None:
+        is_json = given.lstrip().startswith("{")
+        if not is_json and not Path(given).expanduser().is_file():
+            raise UsageError(f"--backend-config {given}: is neither a file nor JSON")
+        settings = load_text(given, "--backend-config") if is_json else {"config": given}
+    if "config" in settings:
+        settings["config"] = str(Path(str(settings["config"])).expanduser().absolute())
+    return settings
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlflow_batchai.documents.command import LONGEST_NAME, UNFIT
+from mlflow_batchai.documents.command import LONGEST_NAME, UNFIT, parameters
 from mlflow_batchai.documents.fields import unfit
 from mlflow_batchai.documents.model import refuse_unfit
 from mlflow_batchai.documents.reading import read
@@ -44,12 +44,16 @@ class Parameter:
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """A command and its parameters; ``declared`` is False for a script that was named instead."""
+    """A command and its parameters; ``declared`` is False for a script that was named instead.
+
+    ``arguments`` are parameters of the run that already stand in the command.
+    """
 
     name: str
     command: str
     parameters: Mapping[str, Parameter]
     declared: bool = True
+    arguments: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,7 @@ def find_entry_point(project: MLProject, name: str) -> EntryPoint:
     program = SCRIPTS.get(Path(name).suffix)
     inside = not Path(name).is_absolute() and ".." not in Path(name).parts
     if program and inside and (project.directory / name).is_file():
-        return EntryPoint(name, f"{program} {shlex.quote(name).replace('{', '{{').replace('}', '}}')}", {}, declared=False)
+        return EntryPoint(name, _template([program, name]), {}, declared=False)
     if program:
         raise _wrong(f"{project.source}: there is no entry point '{name}', and no script of that name in the project")
     if not project.entry_points:
@@ -196,6 +200,17 @@ def find_entry_point(project: MLProject, name: str) -> EntryPoint:
         raise _wrong(f"{project.source} has {lack}, so there is no entry point '{name}'; a script can be one: -e train.py")
     known = ", ".join(sorted(project.entry_points))
     raise _wrong(f"{project.source}: there is no entry point '{name}'; the project has: {known}")
+
+
+def command_entry_point(words: Sequence[str]) -> EntryPoint:
+    """A command that was typed, every word of it as it is; the arguments of its program or script are the run's parameters."""
+    program = 2 if len(words) > 1 and Path(words[1]).suffix in SCRIPTS else 1
+    return EntryPoint("main", _template(words), {}, arguments=parameters(shlex.join(words[program:])))
+
+
+def _template(words: Sequence[str]) -> str:
+    """A command of an MLproject that runs these words."""
+    return shlex.join(words).replace("{", "{{").replace("}", "}}")
 
 
 def bind(entry: EntryPoint, given: Mapping[str, object], source: str) -> list[Value]:

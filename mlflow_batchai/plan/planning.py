@@ -195,6 +195,12 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
     warnings = list(chosen.warnings)
     if node_count > cluster.open_nodes:
         warnings.append(too_few(cluster, node_count))
+    if properties.framework is None and node_count > 1:
+        raise DocumentError(
+            f"{source}: properties.nodeCount is {node_count}, and without a framework block the command would run on one node"
+            " and hold the others for nothing: add 'horovodSettings: {}' for a rank on each, or 'customToolkitSettings: {}' for"
+            " a command that starts them itself"
+        )
     if framework == CUSTOM and node_count > 1:
         warnings.append(f"{source}: without horovodSettings the command runs once, on node-0; the other nodes only stay taken")
     folder_prefix, log_copy, notices = place_logs(properties, chosen.volumes, source)

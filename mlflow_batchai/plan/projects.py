@@ -26,7 +26,7 @@ from mlflow_batchai.plan.environments import choose_wheels, preparation_cache, t
 from mlflow_batchai.plan.images import choose_container, copied_variables
 from mlflow_batchai.plan.planning import JobOptions, Program, plan_job
 from mlflow_batchai.plan.prepared import Prepared
-from mlflow_batchai.plan.secrecy import without_secrets
+from mlflow_batchai.plan.secrecy import refuse_secrets, without_secrets
 from mlflow_batchai.storage.objects import StagedFile, scan, scan_input
 
 _SCRIPT = re.compile(r"\s*(?:python[\d.]*|bash|sh)\s+(?:-u\s+)?(?P<script>[\w.-][\w./-]*\.(?:py|sh))(?=\s|$)")
@@ -155,6 +155,8 @@ def prepare(
         ),
     )
     planned = plan_job(program, properties, config, cluster, source)
+    # Without its quotes an argument may say what the command line, as it is written, doesn't.
+    refuse_secrets({"command": list(entry.arguments.values())}, planned.secret_texts, source, program.where)
     image = container.image if container else None
     warnings = [*unused_environment(project, env_manager, cluster, image), *notices, *planned.warnings]
     if like is None:
@@ -176,7 +178,7 @@ def prepare(
         project.name,
         plan,
         masked(config),
-        {value.parameter.name: value.text for value in values},
+        {**entry.arguments, **{value.parameter.name: value.text for value in values}},
         {**copied_variables(project, cluster.document), **planned.secrets},
         {"volumes": planned.credentials, "setup": planned.setup, "registry": registry},
         planned.seconds,

@@ -13,8 +13,8 @@ from typing import Any
 from mlflow_batchai import terminal
 from mlflow_batchai.agent.plan import plain
 from mlflow_batchai.client import submitting
+from mlflow_batchai.documents.batchai import settings_from
 from mlflow_batchai.documents.model import secret_values
-from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import JobError, ParameterError, UsageError
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.places import slug
@@ -44,7 +44,7 @@ def plan_sweep(
         UsageError: what would be kept with the sweep's run holds a secret, or the name can't be used.
         BatchAIError: as ``check``.
     """
-    settings = _settings(backend_config, cluster)
+    settings = {**settings_from(backend_config), **({"cluster": cluster} if cluster else {})}
     plan = SweepPlan(
         **fields, uri=_address(project), settings=settings, cwd=str(Path.cwd()), combinations=combinations, code=""
     )
@@ -125,19 +125,6 @@ class JobStarter:
 def code_hash(ready: submitting.Ready) -> str:
     """The hash of the project's files, as a job's plan lists them."""
     return hashlib.sha256(json.dumps(plain(ready.prepared.plan.code), sort_keys=True).encode()).hexdigest()
-
-
-def _settings(given: str | None, cluster: str | None) -> dict[str, Any]:
-    """Settings over batchai.yaml, the same from any folder: JSON, or a file by its name."""
-    settings: dict[str, Any] = {}
-    if given is not None:
-        is_json = given.lstrip().startswith("{")
-        if not is_json and not Path(given).expanduser().is_file():
-            raise UsageError(f"--backend-config {given}: is neither a file nor JSON")
-        settings = load_text(given, "--backend-config") if is_json else {"config": given}
-    if "config" in settings:
-        settings["config"] = str(Path(str(settings["config"])).expanduser().absolute())
-    return {**settings, "cluster": cluster} if cluster else settings
 
 
 def _address(project: str) -> str:

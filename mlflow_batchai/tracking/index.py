@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mlflow_batchai.errors import BatchAIError, JobNotFoundError, TrackingError
 from mlflow_batchai.job import signing
 from mlflow_batchai.terminal import shown
 from mlflow_batchai.tracking import experiments as stored
+from mlflow_batchai.tracking.reading import Page
 from mlflow_batchai.tracking.runs import TAG_CLUSTER, TAG_JOB, TAG_MAC, TAG_STATE, TAG_WORKSPACE, Tracking, client, is_signed
 
 if TYPE_CHECKING:
@@ -34,17 +35,9 @@ def find(mlflow: MlflowClient, name: str, workspace: str | None = None, experime
     Raises:
         JobNotFoundError: there is none; the message names some that exist.
     """
-    from mlflow.exceptions import MlflowException
-
-    if len(name) == 32:
-        try:
-            run = mlflow.get_run(name)
-            there = run.info.lifecycle_stage == "active" and experiment_id in (None, run.info.experiment_id)
-            if TAG_JOB in run.data.tags and there and workspace in (None, run.data.tags.get(TAG_WORKSPACE)):
-                return run
-        except MlflowException:
-            pass
     experiments = None if experiment_id is None else [experiment_id]
+    if len(name) == 32 and (of_id := jobs(mlflow, 1, experiments=experiments, run_id=name, workspace=workspace)):
+        return cast("Run", of_id[0])
     if found := jobs(mlflow, SAME_NAME, experiments=experiments, name=name, workspace=workspace):
         # Anybody may make a run of that name.
         return next(filter(is_signed, found), found[0])
@@ -71,7 +64,8 @@ def jobs(
     workspace: str | None = None,
     cluster: str | None = None,
     state: str | None = None,
-) -> PagedList[Run]:
+    run_id: str | None = None,
+) -> Page | PagedList[Run]:
     """Runs of jobs, newest first: a page of them, whose ``token`` asks for the next one.
 
     Args:
@@ -80,23 +74,23 @@ def jobs(
     """
     if experiments is None:
         experiments = [entry.experiment_id for entry in stored.every(mlflow)]
-    wanted = {TAG_JOB: name, TAG_WORKSPACE: workspace, TAG_CLUSTER: cluster, TAG_STATE: state}
-    conditions = []
-    if state == TERMINATED:
-        conditions.append("attributes.status = 'KILLED'")
-        del wanted[TAG_STATE]
-    for tag, value in wanted.items():
-        if value is not None and "'" in value:
-            return _page([], None)  # MLflow's language has no quotes for it, and no job has it
-        if value is not None:
-            conditions.append(f"tags.`{tag}` = '{value}'")
+    wanted = {
+        f"tags.`{TAG_JOB}`": name,
+        f"tags.`{TAG_WORKSPACE}`": workspace,
+        f"tags.`{TAG_CLUSTER}`": cluster,
+        f"tags.`{TAG_STATE}`": None if state == TERMINATED else state,
+        "attributes.status": "KILLED" if state == TERMINATED else None,
+        "attributes.run_id": run_id,
+    }
+    given = {key: value for key, value in wanted.items() if value is not None}
+    if not experiments or any("'" in value for value in given.values()):
+        return Page()  # MLflow's language has no quotes for it, and no job has it
+    conditions = [f"{key} = '{value}'" for key, value in given.items()]
     # Only jobs have these tags; one more condition would be one more join.
     if not any(condition.startswith("tags") for condition in conditions):
         conditions.append(f"tags.`{TAG_JOB}` LIKE '%'")
-    if not experiments:
-        return _page([], None)
-    order = ["attributes.start_time DESC"]
-    return mlflow.search_runs(list(experiments), " AND ".join(conditions), max_results=limit, order_by=order, page_token=token)
+    # MLflow's own order is the newest first.
+    return mlflow.search_runs(list(experiments), " AND ".join(conditions), max_results=limit, page_token=token)
 
 
 def is_first(mlflow: MlflowClient, run: Run) -> bool:
@@ -173,9 +167,3 @@ def deleted(mlflow: MlflowClient) -> set[str]:
         lambda token: mlflow.search_runs(experiments, wanted, ViewType.DELETED_ONLY, max_results=PAGE, page_token=token)
     )
     return {run.info.run_id for run in found}
-
-
-def _page(found: list[Run], token: str | None) -> PagedList[Run]:
-    from mlflow.store.entities import PagedList
-
-    return PagedList(found, token)

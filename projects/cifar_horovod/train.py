@@ -49,7 +49,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--epochs",
         type=positive_int,
         default=100,
-        help="of one worker: each of n ranks trains ceil(epochs / n)",
+        help="of one worker: n ranks divide them, so each trains ceil(epochs / n): 6 of 12 on two ranks",
     )
     parser.add_argument("--batch-size", type=positive_int, default=32, help="images a rank and step")
     parser.add_argument("--learning-rate", type=positive_float, default=1e-4, help="times the number of ranks")
@@ -155,7 +155,8 @@ def main(argv: list[str] | None = None) -> int:
     total_epochs = first_epoch + epochs_left
     if speaks:
         more = " more" if first_epoch else ""
-        print(f"{hvd.size()} ranks train {epochs_left}{more} epochs each.", flush=True)
+        whole = f"--epochs {arguments.epochs} is what one worker would train: " if hvd.size() > 1 else ""
+        print(f"{whole}{hvd.size()} ranks train {epochs_left}{more} epochs each.", flush=True)
 
     share = slice(hvd.rank(), None, hvd.size())
     x_share, y_share = images.scaled(data.x_test[share]), data.y_test[share]

@@ -30,7 +30,7 @@ job create, job show, job list, job wait, job terminate, job delete
 job file list, job file stream, job node list, job node exec
 """
 # What these print is no data.
-STREAMS = {"completion", "key export", "key import", "horovod build"}
+STREAMS = {"run", "completion", "key export", "key import", "horovod build"}
 
 
 def verbs(group: Any = batchai, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:

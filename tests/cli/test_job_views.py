@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,13 @@ def ended(cli: Cli) -> dict[str, Any]:
     timer.join()
     seen["wait"] = waiting.communicate(timeout=120), waiting.returncode
     return seen
+
+
+def test_show_imports_no_mlflow(cli):
+    """It costs 1 s of CPU; MLflow's import alone costs 4."""
+    code = "import sys, atexit; from mlflow_batchai.cli import main; atexit.register(lambda: print('mlflow' in sys.modules)); main()"
+    done = cli.world.call([sys.executable, "-c", code, "job", "show", "toy-1", "--query", "name"])
+    assert (done.stdout, done.stderr) == ('"toy-1"\nFalse\n', "")
 
 
 def test_show_is_batch_ais_shape(cli: Cli) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import signal
+import sys
 
 import pytest
 
@@ -68,3 +70,40 @@ def test_handlers_are_put_back():
     with Signals().installed():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+WATCHES = """
+import time
+from mlflow_batchai.client.signals import Signals
+signals = Signals(asks=True)
+with signals.installed():
+    signals.watching()
+    print("ready", flush=True)
+    while not signals.cancelled:
+        signals.check(lambda: None)
+        time.sleep(0.02)
+    print("cancelled")
+"""
+
+
+@pytest.mark.parametrize(("answer", "outcome"), [(b"\x03", b"cancelled"), (b"\n", b"JobDetachedError: left")])
+def test_ctrl_c_at_a_terminal_asks(answer, outcome):
+    """A second one ends the job; Enter leaves it, but not a line that was typed before."""
+    process, terminal = pty.fork()
+    if not process:
+        os.execv(sys.executable, [sys.executable, "-c", WATCHES])
+    seen = b""
+    for wanted, typed in ((b"ready", b"\n\x03"), (b"again to end the job, Enter to leave it running", answer), (outcome, b"")):
+        while wanted not in seen:
+            seen += os.read(terminal, 1000)
+        os.write(terminal, typed)
+    os.waitpid(process, 0)
+    os.close(terminal)
+
+
+def test_ctrl_c_without_a_terminal_does_not_ask():
+    signals = Signals(asks=True)
+    with signals.installed():
+        signals.watching()
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signals.cancelled

@@ -46,7 +46,10 @@ EXPECTED = [(0, 0.0), (1, 1.0), (2, 22.0), (3, 23.0)]
 def toy(world: Any, name: str = "toy", **properties: Any) -> Path:
     """The project, for both nodes of the cluster ``two``."""
     output = {"id": "OUT", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share"}
-    document = {"cluster": "two", "properties": {"nodeCount": 2, "outputDirectories": [output], **properties}}
+    document = {
+        "cluster": "two",
+        "properties": {"nodeCount": 2, "customToolkitSettings": {}, "outputDirectories": [output], **properties},
+    }
     return world.project(TOY, batchai=json.dumps(document), name=name)
 
 

@@ -179,7 +179,9 @@ def test_four_ranks_with_our_wheel(world: Any) -> None:
     )
     python = next((world.home / "envs").glob("*/bin/python"))
     assert f"training interpreter: {python}" in world.log("execution-node-0.log")
-    assert "4 ranks train 1 epoch" in world.log() and [step for step, _ in world.points()] == [0]
+    assert "--epochs 4 is what one worker would train: 4 ranks train 1 epoch" in world.log() and [
+        step for step, _ in world.points()
+    ] == [0]
     exits = [
         json.loads((world.folder() / f"batchai/attempts/1/nodes/{node}/exit.json").read_text().splitlines()[0])
         for node in (0, 1)

@@ -146,7 +146,7 @@ def test_no_document(world: Any) -> None:
 
 def test_metrics_come_while_it_runs_and_the_next_job_waits(world: Any) -> None:
     """An epoch's metrics are in MLflow before the next one begins; the job behind it is SCHEDULED until its nodes are free."""
-    two = "properties: {nodeCount: 2, outputDirectories: [{id: GATE, pathPrefix: $AZ_BATCHAI_MOUNT_ROOT/share}]}"
+    two = "properties: {nodeCount: 2, customToolkitSettings: {}, outputDirectories: [{id: GATE, pathPrefix: $AZ_BATCHAI_MOUNT_ROOT/share}]}"
     project = world.project(
         """
         import os, time

@@ -159,6 +159,11 @@ def test_frameworks(desk, block, nodes, expected):
 
 REFUSED = {
     "too many nodes": (properties(nodeCount=3), ClusterError, "nodeCount is 3 and cluster 'c' has 2 node(s)"),
+    "nodes that nothing starts": (
+        properties(nodeCount=2),
+        DocumentError,
+        "properties.nodeCount is 2, and without a framework block the command would run on one node",
+    ),
     "fewer processes than nodes": (
         properties(nodeCount=2, horovodSettings={"processCount": 1}),
         DocumentError,
