@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_serializer, model_validator
 
 from mlflow_batchai.documents import metric_rules
+from mlflow_batchai.documents.common import NotifySettings
 from mlflow_batchai.documents.fields import (
     Count,
     Name,
@@ -168,7 +169,7 @@ class BatchaiFile(SpecModel):
     ``relay_deadline`` is for how long a tracking server that is away is waited for once the job has ended. ``umask`` is the
     ranks'. ``ranks`` says whether what ranks but 0 say by ``mlflow.*`` is kept.
     ``system_metrics`` is how often nodes are sampled for their system metrics in the job's first hour: a duration, true (every
-    10 s) or false; None: never.
+    10 s) or false; None: never. ``notify`` says who is told of the end; None: config.yaml says it.
     """
 
     cluster: NonEmpty | None = None
@@ -188,6 +189,7 @@ class BatchaiFile(SpecModel):
     system_metrics: Annotated[Annotated[Seconds, lasting(timedelta(seconds=1))] | None, BeforeValidator(_yes_or_interval)] = (
         SAMPLE_INTERVAL
     )
+    notify: NotifySettings | None = None
     wait: bool = True
     stage: Annotated[tuple[NonEmpty, ...], distinct("staged parameter")] = ()
     cache_preparation: Annotated[bool | tuple[NonEmpty, ...], BeforeValidator(_yes_or_files)] = False
