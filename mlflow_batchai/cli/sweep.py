@@ -105,7 +105,12 @@ def run(
         combinations, repeated = combine(lists, rows, trials, options["seed"])
     if repeated:
         notice(f"{repeated} combination(s) stand there more than once; each is run once")
-    options |= {"space": chosen, "asks": sampler == "tpe", "stop": bool(stop), "mode": goal and goal[:3]}
+    options |= {
+        "space": chosen,
+        "asks": sampler == "tpe",
+        "stop": bool(stop),
+        "mode": {"maximize": "max", "minimize": "min"}.get(goal or ""),
+    }
     plan, ready = plan_sweep(project, combinations, notice, **options)
     store = tracking()
     if experiment_name:
